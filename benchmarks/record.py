@@ -1,0 +1,89 @@
+"""Writes a measurement down so that it can be judged later: machine, versions, commit, workload.
+
+Every benchmark and demo ends here. Tables in articles and README are rendered from these files by
+`tools/render_tables.py`.
+"""
+
+import json
+import os
+import platform
+import subprocess
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"  # committed
+OUT = ROOT / "out"  # not committed: what demos write
+PACKAGES = ("torch", "transformers", "tokenizers", "ctranslate2", "numpy")
+
+
+def record(
+    name: str,
+    question: str,
+    workload: dict[str, Any],
+    figures: dict[str, Any],
+    tables: dict[str, dict[str, list]] | None = None,
+    folder: Path = RESULTS,
+) -> Path:
+    """Write `folder/name.json`. `tables` maps a name to {"columns": [...], "rows": [[...], ...]}."""
+    path = folder / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "question": question,
+        "machine": machine(),
+        "versions": versions(),
+        "commit": commit(),
+        "date": date.today().isoformat(),
+        "workload": workload,
+        "figures": figures,
+        "tables": tables or {},
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory in GiB, torch threads, and the GPU where there is one."""
+    import torch
+
+    cpuinfo = Path("/proc/cpuinfo")
+    names = [line.split(":", 1)[1].strip() for line in _lines(cpuinfo) if line.startswith("model name")]
+    memory = [int(line.split()[1]) for line in _lines(Path("/proc/meminfo")) if line.startswith("MemTotal")]
+    return {
+        "cpu": names[0] if names else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory[0] / 2**20, 1) if memory else None,
+        "system": platform.system(),
+        "torch_threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            pass
+    return found
+
+
+def commit() -> str | None:
+    """The commit measured, with `+` when the tree had changes; None outside a git checkout."""
+    try:
+        sha = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+        )
+        changed = subprocess.run(
+            ["git", "diff", "--quiet", "HEAD", "--", "engine"], cwd=ROOT, capture_output=True
+        )
+    except FileNotFoundError:
+        return None
+    return sha.stdout.strip() + ("+" if changed.returncode else "") if sha.returncode == 0 else None
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []

@@ -1,0 +1,43 @@
+"""The engine's public names, resolved when first used, so that `import engine` stays light.
+
+One table says where each name lives. The series adds one module at a time: a name whose module is not in this
+tree yet is left out of `dir(engine)`, and asking for it says so.
+"""
+
+from importlib import import_module
+from pathlib import Path
+
+_HOME = {
+    "Tokenizer": "tokenizer",
+    "ModelConfig": "config",
+    "load_model": "models.loader",
+    "CheckpointError": "checkpoint",
+    "embedded_models": "checkpoint",
+    "SamplingParams": "decoding.params",
+    "RequestOutput": "decoding.outputs",
+    "CompletionOutput": "decoding.outputs",
+    "LLM": "llm",
+}
+
+
+def _exists(module: str) -> bool:
+    return (Path(__file__).parent / (module.replace(".", "/") + ".py")).exists()
+
+
+__all__ = [name for name, module in _HOME.items() if _exists(module)]
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(
+            f"module 'engine' has no attribute {name!r}; its public names are {', '.join(__all__)}"
+        )
+    if not _exists(_HOME[name]):
+        raise AttributeError(
+            f"engine.{name} lives in engine/{_HOME[name].replace('.', '/')}.py, which a later part adds"
+        )
+    return getattr(import_module(f"engine.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

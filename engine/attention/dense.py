@@ -1,0 +1,48 @@
+"""Attention as the formula says it: softmax(q·kᵀ / √Dh)·v, every score held in memory at once.
+
+Promises the exact result for any lengths and grouped heads; memory grows with queries × keys. Faster kernels
+with the same interface come in Part 9. Part 1. Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of one sequence's last Tq tokens over its Tk ≥ Tq tokens; none sees a later one.
+
+    q[Tq, Hq, Dh], k[Tk, Hkv, Dh], v[Tk, Hkv, Dh] -> [Tq, Hq, Dh]. Hq is a multiple of Hkv: each key head
+    serves Hq / Hkv neighbouring query heads.
+    """
+    (Tq, Hq, Dh), (Tk, Hkv, _) = q.shape, k.shape
+    # 1. Heads first; the G query heads that share a key head stand together.
+    q = (
+        (q * Dh**-0.5).view(Tq, Hkv, Hq // Hkv, Dh).permute(1, 2, 0, 3).reshape(Hkv, -1, Dh)
+    )  # [Hkv, G·Tq, Dh]
+    # 2. How well does each query match each key?
+    scores = torch.bmm(q, k.permute(1, 2, 0))  # [Hkv, G·Tq, Tk]
+    # 3. Hide the future. Query i stands at position Tk - Tq + i; a single query is last and sees all.
+    if Tq > 1:
+        future = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).triu_(Tk - Tq + 1)  # [Tq, Tk]
+        scores = scores.view(Hkv, -1, Tq, Tk).masked_fill_(future, -torch.inf).view(Hkv, -1, Tk)
+    # 4. Scores to weights (in fp32, whatever the model's dtype), weights to a mean of the values.
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)  # [Hkv, G·Tq, Tk]
+    out = torch.bmm(weights, v.transpose(0, 1))  # [Hkv, G·Tq, Dh]
+    return out.view(Hkv, -1, Tq, Dh).permute(2, 0, 1, 3).reshape(Tq, Hq, Dh)
+
+
+def dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, query_start: Sequence[int], key_start: Sequence[int]
+) -> Tensor:
+    """The varlen kernel of `interface.py`: each sequence attends to itself alone, one after the other."""
+    spans = zip(pairwise(query_start), pairwise(key_start), strict=True)
+    outs = [causal_attention(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in spans]
+    return outs[0] if len(outs) == 1 else torch.cat(outs)  # [T, Hq, Dh]
+
+
+def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`attend` without a memory: the T tokens are one whole sequence, computed from its start."""
+    return causal_attention(q, k, v)

@@ -1,0 +1,90 @@
+"""The KV cache of one sequence: keys and values are computed once, kept, and read again at every step.
+
+Promises the same logits as computing everything anew. Holds one sequence that only grows; many sequences come
+with slots (Part 6) and pages (Part 12). Part 3.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from engine.attention.dense import dense_attention
+from engine.attention.interface import VarlenKernel
+from engine.config import ModelConfig
+
+
+class SingleCache:
+    """Room for `max_tokens` keys and values in each layer, allocated once."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        max_tokens: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        kernel: VarlenKernel = dense_attention,
+    ) -> None:
+        shape = (config.num_layers, max_tokens, config.num_kv_heads, config.head_dim)
+        self.keys = torch.empty(shape, device=device, dtype=dtype)  # [L, max_tokens, Hkv, Dh]
+        self.values = torch.empty(shape, device=device, dtype=dtype)  # [L, max_tokens, Hkv, Dh]
+        self.max_tokens = max_tokens
+        self.length = 0  # tokens whose keys and values are here, in every layer
+        self._kernel = kernel
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes the two tensors occupy, used or not."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store T new tokens' k, v[T, Hkv, Dh] behind the old ones, then let q[T, Hq, Dh] see them all."""
+        start, end = self.length, self.length + len(k)
+        # 1. The new keys and values go behind the ones already there.
+        self.keys[layer, start:end] = k
+        self.values[layer, start:end] = v
+        # 2. T queries, `end` keys: the kernel aligns them at the end, so each query sees its own past.
+        keys, values = (
+            self.keys[layer, :end],
+            self.values[layer, :end],
+        )  # [end, Hkv, Dh], views: nothing is copied
+        return self._kernel(q, keys, values, (0, end - start), (0, end))
+
+    def advance(self, num_tokens: int) -> None:
+        """The model has seen `num_tokens` more, in every layer."""
+        self.length += num_tokens
+
+
+class CachedForward:
+    """Logits by running only what is new: the whole prompt once (prefill), then one token at a time (decode).
+
+    Takes the place of Part 2's FullForward, for one request. Its calls must pass a sequence that only grows.
+    """
+
+    def __init__(
+        self, model: nn.Module, max_tokens: int | None = None, kernel: VarlenKernel = dense_attention
+    ) -> None:
+        self.model = model
+        parameter = next(model.parameters())
+        self.device = parameter.device
+        max_tokens = max_tokens or model.config.max_positions
+        self.cache = SingleCache(model.config, max_tokens, parameter.device, parameter.dtype, kernel)
+
+    @torch.inference_mode()
+    def __call__(self, token_ids: Sequence[int]) -> Tensor:
+        """All token ids so far -> logits[V] of the next one.
+
+        Raises ValueError: nothing new, or no more room.
+        """
+        start, end = self.cache.length, len(token_ids)
+        if not start < end <= self.cache.max_tokens:
+            raise ValueError(
+                f"{end} tokens: the cache holds {start} and has room for {self.cache.max_tokens}"
+            )
+        # 1. Only the tokens whose keys and values are not in the cache, at their true positions.
+        new = torch.tensor(token_ids[start:], device=self.device)  # [T]
+        positions = torch.arange(start, end, device=self.device)  # [T]
+        # 2. The same model as ever: it does not know that `attend` remembers.
+        hidden = self.model(new, positions, self.cache.attend)  # [T, D]
+        self.cache.advance(end - start)
+        return self.model.logits(hidden[-1:])[0]  # [V]

@@ -1,0 +1,68 @@
+"""Where a model's files are: an embedded model's name, a local folder, or an id on the Hugging Face hub.
+
+Promises a local folder with the files asked for, or a `CheckpointError` that says what was looked for and
+where. Knows nothing of what is in the files. Part 1.
+"""
+
+import json
+from pathlib import Path
+
+ZOO = Path(__file__).parent / "zoo"
+SMALL_FILES = ["*.json", "*.txt", "*.jinja"]
+
+
+class CheckpointError(Exception):
+    """A checkpoint's file is missing, damaged, or not what the model needs; the message names it."""
+
+
+def embedded_models() -> list[str]:
+    """Names of the models that ship inside this package, found by scanning `engine/zoo`."""
+    return sorted(path.parent.name for path in ZOO.glob("*/config.json"))
+
+
+def resolve(name: str | Path, weights: bool = False) -> Path:
+    """The local folder of model `name`; with `weights`, its tensors are there too.
+
+    An embedded name wins over a folder of the same name: write `./storyteller` for the folder. A hub id is
+    downloaded into the Hugging Face cache, small files first, safetensors before pytorch_model.bin.
+
+    Raises CheckpointError: no such folder, or the hub could not provide it.
+    """
+    if str(name) in embedded_models():
+        return ZOO / str(name)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    looks_like_a_path = (
+        isinstance(name, Path) or str(name).startswith((".", "/", "~")) or str(name).count("/") > 1
+    )
+    if looks_like_a_path:
+        raise CheckpointError(f"no model folder at {folder}")
+    return _from_hub(str(name), weights)
+
+
+def _from_hub(repo_id: str, weights: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(repo_id, allow_patterns=SMALL_FILES))
+        for pattern in ["*.safetensors", "pytorch_model*.bin"] if weights else []:
+            snapshot_download(repo_id, allow_patterns=[pattern])
+            if any(folder.glob(pattern)):
+                break
+    except Exception as error:  # the hub client has many: offline, unknown id, gated, no space
+        raise CheckpointError(
+            f"model {repo_id!r} is neither an embedded model ({', '.join(embedded_models())}) nor a "
+            f"folder, and the Hugging Face hub did not provide it: {type(error).__name__}: {error}"
+        ) from error
+    return folder
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object in `path`. Raises CheckpointError naming the file when it is missing or not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not a JSON file ({error})") from None

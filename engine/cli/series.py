@@ -1,0 +1,25 @@
+"""`ruvon parts …`: hands over to the checkout's own tool. Part 20's wiring."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+def run(arguments: list[str]) -> int:
+    """Run `python -m parts …` where the parts are; the exit status is the tool's."""
+    if not (CHECKOUT / "parts" / "__main__.py").exists():
+        print(
+            "ruvon parts: the parts (articles, notebooks, demos, tests) are not in the installed package. "
+            "Clone the repository, run `pip install -e .` in it, and call this there.",
+            file=sys.stderr,
+        )
+        return 2
+    return subprocess.run([sys.executable, "-m", "parts", *arguments], env=_environment()).returncode
+
+
+def _environment() -> dict[str, str]:
+    paths = [str(CHECKOUT), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -1,0 +1,75 @@
+"""What shape a model has, read from a Hugging Face `config.json`.
+
+Promises one record with one vocabulary for every architecture. Does not know any architecture: each model
+file translates its own names (`config_from`). Part 1.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from engine.checkpoint import CheckpointError, read_json, resolve
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shapes of a decoder-only transformer, with the shape letters used all over this project."""
+
+    model_type: str
+    vocab_size: int  # V
+    hidden_size: int  # D
+    num_layers: int  # L
+    num_heads: int  # Hq, query heads
+    num_kv_heads: int  # Hkv, key and value heads
+    head_dim: int  # Dh
+    intermediate_size: int  # width of the MLP
+    max_positions: int  # the longest sequence the model can see, in tokens
+    norm_eps: float
+    activation: str
+    tie_word_embeddings: bool
+    dtype: str | None = None  # the checkpoint's own, e.g. "float16"
+    eos_token_ids: tuple[int, ...] = ()
+    raw: dict = field(default_factory=dict, repr=False, compare=False)  # config.json as it is
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path) -> "ModelConfig":
+        """Read the configuration of an embedded model, a folder or a hub id.
+
+        Raises CheckpointError: no such model, a file that is not JSON, an architecture or a setting we lack.
+        """
+        folder = resolve(name)
+        raw = read_json(folder / "config.json")
+        if "model_type" not in raw:
+            raise CheckpointError(f"{folder / 'config.json'}: has no 'model_type'")
+        try:
+            config = architecture(raw["model_type"]).config_from(raw)
+        except KeyError as error:
+            raise CheckpointError(f"{folder / 'config.json'}: has no {error}") from None
+        except CheckpointError as error:
+            raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+        return dataclasses.replace(config, eos_token_ids=_eos_token_ids(folder, raw))
+
+    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
+        """Bytes of keys and values one token needs: 2 · L · Hkv · Dh · bytes per value."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_value
+
+
+def architecture(model_type: str) -> ModuleType:
+    """The module `engine.models.<model_type>`: its `Model`, `config_from` and `slots`, found by its name."""
+    folder = Path(__file__).parent / "models"
+    if not model_type.isidentifier() or not (folder / f"{model_type}.py").exists():
+        known = sorted(
+            p.stem for p in folder.glob("*.py") if "def config_from" in p.read_text(encoding="utf-8")
+        )
+        raise CheckpointError(f"model_type {model_type!r} is not supported; supported: {', '.join(known)}")
+    return import_module(f"engine.models.{model_type}")
+
+
+def _eos_token_ids(folder: Path, raw: dict) -> tuple[int, ...]:
+    """generation_config.json wins over config.json, as in Hugging Face; either may hold one id or several."""
+    path = folder / "generation_config.json"
+    ids = read_json(path).get("eos_token_id") if path.exists() else None
+    ids = raw.get("eos_token_id") if ids is None else ids
+    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)

@@ -1,0 +1,128 @@
+"""What a user may ask of one generation: every field, from the first day.
+
+Promises that a value is of the right kind and in range, and, by `refuse_unsupported`, that a field is never
+silently ignored: what the present composition cannot do is refused by name, with the part that brings it.
+Names and meanings are vLLM's and OpenAI's. Part 2.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class ParameterError(ValueError):
+    """A field's value is wrong or not supported here. `field` names it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def _later(default: Any, part: int, brings: str) -> Any:
+    """A field that has its effect from `part` on."""
+    return field(default=default, metadata={"part": part, "brings": brings})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """One request's wishes. Raises ParameterError for a value out of range."""
+
+    max_tokens: int | None = 16  # None: as many as the model's length leaves
+    min_tokens: int = 0  # no stop token may be chosen before this many
+    stop: str | tuple[str, ...] = ()  # text that ends the output
+    stop_token_ids: tuple[int, ...] = ()  # tokens that end it, besides the model's own
+    ignore_eos: bool = False  # go on past the model's end-of-sequence token
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True  # leave tokens such as <|endoftext|> out of the text
+
+    # 0: greedy. None: greedy before Part 5, 1.0 from it on.
+    temperature: float | None = _later(None, 5, "sampling")
+    top_k: int = _later(0, 5, "sampling")  # 0 or -1: all
+    top_p: float = _later(1.0, 5, "sampling")
+    min_p: float = _later(0.0, 5, "sampling")
+    repetition_penalty: float = _later(1.0, 5, "sampling")
+    frequency_penalty: float = _later(0.0, 5, "sampling")
+    presence_penalty: float = _later(0.0, 5, "sampling")
+    logit_bias: dict[int, float] | None = _later(None, 5, "sampling")
+    seed: int | None = _later(None, 5, "sampling")
+    n: int = _later(1, 5, "sampling")
+    logprobs: int | None = _later(None, 10, "logprobs")
+    prompt_logprobs: int | None = _later(None, 10, "logprobs")
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", _tuple_of("stop", stop, str))
+        object.__setattr__(self, "stop_token_ids", _tuple_of("stop_token_ids", self.stop_token_ids, int))
+        if "" in self.stop:
+            raise ParameterError("stop", "stop='' is empty; a stop string has at least one character")
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise ParameterError(name, f"{name}={getattr(self, name)!r}: true or false is accepted")
+        self._check("max_tokens", int, 1, optional=True)
+        self._check("min_tokens", int, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ParameterError(
+                "min_tokens", f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}"
+            )
+        self._check("temperature", float, 0.0, 1e3, optional=True)
+        self._check("top_k", int, -1)
+        self._check("top_p", float, 0.0, 1.0)
+        if self.top_p == 0:
+            raise ParameterError("top_p", "top_p=0 leaves no token; accepted is more than 0, up to 1")
+        self._check("min_p", float, 0.0, 1.0)
+        self._check("repetition_penalty", float, 0.0, 1e3)
+        if self.repetition_penalty == 0:
+            raise ParameterError(
+                "repetition_penalty", "repetition_penalty=0 divides by zero; accepted is more than 0"
+            )
+        self._check("frequency_penalty", float, -2.0, 2.0)
+        self._check("presence_penalty", float, -2.0, 2.0)
+        self._check("seed", int, -(2**63), 2**63 - 1, optional=True)
+        self._check("n", int, 1)
+        self._check("logprobs", int, 0, optional=True)
+        self._check("prompt_logprobs", int, 0, optional=True)
+        if self.logit_bias is not None and not isinstance(self.logit_bias, dict):
+            raise ParameterError(
+                "logit_bias", f"logit_bias={self.logit_bias!r}: a map from token id to bias is accepted"
+            )
+        for token_id, bias in (self.logit_bias or {}).items():
+            if not _is(token_id, int) or not _is(bias, float) or not -100 <= bias <= 100:
+                entry = f"logit_bias={{{token_id!r}: {bias!r}}}"
+                raise ParameterError(
+                    "logit_bias", f"{entry}: a token id and a bias of -100 to 100 are accepted"
+                )
+
+    def _check(
+        self, name: str, kind: type, low: float, high: float = math.inf, optional: bool = False
+    ) -> None:
+        value = getattr(self, name)
+        if optional and value is None:
+            return
+        if not _is(value, kind) or not low <= value <= high:
+            noun = "a whole number" if kind is int else "a number"
+            limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
+            raise ParameterError(name, f"{name}={value!r}: {noun} {limits} is accepted")
+
+
+def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None:
+    """Raise ParameterError for a field that is set to have an effect which this composition does not have."""
+    for spec in dataclasses.fields(params):
+        value = getattr(params, spec.name)
+        without_effect = value == spec.default or (spec.name, value) in {("temperature", 0), ("top_k", -1)}
+        if "part" in spec.metadata and spec.name not in supports and not without_effect:
+            brings = f"Part {spec.metadata['part']} ({spec.metadata['brings']}) brings it"
+            raise ParameterError(spec.name, f"{spec.name}={value!r} is not supported here: {brings}")
+
+
+def _is(value: Any, kind: type) -> bool:
+    """isinstance, with whole numbers accepted as floats, and neither true nor NaN as numbers."""
+    accepted = (int, float) if kind is float else kind
+    return isinstance(value, accepted) and not isinstance(value, bool) and value == value
+
+
+def _tuple_of(name: str, values: Any, kind: type) -> tuple:
+    if not isinstance(values, (tuple, list)) or not all(_is(value, kind) for value in values):
+        noun = "strings" if kind is str else "whole numbers"
+        raise ParameterError(name, f"{name}={values!r}: a list of {noun} is accepted")
+    return tuple(values)

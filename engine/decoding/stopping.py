@@ -1,0 +1,93 @@
+"""When to stop, and which text is safe to show meanwhile.
+
+Promises one place where an output grows: tokens in, text and finish reason out. Does not know where tokens
+come from: the greedy loop uses it now, the engine's step loop from Part 6 on. Part 2.
+"""
+
+from engine.decoding.outputs import FinishReason
+from engine.decoding.params import SamplingParams
+from engine.detokenizer import Detokenizer
+from engine.tokenizer import Tokenizer
+
+
+class GrowingOutput:
+    """One output while it is generated.
+
+    `text` holds everything decoded so far; `visible` leaves out an end that may turn out to be the start of a
+    stop string. Once `finish_reason` is set, the two are equal and final.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        prompt_length: int,
+        max_positions: int,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self.params = params
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.eos_token_ids = () if params.ignore_eos else eos_token_ids
+        room = max_positions - prompt_length
+        self._limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
+        self._longest_stop = max(map(len, params.stop), default=0)
+
+    @property
+    def banned_token_ids(self) -> tuple[int, ...]:
+        """Tokens that must not be chosen next: the ones that end the output, until `min_tokens` are there."""
+        short = len(self.token_ids) < self.params.min_tokens
+        return (*self.eos_token_ids, *self.params.stop_token_ids) if short else ()
+
+    @property
+    def visible(self) -> str:
+        """The text that no later token can take back."""
+        if self.finish_reason:
+            return self.text
+        for length in range(min(self._longest_stop - 1, len(self.text)), 0, -1):
+            if any(stop.startswith(self.text[-length:]) for stop in self.params.stop):
+                return self.text[:-length]
+        return self.text
+
+    def append(self, token_id: int) -> bool:
+        """Take the next token; True when it was the last one.
+
+        In order: end of sequence or a stop token, a stop string, the length.
+        """
+        self.token_ids.append(token_id)
+        # 1. A token that ends the output. It counts as a token, but is not text unless asked for.
+        if token_id in self.eos_token_ids or token_id in self.params.stop_token_ids:
+            wanted = self.params.include_stop_str_in_output or not self.params.skip_special_tokens
+            stop_reason = None if token_id in self.eos_token_ids else token_id
+            return self._finish("stop", stop_reason, self._detokenizer.push(token_id) if wanted else "")
+        # 2. Its text, and in it a stop string, which may have begun several tokens ago.
+        before = len(self.text)
+        self.text += self._detokenizer.push(token_id)
+        stop = self._find_stop(before) if len(self.token_ids) >= self.params.min_tokens else None
+        if stop:
+            start, string = stop
+            self.text = self.text[: start + len(string) if self.params.include_stop_str_in_output else start]
+            return self._finish("stop", string, flush=False)
+        # 3. Enough.
+        if len(self.token_ids) >= self._limit:
+            return self._finish("length", None)
+        return False
+
+    def _find_stop(self, before: int) -> tuple[int, str] | None:
+        """The stop string that ends first among those not complete in the first `before` characters."""
+        found = []
+        for string in self.params.stop:
+            start = self.text.find(string, max(0, before - len(string) + 1))
+            if start >= 0:
+                found.append((start + len(string), start, string))
+        return min(found)[1:] if found else None
+
+    def _finish(
+        self, reason: FinishReason, stop_reason: int | str | None, text: str = "", flush: bool = True
+    ) -> bool:
+        self.text += text + (self._detokenizer.flush() if flush else "")
+        self.finish_reason, self.stop_reason = reason, stop_reason
+        return True

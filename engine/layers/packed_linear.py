@@ -1,0 +1,85 @@
+"""Linear layers whose weights are laid out once, at load, for the processor that will read them. Part 3.
+
+With a cache, a step computes little and reads every weight once: its time is bytes over bandwidth. Promises
+the same result as nn.Linear up to fp32 rounding. Which layout is fastest depends on the processor and on how
+many rows (tokens) share one reading of the weights, so `pack_linears` measures on the model at hand and keeps
+the winner.
+"""
+
+import time
+
+import torch
+from torch import Tensor, nn
+
+from engine.layers.replace import linear_names, replace_linears
+
+
+class Half(nn.Module):
+    """Weights kept in fp16 and widened to fp32 as they are read (FBGEMM, on x86): half the bytes."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.packed = torch.ops.quantized.linear_prepack_fp16(linear.weight, linear.bias)
+
+    @staticmethod
+    def can_pack(linear: nn.Linear) -> bool:
+        """Only where it loses nothing: the weights came from fp16. (The bias stays fp32.)"""
+        weight = linear.weight
+        return (
+            torch.backends.quantized.engine in ("x86", "fbgemm")
+            and _is_fp32_on_cpu(linear)
+            and torch.equal(weight.half().float(), weight)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)  # [T, in] -> [T, out]
+
+
+class Blocked(nn.Module):
+    """Weights in fp32, reordered into the blocks oneDNN's matrix product reads: pays from several rows on."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight)
+        self.bias = linear.bias
+
+    @staticmethod
+    def can_pack(linear: nn.Linear) -> bool:
+        return torch.backends.mkldnn.is_available() and _is_fp32_on_cpu(linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(
+            x, self.weight, self.bias, "none", [], ""
+        )  # [T, in] -> [T, out]
+
+
+def pack_linears(model: nn.Module, rows: int = 1) -> nn.Module:
+    """Replace the model's linear layers by their fastest lossless form for steps of `rows` tokens, in place.
+
+    For `load_model(..., transform=pack_linears)`. Leaves a model alone that is not in fp32 on a CPU, or for
+    which nothing beats nn.Linear. Takes a fraction of a second per million weights.
+    """
+    linears = [model.get_submodule(name) for name in linear_names(model)]
+    seconds = {None: _seconds_per_step(linears, linears, rows)}
+    for form in (Half, Blocked):
+        if all(form.can_pack(linear) for linear in linears):
+            seconds[form] = _seconds_per_step(linears, [form(linear) for linear in linears], rows)
+    best = min(seconds, key=seconds.get)
+    return replace_linears(model, best) if best else model
+
+
+@torch.inference_mode()
+def _seconds_per_step(linears: list[nn.Linear], candidates: list[nn.Module], rows: int) -> float:
+    """Best of several passes over all layers in order, so that the caches hold what they would in use."""
+    inputs = [torch.ones(rows, linear.in_features).to(linear.weight) for linear in linears]
+    passes = []
+    for _ in range(7):
+        start = time.perf_counter()
+        for candidate, x in zip(candidates, inputs, strict=True):
+            candidate(x)
+        passes.append(time.perf_counter() - start)
+    return min(passes)
+
+
+def _is_fp32_on_cpu(linear: nn.Linear) -> bool:
+    return linear.weight.device.type == "cpu" and linear.weight.dtype == torch.float32

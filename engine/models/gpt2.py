@@ -1,0 +1,170 @@
+"""GPT-2 on one flat token axis: embed, L blocks of attention and MLP, norm, logits.
+
+Promises Hugging Face's numbers for any GPT-2 checkpoint. Does not know how many sequences the T tokens belong
+to, nor where keys and values live: that is `attend`'s business. Part 1.
+Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+"""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from engine.attention.interface import Attend
+from engine.checkpoint import CheckpointError
+from engine.config import ModelConfig
+from engine.models.weights import Slot
+
+ACTIVATIONS = {
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+}
+# Settings of Hugging Face's GPT2Config that change the arithmetic, with the one value computed here.
+FIXED = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "reorder_and_upcast_attn": False,
+    "add_cross_attention": False,
+}
+
+
+def config_from(raw: dict) -> ModelConfig:
+    """GPT-2's config.json in our vocabulary.
+
+    Raises CheckpointError for a setting this file does not compute.
+    """
+    for name, value in FIXED.items():
+        if raw.get(name, value) != value:
+            raise CheckpointError(f"{name}={raw[name]} is not supported, only {value}")
+    activation = raw.get("activation_function", "gelu_new")
+    if activation not in ACTIVATIONS:
+        raise CheckpointError(
+            f"activation_function={activation!r} is not supported, only {', '.join(ACTIVATIONS)}"
+        )
+    D, heads = raw["n_embd"], raw["n_head"]
+    if D % heads:
+        raise CheckpointError(f"n_embd={D} is not a multiple of n_head={heads}")
+    return ModelConfig(
+        model_type="gpt2",
+        vocab_size=raw["vocab_size"],
+        hidden_size=D,
+        num_layers=raw["n_layer"],
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=D // heads,
+        intermediate_size=raw.get("n_inner") or 4 * D,
+        max_positions=raw["n_positions"],
+        norm_eps=raw.get("layer_norm_epsilon", 1e-5),
+        activation=activation,
+        tie_word_embeddings=raw.get("tie_word_embeddings", True),
+        dtype=raw.get("dtype") or raw.get("torch_dtype"),
+        raw=raw,
+    )
+
+
+class Attention(nn.Module):
+    def __init__(self, layer: int, config: ModelConfig, **factory) -> None:
+        super().__init__()
+        self.layer, self.heads, self.head_dim = layer, config.num_heads, config.head_dim
+        self.qkv = skip_init(nn.Linear, config.hidden_size, 3 * config.hidden_size, **factory)
+        self.proj = skip_init(nn.Linear, config.hidden_size, config.hidden_size, **factory)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        q, k, v = self.qkv(x).view(-1, 3, self.heads, self.head_dim).unbind(1)  # each [T, Hq, Dh]
+        out = attend(self.layer, q, k, v)  # [T, Hq, Dh]
+        return self.proj(out.flatten(1))  # [T, D]
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig, **factory) -> None:
+        super().__init__()
+        self.up = skip_init(nn.Linear, config.hidden_size, config.intermediate_size, **factory)
+        self.down = skip_init(nn.Linear, config.intermediate_size, config.hidden_size, **factory)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(x)))  # [T, D] -> [T, 4D] -> [T, D]
+
+
+class Block(nn.Module):
+    def __init__(self, layer: int, config: ModelConfig, **factory) -> None:
+        super().__init__()
+        norm = partial(skip_init, nn.LayerNorm, config.hidden_size, eps=config.norm_eps, **factory)
+        self.norm1, self.attention = norm(), Attention(layer, config, **factory)
+        self.norm2, self.mlp = norm(), MLP(config, **factory)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        x = x + self.attention(self.norm1(x), attend)  # tokens exchange information
+        return x + self.mlp(self.norm2(x))  # each token thinks for itself
+
+
+class Model(nn.Module):
+    """GPT-2. Parameters are uninitialised until the loader fills them."""
+
+    def __init__(
+        self, config: ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ):
+        super().__init__()
+        self.config = config
+        factory = {"device": device, "dtype": dtype}
+        self.embed = skip_init(nn.Embedding, config.vocab_size, config.hidden_size, **factory)
+        self.embed_position = skip_init(nn.Embedding, config.max_positions, config.hidden_size, **factory)
+        self.blocks = nn.ModuleList(Block(layer, config, **factory) for layer in range(config.num_layers))
+        self.norm = skip_init(nn.LayerNorm, config.hidden_size, eps=config.norm_eps, **factory)
+        self.head = skip_init(nn.Linear, config.hidden_size, config.vocab_size, bias=False, **factory)
+        if config.tie_word_embeddings:
+            self.head.weight = self.embed.weight
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """token_ids[T], positions[T] -> hidden[T, D], normalised, ready for `logits`.
+
+        Raises ValueError for a position past the table the model learned (on a GPU the caller must check).
+        """
+        if positions.device.type == "cpu" and int(positions.max()) >= self.config.max_positions:
+            raise ValueError(
+                f"position {int(positions.max())} is out of range: this model learned positions 0 to "
+                f"{self.config.max_positions - 1}"
+            )
+        x = self.embed(token_ids) + self.embed_position(positions)  # [T, D]
+        for block in self.blocks:
+            x = block(x, attend)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden[R, D] -> [R, V]: for the chosen rows only, since most tokens' logits are never looked at."""
+        return self.head(hidden)
+
+
+def slots(config: ModelConfig) -> dict[str, Slot]:
+    """Hugging Face's tensor names (without the optional prefix `transformer.`) and their places above."""
+    table = {
+        "wte.weight": Slot("embed.weight"),
+        "wpe.weight": Slot("embed_position.weight"),
+        "ln_f.weight": Slot("norm.weight"),
+        "ln_f.bias": Slot("norm.bias"),
+    }
+    if not config.tie_word_embeddings:
+        table["lm_head.weight"] = Slot("head.weight")
+    linears = {
+        "attn.c_attn": "attention.qkv",
+        "attn.c_proj": "attention.proj",
+        "mlp.c_fc": "mlp.up",
+        "mlp.c_proj": "mlp.down",
+    }
+    for i in range(config.num_layers):
+        for theirs, ours in linears.items():
+            table[f"h.{i}.{theirs}.weight"] = Slot(f"blocks.{i}.{ours}.weight", transpose=True)
+            table[f"h.{i}.{theirs}.bias"] = Slot(f"blocks.{i}.{ours}.bias")
+        for theirs, ours in {"ln_1": "norm1", "ln_2": "norm2"}.items():
+            for leaf in ("weight", "bias"):
+                table[f"h.{i}.{theirs}.{leaf}"] = Slot(f"blocks.{i}.{ours}.{leaf}")
+    return table
+
+
+PREFIX = "transformer."
+# Saved by some versions, computed here: causal masks, and the head when it is the embedding.
+REDUNDANT = r"h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"

@@ -1,0 +1,59 @@
+"""How a checkpoint's tensors find their place in a model. Part 1.
+
+Each architecture gives a map from Hugging Face's tensor names to `Slot`s. One map serves checkpoints now and
+LoRA adapters later (Part 18), because a slot says which rows of which of our parameters a tensor fills.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from engine.checkpoint import CheckpointError
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in our model: `parameter`, or some rows of it; `transpose` for GPT-2's [in, out] Conv1D."""
+
+    parameter: str
+    rows: slice | None = None  # None: all
+    transpose: bool = False
+
+
+class Filler:
+    """Copies tensors into a model's slots and knows what is still empty.
+
+    Raises CheckpointError naming file, tensor and shapes, for a tensor that does not fit, has no place, or is
+    missing.
+    """
+
+    def __init__(self, model: nn.Module, slots: dict[str, Slot]) -> None:
+        self.parameters = dict(model.named_parameters())
+        self.slots = slots
+        self.empty = set(slots)
+
+    @torch.no_grad()
+    def fill(self, file: str, name: str, tensor: Tensor) -> None:
+        if name not in self.slots:
+            raise CheckpointError(f"{file}: tensor {name!r} has no place in this model")
+        slot = self.slots[name]
+        target = self.parameters[slot.parameter]
+        target = target if slot.rows is None else target[slot.rows]
+        shape = tuple(target.T.shape if slot.transpose else target.shape)
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(
+                f"{file}: tensor {name!r} has shape {tuple(tensor.shape)}, the model needs {shape}"
+            )
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{file}: tensor {name!r} is {tensor.dtype}, the model needs floating point"
+            )
+        target.copy_(tensor.T if slot.transpose else tensor)  # converts dtype and device on the way
+        self.empty.discard(name)
+
+    def finish(self, folder: str) -> None:
+        if self.empty:
+            names = sorted(self.empty)
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise CheckpointError(f"{folder}: missing tensor {', '.join(map(repr, names[:3]))}{more}")

@@ -1,0 +1,327 @@
+"""Byte-level BPE: text to token ids and back, written out.
+
+Promises the ids of Hugging Face's `tokenizers` for every byte-level BPE tokenizer (GPT-2, Llama 3, Qwen),
+read from tokenizer.json or from vocab.json and merges.txt. No text is unknown: a character without a token of
+its own falls back to the tokens of its UTF-8 bytes. Does not know any model, nor chat templates (Part 14).
+Part 1.
+Sources: Sennrich et al. 2016, https://arxiv.org/abs/1508.07909; byte level: Radford et al. 2019 (GPT-2).
+"""
+
+import heapq
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import regex
+
+from engine.checkpoint import CheckpointError, read_json, resolve
+
+# Words, numbers, punctuation, each with the space before it; runs of space, less the one the next word takes.
+GPT2_PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+CACHED_WORDS = 1 << 16  # a word is merged once, then looked up
+CACHED_WORD_LENGTH = 64
+
+
+def byte_alphabet() -> dict[int, str]:
+    """GPT-2's printable stand-in for each byte, used by vocabulary files: a space is written 'Ġ'."""
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
+    alphabet = {byte: chr(byte) for byte in printable}
+    others = (byte for byte in range(256) if byte not in alphabet)
+    return alphabet | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token matched in the text as a whole, before any splitting, such as `<|endoftext|>`."""
+
+    id: int
+    content: str
+    special: bool = True
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+
+    def pattern(self) -> str:
+        body = regex.escape(self.content)
+        body = rf"(?<!\w){body}(?!\w)" if self.single_word else body
+        return (r"\s*" if self.lstrip else "") + body + (r"\s*" if self.rstrip else "")
+
+
+class Tokenizer:
+    """A vocabulary, its merges in order of rank, and how text is cut into words before merging."""
+
+    def __init__(
+        self,
+        vocab: dict[str, int],
+        merges: Iterable[tuple[str, str]],
+        added_tokens: Iterable[AddedToken] = (),
+        pattern: str = GPT2_PATTERN,
+        normal_form: str | None = None,
+        add_prefix_space: bool = False,
+        ignore_merges: bool = False,
+        affixes: tuple[list[int], list[int]] = ((), ()),
+        eos_token: str | None = None,
+    ) -> None:
+        self.added = {token.content: token for token in added_tokens}
+        self.special_ids = frozenset(token.id for token in self.added.values() if token.special)
+        self.eos_token_id = self.added[eos_token].id if eos_token in self.added else vocab.get(eos_token)
+        self._normal_form, self._add_prefix_space = normal_form, add_prefix_space
+        self._ignore_merges, self._affixes = ignore_merges, affixes
+        self._words = regex.compile(pattern)
+        longest_first = sorted(self.added.values(), key=lambda token: -len(token.content))
+        self._specials = (
+            regex.compile("|".join(token.pattern() for token in longest_first)) if self.added else None
+        )
+
+        alphabet = byte_alphabet()
+        byte_of = {char: byte for byte, char in alphabet.items()}
+        self._bytes: dict[int, bytes] = {
+            id: bytes(byte_of[char] for char in token)
+            for token, id in vocab.items()
+            if token not in self.added
+        }
+        self._bytes |= {token.id: token.content.encode() for token in self.added.values()}
+        self._byte_ids = [vocab.get(alphabet[byte]) for byte in range(256)]
+        if None in self._byte_ids:
+            raise CheckpointError(f"vocabulary has no token for byte {self._byte_ids.index(None)}")
+        # (left id, right id) -> (rank, merged id); a lower rank was learned earlier and merges first
+        self._merges = {(vocab[a], vocab[b]): (rank, vocab[a + b]) for rank, (a, b) in enumerate(merges)}
+        self._whole = (
+            {self._bytes[id].decode(errors="replace"): id for id in vocab.values()} if ignore_merges else {}
+        )
+        self._cache: dict[str, list[int]] = {}
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path) -> "Tokenizer":
+        """Read the tokenizer of an embedded model, a folder or a hub id.
+
+        Raises CheckpointError: a missing or damaged file, or a kind of tokenizer this one is not, named.
+        """
+        folder = resolve(name)
+        path = folder / "tokenizer.json"
+        config_path = folder / "tokenizer_config.json"
+        eos = read_json(config_path).get("eos_token") if config_path.exists() else "<|endoftext|>"
+        eos = eos["content"] if isinstance(eos, dict) else eos
+        try:
+            if path.exists():
+                return cls(**_from_tokenizer_json(read_json(path)), eos_token=eos)
+            path = folder / "vocab.json"
+            return cls(**_from_vocab_and_merges(folder), eos_token=eos)
+        except KeyError as error:
+            raise CheckpointError(f"{path}: {error} is not in the vocabulary or the file") from None
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from None
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return max(self._bytes) + 1
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. `add_special_tokens` adds what the tokenizer wants around it (Llama 3's
+        beginning).
+
+        Raises ValueError for a lone surrogate: half a character, which UTF-8 cannot express.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            code = ord(text[error.start])
+            raise ValueError(
+                f"text has a lone surrogate U+{code:04X} at position {error.start}: not a character"
+            ) from None
+        ids = [id for piece in self._split_specials(text) for id in self._encode_piece(piece)]
+        before, after = self._affixes
+        return [*before, *ids, *after] if add_special_tokens else ids
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """Text of `ids`; bytes that are not UTF-8, such as half an emoji, become U+FFFD."""
+        hidden = self.special_ids if skip_special_tokens else ()
+        return b"".join(self.token_bytes(id) for id in ids if id not in hidden).decode(errors="replace")
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes one token stands for, perhaps only part of a character.
+
+        Raises ValueError for an unknown id.
+        """
+        try:
+            return self._bytes[id]
+        except KeyError:
+            raise ValueError(f"token id {id} is not in the vocabulary (0 to {self.vocab_size - 1})") from None
+
+    def _split_specials(self, text: str) -> Iterator[str | AddedToken]:
+        end = 0
+        for match in self._specials.finditer(text) if self._specials else ():
+            if match.start() > end:
+                yield text[end : match.start()]
+            yield self.added.get(match.group()) or self.added[match.group().strip()]
+            end = match.end()
+        if end < len(text):
+            yield text[end:]
+
+    def _encode_piece(self, piece: str | AddedToken) -> Iterator[int]:
+        if isinstance(piece, AddedToken):
+            yield piece.id
+            return
+        if self._normal_form:
+            piece = unicodedata.normalize(self._normal_form, piece)
+        if self._add_prefix_space and not piece.startswith(" "):
+            piece = " " + piece
+        for word in self._split_words(piece):
+            ids = self._cache.get(word)
+            if ids is None:
+                ids = self._encode_word(word)
+                if len(word) <= CACHED_WORD_LENGTH:
+                    if len(self._cache) >= CACHED_WORDS:
+                        self._cache.clear()
+                    self._cache[word] = ids
+            yield from ids
+
+    def _split_words(self, text: str) -> Iterator[str]:
+        end = 0
+        for match in self._words.finditer(text):
+            if match.start() > end:  # what the pattern does not match is a word too
+                yield text[end : match.start()]
+            if match.group():
+                yield match.group()
+            end = match.end()
+        if end < len(text):
+            yield text[end:]
+
+    def _encode_word(self, word: str) -> list[int]:
+        if self._ignore_merges and word in self._whole:
+            return [self._whole[word]]
+        return self.merge([self._byte_ids[byte] for byte in word.encode()])
+
+    def merge(self, ids: list[int]) -> list[int]:
+        """Byte-pair encoding of one word: merge the neighbours of lowest rank, leftmost first, until none
+        can.
+
+        Takes O(n log n) for n bytes: a heap of possible merges over a linked list, where a merge only changes
+        its two neighbours. Rescanning the word after each merge gives the same ids in O(n²).
+        """
+        ids = list(ids)
+        after = [*range(1, len(ids)), -1]  # linked list: the next live position, -1 at the end
+        before = [*range(-1, len(ids) - 1)]
+
+        # 1. Every pair of neighbours that some merge joins, best first. An entry names what it saw.
+        heap: list[tuple[int, int, int, int]] = []  # (rank, position, left id, right id)
+
+        def offer(left: int, right: int) -> None:
+            merge = self._merges.get((ids[left], ids[right]))
+            if merge:
+                heapq.heappush(heap, (merge[0], left, ids[left], ids[right]))
+
+        for left, right in pairwise(range(len(ids))):
+            offer(left, right)
+        while heap:
+            _, left, left_id, right_id = heapq.heappop(heap)
+            right = after[left]
+            # 2. Skip an entry whose pair has changed since: a neighbour took part in a better merge.
+            if right == -1 or (ids[left], ids[right]) != (left_id, right_id):
+                continue
+            # 3. Merge in place: the left one becomes the pair, the right one leaves the list.
+            ids[left] = self._merges[left_id, right_id][1]
+            ids[right] = -1
+            after[left] = after[right]
+            if after[right] != -1:
+                before[after[right]] = left
+                offer(left, after[left])
+            # 4. The merged token has a new neighbour on either side.
+            if before[left] != -1:
+                offer(before[left], left)
+        return [id for id in ids if id != -1]
+
+
+def _from_vocab_and_merges(folder: Path) -> dict:
+    """GPT-2's original two files."""
+    vocab = read_json(folder / "vocab.json")
+    path = folder / "merges.txt"
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file")
+    lines = path.read_text(encoding="utf-8").split("\n")
+    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    special = [AddedToken(vocab[token], token) for token in ("<|endoftext|>",) if token in vocab]
+    return {"vocab": vocab, "merges": merges, "added_tokens": special}
+
+
+def _from_tokenizer_json(raw: dict) -> dict:
+    """The parts of a `tokenizers` file a byte-level BPE has; anything else is refused by name."""
+    model = raw["model"]
+    if model.get("type") != "BPE" or model.get("byte_fallback"):
+        kind = "byte_fallback" if model.get("byte_fallback") else model.get("type")
+        raise CheckpointError(f"model is {kind}, only byte-level BPE is supported")
+    for setting in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(setting):
+            raise CheckpointError(f"model.{setting}={model[setting]!r} is not supported")
+    merges = [
+        tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]
+    ]
+    fields = AddedToken.__dataclass_fields__
+    added = [
+        AddedToken(**{k: v for k, v in token.items() if k in fields}) for token in raw.get("added_tokens", [])
+    ]
+    return {
+        "vocab": model["vocab"],
+        "merges": merges,
+        "added_tokens": added,
+        "ignore_merges": model.get("ignore_merges", False),
+        "normal_form": _normal_form(raw.get("normalizer")),
+        "affixes": _affixes(raw.get("post_processor")),
+        **_splitting(raw.get("pre_tokenizer")),
+    }
+
+
+def _steps(node: dict | None, inner: str) -> list[dict]:
+    """`tokenizers` nests steps in a Sequence; a lone step, or none, becomes a list as well."""
+    return [] if node is None else node[inner] if node["type"] == "Sequence" else [node]
+
+
+def _normal_form(node: dict | None) -> str | None:
+    forms = [step["type"] for step in _steps(node, "normalizers")]
+    if len(forms) > 1 or not set(forms) <= set(NORMAL_FORMS):
+        raise CheckpointError(
+            f"normalizer {' + '.join(forms)} is not supported, only one of {', '.join(NORMAL_FORMS)}"
+        )
+    return forms[0] if forms else None
+
+
+def _splitting(node: dict | None) -> dict:
+    """ByteLevel alone (GPT-2), or Split by a regex and then ByteLevel (Llama 3, Qwen)."""
+    steps = _steps(node, "pretokenizers")
+    match [step["type"] for step in steps]:
+        case ["ByteLevel"] if steps[0].get("use_regex", True):
+            pattern = GPT2_PATTERN
+        case ["Split", "ByteLevel"] if steps[0]["behavior"] == "Isolated" and not steps[1].get(
+            "use_regex", True
+        ):
+            pattern = steps[0]["pattern"].get("Regex") or regex.escape(steps[0]["pattern"]["String"])
+        case kinds:
+            raise CheckpointError(
+                f"pre_tokenizer {' + '.join(kinds) or 'none'} is not supported, only byte-level ones"
+            )
+    return {"pattern": pattern, "add_prefix_space": steps[-1].get("add_prefix_space", False)}
+
+
+def _affixes(node: dict | None) -> tuple[list[int], list[int]]:
+    """Ids that the post-processor puts before and after one text."""
+    before: list[int] = []
+    after: list[int] = []
+    for step in _steps(node, "processors"):
+        if step["type"] == "TemplateProcessing":
+            side = before
+            for item in step["single"]:
+                if "Sequence" in item:
+                    side = after
+                else:
+                    side.extend(step["special_tokens"][item["SpecialToken"]["id"]]["ids"])
+        elif step["type"] != "ByteLevel":
+            raise CheckpointError(f"post_processor {step['type']} is not supported")
+    return before, after

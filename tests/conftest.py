@@ -1,0 +1,54 @@
+"""Shared by every part's tests:
+
+fixed thread count, the embedded model, and tiny random models made by Hugging Face.
+"""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here may need a download
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # results must not depend on the machine's cores
+
+DATA = Path(os.environ.get("RUVON_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder of corpora and GPT-2's vocabulary, which is not part of the repository (RUVON_DATA names
+    it).
+    """
+    if not DATA.is_dir():
+        assert not os.environ.get("RUVON_REQUIRE_DATA"), f"no data folder at {DATA}"
+        pytest.skip(f"needs the data folder, not at {DATA}; set RUVON_DATA")
+    return DATA
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> str:
+    """The trained model the equality tests run on: embedded, or a real one where the hub can be reached."""
+    return os.environ.get("RUVON_TEST_MODEL", "storyteller")
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2(tmp_path_factory) -> Path:
+    """A folder with a random GPT-2 of 2 layers, saved by Hugging Face, and the embedded model's tokenizer."""
+    import shutil
+
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from engine.checkpoint import ZOO
+
+    folder = tmp_path_factory.mktemp("tiny_gpt2")
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=4096, n_embd=64, n_layer=2, n_head=4, n_positions=128, initializer_range=0.2,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(ZOO / "storyteller" / name, folder)
+    return folder

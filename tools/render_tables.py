@@ -1,0 +1,85 @@
+"""Renders numbers from `benchmarks/results/*.json` into README.md and the articles.
+
+    python tools/render_tables.py           # rewrite in place
+    python tools/render_tables.py --check   # exit 1 if a number is out of date (part of `make test`)
+
+Two marks, both invisible in rendered Markdown. A table, with a caption naming machine and versions:
+    <!-- table: RESULT.NAME --> ... <!-- /table -->
+and a single figure, with an optional Python format:
+    <!-- value: RESULT.figures.KEY[.KEY…] | .1f -->2.9<!-- /value -->
+"""
+
+import json
+import re
+import sys
+from functools import cache, reduce
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+TABLE = re.compile(r"(<!-- table: ([\w.\-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
+VALUE = re.compile(r"(<!-- value: ([\w.\-]+)(?: \| (\S+))? -->)(.*?)(<!-- /value -->)", re.DOTALL)
+
+
+@cache
+def result(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def table(path: str) -> str:
+    name, key = path.split(".")
+    found = result(name)
+    columns, rows = found["tables"][key]["columns"], found["tables"][key]["rows"]
+    right = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(columns))]
+    lines = [columns, ["---:" if numeric else "---" for numeric in right], *rows]
+    text = "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+    machine, versions = found["machine"], found["versions"]
+    where = (
+        machine["gpu"]
+        or f"{machine['cpu']}, {machine['cores']} cores, {machine['torch_threads']} torch threads"
+    )
+    what = ", ".join(f"{package} {number}" for package, number in versions.items())
+    return (
+        f"{text}\n\n*Measured {found['date']} on {where}; {what}. From `benchmarks/results/{name}.json`.*\n"
+    )
+
+
+def value(path: str, spec: str | None) -> str:
+    name, *keys = path.split(".")
+    found = reduce(
+        lambda node, key: node[int(key)] if isinstance(node, list) else node[key], keys, result(name)
+    )
+    return format(found, spec or "")
+
+
+def render(text: str) -> str:
+    text = TABLE.sub(lambda m: m[1] + table(m[2]) + m[4], text)
+    return VALUE.sub(lambda m: m[1] + value(m[2], m[3]) + m[5], text)
+
+
+def _cell(cell: object) -> str:
+    if isinstance(cell, float):
+        return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:.3g}"
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)
+
+
+def main() -> int:
+    stale = []
+    for path in [
+        ROOT / "README.md",
+        *sorted((ROOT / "articles").glob("*.md")),
+        *sorted(ROOT.glob("engine/zoo/*/README.md")),
+    ]:
+        before = path.read_text()
+        after = render(before)
+        if before != after:
+            stale.append(path.relative_to(ROOT))
+            if "--check" not in sys.argv:
+                path.write_text(after)
+    for path in stale:
+        print(f"{path}: {'out of date' if '--check' in sys.argv else 'rendered'}")
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
