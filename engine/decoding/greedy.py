@@ -97,7 +97,8 @@ def _decode(forward: Forward, token_ids: list[int], output: GrowingOutput, choos
         # 1. What could come next?
         logits = forward(token_ids)  # [V]
         if output.banned_token_ids:
-            logits[list(output.banned_token_ids)] = -torch.inf
+            banned = torch.tensor(output.banned_token_ids, device=logits.device)
+            logits = logits.index_fill(0, banned, -torch.inf)
         # 2. Choose, and let the sequence grow by one.
         token_id = choose(logits)
         token_ids.append(token_id)

@@ -6,7 +6,7 @@ Records only. A field that no part has filled yet is None. Part 2.
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True)
@@ -69,4 +69,5 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: Logprobs | None = None
     num_cached_tokens: int | None = None  # prompt tokens found in a cache (Part 12)
+    error: str | None = None  # why it failed, with finish reason "error" (Part 6)
     stats: RequestStats | None = None
