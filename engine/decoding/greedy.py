@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.attention.dense import causal
 from engine.config import ModelConfig
 from engine.decoding.outputs import CompletionOutput, FinishReason, RequestOutput, RequestStats
-from engine.decoding.params import SamplingParams, refuse_unsupported
+from engine.decoding.params import SamplingParams, refuse_unknown_tokens, refuse_unsupported
 from engine.decoding.prompts import Prompt, prompt_token_ids
 from engine.decoding.stopping import GrowingOutput
 from engine.tokenizer import Tokenizer
@@ -86,6 +86,7 @@ def decode_steps(
     """
     params = params or SamplingParams()
     refuse_unsupported(params, supports)
+    refuse_unknown_tokens(params, config.vocab_size)
     token_ids = prompt_token_ids(prompt, tokenizer, config)
     output = GrowingOutput(tokenizer, params, len(token_ids), config.max_positions, config.eos_token_ids)
     return _decode(forward, token_ids, output, choose)

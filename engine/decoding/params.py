@@ -115,6 +115,14 @@ def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None
             raise ParameterError(spec.name, f"{spec.name}={value!r} is not supported here: {brings}")
 
 
+def refuse_unknown_tokens(params: SamplingParams, vocab_size: int) -> None:
+    """Raise ParameterError for a token id that a model of `vocab_size` tokens does not have."""
+    for name in ("stop_token_ids", "logit_bias"):
+        for token_id in getattr(params, name) or ():
+            if not 0 <= token_id < vocab_size:
+                raise ParameterError(name, f"{name} has token id {token_id}; accepted are 0 to {vocab_size - 1}")
+
+
 def _is(value: Any, kind: type) -> bool:
     """isinstance, with whole numbers accepted as floats, and neither true nor NaN as numbers."""
     accepted = (int, float) if kind is float else kind
