@@ -124,7 +124,7 @@ class Model(nn.Module):
 
         Raises ValueError for a position past the table the model learned (on a GPU the caller must check).
         """
-        if positions.device.type == "cpu" and len(positions) and int(positions.max()) >= self.config.max_positions:
+        if positions.device.type == "cpu" and int(positions.max()) >= self.config.max_positions:
             raise ValueError(
                 f"position {int(positions.max())} is out of range: this model learned positions 0 to "
                 f"{self.config.max_positions - 1}"
