@@ -120,7 +120,9 @@ def refuse_unknown_tokens(params: SamplingParams, vocab_size: int) -> None:
     for name in ("stop_token_ids", "logit_bias"):
         for token_id in getattr(params, name) or ():
             if not 0 <= token_id < vocab_size:
-                raise ParameterError(name, f"{name} has token id {token_id}; accepted are 0 to {vocab_size - 1}")
+                raise ParameterError(
+                    name, f"{name} has token id {token_id}; accepted are 0 to {vocab_size - 1}"
+                )
 
 
 def _is(value: Any, kind: type) -> bool:

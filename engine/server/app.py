@@ -1,0 +1,198 @@
+"""The HTTP server: OpenAI's completions API in front of any `Backend`. Part 4.
+
+Promises OpenAI's shapes, tokens as soon as they are there, and that a client that leaves costs nothing more.
+Knows nothing of models or scheduling. Later parts add routes through `extensions`.
+"""
+
+import asyncio
+import hmac
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse, Response
+
+from engine.decoding.outputs import RequestOutput
+from engine.server import errors, sse
+from engine.server.backend import Backend
+from engine.server.errors import RequestError
+from engine.server.protocol import CompletionRequest, choice, usage
+
+Extension = Callable[[FastAPI, Backend], None]  # adds routes to the app
+MAX_BODY_BYTES = 4 * 2**20
+
+
+def create_app(
+    backend: Backend,
+    extensions: Sequence[Extension] = (),
+    api_key: str | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> FastAPI:
+    """The server's app. With `api_key`, every route but /health wants `Authorization: Bearer <key>`."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        """A backend with a life of its own, such as Part 6's thread, starts and stops with the server."""
+        if hasattr(backend, "__aenter__"):
+            async with backend:
+                yield
+        else:
+            yield
+
+    app = FastAPI(title="ruvon", lifespan=lifespan)
+    errors.install(app)
+    started = int(time.time())
+
+    @app.middleware("http")
+    async def gate(request: Request, call_next: Callable) -> Response:
+        if api_key and request.url.path != "/health":
+            given = request.headers.get("authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
+                return RequestError(401, "Incorrect API key provided", code="invalid_api_key").response()
+        return await call_next(request)
+
+    app.add_middleware(_BodyLimit, max_bytes=max_body_bytes)
+
+    @app.get("/health")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"}) if backend.health() else JSONResponse({"status": "down"}, 503)
+
+    @app.get("/v1/models")
+    async def models() -> dict:
+        return {"object": "list", "data": [_model(name) for name in backend.models()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict:
+        _known(name)
+        return _model(name)
+
+    @app.post("/v1/completions", response_model=None)
+    @app.post("/completions", response_model=None)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        _known(body.model)
+        params, prompts = body.sampling_params(), body.prompts()
+        head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": body.model,
+        }
+        # Every prompt is checked before any is queued.
+        streams = [
+            backend.generate(prompt, params, f"{head['id']}-{i}", **body.options())
+            for i, prompt in enumerate(prompts)
+        ]
+        if body.stream:
+            include_usage = body.stream_options is not None and body.stream_options.include_usage
+            return sse.stream(_chunks(head, streams, params.n, include_usage))
+        outputs = await _unless_client_leaves(request, _gather(streams))
+        choices = [
+            choice(sample, i * params.n + sample.index, sample.text)
+            for i, output in enumerate(outputs)
+            for sample in output.outputs
+        ]
+        return JSONResponse(head | {"choices": choices, "usage": usage(outputs)})
+
+    def _known(name: str) -> None:
+        if name not in backend.models():
+            known = ", ".join(backend.models())
+            raise RequestError(
+                404, f"model {name!r} does not exist; here are: {known}", "model", "model_not_found"
+            )
+
+    def _model(name: str) -> dict:
+        return {"id": name, "object": "model", "created": started, "owned_by": "ruvon"}
+
+    for extend in extensions:
+        extend(app, backend)
+    return app
+
+
+async def _gather(streams: list[AsyncIterator[RequestOutput]]) -> list[RequestOutput]:
+    """The last output of each; when one fails, the others are aborted."""
+
+    async def last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
+        async with aclosing(outputs):
+            return [output async for output in outputs][-1]
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(last(outputs)) for outputs in streams]
+    except* Exception as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _unless_client_leaves(request: Request, work: AsyncGenerator) -> list[RequestOutput]:
+    """Await `work`; cancel it when the client hangs up before it is done."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        await asyncio.wait([task], timeout=0.1)
+        if not task.done() and await request.is_disconnected():
+            task.cancel()
+            await asyncio.wait([task])
+            raise RequestError(499, "the client closed the connection")
+    return task.result()
+
+
+async def _chunks(
+    head: dict, streams: list[AsyncIterator[RequestOutput]], n: int, include_usage: bool
+) -> AsyncGenerator[dict, None]:
+    """OpenAI's chunks: what is new in each choice, in the order it comes; usage last, if asked for."""
+    outputs: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(maxsize=len(streams))
+    shown: dict[int, int] = {}  # choice -> characters sent; -1: it has finished
+    latest: dict[int, RequestOutput] = {}
+
+    async def forward(i: int, stream: AsyncIterator[RequestOutput]) -> None:
+        try:
+            async with aclosing(stream):
+                async for output in stream:
+                    await outputs.put((i, output))
+        except Exception as error:
+            await outputs.put((i, error))
+
+    tasks = [asyncio.create_task(forward(i, stream)) for i, stream in enumerate(streams)]
+    extra = {"usage": None} if include_usage else {}
+    try:
+        while len(latest) < len(streams) or not all(output.finished for output in latest.values()):
+            i, output = await outputs.get()
+            if isinstance(output, Exception):
+                raise output
+            latest[i] = output
+            for sample in output.outputs:
+                index = i * n + sample.index
+                sent = shown.get(index, 0)
+                if sent < 0 or (sent == len(sample.text) and not sample.finish_reason):
+                    continue
+                shown[index] = -1 if sample.finish_reason else len(sample.text)
+                yield head | {"choices": [choice(sample, index, sample.text[sent:])]} | extra
+        if include_usage:
+            yield head | {"choices": [], "usage": usage([latest[i] for i in range(len(streams))])}
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _BodyLimit:
+    """Refuses a body over `max_bytes` while it arrives, before it is held in memory."""
+
+    def __init__(self, app, max_bytes: int) -> None:
+        self.app, self.max_bytes = app, max_bytes
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        seen = 0
+
+        async def limited() -> dict:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self.max_bytes:
+                raise HTTPException(413, f"the body is larger than {self.max_bytes} bytes")
+            return message
+
+        await self.app(scope, limited, send)
