@@ -51,7 +51,7 @@ class LLMEngine:
         if self.max_model_len > config.max_positions or not scheduler.cache.fits(self.max_model_len):
             raise ValueError(
                 f"max_model_len={self.max_model_len}: the model sees {config.max_positions} tokens, and the "
-                f"cache must hold one sequence of that length; it has {scheduler.cache.usage().tokens_total} in all"
+                f"cache must hold one sequence of that length; it holds {scheduler.cache.usage().tokens_total}"
             )
         self.tokenizer, self.config = tokenizer, replace(config, max_positions=self.max_model_len)
         self.scheduler, self.executor, self.recover = scheduler, executor, recover
