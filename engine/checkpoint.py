@@ -59,10 +59,13 @@ def _from_hub(repo_id: str, weights: bool) -> Path:
 
 
 def read_json(path: Path) -> dict:
-    """The JSON object in `path`. Raises CheckpointError naming the file when it is missing or not JSON."""
+    """The JSON object in `path`. Raises CheckpointError naming the file when it is missing or holds none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except ValueError as error:
         raise CheckpointError(f"{path}: not a JSON file ({error})") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: holds a JSON {type(content).__name__}, not an object")
+    return content

@@ -58,11 +58,9 @@ class ModelConfig:
 
 def architecture(model_type: str) -> ModuleType:
     """The module `engine.models.<model_type>`: its `Model`, `config_from` and `slots`, found by its name."""
-    folder = Path(__file__).parent / "models"
-    if not model_type.isidentifier() or not (folder / f"{model_type}.py").exists():
-        known = sorted(
-            p.stem for p in folder.glob("*.py") if "def config_from" in p.read_text(encoding="utf-8")
-        )
+    files = (Path(__file__).parent / "models").glob("*.py")
+    known = sorted(file.stem for file in files if "def config_from" in file.read_text(encoding="utf-8"))
+    if model_type not in known:
         raise CheckpointError(f"model_type {model_type!r} is not supported; supported: {', '.join(known)}")
     return import_module(f"engine.models.{model_type}")
 

@@ -10,17 +10,14 @@ Sources: Sennrich et al. 2016, https://arxiv.org/abs/1508.07909; byte level: Rad
 import heapq
 import unicodedata
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import regex
 
-from engine.checkpoint import CheckpointError, read_json, resolve
+from engine.checkpoint import CheckpointError, resolve
+from engine.tokenizer_files import GPT2_PATTERN, AddedToken, read_tokenizer
 
-# Words, numbers, punctuation, each with the space before it; runs of space, less the one the next word takes.
-GPT2_PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 CACHED_WORDS = 1 << 16  # a word is merged once, then looked up
 CACHED_WORD_LENGTH = 64
 
@@ -35,23 +32,6 @@ def byte_alphabet() -> dict[int, str]:
     alphabet = {byte: chr(byte) for byte in printable}
     others = (byte for byte in range(256) if byte not in alphabet)
     return alphabet | {byte: chr(256 + i) for i, byte in enumerate(others)}
-
-
-@dataclass(frozen=True)
-class AddedToken:
-    """A token matched in the text as a whole, before any splitting, such as `<|endoftext|>`."""
-
-    id: int
-    content: str
-    special: bool = True
-    single_word: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
-
-    def pattern(self) -> str:
-        body = regex.escape(self.content)
-        body = rf"(?<!\w){body}(?!\w)" if self.single_word else body
-        return (r"\s*" if self.lstrip else "") + body + (r"\s*" if self.rstrip else "")
 
 
 class Tokenizer:
@@ -90,7 +70,7 @@ class Tokenizer:
         self._bytes |= {token.id: token.content.encode() for token in self.added.values()}
         self._byte_ids = [vocab.get(alphabet[byte]) for byte in range(256)]
         if None in self._byte_ids:
-            raise CheckpointError(f"vocabulary has no token for byte {self._byte_ids.index(None)}")
+            raise ValueError(f"the vocabulary has no token for byte {self._byte_ids.index(None)}")
         # (left id, right id) -> (rank, merged id); a lower rank was learned earlier and merges first
         self._merges = {(vocab[a], vocab[b]): (rank, vocab[a + b]) for rank, (a, b) in enumerate(merges)}
         self._whole = (
@@ -105,19 +85,11 @@ class Tokenizer:
         Raises CheckpointError: a missing or damaged file, or a kind of tokenizer this one is not, named.
         """
         folder = resolve(name)
-        path = folder / "tokenizer.json"
-        config_path = folder / "tokenizer_config.json"
-        eos = read_json(config_path).get("eos_token") if config_path.exists() else "<|endoftext|>"
-        eos = eos["content"] if isinstance(eos, dict) else eos
+        file, fields = read_tokenizer(folder)
         try:
-            if path.exists():
-                return cls(**_from_tokenizer_json(read_json(path)), eos_token=eos)
-            path = folder / "vocab.json"
-            return cls(**_from_vocab_and_merges(folder), eos_token=eos)
-        except KeyError as error:
-            raise CheckpointError(f"{path}: {error} is not in the vocabulary or the file") from None
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}: {error}") from None
+            return cls(**fields)
+        except (KeyError, ValueError, regex.error) as error:
+            raise CheckpointError(f"{file}: {type(error).__name__}: {error}") from None
 
     @property
     def vocab_size(self) -> int:
@@ -238,90 +210,3 @@ class Tokenizer:
             if before[left] != -1:
                 offer(before[left], left)
         return [id for id in ids if id != -1]
-
-
-def _from_vocab_and_merges(folder: Path) -> dict:
-    """GPT-2's original two files."""
-    vocab = read_json(folder / "vocab.json")
-    path = folder / "merges.txt"
-    if not path.exists():
-        raise CheckpointError(f"{path}: no such file")
-    lines = path.read_text(encoding="utf-8").split("\n")
-    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    special = [AddedToken(vocab[token], token) for token in ("<|endoftext|>",) if token in vocab]
-    return {"vocab": vocab, "merges": merges, "added_tokens": special}
-
-
-def _from_tokenizer_json(raw: dict) -> dict:
-    """The parts of a `tokenizers` file a byte-level BPE has; anything else is refused by name."""
-    model = raw["model"]
-    if model.get("type") != "BPE" or model.get("byte_fallback"):
-        kind = "byte_fallback" if model.get("byte_fallback") else model.get("type")
-        raise CheckpointError(f"model is {kind}, only byte-level BPE is supported")
-    for setting in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(setting):
-            raise CheckpointError(f"model.{setting}={model[setting]!r} is not supported")
-    merges = [
-        tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]
-    ]
-    fields = AddedToken.__dataclass_fields__
-    added = [
-        AddedToken(**{k: v for k, v in token.items() if k in fields}) for token in raw.get("added_tokens", [])
-    ]
-    return {
-        "vocab": model["vocab"],
-        "merges": merges,
-        "added_tokens": added,
-        "ignore_merges": model.get("ignore_merges", False),
-        "normal_form": _normal_form(raw.get("normalizer")),
-        "affixes": _affixes(raw.get("post_processor")),
-        **_splitting(raw.get("pre_tokenizer")),
-    }
-
-
-def _steps(node: dict | None, inner: str) -> list[dict]:
-    """`tokenizers` nests steps in a Sequence; a lone step, or none, becomes a list as well."""
-    return [] if node is None else node[inner] if node["type"] == "Sequence" else [node]
-
-
-def _normal_form(node: dict | None) -> str | None:
-    forms = [step["type"] for step in _steps(node, "normalizers")]
-    if len(forms) > 1 or not set(forms) <= set(NORMAL_FORMS):
-        raise CheckpointError(
-            f"normalizer {' + '.join(forms)} is not supported, only one of {', '.join(NORMAL_FORMS)}"
-        )
-    return forms[0] if forms else None
-
-
-def _splitting(node: dict | None) -> dict:
-    """ByteLevel alone (GPT-2), or Split by a regex and then ByteLevel (Llama 3, Qwen)."""
-    steps = _steps(node, "pretokenizers")
-    match [step["type"] for step in steps]:
-        case ["ByteLevel"] if steps[0].get("use_regex", True):
-            pattern = GPT2_PATTERN
-        case ["Split", "ByteLevel"] if steps[0]["behavior"] == "Isolated" and not steps[1].get(
-            "use_regex", True
-        ):
-            pattern = steps[0]["pattern"].get("Regex") or regex.escape(steps[0]["pattern"]["String"])
-        case kinds:
-            raise CheckpointError(
-                f"pre_tokenizer {' + '.join(kinds) or 'none'} is not supported, only byte-level ones"
-            )
-    return {"pattern": pattern, "add_prefix_space": steps[-1].get("add_prefix_space", False)}
-
-
-def _affixes(node: dict | None) -> tuple[list[int], list[int]]:
-    """Ids that the post-processor puts before and after one text."""
-    before: list[int] = []
-    after: list[int] = []
-    for step in _steps(node, "processors"):
-        if step["type"] == "TemplateProcessing":
-            side = before
-            for item in step["single"]:
-                if "Sequence" in item:
-                    side = after
-                else:
-                    side.extend(step["special_tokens"][item["SpecialToken"]["id"]]["ids"])
-        elif step["type"] != "ByteLevel":
-            raise CheckpointError(f"post_processor {step['type']} is not supported")
-    return before, after

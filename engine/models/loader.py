@@ -90,7 +90,7 @@ def _tensors(folder: Path, load_format: str) -> Iterator[tuple[Path, str, Tensor
         index = folder / f"{single}.index.json"
         if index.exists():
             shards = _shards(index)
-        elif (folder / single).exists():
+        elif (folder / single).is_file():
             shards = {folder / single: None}
         else:
             continue
@@ -109,11 +109,11 @@ def _shards(index: Path) -> dict[Path, list[str]]:
         raise CheckpointError(f"{index}: has no 'weight_map'")
     shards: dict[Path, list[str]] = {}
     for name, file in weight_map.items():
-        if Path(file).name != file:
+        if not isinstance(file, str) or file == ".." or Path(file).name != file:
             raise CheckpointError(f"{index}: tensor {name!r} is said to be in {file!r}, outside the folder")
         shards.setdefault(index.parent / file, []).append(name)
     for file in shards:
-        if not file.exists():
+        if not file.is_file():
             raise CheckpointError(f"{file}: no such file, though {index.name} names it")
     return shards
 
@@ -125,14 +125,14 @@ def _read_safetensors(file: Path, names: list[str] | None) -> Iterator[tuple[Pat
             _check_listed(file, names, held)
             for name in held:
                 yield file, name, tensors.get_tensor(name)
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: truncated or not a safetensors file ({error})") from None
 
 
 def _read_pickle(file: Path, names: list[str] | None) -> Iterator[tuple[Path, str, Tensor]]:
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, OSError, ValueError) as error:
         raise CheckpointError(f"{file}: truncated, or holds more than tensors ({error})") from None
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise CheckpointError(f"{file}: holds {type(tensors).__name__}, not a dictionary of tensors")
