@@ -11,9 +11,10 @@ import threading
 from collections.abc import AsyncIterator, Callable
 
 from engine.decoding.outputs import RequestOutput
-from engine.decoding.params import SamplingParams
+from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.llm_engine import LLMEngine
+from engine.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
 
@@ -28,22 +29,25 @@ class Mailbox:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._filled = asyncio.Event()
-        self._output: RequestOutput | None = None
+        self._output: RequestOutput | Exception | None = None
 
-    def put(self, output: RequestOutput) -> None:
+    def put(self, output: RequestOutput | Exception) -> None:
         """From the engine's thread. An output that was not read yet is replaced: the new one contains it."""
         try:
             self._loop.call_soon_threadsafe(self._put, output)
         except RuntimeError:  # the reader's loop is gone, and the reader with it
-            logger.debug("request %s: its event loop has closed", output.request_id)
+            logger.debug("a reader's event loop has closed")
 
-    def _put(self, output: RequestOutput) -> None:
+    def _put(self, output: RequestOutput | Exception) -> None:
         self._output = output
         self._filled.set()
 
     async def get(self) -> RequestOutput:
+        """The latest output, once there is one that was not read. Raises what was put in its place."""
         await self._filled.wait()
         self._filled.clear()
+        if isinstance(self._output, Exception):
+            raise self._output
         return self._output
 
 
@@ -64,8 +68,9 @@ class AsyncLLMEngine:
 
     def stop(self) -> None:
         """End the step loop; unfinished requests are aborted."""
-        self._commands.put(None)
-        self._thread.join()
+        if self._thread:
+            self._commands.put(None)
+            self._thread.join()
 
     async def __aenter__(self) -> "AsyncLLMEngine":
         self.start()
@@ -89,37 +94,60 @@ class AsyncLLMEngine:
         Raises ParameterError at once for what the engine refuses, EngineError from the iterator for a failed
         step.
         """
-        samples = self.engine.make_requests(request_id, prompt, params, **options)
+        try:
+            samples = self.engine.make_requests(request_id, prompt, params, **options)
+        except ParameterError as error:
+            rejected = error
+            self._commands.put(lambda: self.engine.listeners.tell("on_reject", request_id, rejected))
+            raise
         return self._outputs(request_id, samples, prompt)
 
-    async def _outputs(self, request_id: str, samples: list, prompt: Prompt) -> AsyncIterator[RequestOutput]:
+    async def _outputs(
+        self, request_id: str, samples: list[Request], prompt: Prompt
+    ) -> AsyncIterator[RequestOutput]:
         mailbox = Mailbox()
-
-        def add() -> None:
-            self._mailboxes[request_id] = mailbox
-            self.engine.add(request_id, samples, prompt)
-
-        self._commands.put(add)
+        self._commands.put(lambda: self._add(request_id, samples, prompt, mailbox))
         finished = False
         try:
             while not finished:
-                output = await mailbox.get()
+                output = await self._next(mailbox)
                 finished = output.finished
                 if output.error:
                     raise EngineError(output.error)
                 yield output
         finally:
             if not finished:
-                self._commands.put(lambda: self._abort(request_id))
+                self._commands.put(lambda: self._abort(request_id, mailbox))
+
+    async def _next(self, mailbox: Mailbox) -> RequestOutput:
+        """The mailbox's next output. Raises EngineError when none can come any more."""
+        while True:
+            try:
+                async with asyncio.timeout(1.0):
+                    return await mailbox.get()
+            except TimeoutError:
+                if not self.health():
+                    raise EngineError("the engine is not running") from None
 
     async def abort(self, request_id: str) -> None:
         """Stop a request; whoever reads it gets a last output with finish reason "abort"."""
         self._commands.put(lambda: self._abort(request_id))
 
-    def _abort(self, request_id: str) -> None:
-        output = self.engine.abort_request(request_id)
-        if output:
-            self._deliver([output])
+    # From here on, everything runs in the engine's thread.
+
+    def _add(self, request_id: str, samples: list[Request], prompt: Prompt, mailbox: Mailbox) -> None:
+        try:
+            self.engine.add(request_id, samples, prompt)
+            self._mailboxes[request_id] = mailbox
+        except Exception as error:  # this request's own: the others do not notice
+            mailbox.put(error)
+
+    def _abort(self, request_id: str, mailbox: Mailbox | None = None) -> None:
+        """Abort a request; with `mailbox`, only if it is still that reader's."""
+        if mailbox is None or self._mailboxes.get(request_id) is mailbox:
+            output = self.engine.abort_request(request_id)
+            if output:
+                self._deliver([output])
 
     def _run(self) -> None:
         """The step loop: take in what came, step, hand out; sleep when there is nothing to do."""

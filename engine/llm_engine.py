@@ -6,7 +6,7 @@ no threads.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from engine.batch import Batch
@@ -22,6 +22,7 @@ from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.tokenizer import Tokenizer
 
+MAX_PRIORITY = 2**31
 Recover = Callable[[Batch, Exception], list[Request]]  # who fails when a step does (Part 15 spares more)
 
 
@@ -51,7 +52,7 @@ class LLMEngine:
         if self.max_model_len > config.max_positions or not scheduler.cache.fits(self.max_model_len):
             raise ValueError(
                 f"max_model_len={self.max_model_len}: the model sees {config.max_positions} tokens, and the "
-                f"cache must hold one sequence of that length; it holds {scheduler.cache.usage().tokens_total}"
+                f"cache must hold one sequence of that length; it has {scheduler.cache.usage().tokens_total}"
             )
         self.tokenizer, self.config = tokenizer, replace(config, max_positions=self.max_model_len)
         self.scheduler, self.executor, self.recover = scheduler, executor, recover
@@ -81,6 +82,10 @@ class LLMEngine:
         for name, value in {"priority": priority, "adapter": adapter, "cache_salt": cache_salt}.items():
             if value and name not in self.supports:
                 raise ParameterError(name, f"{name}={value!r} is not supported by this engine")
+        if abs(priority) > MAX_PRIORITY:
+            raise ParameterError(
+                "priority", f"priority={priority}: accepted are -{MAX_PRIORITY} to {MAX_PRIORITY}"
+            )
         token_ids = prompt_token_ids(prompt, self.tokenizer, self.config)
         seed, samples = new_seed(params), []
         for index in range(params.n):
@@ -167,10 +172,11 @@ class LLMEngine:
 
     def _recover(self, batch: Batch, error: Exception) -> list[RequestOutput]:
         self.scheduler.rollback(batch)
-        for request in self.recover(batch, error):
+        failed = self.recover(batch, error)
+        for request in failed:
             request.error = f"{type(error).__name__}: {error}"
             self._end(request, "error")
-        return self._outputs(batch.requests)
+        return self._outputs([*batch.requests, *failed])
 
     def _end(self, request: Request, reason: FinishReason | None = None) -> None:
         if reason:
@@ -178,7 +184,7 @@ class LLMEngine:
         self.scheduler.finish(request)
         self.listeners.tell("on_finish", request)
 
-    def _outputs(self, requests: tuple[Request, ...]) -> list[RequestOutput]:
+    def _outputs(self, requests: Sequence[Request]) -> list[RequestOutput]:
         return [self._output(request_id) for request_id in dict.fromkeys(r.request_id for r in requests)]
 
     def _output(self, request_id: str) -> RequestOutput:

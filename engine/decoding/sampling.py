@@ -33,6 +33,7 @@ SUPPORTS = frozenset(
         "n",
     ]
 )
+COLDEST = 1e-6  # a smaller temperature would overflow fp32, and is greedy long before
 UNIFORM_BITS = 48  # fewer than a double's 53, so that u · total < total in double precision
 
 
@@ -86,7 +87,7 @@ def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     params = [row.params for row in rows]
     logits = adjust(logits.float(), rows)  # [R, V]
     likeliest = logits.argmax(-1, keepdim=True)  # [R, 1]
-    logits = logits / column([row.temperature or 1.0 for row in rows])
+    logits = logits / column([max(row.temperature, COLDEST) if row.temperature else 1.0 for row in rows])
 
     if any(p.top_k > 0 or p.top_p < 1 for p in params):
         ascending, order = logits.sort(dim=-1)  # [R, V]
@@ -164,7 +165,10 @@ def draw(probs: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tenso
     uniforms = [uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)]
     u = torch.tensor(uniforms, dtype=torch.float64).to(probs.device, non_blocking=True)[:, None]  # [R, 1]
     cumulative = probs.double().cumsum(-1)  # [R, V]
-    return torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)[:, 0]  # first place beyond u
+    beyond = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)[
+        :, 0
+    ]  # [R]: first place beyond u
+    return beyond.clamp(max=probs.shape[-1] - 1)  # a row of NaN must not name a token that does not exist
 
 
 def uniform(seed: int, position: int) -> float:

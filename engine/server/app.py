@@ -45,6 +45,10 @@ def create_app(
     errors.install(app)
     started = int(time.time())
 
+    # Added first, so innermost: FastAPI must see the refusal itself, not the gate's exception group around
+    # it.
+    app.add_middleware(_BodyLimit, max_bytes=max_body_bytes)
+
     @app.middleware("http")
     async def gate(request: Request, call_next: Callable) -> Response:
         if api_key and request.url.path != "/health":
@@ -52,8 +56,6 @@ def create_app(
             if not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
                 return RequestError(401, "Incorrect API key provided", code="invalid_api_key").response()
         return await call_next(request)
-
-    app.add_middleware(_BodyLimit, max_bytes=max_body_bytes)
 
     @app.get("/health")
     async def health() -> Response:
@@ -85,7 +87,7 @@ def create_app(
             for i, prompt in enumerate(prompts)
         ]
         if body.stream:
-            include_usage = body.stream_options is not None and body.stream_options.include_usage
+            include_usage = bool(body.stream_options and body.stream_options.include_usage)
             return sse.stream(_chunks(head, streams, params.n, include_usage))
         outputs = await _unless_client_leaves(request, _gather(streams))
         choices = [
@@ -120,8 +122,8 @@ async def _gather(streams: list[AsyncIterator[RequestOutput]]) -> list[RequestOu
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(last(outputs)) for outputs in streams]
-    except* Exception as errors:
-        raise errors.exceptions[0] from None
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
@@ -161,19 +163,30 @@ async def _chunks(
             if isinstance(output, Exception):
                 raise output
             latest[i] = output
-            for sample in output.outputs:
-                index = i * n + sample.index
-                sent = shown.get(index, 0)
-                if sent < 0 or (sent == len(sample.text) and not sample.finish_reason):
-                    continue
-                shown[index] = -1 if sample.finish_reason else len(sample.text)
-                yield head | {"choices": [choice(sample, index, sample.text[sent:])]} | extra
+            for new in _news(output, i * n, shown):
+                yield head | {"choices": [new]} | extra
         if include_usage:
             yield head | {"choices": [], "usage": usage([latest[i] for i in range(len(streams))])}
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _news(output: RequestOutput, first: int, shown: dict[int, int]) -> list[dict]:
+    """OpenAI's choices with what `output` has beyond what was `shown`, which is brought up to date.
+
+    `first`: the index of its first sample. A choice with nothing new is left out; a finished one comes once.
+    """
+    news = []
+    for sample in output.outputs:
+        index = first + sample.index
+        sent = shown.get(index, 0)
+        if sent < 0 or (sent == len(sample.text) and not sample.finish_reason):
+            continue
+        shown[index] = -1 if sample.finish_reason else len(sample.text)
+        news.append(choice(sample, index, sample.text[sent:]))
+    return news
 
 
 class _BodyLimit:

@@ -6,6 +6,7 @@ for many requests at once, and admission control (Part 15) wraps either.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
 from engine.config import ModelConfig
@@ -109,7 +110,8 @@ class LockedBackend:
                         output.finished = reason == "abort" or (
                             reason is not None and index == len(loops) - 1
                         )
-                        yield output
+                        # A record of its own each time: a slow reader still holds the one before.
+                        yield replace(output, outputs=list(output.outputs))
                         if reason == "abort":
                             return
         finally:

@@ -1,10 +1,11 @@
 """Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}. Part 4.
 
 Promises that whatever goes wrong with a request is answered in this one shape, with a status that says whose
-fault it was, and that nothing of the server's insides is shown for a fault of its own.
+fault it was, and that a traceback is never part of it.
 """
 
 import logging
+from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -27,10 +28,13 @@ class RequestError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.retry_after = retry_after  # seconds, for 429 and 503 (Part 15)
+        self.headers = dict(headers or {})
+        if retry_after is not None:  # seconds, for 429 and 503 (Part 15)
+            self.headers["Retry-After"] = str(max(1, round(retry_after)))
 
     def body(self) -> dict:
         fallback = "invalid_request_error" if self.status < 500 else "server_error"
@@ -38,8 +42,7 @@ class RequestError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        headers = {} if self.retry_after is None else {"Retry-After": str(max(1, round(self.retry_after)))}
-        return JSONResponse(self.body(), self.status, headers=headers)
+        return JSONResponse(self.body(), self.status, headers=self.headers)
 
 
 def as_request_error(error: Exception) -> RequestError:
@@ -51,9 +54,12 @@ def as_request_error(error: Exception) -> RequestError:
     if isinstance(error, RequestValidationError):
         return _from_validation(error)
     if isinstance(error, HTTPException):
-        return RequestError(error.status_code, str(error.detail))
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            return RequestError(400, f"the body is not valid UTF-8: {error.__cause__}")
+        return RequestError(error.status_code, str(error.detail), headers=error.headers)
     logger.error("request failed", exc_info=error)
-    return RequestError(500, f"the engine failed while working on this request: {error}", code="engine_error")
+    what = f"{type(error).__name__}: {error}"
+    return RequestError(500, f"the engine failed while working on this request: {what}", code="engine_error")
 
 
 def _from_validation(error: RequestValidationError) -> RequestError:

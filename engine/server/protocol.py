@@ -13,13 +13,14 @@ from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.server.errors import RequestError
 
+MAX_PROMPTS = 256  # of one HTTP request
 Number = StrictInt | StrictFloat
 TokenIds = Annotated[list[StrictInt], Field(min_length=1)]
 
 
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    include_usage: StrictBool = False
+    include_usage: StrictBool | None = None
 
 
 class CompletionRequest(BaseModel):
@@ -33,7 +34,7 @@ class CompletionRequest(BaseModel):
     temperature: Number | None = None
     top_p: Number | None = None
     n: StrictInt | None = None
-    stream: StrictBool = False
+    stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     stop: StrictStr | list[StrictStr] | None = None
     presence_penalty: Number | None = None
@@ -41,7 +42,7 @@ class CompletionRequest(BaseModel):
     logit_bias: dict[str, Number] | None = None
     seed: StrictInt | None = None
     logprobs: StrictInt | None = None
-    echo: StrictBool = False
+    echo: StrictBool | None = None
     best_of: StrictInt | None = None
     suffix: StrictStr | None = None
     user: StrictStr | None = None
@@ -63,7 +64,11 @@ class CompletionRequest(BaseModel):
         if not self.prompt:
             raise RequestError(400, "prompt is empty", param="prompt")
         one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return [self.prompt] if one else list(self.prompt)
+        prompts = [self.prompt] if one else list(self.prompt)
+        if len(prompts) > MAX_PROMPTS:
+            message = f"prompt has {len(prompts)} entries; at most {MAX_PROMPTS} are accepted"
+            raise RequestError(400, message, param="prompt")
+        return prompts
 
     def sampling_params(self) -> SamplingParams:
         """Raises ParameterError or RequestError for a value out of range or a field we do not have."""
