@@ -109,7 +109,7 @@ def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None
     """Raise ParameterError for a field that is set to have an effect which this composition does not have."""
     for spec in dataclasses.fields(params):
         value = getattr(params, spec.name)
-        without_effect = value == spec.default or (spec.name, value) in {("temperature", 0), ("top_k", -1)}
+        without_effect = value == spec.default or (spec.name, value) in [("temperature", 0), ("top_k", -1)]
         if "part" in spec.metadata and spec.name not in supports and not without_effect:
             brings = f"Part {spec.metadata['part']} ({spec.metadata['brings']}) brings it"
             raise ParameterError(spec.name, f"{spec.name}={value!r} is not supported here: {brings}")
