@@ -10,8 +10,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here may need a download
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)  # results must not depend on the machine's cores
+# The same examples on every machine, however slow it is, and nothing kept between runs.
+settings.register_profile("ruvon", derandomize=True, deadline=None, database=None)
+settings.load_profile("ruvon")
 
 DATA = Path(os.environ.get("RUVON_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -52,3 +56,13 @@ def tiny_gpt2(tmp_path_factory) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(ZOO / "storyteller" / name, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def trained(checkpoint):
+    """(our model, our tokenizer, Hugging Face's model) of the trained checkpoint, all in fp32 on the CPU."""
+    from engine.models.loader import load_model
+    from engine.tokenizer import Tokenizer
+    from tests.part01 import reference
+
+    return load_model(checkpoint), Tokenizer.from_pretrained(checkpoint), reference.load(checkpoint)

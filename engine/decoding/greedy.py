@@ -93,7 +93,7 @@ def decode_steps(
 
 
 def _decode(forward: Forward, token_ids: list[int], output: GrowingOutput, choose: Choose) -> Iterator[Step]:
-    """The loop itself: yields a Step per token, until `output` has a finish reason. `token_ids` grows meanwhile.
+    """The loop itself: a Step per token, until `output` has a finish reason. `token_ids` grows meanwhile.
 
     Tokens that `output` bans just now get the logit -inf, in a copy: `forward`'s tensor is its own.
     """
