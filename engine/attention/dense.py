@@ -18,10 +18,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     serves Hq / Hkv neighbouring query heads.
     """
     (Tq, Hq, Dh), (Tk, Hkv, _) = q.shape, k.shape
-    # 1. Heads first; the G query heads that share a key head stand together.
-    q = (
-        (q * Dh**-0.5).view(Tq, Hkv, Hq // Hkv, Dh).permute(1, 2, 0, 3).reshape(Hkv, -1, Dh)
-    )  # [Hkv, G·Tq, Dh]
+    # 1. Heads first; the Hq / Hkv query heads that share a key head stand together.
+    q = (q * Dh**-0.5).transpose(0, 1).reshape(Hkv, -1, Dh)  # [Hkv, G·Tq, Dh]
     # 2. How well does each query match each key?
     scores = torch.bmm(q, k.permute(1, 2, 0))  # [Hkv, G·Tq, Tk]
     # 3. Hide the future. Query i stands at position Tk - Tq + i; a single query is last and sees all.
@@ -31,7 +29,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     # 4. Scores to weights (in fp32, whatever the model's dtype), weights to a mean of the values.
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)  # [Hkv, G·Tq, Tk]
     out = torch.bmm(weights, v.transpose(0, 1))  # [Hkv, G·Tq, Dh]
-    return out.view(Hkv, -1, Tq, Dh).permute(2, 0, 1, 3).reshape(Tq, Hq, Dh)
+    return out.view(Hq, Tq, Dh).transpose(0, 1)  # [Tq, Hq, Dh]
 
 
 def dense_attention(

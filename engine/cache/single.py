@@ -43,11 +43,9 @@ class SingleCache:
         # 1. The new keys and values go behind the ones already there.
         self.keys[layer, start:end] = k
         self.values[layer, start:end] = v
-        # 2. T queries, `end` keys: the kernel aligns them at the end, so each query sees its own past.
-        keys, values = (
-            self.keys[layer, :end],
-            self.values[layer, :end],
-        )  # [end, Hkv, Dh], views: nothing is copied
+        # 2. T queries, `end` keys: the kernel aligns them at the end, each query sees its own past. What it
+        #    gets are views[end, Hkv, Dh]: nothing is copied.
+        keys, values = self.keys[layer, :end], self.values[layer, :end]
         return self._kernel(q, keys, values, (0, end - start), (0, end))
 
     def advance(self, num_tokens: int) -> None:

@@ -7,11 +7,15 @@ the winner.
 """
 
 import time
+import warnings
 
 import torch
 from torch import Tensor, nn
 
 from engine.layers.replace import linear_names, replace_linears
+
+# The leanest way into FBGEMM is in torch 2.11 to 2.13 and announced to go; SharedHalf is the way that stays.
+warnings.filterwarnings("ignore", message="fbgemm_.*fp16.* is deprecated")
 
 
 class Half(nn.Module):
@@ -19,7 +23,8 @@ class Half(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.packed = torch.ops.quantized.linear_prepack_fp16(linear.weight, linear.bias)
+        self.packed = torch.fbgemm_pack_gemm_matrix_fp16(linear.weight)
+        self.bias = torch.zeros(linear.out_features) if linear.bias is None else linear.bias
 
     @staticmethod
     def can_pack(linear: nn.Linear) -> bool:
@@ -27,9 +32,25 @@ class Half(nn.Module):
         weight = linear.weight
         return (
             torch.backends.quantized.engine in ("x86", "fbgemm")
+            and hasattr(torch, "fbgemm_linear_fp16_weight_fp32_activation")
             and _is_fp32_on_cpu(linear)
             and torch.equal(weight.half().float(), weight)
         )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fbgemm_linear_fp16_weight_fp32_activation(
+            x, self.packed, self.bias
+        )  # [T, in] -> [T, out]
+
+
+class SharedHalf(nn.Module):
+    """The same split over all threads: dearer per call, so it pays for many rows or large layers."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.packed = torch.ops.quantized.linear_prepack_fp16(linear.weight, linear.bias)
+
+    can_pack = staticmethod(Half.can_pack)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)  # [T, in] -> [T, out]
@@ -61,7 +82,7 @@ def pack_linears(model: nn.Module, rows: int = 1) -> nn.Module:
     """
     linears = [model.get_submodule(name) for name in linear_names(model)]
     seconds = {None: _seconds_per_step(linears, linears, rows)}
-    for form in (Half, Blocked):
+    for form in (Half, SharedHalf, Blocked):
         if all(form.can_pack(linear) for linear in linears):
             seconds[form] = _seconds_per_step(linears, [form(linear) for linear in linears], rows)
     best = min(seconds, key=seconds.get)

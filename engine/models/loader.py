@@ -41,9 +41,12 @@ def load_model(
     """
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load_format={load_format!r}: accepted are {', '.join(LOAD_FORMATS)}")
+    try:
+        device = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={str(device)!r} cannot be used: {str(error).splitlines()[0]}") from None
     folder = resolve(name, weights=load_format != "dummy")
     config = ModelConfig.from_pretrained(folder)
-    device = torch.device(device)
     home = architecture(config.model_type)
     model = home.Model(config, device=device, dtype=_dtype(dtype, config, device))
     if load_format == "dummy":
