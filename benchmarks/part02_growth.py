@@ -1,0 +1,187 @@
+"""What does a token cost when the whole sequence is computed anew for each one?
+
+    python -m benchmarks.part02_growth [--tokens 256] [--repeats 3] [--threads 1]
+
+Three tables from one run. `growth`: one step of the loop at several lengths, with logits for every row and
+for the last row only. `story`: the work and the time of one long generation, as it grows. `sides`: the same
+generation by this loop and by Hugging Face, without and with its cache. The sides take turns, every side's
+tokens are compared, medians are reported.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is in the repository
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from benchmarks.record import ROOT, record
+from engine.attention.dense import causal
+from engine.checkpoint import resolve
+from engine.decoding.greedy import Forward, FullForward, generate
+from engine.decoding.params import SamplingParams
+from engine.models.loader import load_model
+from engine.tokenizer import Tokenizer
+
+MODEL = "storyteller"
+PROMPT = "Once upon a time"
+LENGTHS = (16, 32, 64, 128, 256, 512, 1000)  # tokens in the sequence when one more is asked for
+BASE = 64  # of them, the length that growth is counted from: below it, fixed costs rule
+ALL_ROWS, LAST_ROW = "this loop, logits for every row", "this loop (FullForward)"
+HF_FULL, HF_CACHE = "Hugging Face, use_cache=False", "Hugging Face, with its cache"
+
+
+def every_row(model: nn.Module) -> Forward:
+    """FullForward as one writes it first: logits for all T rows, of which all but one are thrown away."""
+
+    @torch.inference_mode()
+    def forward(token_ids: list[int]) -> Tensor:
+        tokens = torch.tensor(token_ids)  # [T]
+        hidden = model(tokens, torch.arange(len(tokens)), causal)  # [T, D]
+        return model.logits(hidden)[-1]  # [T, V] -> [V]
+
+    return forward
+
+
+def ours(forward: Forward, tokenizer: Tokenizer, config) -> Callable[[list[int], int], tuple[list, list]]:
+    """(prompt, new tokens) -> their ids, and the seconds after which each was known."""
+
+    def run(prompt: list[int], tokens: int) -> tuple[list[int], list[float]]:
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        done = generate(forward, tokenizer, config, prompt, params)
+        return done.outputs[0].token_ids, [moment - done.stats.arrival for moment in done.stats.token_times]
+
+    return run
+
+
+def theirs(model: nn.Module, use_cache: bool) -> Callable[[list[int], int], tuple[list, list]]:
+    """The same by `generate`, which only tells when it is done."""
+
+    def run(prompt: list[int], tokens: int) -> tuple[list[int], list[float]]:
+        ids = torch.tensor([prompt])
+        start = time.perf_counter()
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens,
+            use_cache=use_cache,
+        )  # fmt: skip
+        return out[0, len(prompt) :].tolist(), [time.perf_counter() - start]
+
+    return run
+
+
+def measure_growth(model: nn.Module, repeats: int) -> dict[str, list]:
+    """Median milliseconds of one step, by length and side."""
+    steps = [every_row(model), FullForward(model)]
+    taken: dict[tuple[int, int], list[float]] = {}
+    for _ in range(repeats):
+        for length in LENGTHS:
+            ids = [i % model.config.vocab_size for i in range(length)]  # the values do not change the work
+            for side, step in enumerate(steps):
+                start = time.perf_counter()
+                step(ids)
+                taken.setdefault((length, side), []).append((time.perf_counter() - start) * 1e3)
+    rows = [[length, *(statistics.median(taken[length, side]) for side in (0, 1))] for length in LENGTHS]
+    return {
+        "columns": ["tokens so far", "ms per token, logits for every row", "ms, last row only", "ratio"],
+        "rows": [[length, all_rows, last, f"{all_rows / last:.2f} ×"] for length, all_rows, last in rows],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=256, help="new tokens in the comparison")
+    parser.add_argument("--repeats", type=int, default=3, help="of the generations")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+    folder, tokens = resolve(MODEL), arguments.tokens
+    tokenizer, model = Tokenizer.from_pretrained(folder), load_model(folder)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    reference.generation_config.eos_token_id = None  # run on past the end of the story, as ours does
+    prompt = tokenizer.encode(PROMPT)
+    growth = measure_growth(model, repeats=7)
+
+    sides = {
+        HF_FULL: theirs(reference, use_cache=False),
+        ALL_ROWS: ours(every_row(model), tokenizer, model.config),
+        LAST_ROW: ours(FullForward(model), tokenizer, model.config),
+        HF_CACHE: theirs(reference, use_cache=True),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    long_runs: list[list[float]] = []
+    for _ in range(arguments.repeats):
+        answers = []
+        for name, run in sides.items():
+            # Ours goes on to twice the length, for the `story` table; its first half is the comparison.
+            ids, moments = run(prompt, 2 * tokens if name == LAST_ROW else tokens)
+            answers.append(ids[:tokens])
+            seconds[name].append(moments[min(tokens, len(moments)) - 1])
+            if name == LAST_ROW:
+                long_runs.append(moments)
+        assert all(ids == answers[0] for ids in answers), "the sides disagree"
+
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    story = {
+        "columns": ["new tokens", "tokens computed", "of them computed before", "seconds", "tokens/s"],
+        "rows": [],
+    }
+    for count in (tokens // 4, tokens // 2, tokens, 2 * tokens):
+        computed = sum(len(prompt) + i for i in range(count))  # every step runs the whole sequence
+        needed = len(prompt) + count - 1  # each token once; the last one is never fed back
+        taken = statistics.median(moments[count - 1] for moments in long_runs)
+        share = f"{(computed - needed) / computed:.1%}"
+        story["rows"].append([count, computed, share, taken, count / taken])
+    compared = {
+        "columns": ["side", "seconds", "tokens/s", "speed against this loop"],
+        "rows": [[name, t, tokens / t, f"{medians[LAST_ROW] / t:.2f} ×"] for name, t in medians.items()],
+    }
+
+    steps = {row[0]: row[2] for row in growth["rows"]}  # length -> ms, last row only
+    longest = max(LENGTHS)
+    in_comparison = story["rows"][2]
+    figures = {
+        "base": BASE,
+        "longest": longest,
+        "times_longer": longest / BASE,
+        "times_slower": steps[longest] / steps[BASE],
+        "new_tokens": tokens,
+        "tokens_computed": in_comparison[1],
+        "tokens_needed": len(prompt) + tokens - 1,
+        "times_too_many": in_comparison[1] / (len(prompt) + tokens - 1),
+        "tokens_per_second": tokens / medians[LAST_ROW],
+        "tokens_per_second_twice_as_long": story["rows"][3][4],
+        "last_row_saves": 1 - medians[LAST_ROW] / medians[ALL_ROWS],
+        "over_hf_without_cache": medians[HF_FULL] / medians[LAST_ROW],
+        "hf_cache_over_ours": medians[LAST_ROW] / medians[HF_CACHE],
+    }
+    workload = {
+        "model": MODEL, "prompt": PROMPT, "prompt_tokens": len(prompt), "new_tokens": tokens, "greedy": True,
+        "eos": "ignored", "dtype": "float32", "repeats": {"step": 7, "generation": arguments.repeats},
+        "statistic": "median",
+    }  # fmt: skip
+    path = record(
+        "part02_growth", "What does a token cost when the whole sequence is computed anew for each one?",
+        workload, figures, {"growth": growth, "story": story, "sides": compared},
+    )  # fmt: skip
+
+    console = Console()
+    for title, content in (("One step", growth), ("One story", story), (f"{tokens} tokens", compared)):
+        table = Table(*content["columns"], title=title)
+        for row in content["rows"]:
+            table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
+        console.print(table)
+    console.print(f"Written to {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

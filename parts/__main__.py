@@ -1,0 +1,5 @@
+"""`python -m parts`."""
+
+from parts.cli import app
+
+app(prog_name="python -m parts")

@@ -1,0 +1,140 @@
+"""The commands of `python -m parts`, also mounted as `ruvon parts`.
+
+Promises: a refusal is a sentence on stderr and exit code 2; `run` and `test` hand on the exit code of what
+they ran. Knows nothing of how a tree is cut (tree.py).
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+from parts import tree
+from parts.manifest import PARTS_PLANNED, Exercise, Part, SeriesError, find_part, load_parts
+from parts.stubs import is_stub
+
+ROOT = Path(__file__).resolve().parents[1]
+
+app = typer.Typer(help="The series, part by part.", no_args_is_help=True, add_completion=False)
+console = Console(highlight=False)
+
+Number = Annotated[int, typer.Argument(metavar="N", help="The part's number.")]
+Target = Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")]
+Rest = Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]", help="Handed on as they are.")]
+# Options that are not ours go through even without `--`, which a shell or another tool may have eaten.
+HAND_ON = {"ignore_unknown_options": True}
+
+
+@app.command("list")
+def list_parts() -> None:
+    """The parts that have landed, in order."""
+    with _refusals():
+        landed = [part for part in load_parts(ROOT) if part.landed]
+    table = Table(
+        "part", "needs", "minutes", "what it brings", box=None, pad_edge=False, padding=(0, 2, 1, 0)
+    )
+    for part in landed:
+        about = f"[bold]{escape(part.title)}[/bold]\n{escape(part.article)}\n{escape(part.capability)}"
+        table.add_row(str(part.number), _numbers(part.needs), str(part.minutes), about)
+    console.print(table)
+    console.print(f"{len(landed)} of {PARTS_PLANNED} parts have landed. `python -m parts show N` tells more.")
+
+
+@app.command()
+def show(number: Number) -> None:
+    """One part: what it adds, its exercises, its files."""
+    with _refusals():
+        part = find_part(load_parts(ROOT), number)
+        waiting = _unwritten(part)
+    console.print(f"[bold]Part {number}: {escape(part.title)}[/bold]\n{escape(part.article)}\n")
+    console.print(
+        f"{part.capability}\n\nAbout {part.minutes} minutes. Needs parts: {_numbers(part.needs)}.\n",
+        markup=False,
+    )
+    console.print("Adds", *part.adds, sep="\n  ", markup=False)
+    console.print("\nExercises")
+    for exercise in part.exercises:
+        state = " (not written yet)" if exercise in waiting else ""
+        console.print(Padding(f"{exercise.where}{state}", (0, 0, 0, 2)))
+        console.print(Padding(exercise.write, (0, 0, 0, 6)))
+    console.print(f"\nRead  articles/{part.name}.md\nPlay  notebooks/{part.name}.ipynb")
+    console.print(f"Run   python -m parts run {number}\nTest  python -m parts test {number}")
+
+
+@app.command(context_settings=HAND_ON)
+def run(number: Number, arguments: Rest = None) -> None:
+    """Run a part's demo; what follows `--` goes to it."""
+    with _refusals():
+        part = find_part(load_parts(ROOT), number)
+    _hand_over([str(ROOT / part.demo), *(arguments or [])], cwd=None)
+
+
+@app.command("test", context_settings=HAND_ON)
+def run_tests(number: Number, arguments: Rest = None) -> None:
+    """Run a part's tests; what follows `--` goes to pytest."""
+    with _refusals():
+        part = find_part(load_parts(ROOT), number)
+        waiting = _unwritten(part)
+    if waiting:
+        console.print(
+            f"{len(waiting)} of {len(part.exercises)} exercises are not written yet; red tests are expected:"
+        )
+        for exercise in waiting:
+            console.print(f"  {exercise.where}", markup=False)
+    _hand_over(["-m", "pytest", part.tests, *(arguments or [])], cwd=ROOT)
+
+
+@app.command()
+def start(
+    number: Number,
+    target: Target,
+    solved: Annotated[bool, typer.Option("--solved", help="With the exercises written.")] = False,
+) -> None:
+    """Write a project to work in: the engine before part N, and part N with its exercises open."""
+    with _refusals():
+        part = tree.start(ROOT, number, target, solved)
+    state = "solved" if solved else f"{len(part.exercises)} exercises to write"
+    console.print(f"Part {number} ({state}) is in {target}. Its README.md says how to go on.", markup=False)
+
+
+@app.command()
+def history(target: Target) -> None:
+    """Write a git repository with one commit and one tag per part."""
+    with _refusals():
+        tags = tree.history(ROOT, target)
+    console.print(f"{target}: {', '.join(tags)}. Try `git checkout {tags[0]}` there.", markup=False)
+
+
+def _numbers(needs: tuple[int, ...]) -> str:
+    return ", ".join(map(str, needs)) or "none"
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except SeriesError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"Error: {error}", markup=False)
+        raise typer.Exit(2) from error
+
+
+def _unwritten(part: Part) -> list[Exercise]:
+    """The exercises that are still as `start` left them."""
+    return [e for e in part.exercises if is_stub((ROOT / e.path).read_text(encoding="utf-8"), e.name, e.path)]
+
+
+def _hand_over(arguments: list[str], cwd: Path | None) -> None:
+    # The tree's own engine must win over an installed one.
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run([sys.executable, *arguments], env=env, cwd=cwd, check=False)
+    raise typer.Exit(done.returncode)

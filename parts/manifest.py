@@ -1,0 +1,168 @@
+"""What the manifests say: reads every `parts/NN_slug/part.toml` and answers which part a file belongs to.
+
+Promises: a record per part, in order, or a `SeriesError` that names the file, the field and what is accepted.
+Does not know git, nor how a tree is written (tree.py).
+"""
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+PARTS_PLANNED = 20
+
+# In every tree, whatever the part. Everything else is owned by a part, or stays behind.
+SHARED = (
+    ".gitattributes",
+    ".gitignore",
+    "LICENSE",
+    "benchmarks/__init__.py",
+    "benchmarks/record.py",
+    "constraints.txt",
+    "parts/*.py",
+    "pyproject.toml",
+    "tests/*.py",
+    "tests/support/**",
+)
+
+
+class SeriesError(Exception):
+    """The tool cannot do what was asked; the message says what it needs."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A function that the learner writes."""
+
+    where: str  # engine/file.py:Class.method, or engine/file.py:function
+    write: str  # what to do, on one line
+    tests: tuple[str, ...]  # the test files that turn green with it
+
+    @property
+    def path(self) -> str:
+        return self.where.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        return self.where.partition(":")[2]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One manifest."""
+
+    number: int
+    slug: str
+    title: str
+    article: str
+    capability: str
+    minutes: int  # to read, write and play through
+    landed: bool  # False: the manifest is here, the part is not
+    needs: tuple[int, ...] = ()  # the parts it builds on
+    adds: tuple[str, ...] = ()  # patterns of its files under engine/
+    files: tuple[str, ...] = ()  # patterns of other files, beyond those that carry its name or number
+    exercises: tuple[Exercise, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`03_kv_cache`: the folder under parts/, and the stem of the notebook and the article."""
+        return f"{self.number:02d}_{self.slug}"
+
+    @property
+    def demo(self) -> str:
+        return f"parts/{self.name}/demo.py"
+
+    @property
+    def tests(self) -> str:
+        return f"tests/part{self.number:02d}"
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Everything this part owns: what the manifest lists, and what carries the part's name or number."""
+        nn = f"{self.number:02d}"
+        return (
+            *self.adds,
+            *self.files,
+            f"parts/{self.name}/**",
+            f"{self.tests}/**",
+            f"notebooks/{self.name}.ipynb",
+            f"articles/{self.name}.md",
+            f"articles/figures/{nn}_*",
+            f"benchmarks/part{nn}_*",
+            f"benchmarks/results/part{nn}_*",
+        )
+
+    def announcement(self, exercise: Exercise) -> str:
+        """The message of the NotImplementedError that stands in for the exercise."""
+        return f"Part {self.number}: {exercise.write}"
+
+    def announced(self, report: str) -> Exercise | None:
+        """The exercise that a failing test's report waits for; None when it failed for another reason."""
+        for exercise in self.exercises:
+            if f"NotImplementedError: {self.announcement(exercise)}" in report:
+                return exercise
+        return None
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whole-path match in which `*` stays within one folder; `folder/**` is everything below the folder."""
+    if pattern.endswith("/**"):
+        return path.startswith(pattern[:-2])
+    return PurePosixPath("/" + path).match("/" + pattern)
+
+
+def owners(path: str, parts: list[Part]) -> list[int]:
+    """The numbers of the parts that own `path`; 0 stands for the files that every tree shares."""
+    shared = [0] if any(matches(path, pattern) for pattern in SHARED) else []
+    return shared + [part.number for part in parts if any(matches(path, p) for p in part.patterns)]
+
+
+def load_parts(root: Path) -> list[Part]:
+    """Every manifest under root/parts, in the order of the series, landed or not."""
+    manifests = sorted((root / "parts").glob("[0-9][0-9]_*/part.toml"))
+    if not manifests:
+        raise SeriesError(
+            f"no part.toml under {root / 'parts'}: the series lives in a checkout of its repository, not in "
+            "an installed package. Clone the repository and run `python -m parts` in it."
+        )
+    return [_read(path) for path in manifests]
+
+
+def find_part(parts: list[Part], number: int) -> Part:
+    """The landed part with this number."""
+    landed = [part for part in parts if part.landed]
+    for part in landed:
+        if part.number == number:
+            return part
+    have = ", ".join(str(part.number) for part in landed)
+    raise SeriesError(f"part {number} is not here (it may not have landed yet); accepted: {have}")
+
+
+def _read(path: Path) -> Part:
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise SeriesError(f"{path}: not valid TOML: {error}") from error
+    raw["exercises"] = tuple(
+        _record(Exercise, entry, f"{path}: exercises[{i}]")
+        for i, entry in enumerate(raw.get("exercises", ()))
+    )
+    part = _record(Part, raw, str(path))
+    if part.name != path.parent.name:
+        raise SeriesError(f"{path}: number and slug make {part.name!r}, the folder is {path.parent.name!r}")
+    if any(need >= part.number for need in part.needs):
+        raise SeriesError(f"{path}: needs = {list(part.needs)}: accepted are parts before {part.number}")
+    for exercise in part.exercises:
+        if not any(matches(exercise.path, pattern) for pattern in part.adds):
+            raise SeriesError(f"{path}: exercise {exercise.where!r} is not in a file that the part adds")
+    return part
+
+
+def _record(kind, raw: dict, place: str):
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    if unknown := sorted(set(raw) - set(fields)):
+        raise SeriesError(f"{place}: unknown field {unknown[0]!r}; accepted: {', '.join(fields)}")
+    required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
+    if missing := [name for name in required if name not in raw]:
+        raise SeriesError(f"{place}: field {missing[0]!r} is missing")
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()})

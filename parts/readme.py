@@ -1,0 +1,108 @@
+"""The README of a cut tree: what to write, in which file, how to check it, what to read, how to set up.
+
+Made from the manifests alone, without a date, so that two cuts of the same source are the same file.
+"""
+
+from parts.manifest import PARTS_PLANNED, Part
+
+SETUP = """\
+## Set up
+
+With Python 3.11 to 3.13, in this folder:
+
+```
+python -m venv .venv
+. .venv/bin/activate                # Windows: .venv\\Scripts\\activate
+pip install -c constraints.txt -e ".[dev]"
+```
+"""
+
+
+def readme(part: Part, parts: list[Part], solved: bool) -> str:
+    """Markdown for a tree cut at `part`."""
+    sections = [
+        _head(part, solved),
+        SETUP,
+        _read(part),
+        _exercises(part, solved),
+        _check(part, solved),
+        _road(part, parts),
+    ]
+    return "\n".join(sections)
+
+
+def _head(part: Part, solved: bool) -> str:
+    state = (
+        "This is the finished part."
+        if solved
+        else f"All before it works; Part {part.number} needs {len(part.exercises)} functions that you write."
+    )
+    return f"""\
+# Part {part.number}: {part.title}
+
+{part.capability}
+
+{state} Plan about {part.minutes} minutes.
+The folder stands on its own: it holds the engine up to this part and nothing of later ones.
+"""
+
+
+def _exercises(part: Part, solved: bool) -> str:
+    lines = ["## What was written" if solved else "## What to write", ""]
+    for number, exercise in enumerate(part.exercises, 1):
+        tests = ", ".join(f"`{path}`" for path in exercise.tests)
+        lines += [
+            f"{number}. **`{exercise.name}`** in [`{exercise.path}`]({exercise.path})  ",
+            f"   {exercise.write[0].upper()}{exercise.write[1:]}.  ",
+            f"   {'Checked by' if solved else 'Turns green'}: {tests}",
+        ]
+    if not solved:
+        lines += [
+            "",
+            "Each of them is a signature, a docstring that says what it promises, and a line that raises",
+            f"`NotImplementedError: Part {part.number}: ...`. Replace that line. The order is a good one.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _check(part: Part, solved: bool) -> str:
+    n = part.number
+    if solved:
+        return f"## Check it\n\n```\npython -m parts test {n}\npython -m parts run {n}\n```\n"
+    return f"""\
+## Check it
+
+```
+python -m parts test {n}                  # this part's tests
+python -m parts test {n} -- -k NAME       # only those whose name contains NAME
+python -m parts run {n}                   # the demo, once the tests are green
+```
+
+**Red tests are expected.** Before you write anything, tests in the files named above fail with
+`NotImplementedError: Part {n}: ...`. The run ends with a list of which test waits for which exercise, and
+says how many fail for any other reason: none, to begin with. A test stops at the first open exercise that it
+meets, so it may move on to the next exercise before it turns green. When you are done, nothing waits and
+all of `{part.tests}` is green.
+
+To compare with the answer, run `python -m parts start {n} OTHER_FOLDER --solved` in the checkout that this
+folder was cut from (this folder cannot be cut again).
+"""
+
+
+def _read(part: Part) -> str:
+    return f"""\
+## Read and play
+
+- The article, [{part.article}](articles/{part.name}.md)
+- The notebook, [notebooks/{part.name}.ipynb](notebooks/{part.name}.ipynb): `jupyter lab notebooks`. It runs
+  from top to bottom once this part's functions are written.
+"""
+
+
+def _road(part: Part, parts: list[Part]) -> str:
+    lines = [f"## Where this stands among the {PARTS_PLANNED} parts", ""]
+    for other in parts:
+        if other.landed and other.number <= part.number:
+            here = " (this one)" if other is part else ""
+            lines.append(f"- Part {other.number}: [{other.title}](articles/{other.name}.md){here}")
+    return "\n".join(lines) + "\n"

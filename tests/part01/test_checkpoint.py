@@ -1,0 +1,75 @@
+"""Where a model's files are found, and what is said when they are not."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from engine.checkpoint import ZOO, CheckpointError, embedded_models, read_json, resolve
+
+
+def test_both_embedded_models_are_found_by_scanning():
+    assert {"storyteller", "storyteller-draft"} <= set(embedded_models())
+    assert resolve("storyteller") == ZOO / "storyteller"
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_folder_is_itself(tmp_path, weights):
+    assert resolve(tmp_path, weights) == tmp_path
+    assert resolve(str(tmp_path), weights) == tmp_path
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    assert resolve("~/model") == tmp_path / "model"
+
+
+def test_an_embedded_name_wins_and_a_path_means_the_folder(tmp_path, monkeypatch):
+    (tmp_path / "storyteller").mkdir()
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert resolve("storyteller") == ZOO / "storyteller"
+    assert resolve("./storyteller").resolve() == tmp_path / "storyteller"
+    assert resolve("mine").resolve() == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere", "a/b/c", Path("nowhere")])
+def test_a_path_without_a_folder_is_named_and_not_looked_up_on_the_hub(name):
+    with pytest.raises(CheckpointError, match=r"no model folder at .*(nowhere|a/b/c)"):
+        resolve(name)
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "nobody/no-such-model"])
+def test_an_unknown_name_lists_the_embedded_models(name):
+    with pytest.raises(CheckpointError) as caught:
+        resolve(name)
+    assert repr(name) in str(caught.value)
+    assert all(known in str(caught.value) for known in embedded_models())
+
+
+def test_json_is_read_as_an_object(tmp_path):
+    (tmp_path / "a.json").write_text('{"ü": 1}', encoding="utf-8")
+    assert read_json(tmp_path / "a.json") == {"ü": 1}
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b'"text"', b'{"a": 1} b', b'{"a": "\xff"}'])
+def test_a_file_that_holds_no_json_object_is_named(tmp_path, text):
+    (tmp_path / "broken.json").write_bytes(text)
+    with pytest.raises(CheckpointError, match=r"broken\.json"):
+        read_json(tmp_path / "broken.json")
+
+
+def test_the_embedded_models_are_complete_for_hugging_face_and_small_enough():
+    for name in ("storyteller", "storyteller-draft"):
+        files = {path.name: path.stat().st_size for path in (ZOO / name).iterdir()}
+        assert set(files) >= {
+            *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+            *("vocab.json", "merges.txt"),
+        }
+        assert sum(files.values()) <= 16 * 1024 * 1024
+
+
+def test_copying_an_embedded_folder_is_a_model_of_its_own(tmp_path):
+    shutil.copytree(ZOO / "storyteller-draft", tmp_path / "copy")
+    assert resolve(tmp_path / "copy", weights=True) == tmp_path / "copy"

@@ -1,0 +1,129 @@
+"""Which values a request may have, and what is said about the others."""
+
+import dataclasses
+import math
+
+import pytest
+
+from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
+
+REFUSED = [
+    *[("max_tokens", value) for value in (0, -1, 1.0, "5", True, math.inf)],
+    *[("min_tokens", value) for value in (-1, 1.5, None, False)],
+    *[("stop", value) for value in ("", ["a", ""], 5, ["a", 5], None, {"a"}, b"a")],
+    *[("stop_token_ids", value) for value in (5, ["5"], [True], [1.0], None)],
+    *[("ignore_eos", value) for value in (1, "yes", None)],
+    *[("include_stop_str_in_output", value) for value in (0, None)],
+    *[("skip_special_tokens", value) for value in (1, "no")],
+    *[("temperature", value) for value in (-0.1, math.nan, math.inf, "hot", True, 1001)],
+    *[("top_k", value) for value in (-2, 1.5, None)],
+    *[("top_p", value) for value in (0, -0.5, 1.1, math.nan, None)],
+    *[("min_p", value) for value in (-0.1, 1.1, math.nan)],
+    *[("repetition_penalty", value) for value in (0, -1, math.inf)],
+    *[(name, value) for name in ("frequency_penalty", "presence_penalty") for value in (-2.1, 2.1, "1")],
+    *[("logit_bias", value) for value in ({"5": 1.0}, {5: 101}, {5: -101}, {5: math.nan}, {5: "1"})],
+    *[("logit_bias", value) for value in ([5], {True: 1})],
+    *[("seed", value) for value in (1.0, 2**63, -(2**63) - 1, "x", True)],
+    *[("n", value) for value in (0, -1, 1.5, None)],
+    *[(name, value) for name in ("logprobs", "prompt_logprobs") for value in (-1, 1.5, True)],
+]  # fmt: skip
+
+ACCEPTED = [
+    *[("max_tokens", value) for value in (1, 10**6, None)],
+    *[("stop", value) for value in ("a", ["a", "bc"], ("a",), [])],
+    *[("stop_token_ids", value) for value in ([], [0], (5, 6))],
+    *[("temperature", value) for value in (0, 0.0, 1, 0.7, 2, None)],
+    *[("top_k", value) for value in (-1, 0, 50)],
+    *[("top_p", value) for value in (1, 1e-6, 0.9)],
+    *[("min_p", value) for value in (0, 0.05, 1)],
+    *[("repetition_penalty", value) for value in (0.5, 1, 2)],
+    *[("frequency_penalty", value) for value in (-2, 0, 2)],
+    *[("logit_bias", value) for value in ({}, {5: 100}, {5: -100, 6: 0.5})],
+    *[("seed", value) for value in (0, -1, 2**63 - 1)],
+    *[("logprobs", value) for value in (0, 20)],
+]
+
+LATER = [
+    *[("temperature", 0.7, "Part 5"), ("top_k", 50, "Part 5"), ("top_p", 0.9, "Part 5")],
+    ("min_p", 0.1, "Part 5"),
+    *[("repetition_penalty", 1.1, "Part 5"), ("frequency_penalty", 0.5, "Part 5")],
+    *[("presence_penalty", -0.5, "Part 5"), ("logit_bias", {5: 1.0}, "Part 5"), ("seed", 0, "Part 5")],
+    *[("n", 2, "Part 5"), ("logprobs", 0, "Part 10"), ("prompt_logprobs", 5, "Part 10")],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED)
+def test_a_value_out_of_range_is_refused_by_field_and_value(field, value):
+    with pytest.raises(ParameterError) as caught:
+        SamplingParams(**{field: value})
+    shown = value[1] if isinstance(value, list) and "" in value else value
+    if isinstance(value, dict):
+        shown = next(iter(value.values()))
+    assert caught.value.field == field
+    assert field in str(caught.value)
+    assert str(shown) in str(caught.value)
+
+
+@pytest.mark.parametrize(("field", "value"), ACCEPTED)
+def test_a_value_in_range_is_kept(field, value):
+    kept = getattr(SamplingParams(**{field: value}), field)
+    if field == "stop":
+        value = (value,) if isinstance(value, str) else tuple(value)
+    assert kept == (tuple(value) if field == "stop_token_ids" else value)
+
+
+def test_min_tokens_above_max_tokens_is_refused():
+    with pytest.raises(ParameterError, match="min_tokens=6 is more than max_tokens=5"):
+        SamplingParams(min_tokens=6, max_tokens=5)
+    assert SamplingParams(min_tokens=6, max_tokens=None).min_tokens == 6
+
+
+def test_an_unknown_field_is_refused():
+    with pytest.raises(TypeError, match="temprature"):
+        SamplingParams(temprature=1.0)
+
+
+def test_params_cannot_be_changed_after_they_were_checked():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().max_tokens = 0
+
+
+@pytest.mark.parametrize(("field", "value", "part"), LATER)
+def test_a_field_without_its_part_is_refused_naming_the_part(field, value, part):
+    with pytest.raises(ParameterError, match=rf"{field}=.* is not supported here: {part} ") as caught:
+        refuse_unsupported(SamplingParams(**{field: value}), frozenset())
+    assert caught.value.field == field
+    refuse_unsupported(SamplingParams(**{field: value}), frozenset({field}))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *[{}, {"temperature": 0}, {"temperature": None}, {"top_k": -1}, {"top_k": 0}, {"top_p": 1}, {"n": 1}],
+        {"max_tokens": 3, "stop": "x", "min_tokens": 1, "stop_token_ids": [5], "ignore_eos": True},
+    ],
+)
+def test_fields_that_have_no_effect_or_belong_to_this_part_are_not_refused(settings):
+    assert refuse_unsupported(SamplingParams(**settings), frozenset()) is None
+
+
+def test_every_field_of_a_later_part_is_in_the_table_above():
+    later = {spec.name for spec in dataclasses.fields(SamplingParams) if "part" in spec.metadata}
+    assert later == {field for field, _, _ in LATER}
+
+
+@pytest.mark.parametrize(
+    "setting", [{"stop_token_ids": [5, 300]}, {"stop_token_ids": [-1]}, {"logit_bias": {300: 1}}]
+)
+def test_a_token_id_that_the_model_does_not_have_is_refused(setting):
+    ((field, _),) = setting.items()
+    with pytest.raises(
+        ParameterError, match=rf"{field} has token id (300|-1); accepted are 0 to 299"
+    ) as caught:
+        refuse_unknown_tokens(SamplingParams(**setting), 300)
+    assert caught.value.field == field
+
+
+def test_token_ids_that_the_model_has_are_not_refused():
+    params = SamplingParams(stop_token_ids=[0, 299], logit_bias={299: 1.0})
+    assert refuse_unknown_tokens(params, 300) is None

@@ -1,0 +1,172 @@
+"""Packed weights compute what nn.Linear computes, and are used only where nothing is lost."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from engine.cache.single import CachedForward
+from engine.decoding.greedy import generate
+from engine.decoding.params import SamplingParams
+from engine.layers import packed_linear
+from engine.layers.packed_linear import Blocked, Half, pack_linears
+from engine.layers.replace import linear_names, replace_linears
+from engine.models.loader import load_model
+
+needs_fbgemm = pytest.mark.skipif(
+    torch.backends.quantized.engine not in ("x86", "fbgemm"), reason="fp16 packing is FBGEMM's, for x86 alone"
+)
+needs_mkldnn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="blocked weights are oneDNN's"
+)
+each_form = pytest.mark.parametrize(
+    "form", [pytest.param(Half, marks=needs_fbgemm), pytest.param(Blocked, marks=needs_mkldnn)]
+)
+
+
+def linear(inputs=24, outputs=40, bias=True, half=True, seed=0) -> nn.Linear:
+    torch.manual_seed(seed)
+    made = nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
+    if half:
+        made.weight.copy_(made.weight.half())
+    return made
+
+
+def output(model, tokenizer, prompt, count=60):
+    params = SamplingParams(temperature=0, max_tokens=count)
+    return generate(CachedForward(model), tokenizer, model.config, prompt, params).outputs[0].token_ids
+
+
+@each_form
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 7, 64])
+@torch.inference_mode()
+def test_a_packed_layer_gives_the_linear_layers_result(form, bias, rows):
+    original = linear(bias=bias)
+    x = torch.randn(rows, 24)
+    packed = form(original)
+    torch.testing.assert_close(packed(x), original(x), atol=1e-5, rtol=1e-5)
+
+
+@needs_fbgemm
+@torch.inference_mode()
+def test_the_smallest_and_largest_half_precision_weights_survive_packing():
+    original = linear(4, 3, bias=False)
+    original.weight.copy_(
+        torch.tensor(
+            [[6e-8, -6e-8, 1e-6, 3e-5], [65504.0, -65504.0, 1.0, 0.0], [6.1e-5, 5e-7, -0.0, 2.0]]
+        ).half()
+    )
+    assert Half.can_pack(original)
+    for x in torch.eye(4):
+        torch.testing.assert_close(Half(original)(x[None]), original(x[None]), atol=0, rtol=1e-6)
+
+
+@each_form
+def test_greedy_tokens_and_logits_are_the_same_with_every_layer_packed(trained, checkpoint, form):
+    model, tokenizer, _ = trained
+    packed = load_model(checkpoint)
+    if not all(form.can_pack(packed.get_submodule(name)) for name in linear_names(packed)):
+        pytest.skip(f"{checkpoint} is not made of half-precision weights")
+    replace_linears(packed, form)
+    for prompt in ("Once upon a time", "Lily had a red ball."):
+        assert output(packed, tokenizer, prompt) == output(model, tokenizer, prompt)
+    ids = torch.randint(
+        3, model.config.vocab_size, (64,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
+    one, other = CachedForward(model), CachedForward(packed)
+    for end in (32, 33, 64):
+        assert (one(ids[:end]) - other(ids[:end])).abs().max() <= 1e-4
+
+
+def test_packing_at_load_gives_the_same_tokens(trained, checkpoint):
+    model, tokenizer, _ = trained
+    packed = load_model(checkpoint, transform=pack_linears)
+    assert output(packed, tokenizer, "The little bird") == output(model, tokenizer, "The little bird")
+    assert not packed.training
+
+
+@pytest.mark.parametrize(
+    "weight", [1 / 3, 1e-9, 70000.0, 2049.0], ids=["rounded", "too small", "too large", "no such number"]
+)
+def test_weights_that_half_precision_cannot_hold_are_not_packed_in_it(weight):
+    original = linear()
+    original.weight[3, 5] = weight
+    assert not Half.can_pack(original)
+
+
+@needs_fbgemm
+def test_a_bias_that_half_precision_cannot_hold_does_not_matter():
+    original = linear()
+    original.bias[0] = 1 / 3
+    assert Half.can_pack(original)
+    x = torch.zeros(1, 24)
+    assert torch.equal(Half(original)(x), original(x))
+
+
+@pytest.mark.parametrize("form", [Half, Blocked])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_only_single_precision_is_packed(form, dtype):
+    assert not form.can_pack(linear().to(dtype))
+
+
+@pytest.mark.parametrize("form", [Half, Blocked])
+def test_weights_on_another_device_are_not_packed(form):
+    assert not form.can_pack(linear().to("meta"))
+
+
+def test_one_layer_that_would_lose_something_keeps_all_from_half_precision(monkeypatch):
+    # Whatever the processor, half precision is the fastest here.
+    monkeypatch.setattr(
+        packed_linear, "_seconds_per_step", lambda a, b, rows: 0.0 if isinstance(b[0], Half) else 1.0
+    )
+    model = nn.Sequential(linear(8, 8), linear(8, 8, half=False))
+    pack_linears(model)
+    assert not any(isinstance(module, Half) for module in model)
+
+
+@pytest.mark.parametrize(
+    "fastest", [nn.Linear, pytest.param(Half, marks=needs_fbgemm), pytest.param(Blocked, marks=needs_mkldnn)]
+)
+def test_the_fastest_form_is_kept_for_every_layer(monkeypatch, fastest):
+    monkeypatch.setattr(
+        packed_linear, "_seconds_per_step", lambda a, b, rows: 0.5 if type(b[0]) is fastest else 1.0
+    )
+    model = pack_linears(nn.Sequential(linear(8, 8), nn.ReLU(), linear(8, 4)))
+    assert [type(module) for module in model] == [fastest, nn.ReLU, fastest]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_in_half_precision_is_left_alone(dtype):
+    model = nn.Sequential(linear(8, 8), linear(8, 8)).to(dtype)
+    layers = list(model)
+    assert list(pack_linears(model)) == layers
+
+
+def test_replacing_touches_every_linear_layer_once_and_nothing_else(tiny_gpt2):
+    model = load_model(tiny_gpt2)
+    before = dict(model.named_modules())
+    asked = []
+
+    def make(layer):
+        asked.append(layer)
+        return nn.Sequential(copy.copy(layer))
+
+    names = linear_names(model)
+    assert len(names) == 2 * 4 + 1
+    assert replace_linears(model, make) is model
+    assert asked == [before[name] for name in names]
+    assert all(isinstance(model.get_submodule(name), nn.Sequential) for name in names)
+    assert model.embed is before["embed"]
+    assert model.blocks[1].norm2 is before["blocks.1.norm2"]
+
+
+@needs_mkldnn
+def test_a_tied_embedding_keeps_its_weight_when_the_head_is_packed(tiny_gpt2):
+    model = load_model(tiny_gpt2)
+    weight = model.embed.weight
+    replace_linears(model, Blocked)
+    assert isinstance(model.head, Blocked)
+    assert model.embed.weight is weight
+    assert torch.equal(model.embed(torch.tensor([5])), weight[[5]])

@@ -1,0 +1,195 @@
+"""The rules of the series as functions: one line per breach, so that a planted breach can be shown caught.
+
+They read source text alone and import nothing of what they check. `files` are paths relative to `root`.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from parts.manifest import Part, matches, owners
+from parts.tree import tree_files
+
+LAST = 20
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)|<img[^>]+src=\"([^\"]+)\"")
+CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
+# `ruvon` where a command stands: first on a line of code, after a prompt or a notebook's `!`.
+COMMAND = re.compile(r"^[`\s]*[!$%]*\s*ruvon\b", re.MULTILINE)
+
+
+def ownership(files: list[str], parts: list[Part]) -> list[str]:
+    """Every file under engine/ belongs to exactly one part, and no pattern of a landed part is idle."""
+    engine = [path for path in files if path.startswith("engine/")]
+    wrong = [
+        f"{path}: owned by {owners(path, parts) or 'no part'}"
+        for path in engine
+        if len(owners(path, parts)) != 1
+    ]
+    idle = [
+        f"part {part.number}: {pattern!r} matches nothing"
+        for part in parts
+        for pattern in (*part.adds, *part.files)
+        if part.landed and not any(matches(path, pattern) for path in files)
+    ]
+    return wrong + idle
+
+
+def later_imports(root: Path, files: list[str], parts: list[Part]) -> list[str]:
+    """No file imports from a part later than its own, at the top or in a function, nor what no part owns."""
+    first = {path: min(owners(path, parts), default=None) for path in files}
+    home = _home(root)
+    breaches = []
+    for path in files:
+        if first[path] is None or not path.endswith((".py", ".ipynb")):
+            continue
+        number = first[path] or 1  # shared files are in the first tree too
+        for line, module, must_exist in _imports(root, path):
+            found = _files_of(module, files, home)
+            if must_exist and not _is_module(module, files):
+                breaches.append(f"{path}:{line}: {module} does not exist")
+            for target in found:
+                if first[target] is None:
+                    breaches.append(f"{path}:{line}: {module} is in {target}, which belongs to no part")
+                elif first[target] > number:
+                    breaches.append(
+                        f"{path}:{line}: {module} is in {target}, of part {first[target]} > {number}"
+                    )
+    return breaches
+
+
+def early_showcase(root: Path, files: list[str], parts: list[Part]) -> list[str]:
+    """Demos, notebooks, articles and tests before the last part use neither `LLM` nor the command `ruvon`."""
+    breaches = []
+    for part in [part for part in parts if part.number < LAST]:
+        for path in files:
+            if path.startswith("engine/") or not any(matches(path, pattern) for pattern in part.patterns):
+                continue
+            if path.endswith((".py", ".ipynb")):
+                tree = _tree(root, path)
+                names = {_name(node) for node in ast.walk(tree)}
+                uses = ["LLM"] * ("LLM" in names) + ["ruvon"] * any(map(_runs_ruvon, ast.walk(tree)))
+            else:
+                uses = []
+            if path.endswith((".md", ".ipynb")):
+                for code in CODE.findall(_prose(root, path)):
+                    uses += re.findall(r"\bLLM\b", code) + ["ruvon"] * bool(COMMAND.search(code))
+            if path.endswith(".ipynb") and COMMAND.search(_cells(root, path, "code")):
+                uses.append("ruvon")
+            breaches += [f"{path}: uses {name}, which part {LAST} brings" for name in sorted(set(uses))]
+    return breaches
+
+
+def broken_links(root: Path, files: list[str], parts: list[Part]) -> list[str]:
+    """What an article or notebook links to is in its part's tree, but for later articles and notebooks."""
+    breaches = []
+    for part in [part for part in parts if part.landed]:
+        there = set(tree_files(files, parts, part.number)) | {"README.md"}
+        folders = {str(parent) for path in there for parent in PurePosixPath(path).parents}
+        for path in (f"articles/{part.name}.md", f"notebooks/{part.name}.ipynb"):
+            if path not in files:
+                continue
+            for link in (a or b for a, b in LINK.findall(_prose(root, path))):
+                if re.match(r"\w+:", link):
+                    continue
+                target = _normal(PurePosixPath(path).parent / link)
+                later = re.match(r"(articles|notebooks)/(\d\d)_", target)
+                if target not in there | folders and not (later and int(later[2]) > part.number):
+                    breaches.append(
+                        f"{path}: links to {link}, which is not in the tree of part {part.number}"
+                    )
+    return breaches
+
+
+def _normal(path: PurePosixPath) -> str:
+    steps: list[str] = []
+    for step in path.parts:
+        if step == "..":
+            steps = steps[:-1]
+        elif step != ".":
+            steps.append(step)
+    return "/".join(steps) or "."
+
+
+def _cells(root: Path, path: str, kind: str) -> str:
+    cells = json.loads((root / path).read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == kind)
+
+
+def _prose(root: Path, path: str) -> str:
+    return (
+        _cells(root, path, "markdown")
+        if path.endswith(".ipynb")
+        else (root / path).read_text(encoding="utf-8")
+    )
+
+
+def _tree(root: Path, path: str) -> ast.AST:
+    if path.endswith(".py"):
+        return ast.parse((root / path).read_text(encoding="utf-8"), filename=path)
+    # IPython's own lines (%, !) are no Python: an empty statement keeps the block they stand in whole.
+    return ast.parse(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", _cells(root, path, "code")), filename=path)
+
+
+def _name(node: ast.AST) -> str | None:
+    for field in ("id", "attr", "name"):
+        if isinstance(value := getattr(node, field, None), str):
+            return value
+    return None
+
+
+def _runs_ruvon(node: ast.AST) -> bool:
+    """A string that is the command with arguments, or a list whose first word it is."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value.startswith("ruvon ")
+    first = node.elts[0] if isinstance(node, ast.List | ast.Tuple) and node.elts else None
+    return isinstance(first, ast.Constant) and first.value == "ruvon"
+
+
+def _home(root: Path) -> dict[str, str]:
+    """The table of public names in engine/__init__.py: name -> module."""
+    for node in ast.parse((root / "engine/__init__.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            return {name: f"engine.{module}" for name, module in ast.literal_eval(node.value).items()}
+    return {}
+
+
+def _imports(root: Path, path: str) -> Iterator[tuple[int, str, bool]]:
+    """(line, dotted name, whether it must be a module) of all that the file imports or names as a module."""
+    for node in ast.walk(_tree(root, path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, alias.name.startswith("engine.")
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = PurePosixPath(path).parts[: -node.level]
+                base = ".".join([*package, base]).strip(".")
+            yield node.lineno, base, base.startswith("engine.")
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}", False
+        elif isinstance(node, ast.Attribute) and (dotted := ast.unparse(node)).startswith("engine."):
+            yield node.lineno, dotted, False
+        # "engine.decoding.sampling" as text: import_module, monkeypatch, python -m
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"engine(\.\w+)+", str(node.value)):
+            yield node.lineno, node.value, False
+
+
+def _is_module(module: str, files: list[str]) -> bool:
+    stem = module.replace(".", "/")
+    return (
+        f"{stem}.py" in files
+        or f"{stem}/__init__.py" in files
+        or any(f.startswith(f"{stem}/") for f in files)
+    )
+
+
+def _files_of(module: str, files: list[str], home: dict[str, str]) -> list[str]:
+    """The files that importing `module` runs: every package on the way, and the home of a public name."""
+    steps = module.split(".")
+    names = [".".join(steps[: i + 1]) for i in range(len(steps))]
+    if steps[0] == "engine" and len(steps) > 1 and steps[1] in home:
+        names.append(home[steps[1]])
+    stems = [name.replace(".", "/") for name in names]
+    return [path for stem in stems for path in (f"{stem}.py", f"{stem}/__init__.py") if path in files]

@@ -1,0 +1,136 @@
+"""The rules are upheld by this repository, and each breach, planted in the tiny one, is caught."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from parts.manifest import load_parts
+from parts.tree import source_files
+from tests.series import checks
+from tests.series.tiny import write
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = [checks.later_imports, checks.early_showcase, checks.broken_links]
+
+
+def breaches(rule, root: Path) -> list[str]:
+    files, parts = source_files(root), load_parts(root)
+    return rule(files, parts) if rule is checks.ownership else rule(root, files, parts)
+
+
+@pytest.mark.parametrize("rule", [checks.ownership, *RULES])
+def test_this_repository_keeps_the_rule(rule):
+    assert breaches(rule, ROOT) == []
+
+
+@pytest.mark.parametrize("rule", [checks.ownership, *RULES])
+def test_the_tiny_repository_keeps_the_rule(repo, rule):
+    assert breaches(rule, repo) == []
+
+
+def test_every_file_under_engine_counts_not_only_python(repo):
+    write(repo, "engine/data.json", "{}")
+    assert breaches(checks.ownership, repo) == ["engine/data.json: owned by no part"]
+
+
+def test_a_file_that_git_ignores_needs_no_owner(repo):
+    write(repo, "engine/ignored.py", "")
+    assert breaches(checks.ownership, repo) == []
+
+
+def test_a_file_owned_twice_is_caught(repo):
+    manifest = repo / "parts/02_two/part.toml"
+    text = manifest.read_text(encoding="utf-8").replace(
+        '"engine/two.py"]', '"engine/two.py", "engine/o*.py"]'
+    )
+    manifest.write_text(text, encoding="utf-8")
+    assert breaches(checks.ownership, repo) == ["engine/one.py: owned by [1, 2]"]
+
+
+def test_a_pattern_that_matches_nothing_is_caught(repo):
+    (repo / "engine/two.py").unlink()
+    assert "part 2: 'engine/two.py' matches nothing" in breaches(checks.ownership, repo)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import engine.two",
+        "from engine.two import Two",
+        "from engine import two",
+        "from engine import Two",
+        "import engine\n\nengine.Two()",
+        "def later():\n    from engine.two import Two",
+        "from importlib import import_module\n\nimport_module('engine.two')",
+    ],
+)
+@pytest.mark.parametrize("place", ["engine/one.py", "parts/01_one/demo.py", "tests/part01/test_one.py"])
+def test_an_import_from_a_later_part_is_caught(repo, place, code):
+    write(repo, place, code + "\n")
+    found = breaches(checks.later_imports, repo)
+    assert found
+    assert all(f.startswith(place) and "engine/two.py, of part 2 > 1" in f for f in found)
+
+
+def test_a_relative_import_from_a_later_part_is_caught(repo):
+    write(repo, "engine/one.py", "def later():\n    from .two import Two\n    from . import llm\n")
+    assert (
+        len(breaches(checks.later_imports, repo)) == 3
+    )  # engine.two, engine.two.Two (in the same file), engine.llm
+
+
+def test_a_notebook_cell_that_imports_from_a_later_part_is_caught(repo):
+    source = ["%time\n", "if 1:\n", "    !ls\n", "from engine import LLM"]
+    cell = json.dumps({"cells": [{"cell_type": "code", "source": source}]})
+    write(repo, "notebooks/02_two.ipynb", cell)
+    assert "engine/llm.py, of part 20 > 2" in breaches(checks.later_imports, repo)[0]
+
+
+def test_shared_test_support_may_import_only_what_the_first_part_has(repo):
+    write(repo, "tests/conftest.py", "from engine.two import Two\n")
+    assert breaches(checks.later_imports, repo)
+
+
+def test_an_import_of_a_missing_or_unowned_module_is_caught(repo):
+    write(repo, "tools/train.py", "")
+    write(repo, "engine/one.py", "import engine.nothing\nfrom tools import train\n")
+    missing, unowned = breaches(checks.later_imports, repo)
+    assert "engine.nothing does not exist" in missing
+    assert "tools/train.py, which belongs to no part" in unowned
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "name"),
+    [
+        ("parts/01_one/demo.py", "import engine\n\nengine.LLM()\n", "LLM"),
+        ("tests/part01/test_one.py", "from engine import LLM as L\n", "LLM"),
+        ("tests/part01/test_one.py", "run(['ruvon', 'generate'])\n", "ruvon"),
+        ("tests/part01/test_one.py", "run('ruvon generate')\n", "ruvon"),
+        ("articles/01_one.md", "Try\n```\nruvon generate\n```\n", "ruvon"),
+        ("articles/01_one.md", "Try `ruvon generate`.\n", "ruvon"),
+        ("articles/01_one.md", "`LLM.generate` does it all.\n", "LLM"),
+        (
+            "notebooks/02_two.ipynb",
+            '{"cells": [{"cell_type": "code", "source": ["!ruvon generate"]}]}',
+            "ruvon",
+        ),
+        ("notebooks/02_two.ipynb", '{"cells": [{"cell_type": "markdown", "source": ["`LLM()`"]}]}', "LLM"),
+    ],
+)
+def test_the_last_parts_names_are_caught_in_earlier_ones(repo, place, text, name):
+    write(repo, place, text)
+    assert breaches(checks.early_showcase, repo) == [f"{place}: uses {name}, which part 20 brings"]
+
+
+def test_the_project_may_be_named_in_prose(repo):
+    write(repo, "articles/01_one.md", "ruvon is an engine for an LLM.\n\n```\ncd ruvon\n```\n")
+    assert breaches(checks.early_showcase, repo) == []
+
+
+def test_a_link_out_of_the_learners_tree_is_caught(repo):
+    write(repo, "tools/train.py", "")
+    write(repo, "articles/01_one.md", "See [it](../tools/train.py#L3) and [that](https://example.org/x).\n")
+    assert breaches(checks.broken_links, repo) == [
+        "articles/01_one.md: links to ../tools/train.py, which is not in the tree of part 1"
+    ]

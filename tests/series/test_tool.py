@@ -1,0 +1,303 @@
+"""What `python -m parts` does, on the tiny repository: fast, and free to break things."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parts.manifest import SeriesError, load_parts
+from parts.stubs import is_stub, stub
+from parts.tree import history, start
+from tests.series.tiny import contents, write
+
+
+def parts(root: Path, *arguments: str) -> subprocess.CompletedProcess:
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # seconds per run, and the tiny repository needs none
+    command = [sys.executable, "-m", "parts", *arguments]
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, encoding="utf-8", check=False)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, encoding="utf-8")
+    return done.stdout
+
+
+def test_list_shows_landed_parts_only_and_says_how_many_of_twenty(repo):
+    done = parts(repo, "list")
+    assert done.returncode == 0
+    assert "How I counted to two" in done.stdout
+    assert "Showcase" not in done.stdout
+    assert "2 of 20 parts have landed" in done.stdout
+
+
+def test_show_names_the_exercises_and_what_to_write(repo):
+    done = parts(repo, "show", "2")
+    assert "engine/two.py:Two.value" in done.stdout
+    assert "write the word" in done.stdout
+    assert "not written yet" not in done.stdout
+
+
+def test_a_part_that_has_not_landed_is_refused_with_those_that_have(repo):
+    done = parts(repo, "show", "20")
+    assert done.returncode == 2
+    assert "part 20" in done.stderr
+    assert "accepted: 1, 2" in done.stderr
+
+
+def test_run_hands_on_arguments_and_exit_code(repo):
+    done = parts(repo, "run", "1", "--", "--serve", "x")
+    assert done.returncode == 7
+    assert done.stdout.strip() == f"{repo / 'engine/one.py'} --serve x"
+    assert parts(repo, "run", "1", "--serve", "x").stdout == done.stdout
+
+
+def test_test_hands_on_arguments_and_exit_code(repo):
+    assert parts(repo, "test", "1").returncode == 0
+    assert parts(repo, "test", "1", "--", "-k", "nothing_of_that_name").returncode == 5
+
+
+def test_start_cuts_the_exercises_and_nothing_else(repo, tmp_path):
+    assert parts(repo, "start", "2", str(tmp_path / "x")).returncode == 0
+    assert (tmp_path / "x/engine/one.py").read_text() == (repo / "engine/one.py").read_text()
+    assert (
+        (tmp_path / "x/engine/two.py").read_text()
+        == '''"""Part 2."""
+
+import functools
+
+from engine.one import one  # stays
+
+
+class Two:
+    """Counts to two."""
+
+    @functools.cached_property
+    def value(self) -> int:
+        """Two,
+        at last."""
+        raise NotImplementedError(
+            "Part 2: add one to one, and say it in so many words that the line would be longer than may be"
+        )
+
+    # between the methods
+    def half(self) -> float: return self.value / 2
+
+
+def words() -> str:
+    """The word."""
+    raise NotImplementedError("Part 2: write the word")
+'''
+    )
+
+
+def test_a_tree_holds_what_its_part_needs_and_nothing_later(repo, tmp_path):
+    start(repo, 1, tmp_path / "x", solved=True)
+    tool = {f"parts/{module.name}" for module in (repo / "parts").glob("*.py")}
+    assert sorted(set(contents(tmp_path / "x")) - tool) == [
+        ".gitignore",
+        "LICENSE",
+        "README.md",
+        "articles/01_one.md",
+        "constraints.txt",
+        "engine/__init__.py",
+        "engine/data/weights.bin",
+        "engine/one.py",
+        "parts/01_one/demo.py",
+        "parts/01_one/part.toml",
+        "parts/cut.toml",
+        "pyproject.toml",
+        "tests/conftest.py",
+        "tests/part01/test_one.py",
+    ]
+
+
+def test_files_that_git_ignores_stay_behind_and_new_ones_come_along(repo, tmp_path):
+    write(repo, "tests/part01/ignored.py", "")
+    write(repo, "tests/part01/test_new.py", "")
+    start(repo, 1, tmp_path / "x", solved=True)
+    assert (tmp_path / "x/tests/part01/test_new.py").exists()
+    assert not (tmp_path / "x/tests/part01/ignored.py").exists()
+
+
+def test_a_tree_before_the_last_part_has_no_command_to_install(repo, tmp_path):
+    start(repo, 2, tmp_path / "x", solved=True)
+    text = (tmp_path / "x/pyproject.toml").read_text()
+    assert "ruvon" not in text
+    assert "scripts" not in text
+    assert '[tool.pytest.ini_options]\ntestpaths = ["tests"]' in text
+
+
+def test_the_readme_says_what_to_write_where_and_that_red_is_expected(repo, tmp_path):
+    start(repo, 2, tmp_path / "x", solved=False)
+    text = (tmp_path / "x/README.md").read_text()
+    for words in (
+        "**`Two.value`** in [`engine/two.py`]",
+        "Add one to one",
+        "Turns green: `tests/part02/test_two.py`",
+        "Red tests are expected",
+        "python -m parts test 2",
+        "pip install -c constraints.txt",
+        "articles/02_two.md",
+    ):
+        assert words in text
+
+
+def test_the_start_tree_lists_waiting_tests_by_exercise_apart_from_real_failures(repo, tmp_path):
+    x = tmp_path / "x"
+    start(repo, 2, x, solved=False)
+    first = parts(x, "test", "2")
+    assert first.returncode == 1
+    assert "2 of 2 exercises are not written yet; red tests are expected" in first.stdout
+    assert f"engine: {x / 'engine'}" in first.stdout
+    assert "2 tests wait for an exercise, 0 fail for another reason" in first.stdout
+    # One exercise written, wrongly.
+    written = (
+        (x / "engine/two.py")
+        .read_text()
+        .replace('raise NotImplementedError("Part 2: write the word")', "return 2")
+    )
+    (x / "engine/two.py").write_text(written)
+    second = parts(x, "test", "2")
+    assert "1 of 2 exercises are not written yet" in second.stdout
+    assert "1 tests wait for an exercise, 1 fail for another reason" in second.stdout
+    assert "engine/two.py:words" not in second.stdout.split("exercises")[-1]
+
+
+def test_a_solved_tree_is_green_and_lists_its_parts(repo, tmp_path):
+    assert parts(repo, "start", "2", str(tmp_path / "x"), "--solved").returncode == 0
+    assert parts(tmp_path / "x", "test", "2").returncode == 0
+    assert "2 of 20 parts have landed" in parts(tmp_path / "x", "list").stdout
+    assert parts(tmp_path / "x", "run", "1").stdout.strip() == str(tmp_path / "x/engine/one.py")
+
+
+@pytest.mark.parametrize("command", [("start", "2"), ("start", "2", "--solved"), ("history",)])
+def test_a_folder_with_anything_in_it_is_refused_and_untouched(repo, tmp_path, command):
+    write(tmp_path, "mine/.hidden", "precious")
+    write(tmp_path, "file", "precious")
+    for target in ("mine", "file"):
+        done = parts(repo, *command, str(tmp_path / target))
+        assert done.returncode == 2
+        assert "is not empty: nothing was written" in done.stderr
+    assert contents(tmp_path / "mine") == {".hidden": b"precious"}
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_an_empty_folder_is_accepted(repo, tmp_path):
+    (tmp_path / "x").mkdir()
+    start(repo, 1, tmp_path / "x", solved=False)
+    assert (tmp_path / "x/README.md").exists()
+
+
+@pytest.mark.parametrize("command", [("start", "1"), ("history",)])
+def test_a_cut_tree_is_not_cut_again(repo, tmp_path, command):
+    start(repo, 2, tmp_path / "x", solved=False)
+    done = parts(tmp_path / "x", *command, str(tmp_path / "y"))
+    assert done.returncode == 2
+    assert "itself a tree cut at Part 2" in done.stderr
+    assert not (tmp_path / "y").exists()
+
+
+def test_without_a_checkout_the_tool_says_what_it_needs(repo, tmp_path):
+    (repo / ".git").rename(tmp_path / "git")
+    done = parts(repo, "start", "1", str(tmp_path / "x"))
+    assert done.returncode == 2
+    assert "not a git checkout" in done.stderr
+    assert not (tmp_path / "x").exists()
+    for manifest in repo.glob("parts/*/part.toml"):
+        manifest.unlink()
+    done = parts(repo, "list")
+    assert done.returncode == 2
+    assert "Clone the repository" in done.stderr
+
+
+def test_an_exercise_that_cannot_be_cut_is_refused_before_anything_is_written(repo, tmp_path):
+    write(repo, "engine/one.py", "def two():\n    return 2\n")
+    with pytest.raises(SeriesError, match=r"engine/one\.py: no 'one' for the exercise 'one'"):
+        start(repo, 1, tmp_path / "x", solved=False)
+    assert not (tmp_path / "x").exists()
+
+
+def test_history_has_a_commit_and_a_tag_per_part_whose_tree_is_the_solved_one(repo, tmp_path):
+    assert parts(repo, "history", str(tmp_path / "h")).returncode == 0
+    assert git(tmp_path / "h", "tag").split() == ["part-01", "part-02"]
+    assert git(tmp_path / "h", "log", "--format=%s").splitlines() == ["Part 2: Two", "Part 1: One"]
+    for number in (1, 2):
+        git(tmp_path / "h", "checkout", "-q", f"part-{number:02d}")
+        start(repo, number, tmp_path / f"x{number}", solved=True)
+        assert contents(tmp_path / "h") == contents(tmp_path / f"x{number}")
+
+
+def test_the_difference_of_two_tags_is_what_the_part_adds(repo, tmp_path):
+    history(repo, tmp_path / "h")
+    changed = git(tmp_path / "h", "diff", "--name-status", "part-01", "part-02").splitlines()
+    assert changed == [
+        "M\tREADME.md",
+        "A\tarticles/02_two.md",
+        "A\tengine/two.py",
+        "A\tnotebooks/02_two.ipynb",
+        "A\tparts/02_two/part.toml",
+        "M\tparts/cut.toml",
+        "A\ttests/part02/test_two.py",
+    ]
+
+
+def test_history_of_the_same_source_gives_the_same_commits(repo, tmp_path, monkeypatch):
+    history(repo, tmp_path / "h1")
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "somebody else")
+    history(repo, tmp_path / "h2")
+    ids = [git(tmp_path / h, "rev-parse", "part-01", "part-02") for h in ("h1", "h2")]
+    assert ids[0] == ids[1]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("minutes = 5", "minute = 5", "unknown field 'minute'"),
+        ("minutes = 5", "", "field 'minutes' is missing"),
+        ('slug = "one"', 'slug = "won"', "'01_won', the folder is '01_one'"),
+        ("landed = true", "landed = true\nneeds = [1]", "accepted are parts before 1"),
+        ("engine/one.py:one", "engine/two.py:one", "not in a file that the part adds"),
+        ("number = 1", "number = ", "not valid TOML"),
+    ],
+)
+def test_a_manifest_that_is_wrong_is_refused_by_file_and_field(repo, before, after, message):
+    manifest = repo / "parts/01_one/part.toml"
+    manifest.write_text(manifest.read_text().replace(before, after))
+    with pytest.raises(SeriesError, match=r"01_one/part.toml") as refusal:
+        load_parts(repo)
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["class f:\n    '''A class.'''\n    x = 1\n", "def f(): return 1\n", "def f():\n    '''Only words.'''\n"],
+)
+def test_only_a_function_with_a_body_on_its_own_lines_can_be_an_exercise(source):
+    with pytest.raises(SeriesError, match="the exercise 'f'"):
+        stub(source, {"f": "Part 1: write f"}, "f.py")
+
+
+def test_an_exercise_without_a_docstring_keeps_its_signature():
+    cut = stub(
+        "def f(\n    x,\n):\n    # first\n    y = x\n    return y\n\n\nz = 1\n",
+        {"f": "Part 1: write f"},
+        "f.py",
+    )
+    assert (
+        cut
+        == 'def f(\n    x,\n):\n    # first\n    raise NotImplementedError("Part 1: write f")\n\n\nz = 1\n'
+    )
+
+
+@pytest.mark.parametrize("words", ['say "f", \\ and f again', "say the word's name", "say it"])
+def test_an_exercise_counts_as_written_once_it_no_longer_raises(words):
+    source = "async def f(x):\n    '''Words.'''\n    return x\n"
+    cut = stub(source, {"f": f"Part 1: {words}"}, "f.py")
+    assert is_stub(cut, "f", "f.py")
+    assert not is_stub(source, "f", "f.py")
+    announcement = ast.parse(cut).body[0].body[-1].exc.args[0]
+    assert ast.literal_eval(announcement) == f"Part 1: {words}"

@@ -1,0 +1,105 @@
+"""`LLM`: a vLLM user's script, and what it takes and refuses."""
+
+import pytest
+
+from engine import LLM, CheckpointError, RequestOutput, SamplingParams
+from engine.decoding.params import ParameterError
+from tests.part01 import reference
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("storyteller")
+
+
+def greedy(**settings) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0, "max_tokens": 20} | settings)
+
+
+def test_a_vllm_users_script_runs(llm):
+    prompts = ["Once upon a time", "The little cat"]
+    sampling_params = SamplingParams(temperature=0, max_tokens=12)
+    outputs = llm.generate(prompts, sampling_params)
+    assert [output.prompt for output in outputs] == prompts
+    for output in outputs:
+        assert isinstance(output, RequestOutput)
+        assert output.finished
+        assert output.outputs[0].text
+        assert len(output.outputs[0].token_ids) == 12
+    assert len({output.request_id for output in outputs}) == 2
+
+
+def test_tokens_equal_hugging_faces_with_packed_weights_and_cache(llm):
+    theirs = reference.load("storyteller")
+    (output,) = llm.generate("One day, Tim found a", greedy(max_tokens=120))
+    assert output.outputs[0].token_ids == reference.generate(
+        theirs, output.prompt_token_ids, max_new_tokens=120
+    )
+
+
+def test_a_prompt_is_a_text_a_dict_or_a_list_of_them(llm):
+    text = "Once upon a time"
+    ids = llm.tokenizer.encode(text)
+    forms = [text, {"prompt": text}, {"prompt_token_ids": ids}]
+    expected = llm.generate(text, greedy())[0].outputs[0].token_ids
+    outputs = llm.generate(forms, greedy())
+    assert [output.outputs[0].token_ids for output in outputs] == [expected] * 3
+    assert [output.prompt_token_ids for output in outputs] == [ids] * 3
+    assert [output.prompt for output in outputs] == [text, text, None]
+    assert llm.generate({"prompt_token_ids": ids}, greedy())[0].outputs[0].token_ids == expected
+    assert llm.generate([]) == []
+
+
+def test_each_prompt_may_have_its_own_params(llm):
+    outputs = llm.generate(["a", "b"], [greedy(max_tokens=3), greedy(max_tokens=5)])
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 5]
+    assert len(llm.generate("a")[0].outputs[0].token_ids) <= 16
+
+
+def test_params_and_prompts_must_be_as_many(llm):
+    with pytest.raises(ParameterError, match="sampling_params has 1 entries for 2 prompts"):
+        llm.generate(["a", "b"], [greedy()])
+
+
+@pytest.mark.parametrize("prompt", [5, {"text": "a"}, [5, 6], None])
+def test_a_prompt_of_another_kind_is_refused(llm, prompt):
+    with pytest.raises(ParameterError, match="prompt"):
+        llm.generate([prompt], greedy())
+
+
+@pytest.mark.parametrize("prompt", ["", "word " * 2000, {"prompt_token_ids": [4096]}])
+def test_a_prompt_that_cannot_be_run_is_refused(llm, prompt):
+    with pytest.raises(ParameterError, match="prompt"):
+        llm.generate(prompt, greedy())
+
+
+def test_sampling_is_refused_naming_its_part(llm):
+    with pytest.raises(ParameterError, match=r"temperature=0\.7 .*Part 5"):
+        llm.generate("a", SamplingParams(temperature=0.7))
+
+
+def test_streamed_pieces_joined_are_the_generated_text(llm):
+    params = greedy(max_tokens=60, stop=["park"])
+    text = llm.generate("Once upon a time", params)[0].outputs[0].text
+    steps = list(llm.stream("Once upon a time", params))
+    assert "".join(step.text for step in steps) == text
+    assert steps[-1].finish_reason is not None
+
+
+def test_requests_do_not_hear_of_each_other(llm):
+    alone = llm.generate("The dog", greedy())[0].outputs[0].token_ids
+    first, second = llm.stream("The dog", greedy()), llm.stream("A bird", greedy())
+    tokens = []
+    for step, _ in zip(first, second, strict=False):
+        tokens.append(step.token_id)
+    assert tokens == alone[: len(tokens)]
+
+
+def test_a_folder_and_another_tokenizer_may_be_named(tiny_gpt2):
+    llm = LLM(tiny_gpt2, tokenizer="storyteller-draft", dtype="float32", device="cpu")
+    assert len(llm.generate("hello", greedy(max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids) == 4
+
+
+def test_a_model_that_is_not_there_is_named():
+    with pytest.raises(CheckpointError, match="no-such-model"):
+        LLM("no-such-model")
