@@ -162,7 +162,7 @@ def main() -> None:
         waits = {n: [at_once(client, n) for _ in range(max(3, repeats // 3))] for n in CLIENTS}
         health = health_ms(client)
         # Without a pause between the streams: after one, the client's system acknowledges at once.
-        packets = {name: [] for name in ("sent at once", "kept back")}
+        packets = {name: [] for name in ("sent_at_once", "kept_back")}
         for _ in range(max(5, repeats)):
             for name, to in zip(packets, (client, held.client), strict=True):
                 packets[name].append([streamed(to, 16)[0] for _ in range(3)][-1])
@@ -182,6 +182,8 @@ def main() -> None:
         "stream_adds_us_per_token": (cpu[STREAM] - cpu[LOOP]) / NEW_TOKENS * 1e3,
         "stream_adds": cpu[STREAM] / cpu[LOOP] - 1,
         "one_piece_adds": cpu[WHOLE] / cpu[LOOP] - 1,
+        "first_ms_streamed": first[STREAM],
+        "first_ms_in_one_piece": first[WHOLE],
         "wait_ratio": first[WHOLE] / first[STREAM],
         "first_ms_by_packets": {name: statistics.median(found) for name, found in packets.items()},
         "health_ms": health,

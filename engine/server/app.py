@@ -5,19 +5,19 @@ Knows nothing of models or scheduling. Later parts add routes through `extension
 """
 
 import asyncio
-import hmac
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from engine.decoding.outputs import RequestOutput
 from engine.server import errors, sse
 from engine.server.backend import Backend
 from engine.server.errors import RequestError
+from engine.server.gates import ApiKey, BodyLimit
 from engine.server.protocol import CompletionRequest, choice, usage
 
 Extension = Callable[[FastAPI, Backend], None]  # adds routes to the app
@@ -45,17 +45,9 @@ def create_app(
     errors.install(app)
     started = int(time.time())
 
-    # Added first, so innermost: FastAPI must see the refusal itself, not the gate's exception group around
-    # it.
-    app.add_middleware(_BodyLimit, max_bytes=max_body_bytes)
-
-    @app.middleware("http")
-    async def gate(request: Request, call_next: Callable) -> Response:
-        if api_key and request.url.path != "/health":
-            given = request.headers.get("authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
-                return RequestError(401, "Incorrect API key provided", code="invalid_api_key").response()
-        return await call_next(request)
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    if api_key:
+        app.add_middleware(ApiKey, key=api_key)
 
     @app.get("/health")
     async def health() -> Response:
@@ -127,16 +119,25 @@ async def _gather(streams: list[AsyncIterator[RequestOutput]]) -> list[RequestOu
     return [task.result() for task in tasks]
 
 
-async def _unless_client_leaves(request: Request, work: AsyncGenerator) -> list[RequestOutput]:
+async def _unless_client_leaves(
+    request: Request, work: Awaitable[list[RequestOutput]]
+) -> list[RequestOutput]:
     """Await `work`; cancel it when the client hangs up before it is done."""
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        await asyncio.wait([task], timeout=0.1)
-        if not task.done() and await request.is_disconnected():
-            task.cancel()
-            await asyncio.wait([task])
-            raise RequestError(499, "the client closed the connection")
-    return task.result()
+
+    async def disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnect())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise RequestError(499, "the client closed the connection")
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def _chunks(
@@ -187,25 +188,3 @@ def _news(output: RequestOutput, first: int, shown: dict[int, int]) -> list[dict
         shown[index] = -1 if sample.finish_reason else len(sample.text)
         news.append(choice(sample, index, sample.text[sent:]))
     return news
-
-
-class _BodyLimit:
-    """Refuses a body over `max_bytes` while it arrives, before it is held in memory."""
-
-    def __init__(self, app, max_bytes: int) -> None:
-        self.app, self.max_bytes = app, max_bytes
-
-    async def __call__(self, scope, receive, send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        seen = 0
-
-        async def limited() -> dict:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self.max_bytes:
-                raise HTTPException(413, f"the body is larger than {self.max_bytes} bytes")
-            return message
-
-        await self.app(scope, limited, send)

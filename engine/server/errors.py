@@ -71,9 +71,9 @@ def _from_validation(error: RequestValidationError) -> RequestError:
         case "json_invalid":
             return RequestError(400, f"the body is not valid JSON: {first['ctx']['error']}")
         case "extra_forbidden":
-            return RequestError(
-                400, f"{field} is not a field of this endpoint", param=field, code="unknown_field"
-            )
+            name = ".".join(map(str, path))
+            message = f"{name} is not a field of this endpoint"
+            return RequestError(400, message, param=field, code="unknown_field")
         case "missing":
             return RequestError(400, f"{field or 'a JSON body'} is required", param=field)
     given = repr(first.get("input"))
