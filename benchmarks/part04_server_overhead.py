@@ -139,6 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=15)
     repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)  # as in the servers: it is recorded with the figures
     server, held = Server(), Server(nagle=True)
     client = server.client
     sides: dict[str, Callable[[], Measured]] = {

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response
 from engine.decoding.outputs import RequestOutput
 from engine.server import errors, sse
 from engine.server.backend import Backend
-from engine.server.errors import RequestError
+from engine.server.errors import RequestError, as_request_error
 from engine.server.gates import ApiKey, BodyLimit
 from engine.server.protocol import CompletionRequest, choice, usage
 
@@ -81,7 +81,12 @@ def create_app(
         if body.stream:
             include_usage = bool(body.stream_options and body.stream_options.include_usage)
             return sse.stream(_chunks(head, streams, params.n, include_usage))
-        outputs = await _unless_client_leaves(request, _gather(streams))
+        try:
+            outputs = await _unless_client_leaves(request, _gather(streams))
+        except (
+            Exception
+        ) as error:  # answered here: past the routes, an unknown one also closes the connection
+            raise as_request_error(error) from error
         choices = [
             choice(sample, i * params.n + sample.index, sample.text)
             for i, output in enumerate(outputs)

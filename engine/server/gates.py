@@ -1,7 +1,7 @@
 """What every request passes before a route sees it: the key, and a bound on the body. Part 4.
 
-Plain ASGI, so that nothing stands between a route and the client's connection: whoever wraps `receive` must let
-a disconnect through, or nobody learns that the client has left.
+Plain ASGI, so that nothing stands between a route and its client: whoever wraps `receive` must let a
+disconnect through, or nobody learns that the client has left.
 """
 
 import hmac

@@ -54,10 +54,10 @@ STORY = (
     "One day, her mom said that they would go to the big park near the river, where many dogs like to run."
 )
 ROOM = 72  # tokens, in the cache that is too small
-CLIENTS = (  # prompt, longest answer in tokens, seconds after the first client
-    ("Once upon a time, there was a little dog named Max. Max had a red ball", 160, 0.0),
-    ("One day, a cat sat in the sun", 100, 0.25),
-    ("Lily found a big box. She opened it and saw", 60, 0.5),
+CLIENTS = (  # prompt, longest answer in tokens, joins when client 1 has so many pieces of its answer
+    ("Once upon a time, there was a little dog named Max. Max had a red ball", 160, 0),
+    ("One day, a cat sat in the sun", 80, 20),
+    ("Lily found a big box. She opened it and saw", 40, 40),
 )
 COLOURS = {"A": "cyan", "B": "magenta", "c": "green", "d": "yellow", "e": "blue"}
 LEVELS = " ▁▂▃▄▅▆▇█"
@@ -133,8 +133,9 @@ def main() -> None:
     tight = play(tokenizer, model.config, scheduler, executor, prompts, max_model_len=ROOM)
     console.print(gantt(f"continuous, {ROOM} tokens of room: {len(tight.steps)} steps", tight))
     lost = ", ".join(f"{name} gave up {tokens} computed tokens" for name, tokens in tight.preempted)
+    times = "once" if len(tight.preempted) == 1 else f"{len(tight.preempted)} times"
     console.print(
-        f"Memory ran out {len(tight.preempted)} times: {lost}.\nThey were computed again, and everyone got "
+        f"Memory ran out {times}: {lost}.\nThey were computed again, and everyone got "
         f"the same tokens as before: [bold]{yes(tight.outputs == fifo.outputs)}[/]"
     )
 
@@ -241,16 +242,25 @@ async def watch(console: Console, address: str, log: StepLog) -> tuple[float, Ev
 
     async with httpx.AsyncClient(base_url=address, timeout=60) as http:
         start = time.perf_counter()
+        may_join = [asyncio.Event() for _ in CLIENTS]
 
-        async def ask(client: int, prompt: str, max_tokens: int, delay: float) -> None:
-            await asyncio.sleep(delay)
+        def open_doors(pieces: float) -> None:
+            for door, (_, _, joins_at) in zip(may_join, CLIENTS, strict=True):
+                if pieces >= joins_at:
+                    door.set()
+
+        async def ask(client: int, prompt: str, max_tokens: int, _: int) -> None:
+            await may_join[client].wait()
             body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
             async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
                 async for line in response.aiter_lines():
                     if line.startswith("data: {"):
                         text = json.loads(line.removeprefix("data: "))["choices"][0]["text"]
                         events.append((time.perf_counter(), client, text))
+                        open_doors(sum(client == 0 for _, client, _ in events))
+            open_doors(float("inf"))  # whoever is left need not wait for client 1
 
+        open_doors(0)
         clients = asyncio.gather(*(ask(i, *client) for i, client in enumerate(CLIENTS)))
         with Live(console=console, auto_refresh=False) as live:
             while not clients.done():
@@ -283,7 +293,8 @@ def step_line(number: int, seconds: float, step: dict[int, int]) -> str:
 def recorded(log: StepLog, events: Events, start: float) -> list[str]:
     """A line per step: its batch, and what the clients received before the next one ended."""
     lines = [
-        f"client {i + 1} after {delay:.2f} s: {prompt!r}" for i, (prompt, _, delay) in enumerate(CLIENTS)
+        f"client {i + 1} asks at piece {joins_at} of client 1's answer: {prompt!r}"
+        for i, (prompt, _, joins_at) in enumerate(CLIENTS)
     ]
     heads = "".join(f"{f'client {i + 1}':18}" for i in range(len(CLIENTS)))
     lines += ["", f"    ms  step  requests  tokens      {heads}".rstrip()]

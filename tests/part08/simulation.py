@@ -14,6 +14,7 @@ from engine.listeners import Listener, Listeners
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.request import Request, State
 from tests.part06.fakes import BlockCache
+from tests.part08.steps import Countdown
 
 PARAMS = SamplingParams()
 
@@ -52,17 +53,6 @@ SETTINGS = {
     "a flood at the start": Setting(14, arrivals=50, num_blocks=20),
     "all of it": Setting(15, 800, 16, 40, 30, 5, 0.5, (-3, 0, 1, 2), 0.03, 0.05, 3),
 }
-
-
-class Story:
-    """Stands for GrowingOutput: done after `length` tokens."""
-
-    def __init__(self, length: int) -> None:
-        self.left, self.finish_reason = length, None
-
-    def append(self, token_id: int) -> bool:
-        self.left -= 1
-        return self.left == 0
 
 
 class WatchfulCache(BlockCache):
@@ -125,7 +115,7 @@ class Simulation(Listener):
             length = self.rng.randint(1, min(60, room - 20))
             name = str(number)
             ids = [token(name, place) for place in range(length)]
-            story = Story(self.rng.randint(1, 20))
+            story = Countdown(self.rng.randint(1, 20))
             row = Row(PARAMS, ids, [], number)
             request = Request(
                 name, name, ids, length, PARAMS, story, row, priority=self.rng.choice(self.s.priorities)

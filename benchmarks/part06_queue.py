@@ -1,0 +1,193 @@
+"""What does the engine cost beside Part 3's bare loop, and what does a queue do to those who wait?
+
+    python -m benchmarks.part06_queue       # about a minute on a quiet machine
+
+The same request four ways, in turns: Part 3's loop, the engine stepped by hand, and both behind an event loop
+(Part 4's backend, this part's). Beside it: a step without a model, which is bookkeeping alone; two requests of
+which the first has a slow reader; and a queue of eight. Times are medians.
+"""
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from rich import print
+from rich.table import Table
+
+from benchmarks.record import record
+from engine.async_engine import AsyncLLMEngine
+from engine.cache.single import CachedForward
+from engine.cache.slots import SlotCache
+from engine.decoding.greedy import generate
+from engine.decoding.params import SamplingParams
+from engine.executor import Executor, ModelForward
+from engine.layers.packed_linear import pack_linears
+from engine.listeners import Listener, Listeners, StepRecord
+from engine.llm_engine import LLMEngine
+from engine.models.loader import load_model
+from engine.scheduling.fifo import FIFOScheduler
+from engine.server.backend import Backend, LockedBackend
+from engine.tokenizer import Tokenizer
+
+MODEL = "storyteller"
+PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
+TOKENS, SHORT, QUEUE = 128, 32, 8
+READER_PAUSE = 0.025  # seconds that a slow reader takes for each piece
+LOOP, ENGINE = "Part 3's loop", "engine, stepped by hand"
+LOCKED, ASYNC = "Part 4's backend (lock, a thread hop per token)", "engine in its own thread"
+
+
+class Records(Listener):
+    """Keeps every step's record."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepRecord] = []
+
+    def on_step(self, record: StepRecord) -> None:
+        self.steps.append(record)
+
+
+def params(tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+
+
+def run(engine: LLMEngine, requests: int, tokens: int) -> list[tuple[float, float]]:
+    """Queue equal requests and step to the end: first and last token of each, seconds from the start."""
+    start, times = time.perf_counter(), {}
+    for i in range(requests):
+        engine.add_request(str(i), PROMPT, params(tokens))
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                seen = output.stats.token_times
+                times[output.request_id] = (seen[0] - start, seen[-1] - start)
+    return [times[str(i)] for i in range(requests)]
+
+
+async def read(backend: Backend, name: str, tokens: int, pause: float = 0.0) -> float:
+    """Seconds until the whole output was read, with a pause after each piece."""
+    start = time.perf_counter()
+    async for _ in backend.generate(PROMPT, params(tokens), name):
+        if pause:
+            await asyncio.sleep(pause)
+    return time.perf_counter() - start
+
+
+async def second_of_two(backend: Backend, pause: float) -> float:
+    """Milliseconds until the second of two requests is complete; the first one's reader pauses."""
+    _, second = await asyncio.gather(read(backend, "first", SHORT, pause), read(backend, "second", SHORT))
+    return second * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=9)
+    repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)
+    tokenizer, model = Tokenizer.from_pretrained(MODEL), load_model(MODEL, transform=pack_linears)
+    config = model.config
+
+    def make_engine(*listeners: Listener) -> LLMEngine:
+        cache = SlotCache(config, num_slots=1)
+        executor = Executor(ModelForward(model, cache))
+        return LLMEngine(tokenizer, config, FIFOScheduler(cache), executor, Listeners(listeners))
+
+    records = Records()
+    engine = make_engine(records)
+
+    def locked() -> LockedBackend:  # one for each event loop, as its lock belongs to one
+        return LockedBackend(MODEL, tokenizer, config, lambda: CachedForward(model))
+
+    threaded = AsyncLLMEngine(make_engine(), MODEL)
+    threaded.start()
+    try:
+        sides: dict[str, Callable[[], object]] = {
+            LOOP: lambda: generate(CachedForward(model), tokenizer, config, PROMPT, params(TOKENS)),
+            ENGINE: lambda: run(engine, 1, TOKENS),
+            LOCKED: lambda: asyncio.run(read(locked(), "x", TOKENS)),
+            ASYNC: lambda: asyncio.run(read(threaded, "x", TOKENS)),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        for repeat in range(1 + repeats):
+            for name, side in sides.items():
+                start = time.perf_counter()
+                side()
+                if repeat:  # the first one warms up
+                    seconds[name].append(time.perf_counter() - start)
+        few = max(3, repeats // 3)
+        second_ms: dict[str, dict[str, list[float]]] = {LOCKED: {}, ASYNC: {}}
+        for _ in range(few):
+            for reader, pause in (("quick", 0.0), ("slow", READER_PAUSE)):
+                for name, backend in ((LOCKED, locked()), (ASYNC, threaded)):
+                    found = asyncio.run(second_of_two(backend, pause))
+                    second_ms[name].setdefault(reader, []).append(found)
+    finally:
+        threaded.stop()
+    decode = [step for step in records.steps if step.tokens_computed == (1,)]
+    queues = [run(engine, QUEUE, SHORT) for _ in range(few)]
+
+    # A model that takes no time: what is left of a step is the engine's own work.
+    logits = torch.zeros(1, config.vocab_size)  # [R, V]
+    bare = Records()
+    idle = LLMEngine(tokenizer, config, FIFOScheduler(SlotCache(config, 1)), Executor(lambda _: logits),
+                     Listeners([bare]))  # fmt: skip
+    run(idle, 4, 200)
+
+    per_token = {name: statistics.median(found) / TOKENS * 1e3 for name, found in seconds.items()}  # ms
+    second = {name: {reader: statistics.median(found) for reader, found in by.items()}
+              for name, by in second_ms.items()}  # fmt: skip
+    step_us = {
+        "schedule": statistics.median(s.schedule_seconds for s in decode) * 1e6,
+        "execute": statistics.median(s.execute_seconds for s in decode) * 1e6,
+        "rest": statistics.median(s.end - s.start - s.schedule_seconds - s.execute_seconds for s in decode)
+        * 1e6,
+    }
+    first = [statistics.median(queue[i][0] for queue in queues) * 1e3 for i in range(QUEUE)]
+    last = [statistics.median(queue[i][1] for queue in queues) * 1e3 for i in range(QUEUE)]
+    figures = {
+        "ms_per_token": per_token,
+        "engine_adds_us": (per_token[ENGINE] - per_token[LOOP]) * 1e3,
+        "engine_adds": per_token[ENGINE] / per_token[LOOP] - 1,
+        "thread_adds_us": (per_token[ASYNC] - per_token[ENGINE]) * 1e3,
+        "lock_adds_us": (per_token[LOCKED] - per_token[LOOP]) * 1e3,
+        "step_us": step_us,
+        "bookkeeping_us": step_us["schedule"] + step_us["rest"],
+        "bookkeeping_share": 1 - step_us["execute"] / sum(step_us.values()),
+        "step_without_model_us": statistics.median(s.end - s.start for s in bare.steps) * 1e6,
+        "second_ms": {"locked": second[LOCKED], "engine": second[ASYNC]},
+        "slow_reader_ratio": second[LOCKED]["slow"] / second[ASYNC]["slow"],
+        "queue_first_ms": first,
+        "queue_last_ms": last,
+    }
+    cost = {
+        "columns": ["way", "ms per token", "× Part 3's loop"],
+        "rows": [[name, ms, ms / per_token[LOOP]] for name, ms in per_token.items()],
+    }
+    readers = {
+        "columns": ["", "the first reads quickly, ms", "the first reads slowly, ms"],
+        "rows": [[name, by["quick"], by["slow"]] for name, by in second.items()],
+    }
+    queue = {
+        "columns": ["place in the queue", "steps before its first", "first word, ms", "last word, ms"],
+        "rows": [[i + 1, i * SHORT, first[i], last[i]] for i in (0, 1, 3, 7)],
+    }
+    tables = {"cost": cost, "readers": readers, "queue": queue}
+    titles = (f"one request, {TOKENS} tokens", f"the second of two requests is complete after",
+              f"{QUEUE} requests of {SHORT} tokens, first in, first out")  # fmt: skip
+    for title, table in zip(titles, tables.values(), strict=True):
+        shown = Table(*table["columns"], title=title)
+        for row in table["rows"]:
+            shown.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row))
+        print(shown)
+    print(f"a decode step, µs: { ({k: round(v) for k, v in step_us.items()}) }")
+    question = "What does the engine cost beside Part 3's loop, and what does a queue do to those who wait?"
+    workload = {"model": MODEL, "prompt": PROMPT, "new_tokens": TOKENS, "short": SHORT, "queue": QUEUE,
+                "reader_pause_ms": READER_PAUSE * 1e3, "repeats": repeats}  # fmt: skip
+    print(record("part06_queue", question, workload, figures, tables))
+
+
+if __name__ == "__main__":
+    main()
