@@ -37,7 +37,7 @@ def resolve(name: str | Path, weights: bool = False) -> Path:
         isinstance(name, Path) or str(name).startswith((".", "/", "~")) or str(name).count("/") > 1
     )
     if looks_like_a_path:
-        raise CheckpointError(f"no model folder at {folder}")
+        raise CheckpointError(f"no model folder at {name}")
     return _from_hub(str(name), weights)
 
 
