@@ -3,8 +3,8 @@
     python -m benchmarks.part06_queue       # about a minute on a quiet machine
 
 The same request four ways, in turns: Part 3's loop, the engine stepped by hand, and both behind an event loop
-(Part 4's backend, this part's). Beside it: a step without a model, which is bookkeeping alone; two requests of
-which the first has a slow reader; and a queue of eight. Times are medians.
+(Part 4's backend, this part's). Beside it: a step without a model, which is bookkeeping alone; two requests,
+a slow first reader; a queue of eight. Times per token are medians over all tokens.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from rich import print
@@ -54,32 +55,37 @@ def params(tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
 
 
-def run(engine: LLMEngine, requests: int, tokens: int) -> list[tuple[float, float]]:
-    """Queue equal requests and step to the end: first and last token of each, seconds from the start."""
+def gaps(times: list[float]) -> list[float]:
+    """Milliseconds between tokens."""
+    return [(b - a) * 1e3 for a, b in pairwise(times)]
+
+
+def run(engine: LLMEngine, requests: int, tokens: int) -> list[list[float]]:
+    """Queue equal requests and step to the end: when each one's tokens came, seconds from the start."""
     start, times = time.perf_counter(), {}
     for i in range(requests):
         engine.add_request(str(i), PROMPT, params(tokens))
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:
-                seen = output.stats.token_times
-                times[output.request_id] = (seen[0] - start, seen[-1] - start)
+                times[output.request_id] = [at - start for at in output.stats.token_times]
     return [times[str(i)] for i in range(requests)]
 
 
-async def read(backend: Backend, name: str, tokens: int, pause: float = 0.0) -> float:
-    """Seconds until the whole output was read, with a pause after each piece."""
-    start = time.perf_counter()
+async def read(backend: Backend, name: str, tokens: int, pause: float = 0.0) -> list[float]:
+    """When each piece of the output was read, seconds from the start, with a pause after each."""
+    start, times = time.perf_counter(), []
     async for _ in backend.generate(PROMPT, params(tokens), name):
+        times.append(time.perf_counter() - start)
         if pause:
             await asyncio.sleep(pause)
-    return time.perf_counter() - start
+    return times
 
 
 async def second_of_two(backend: Backend, pause: float) -> float:
     """Milliseconds until the second of two requests is complete; the first one's reader pauses."""
     _, second = await asyncio.gather(read(backend, "first", SHORT, pause), read(backend, "second", SHORT))
-    return second * 1e3
+    return second[-1] * 1e3
 
 
 def main() -> None:
@@ -104,19 +110,20 @@ def main() -> None:
     threaded = AsyncLLMEngine(make_engine(), MODEL)
     threaded.start()
     try:
-        sides: dict[str, Callable[[], object]] = {
-            LOOP: lambda: generate(CachedForward(model), tokenizer, config, PROMPT, params(TOKENS)),
-            ENGINE: lambda: run(engine, 1, TOKENS),
+        sides: dict[str, Callable[[], list[float]]] = {  # when each token came
+            LOOP: lambda: (
+                generate(CachedForward(model), tokenizer, config, PROMPT, params(TOKENS)).stats.token_times
+            ),
+            ENGINE: lambda: run(engine, 1, TOKENS)[0],
             LOCKED: lambda: asyncio.run(read(locked(), "x", TOKENS)),
             ASYNC: lambda: asyncio.run(read(threaded, "x", TOKENS)),
         }
-        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        found_ms: dict[str, list[float]] = {name: [] for name in sides}
         for repeat in range(1 + repeats):
             for name, side in sides.items():
-                start = time.perf_counter()
-                side()
+                found = gaps(side())
                 if repeat:  # the first one warms up
-                    seconds[name].append(time.perf_counter() - start)
+                    found_ms[name] += found
         few = max(3, repeats // 3)
         second_ms: dict[str, dict[str, list[float]]] = {LOCKED: {}, ASYNC: {}}
         for _ in range(few):
@@ -136,7 +143,7 @@ def main() -> None:
                      Listeners([bare]))  # fmt: skip
     run(idle, 4, 200)
 
-    per_token = {name: statistics.median(found) / TOKENS * 1e3 for name, found in seconds.items()}  # ms
+    per_token = {name: statistics.median(found) for name, found in found_ms.items()}
     second = {name: {reader: statistics.median(found) for reader, found in by.items()}
               for name, by in second_ms.items()}  # fmt: skip
     step_us = {
@@ -146,7 +153,7 @@ def main() -> None:
         * 1e6,
     }
     first = [statistics.median(queue[i][0] for queue in queues) * 1e3 for i in range(QUEUE)]
-    last = [statistics.median(queue[i][1] for queue in queues) * 1e3 for i in range(QUEUE)]
+    last = [statistics.median(queue[i][-1] for queue in queues) * 1e3 for i in range(QUEUE)]
     figures = {
         "ms_per_token": per_token,
         "engine_adds_us": (per_token[ENGINE] - per_token[LOOP]) * 1e3,
@@ -175,7 +182,7 @@ def main() -> None:
         "rows": [[i + 1, i * SHORT, first[i], last[i]] for i in (0, 1, 3, 7)],
     }
     tables = {"cost": cost, "readers": readers, "queue": queue}
-    titles = (f"one request, {TOKENS} tokens", f"the second of two requests is complete after",
+    titles = (f"one request, {TOKENS} tokens", "the second of two requests is complete after",
               f"{QUEUE} requests of {SHORT} tokens, first in, first out")  # fmt: skip
     for title, table in zip(titles, tables.values(), strict=True):
         shown = Table(*table["columns"], title=title)

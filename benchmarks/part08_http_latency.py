@@ -2,8 +2,8 @@
 
     python -m benchmarks.part08_http_latency [--repeats 3] [--requests 6]      # about a minute
 
-A server in a process of its own for each scheduler, and 8 users in this one: each sends a streaming request, reads
-it to the end, and sends the next at once, so that 8 are always under way. Sides in turns.
+A server in a process of its own for each scheduler, and 8 users in this one: each sends a streaming request,
+reads it to the end, and sends the next at once, so that 8 are always under way. Sides in turns.
 """
 
 import argparse
@@ -157,14 +157,26 @@ def main() -> None:
         record(
             "part08_http_latency",
             "How long do 8 users at once wait for their first words through the HTTP server?",
-            {"model": MODEL, "users": USERS, "requests_of_each": options.repeats * options.requests,
-             "prompt_tokens": "8 to 128", "new_tokens": NEW_TOKENS, "max_num_seqs": USERS,
-             "max_num_batched_tokens": BUDGET, "server_torch_threads": 1},
-            {"first_words_ms_p50": rows[-1][1], "first_words_ms_p95": rows[-1][2], "fifo_first_words_ms_p95": rows[0][2],
-             "static_first_words_ms_p95": rows[1][2], "tokens_per_second": rows[-1][4]},
+            {
+                "model": MODEL,
+                "users": USERS,
+                "requests_of_each": options.repeats * options.requests,
+                "prompt_tokens": "8 to 128",
+                "new_tokens": NEW_TOKENS,
+                "max_num_seqs": USERS,
+                "max_num_batched_tokens": BUDGET,
+                "server_torch_threads": 1,
+            },
+            {
+                "first_words_ms_p50": rows[-1][1],
+                "first_words_ms_p95": rows[-1][2],
+                "static_first_words_ms_p95": rows[1][2],
+                "fifo_first_words_ms_p95": rows[0][2],
+                "tokens_per_second": rows[-1][4],
+            },
             {"waits": {"columns": columns, "rows": rows}},
         )
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

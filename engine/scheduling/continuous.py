@@ -68,25 +68,30 @@ class ContinuousScheduler(Queues):
             else:
                 work[request] = new
                 budget -= new
-        # 2. Then newcomers, in order, as far as budget and memory go. A long prompt comes in chunks.
+        # 2. Then newcomers, in order, as far as budget and memory go. A long prompt comes in chunks, but all
+        # that    is known of it has room from the start: else two newcomers could keep pushing each other
+        # out.
         while self.waiting and budget and len(self.running) < self.max_num_seqs and not preempted:
             request = self.admit_next()
             if request is None:
                 break
-            new = min(request.num_tokens_to_compute, budget)
-            if not self.cache.reserve(request, request.num_computed_tokens + new):
-                self._preempt(request)
+            if not self.cache.reserve(request, len(request.token_ids)):
+                self._put_back(request)
                 break
-            work[request] = new
-            budget -= new
+            work[request] = min(request.num_tokens_to_compute, budget)
+            budget -= work[request]
         return take(list(work.items())) if work else None
 
     def _preempt(self, request: Request) -> None:
-        """Take its memory and put it back in the queue at its old rank; its tokens will be computed again."""
+        """Take a running request's memory for a better one; its tokens will be computed again."""
+        self._put_back(request)
+        request.num_preemptions += 1
+        self.listeners.tell("on_preempt", request)
+
+    def _put_back(self, request: Request) -> None:
+        """From the running requests to the queue, at its old rank, with nothing computed."""
         self.running.remove(request)
         self.cache.preempt(request)
         request.num_computed_tokens = 0
         request.draft_ids = []
-        request.num_preemptions += 1
         self._enqueue(request)
-        self.listeners.tell("on_preempt", request)

@@ -74,10 +74,10 @@ class TightCache(SlotCache):
         return total <= self.room
 
     def reserve(self, seq: CachedSequence, total: int) -> bool:
-        others = sum(held for name, held in self.held.items() if name != seq.id)
-        if others + total > self.room:
+        more = max(total - self.held.get(seq.id, 0), 0)  # beyond what it has
+        if sum(self.held.values()) + more > self.room:
             return False
-        self.held[seq.id] = total
+        self.held[seq.id] = self.held.get(seq.id, 0) + more
         return True
 
     def release(self, seq: CachedSequence) -> None:

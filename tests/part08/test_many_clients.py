@@ -143,7 +143,8 @@ def test_a_client_who_leaves_frees_its_slot_by_the_next_step(fake_engine, servin
     ask = {"model": "m", "prompt": "hello", "temperature": 0, "max_tokens": 100, "ignore_eos": True}
     with at_rest(backend), serve(create_app(backend)) as url, http(url) as client:
         with client.stream("POST", "/v1/completions", json=ask | {"stream": True}) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()  # kept: the connection closes with the iterator
+            next(lines)
             wait_until(lambda: gate.entered == 3)  # the third step is under way, and waits
         wait_until(lambda: not backend._commands.empty())  # word of the departure has reached the engine
         gate.open()
