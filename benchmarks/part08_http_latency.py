@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=6, help="of each user, in each repeat")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # as in the servers
     random, vocab_size = Random(0), Tokenizer.from_pretrained(MODEL).vocab_size
 
     def prompts(number: int) -> list[list[int]]:
@@ -165,7 +166,6 @@ def main() -> None:
                 "new_tokens": NEW_TOKENS,
                 "max_num_seqs": USERS,
                 "max_num_batched_tokens": BUDGET,
-                "server_torch_threads": 1,
             },
             {
                 "first_words_ms_p50": rows[-1][1],

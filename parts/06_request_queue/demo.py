@@ -1,7 +1,7 @@
 """Three clients, one model, one queue: who waits, who runs, who leaves, who fails, and in which step.
 
 python -m parts run 6                               # ends by itself
-python -m parts run 6 -- --serve [--port 8000]      # serves until Ctrl-C: three curls in three terminals
+python -m parts run 6 -- --serve [--port 8000]      # serves until Ctrl-C, for three curls at once
 """
 
 import argparse
@@ -56,7 +56,7 @@ PROMPTS = {
 COLOURS = {"A": "cyan", "B": "magenta", "C": "yellow"}
 TOKENS = {"A": 120, "B": 60, "C": 90}
 BRAKE = 0.012  # seconds added to each step that is on show: this model is too quick for the eye
-LINES, WIDTH = 8, 60  # lines of a story on show, columns of a timeline
+LINES, WIDTH = 8, 50  # lines of a story on show, columns of a timeline
 ENDS = {"stop": "●", "length": "●", "abort": "×", "error": "!"}
 
 
@@ -171,23 +171,23 @@ def main() -> None:
     console = Console(highlight=False)
     tokenizer, model = Tokenizer.from_pretrained(MODEL), load_model(MODEL, transform=pack_linears)
 
-    def compose(brake: float = 0.0) -> tuple[LLMEngine, Breakable, Diary]:
+    def compose(brake: float, *listeners: Listener) -> tuple[LLMEngine, Breakable]:
         """The engine from its parts. One request runs at a time, so one slot will do."""
-        cache, diary = SlotCache(model.config, num_slots=1), Diary()
+        cache = SlotCache(model.config, num_slots=1)
         forward = Breakable(ModelForward(model, cache), brake)
         scheduler, executor = FIFOScheduler(cache), Executor(forward)
-        engine = LLMEngine(tokenizer, model.config, scheduler, executor, Listeners([diary]))
-        return engine, forward, diary
+        return LLMEngine(tokenizer, model.config, scheduler, executor, Listeners(listeners)), forward
 
     if arguments.serve:
-        app = create_app(AsyncLLMEngine(compose()[0], MODEL))  # the app starts and stops its thread
+        app = create_app(AsyncLLMEngine(compose(BRAKE)[0], MODEL))  # the app starts and stops its thread
         console.print(how_to_call(arguments.port), soft_wrap=True)
         uvicorn.run(app, host=HOST, port=arguments.port, log_level="warning")
         return
 
     @contextmanager
     def stage() -> Iterator[Stage]:
-        engine, forward, diary = compose(BRAKE)
+        diary = Diary()
+        engine, forward = compose(BRAKE, diary)
         with served(create_app(AsyncLLMEngine(engine, MODEL))) as address:
             yield Stage(address, engine, forward, diary)
 
@@ -206,7 +206,8 @@ def main() -> None:
     with stage() as here:
         scenes["failing"] = a_step_fails(console, here, alone)
     title(console, "4. What the engine costs, without the brake")
-    cost = what_it_costs(console, *compose())
+    diary = Diary()
+    cost = what_it_costs(console, compose(0.0, diary)[0], diary)
 
     workload = {"model": MODEL, "prompts": PROMPTS, "tokens": TOKENS}
     figures = {"scenes": scenes, "decode_step_us": cost}
@@ -225,13 +226,14 @@ def three_at_once(console: Console, stage: Stage, alone: dict[str, str]) -> dict
             live.update(panels(console, clients, stage.diary))
             time.sleep(0.05)
         live.update(panels(console, clients, stage.diary))
+    console.print()
     console.print(timeline(stage.diary))
     same = all(client.text == alone[name] for name, client in clients.items())
     waited = stage.diary.ran["C"][0] - stage.diary.arrived["C"] - 1
     console.print(
-        f"Finished in the order [bold]{', '.join(stage.diary.order)}[/], with the text of Part 3's loop alone: "
-        f"[bold]{yes(same)}[/].\nC waited [bold]{waited}[/] steps for its first word. "
-        "It is fair, and it is slow: Parts 7 and 8 let them share the steps."
+        f"Finished in the order [bold]{', '.join(stage.diary.order)}[/], each with the text of Part 3's loop "
+        f"alone: [bold]{yes(same)}[/].\nC waited [bold]{waited}[/] steps for its first word. "
+        "Fair, and slow: Parts 7 and 8 let them share the steps."
     )
     return stage.diary.summary() | {"same_text": same}
 
@@ -270,7 +272,7 @@ def a_step_fails(console: Console, stage: Stage, alone: dict[str, str]) -> dict:
     return stage.diary.summary() | {"same_text": same, "error": a.error}
 
 
-def what_it_costs(console: Console, engine: LLMEngine, _: Breakable, diary: Diary) -> dict[str, float]:
+def what_it_costs(console: Console, engine: LLMEngine, diary: Diary) -> dict[str, float]:
     """The same three requests, stepped by hand in this thread: microseconds of a decode step."""
     for name, prompt in PROMPTS.items():
         engine.add_request(name, prompt, params(name))
@@ -302,7 +304,7 @@ def panels(console: Console, clients: dict[str, Client], diary: Diary) -> Table:
         client = clients.get(name)
         lines = Text(client.text if client else "").wrap(console, console.width // 3 - 4)[-LINES:]
         style = colour if diary.state(name) == "running" else "dim"
-        title = f"{name}: {diary.state(name)}, {client.pieces if client else 0}"
+        title = f"{name} {diary.state(name)}, {client.pieces if client else 0} pieces"
         row.append(Panel(Text("\n").join(lines), title=title, height=LINES + 2, border_style=style))
     table.add_row(*row)
     return table
@@ -320,7 +322,7 @@ def timeline(diary: Diary) -> Table:
             here = any(column * scale < number <= (column + 1) * scale for number in ran)
             row.append("█" if here else "·", style=colour)
         row.append(ENDS[reason], style="bold red" if reason in ("abort", "error") else f"bold {colour}")
-        told = f"{diary.state(name)} in step {end}" if ran else f"{diary.state(name)} after step {end}"
+        told = f"{diary.state(name)} {'after' if reason == 'abort' else 'in'} step {end}"
         table.add_row(f"[bold]{name}[/]", row, f"[dim]{told}[/]")
     table.add_row("", f"[dim]steps 1 to {steps}, {scale} to a column; · waiting  █ running[/]", "")
     return table
@@ -353,12 +355,10 @@ def wait_until(true: Callable[[], bool], seconds: float = 30) -> None:
 
 
 def how_to_call(port: int) -> str:
-    head = f"curl -N http://{HOST}:{port}/v1/completions -H 'Content-Type: application/json' -d"
-    calls = "\n".join(
-        f"{head} '{json.dumps({'model': MODEL, 'prompt': prompt, 'max_tokens': 200, 'stream': True})}'"
-        for prompt in PROMPTS.values()
-    )
-    return f"Serving {MODEL} on http://{HOST}:{port} until Ctrl-C. In three other terminals, quickly:\n\n{calls}\n"
+    head = f"curl -sN http://{HOST}:{port}/v1/completions -H 'Content-Type: application/json' -d"
+    bodies = [{"model": MODEL, "prompt": p, "max_tokens": 30, "stream": True} for p in PROMPTS.values()]
+    calls = "\n".join(f"{head} '{json.dumps(body)}' &" for body in bodies)
+    return f"Serving {MODEL} on http://{HOST}:{port} until Ctrl-C. In another terminal:\n\n{calls}\nwait\n"
 
 
 def title(console: Console, text: str) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -296,15 +297,17 @@ def recorded(log: StepLog, events: Events, start: float) -> list[str]:
         f"client {i + 1} asks at piece {joins_at} of client 1's answer: {prompt!r}"
         for i, (prompt, _, joins_at) in enumerate(CLIENTS)
     ]
-    heads = "".join(f"{f'client {i + 1}':18}" for i in range(len(CLIENTS)))
+    ends = [end for end, _ in log.steps] + [float("inf")]
+    cells = [[""] * len(CLIENTS) for _ in log.steps]  # [step][client]
+    for row, (since, until) in zip(cells, pairwise(ends), strict=True):
+        for client in range(len(CLIENTS)):
+            text = "".join(text for at, who, text in events if who == client and since <= at < until)
+            row[client] = json.dumps(text, ensure_ascii=False) if text else ""
+    width = max(len(cell) for row in cells for cell in row) + 2
+    heads = "".join(f"{f'client {i + 1}':{width}}" for i in range(len(CLIENTS)))
     lines += ["", f"    ms  step  requests  tokens      {heads}".rstrip()]
-    ends = [end for end, _ in log.steps]
-    for number, (end, step) in enumerate(log.steps, 1):
-        until = ends[number] if number < len(ends) else float("inf")
-        came = [
-            "".join(t for at, c, t in events if c == i and end <= at < until) for i in range(len(CLIENTS))
-        ]
-        texts = "".join(f"{json.dumps(text, ensure_ascii=False) if text else '':18}" for text in came)
+    for number, ((end, step), row) in enumerate(zip(log.steps, cells, strict=True), 1):
+        texts = "".join(f"{cell:{width}}" for cell in row)
         lines.append(f"{step_line(number, end - start, step)}  {texts}".rstrip())
     return lines
 

@@ -1,6 +1,7 @@
 """A server on a free port for the length of a `with`, and a backend without a model to put behind it."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,9 @@ DEADLINE = 15.0  # seconds after which what we wait for will never come: not a p
 
 @contextmanager
 def serve(app) -> Iterator[str]:
-    """Run `app` in a thread; yields its URL."""
+    """Run `app` in a thread; yields its URL. A test that fails in here shows what the server failed of."""
+    failures = _Failures()
+    failures.logger.addHandler(failures)
     server = uvicorn.Server(
         uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=3)
     )
@@ -26,10 +29,23 @@ def serve(app) -> Iterator[str]:
     try:
         wait_until(lambda: server.started or not thread.is_alive())
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    except BaseException as error:
+        raise error from failures.first
     finally:
+        failures.logger.removeHandler(failures)
         server.should_exit = True
         thread.join(DEADLINE)
         assert not thread.is_alive(), "the server did not stop"
+
+
+class _Failures(logging.Handler):
+    """Keeps the first exception that the server logs."""
+
+    logger = logging.getLogger("engine.server.errors")
+    first: BaseException | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.first = self.first or (record.exc_info and record.exc_info[1])
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -34,6 +34,14 @@ def client(url):
         yield client
 
 
+def post(url, path="/v1/completions", **fields):
+    with http(url) as client:
+        answer = client.post(path, json={"prompt": PROMPTS[0], **ASK, **fields})
+    assert answer.status_code == 200, answer.text
+    assert '"error"' not in answer.text, answer.text
+    return answer
+
+
 def streamed(chunks) -> dict[int, str]:
     """choice index -> text of all chunks joined."""
     texts: dict[int, str] = {}
@@ -80,26 +88,20 @@ def test_each_kind_of_prompt_gives_the_text_of_its_prompt(client, alone, tokeniz
 
 def test_answer_has_openais_shape(url):
     before = int(time.time())
-    with http(url) as client:
-        answers = [
-            client.post("/v1/completions", json={"prompt": "Once", **ASK, "max_tokens": 3}).json()
-            for _ in range(2)
-        ]
-    answer = answers[0]
+    answer, other = (post(url, prompt="Once", max_tokens=3).json() for _ in range(2))
     assert set(answer) == {"id", "object", "created", "model", "choices", "usage"}
     assert answer["object"] == "text_completion"
     assert answer["model"] == "stories"
     assert before <= answer["created"] <= time.time()
     assert answer["id"].startswith("cmpl-")
-    assert answers[1]["id"] != answer["id"]
+    assert other["id"] != answer["id"]
     (choice,) = answer["choices"]
     assert set(choice) == {"index", "text", "logprobs", "finish_reason"}
     assert (choice["index"], choice["logprobs"], choice["finish_reason"]) == (0, None, "length")
 
 
 def test_chunks_have_openais_shape_and_share_one_id(url):
-    with http(url) as client:
-        answer = client.post("/v1/completions", json={"prompt": "Once", "stream": True, **ASK})
+    answer = post(url, prompt="Once", stream=True)
     assert answer.headers["content-type"].startswith("text/event-stream")
     *events, done, rest = answer.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
@@ -157,11 +159,7 @@ def test_max_tokens_is_sixteen_when_not_given(client):
 
 
 def test_v1_and_bare_path_are_equal(url):
-    with http(url) as client:
-        first, second = (
-            client.post(path, json={"prompt": PROMPTS[0], **ASK}).json()
-            for path in ("/v1/completions", "/completions")
-        )
+    first, second = (post(url, path).json() for path in ("/v1/completions", "/completions"))
     assert first["choices"] == second["choices"]
     assert first["usage"] == second["usage"]
 
