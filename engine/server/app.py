@@ -83,9 +83,8 @@ def create_app(
             return sse.stream(_chunks(head, streams, params.n, include_usage))
         try:
             outputs = await _unless_client_leaves(request, _gather(streams))
-        except (
-            Exception
-        ) as error:  # answered here: past the routes, an unknown one also closes the connection
+        except Exception as error:
+            # Answered here: past the routes, an error nobody knows would also close the connection.
             raise as_request_error(error) from error
         choices = [
             choice(sample, i * params.n + sample.index, sample.text)

@@ -1,4 +1,4 @@
-"""One prompt, four tempers: greedy and creative stories side by side, each with its seed, and what the dice cost.
+"""One prompt, four tempers: greedy and creative stories side by side, with their seed and their price.
 
 python -m parts run 5 [-- --prompt "In the garden, there was a small" --seed 1 --max-tokens 90]
 """
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import torch
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.record import OUT, record  # noqa: E402
 from engine.cache.single import CachedForward  # noqa: E402
 from engine.decoding.greedy import decode_steps  # noqa: E402
-from engine.decoding.params import ParameterError, SamplingParams  # noqa: E402
+from engine.decoding.params import SamplingParams  # noqa: E402
 from engine.decoding.sampling import SUPPORTS, Row, distribution, draw, sampler  # noqa: E402
 from engine.layers.packed_linear import pack_linears  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
@@ -45,8 +45,14 @@ CROWD = 31  # strangers in the batch of section 3
 class Story:
     """One temper's story: Part 2's loop around Part 3's cache, with a sampler for `choose`."""
 
-    def __init__(self, model: torch.nn.Module, tokenizer: Tokenizer, prompt: str, params: SamplingParams,
-                 index: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        tokenizer: Tokenizer,
+        prompt: str,
+        params: SamplingParams,
+        index: int = 0,
+    ) -> None:
         self.text, self.token_ids, self.probabilities = "", [], []
         self.forward_seconds, self.choose_seconds = 0.0, 0.0
         ids = tokenizer.encode(prompt)
@@ -96,21 +102,21 @@ def main() -> None:
             for name, (knobs, _) in TEMPERS.items()
         }
         stories = {name: Story(model, tokenizer, prompt, params) for name, params in wishes.items()}
-    except ParameterError as error:
+    except ValueError as error:  # ParameterError among them
         sys.exit(f"demo: {error}")
 
     console.rule("[bold]1. The same opinion, bent four ways", align="left")
     console.print(Text.assemble("\n", (prompt, "bold"), (" … what the model thinks comes next:\n", "dim")))
     logits = CachedForward(model)(tokenizer.encode(prompt))  # [V]
-    console.print(bent(logits, wishes, tokenizer))
+    console.print(bent(logits, wishes, tokenizer), Text())
 
     console.rule("[bold]2. Four stories", align="left")
-    console.print(Text.assemble("\n", (prompt, "bold"), (" …", "dim")))
+    console.print(Text.assemble("\n", (prompt, "bold"), (f" …  (seed {arguments.seed})", "dim")))
     with Live(console=console, refresh_per_second=12) as live:
-        while any([story.advance() for story in stories.values()]):
+        while [story for story in stories.values() if story.advance()]:
             live.update(panels(stories, console))
         live.update(panels(stories, console))
-    console.print(verdict(stories))
+    console.print(Text(), verdict(stories), Text())
 
     console.rule("[bold]3. Seeds keep their word", align="left")
     kept, samples = promises(model, tokenizer, prompt, wishes["bold"], logits, console)
@@ -156,7 +162,7 @@ def bent(logits: Tensor, wishes: dict[str, SamplingParams], tokenizer: Tokenizer
         ]
         table.add_row(Text(tokenizer.decode([id]).replace(" ", "·"), style="bold"), *cells)
     possible = (probs > 0).sum(-1).tolist()
-    table.add_row("[dim]possible[/]", *(f"[dim]{count:,} tokens[/]" for count in possible))
+    table.add_row("[dim]possible[/]", *(f"[dim]{count:,} token{'s' * (count > 1)}[/]" for count in possible))
     return table
 
 
@@ -169,14 +175,8 @@ def panels(stories: dict[str, Story], console: Console) -> Table:
     for name, story in stories.items():
         knobs, colour = TEMPERS[name]
         lines = Text(story.text.strip()).wrap(console, console.width // 2 - 4)
-        drawn.append(
-            Panel(
-                Text("\n").join(lines[-LINES:]),
-                height=LINES + 2,
-                border_style=colour,
-                title=f"[bold]{name}[/] {label(knobs)}",
-            )  # fmt: skip
-        )
+        body, title = Text("\n").join(lines[-LINES:]), f"[bold]{name}[/] {label(knobs)}"
+        drawn.append(Panel(body, title=title, height=LINES + 2, border_style=colour))
     grid.add_row(*drawn[:2])
     grid.add_row(*drawn[2:])
     return grid
