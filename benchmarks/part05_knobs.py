@@ -61,10 +61,10 @@ def repeated(words: list[str]) -> tuple[int, int]:
 def tell(model: torch.nn.Module, tokenizer: Tokenizer, prompt: str, params: SamplingParams) -> str:
     ids = tokenizer.encode(prompt)
     choose = sampler(params, ids)
-    for step in decode_steps(CachedForward(model), tokenizer, model.config, ids, params, choose, SUPPORTS):
-        pass
-    text = step.output.text
-    return text.rpartition(" ")[0] if step.finish_reason == "length" else text  # the last word may be cut
+    steps = decode_steps(CachedForward(model), tokenizer, model.config, ids, params, choose, SUPPORTS)
+    last = list(steps)[-1]
+    text = last.output.text
+    return text.rpartition(" ")[0] if last.finish_reason == "length" else text  # the last word may be cut
 
 
 def main() -> None:

@@ -3,8 +3,9 @@
     python -m benchmarks.part05_sampling [--repeats 15] [--threads 1]
 
 Two vocabularies (storyteller's 4,096 and GPT-2's 50,257), three batch sizes R, random logits. `cost`: median
-microseconds per row of each way to choose. `step`: the same beside one step of storyteller's forward. The
-sides take turns in one run. Before anything is timed, our probabilities are compared with Hugging Face's.
+microseconds per row of each way to choose. `step`: one row beside one step of storyteller's forward. `sort`:
+ways to put one row's logits in order, which top-p cannot do without. The sides take turns in one run. Before
+anything is timed, our probabilities are compared with Hugging Face's.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from collections.abc import Callable
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is in the repository
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -111,6 +113,24 @@ def measure(V: int, R: int, repeats: int) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
+def measure_sort(V: int, repeats: int) -> dict[str, float]:
+    """Median microseconds to order one row."""
+    logits = torch.randn(1, V, generator=torch.Generator().manual_seed(0)) * 3  # [1, V]
+    sides = {
+        "torch.sort": lambda: logits.sort(dim=-1),
+        "np.sort": lambda: np.sort(logits.numpy(), axis=-1),
+        "topk(50)": lambda: logits.topk(50, dim=-1),
+        "softmax": lambda: logits.softmax(-1),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, order in sides.items():
+            start = time.perf_counter()
+            order()
+            taken[name].append((time.perf_counter() - start) * 1e6)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
 def forward_us(repeats: int) -> float:
     """Median microseconds of one decoding step of storyteller, after 64 tokens."""
     forward, ids, taken = CachedForward(load_model("storyteller")), [5] * 64, []
@@ -141,6 +161,11 @@ def main() -> None:
         "columns": ["choice", "µs for one token", "share of forward + choice"],
         "rows": [[name, small[name], f"{small[name] / (forward + small[name]):.1%}"] for name in SETTINGS],
     }
+    orders = {V: measure_sort(V, arguments.repeats) for V in VOCABULARIES}
+    sort = {
+        "columns": ["for one row", *(f"V = {V:,}, µs" for V in VOCABULARIES)],
+        "rows": [[name, *(orders[V][name] for V in VOCABULARIES)] for name in orders[VOCABULARIES[0]]],
+    }
     many, large = measured[VOCABULARIES[0], BATCHES[-1]], measured[VOCABULARIES[1], BATCHES[-1]]
     figures = {
         "forward_us": forward,
@@ -149,6 +174,8 @@ def main() -> None:
         "hf_over_ours_one_row": small[HF] / small[KNOBS],
         "hf_row_by_row_over_ours": many[HF_ROWS] / many[KNOBS],
         "hf_row_by_row_over_ours_large": large[HF_ROWS] / large[KNOBS],
+        "torch_sort_over_np_sort": orders[VOCABULARIES[1]]["torch.sort"] / orders[VOCABULARIES[1]]["np.sort"],
+        "sort_us": orders[VOCABULARIES[1]],
         "one_row_us": small,
         "many_rows_us": many,
         "many_rows_large_us": large,
@@ -159,11 +186,15 @@ def main() -> None:
     }  # fmt: skip
     path = record(
         "part05_sampling", "What does it cost to choose a token?", workload, figures,
-        {"cost": cost, "step": step},
+        {"cost": cost, "step": step, "sort": sort},
     )  # fmt: skip
 
     console = Console()
-    for title, content in (("Microseconds per row", cost), (f"Beside {forward:.0f} µs of forward", step)):
+    for title, content in (
+        ("Microseconds per row", cost),
+        (f"Beside {forward:.0f} µs of forward", step),
+        ("Putting a row in order", sort),
+    ):
         table = Table(*content["columns"], title=title)
         for row in content["rows"]:
             table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))

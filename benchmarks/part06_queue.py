@@ -20,6 +20,7 @@ from rich.table import Table
 
 from benchmarks.record import record
 from engine.async_engine import AsyncLLMEngine
+from engine.batch import Batch
 from engine.cache.single import CachedForward
 from engine.cache.slots import SlotCache
 from engine.decoding.greedy import generate
@@ -30,12 +31,14 @@ from engine.listeners import Listener, Listeners, StepRecord
 from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
 from engine.scheduling.fifo import FIFOScheduler
+from engine.scheduling.request import Request
 from engine.server.backend import Backend, LockedBackend
 from engine.tokenizer import Tokenizer
 
 MODEL = "storyteller"
 PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
 TOKENS, SHORT, QUEUE = 128, 32, 8
+SCENE = {"A": (5, 9), "B": (3, 5), "C": (8, 6)}  # tokens of prompt and output, for the timeline
 READER_PAUSE = 0.025  # seconds that a slow reader takes for each piece
 LOOP, ENGINE = "Part 3's loop", "engine, stepped by hand"
 LOCKED, ASYNC = "Part 4's backend (lock, a thread hop per token)", "engine in its own thread"
@@ -88,6 +91,36 @@ async def second_of_two(backend: Backend, pause: float) -> float:
     return second[-1] * 1e3
 
 
+class Diary(Listener):
+    """By step number: when each request arrived, ran (tokens in each of its steps) and ended."""
+
+    def __init__(self) -> None:
+        self.step, self.seen = 0, {}
+
+    def on_arrival(self, request: Request) -> None:
+        self.seen[request.request_id] = {"arrived": self.step, "steps": [], "tokens": []}
+
+    def on_schedule(self, batch: Batch) -> None:
+        self.step += 1
+        for s, request in enumerate(batch.requests):
+            self.seen[request.request_id]["steps"].append(self.step)
+            self.seen[request.request_id]["tokens"].append(batch.num_new_tokens(s))
+
+    def on_finish(self, request: Request) -> None:
+        self.seen[request.request_id] |= {"ended": self.step, "reason": request.output.finish_reason}
+
+
+def timeline(engine: LLMEngine, diary: Diary, leave: dict[int, str]) -> dict[str, dict]:
+    """Who runs in which step, with `leave`: after so many steps, this request is aborted."""
+    for name, (prompt, tokens) in SCENE.items():
+        engine.add_request(name, [1] * prompt, params(tokens))
+    while engine.has_unfinished_requests():
+        if diary.step in leave:
+            engine.abort_request(leave[diary.step])
+        engine.step()
+    return diary.seen
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=9)
@@ -138,10 +171,17 @@ def main() -> None:
 
     # A model that takes no time: what is left of a step is the engine's own work.
     logits = torch.zeros(1, config.vocab_size)  # [R, V]
+
+    def make_idle(listener: Listener) -> LLMEngine:
+        scheduler, executor = FIFOScheduler(SlotCache(config, 1)), Executor(lambda _: logits)
+        return LLMEngine(tokenizer, config, scheduler, executor, Listeners([listener]))
+
     bare = Records()
-    idle = LLMEngine(tokenizer, config, FIFOScheduler(SlotCache(config, 1)), Executor(lambda _: logits),
-                     Listeners([bare]))  # fmt: skip
-    run(idle, 4, 200)
+    run(make_idle(bare), 4, 200)
+    scenes = {
+        name: timeline(make_idle(diary), diary, leave)
+        for name, diary, leave in (("all_stay", Diary(), {}), ("two_leave", Diary(), {2: "B", 4: "A"}))
+    }
 
     per_token = {name: statistics.median(found) for name, found in found_ms.items()}
     second = {name: {reader: statistics.median(found) for reader, found in by.items()}
@@ -168,6 +208,7 @@ def main() -> None:
         "slow_reader_ratio": second[LOCKED]["slow"] / second[ASYNC]["slow"],
         "queue_first_ms": first,
         "queue_last_ms": last,
+        "timeline": scenes,
     }
     cost = {
         "columns": ["way", "ms per token", "× Part 3's loop"],

@@ -112,11 +112,11 @@ def demo(model: ModelName = "storyteller", max_tokens: int = 220) -> None:
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
-def parts() -> None:
+def parts(context: typer.Context) -> None:
     """The series: list, show, run, test, start, history (needs a checkout of the repository)."""
     from engine.cli.series import run
 
-    sys.exit(run(sys.argv[2:]))  # not context.args, which has lost the `--` before a demo's own options
+    sys.exit(run(context.args))
 
 
 if __name__ == "__main__":

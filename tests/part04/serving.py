@@ -57,7 +57,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def http(url: str) -> httpx.Client:
-    return httpx.Client(base_url=url, timeout=DEADLINE, trust_env=False)
+    """A connection of its own for each request: a server may close one after an error."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.Client(base_url=url, timeout=DEADLINE, limits=limits, trust_env=False)
 
 
 def openai_client(url: str, api_key: str = "unused") -> openai.OpenAI:

@@ -39,7 +39,7 @@ def chunks_of(answer) -> list[dict]:
     *chunks, done = events(answer)
     assert done == "[DONE]"
     for chunk in chunks:
-        assert "error" not in chunk, chunk
+        assert "error" not in chunk, answer.text
     return [choice for chunk in chunks for choice in chunk["choices"]]
 
 

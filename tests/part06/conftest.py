@@ -10,8 +10,25 @@ from tests.part04.conftest import alone, model, tokenizer  # noqa: F401
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, assert_idle
 
 
+PASSED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if call.when == "call":
+        item.stash[PASSED] = report.passed
+    return report
+
+
 @pytest.fixture
-def fake_engine():
+def passed(request):
+    """passed() -> whether the test itself went well: what a failed one left behind is no news."""
+    return lambda: request.node.stash.get(PASSED, False)
+
+
+@pytest.fixture
+def fake_engine(passed):
     """fake_engine(make_scheduler, cache, **options) -> an LLMEngine over the fake model."""
     made = []
 
@@ -22,12 +39,12 @@ def fake_engine():
         return made[-1]
 
     yield make
-    for engine in made:
+    for engine in made if passed() else ():
         assert_idle(engine)
 
 
 @pytest.fixture
-def real_engine(model, tokenizer):  # noqa: F811
+def real_engine(passed, model, tokenizer):  # noqa: F811
     """real_engine(make_scheduler, num_slots, **options) -> an LLMEngine over the trained model."""
     made = []
 
@@ -38,5 +55,5 @@ def real_engine(model, tokenizer):  # noqa: F811
         return made[-1]
 
     yield make
-    for engine in made:
+    for engine in made if passed() else ():
         assert_idle(engine)

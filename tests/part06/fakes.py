@@ -4,9 +4,10 @@ The fake model's logits are a hash of all tokens so far, read from what the cach
 twice, left out, or computed at another's place changes everything that follows.
 """
 
+import asyncio
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -22,7 +23,7 @@ from engine.decoding.sampling import SUPPORTS, sampler
 from engine.listeners import Listener
 from engine.llm_engine import LLMEngine
 from engine.tokenizer import AddedToken, Tokenizer, byte_alphabet
-from tests.part04.serving import wait_until
+from tests.part04.serving import DEADLINE, wait_until
 
 EOS = 256
 TOKENIZER = Tokenizer(
@@ -188,15 +189,28 @@ class Gate:
 
 
 @contextmanager
-def at_rest(engine: AsyncLLMEngine) -> Iterator[AsyncLLMEngine]:
+def at_rest(engine: AsyncLLMEngine, passed: Callable[[], bool] = lambda: True) -> Iterator[AsyncLLMEngine]:
     """On leaving: the engine comes to rest by itself, and when it is stopped nothing of it is left."""
-    yield engine
-    if engine.health():
-        wait_until(lambda: not engine.engine.has_unfinished_requests() and engine._commands.empty())
-    engine.stop()
-    assert not engine.health()
-    assert engine._mailboxes == {}
-    assert_idle(engine.engine)
+    try:
+        yield engine
+        if passed() and engine.health():
+            wait_until(lambda: not engine.engine.has_unfinished_requests() and engine._commands.empty())
+    finally:
+        engine.stop()
+    if passed():
+        assert not engine.health()
+        assert engine._mailboxes == {}
+        assert_idle(engine.engine)
+
+
+async def until(condition: Callable[[], bool], *tasks: asyncio.Task) -> None:
+    """Return once `condition` holds; raises what a task that ended meanwhile has raised."""
+    async with asyncio.timeout(DEADLINE):
+        while not condition():
+            for task in tasks:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.001)
 
 
 async def read(outputs) -> list:

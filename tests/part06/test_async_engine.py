@@ -12,7 +12,7 @@ from engine.decoding.params import ParameterError, SamplingParams
 from engine.listeners import Listeners
 from engine.scheduling.fifo import FIFOScheduler
 from tests.part04.serving import wait_until
-from tests.part06.fakes import BlockCache, FakeForward, Gate, Recorder, at_rest, read, told_alone
+from tests.part06.fakes import BlockCache, FakeForward, Gate, Recorder, at_rest, read, told_alone, until
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
@@ -23,10 +23,10 @@ def gate():
 
 
 @pytest.fixture
-def engine(fake_engine, gate):
+def engine(fake_engine, gate, passed):
     """An engine that makes as many steps as the test allows."""
     engine = fake_engine(cache=gate.forward.cache, forward=gate, listeners=Listeners([Recorder()]))
-    with at_rest(AsyncLLMEngine(engine, "fake")) as running:
+    with at_rest(AsyncLLMEngine(engine, "fake"), passed) as running:
         running.start()
         yield running
         gate.open()
@@ -85,8 +85,7 @@ def test_a_reader_who_leaves_frees_the_memory_by_the_next_step(engine, gate):
 def test_a_reader_whose_task_is_cancelled_has_left(engine, gate):
     async def run():
         task = asyncio.create_task(read(engine.generate("hello", GREEDY, "a")))
-        while not gate.entered:
-            await asyncio.sleep(0.001)
+        await until(lambda: gate.entered, task)
         task.cancel()
         await asyncio.wait([task])
 
@@ -133,8 +132,7 @@ def test_a_waiting_request_can_be_aborted_and_is_never_run(engine, gate):
     async def run():
         first = asyncio.create_task(read(engine.generate("hello", GREEDY, "a")))
         second = asyncio.create_task(read(engine.generate("there", GREEDY, "b")))
-        while len(recorder_of(engine).heard) < 2:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(recorder_of(engine).heard) >= 2, first, second)
         await engine.abort("b")
         await engine.abort("nobody")
         gate.open()
@@ -186,9 +184,7 @@ def test_a_failure_outside_the_forward_pass_ends_the_requests_there_are_and_the_
 
         async def both_then_start():
             task = asyncio.create_task(run(engine))
-            await asyncio.sleep(0)
-            while engine._commands.qsize() < 2:
-                await asyncio.sleep(0.001)
+            await until(lambda: engine._commands.qsize() == 2, task)
             engine.start()
             await task
 
@@ -198,8 +194,7 @@ def test_a_failure_outside_the_forward_pass_ends_the_requests_there_are_and_the_
 def test_a_name_in_use_is_refused_and_its_owner_is_not_disturbed(engine, gate):
     async def run():
         first = asyncio.create_task(read(engine.generate("hello", GREEDY, "a")))
-        while not gate.entered:
-            await asyncio.sleep(0.001)
+        await until(lambda: gate.entered, first)
         second = asyncio.create_task(read(engine.generate("there", GREEDY, "a")))
         await asyncio.sleep(0)
         gate.open()
@@ -226,11 +221,9 @@ def test_stop_aborts_what_is_running_and_waiting(fake_engine):
     async def run():
         async with engine:
             asked = [asyncio.create_task(read(engine.generate(name, GREEDY, name))) for name in "ab"]
-            while gate.entered < 3:
-                await asyncio.sleep(0.001)
+            await until(lambda: gate.entered == 3, *asked)
             stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
-            while engine._commands.empty():
-                await asyncio.sleep(0.001)
+            await until(lambda: not engine._commands.empty())
             gate.open()
             await stopping
             return await asyncio.gather(*asked)

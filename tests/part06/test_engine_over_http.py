@@ -1,6 +1,7 @@
 """The engine as the server's backend: many users, one queue."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
@@ -22,14 +23,12 @@ def recorder():
 
 
 @pytest.fixture
-def serving(recorder):
+def serving(passed):
     """serving(engine) -> URL of a server in front of it."""
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
 
         def start(engine):
-            backend = stack.enter_context(at_rest(AsyncLLMEngine(engine, "m")))
+            backend = stack.enter_context(at_rest(AsyncLLMEngine(engine, "m"), passed))
             return stack.enter_context(serve(create_app(backend)))
 
         yield start
@@ -75,12 +74,13 @@ def test_a_failed_step_is_a_500_or_an_event_and_the_next_request_is_served(fake_
     with http(url) as client:
         whole = client.post("/v1/completions", json=ASK | {"prompt": "one"})
         assert whole.status_code == 500
-        assert "the cable came loose" in whole.json()["error"]["message"]
+        assert "the cable came loose" in whole.json()["error"]["message"], whole.text
         streamed = client.post("/v1/completions", json=ASK | {"prompt": "two", "stream": True})
         assert streamed.status_code == 200
         assert '"error"' in streamed.text
         assert "again" in streamed.text
         served = client.post("/v1/completions", json=ASK | {"prompt": "three"})
+        assert served.status_code == 200, served.text
         assert served.json()["choices"][0]["text"] == told_alone("three", GREEDY).text
 
 
@@ -102,8 +102,9 @@ def test_a_client_that_leaves_frees_its_memory_and_the_next_one_is_served(
     with http(url) as client:
         with client.stream("POST", "/v1/completions", json=ask) as answer:
             next(answer.iter_lines())
-        text = client.post("/v1/completions", json=ASK | {"prompt": PROMPTS[1]}).json()["choices"][0]["text"]
-    assert text == alone(PROMPTS[1], GREEDY).text
+        served = client.post("/v1/completions", json=ASK | {"prompt": PROMPTS[1]})
+    assert served.status_code == 200, served.text
+    assert served.json()["choices"][0]["text"] == alone(PROMPTS[1], GREEDY).text
     assert len(recorder.records) < 1000
 
 

@@ -50,13 +50,13 @@ def recorder():
 
 
 @pytest.fixture
-def serving():
+def serving(passed):
     """serving(engine) -> URL; when the test is over, no thread of it is left."""
     before = set(threading.enumerate())
     with ExitStack() as stack:
 
         def start(engine):
-            backend = stack.enter_context(at_rest(AsyncLLMEngine(engine, "m")))
+            backend = stack.enter_context(at_rest(AsyncLLMEngine(engine, "m"), passed))
             return stack.enter_context(serve(create_app(backend)))
 
         yield start
@@ -80,7 +80,7 @@ async def stream(client: httpx.AsyncClient, prompt: str, leave_after: int | None
                 return text
             if line:
                 chunk = json.loads(line.removeprefix("data: "))
-                assert "error" not in chunk, chunk
+                assert "error" not in chunk, line
                 text += chunk["choices"][0]["text"]
                 reason = chunk["choices"][0]["finish_reason"]
                 events += 1
