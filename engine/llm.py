@@ -93,6 +93,7 @@ class LLM:
         self.tokenizer, self.config = self.engine.tokenizer, self.engine.config
         self.load_seconds = time.perf_counter() - start
         self._numbers = count()
+        self._inbox: dict[str, RequestOutput] = {}  # not read yet
 
     def generate(
         self,
@@ -110,38 +111,53 @@ class LLM:
             raise ParameterError(
                 "sampling_params", f"sampling_params has {len(params)} entries for {len(prompts)} prompts"
             )
-        ids = []
+        ids: list[str] = []
         try:
             for prompt, param in zip(prompts, params, strict=True):
                 ids.append(self._add(prompt, param))
-            done = {output.request_id: output for output in self._run() if output.finished}
+            done = {output.request_id: output for output in self._run(ids) if output.finished}
         finally:
-            for request_id in ids:
-                self.engine.abort_request(request_id)  # after an error; otherwise none is left
+            self._forget(ids)
         return [done[request_id] for request_id in ids]
 
     def stream(
         self, prompt: PromptInput, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """One prompt; its output so far after every token."""
+        """One prompt; its output so far after every token. Several streams may be read in turns.
+
+        Raises ParameterError, at the first output asked for, for a field or a prompt that is refused.
+        """
         request_id = self._add(prompt, sampling_params)
         try:
-            yield from self._run()
+            yield from self._run([request_id])
         finally:
-            self.engine.abort_request(request_id)  # left early
+            self._forget([request_id])
 
     def _add(self, prompt: PromptInput, params: SamplingParams | None) -> str:
         request_id = str(next(self._numbers))
         self.engine.add_request(request_id, _prompt(prompt), params)
         return request_id
 
-    def _run(self) -> Iterator[RequestOutput]:
-        """Step until nothing is left. Raises RuntimeError when a step failed."""
-        while self.engine.has_unfinished_requests():
-            for output in self.engine.step():
+    def _run(self, ids: list[str]) -> Iterator[RequestOutput]:
+        """Outputs of these requests until all have finished. Raises RuntimeError when a step failed."""
+        unfinished = set(ids)
+        while unfinished:
+            if not any(request_id in self._inbox for request_id in unfinished):
+                # A step serves everyone: what belongs to another stream waits there for its reader.
+                self._inbox |= {output.request_id: output for output in self.engine.step()}
+            for request_id in [request_id for request_id in ids if request_id in self._inbox]:
+                output = self._inbox.pop(request_id)
                 if output.error:
-                    raise RuntimeError(f"request {output.request_id} failed: {output.error}")
+                    raise RuntimeError(f"request {request_id} failed: {output.error}")
+                if output.finished:
+                    unfinished.discard(request_id)
                 yield output
+
+    def _forget(self, ids: list[str]) -> None:
+        """Nothing stays behind of requests that were left early, or failed."""
+        for request_id in ids:
+            self.engine.abort_request(request_id)
+            self._inbox.pop(request_id, None)
 
 
 def _prompt(prompt: PromptInput) -> Prompt:

@@ -9,7 +9,6 @@ from engine.scheduling.fifo import FIFOScheduler
 from tests.part04.conftest import alone, model, tokenizer  # noqa: F401
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, assert_idle
 
-
 PASSED = pytest.StashKey[bool]()
 
 

@@ -14,7 +14,7 @@ from engine.listeners import Listener, Listeners
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.request import Request, State
 from tests.part06.fakes import BlockCache
-from tests.part08.steps import Countdown
+from tests.part06.steps import Countdown
 
 PARAMS = SamplingParams()
 

@@ -6,7 +6,7 @@ from engine.listeners import Listener, Listeners
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.request import State
 from tests.part06.fakes import BlockCache
-from tests.part08.steps import chosen, make_request, play
+from tests.part06.steps import chosen, make_request, play
 
 
 def scheduler(max_num_seqs=4, budget=16, blocks=100, block_tokens=4, listeners=None) -> ContinuousScheduler:

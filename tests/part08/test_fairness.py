@@ -8,7 +8,7 @@ from engine.scheduling import continuous
 from engine.scheduling.continuous import STEPS_PER_PRIORITY, ContinuousScheduler
 from engine.scheduling.request import State
 from tests.part06.fakes import BlockCache
-from tests.part08.steps import make_request, play
+from tests.part06.steps import make_request, play
 
 PATIENCE = 16  # in place of STEPS_PER_PRIORITY, so that the wait is short enough to play through
 
