@@ -38,6 +38,7 @@ VOCABULARIES = (4096, 50257)
 BATCHES = (1, 8, 32)
 GREEDY, HOT, KNOBS, ALL = "argmax", "temperature", "top-k, top-p", "all knobs"
 HF, HF_ROWS = "HF top-k, top-p", "HF, row by row"
+KEYS = {GREEDY: "argmax", HOT: "temperature", KNOBS: "fences", ALL: "all", HF: "hf", HF_ROWS: "hf_rows"}
 SETTINGS = {
     GREEDY: {"temperature": 0},
     HOT: {"temperature": 0.8},
@@ -169,16 +170,17 @@ def main() -> None:
     many, large = measured[VOCABULARIES[0], BATCHES[-1]], measured[VOCABULARIES[1], BATCHES[-1]]
     figures = {
         "forward_us": forward,
-        "share_of_step": {name: small[name] / (forward + small[name]) for name in SETTINGS},
+        "share_of_step": {KEYS[name]: small[name] / (forward + small[name]) for name in SETTINGS},
         "knobs_over_argmax": small[KNOBS] / small[GREEDY],
         "hf_over_ours_one_row": small[HF] / small[KNOBS],
         "hf_row_by_row_over_ours": many[HF_ROWS] / many[KNOBS],
         "hf_row_by_row_over_ours_large": large[HF_ROWS] / large[KNOBS],
+        "torch_sort_us": orders[VOCABULARIES[1]]["torch.sort"],
+        "np_sort_us": orders[VOCABULARIES[1]]["np.sort"],
         "torch_sort_over_np_sort": orders[VOCABULARIES[1]]["torch.sort"] / orders[VOCABULARIES[1]]["np.sort"],
-        "sort_us": orders[VOCABULARIES[1]],
-        "one_row_us": small,
-        "many_rows_us": many,
-        "many_rows_large_us": large,
+        "one_row_us": {KEYS[name]: us for name, us in small.items()},
+        "many_rows_us": {KEYS[name]: us for name, us in many.items()},
+        "many_rows_large_us": {KEYS[name]: us for name, us in large.items()},
     }
     workload = {
         "logits": "normal, scale 3", "settings": SETTINGS, "tokens_so_far": 80, "dtype": "float32",

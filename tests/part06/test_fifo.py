@@ -70,6 +70,18 @@ def test_after_an_update_the_last_token_is_the_one_still_to_compute(fifo):
         assert request.num_tokens_to_compute == 1
 
 
+def test_rejected_drafts_were_never_computed(fifo):
+    request = make_request("a", prompt=5, output=9)
+    fifo.add(request)
+    play(fifo)
+    request.draft_ids = [91, 92, 93]
+    batch = fifo.schedule()
+    assert chosen(batch) == {"a": 4}
+    request.append(7)
+    fifo.update(batch, drafts=[[94]])
+    assert (request.num_computed_tokens, request.draft_ids, request.num_tokens_to_compute) == (6, [94], 2)
+
+
 @pytest.mark.parametrize("finished", ["a", "b"])
 def test_finishing_one_who_runs_or_waits_lets_the_others_be(fifo, finished):
     requests = {name: make_request(name, prompt=2, output=2) for name in "abc"}
