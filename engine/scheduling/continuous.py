@@ -10,7 +10,7 @@ Sarathi-Serve, OSDI 2024, https://arxiv.org/abs/2403.02310; the single budget: v
 from engine.batch import Batch
 from engine.cache.manager import KVCacheManager
 from engine.listeners import Listeners
-from engine.scheduling.request import Request
+from engine.scheduling.request import Request, State
 from engine.scheduling.scheduler import Queues, take
 
 STEPS_PER_PRIORITY = (
@@ -54,10 +54,12 @@ class ContinuousScheduler(Queues):
         # 1. Running requests first, best rank first: their outputs are awaited, and their memory is in use.
         self.running.sort(key=lambda request: request.rank)
         preempted = False
-        for request in list(self.running):
-            if budget == 0 or request not in self.running:  # preempted a moment ago
+        queue = list(self.running)
+        for place, request in enumerate(queue):
+            if request.state is not State.RUNNING:  # preempted a moment ago
                 continue
-            new = min(request.num_tokens_to_compute, budget)
+            later = len(queue) - place - 1  # each of them is left a token: a long prompt holds nobody up
+            new = min(request.num_tokens_to_compute, budget - later)
             while not self.cache.reserve(request, request.num_computed_tokens + new):
                 victim = self.running[-1]
                 budget += work.pop(victim, 0)

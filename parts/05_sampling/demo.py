@@ -196,7 +196,7 @@ def long_shots(story: Story) -> int:
 def verdict(stories: dict[str, Story]) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
     table.add_column("")
-    for column in ("tokens", "4-token runs told before", "tokens under 1%", "forward", "choice"):
+    for column in ("tokens", "4-token repeats", "tokens under 1%", "forward", "choice"):
         table.add_column(column, justify="right")
     for name, story in stories.items():
         count = len(story.token_ids)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
 import pytest
@@ -159,9 +159,13 @@ def test_a_failed_step_is_an_error_for_its_reader_alone(engine, gate):
         assert outputs[-1].outputs[0].token_ids == told_alone(name, GREEDY).token_ids
 
 
+@pytest.mark.parametrize("max_tokens", [1, 20])
 def test_a_failure_outside_the_forward_pass_ends_the_requests_there_are_and_the_engine_goes_on(
-    fake_engine, caplog
+    fake_engine, caplog, max_tokens
 ):
+    """Also a request whose last token had just come: it is finished, and must not stay in the queue."""
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+
     class Tripping(FIFOScheduler):
         tripped = False
 
@@ -173,12 +177,12 @@ def test_a_failure_outside_the_forward_pass_ends_the_requests_there_are_and_the_
 
     async def run(engine):
         failed = await asyncio.gather(
-            *[read(engine.generate(name, GREEDY, name)) for name in "ab"], return_exceptions=True
+            *[read(engine.generate(name, params, name)) for name in "ab"], return_exceptions=True
         )
         assert [type(error) for error in failed] == [EngineError, EngineError]
         assert "who was that" in str(failed[0])
-        outputs = await read(engine.generate("c", GREEDY, "c"))
-        assert outputs[-1].outputs[0].token_ids == told_alone("c", GREEDY).token_ids
+        outputs = await read(engine.generate("c", params, "c"))
+        assert outputs[-1].outputs[0].token_ids == told_alone("c", params).token_ids
 
     with at_rest(AsyncLLMEngine(fake_engine(Tripping), "fake")) as engine, caplog.at_level(logging.CRITICAL):
 
@@ -261,18 +265,13 @@ def test_a_reader_whose_event_loop_has_closed_disturbs_nobody(engine, gate):
 
 def test_readers_in_several_event_loops_are_served(engine, gate):
     gate.open()
-    results: dict[int, list[int]] = {}
 
     def reader(i):
-        outputs = asyncio.run(read(engine.generate(f"prompt {i}", GREEDY, str(i))))
-        results[i] = outputs[-1].outputs[0].token_ids
+        return asyncio.run(read(engine.generate(f"prompt {i}", GREEDY, str(i))))[-1].outputs[0].token_ids
 
-    threads = [threading.Thread(target=reader, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {i: told_alone(f"prompt {i}", GREEDY).token_ids for i in range(8)}
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(reader, range(8)))
+    assert results == [told_alone(f"prompt {i}", GREEDY).token_ids for i in range(8)]
 
 
 def test_n_samples_reach_one_reader(engine, gate):
