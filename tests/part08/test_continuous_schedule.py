@@ -223,3 +223,15 @@ def test_what_a_cache_already_has_is_not_computed_again():
     assert chosen(batch) == {"a": 4}
     assert batch.positions == (6, 7, 8, 9)
     assert a.num_cached_tokens == 6
+
+
+def test_a_better_newcomers_long_prompt_leaves_every_running_request_its_token():
+    s = scheduler(budget=10)
+    s.add(make_request("low", prompt=2, output=9, priority=5))
+    play(s)
+    s.add(make_request("high", prompt=25, output=2, priority=0))
+    assert [chosen(play(s)) for _ in range(3)] == [
+        {"low": 1, "high": 9},
+        {"high": 9, "low": 1},
+        {"high": 7, "low": 1},
+    ]
