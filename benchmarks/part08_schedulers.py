@@ -2,8 +2,8 @@
 
     python benchmarks/part08_schedulers.py [--repeats 3]
 
-One engine, one cache of 8 slots, 128 requests on `storyteller`, greedy, end of sequence ignored; only the scheduler
-changes. Then five short requests beside two long ones: how long do the short ones wait?
+One engine, one cache of 8 slots, 128 requests on `storyteller`, greedy, end of sequence ignored; only the
+scheduler changes. Then twelve short requests beside two long ones: how long do the short ones wait?
 """
 
 import argparse
@@ -77,11 +77,13 @@ def main() -> None:
         "part08_schedulers",
         "How much does continuous batching save over FIFO and static batches of the same width?",
         {"requests": len(work), "prompt_tokens": "8 to 128", "output_tokens": "16 to 128", "slots": WIDTH,
-         "max_num_batched_tokens": BUDGET, "repeats": options.repeats, "mixed": "2 of 180 tokens, then 12 of 16"},
+         "max_num_batched_tokens": BUDGET, "repeats": options.repeats,
+         "mixed": "2 of 180 tokens, then 12 of 16"},
         {"continuous_over_fifo": continuous / fifo, "continuous_over_static": continuous / static,
          "short_wait_over_static": wait[list(SCHEDULERS)[2]] / wait[list(SCHEDULERS)[1]],
          "bookkeeping_share_at_32": share, "seconds": seconds, "short_wait_seconds": wait},
-        {"race": {"columns": ["scheduler", "seconds", "of FIFO's", "tokens/s", "steps", "short requests' mean latency, ms"],
+        {"race": {"columns": ["scheduler", "seconds", "of FIFO's", "tokens/s", "steps",
+                              "short requests' mean latency, ms"],
                   "rows": rows}},
     )  # fmt: skip
     for row in rows:
