@@ -165,21 +165,19 @@ class AsyncLLMEngine:
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
-            mailbox = (
-                self._mailboxes.pop(output.request_id)
-                if output.finished
-                else self._mailboxes[output.request_id]
-            )
-            mailbox.put(output)
+            mailbox = self._mailboxes.get(output.request_id)
+            if mailbox:  # none: a request that was added to the engine itself
+                mailbox.put(output)
+            if output.finished:
+                self._mailboxes.pop(output.request_id, None)
 
     def _abort_all(self) -> None:
-        for request_id in list(self._mailboxes):
+        for request_id in self.engine.unfinished_request_ids():
             self._abort(request_id)
 
     def _fail_all(self, error: Exception) -> None:
         """What cannot be pinned on one request ends all of them; the engine goes on empty."""
-        for request_id in list(self._mailboxes):
+        for request_id in self.engine.unfinished_request_ids():
             output = self.engine.abort_request(request_id)
-            if output:
-                output.error = f"{type(error).__name__}: {error}"
-                self._deliver([output])
+            output.error = f"{type(error).__name__}: {error}"
+            self._deliver([output])

@@ -18,7 +18,7 @@ from engine.decoding.sampling import SUPPORTS, Row, new_seed
 from engine.decoding.stopping import GrowingOutput
 from engine.executor import Executor, StepResult
 from engine.listeners import Listeners, StepRecord
-from engine.scheduling.request import Request
+from engine.scheduling.request import Request, State
 from engine.scheduling.scheduler import Scheduler
 from engine.tokenizer import Tokenizer
 
@@ -139,12 +139,15 @@ class LLMEngine:
         if samples is None:
             return None
         for request in samples:
-            if request.output.finish_reason is None:
-                self._end(request, "abort")
+            if request.state is not State.FINISHED:
+                self._end(request, None if request.output.finish_reason else "abort")
         return self._output(request_id)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._samples)
+
+    def unfinished_request_ids(self) -> list[str]:
+        return list(self._samples)
 
     def step(self) -> list[RequestOutput]:
         """One forward pass for whoever is scheduled; an output for each of their requests."""

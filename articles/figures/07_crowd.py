@@ -25,7 +25,7 @@ def main() -> None:
     left.plot(crowds, [whole[0] * s for s in crowds], ":", color=INK, label="if nothing were shared")
     left.set(ylabel="time of one decode step, ms", xlim=(1, crowds[-1]), ylim=(0, whole[-1] * 1.35))
     left.set_title("A step grows slower than the crowd ...", loc="left", weight="bold")
-    left.legend(frameon=False, loc="upper left")
+    left.legend(loc="upper left", framealpha=1, edgecolor="none")
     right.plot(crowds, [ms / s for s, ms in zip(crowds, whole, strict=True)], "o-", color=INK)
     right.set(ylabel="time per token, ms", ylim=(0, None))
     right.set_title("... so each token is cheaper", loc="left", weight="bold")

@@ -55,6 +55,8 @@ class SlotCache:
         if slot is not None:
             self._free.append(slot)
             self._free.sort(reverse=True)
+            for tensor in (*self.keys, *self.values):
+                tensor[slot, :, : len(seq.token_ids)] = 0  # a NaN left here would pass a neighbour's mask
 
     preempt = release  # what is given up is computed anew
 

@@ -204,12 +204,14 @@ def at_rest(engine: AsyncLLMEngine, passed: Callable[[], bool] = lambda: True) -
 
 
 async def until(condition: Callable[[], bool], *tasks: asyncio.Task) -> None:
-    """Return once `condition` holds; raises what a task that ended meanwhile has raised."""
+    """Return once `condition` holds; raises what a task raised that ended before that."""
     async with asyncio.timeout(DEADLINE):
         while not condition():
-            for task in tasks:
-                if task.done():
-                    task.result()
+            if any(task.done() for task in tasks):
+                done = await asyncio.gather(*tasks, return_exceptions=True)
+                raise next(
+                    (one for one in done if isinstance(one, Exception)), AssertionError("done too soon")
+                )
             await asyncio.sleep(0.001)
 
 

@@ -256,8 +256,10 @@ def test_a_reader_whose_event_loop_has_closed_disturbs_nobody(engine, gate):
     loop = asyncio.new_event_loop()
     outputs = engine.generate("hello", GREEDY, "a")
     gate.allow(1)
-    loop.run_until_complete(anext(outputs))
-    loop.close()
+    try:
+        loop.run_until_complete(anext(outputs))
+    finally:
+        loop.close()
     gate.open()
     other = asyncio.run(read(engine.generate("there", GREEDY, "b")))
     assert other[-1].outputs[0].token_ids == told_alone("there", GREEDY).token_ids

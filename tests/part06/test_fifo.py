@@ -10,9 +10,7 @@ from tests.part06.steps import chosen, make_request, play
 
 @pytest.fixture
 def fifo():
-    scheduler = FIFOScheduler(BlockCache(num_blocks=20, block_tokens=4))
-    yield scheduler
-    assert scheduler.cache.usage().num_sequences == len(scheduler.running)
+    return FIFOScheduler(BlockCache(num_blocks=20, block_tokens=4))
 
 
 def test_nothing_to_do_is_no_batch(fifo):
@@ -95,6 +93,7 @@ def test_finishing_one_who_runs_or_waits_lets_the_others_be(fifo, finished):
     while batch := play(fifo):
         rest += chosen(batch)
     assert rest == {"a": ["b", "b", "c", "c"], "b": ["a", "c", "c"]}[finished]
+    assert (fifo.running, fifo.waiting, fifo.cache.usage().num_sequences) == ([], [], 0)
 
 
 def test_a_full_cache_makes_the_queue_wait(fifo):
