@@ -184,8 +184,8 @@ def race(
         "ms per step",
         "seconds",
         "tokens/s",
-        "first word of E after",
-        "a whole story after",
+        "E begins after",
+        "a story, on average",
     )
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for column in columns:
@@ -204,7 +204,7 @@ def race(
         table.add_row(
             runner.name, str(steps), f"{runner.clock / steps * 1e3:.2f}", f"{runner.clock:.2f}",
             f"[bold]{runner.tokens / runner.clock:,.0f}[/]", f"{runner.first['E'] * 1e3:.0f} ms",
-            f"{wait * 1e3:.0f} ms, on average",
+            f"{wait * 1e3:.0f} ms",
         )  # fmt: skip
     same = queue.text == batch.text
     faster = queue.clock / batch.clock

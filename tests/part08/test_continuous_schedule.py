@@ -167,6 +167,16 @@ def test_a_newcomer_for_whom_there_is_no_room_yet_waits_and_is_not_called_preemp
     assert chosen(play(s)) == {"big": 12}
 
 
+def test_in_a_step_that_preempts_nobody_new_is_admitted():
+    s = scheduler(max_num_seqs=2, budget=30, blocks=4, block_tokens=4)
+    s.add(make_request("a", prompt=8, output=9))
+    s.add(make_request("b", prompt=7, output=9, priority=3))
+    play(s)
+    s.add(make_request("c", prompt=1, output=1))
+    assert chosen(play(s)) == {"a": 1}  # b has gone, and c would have its seat and its memory
+    assert chosen(play(s)) == {"a": 1, "c": 1}
+
+
 def test_a_step_taken_back_is_scheduled_again():
     s = scheduler(budget=10)
     a, b = make_request("a", prompt=4, output=5), make_request("b", prompt=13, output=5)
