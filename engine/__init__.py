@@ -16,6 +16,12 @@ _HOME = {
     "SamplingParams": "decoding.params",
     "RequestOutput": "decoding.outputs",
     "CompletionOutput": "decoding.outputs",
+    "Request": "scheduling.request",
+    "LLMEngine": "llm_engine",
+    "AsyncLLMEngine": "async_engine",
+    "Listener": "listeners",
+    "run_prefill": "prefill",
+    "EngineArgs": "llm",
     "LLM": "llm",
 }
 

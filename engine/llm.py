@@ -1,49 +1,99 @@
-"""`LLM`: the engine in two lines, for scripts. Part 20's wiring: it knows every part so that none needs to.
+"""`LLM` and `EngineArgs`: every part put together. Part 20's wiring: it knows all of them so that none needs
+to.
 
     llm = LLM("storyteller")
     print(llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=50))[0].outputs[0].text)
 
-Promises vLLM's names and shapes. So far: one request at a time, with Part 3's cache.
+Promises vLLM's names and shapes. So far: continuous batching over slots, on weights packed for the processor.
 """
 
+import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import torch
 
-from engine.cache.single import CachedForward
-from engine.decoding.greedy import Step, decode_steps, generate
+from engine.cache.slots import SlotCache
+from engine.config import ModelConfig
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
+from engine.decoding.sampling import SUPPORTS
+from engine.executor import Executor, ModelForward
 from engine.layers.packed_linear import pack_linears
+from engine.listeners import Listener, Listeners
+from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
+from engine.scheduling.continuous import ContinuousScheduler
 from engine.tokenizer import Tokenizer
 
 PromptInput = str | dict  # text, or vLLM's {"prompt_token_ids": [...]} or {"prompt": "..."}
+MEMORY_SHARE = 0.5  # of what is free once the model is loaded, for keys and values
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs:
+    """How to build an engine; names are vLLM's."""
+
+    model: str | Path = "storyteller"
+    tokenizer: str | Path | None = None  # default: the model's own
+    device: str | torch.device = "cpu"
+    dtype: str | torch.dtype = "auto"
+    load_format: str = "auto"
+    max_model_len: int | None = None  # prompt and output; default: what the model sees
+    max_num_seqs: int = 16  # requests running at once
+    max_num_batched_tokens: int = 512  # tokens in one step
+
+
+def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEngine:
+    """Load the model and compose the parts. Raises CheckpointError or ValueError."""
+    tokenizer = Tokenizer.from_pretrained(args.tokenizer or args.model)
+    pack = partial(pack_linears, rows=args.max_num_seqs)
+    model = load_model(args.model, args.device, args.dtype, args.load_format, transform=pack)
+    parameter = next(model.parameters())
+    slot_tokens = args.max_model_len or model.config.max_positions
+    num_slots = min(args.max_num_seqs, _slots_in_memory(model.config, slot_tokens, parameter))
+    cache = SlotCache(model.config, num_slots, slot_tokens, parameter.device, parameter.dtype)
+    told = Listeners(listeners)
+    scheduler = ContinuousScheduler(cache, args.max_num_seqs, args.max_num_batched_tokens, told)
+    executor = Executor(ModelForward(model, cache))
+    supports = SUPPORTS | {"priority"}
+    return LLMEngine(
+        tokenizer, model.config, scheduler, executor, told, supports=supports, max_model_len=slot_tokens
+    )
+
+
+def _slots_in_memory(config: ModelConfig, slot_tokens: int, parameter: torch.Tensor) -> int:
+    """How many slots the free memory holds. Raises ValueError: not even one."""
+    if parameter.is_cuda:
+        free, _ = torch.cuda.mem_get_info(parameter.device)
+    else:
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    slot_bytes = slot_tokens * config.kv_bytes_per_token(parameter.element_size())
+    if slot_bytes > free * MEMORY_SHARE:
+        raise ValueError(
+            f"max_model_len={slot_tokens} needs {slot_bytes:,} bytes of cache; {free:,} are free"
+        )
+    return int(free * MEMORY_SHARE / slot_bytes)
 
 
 class LLM:
-    """A model, its tokenizer and everything between them."""
+    """Offline use: prompts in, outputs back."""
 
-    def __init__(
-        self,
-        model: str | Path = "storyteller",
-        *,
-        tokenizer: str | Path | None = None,
-        device: str | torch.device = "cpu",
-        dtype: str | torch.dtype = "auto",
-        load_format: str = "auto",
-    ) -> None:
-        """Load `model` (an embedded name, a folder or a hub id). Raises CheckpointError or ValueError."""
+    def __init__(self, model: str | Path = "storyteller", **options) -> None:
+        """`options`: the fields of EngineArgs. Raises CheckpointError, ValueError, or TypeError for an
+        unknown one.
+        """
         start = time.perf_counter()
-        self.tokenizer = Tokenizer.from_pretrained(tokenizer or model)
-        self.model = load_model(
-            model, device=device, dtype=dtype, load_format=load_format, transform=pack_linears
-        )
-        self.config = self.model.config
+        self.engine = build_engine(EngineArgs(model=model, **options))
+        self.tokenizer, self.config = self.engine.tokenizer, self.engine.config
         self.load_seconds = time.perf_counter() - start
+        self._numbers = count()
+        self._inbox: dict[str, RequestOutput] = {}  # not read yet
 
     def generate(
         self,
@@ -52,7 +102,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """One RequestOutput per prompt, in order. One SamplingParams serves all prompts, or one each.
 
-        Raises ParameterError for a field or prompt that is refused, before anything is generated for it.
+        Raises ParameterError for a field or a prompt that is refused: then nothing was generated.
         """
         prompts = [prompts] if isinstance(prompts, (str, dict)) else list(prompts)
         one_for_all = sampling_params is None or isinstance(sampling_params, SamplingParams)
@@ -61,17 +111,53 @@ class LLM:
             raise ParameterError(
                 "sampling_params", f"sampling_params has {len(params)} entries for {len(prompts)} prompts"
             )
-        return [
-            generate(self._forward(), self.tokenizer, self.config, _prompt(prompt), param, request_id=str(i))
-            for i, (prompt, param) in enumerate(zip(prompts, params, strict=True))
-        ]
+        ids: list[str] = []
+        try:
+            for prompt, param in zip(prompts, params, strict=True):
+                ids.append(self._add(prompt, param))
+            done = {output.request_id: output for output in self._run(ids) if output.finished}
+        finally:
+            self._forget(ids)
+        return [done[request_id] for request_id in ids]
 
-    def stream(self, prompt: PromptInput, sampling_params: SamplingParams | None = None) -> Iterator[Step]:
-        """One prompt, token by token."""
-        return decode_steps(self._forward(), self.tokenizer, self.config, _prompt(prompt), sampling_params)
+    def stream(
+        self, prompt: PromptInput, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """One prompt; its output so far after every token. Several streams may be read in turns.
 
-    def _forward(self) -> CachedForward:
-        return CachedForward(self.model)
+        Raises ParameterError, at the first output asked for, for a field or a prompt that is refused.
+        """
+        request_id = self._add(prompt, sampling_params)
+        try:
+            yield from self._run([request_id])
+        finally:
+            self._forget([request_id])
+
+    def _add(self, prompt: PromptInput, params: SamplingParams | None) -> str:
+        request_id = str(next(self._numbers))
+        self.engine.add_request(request_id, _prompt(prompt), params)
+        return request_id
+
+    def _run(self, ids: list[str]) -> Iterator[RequestOutput]:
+        """Outputs of these requests until all have finished. Raises RuntimeError when a step failed."""
+        unfinished = set(ids)
+        while unfinished:
+            if not any(request_id in self._inbox for request_id in unfinished):
+                # A step serves everyone: what belongs to another stream waits there for its reader.
+                self._inbox |= {output.request_id: output for output in self.engine.step()}
+            for request_id in [request_id for request_id in ids if request_id in self._inbox]:
+                output = self._inbox.pop(request_id)
+                if output.error:
+                    raise RuntimeError(f"request {request_id} failed: {output.error}")
+                if output.finished:
+                    unfinished.discard(request_id)
+                yield output
+
+    def _forget(self, ids: list[str]) -> None:
+        """Nothing stays behind of requests that were left early, or failed."""
+        for request_id in ids:
+            self.engine.abort_request(request_id)
+            self._inbox.pop(request_id, None)
 
 
 def _prompt(prompt: PromptInput) -> Prompt:

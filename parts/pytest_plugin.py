@@ -24,7 +24,8 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    if report.failed and (exercise := PART.announced(report.longreprtext)):
+    text = report.longreprtext + report.caplog  # a server in a thread fails in its log
+    if report.failed and (exercise := PART.announced(text)):
         report.longrepr = f"NotImplementedError: {PART.announcement(exercise)}"  # no traceback needed
     return report
 

@@ -1,6 +1,5 @@
 """`ruvon demo`: the main job, shown in a terminal. Part 20's wiring."""
 
-import time
 from itertools import cycle
 
 import torch
@@ -9,7 +8,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from engine.decoding.outputs import RequestStats
 from engine.decoding.params import SamplingParams
 from engine.llm import LLM
 
@@ -25,7 +23,7 @@ def run(model: str, max_tokens: int, prompt: str = PROMPT) -> None:
     )
 
     with console.status(f"Loading {model}"):
-        llm = LLM(model)
+        llm = LLM(model, max_num_seqs=1)
     config = llm.config
     console.print(
         f"[bold]1. Model[/]   {model}: {config.model_type}, {config.num_layers} layers, "
@@ -40,12 +38,14 @@ def run(model: str, max_tokens: int, prompt: str = PROMPT) -> None:
         "\n[bold]3. Story[/]   One token at a time, each the likeliest after all before it (greedy):\n"
     )
     console.print(prompt, style="bold", end="", highlight=False)
-    stats = RequestStats(arrival=time.perf_counter())
-    for step in llm.stream(prompt, SamplingParams(temperature=0, max_tokens=max_tokens)):
-        stats.token_times.append(step.time)
-        console.out(step.text, end="", highlight=False)
+    shown = 0
+    for output in llm.stream(prompt, SamplingParams(temperature=0, max_tokens=max_tokens)):
+        story = output.outputs[0]
+        console.out(story.text[shown:], end="", highlight=False)
+        shown = len(story.text)
 
-    why = {"stop": "the model ended the story", "length": "it reached --max-tokens"}[step.finish_reason]
+    stats = output.stats
+    why = {"stop": "the model ended the story", "length": "it reached --max-tokens"}[story.finish_reason]
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_row("prompt", f"{len(llm.tokenizer.encode(prompt))} tokens")
     table.add_row("output", f"{len(stats.token_times)} tokens ({why})")

@@ -79,7 +79,7 @@ class SamplingParams:
         self._check("frequency_penalty", float, -2.0, 2.0)
         self._check("presence_penalty", float, -2.0, 2.0)
         self._check("seed", int, -(2**63), 2**63 - 1, optional=True)
-        self._check("n", int, 1)
+        self._check("n", int, 1, 128)
         self._check("logprobs", int, 0, optional=True)
         self._check("prompt_logprobs", int, 0, optional=True)
         if self.logit_bias is not None and not isinstance(self.logit_bias, dict):

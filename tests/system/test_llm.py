@@ -1,5 +1,7 @@
 """`LLM`: a vLLM user's script, and what it takes and refuses."""
 
+from itertools import pairwise, zip_longest
+
 import pytest
 
 from engine import LLM, CheckpointError, RequestOutput, SamplingParams
@@ -73,26 +75,47 @@ def test_a_prompt_that_cannot_be_run_is_refused(llm, prompt):
         llm.generate(prompt, greedy())
 
 
-def test_sampling_is_refused_naming_its_part(llm):
-    with pytest.raises(ParameterError, match=r"temperature=0\.7 .*Part 5"):
-        llm.generate("a", SamplingParams(temperature=0.7))
+def test_what_no_part_has_brought_yet_is_refused_naming_its_part(llm):
+    with pytest.raises(ParameterError, match=r"logprobs=2 .*Part 10"):
+        llm.generate(["a", "b"], [greedy(), SamplingParams(logprobs=2)])
+    assert not llm.engine.has_unfinished_requests()
+
+
+def test_a_seed_gives_the_same_samples_alone_and_in_a_batch(llm):
+    params = SamplingParams(temperature=0.9, top_p=0.9, seed=5, n=2, max_tokens=20)
+    alone = llm.generate("The dog", params)[0]
+    among = llm.generate(["A bird", "The dog"], [greedy(), params])[1]
+    assert [sample.text for sample in alone.outputs] == [sample.text for sample in among.outputs]
+    assert alone.outputs[0].text != alone.outputs[1].text
 
 
 def test_streamed_pieces_joined_are_the_generated_text(llm):
     params = greedy(max_tokens=60, stop=["park"])
     text = llm.generate("Once upon a time", params)[0].outputs[0].text
-    steps = list(llm.stream("Once upon a time", params))
-    assert "".join(step.text for step in steps) == text
-    assert steps[-1].finish_reason is not None
+    outputs = list(llm.stream("Once upon a time", params))
+    texts = [output.outputs[0].text for output in outputs]
+    assert texts[-1] == text
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
 
 
 def test_requests_do_not_hear_of_each_other(llm):
     alone = llm.generate("The dog", greedy())[0].outputs[0].token_ids
-    first, second = llm.stream("The dog", greedy()), llm.stream("A bird", greedy())
-    tokens = []
-    for step, _ in zip(first, second, strict=False):
-        tokens.append(step.token_id)
-    assert tokens == alone[: len(tokens)]
+    first, second = llm.stream("The dog", greedy()), llm.stream("A bird", greedy(max_tokens=3))
+    for output, _ in zip_longest(first, second):
+        if output:
+            tokens = output.outputs[0].token_ids
+            assert tokens == alone[: len(tokens)]
+    assert tokens == alone
+    assert not llm.engine.has_unfinished_requests()
+
+
+def test_a_stream_left_early_leaves_nothing_behind(llm):
+    stream = llm.stream("The dog", greedy(max_tokens=50))
+    next(stream)
+    stream.close()
+    assert not llm.engine.has_unfinished_requests()
+    assert llm.engine.scheduler.cache.usage().num_sequences == 0
 
 
 def test_a_folder_and_another_tokenizer_may_be_named(tiny_gpt2):

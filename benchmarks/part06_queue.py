@@ -1,0 +1,246 @@
+"""What does the engine cost beside Part 3's bare loop, and what does a queue do to those who wait?
+
+    python -m benchmarks.part06_queue       # about a minute on a quiet machine
+
+The same request four ways, in turns: Part 3's loop, the engine stepped by hand, and both behind an event loop
+(Part 4's backend, this part's). Beside it: a step without a model, which is bookkeeping alone; two requests,
+a slow first reader; a queue of eight. Times per token are medians over all tokens.
+"""
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from rich import print
+from rich.table import Table
+
+from benchmarks.record import record
+from engine.async_engine import AsyncLLMEngine
+from engine.batch import Batch
+from engine.cache.single import CachedForward
+from engine.cache.slots import SlotCache
+from engine.decoding.greedy import generate
+from engine.decoding.params import SamplingParams
+from engine.executor import Executor, ModelForward
+from engine.layers.packed_linear import pack_linears
+from engine.listeners import Listener, Listeners, StepRecord
+from engine.llm_engine import LLMEngine
+from engine.models.loader import load_model
+from engine.scheduling.fifo import FIFOScheduler
+from engine.scheduling.request import Request
+from engine.server.backend import Backend, LockedBackend
+from engine.tokenizer import Tokenizer
+
+MODEL = "storyteller"
+PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
+TOKENS, SHORT, QUEUE = 128, 32, 8
+SCENE = {"A": (5, 9), "B": (3, 5), "C": (8, 6)}  # tokens of prompt and output, for the timeline
+READER_PAUSE = 0.025  # seconds that a slow reader takes for each piece
+LOOP, ENGINE = "Part 3's loop", "engine, stepped by hand"
+LOCKED, ASYNC = "Part 4's backend (lock, a thread hop per token)", "engine in its own thread"
+
+
+class Records(Listener):
+    """Keeps every step's record."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepRecord] = []
+
+    def on_step(self, record: StepRecord) -> None:
+        self.steps.append(record)
+
+
+def params(tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+
+
+def gaps(times: list[float]) -> list[float]:
+    """Milliseconds between tokens."""
+    return [(b - a) * 1e3 for a, b in pairwise(times)]
+
+
+def run(engine: LLMEngine, requests: int, tokens: int) -> list[list[float]]:
+    """Queue equal requests and step to the end: when each one's tokens came, seconds from the start."""
+    start, times = time.perf_counter(), {}
+    for i in range(requests):
+        engine.add_request(str(i), PROMPT, params(tokens))
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                times[output.request_id] = [at - start for at in output.stats.token_times]
+    return [times[str(i)] for i in range(requests)]
+
+
+async def read(backend: Backend, name: str, tokens: int, pause: float = 0.0) -> tuple[float, list[float]]:
+    """Seconds until the output was read, with a pause after each piece; and when each token came.
+
+    The engine notes the tokens' times itself, since a reader may find several at once; the lock goes in step
+    with its reader.
+    """
+    start, times = time.perf_counter(), []
+    async for output in backend.generate(PROMPT, params(tokens), name):
+        times.append(time.perf_counter())
+        if pause:
+            await asyncio.sleep(pause)
+        noted = output.stats.token_times if output.stats else times
+    return time.perf_counter() - start, noted
+
+
+async def second_of_two(backend: Backend, pause: float) -> float:
+    """Milliseconds until the second of two requests is complete; the first one's reader pauses."""
+    _, second = await asyncio.gather(read(backend, "first", SHORT, pause), read(backend, "second", SHORT))
+    return second[0] * 1e3
+
+
+class Diary(Listener):
+    """By step number: when each request arrived, ran (tokens in each of its steps) and ended."""
+
+    def __init__(self) -> None:
+        self.step, self.seen = 0, {}
+
+    def on_arrival(self, request: Request) -> None:
+        self.seen[request.request_id] = {"arrived": self.step, "steps": [], "tokens": []}
+
+    def on_schedule(self, batch: Batch) -> None:
+        self.step += 1
+        for s, request in enumerate(batch.requests):
+            self.seen[request.request_id]["steps"].append(self.step)
+            self.seen[request.request_id]["tokens"].append(batch.num_new_tokens(s))
+
+    def on_finish(self, request: Request) -> None:
+        self.seen[request.request_id] |= {"ended": self.step, "reason": request.output.finish_reason}
+
+
+def timeline(engine: LLMEngine, diary: Diary, leave: dict[int, str]) -> dict[str, dict]:
+    """Who runs in which step, with `leave`: after so many steps, this request is aborted."""
+    for name, (prompt, tokens) in SCENE.items():
+        engine.add_request(name, [1] * prompt, params(tokens))
+    while engine.has_unfinished_requests():
+        if diary.step in leave:
+            engine.abort_request(leave[diary.step])
+        engine.step()
+    return diary.seen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=9)
+    repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)
+    tokenizer, model = Tokenizer.from_pretrained(MODEL), load_model(MODEL, transform=pack_linears)
+    config = model.config
+
+    def make_engine(*listeners: Listener) -> LLMEngine:
+        cache = SlotCache(config, num_slots=1)
+        executor = Executor(ModelForward(model, cache))
+        return LLMEngine(tokenizer, config, FIFOScheduler(cache), executor, Listeners(listeners))
+
+    records = Records()
+    engine = make_engine(records)
+
+    def locked() -> LockedBackend:  # one for each event loop, as its lock belongs to one
+        return LockedBackend(MODEL, tokenizer, config, lambda: CachedForward(model))
+
+    threaded = AsyncLLMEngine(make_engine(), MODEL)
+    threaded.start()
+    try:
+        sides: dict[str, Callable[[], list[float]]] = {  # when each token came
+            LOOP: lambda: (
+                generate(CachedForward(model), tokenizer, config, PROMPT, params(TOKENS)).stats.token_times
+            ),
+            ENGINE: lambda: run(engine, 1, TOKENS)[0],
+            LOCKED: lambda: asyncio.run(read(locked(), "x", TOKENS))[1],
+            ASYNC: lambda: asyncio.run(read(threaded, "x", TOKENS))[1],
+        }
+        found_ms: dict[str, list[float]] = {name: [] for name in sides}
+        for repeat in range(1 + repeats):
+            for name, side in sides.items():
+                found = gaps(side())
+                if repeat:  # the first one warms up
+                    found_ms[name] += found
+        few = max(3, repeats // 3)
+        second_ms: dict[str, dict[str, list[float]]] = {LOCKED: {}, ASYNC: {}}
+        for _ in range(few):
+            for reader, pause in (("quick", 0.0), ("slow", READER_PAUSE)):
+                for name, backend in ((LOCKED, locked()), (ASYNC, threaded)):
+                    found = asyncio.run(second_of_two(backend, pause))
+                    second_ms[name].setdefault(reader, []).append(found)
+    finally:
+        threaded.stop()
+    decode = [step for step in records.steps if step.tokens_computed == (1,)]
+    queues = [run(engine, QUEUE, SHORT) for _ in range(few)]
+
+    # A model that takes no time: what is left of a step is the engine's own work.
+    logits = torch.zeros(1, config.vocab_size)  # [R, V]
+
+    def make_idle(listener: Listener) -> LLMEngine:
+        scheduler, executor = FIFOScheduler(SlotCache(config, 1)), Executor(lambda _: logits)
+        return LLMEngine(tokenizer, config, scheduler, executor, Listeners([listener]))
+
+    bare = Records()
+    run(make_idle(bare), 4, 200)
+    scenes = {
+        name: timeline(make_idle(diary), diary, leave)
+        for name, diary, leave in (("all_stay", Diary(), {}), ("two_leave", Diary(), {2: "B", 4: "A"}))
+    }
+
+    per_token = {name: statistics.median(found) for name, found in found_ms.items()}
+    second = {name: {reader: statistics.median(found) for reader, found in by.items()}
+              for name, by in second_ms.items()}  # fmt: skip
+    step_us = {
+        "schedule": statistics.median(s.schedule_seconds for s in decode) * 1e6,
+        "execute": statistics.median(s.execute_seconds for s in decode) * 1e6,
+        "rest": statistics.median(s.end - s.start - s.schedule_seconds - s.execute_seconds for s in decode)
+        * 1e6,
+    }
+    first = [statistics.median(queue[i][0] for queue in queues) * 1e3 for i in range(QUEUE)]
+    last = [statistics.median(queue[i][-1] for queue in queues) * 1e3 for i in range(QUEUE)]
+    figures = {
+        "ms_per_token": per_token,
+        "engine_adds_us": (per_token[ENGINE] - per_token[LOOP]) * 1e3,
+        "engine_adds": per_token[ENGINE] / per_token[LOOP] - 1,
+        "thread_adds_us": (per_token[ASYNC] - per_token[ENGINE]) * 1e3,
+        "lock_adds_us": (per_token[LOCKED] - per_token[LOOP]) * 1e3,
+        "step_us": step_us,
+        "bookkeeping_us": step_us["schedule"] + step_us["rest"],
+        "bookkeeping_share": 1 - step_us["execute"] / sum(step_us.values()),
+        "step_without_model_us": statistics.median(s.end - s.start for s in bare.steps) * 1e6,
+        "second_ms": {"locked": second[LOCKED], "engine": second[ASYNC]},
+        "slow_reader_ratio": second[LOCKED]["slow"] / second[ASYNC]["slow"],
+        "queue_first_ms": first,
+        "queue_last_ms": last,
+        "timeline": scenes,
+    }
+    cost = {
+        "columns": ["way", "ms per token", "× Part 3's loop"],
+        "rows": [[name, ms, ms / per_token[LOOP]] for name, ms in per_token.items()],
+    }
+    readers = {
+        "columns": ["", "the first reads quickly, ms", "the first reads slowly, ms"],
+        "rows": [[name, by["quick"], by["slow"]] for name, by in second.items()],
+    }
+    queue = {
+        "columns": ["place in the queue", "steps before its first", "first word, ms", "last word, ms"],
+        "rows": [[i + 1, i * SHORT, first[i], last[i]] for i in (0, 1, 3, 7)],
+    }
+    tables = {"cost": cost, "readers": readers, "queue": queue}
+    titles = (f"one request, {TOKENS} tokens", "the second of two requests is complete after",
+              f"{QUEUE} requests of {SHORT} tokens, first in, first out")  # fmt: skip
+    for title, table in zip(titles, tables.values(), strict=True):
+        shown = Table(*table["columns"], title=title)
+        for row in table["rows"]:
+            shown.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row))
+        print(shown)
+    print(f"a decode step, µs: { ({k: round(v) for k, v in step_us.items()}) }")
+    question = "What does the engine cost beside Part 3's loop, and what does a queue do to those who wait?"
+    workload = {"model": MODEL, "prompt": PROMPT, "new_tokens": TOKENS, "short": SHORT, "queue": QUEUE,
+                "reader_pause_ms": READER_PAUSE * 1e3, "repeats": repeats}  # fmt: skip
+    print(record("part06_queue", question, workload, figures, tables))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""How does the engine compare with Hugging Face and CTranslate2 on a batch of unlike requests, on a CPU?
+
+    python benchmarks/part08_against_others.py [--model storyteller | gpt2-shape] [--repeats 3]
+
+32 requests, prompts of 8 to 128 tokens, outputs of 16 to 128, greedy, end of sequence ignored, fp32. Every
+side at its best setting of those tried: threads 1 and 2 for all, slots for ours, workers for CTranslate2.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.record import record
+from benchmarks.workloads import Job, jobs, run_engine
+from engine.checkpoint import ZOO
+from engine.layers.packed_linear import pack_linears
+from engine.models.loader import load_model
+from engine.scheduling.continuous import ContinuousScheduler
+from engine.tokenizer import Tokenizer
+
+PADDED = 8
+
+
+def gpt2_shape(folder: Path) -> Path:
+    """GPT-2 124M's true shape with random weights, saved by Hugging Face for all sides."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"):
+        shutil.copy(ZOO / "storyteller" / name, folder)
+    return folder
+
+
+def hf_padded(model, work: list[Job]) -> None:
+    """`generate` in left-padded batches of 8, each run to its longest output."""
+    for start in range(0, len(work), PADDED):
+        part = work[start : start + PADDED]
+        width = max(len(prompt) for prompt, _ in part)
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt, _ in part])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt, _ in part])
+        longest = max(tokens for _, tokens in part)
+        model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=longest,
+            min_new_tokens=longest,
+            do_sample=False,
+            pad_token_id=0,
+        )
+
+
+def hf_continuous(model, work: list[Job]) -> None:
+    """`generate_batch`, Hugging Face's continuous batching, with each request's own length."""
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=128)
+    with model.continuous_batching_context_manager(generation_config=config) as manager:
+        for prompt, tokens in work:
+            manager.add_request(prompt, max_new_tokens=tokens)
+        for _ in work:
+            manager.get_result(timeout=600)
+
+
+def ctranslate2_side(folder: Path, workers: int, threads: int) -> Callable[[list[Job]], None]:
+    import ctranslate2
+    from ctranslate2.converters import TransformersConverter
+
+    out = tempfile.mkdtemp()
+    TransformersConverter(str(folder)).convert(out, force=True)
+    generator = ctranslate2.Generator(
+        out, compute_type="float32", inter_threads=workers, intra_threads=threads
+    )
+    tokens = Tokenizer.from_pretrained(folder)
+    names = {id: name for name, id in _vocabulary(folder).items()}
+
+    def run(work: list[Job]) -> None:
+        futures = []
+        for start in range(0, len(work), PADDED):
+            part = sorted(work, key=lambda job: job[1])[start : start + PADDED]
+            prompts = [[names[id % tokens.vocab_size] for id in prompt] for prompt, _ in part]
+            longest = max(length for _, length in part)
+            futures += generator.generate_batch(
+                prompts, max_length=longest, min_length=longest, sampling_topk=1, asynchronous=True,
+                include_prompt_in_result=False, max_batch_size=PADDED,
+            )  # fmt: skip
+        for future in futures:
+            future.result()
+
+    return run
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    import json
+
+    return json.loads((folder / "vocab.json").read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="storyteller", choices=["storyteller", "gpt2-shape"])
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    from transformers import GPT2LMHeadModel, logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    folder = ZOO / "storyteller" if options.model == "storyteller" else gpt2_shape(Path(tempfile.mkdtemp()))
+    work = jobs(32, 4096)
+    tokens = sum(output for _, output in work)
+    theirs = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
+    paged = GPT2LMHeadModel.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="paged|eager"
+    ).eval()
+    tokenizer = Tokenizer.from_pretrained(folder)
+
+    sides: dict[str, tuple[int, Callable[[], object]]] = {}
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for slots in (16, 32):
+            ours = load_model(folder, transform=partial(pack_linears, rows=slots))
+            make = partial(ContinuousScheduler, max_num_seqs=slots, max_num_batched_tokens=512)
+            run = partial(run_engine, ours, tokenizer, work, slots, make)
+            sides[f"this engine, {slots} at once, {threads} threads"] = threads, run
+        sides[f"HF generate, padded batches of 8, {threads} threads"] = (
+            threads,
+            partial(hf_padded, theirs, work),
+        )
+        sides[f"HF generate_batch, {threads} threads"] = threads, partial(hf_continuous, paged, work)
+    for workers, threads in ((1, 2), (2, 1)):
+        name = f"CTranslate2 float32, {workers} workers of {threads} threads"
+        sides[name] = 1, partial(ctranslate2_side(folder, workers, threads), work)
+
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(options.repeats):
+        for name, (threads, run) in sides.items():
+            torch.set_num_threads(threads)
+            start = time.perf_counter()
+            with torch.no_grad():  # not inference_mode: HF updates its buffers from another thread
+                run()
+            seconds[name].append(time.perf_counter() - start)
+    speed = {name: tokens / sorted(values)[len(values) // 2] for name, values in seconds.items()}
+    best = {}
+    for kind in ("this engine", "HF generate,", "HF generate_batch", "CTranslate2"):
+        best[kind] = max((rate, name) for name, rate in speed.items() if name.startswith(kind))
+    ours = best["this engine"][0]
+    rows = [[name, rate, ours / rate] for rate, name in best.values()]
+    record(
+        f"part08_against_others_{options.model.replace('-', '_')}",
+        "How does the engine compare with Hugging Face and CTranslate2 on unlike requests, on a CPU?",
+        {"model": options.model, "requests": 32, "prompt_tokens": "8 to 128", "output_tokens": "16 to 128",
+         "dtype": "float32", "repeats": options.repeats},
+        {"tokens_per_second": speed, "over_hf_padded": ours / best["HF generate,"][0],
+         "over_hf_generate_batch": ours / best["HF generate_batch"][0],
+         "over_ctranslate2": ours / best["CTranslate2"][0]},
+        {"race": {"columns": ["side, at its best setting", "output tokens/s", "this engine's, times"],
+                  "rows": rows}},
+    )  # fmt: skip
+    for name, rate in speed.items():
+        print(f"{name:50} {rate:7.0f} tokens/s")
+    for row in rows:
+        print("{:50} {:7.0f} tokens/s  {:5.2f}".format(*row))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Who runs in which step, when two long and three short requests meet three schedulers?
+
+    python -m benchmarks.part08_gantt       # seconds: it counts steps and tokens, and no time
+
+The clock is the step number. The model is a stand-in that always says token 0, because who runs when does not
+depend on what is said. `play` and the scene also serve Part 8's demo, with the real model.
+"""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from rich import print
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.record import record
+from engine.batch import Batch
+from engine.cache.slots import SlotCache
+from engine.checkpoint import resolve
+from engine.config import ModelConfig
+from engine.decoding.params import SamplingParams
+from engine.executor import Executor
+from engine.listeners import Listener, Listeners, StepRecord
+from engine.llm_engine import LLMEngine
+from engine.scheduling.continuous import ContinuousScheduler
+from engine.scheduling.fifo import FIFOScheduler
+from engine.scheduling.request import Request
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.static import StaticScheduler
+from engine.tokenizer import Tokenizer
+
+MODEL = "storyteller"
+WIDTH, BUDGET = 3, 16  # requests at once, tokens per step
+
+
+@dataclass(frozen=True)
+class Guest:
+    """One request of the scene; lengths in tokens."""
+
+    name: str
+    prompt: int
+    output: int
+    after_step: int  # arrives when this many steps are done
+
+
+SCENE = (
+    Guest("A", 40, 24, 0),
+    Guest("B", 12, 28, 0),
+    Guest("c", 6, 4, 4),
+    Guest("d", 10, 4, 8),
+    Guest("e", 8, 5, 9),
+)
+SHORT = tuple(guest for guest in SCENE if guest.name.islower())
+
+SCHEDULERS: dict[str, Callable[[SlotCache], Scheduler]] = {
+    "FIFO": FIFOScheduler,
+    "static batches": lambda cache: StaticScheduler(cache, WIDTH),
+    "continuous": lambda cache: ContinuousScheduler(cache, WIDTH, BUDGET),
+}
+
+
+@dataclass
+class Played(Listener):
+    """What happened, step by step."""
+
+    steps: list[dict[str, int]] = field(default_factory=list)  # [step]: name -> tokens computed in it
+    outputs: dict[str, list[int]] = field(default_factory=dict)
+    preempted: list[tuple[str, int]] = field(default_factory=list)  # name, tokens that were lost
+    _computed: dict[str, int] = field(default_factory=dict)
+
+    def on_step(self, record: StepRecord) -> None:
+        names = [name_of(request_id) for request_id in record.request_ids]
+        self.steps.append(dict(zip(names, record.tokens_computed, strict=True)))
+        self._computed |= dict(zip(names, record.tokens_held, strict=True))
+
+    def on_preempt(self, request: Request) -> None:
+        name = name_of(request.id)
+        self.preempted.append((name, self._computed.pop(name, 0)))
+
+    def ran(self, name: str) -> list[int]:
+        """The steps it ran in, the first step of all being 1."""
+        return [number for number, step in enumerate(self.steps, 1) if name in step]
+
+    def latency(self, guest: Guest) -> int:
+        """Steps from arrival to the last token."""
+        return self.ran(guest.name)[-1] - guest.after_step
+
+    def first(self, guest: Guest) -> int:
+        """Steps from arrival to the first output token: the step that ends the prompt."""
+        read = 0
+        for number in self.ran(guest.name):
+            read += self.steps[number - 1][guest.name]
+            if read >= guest.prompt:
+                return number - guest.after_step
+        raise ValueError(f"{guest.name}: {read} of {guest.prompt} prompt tokens were computed")
+
+
+def name_of(request_id: str) -> str:
+    """The engine numbers a request's samples: A/0."""
+    return request_id.partition("/")[0]
+
+
+def play(
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    scheduler: Scheduler,
+    executor: Executor,
+    prompts: dict[str, list[int]] | None = None,
+    max_model_len: int | None = None,
+) -> Played:
+    """Run the scene to its end. `prompts` gives each guest's token ids; default: its length of some token."""
+    played = Played()
+    listeners = Listeners([played])
+    if isinstance(scheduler, ContinuousScheduler):
+        scheduler.listeners = listeners  # it tells of preemptions
+    engine = LLMEngine(tokenizer, config, scheduler, executor, listeners, max_model_len=max_model_len)
+    coming = list(SCENE)
+    while coming or engine.has_unfinished_requests():
+        while coming and coming[0].after_step <= len(played.steps):
+            guest = coming.pop(0)
+            params = SamplingParams(temperature=0, max_tokens=guest.output, ignore_eos=True)
+            prompt = prompts[guest.name] if prompts else [1] * guest.prompt
+            engine.add_request(guest.name, prompt, params)
+        for output in engine.step():
+            played.outputs[output.request_id] = output.outputs[0].token_ids
+    return played
+
+
+def main() -> None:
+    tokenizer, config = Tokenizer.from_pretrained(MODEL), ModelConfig.from_pretrained(resolve(MODEL))
+
+    def says_nothing(batch: Batch) -> Tensor:
+        return torch.zeros(sum(map(len, batch.logit_rows)), config.vocab_size)  # [R, V]
+
+    columns = ["scheduler", "steps in all", "largest step, tokens", "short ones: first token after, steps",
+               "short ones: finished after, steps"]  # fmt: skip
+    rows, runs, figures = [], {}, {}
+    for name, make in SCHEDULERS.items():
+        played = play(tokenizer, config, make(SlotCache(config, WIDTH)), Executor(says_nothing))
+        first = statistics.fmean(map(played.first, SHORT))
+        last = statistics.fmean(map(played.latency, SHORT))
+        largest = max(sum(step.values()) for step in played.steps)
+        rows.append([name, len(played.steps), largest, first, last])
+        runs[name] = played.steps
+        figures[name.split()[0]] = {
+            "steps": len(played.steps), "largest": largest, "short_first": first, "short_last": last,
+            "latency": {guest.name: played.latency(guest) for guest in SCENE},
+        }  # fmt: skip
+    shown = Table(*columns)
+    for row in rows:
+        shown.add_row(*(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row))
+    print(shown)
+    scene = [[guest.name, guest.prompt, guest.output, guest.after_step] for guest in SCENE]
+    print(
+        record(
+            "part08_gantt",
+            "Who runs in which step, when two long and three short requests meet three schedulers?",
+            {"max_num_seqs": WIDTH, "max_num_batched_tokens": BUDGET, "scene": scene},
+            figures | {"runs": runs},
+            {"race": {"columns": columns, "rows": rows}},
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

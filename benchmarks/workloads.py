@@ -1,0 +1,75 @@
+"""Workloads that several benchmarks share: seeded, from the story corpus or from random tokens."""
+
+import statistics
+import time
+from collections.abc import Callable
+from random import Random
+
+import torch
+
+from engine.cache.slots import SlotCache
+from engine.decoding.params import SamplingParams
+from engine.executor import Executor, ModelForward
+from engine.listeners import Listener, Listeners, StepRecord
+from engine.llm_engine import LLMEngine
+from engine.scheduling.scheduler import Scheduler
+from engine.tokenizer import Tokenizer
+
+Job = tuple[list[int], int]  # prompt token ids, output tokens
+
+
+def jobs(number: int, vocab_size: int, seed: int = 0) -> list[Job]:
+    """Prompts of 8 to 128 tokens, outputs of 16 to 128, drawn evenly; which tokens they are does not matter."""
+    random = Random(seed)
+    return [
+        ([random.randrange(1, vocab_size) for _ in range(random.randint(8, 128))], random.randint(16, 128))
+        for _ in range(number)
+    ]
+
+
+class Records(Listener):
+    """Keeps every step's record."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepRecord] = []
+
+    def on_step(self, record: StepRecord) -> None:
+        self.steps.append(record)
+
+
+def run_engine(
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    work: list[Job],
+    slots: int,
+    make_scheduler: Callable[[SlotCache], Scheduler],
+) -> tuple[float, dict[str, float], Records]:
+    """Seconds for all, finishing time of each request (seconds from the start), and the steps' records."""
+    cache = SlotCache(model.config, slots, 256)
+    records = Records()
+    engine = LLMEngine(
+        tokenizer,
+        model.config,
+        make_scheduler(cache),
+        Executor(ModelForward(model, cache)),
+        Listeners([records]),
+        max_model_len=256,
+    )
+    for i, (prompt, tokens) in enumerate(work):
+        engine.add_request(str(i), prompt, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
+    start = time.perf_counter()
+    finished = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                finished[output.request_id] = time.perf_counter() - start
+    return time.perf_counter() - start, finished, records
+
+
+def interleaved(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+    """Median seconds of each side, all sides once per round, so that a disturbance hits all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, run in sides.items():
+            seconds[name].append(run())
+    return {name: statistics.median(values) for name, values in seconds.items()}

@@ -1,0 +1,99 @@
+"""Continuous batching: every step is filled anew, so a request joins while others are in full flow. Part 8.
+
+One budget of tokens per step, and no phases: a prompt and a growing output are both tokens still to compute.
+Promises that the budget and the number of sequences are never exceeded, that a preempted request's output is
+the same as if it had not been, and that no request waits for ever behind newcomers.
+Sources: iteration-level scheduling: Yu et al., Orca, OSDI 2022; chunked prefill: Agrawal et al.,
+Sarathi-Serve, OSDI 2024, https://arxiv.org/abs/2403.02310; the single budget: vLLM's V1 scheduler.
+"""
+
+from engine.batch import Batch
+from engine.cache.manager import KVCacheManager
+from engine.listeners import Listeners
+from engine.scheduling.request import Request, State
+from engine.scheduling.scheduler import Queues, take
+
+STEPS_PER_PRIORITY = (
+    256  # a request that has waited this many steps goes before newcomers of one level better
+)
+
+
+class ContinuousScheduler(Queues):
+    """At most `max_num_seqs` running requests and `max_num_batched_tokens` tokens in a step."""
+
+    def __init__(
+        self,
+        cache: KVCacheManager,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        listeners: Listeners | None = None,
+    ) -> None:
+        """Raises ValueError: a budget in which not even every running request gets its one token."""
+        super().__init__(cache)
+        if not 1 <= max_num_seqs <= max_num_batched_tokens:
+            raise ValueError(f"1 <= {max_num_seqs=} <= {max_num_batched_tokens=} does not hold")
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+        self.listeners = listeners or Listeners()
+        self._step = 0
+
+    def add(self, request: Request) -> None:
+        """Queue by priority, then arrival.
+
+        The rank never changes, yet no request starves: a later arrival starts with a worse number, so it
+        overtakes by priority only those who came less than STEPS_PER_PRIORITY steps before it.
+        """
+        self._arrivals += 1
+        request.rank = (request.priority + self._step / STEPS_PER_PRIORITY, self._arrivals)
+        self._enqueue(request)
+
+    def schedule(self) -> Batch | None:
+        """Who runs in the next step, and how many tokens of each. None: nothing to do."""
+        self._step += 1
+        budget = self.max_num_batched_tokens
+        work: dict[Request, int] = {}
+        # 1. Running requests first, best rank first: their outputs are awaited, and their memory is in use.
+        self.running.sort(key=lambda request: request.rank)
+        preempted = False
+        queue = list(self.running)
+        for place, request in enumerate(queue):
+            if request.state is not State.RUNNING:  # preempted a moment ago
+                continue
+            later = len(queue) - place - 1  # each of them is left a token: a long prompt holds nobody up
+            new = min(request.num_tokens_to_compute, budget - later)
+            while not self.cache.reserve(request, request.num_computed_tokens + new):
+                victim = self.running[-1]
+                budget += work.pop(victim, 0)
+                self._preempt(victim)
+                preempted = True
+                if victim is request:
+                    break
+            else:
+                work[request] = new
+                budget -= new
+        # 2. Then newcomers, in order, as far as budget and memory go. A long prompt comes in chunks, but all
+        # that    is known of it has room from the start: else two newcomers could keep pushing each other
+        # out.
+        while self.waiting and budget and len(self.running) < self.max_num_seqs and not preempted:
+            request = self.admit_next()
+            if request is None:
+                break
+            if not self.cache.reserve(request, len(request.token_ids)):
+                self._put_back(request)
+                break
+            work[request] = min(request.num_tokens_to_compute, budget)
+            budget -= work[request]
+        return take(list(work.items())) if work else None
+
+    def _preempt(self, request: Request) -> None:
+        """Take a running request's memory for a better one; its tokens will be computed again."""
+        self._put_back(request)
+        request.num_preemptions += 1
+        self.listeners.tell("on_preempt", request)
+
+    def _put_back(self, request: Request) -> None:
+        """From the running requests to the queue, at its old rank, with nothing computed."""
+        self.running.remove(request)
+        self.cache.preempt(request)
+        request.num_computed_tokens = 0
+        request.draft_ids = []
+        self._enqueue(request)

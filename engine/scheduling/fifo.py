@@ -1,0 +1,19 @@
+"""First in, first out, one request at a time: the queue in its plainest form. Part 6."""
+
+from engine.batch import Batch
+from engine.scheduling.scheduler import Queues, take
+
+
+class FIFOScheduler(Queues):
+    """Runs the oldest request to its end before it looks at the next."""
+
+    def schedule(self) -> Batch | None:
+        """The whole prompt in one step, then a token a step. None: nothing to do."""
+        if not self.running and self.waiting:
+            self.admit_next()
+        if not self.running:
+            return None
+        request = self.running[0]
+        work = [(request, request.num_tokens_to_compute)]
+        self.cache.reserve(request, len(request.token_ids))  # alone in the cache, and checked to fit
+        return take(work)

@@ -1,0 +1,88 @@
+"""Who runs in the next step: what every scheduler shares, and the promise they keep. Part 6.
+
+A scheduler owns the queue and asks the cache for memory. It does not know the model, text, or why requests
+finish.
+"""
+
+from bisect import insort
+from operator import attrgetter
+from typing import Protocol
+
+from engine.batch import Batch, make_batch
+from engine.cache.manager import KVCacheManager
+from engine.scheduling.request import Request, State
+
+
+class Scheduler(Protocol):
+    """Called by one thread, in a circle: schedule, (the step runs), update or rollback, finish."""
+
+    waiting: list[Request]
+    running: list[Request]
+
+    def add(self, request: Request) -> None: ...
+    def schedule(self) -> Batch | None: ...
+    def update(self, batch: Batch, drafts: list[list[int]] | None = None) -> None: ...
+    def rollback(self, batch: Batch) -> None: ...
+    def finish(self, request: Request) -> None: ...
+
+
+class Queues:
+    """A waiting queue in order of rank, the running requests, and the bookkeeping around a step."""
+
+    def __init__(self, cache: KVCacheManager) -> None:
+        self.cache = cache
+        self.waiting: list[Request] = []  # best rank first
+        self.running: list[Request] = []  # in order of admission
+        self._arrivals = 0
+
+    def add(self, request: Request) -> None:
+        """Queue a new request: first come, first served."""
+        self._arrivals += 1
+        request.rank = (0.0, self._arrivals)
+        self._enqueue(request)
+
+    def _enqueue(self, request: Request) -> None:
+        request.state = State.WAITING
+        insort(self.waiting, request, key=attrgetter("rank"))
+
+    def admit_next(self) -> Request | None:
+        """Move the first waiting request to the running ones, if the cache has room for it now."""
+        request = self.waiting[0]
+        cached = self.cache.begin(request)
+        if cached is None:
+            return None
+        request.num_computed_tokens = request.num_cached_tokens = cached
+        request.state = State.RUNNING
+        self.waiting.pop(0)
+        self.running.append(request)
+        return request
+
+    def update(self, batch: Batch, drafts: list[list[int]] | None = None) -> None:
+        """The step succeeded and confirmed tokens were appended: rejected drafts were never computed."""
+        for s, request in enumerate(batch.requests):
+            request.num_computed_tokens = min(request.num_computed_tokens, len(request.token_ids) - 1)
+            request.draft_ids = drafts[s] if drafts else []
+
+    def rollback(self, batch: Batch) -> None:
+        """The step failed: its tokens are not in the cache after all."""
+        for s, request in enumerate(batch.requests):
+            request.num_computed_tokens = batch.context_lens[s] - batch.num_new_tokens(s)
+
+    def finish(self, request: Request) -> None:
+        """Forget a request, waiting or running, and free its memory."""
+        if request.state is State.FINISHED:
+            return
+        queue = self.waiting if request.state is State.WAITING else self.running
+        queue.remove(request)
+        request.state = State.FINISHED
+        self.cache.release(request)
+
+
+def take(work: list[tuple[Request, int]]) -> Batch:
+    """The batch of these (request, new tokens). From here on they count as computed; `rollback` takes it
+    back.
+    """
+    batch = make_batch(work)
+    for request, n in work:
+        request.num_computed_tokens += n
+    return batch

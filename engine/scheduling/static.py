@@ -1,0 +1,29 @@
+"""Static batching: fill a batch from the queue, run it until its last request ends, then fill the next. Part
+7.
+
+Every step reads the weights once for the whole batch. What it wastes is the places of requests that end
+early: they stay empty until the longest has finished. Part 8 mends that.
+"""
+
+from engine.batch import Batch
+from engine.scheduling.scheduler import Queues, take
+
+
+class StaticScheduler(Queues):
+    """Batches of up to `max_num_seqs` requests, all prompts in the first step."""
+
+    def __init__(self, cache, max_num_seqs: int) -> None:
+        super().__init__(cache)
+        self.max_num_seqs = max_num_seqs
+
+    def schedule(self) -> Batch | None:
+        """Packed prompts first, then one token each per step. None: nothing to do."""
+        if not self.running:
+            while self.waiting and len(self.running) < self.max_num_seqs and self.admit_next():
+                pass
+        work = []
+        for request in self.running:
+            if not self.cache.reserve(request, len(request.token_ids)):
+                raise MemoryError(f"no room for {len(request.token_ids)} tokens of request {request.id}")
+            work.append((request, request.num_tokens_to_compute))
+        return take(work) if work else None

@@ -1,0 +1,194 @@
+"""The HTTP server: OpenAI's completions API in front of any `Backend`. Part 4.
+
+Promises OpenAI's shapes, tokens as soon as they are there, and that a client that leaves costs nothing more.
+Knows nothing of models or scheduling. Later parts add routes through `extensions`.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from engine.decoding.outputs import RequestOutput
+from engine.server import errors, sse
+from engine.server.backend import Backend
+from engine.server.errors import RequestError, as_request_error
+from engine.server.gates import ApiKey, BodyLimit
+from engine.server.protocol import CompletionRequest, choice, usage
+
+Extension = Callable[[FastAPI, Backend], None]  # adds routes to the app
+MAX_BODY_BYTES = 4 * 2**20
+
+
+def create_app(
+    backend: Backend,
+    extensions: Sequence[Extension] = (),
+    api_key: str | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> FastAPI:
+    """The server's app. With `api_key`, every route but /health wants `Authorization: Bearer <key>`."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        """A backend with a life of its own, such as Part 6's thread, starts and stops with the server."""
+        if hasattr(backend, "__aenter__"):
+            async with backend:
+                yield
+        else:
+            yield
+
+    app = FastAPI(title="ruvon", lifespan=lifespan)
+    errors.install(app)
+    started = int(time.time())
+
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    if api_key:
+        app.add_middleware(ApiKey, key=api_key)
+
+    @app.get("/health")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"}) if backend.health() else JSONResponse({"status": "down"}, 503)
+
+    @app.get("/v1/models")
+    async def models() -> dict:
+        return {"object": "list", "data": [_model(name) for name in backend.models()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict:
+        _known(name)
+        return _model(name)
+
+    @app.post("/v1/completions", response_model=None)
+    @app.post("/completions", response_model=None)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        _known(body.model)
+        params, prompts = body.sampling_params(), body.prompts()
+        head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": body.model,
+        }
+        # Every prompt is checked before any is queued.
+        streams = [
+            backend.generate(prompt, params, f"{head['id']}-{i}", **body.options())
+            for i, prompt in enumerate(prompts)
+        ]
+        if body.stream:
+            include_usage = bool(body.stream_options and body.stream_options.include_usage)
+            return sse.stream(_chunks(head, streams, params.n, include_usage))
+        try:
+            outputs = await _unless_client_leaves(request, _gather(streams))
+        except Exception as error:
+            # Answered here: past the routes, an error nobody knows would also close the connection.
+            raise as_request_error(error) from error
+        choices = [
+            choice(sample, i * params.n + sample.index, sample.text)
+            for i, output in enumerate(outputs)
+            for sample in output.outputs
+        ]
+        return JSONResponse(head | {"choices": choices, "usage": usage(outputs)})
+
+    def _known(name: str) -> None:
+        if name not in backend.models():
+            known = ", ".join(backend.models())
+            raise RequestError(
+                404, f"model {name!r} does not exist; here are: {known}", "model", "model_not_found"
+            )
+
+    def _model(name: str) -> dict:
+        return {"id": name, "object": "model", "created": started, "owned_by": "ruvon"}
+
+    for extend in extensions:
+        extend(app, backend)
+    return app
+
+
+async def _gather(streams: list[AsyncIterator[RequestOutput]]) -> list[RequestOutput]:
+    """The last output of each; when one fails, the others are aborted."""
+
+    async def last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
+        async with aclosing(outputs):
+            return [output async for output in outputs][-1]
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(last(outputs)) for outputs in streams]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _unless_client_leaves(
+    request: Request, work: Awaitable[list[RequestOutput]]
+) -> list[RequestOutput]:
+    """Await `work`; cancel it when the client hangs up before it is done."""
+
+    async def disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnect())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise RequestError(499, "the client closed the connection")
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _chunks(
+    head: dict, streams: list[AsyncIterator[RequestOutput]], n: int, include_usage: bool
+) -> AsyncGenerator[dict, None]:
+    """OpenAI's chunks: what is new in each choice, in the order it comes; usage last, if asked for."""
+    outputs: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(maxsize=len(streams))
+    shown: dict[int, int] = {}  # choice -> characters sent; -1: it has finished
+    latest: dict[int, RequestOutput] = {}
+
+    async def forward(i: int, stream: AsyncIterator[RequestOutput]) -> None:
+        try:
+            async with aclosing(stream):
+                async for output in stream:
+                    await outputs.put((i, output))
+        except Exception as error:
+            await outputs.put((i, error))
+
+    tasks = [asyncio.create_task(forward(i, stream)) for i, stream in enumerate(streams)]
+    extra = {"usage": None} if include_usage else {}
+    try:
+        while len(latest) < len(streams) or not all(output.finished for output in latest.values()):
+            i, output = await outputs.get()
+            if isinstance(output, Exception):
+                raise output
+            latest[i] = output
+            for new in _news(output, i * n, shown):
+                yield head | {"choices": [new]} | extra
+        if include_usage:
+            yield head | {"choices": [], "usage": usage([latest[i] for i in range(len(streams))])}
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _news(output: RequestOutput, first: int, shown: dict[int, int]) -> list[dict]:
+    """OpenAI's choices with what `output` has beyond what was `shown`, which is brought up to date.
+
+    `first`: the index of its first sample. A choice with nothing new is left out; a finished one comes once.
+    """
+    news = []
+    for sample in output.outputs:
+        index = first + sample.index
+        sent = shown.get(index, 0)
+        if sent < 0 or (sent == len(sample.text) and not sample.finish_reason):
+            continue
+        shown[index] = -1 if sample.finish_reason else len(sample.text)
+        news.append(choice(sample, index, sample.text[sent:]))
+    return news

@@ -1,0 +1,91 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}. Part 4.
+
+Promises that whatever goes wrong with a request is answered in this one shape, with a status that says whose
+fault it was, and that a traceback is never part of it.
+"""
+
+import logging
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from engine.decoding.params import ParameterError
+
+logger = logging.getLogger(__name__)
+TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class RequestError(Exception):
+    """A request that is refused, with what the client needs to mend it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+        if retry_after is not None:  # seconds, for 429 and 503 (Part 15)
+            self.headers["Retry-After"] = str(max(1, round(retry_after)))
+
+    def body(self) -> dict:
+        fallback = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = TYPES.get(self.status, fallback)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, headers=self.headers)
+
+
+def as_request_error(error: Exception) -> RequestError:
+    """Any exception as what the client may know of it."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, ParameterError):
+        return RequestError(400, str(error), param=error.field)
+    if isinstance(error, RequestValidationError):
+        return _from_validation(error)
+    if isinstance(error, HTTPException):
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            return RequestError(400, f"the body is not valid UTF-8: {error.__cause__}")
+        return RequestError(error.status_code, str(error.detail), headers=error.headers)
+    logger.error("request failed", exc_info=error)
+    what = f"{type(error).__name__}: {error}"
+    return RequestError(500, f"the engine failed while working on this request: {what}", code="engine_error")
+
+
+def _from_validation(error: RequestValidationError) -> RequestError:
+    """pydantic's first complaint, with the field's name where OpenAI's clients look for it."""
+    first = error.errors()[0]
+    path = [part for part in first["loc"] if part != "body"]
+    field = str(path[0]) if path and isinstance(path[0], str) else None
+    match first["type"]:
+        case "json_invalid":
+            return RequestError(400, f"the body is not valid JSON: {first['ctx']['error']}")
+        case "extra_forbidden":
+            name = ".".join(map(str, path))
+            message = f"{name} is not a field of this endpoint"
+            return RequestError(400, message, param=field, code="unknown_field")
+        case "missing":
+            return RequestError(400, f"{field or 'a JSON body'} is required", param=field)
+    given = repr(first.get("input"))
+    given = given if len(given) <= 100 else given[:100] + "…"
+    return RequestError(400, f"{field or 'body'}={given}: {first['msg']}", param=field)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of `app` in this shape."""
+
+    async def answer(_: Request, error: Exception) -> JSONResponse:
+        return as_request_error(error).response()
+
+    for kind in (RequestError, ParameterError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)

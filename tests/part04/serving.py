@@ -1,0 +1,113 @@
+"""A server on a free port for the length of a `with`, and a backend without a model to put behind it."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import httpx
+import openai
+import uvicorn
+
+from engine.decoding.outputs import CompletionOutput, RequestOutput
+
+DEADLINE = 15.0  # seconds after which what we wait for will never come: not a promise about speed
+
+
+@contextmanager
+def serve(app) -> Iterator[str]:
+    """Run `app` in a thread; yields its URL. A test that fails in here shows what the server failed of."""
+    failures = _Failures()
+    failures.logger.addHandler(failures)
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=3)
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until(lambda: server.started or not thread.is_alive())
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    except BaseException as error:
+        raise error from failures.first
+    finally:
+        failures.logger.removeHandler(failures)
+        server.should_exit = True
+        thread.join(DEADLINE)
+        assert not thread.is_alive(), "the server did not stop"
+
+
+class _Failures(logging.Handler):
+    """Keeps the first exception that the server logs."""
+
+    logger = logging.getLogger("engine.server.errors")
+    first: BaseException | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.first = self.first or (record.exc_info and record.exc_info[1])
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return as soon as `condition` holds."""
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, "what the test waits for did not happen"
+        time.sleep(0.005)
+
+
+def http(url: str) -> httpx.Client:
+    """A connection of its own for each request: a server may close one after an error."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.Client(base_url=url, timeout=DEADLINE, limits=limits, trust_env=False)
+
+
+def openai_client(url: str, api_key: str = "unused") -> openai.OpenAI:
+    """OpenAI's official client: the judge of our shapes."""
+    plain = httpx.Client(timeout=DEADLINE, trust_env=False)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, http_client=plain)
+
+
+class ScriptedBackend:
+    """Says the given pieces one by one, then fails, goes on for ever, or is done."""
+
+    def __init__(
+        self,
+        pieces: Sequence[str] = ("one", " two", " three"),
+        error: Exception | None = None,
+        endless: bool = False,
+        supports: frozenset[str] = frozenset(),
+    ) -> None:
+        self.pieces, self.error, self.endless, self.supports = pieces, error, endless, supports
+        self.asked: list[tuple] = []  # (prompt, params, request_id, options) of each generate
+        self.open = 0  # iterators begun and not closed
+        self.healthy = True
+
+    def models(self) -> list[str]:
+        return ["script", "team/script-2"]
+
+    def health(self) -> bool:
+        return self.healthy
+
+    def generate(self, prompt, params, request_id, **options):
+        self.asked.append((prompt, params, request_id, options))
+        return self._outputs(prompt, request_id)
+
+    async def _outputs(self, prompt, request_id):
+        self.open += 1
+        try:
+            text, count = "", 0
+            while self.endless or count < len(self.pieces):
+                text += self.pieces[count % len(self.pieces)]
+                count += 1
+                last = not self.endless and not self.error and count == len(self.pieces)
+                sample = CompletionOutput(0, text, list(range(count)), "length" if last else None)
+                yield RequestOutput(request_id, prompt, [7, 8], [sample], finished=last)
+                await asyncio.sleep(0.001 if self.endless else 0)
+            if self.error:
+                raise self.error
+        finally:
+            self.open -= 1
+
+    async def abort(self, request_id) -> None:
+        raise AssertionError("the server closes iterators instead")

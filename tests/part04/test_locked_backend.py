@@ -1,0 +1,184 @@
+"""Part 4's backend: one request at a time behind a lock, and nothing left when it is over."""
+
+import asyncio
+from contextlib import aclosing
+from itertools import pairwise
+
+import pytest
+import torch
+
+from engine.cache.single import CachedForward
+from engine.decoding.params import ParameterError, SamplingParams
+from engine.server.app import create_app
+from engine.server.backend import LockedBackend
+from tests.part04.serving import http, serve, wait_until
+
+PARAMS = SamplingParams(temperature=0, max_tokens=12)
+
+
+class Watched:
+    """LockedBackend over the trained model, with a note of which request computes when."""
+
+    def __init__(self, model, tokenizer):
+        self.turns: list[int] = []  # one entry for each forward pass: whose
+        self.model, self.made = model, 0
+        self.backend = LockedBackend("stories", tokenizer, model.config, self.make_forward)
+
+    def make_forward(self):
+        forward, me = CachedForward(self.model), self.made
+        self.made += 1
+        return lambda token_ids: self.turns.append(me) or forward(token_ids)
+
+
+@pytest.fixture
+def watched(model, tokenizer):
+    watched = Watched(model, tokenizer)
+    yield watched
+    assert not watched.backend._live
+    assert not watched.backend._aborted
+    assert not watched.backend._lock.locked()
+
+
+async def last(outputs):
+    return [output async for output in outputs][-1]
+
+
+def test_requests_at_once_are_served_one_after_the_other(watched, alone):
+    prompts = ["Once upon a time", "The little dog", "A red ball"]
+
+    async def run():
+        asked = [watched.backend.generate(prompt, PARAMS, str(i)) for i, prompt in enumerate(prompts)]
+        return await asyncio.gather(*map(last, asked))
+
+    outputs = asyncio.run(run())
+    assert [output.outputs[0].text for output in outputs] == [
+        alone(prompt, PARAMS).text for prompt in prompts
+    ]
+    assert [output.outputs[0].token_ids for output in outputs] == [
+        alone(p, PARAMS).token_ids for p in prompts
+    ]
+    assert watched.turns == sorted(watched.turns), "two requests took turns"
+    assert len(watched.turns) == 3 * PARAMS.max_tokens
+
+
+def test_outputs_grow_and_the_last_one_is_finished(watched):
+    async def run():
+        seen = []
+        async for output in watched.backend.generate("Once upon a time", PARAMS, "0"):
+            seen.append((len(output.outputs[0].token_ids), output.outputs[0].text, output.finished))
+        return seen
+
+    seen = asyncio.run(run())
+    assert [count for count, *_ in seen] == list(range(1, 13))
+    assert all(after.startswith(before) for (_, before, _), (_, after, _) in pairwise(seen))
+    assert [finished for *_, finished in seen] == [False] * 11 + [True]
+
+
+def test_an_output_read_late_is_as_it_was_when_it_came(watched):
+    async def run():
+        return [output async for output in watched.backend.generate("Once upon a time", PARAMS, "0")]
+
+    kept = asyncio.run(run())
+    assert [len(output.outputs[0].token_ids) for output in kept] == list(range(1, 13))
+    assert [output.finished for output in kept] == [False] * 11 + [True]
+
+
+def test_leaving_early_frees_the_lock_and_computes_no_more(watched, alone):
+    async def run():
+        async with aclosing(watched.backend.generate("Once upon a time", PARAMS, "0")) as outputs:
+            async for output in outputs:
+                if len(output.outputs[0].token_ids) == 3:
+                    break
+        return await last(watched.backend.generate("The little dog", PARAMS, "1"))
+
+    output = asyncio.run(run())
+    assert output.outputs[0].text == alone("The little dog", PARAMS).text
+    assert watched.turns.count(0) == 3
+
+
+def test_abort_ends_a_request_with_that_reason(watched):
+    async def run():
+        outputs = watched.backend.generate("Once upon a time", PARAMS, "0")
+        seen = [await anext(outputs)]
+        await watched.backend.abort("0")
+        seen += [output async for output in outputs]
+        await watched.backend.abort("0")  # gone already: nothing happens
+        return seen[-1]
+
+    output = asyncio.run(run())
+    assert output.finished
+    assert output.outputs[0].finish_reason == "abort"
+    assert len(watched.turns) == 2
+
+
+def test_an_error_in_the_model_reaches_the_reader_and_the_next_request_is_served(watched, alone):
+    def broken(token_ids):
+        raise RuntimeError("out of paper")
+
+    async def run():
+        good, watched.backend.make_forward = watched.backend.make_forward, lambda: broken
+        with pytest.raises(RuntimeError, match="out of paper"):
+            await last(watched.backend.generate("Once upon a time", PARAMS, "0"))
+        watched.backend.make_forward = good
+        return await last(watched.backend.generate("Once upon a time", PARAMS, "1"))
+
+    assert asyncio.run(run()).outputs[0].text == alone("Once upon a time", PARAMS).text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "options", "field"),
+    [
+        ("", PARAMS, {}, "prompt"),
+        ([10**6], PARAMS, {}, "prompt"),
+        ("Once", SamplingParams(temperature=0.5), {}, "temperature"),
+        ("Once", SamplingParams(stop_token_ids=(10**6,)), {}, "stop_token_ids"),
+        ("Once", PARAMS, {"priority": 2}, "priority"),
+        ("Once", PARAMS, {"cache_salt": "me"}, "cache_salt"),
+    ],
+)
+def test_a_refusal_is_raised_by_generate_itself(watched, prompt, params, options, field):
+    with pytest.raises(ParameterError) as caught:
+        watched.backend.generate(prompt, params, "0", **options)
+    assert caught.value.field == field
+    assert not watched.turns
+
+
+def test_an_option_without_effect_is_accepted(watched):
+    asyncio.run(last(watched.backend.generate("Once", PARAMS, "0", priority=0)))
+    assert watched.turns
+
+
+def test_the_event_loop_answers_while_the_model_computes(model, tokenizer):
+    """The model's step waits until /health has been answered: only a free event loop gets past that."""
+    import threading
+
+    asked, answered = threading.Event(), threading.Event()
+
+    def forward(token_ids):
+        asked.set()
+        assert answered.wait(20), "the event loop was blocked by the model"
+        return torch.zeros(model.config.vocab_size)
+
+    backend = LockedBackend("stories", tokenizer, model.config, lambda: forward)
+    body = {"model": "stories", "prompt": "Once", "max_tokens": 1}
+    with serve(create_app(backend)) as url, http(url) as client, http(url) as other:
+        thread = threading.Thread(target=client.post, args=("/v1/completions",), kwargs={"json": body})
+        thread.start()
+        wait_until(lambda: asked.is_set() or not thread.is_alive())
+        assert asked.is_set()
+        assert other.get("/health").status_code == 200
+        answered.set()
+        thread.join()
+
+
+def test_a_client_that_leaves_lets_the_next_one_in(watched, alone):
+    ask = {"model": "stories", "prompt": "Once upon a time", "temperature": 0}
+    with serve(create_app(watched.backend)) as url, http(url) as client:
+        with client.stream(
+            "POST", "/v1/completions", json=ask | {"stream": True, "max_tokens": 1000}
+        ) as answer:
+            assert "error" not in next(answer.iter_lines())
+        answer = client.post("/v1/completions", json=ask | {"max_tokens": 12})
+        assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["text"] == alone("Once upon a time", PARAMS).text
+    assert watched.turns.count(0) < 1000

@@ -1,0 +1,268 @@
+"""What the server makes of any backend: order, errors in mid-stream, clients that leave, extensions."""
+
+import json
+import select
+import socket
+import threading
+from contextlib import contextmanager
+
+import openai
+import pytest
+
+from engine.decoding.outputs import CompletionOutput, RequestOutput
+from engine.decoding.params import ParameterError
+from engine.server.app import _news, create_app
+from engine.server.errors import RequestError
+from tests.part04.serving import ScriptedBackend, http, openai_client, serve, wait_until
+
+ASK = {"model": "script", "prompt": "go"}
+
+
+@contextmanager
+def client_of(backend, **options):
+    with serve(create_app(backend, **options)) as url, http(url) as client:
+        yield client
+    assert backend.open == 0, "an iterator was left open"
+
+
+def events(answer) -> list:
+    """The data of each server-sent event."""
+    *parts, rest = answer.text.split("\n\n")
+    assert rest == ""
+    data = [part.removeprefix("data: ") for part in parts]
+    return [text if text == "[DONE]" else json.loads(text) for text in data]
+
+
+def chunks_of(answer) -> list[dict]:
+    """The choices of a stream that went well, in order."""
+    assert answer.status_code == 200, answer.text
+    *chunks, done = events(answer)
+    assert done == "[DONE]"
+    for chunk in chunks:
+        assert "error" not in chunk, answer.text
+    return [choice for chunk in chunks for choice in chunk["choices"]]
+
+
+def test_pieces_are_sent_as_they_come():
+    with client_of(ScriptedBackend()) as client:
+        choices = chunks_of(client.post("/v1/completions", json=ASK | {"stream": True}))
+    assert [choice["text"] for choice in choices] == ["one", " two", " three"]
+
+
+def test_nothing_is_sent_for_a_token_without_text():
+    with client_of(ScriptedBackend(["a", "", "", "b", ""])) as client:
+        choices = chunks_of(client.post("/v1/completions", json=ASK | {"stream": True}))
+    assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [
+        ("a", None),
+        ("b", None),
+        ("", "length"),
+    ]
+
+
+def test_line_breaks_quotes_and_emoji_survive_the_stream():
+    pieces = ["a\n\nb", "\r\n", 'data: "x"', "🦊\u2028", "[DONE]"]
+    with serve(create_app(ScriptedBackend(pieces))) as url, openai_client(url) as client:
+        chunks = list(client.completions.create(stream=True, **ASK))
+    assert [chunk.choices[0].text for chunk in chunks] == pieces
+
+
+def test_a_choice_is_sent_when_it_has_something_new_and_once_when_it_is_finished():
+    def output(*samples) -> RequestOutput:
+        made = [CompletionOutput(i, text, [], reason) for i, (text, reason) in enumerate(samples)]
+        return RequestOutput("r", "go", [7], made, finished=False)
+
+    def sent(*samples) -> list[tuple]:
+        return [(c["index"], c["text"], c["finish_reason"]) for c in _news(output(*samples), 10, shown)]
+
+    shown: dict[int, int] = {}
+    assert sent(("a", None)) == [(10, "a", None)]
+    assert sent(("a", None)) == []
+    assert sent(("abc", None), ("", None)) == [(10, "bc", None)]
+    assert sent(("abc", "stop"), ("x", None)) == [(10, "", "stop"), (11, "x", None)]
+    assert sent(("abc", "stop"), ("xy", None)) == [(11, "y", None)]
+    assert sent(("abc", "stop"), ("xyz", "length")) == [(11, "z", "length")]
+    assert sent(("abc", "stop"), ("xyz", "length")) == []
+
+
+def test_each_prompt_has_its_own_choice_and_request_id():
+    backend = ScriptedBackend()
+    with client_of(backend) as client:
+        answer = client.post("/v1/completions", json=ASK | {"prompt": ["a", "b", "c"], "stream": True})
+    texts = {0: "", 1: "", 2: ""}
+    for choice in chunks_of(answer):
+        texts[choice["index"]] += choice["text"]
+    assert set(texts.values()) == {"one two three"}
+    assert [prompt for prompt, *_ in backend.asked] == ["a", "b", "c"]
+    assert len({request_id for *_, request_id, _ in backend.asked}) == 3
+
+
+@pytest.mark.parametrize("prompts", [["go"], ["go", "go"]])
+def test_an_error_in_mid_stream_arrives_as_an_event(prompts):
+    with client_of(ScriptedBackend(error=RuntimeError("the disk is on fire"))) as client:
+        answer = client.post("/v1/completions", json=ASK | {"prompt": prompts, "stream": True})
+    assert answer.status_code == 200
+    *chunks, error, done = events(answer)
+    assert len(chunks) >= 3, answer.text
+    assert [c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == 0] == [
+        "one",
+        " two",
+        " three",
+    ]
+    assert set(error["error"]) == {"message", "type", "param", "code"}
+    assert error["error"]["type"] == "server_error"
+    assert "the disk is on fire" in error["error"]["message"]
+    assert done == "[DONE]"
+
+
+def test_openais_client_raises_an_error_in_mid_stream():
+    app = create_app(ScriptedBackend(error=RuntimeError("the disk is on fire")))
+    with serve(app) as url, openai_client(url) as client:
+        chunks = client.completions.create(stream=True, **ASK)
+        assert [next(chunks).choices[0].text for _ in range(3)] == ["one", " two", " three"]
+        with pytest.raises(openai.APIError, match="on fire"):
+            next(chunks)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "header"),
+    [
+        (RuntimeError("boom"), 500, "server_error", None),
+        (RequestError(429, "too many", retry_after=2.6), 429, "rate_limit_error", "3"),
+        (RequestError(503, "full", retry_after=0.1), 503, "server_error", "1"),
+        (ParameterError("prompt", "prompt: no"), 400, "invalid_request_error", None),
+    ],
+)
+def test_an_error_without_a_stream_has_its_status(error, status, kind, header):
+    with client_of(ScriptedBackend(error=error)) as client:
+        answer = client.post("/v1/completions", json=ASK)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["type"] == kind
+    assert str(error) in answer.json()["error"]["message"]
+    assert answer.headers.get("retry-after") == header
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_when_one_of_several_prompts_fails_the_others_are_closed(stream):
+    class HalfBroken(ScriptedBackend):
+        def generate(self, prompt, params, request_id, **options):
+            self.endless, self.error = prompt == "endless", RuntimeError("broken")
+            return super().generate(prompt, params, request_id, **options)
+
+        async def _outputs(self, prompt, request_id):
+            self.endless = prompt == "endless"
+            if not self.endless:
+                raise RuntimeError("broken")
+            async for output in super()._outputs(prompt, request_id):
+                self.endless = True
+                yield output
+
+    backend = HalfBroken()
+    with client_of(backend) as client:
+        answer = client.post("/v1/completions", json=ASK | {"prompt": ["endless", "x"], "stream": stream})
+        assert "broken" in answer.text, answer.text
+        wait_until(lambda: backend.open == 0)
+
+
+def test_a_client_that_leaves_a_stream_closes_the_backends_iterator():
+    backend = ScriptedBackend(endless=True)
+    with client_of(backend) as client:
+        with client.stream("POST", "/v1/completions", json=ASK | {"stream": True}) as answer:
+            lines = answer.iter_lines()
+            assert "error" not in next(lines)
+            assert backend.open == 1
+        wait_until(lambda: backend.open == 0)
+
+
+@pytest.mark.parametrize("prompts", [["go"], ["go"] * 3])
+def test_a_client_that_leaves_before_a_whole_answer_closes_the_backends_iterators(prompts):
+    backend = ScriptedBackend(endless=True)
+    body = json.dumps(ASK | {"prompt": prompts}).encode()
+    with client_of(backend) as client:
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+            lines = ["POST /v1/completions HTTP/1.1", "host: x", "content-type: application/json"]
+            head = "\r\n".join([*lines, f"content-length: {len(body)}", "", ""])
+            connection.sendall(head.encode() + body)
+            wait_until(lambda: backend.open == len(prompts) or select.select([connection], [], [], 0)[0])
+            assert backend.open == len(prompts), connection.recv(10_000)
+        wait_until(lambda: backend.open == 0)
+
+
+def test_a_slow_client_does_not_hold_up_others():
+    backend = ScriptedBackend(endless=True)
+    with client_of(backend) as client, client.stream("POST", "/v1/completions", json=ASK | {"stream": True}):
+        backend.endless = False  # for those who ask from now on; the first is not read
+        backend.pieces = ("quick",)
+        with http(str(client.base_url)) as other:
+            assert other.post("/v1/completions", json=ASK).json()["choices"][0]["text"] == "quick"
+
+
+def test_health_and_errors_show_a_backend_that_is_down():
+    backend = ScriptedBackend()
+    backend.healthy = False
+    with client_of(backend) as client:
+        assert client.get("/health").status_code == 503
+
+
+def test_a_model_name_may_have_a_slash():
+    with client_of(ScriptedBackend()) as client:
+        assert client.get("/v1/models/team/script-2").json()["id"] == "team/script-2"
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [
+            "script",
+            "team/script-2",
+        ]
+
+
+def test_an_extension_adds_a_route_behind_the_same_gate():
+    def extension(app, backend):
+        @app.get("/v1/extra")
+        async def extra():
+            return {"models": backend.models()}
+
+        @app.get("/v1/broken")
+        async def broken():
+            raise RequestError(503, "later", retry_after=7)
+
+    with client_of(ScriptedBackend(), extensions=[extension], api_key="k") as client:
+        assert client.get("/v1/extra").status_code == 401
+        key = {"authorization": "Bearer k"}
+        assert client.get("/v1/extra", headers=key).json() == {"models": ["script", "team/script-2"]}
+        answer = client.get("/v1/broken", headers=key)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
+    assert answer.json()["error"]["message"] == "later"
+
+
+def test_a_backend_with_a_life_of_its_own_starts_and_stops_with_the_server():
+    class Living(ScriptedBackend):
+        life = ()
+
+        async def __aenter__(self):
+            self.life += ("started",)
+
+        async def __aexit__(self, *_):
+            self.life += ("stopped",)
+
+    backend = Living()
+    with client_of(backend):
+        assert backend.life == ("started",)
+    assert backend.life == ("started", "stopped")
+
+
+def test_options_reach_the_backend_and_only_when_given():
+    backend = ScriptedBackend(supports=frozenset(["priority", "cache_salt"]))
+    with client_of(backend) as client:
+        client.post("/v1/completions", json=ASK)
+        client.post("/v1/completions", json=ASK | {"priority": 0, "cache_salt": "me", "user": "someone"})
+    assert [options for *_, options in backend.asked] == [{}, {"priority": 0, "cache_salt": "me"}]
+
+
+def test_a_body_limit_is_an_argument():
+    with client_of(ScriptedBackend(), max_body_bytes=200) as client:
+        assert client.post("/v1/completions", json=ASK).status_code == 200
+        assert client.post("/v1/completions", json=ASK | {"user": "a" * 200}).status_code == 413
+
+
+def test_no_thread_outlives_the_server():
+    before = set(threading.enumerate())
+    with client_of(ScriptedBackend()) as client:
+        client.post("/v1/completions", json=ASK)
+    wait_until(lambda: set(threading.enumerate()) <= before)

@@ -1,0 +1,175 @@
+"""Probabilities are those of Hugging Face's logits processors, whoever else is in the batch."""
+
+import random
+
+import pytest
+import torch
+
+from engine.decoding.params import SamplingParams
+from engine.decoding.sampling import Row, distribution, sample
+from tests.part05 import reference
+
+ONE_KNOB = [
+    *[{"temperature": value} for value in (0.01, 0.1, 0.5, 0.7, 1, 1.5, 10, 1000)],
+    *[{"top_k": value} for value in (-1, 0, 1, 2, 7, 50, 256, 257, 10**9)],
+    *[{"top_p": value} for value in (1e-9, 0.01, 0.3, 0.5, 0.9, 0.99, 0.99999, 1)],
+    *[{"min_p": value} for value in (0, 1e-6, 0.01, 0.05, 0.3, 0.9, 1)],
+    *[{"repetition_penalty": value} for value in (0.1, 0.8, 1.2, 2, 10)],
+    *[{"frequency_penalty": value} for value in (-2, -0.5, 0.3, 2)],
+    *[{"presence_penalty": value} for value in (-2, -0.5, 0.3, 2)],
+    *[{"logit_bias": value} for value in ({3: 5.0}, {3: -100, 9: 100}, {0: 0.5, 256: -0.5}, {1: 0.0})],
+    *[{"min_tokens": value} for value in (1, 6, 7)],
+]
+
+
+def assert_equals_reference(logits, rows):
+    """distribution(logits[R, V]) against one call of Hugging Face's per row."""
+    probs = distribution(logits, rows)
+    assert probs.dtype == torch.float32
+    for row, ours, row_logits in zip(rows, probs, logits, strict=True):
+        theirs = reference.probabilities(row_logits, row)
+        assert (ours - theirs).abs().max() <= 1e-6, row.params
+        assert torch.equal(ours > 0, theirs > 0), f"other tokens are possible: {row.params}"
+
+
+@pytest.mark.parametrize("knob", ONE_KNOB, ids=str)
+def test_each_knob_alone_equals_hugging_faces_processor(knob):
+    logits = reference.random_logits(8, 257, seed=1)
+    rows = [
+        Row(SamplingParams(**knob), [1, 2, 3, 3], [5, 5, 5, 9, 2, 256][:n], 0, [4, 200]) for n in range(7)
+    ]
+    rows.append(Row(SamplingParams(**knob), [256], [0] * 20, 0, [4]))
+    assert_equals_reference(logits, rows)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("vocab_size", [11, 257, 4096])
+def test_knobs_chained_in_a_batch_of_unlike_rows_equal_hugging_faces_chain(seed, vocab_size):
+    rng = random.Random(f"{seed} {vocab_size}")
+    rows = [reference.random_row(rng, vocab_size) for _ in range(16)]
+    logits = reference.random_logits(16, vocab_size, seed, scale=rng.choice([0.5, 3, 12]))
+    assert_equals_reference(logits, rows)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_row_among_others_equals_the_row_alone(seed):
+    rng = random.Random(seed)
+    rows = [reference.random_row(rng, 300) for _ in range(40)]
+    rows += [Row(SamplingParams(temperature=0), [1], [], 0), Row(SamplingParams(), [1], [], 0)]
+    logits = reference.random_logits(42, 300, seed)
+    together = distribution(logits, rows)
+    alone = torch.cat([distribution(logits[i : i + 1], [row]) for i, row in enumerate(rows)])
+    assert (together - alone).abs().max() <= 1e-7
+    order = list(range(42))
+    rng.shuffle(order)
+    shuffled = distribution(logits[order], [rows[i] for i in order])
+    assert (shuffled - together[order]).abs().max() <= 1e-7
+
+
+def test_logits_are_left_as_they_were():
+    rng = random.Random(0)
+    logits = reference.random_logits(16, 50, 0)
+    before = logits.clone()
+    distribution(logits, [reference.random_row(rng, 50) for _ in range(16)])
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_worked_on_in_fp32(dtype):
+    rng = random.Random(0)
+    rows = [reference.random_row(rng, 100) for _ in range(8)]
+    logits = reference.random_logits(8, 100, 3).to(dtype)
+    probs = distribution(logits, rows)
+    assert probs.dtype == torch.float32
+    assert torch.equal(probs, distribution(logits.float(), rows))
+
+
+@pytest.mark.parametrize(
+    "others", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.5}, {"logit_bias": {7: 100}}]
+)
+def test_a_row_with_temperature_zero_is_one_hot_at_the_likeliest(others):
+    logits = reference.random_logits(3, 50, 5)
+    rows = [Row(SamplingParams(temperature=t, **others), [1], [], 0) for t in (0, 1, 0)]
+    probs = distribution(logits, rows)
+    for i in (0, 2):
+        expected = torch.zeros(50)
+        expected[7 if "logit_bias" in others else int(logits[i].argmax())] = 1
+        assert torch.equal(probs[i], expected)
+    assert torch.equal(probs[1:2], distribution(logits[1:2], rows[1:2]))
+
+
+@pytest.mark.parametrize("temperature", [1e-2, 1e-4, 1e-6, 1e-10, 1e-30, 1e-38, 1e-45, 1e-300, 5e-324])
+def test_as_temperature_goes_to_zero_sampling_becomes_greedy(temperature):
+    logits = torch.tensor([[1.0, 20.0, -30.0, 19.5], [-1e4, -2e4, -3e4, -1.1e4]])
+    rows = [Row(SamplingParams(temperature=temperature, seed=s), [1], [], s) for s in range(2)]
+    probs = distribution(logits, rows)
+    assert torch.allclose(probs, torch.tensor([[0.0, 1, 0, 0], [1, 0, 0, 0]]), atol=1e-12)
+    assert sample(logits, rows).tolist() == [1, 0]
+
+
+def test_the_likeliest_token_always_stays():
+    logits = reference.random_logits(4, 50, 6, scale=0.01)
+    params = SamplingParams(top_p=1e-12, top_k=1, min_p=1.0)
+    probs = distribution(logits, [Row(params, [1], [], 0)] * 4)
+    assert torch.equal(probs, torch.nn.functional.one_hot(logits.argmax(-1), 50).float())
+
+
+@pytest.mark.parametrize("knob", [{"top_k": 2}, {"min_p": 1.0}])
+def test_equals_at_the_border_all_stay(knob):
+    logits = torch.tensor([[3.0, 3.0, 3.0, 1.0]])
+    probs = distribution(logits, [Row(SamplingParams(**knob), [1], [], 0)])
+    assert torch.allclose(probs, torch.tensor([[1 / 3, 1 / 3, 1 / 3, 0]]))
+
+
+def test_logit_bias_of_a_hundred_forces_and_of_minus_a_hundred_bans():
+    logits = reference.random_logits(500, 50, 7)
+    rows = [Row(SamplingParams(logit_bias={9: 100}, seed=i), [1], [], i) for i in range(250)]
+    rows += [Row(SamplingParams(logit_bias={9: -100}, seed=i), [1], [], i) for i in range(250)]
+    tokens = sample(logits, rows)
+    assert set(tokens[:250].tolist()) == {9}
+    assert 9 not in tokens[250:].tolist()
+    greedy = [Row(SamplingParams(temperature=0, logit_bias={9: 100}), [1], [], 0)]
+    assert sample(logits[:1], greedy).item() == 9
+
+
+def test_penalties_bend_greedy_choices_too():
+    logits = torch.tensor([[5.0, 4.0, 1.0]])
+    for penalty in ({"repetition_penalty": 2}, {"frequency_penalty": 1.5}, {"presence_penalty": 1.5}):
+        params = SamplingParams(temperature=0, **penalty)
+        assert sample(logits, [Row(params, [2], [0], 0)]).item() == 1
+        assert sample(logits, [Row(params, [2], [], 0)]).item() == 0
+
+
+def test_stop_tokens_cannot_be_drawn_before_min_tokens():
+    logits = torch.tensor([[50.0, 1.0, 2.0, 50.0]])
+    params = SamplingParams(min_tokens=3, seed=0)
+    for length in range(5):
+        probs = distribution(logits, [Row(params, [1], [1] * length, 0, [0, 3])])[0]
+        assert (probs[[0, 3]] == 0).all() == (length < 3)
+        greedy = SamplingParams(min_tokens=3, temperature=0)
+        chosen = sample(logits, [Row(greedy, [1], [1] * length, 0, [0, 3])]).item()
+        assert chosen == (2 if length < 3 else 0)
+
+
+def test_tokens_appended_later_count_in_the_penalties():
+    output: list[int] = []
+    row = Row(SamplingParams(frequency_penalty=1), [0], output, 0)
+    logits = torch.zeros(1, 3)
+    output += [2, 2]
+    probs = distribution(logits, [row])[0]
+    assert torch.allclose(probs, torch.softmax(torch.tensor([0.0, 0, -2]), 0))
+
+
+def test_no_rows_give_no_tokens():
+    assert sample(torch.empty(0, 10), []).tolist() == []
+
+
+@pytest.mark.parametrize("vocab_size", [11, 257])
+def test_no_decision_is_read_back_from_the_device(vocab_size):
+    """On the meta device there are no values: whoever asks for one (item, tolist, nonzero, a mask) fails."""
+    rng = random.Random(0)
+    rows = [reference.random_row(rng, vocab_size) for _ in range(30)]
+    rows += [Row(SamplingParams(temperature=0, logit_bias={1: 1}), [1], [], 0)]
+    tokens = sample(torch.empty(31, vocab_size, device="meta"), rows)
+    assert tokens.shape == (31,)
+    assert sample(torch.empty(1, vocab_size, device="meta"), rows[-1:]).shape == (1,)

@@ -1,0 +1,149 @@
+"""A draw depends on its row's probabilities, seed and position, and on nothing else; and it is fair."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.decoding.params import SamplingParams
+from engine.decoding.sampling import Row, draw, sample, uniform
+from tests.part05 import reference
+
+# chi-squared beyond which a fair draw comes once in a thousand, by degrees of freedom
+CRITICAL = {9: 27.88, 19: 43.82, 99: 148.23}
+N = 20_000
+SEEDS_AND_POSITIONS = {
+    "one seed, ever later": lambda i: (42, i),
+    "many seeds, first token": lambda i: (i, 0),
+    "many seeds, a late token": lambda i: (-i, 777),
+    "seeds far apart": lambda i: (i * 0x9E3779B97F4A7C15 % 2**63, i % 7),
+    "seed and position together": lambda i: (i, i),
+}
+
+
+def chi_squared(observed, expected) -> float:
+    return sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+
+
+def counts(values, bins: int) -> list[int]:
+    return torch.bincount(torch.tensor(values), minlength=bins).tolist()
+
+
+@pytest.mark.parametrize("way", SEEDS_AND_POSITIONS)
+def test_uniform_is_uniform(way):
+    values = [uniform(*SEEDS_AND_POSITIONS[way](i)) for i in range(N)]
+    assert min(values) >= 0
+    assert max(values) < 1
+    assert len(set(values)) == N
+    assert chi_squared(counts([int(u * 100) for u in values], 100), [N / 100] * 100) < CRITICAL[99]
+
+
+@pytest.mark.parametrize(("seeds", "positions"), [(1, 0), (0, 1), (1, 1), (2**32, 0)])
+def test_neighbours_are_independent(seeds, positions):
+    """Pairs of a draw and its neighbour (next sample of n, next token) fill a grid of 10 x 10 evenly."""
+    cells = [
+        int(uniform(s, p) * 10) * 10 + int(uniform(s + seeds, p + positions) * 10)
+        for s in range(200)
+        for p in range(100)
+    ]
+    assert chi_squared(counts(cells, 100), [N / 100] * 100) < CRITICAL[99]
+
+
+def test_no_seed_is_another_one_shifted():
+    """Counters that are a step apart in one seed's sequence belong to no other seed's."""
+    golden = 0x9E3779B97F4A7C15
+    mine = {uniform(5, position) for position in range(200)}
+    for other in (5 + golden, 5 - golden, 5 + 7 * golden, 6, 4):
+        assert not mine & {uniform(other, position) for position in range(200)}
+
+
+@pytest.mark.parametrize("way", SEEDS_AND_POSITIONS)
+def test_frequencies_of_draws_are_the_probabilities(way):
+    probs = torch.softmax(reference.random_logits(1, 20, 1, scale=1.0), -1)
+    seeds, positions = zip(*map(SEEDS_AND_POSITIONS[way], range(N)), strict=True)
+    tokens = draw(probs.expand(N, -1), seeds, positions)
+    assert chi_squared(counts(tokens.tolist(), 20), (probs[0] * N).tolist()) < CRITICAL[19]
+
+
+def test_frequencies_after_all_knobs_are_hugging_faces_probabilities():
+    params = SamplingParams(
+        temperature=1.5, top_k=14, top_p=0.97, repetition_penalty=1.2, frequency_penalty=0.5
+    )
+    logits = reference.random_logits(1, 30, 4, scale=1.0)
+    rows = [Row(params, [1, 2], [3, 3, 4], seed) for seed in range(N)]
+    expected = reference.probabilities(logits[0], rows[0]) * N
+    observed = torch.bincount(sample(logits.expand(N, -1), rows), minlength=30)
+    assert not observed[expected == 0].any()
+    possible = expected > 0
+    assert 8 <= possible.sum() - 1 <= 14
+    assert expected[possible].min() > 5
+    assert chi_squared(observed[possible].tolist(), expected[possible].tolist()) < CRITICAL[19]
+
+
+def test_a_token_without_probability_is_never_drawn():
+    probs = torch.tensor([0, 0, 0.2, 0, 0.5, 0.3 - 1e-6, 0, 0])  # their sum is not quite 1, as after rounding
+    tokens = draw(probs.expand(N, -1), range(N), [0] * N)
+    assert set(tokens.tolist()) == {2, 4, 5}
+
+
+def test_the_smallest_and_the_largest_number_stay_inside(monkeypatch):
+    probs = torch.tensor([[0.0, 0.25, 0.25, 0.5, 0.0]]).repeat(3, 1)
+    for number, token in ((0.0, 1), (0.25, 2), (1 - 2**-48, 3)):
+        monkeypatch.setattr("engine.decoding.sampling.uniform", lambda seed, position, u=number: u)
+        assert draw(probs, [0] * 3, [0] * 3).tolist() == [token] * 3
+
+
+def test_rounding_over_a_large_vocabulary_stays_inside(monkeypatch):
+    monkeypatch.setattr("engine.decoding.sampling.uniform", lambda seed, position: 1 - 2**-48)
+    probs = torch.softmax(reference.random_logits(8, 150_000, 2, scale=0.1), -1)
+    assert (draw(probs, [0] * 8, [0] * 8) < 150_000).all()
+
+
+def test_logits_that_are_not_numbers_still_give_a_token_of_the_vocabulary():
+    logits = torch.full((2, 10), torch.nan)
+    rows = [Row(SamplingParams(temperature=t, seed=1), [1], [], 1) for t in (1, 0)]
+    assert (sample(logits, rows) < 10).all()
+
+
+@given(st.integers(0, 2**32), st.lists(st.integers(0, 2**32), max_size=6), st.integers(0, 6))
+def test_batch_mates_and_the_place_among_them_change_nothing(seed, mates, place):
+    def row_of(seed):
+        row = reference.random_row(random.Random(seed), 60)
+        return row, reference.random_logits(1, 60, seed)
+
+    row, logits = row_of(seed)
+    alone = sample(logits, [row]).item()
+    batch = [row_of(mate) for mate in mates]
+    place = min(place, len(batch))
+    batch.insert(place, (row, logits))
+    tokens = sample(torch.cat([logits for _, logits in batch]), [row for row, _ in batch])
+    assert tokens[place].item() == alone
+
+
+def test_a_row_draws_the_same_whatever_was_drawn_before():
+    row = Row(SamplingParams(seed=3), [1], [5, 6], 3)
+    logits = reference.random_logits(1, 1000, 1, scale=1.0)
+    first = sample(logits, [row]).item()
+    for seed in range(50):
+        sample(logits, [Row(SamplingParams(seed=seed), [1], [], seed)])
+        torch.rand(3)
+    assert sample(logits, [row]).item() == first
+
+
+def test_seed_and_position_both_matter():
+    logits = reference.random_logits(1, 1000, 1, scale=1.0)
+
+    def token(seed, length):
+        return sample(logits, [Row(SamplingParams(seed=seed), [1], [0] * length, seed)]).item()
+
+    assert len({token(seed, 0) for seed in range(30)}) > 20
+    assert len({token(0, length) for length in range(30)}) > 20
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
+def test_every_seed_that_is_accepted_works(seed):
+    row = Row(SamplingParams(seed=seed), [1], [], seed)
+    logits = reference.random_logits(1, 100, 1)
+    assert sample(logits, [row]).item() == sample(logits, [row]).item() < 100

@@ -1,0 +1,58 @@
+"""Part 4's fixtures, and engines that are looked at when their test is over: nothing may be left in them."""
+
+import pytest
+
+from engine.cache.slots import SlotCache
+from engine.executor import Executor, ModelForward
+from engine.llm_engine import LLMEngine
+from engine.scheduling.fifo import FIFOScheduler
+from tests.part04.conftest import alone, model, tokenizer  # noqa: F401
+from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, assert_idle
+
+PASSED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if call.when == "call":
+        item.stash[PASSED] = report.passed
+    return report
+
+
+@pytest.fixture
+def passed(request):
+    """passed() -> whether the test itself went well: what a failed one left behind is no news."""
+    return lambda: request.node.stash.get(PASSED, False)
+
+
+@pytest.fixture
+def fake_engine(passed):
+    """fake_engine(make_scheduler, cache, **options) -> an LLMEngine over the fake model."""
+    made = []
+
+    def make(make_scheduler=FIFOScheduler, cache=None, forward=None, executor=None, **options) -> LLMEngine:
+        cache = cache or BlockCache(num_blocks=64, block_tokens=16)
+        executor = executor or Executor(forward or FakeForward(cache))
+        made.append(LLMEngine(TOKENIZER, CONFIG, make_scheduler(cache), executor, **options))
+        return made[-1]
+
+    yield make
+    for engine in made if passed() else ():
+        assert_idle(engine)
+
+
+@pytest.fixture
+def real_engine(passed, model, tokenizer):  # noqa: F811
+    """real_engine(make_scheduler, num_slots, **options) -> an LLMEngine over the trained model."""
+    made = []
+
+    def make(make_scheduler=FIFOScheduler, num_slots=1, **options) -> LLMEngine:
+        cache = SlotCache(model.config, num_slots)
+        executor = Executor(ModelForward(model, cache))
+        made.append(LLMEngine(tokenizer, model.config, make_scheduler(cache), executor, **options))
+        return made[-1]
+
+    yield make
+    for engine in made if passed() else ():
+        assert_idle(engine)

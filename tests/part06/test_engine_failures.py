@@ -1,0 +1,198 @@
+"""What happens when a step fails, and who is told about what."""
+
+import logging
+
+import pytest
+import torch
+
+from engine.decoding.params import SamplingParams
+from engine.decoding.sampling import SUPPORTS
+from engine.executor import Executor, StepResult, sample_batch
+from engine.listeners import Listener, Listeners
+from tests.part06.fakes import BlockCache, FakeForward, Recorder, run_to_end, told_alone
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+def failing_at(step: int, error: Exception | None = None) -> tuple[BlockCache, FakeForward]:
+    cache = BlockCache(64, 16)
+    forward = FakeForward(cache)
+    forward.fail_at[step] = error or RuntimeError("the cable came loose")
+    return cache, forward
+
+
+@pytest.mark.parametrize("step", [1, 2, 6])
+def test_a_failed_step_fails_its_request_with_the_reason_and_the_engine_goes_on(fake_engine, step):
+    cache, forward = failing_at(step)
+    engine = fake_engine(cache=cache, forward=forward)
+    for name in "abc":
+        engine.add_request(name, f"prompt {name}", GREEDY)
+    done = run_to_end(engine)
+    assert list(done) == ["a", "b", "c"]
+    assert done["a"].error == "RuntimeError: the cable came loose"
+    assert done["a"].outputs[0].finish_reason == "error"
+    assert done["a"].outputs[0].token_ids == told_alone("prompt a", GREEDY).token_ids[: step - 1]
+    for name in "bc":
+        assert done[name].error is None
+        assert done[name].outputs[0].token_ids == told_alone(f"prompt {name}", GREEDY).token_ids
+
+
+def test_a_failing_sampler_is_a_failed_step_too(fake_engine):
+    cache, calls = BlockCache(64, 16), []
+
+    def sampler(logits, batch):
+        calls.append(batch)
+        if len(calls) == 2:
+            raise ZeroDivisionError("no luck")
+        return sample_batch(logits, batch)
+
+    engine = fake_engine(cache=cache, executor=Executor(FakeForward(cache), sampler))
+    engine.add_request("a", "one", GREEDY)
+    engine.add_request("b", "two", GREEDY)
+    done = run_to_end(engine)
+    assert done["a"].error == "ZeroDivisionError: no luck"
+    assert done["b"].outputs[0].token_ids == told_alone("two", GREEDY).token_ids
+
+
+def test_a_step_that_fails_while_its_result_is_awaited_is_a_failed_step_too(fake_engine):
+    cache = BlockCache(64, 16)
+    forward = FakeForward(cache)
+
+    class Late:
+        def __init__(self, pending, fails):
+            self.pending, self.fails = pending, fails
+
+        def result(self) -> StepResult:
+            if self.fails:
+                raise RuntimeError("found out late")
+            return self.pending.result()
+
+    class LateExecutor(Executor):
+        def submit(self, batch):
+            return Late(super().submit(batch), self.forward.steps == 2)
+
+    engine = fake_engine(cache=cache, executor=LateExecutor(forward))
+    engine.add_request("a", "one", GREEDY)
+    engine.add_request("b", "two", GREEDY)
+    done = run_to_end(engine)
+    assert done["a"].error == "RuntimeError: found out late"
+    assert done["b"].error is None
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_request_that_recover_spares_is_computed_again_and_loses_nothing(fake_engine, step):
+    cache, forward = failing_at(step)
+    asked = []
+    engine = fake_engine(
+        cache=cache, forward=forward, recover=lambda batch, error: asked.append((batch, error)) or []
+    )
+    engine.add_request("a", "one", GREEDY)
+    (output,) = run_to_end(engine).values()
+    assert output.outputs[0].token_ids == told_alone("one", GREEDY).token_ids
+    ((batch, error),) = asked
+    assert [request.id for request in batch.requests] == ["a/0"]
+    assert str(error) == "the cable came loose"
+
+
+def test_recover_may_fail_someone_who_was_not_in_the_step(fake_engine):
+    cache, forward = failing_at(2)
+    engine = fake_engine(cache=cache, forward=forward, recover=lambda *_: list(engine.scheduler.waiting))
+    engine.add_request("a", "one", GREEDY)
+    engine.add_request("b", "two", GREEDY)
+    done = run_to_end(engine)
+    assert done["a"].outputs[0].token_ids == told_alone("one", GREEDY).token_ids
+    assert done["b"].error == "RuntimeError: the cable came loose"
+
+
+def test_when_one_of_n_samples_fails_the_others_go_on_and_the_error_is_told(fake_engine):
+    cache, forward = failing_at(2)
+    engine = fake_engine(cache=cache, forward=forward)
+    params = SamplingParams(n=2, seed=1, max_tokens=3, ignore_eos=True)
+    engine.add_request("a", "one", params)
+    (output,) = run_to_end(engine).values()
+    assert [sample.finish_reason for sample in output.outputs] == ["error", "length"]
+    assert output.error == "RuntimeError: the cable came loose"
+    assert output.outputs[1].token_ids == told_alone("one", params, 1).token_ids
+
+
+def test_listeners_hear_everything_in_order(fake_engine):
+    recorder = Recorder()
+    engine = fake_engine(listeners=Listeners([recorder]))
+    engine.add_request("a", "one", SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    run_to_end(engine)
+    assert recorder.heard == [
+        ("arrival", "a/0"),
+        *[("schedule", ("a/0",)), ("step", ("a/0",))],
+        *[("schedule", ("a/0",)), ("finish", "a/0"), ("step", ("a/0",))],
+    ]
+
+
+def test_every_request_that_arrives_is_finished_once_also_when_aborted_or_failed(fake_engine):
+    cache, forward = failing_at(3)
+    recorder = Recorder()
+    engine = fake_engine(cache=cache, forward=forward, listeners=Listeners([recorder]))
+    for name in "abcd":
+        engine.add_request(name, name, GREEDY)
+    engine.abort_request("b")
+    engine.abort_request("b")
+    run_to_end(engine)
+    for event in ("arrival", "finish"):
+        assert sorted(what for kind, what in recorder.heard if kind == event) == ["a/0", "b/0", "c/0", "d/0"]
+
+
+@pytest.mark.parametrize("event", ["on_arrival", "on_schedule", "on_step", "on_finish"])
+def test_a_listener_that_raises_neither_fails_a_step_nor_deafens_the_next(fake_engine, event, caplog):
+    class Broken(Listener):
+        pass
+
+    def broken(self, *_):
+        raise RuntimeError("I am ill")
+
+    setattr(Broken, event, broken)
+    recorder = Recorder()
+    engine = fake_engine(listeners=Listeners([Broken(), recorder]))
+    engine.add_request("a", "one", GREEDY)
+    with caplog.at_level(logging.CRITICAL, "engine.listeners"):
+        (output,) = run_to_end(engine).values()
+    assert output.outputs[0].token_ids == told_alone("one", GREEDY).token_ids
+    assert {kind for kind, _ in recorder.heard} == {"arrival", "schedule", "step", "finish"}
+
+
+def test_step_records_add_up(fake_engine):
+    recorder = Recorder()
+    listeners = Listeners()
+    listeners.add(recorder)
+    engine = fake_engine(listeners=listeners, supports=SUPPORTS)
+    prompts = {"a": "hello", "b": "hello there"}
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, GREEDY)
+    run_to_end(engine)
+    records = recorder.records
+    assert [record.number for record in records] == list(range(1, 13))
+    assert [record.request_ids for record in records] == [("a/0",)] * 6 + [("b/0",)] * 6
+    # Each prompt once, then a token a step; the last token chosen is never computed.
+    assert [record.tokens_computed for record in records] == [(5,), *[(1,)] * 5, (11,), *[(1,)] * 5]
+    held = [record.tokens_held for record in records]
+    assert held == [(n,) for n in (*range(5, 11), *range(11, 17))]
+    assert {record.tokens_cached for record in records} == {(0,)}
+    assert [record.num_waiting for record in records] == [1] * 6 + [0] * 6
+    assert [record.num_running for record in records] == [1] * 5 + [0] + [1] * 5 + [0]
+    for before, after in zip([None, *records], records, strict=False):
+        assert after.start + after.schedule_seconds + after.execute_seconds <= after.end
+        assert min(after.schedule_seconds, after.execute_seconds) >= 0
+        assert before is None or before.end <= after.start
+        assert after.counters == {}
+
+
+def test_the_sampler_is_called_with_one_row_for_each_logit(fake_engine):
+    cache, shapes = BlockCache(64, 16), []
+
+    def sampler(logits, batch):
+        shapes.append((tuple(logits.shape), sum(map(len, batch.logit_rows))))
+        return torch.zeros(len(logits), dtype=torch.long)
+
+    engine = fake_engine(cache=cache, executor=Executor(FakeForward(cache), sampler))
+    engine.add_request("a", "one", GREEDY)
+    (output,) = run_to_end(engine).values()
+    assert output.outputs[0].token_ids == [0] * 6
+    assert shapes == [((1, 257), 1)] * 6

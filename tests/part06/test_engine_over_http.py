@@ -1,0 +1,116 @@
+"""The engine as the server's backend: many users, one queue."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from engine.async_engine import AsyncLLMEngine
+from engine.decoding.params import SamplingParams
+from engine.listeners import Listeners
+from engine.server.app import create_app
+from tests.part04.serving import http, openai_client, serve, wait_until
+from tests.part06.fakes import BlockCache, FakeForward, Recorder, at_rest, told_alone
+
+PROMPTS = ["Once upon a time", "The little dog", "A red ball"]
+GREEDY = SamplingParams(temperature=0, max_tokens=20)
+ASK = {"model": "m", "temperature": 0, "max_tokens": 20}
+
+
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
+@pytest.fixture
+def serving(passed):
+    """serving(engine) -> URL of a server in front of it."""
+    with ExitStack() as stack:
+
+        def start(engine):
+            backend = stack.enter_context(at_rest(AsyncLLMEngine(engine, "m"), passed))
+            return stack.enter_context(serve(create_app(backend)))
+
+        yield start
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_three_requests_at_once_complete_in_order_of_arrival(real_engine, serving, recorder, alone, stream):
+    url = serving(real_engine(listeners=Listeners([recorder])))
+
+    def ask(prompt):
+        with openai_client(url) as client:
+            answer = client.completions.create(prompt=prompt, stream=stream, **ASK)
+            return "".join(chunk.choices[0].text for chunk in answer) if stream else answer.choices[0].text
+
+    with ThreadPoolExecutor(3) as pool:
+        texts = list(pool.map(ask, PROMPTS))
+    assert texts == [alone(prompt, GREEDY).text for prompt in PROMPTS]
+    arrived, finished = (
+        [id for kind, id in recorder.heard if kind == event] for event in ("arrival", "finish")
+    )
+    assert arrived == finished
+    assert len(arrived) == 3
+
+
+def test_fields_of_part_5_have_their_effect(fake_engine, serving):
+    url = serving(fake_engine())
+    with openai_client(url) as client:
+        answer = client.completions.create(
+            model="m", prompt="hello", n=2, seed=3, temperature=0.7, max_tokens=9
+        )
+        assert client.models.list().data[0].id == "m"
+    params = SamplingParams(n=2, seed=3, temperature=0.7, max_tokens=9)
+    assert [choice.text for choice in answer.choices] == [
+        told_alone("hello", params, i).text for i in range(2)
+    ]
+
+
+def test_a_failed_step_is_a_500_or_an_event_and_the_next_request_is_served(fake_engine, serving):
+    cache = BlockCache(64, 16)
+    forward = FakeForward(cache)
+    forward.fail_at = {2: RuntimeError("the cable came loose"), 4: RuntimeError("again")}
+    url = serving(fake_engine(cache=cache, forward=forward))
+    with http(url) as client:
+        whole = client.post("/v1/completions", json=ASK | {"prompt": "one"})
+        assert whole.status_code == 500
+        assert "the cable came loose" in whole.json()["error"]["message"], whole.text
+        streamed = client.post("/v1/completions", json=ASK | {"prompt": "two", "stream": True})
+        assert streamed.status_code == 200
+        assert '"error"' in streamed.text
+        assert "again" in streamed.text
+        served = client.post("/v1/completions", json=ASK | {"prompt": "three"})
+        assert served.status_code == 200, served.text
+        assert served.json()["choices"][0]["text"] == told_alone("three", GREEDY).text
+
+
+def test_refused_requests_never_reach_the_queue(fake_engine, serving, recorder):
+    url = serving(fake_engine(listeners=Listeners([recorder])))
+    with http(url) as client:
+        for change in ({"prompt": [999]}, {"prompt": "x" * 500}, {"prompt": ["fine", ""]}, {"priority": 3}):
+            answer = client.post("/v1/completions", json=ASK | {"prompt": "x"} | change)
+            assert answer.status_code == 400, answer.text
+    wait_until(lambda: [kind for kind, _ in recorder.heard] == ["reject"] * 4)
+
+
+def test_a_client_that_leaves_frees_its_memory_and_the_next_one_is_served(
+    real_engine, serving, recorder, alone
+):
+    engine = real_engine(listeners=Listeners([recorder]))
+    url = serving(engine)
+    ask = ASK | {"prompt": PROMPTS[0], "stream": True, "max_tokens": 1000, "ignore_eos": True}
+    with http(url) as client:
+        with client.stream("POST", "/v1/completions", json=ask) as answer:
+            next(answer.iter_lines())
+        served = client.post("/v1/completions", json=ASK | {"prompt": PROMPTS[1]})
+    assert served.status_code == 200, served.text
+    assert served.json()["choices"][0]["text"] == alone(PROMPTS[1], GREEDY).text
+    assert len(recorder.records) < 1000
+
+
+def test_health_is_that_of_the_step_loop(fake_engine):
+    backend = AsyncLLMEngine(fake_engine(), "m")
+    with at_rest(backend), serve(create_app(backend)) as url, http(url) as client:
+        assert client.get("/health").status_code == 200
+        backend.stop()
+        assert client.get("/health").status_code == 503

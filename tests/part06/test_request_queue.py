@@ -1,0 +1,243 @@
+"""First in, first out: requests complete in order, with the text each would have alone."""
+
+import pytest
+
+from engine.cache.slots import SlotCache
+from engine.decoding.params import ParameterError, SamplingParams
+from engine.decoding.sampling import SUPPORTS
+from engine.executor import Executor
+from engine.listeners import Listeners
+from engine.llm_engine import LLMEngine
+from engine.scheduling.fifo import FIFOScheduler
+from engine.scheduling.request import State
+from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, Recorder, run_to_end, told_alone
+
+PROMPTS = ["Once upon a time", "The little dog", "A red ball"]
+GREEDY = SamplingParams(temperature=0, max_tokens=20)
+
+
+def test_three_requests_complete_in_order_with_the_text_of_each_alone(real_engine, alone):
+    engine = real_engine()
+    for prompt in PROMPTS:
+        engine.add_request(prompt, prompt, GREEDY)
+    done = run_to_end(engine)
+    assert list(done) == PROMPTS
+    for prompt, output in done.items():
+        assert output.outputs == [alone(prompt, GREEDY)]
+        assert (output.prompt, output.request_id, output.error) == (prompt, prompt, None)
+
+
+def test_one_request_runs_at_a_time_in_order_of_arrival(fake_engine):
+    recorder = Recorder()
+    engine = fake_engine(listeners=Listeners([recorder]))
+    for name in "abc":
+        engine.add_request(name, f"prompt {name}", GREEDY)
+    run_to_end(engine)
+    ids = [names for event, names in recorder.heard if event == "schedule"]
+    assert all(len(names) == 1 for names in ids)
+    assert ids == sorted(ids)
+
+
+def test_outputs_grow_token_by_token_and_carry_everything_so_far(fake_engine):
+    engine = fake_engine()
+    engine.add_request("a", "hello", GREEDY)
+    seen = []
+    while engine.has_unfinished_requests():
+        (output,) = engine.step()
+        seen.append(output)
+    expected = told_alone("hello", GREEDY)
+    for count, output in enumerate(seen, start=1):
+        assert output.outputs[0].token_ids == expected.token_ids[:count]
+        assert output.finished == (count == len(seen))
+    assert seen[-1].outputs[0].text == expected.text
+    assert seen[-1].prompt_token_ids == list(b"hello")
+    assert len(seen[-1].stats.token_times) == len(seen)
+
+
+def test_an_idle_engine_steps_without_a_result(fake_engine):
+    engine = fake_engine()
+    assert engine.step() == []
+    assert not engine.has_unfinished_requests()
+
+
+def test_ids_instead_of_text_are_a_prompt_too(fake_engine):
+    engine = fake_engine()
+    engine.add_request("a", list(b"hello"), GREEDY)
+    (output,) = run_to_end(engine).values()
+    assert output.prompt is None
+    assert output.outputs[0].token_ids == told_alone("hello", GREEDY).token_ids
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_aborting_the_running_request_frees_its_memory_at_once_and_the_next_one_runs(fake_engine, steps):
+    engine = fake_engine()
+    params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+    engine.add_request("a", "one", params)
+    engine.add_request("b", "two", params)
+    for _ in range(steps):
+        engine.step()
+    output = engine.abort_request("a")
+    assert output.finished
+    assert output.outputs[0].finish_reason == "abort"
+    assert output.outputs[0].token_ids == told_alone("one", params).token_ids[:steps]
+    assert engine.scheduler.cache.usage().num_sequences == 0
+    assert engine.abort_request("a") is None
+    done = run_to_end(engine)
+    assert list(done) == ["b"]
+    assert done["b"].outputs[0].token_ids == told_alone("two", params).token_ids
+
+
+def test_aborting_a_waiting_request_leaves_the_others_in_order(fake_engine):
+    engine = fake_engine()
+    for name in "abcd":
+        engine.add_request(name, f"prompt {name}", GREEDY)
+    engine.step()
+    output = engine.abort_request("c")
+    assert (output.finished, output.outputs[0].finish_reason, output.outputs[0].token_ids) == (
+        True,
+        "abort",
+        [],
+    )
+    assert list(run_to_end(engine)) == ["a", "b", "d"]
+
+
+def test_aborting_a_stranger_does_nothing(fake_engine):
+    assert fake_engine().abort_request("nobody") is None
+
+
+def test_a_request_that_was_aborted_may_come_again_under_its_name(fake_engine):
+    engine = fake_engine()
+    engine.add_request("a", "one", GREEDY)
+    engine.abort_request("a")
+    engine.add_request("a", "two", GREEDY)
+    assert run_to_end(engine)["a"].outputs[0].token_ids == told_alone("two", GREEDY).token_ids
+
+
+def test_a_name_in_use_is_refused_and_its_owner_is_not_disturbed(fake_engine):
+    engine = fake_engine()
+    engine.add_request("a", "one", GREEDY)
+    engine.step()
+    with pytest.raises(ParameterError, match="'a' is in use") as caught:
+        engine.add_request("a", "two", GREEDY)
+    assert caught.value.field == "request_id"
+    assert run_to_end(engine)["a"].outputs[0].token_ids == told_alone("one", GREEDY).token_ids
+
+
+def test_n_samples_become_children_of_the_first_with_seeds_that_follow(fake_engine):
+    engine = fake_engine()
+    params = SamplingParams(n=3, seed=7, max_tokens=10)
+    samples = engine.make_requests("a", "hello", params)
+    assert [sample.id for sample in samples] == ["a/0", "a/1", "a/2"]
+    assert {sample.request_id for sample in samples} == {"a"}
+    assert [sample.parent for sample in samples] == [None, samples[0], samples[0]]
+    assert [sample.row.seed for sample in samples] == [7, 8, 9]
+    assert len({id(sample.token_ids) for sample in samples}) == 3
+    assert {sample.state for sample in samples} == {State.WAITING}
+
+
+def test_n_samples_are_reported_as_one_request(fake_engine):
+    engine = fake_engine()
+    params = SamplingParams(n=3, seed=7, max_tokens=10)
+    engine.add_request("a", "hello", params)
+    (output,) = run_to_end(engine).values()
+    assert [sample.index for sample in output.outputs] == [0, 1, 2]
+    expected = [told_alone("hello", params, index) for index in range(3)]
+    assert [sample.token_ids for sample in output.outputs] == [one.token_ids for one in expected]
+    assert [sample.text for sample in output.outputs] == [one.text for one in expected]
+
+
+def test_aborting_n_samples_keeps_what_is_finished(fake_engine):
+    engine = fake_engine()
+    params = SamplingParams(n=3, seed=7, max_tokens=4, ignore_eos=True)
+    engine.add_request("a", "hello", params)
+    for _ in range(6):
+        engine.step()
+    output = engine.abort_request("a")
+    assert [sample.finish_reason for sample in output.outputs] == ["length", "abort", "abort"]
+    assert [len(sample.token_ids) for sample in output.outputs] == [4, 2, 0]
+
+
+def test_seeded_samples_equal_the_loop_alone(fake_engine):
+    engine = fake_engine()
+    expected = {}
+    for seed in range(6):
+        params = SamplingParams(
+            seed=seed,
+            temperature=0.8,
+            top_p=0.9,
+            top_k=20,
+            frequency_penalty=0.3,
+            min_tokens=5,
+            max_tokens=30,
+        )
+        engine.add_request(str(seed), "hello", params)
+        expected[str(seed)] = told_alone("hello", params).token_ids
+    assert {name: output.outputs[0].token_ids for name, output in run_to_end(engine).items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "options", "field"),
+    [
+        ("", {}, {}, "prompt"),
+        ([], {}, {}, "prompt"),
+        ([257], {}, {}, "prompt"),
+        ([True], {}, {}, "prompt"),
+        ("x" * 200, {}, {}, "prompt"),
+        ("\ud800", {}, {}, "prompt"),
+        ("a", {"logprobs": 1}, {}, "logprobs"),
+        ("a", {"stop_token_ids": (999,)}, {}, "stop_token_ids"),
+        ("a", {"logit_bias": {999: 1.0}}, {}, "logit_bias"),
+        ("a", {}, {"priority": 1}, "priority"),
+        ("a", {}, {"adapter": "poetry"}, "adapter"),
+        ("a", {}, {"cache_salt": "me"}, "cache_salt"),
+    ],
+)
+def test_a_request_that_is_refused_leaves_nothing_and_listeners_hear_of_it(
+    fake_engine, prompt, params, options, field
+):
+    recorder = Recorder()
+    engine = fake_engine(listeners=Listeners([recorder]))
+    with pytest.raises(ParameterError) as caught:
+        engine.add_request("a", prompt, SamplingParams(**params), **options)
+    assert caught.value.field == field
+    assert recorder.heard == [("reject", "a")]
+    assert not engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("priority", [10**400, -(2**31) - 1, 2**31 + 1])
+def test_a_priority_beyond_reason_is_refused(fake_engine, priority):
+    engine = fake_engine(supports=SUPPORTS | {"priority"})
+    with pytest.raises(ParameterError, match="priority"):
+        engine.add_request("a", "hello", GREEDY, priority=priority)
+
+
+def test_output_and_prompt_fit_in_max_model_len(fake_engine):
+    engine = fake_engine(max_model_len=30)
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    engine.add_request("a", "x" * 20, params)
+    with pytest.raises(ParameterError, match="30 tokens"):
+        engine.add_request("b", "x" * 30, params)
+    (output,) = run_to_end(engine).values()
+    assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (10, "length")
+
+
+@pytest.mark.parametrize(("slot_tokens", "max_model_len"), [(40, None), (40, 41), (200, 201)])
+def test_a_length_that_model_or_cache_cannot_hold_is_refused_when_the_engine_is_made(
+    slot_tokens, max_model_len
+):
+    scheduler = FIFOScheduler(SlotCache(CONFIG, 1, slot_tokens))
+    with pytest.raises(ValueError, match="max_model_len"):
+        LLMEngine(TOKENIZER, CONFIG, scheduler, Executor(None), max_model_len=max_model_len)
+
+
+def test_a_queue_of_hundreds_with_aborts_in_between_ends_with_nothing_left(fake_engine):
+    engine = fake_engine(cache=BlockCache(13, 16))
+    for i in range(300):
+        engine.add_request(str(i), f"prompt {i}", SamplingParams(temperature=0, max_tokens=1 + i % 5))
+        if i % 3 == 0:
+            engine.step()
+        if i % 7 == 0:
+            engine.abort_request(str(i // 2))
+    done = run_to_end(engine)
+    assert list(done) == sorted(done, key=int)
+    assert len(done) > 100

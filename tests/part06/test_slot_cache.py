@@ -1,0 +1,177 @@
+"""Slots: who holds one, and that a sequence among others gets the attention it would get alone."""
+
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from engine.batch import make_batch
+from engine.cache.single import CachedForward, SingleCache
+from engine.cache.slots import SlotCache
+from engine.decoding.params import SamplingParams
+from engine.decoding.sampling import Row
+from engine.executor import ModelForward
+from engine.scheduling.request import Request
+from engine.scheduling.scheduler import take
+from tests.part06.fakes import CONFIG
+
+
+def sequence(name: str, token_ids=(1, 2, 3)) -> Request:
+    params = SamplingParams()
+    return Request(name, name, list(token_ids), len(token_ids), params, None, Row(params, token_ids, [], 0))
+
+
+@pytest.fixture
+def cache():
+    return SlotCache(CONFIG, num_slots=3, slot_tokens=50)
+
+
+def test_a_full_cache_admits_again_once_a_sequence_leaves(cache):
+    a, b, c, d = map(sequence, "abcd")
+    assert [cache.begin(seq) for seq in (a, b, c, d)] == [0, 0, 0, None]
+    cache.release(b)
+    assert cache.begin(d) == 0
+    assert cache.begin(b) is None
+
+
+def test_usage_counts_whole_slots(cache):
+    assert (cache.usage().num_sequences, cache.usage().tokens_held, cache.usage().tokens_total) == (0, 0, 150)
+    cache.begin(sequence("a"))
+    cache.begin(sequence("b"))
+    usage = cache.usage()
+    assert (usage.num_sequences, usage.tokens_held, usage.tokens_total) == (2, 100, 150)
+    assert usage.share == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("leave", ["release", "preempt"])
+def test_leaving_frees_the_slot_and_leaving_twice_frees_it_once(cache, leave):
+    seqs = [sequence(name) for name in "abc"]
+    for seq in seqs:
+        cache.begin(seq)
+    getattr(cache, leave)(seqs[1])
+    cache.release(seqs[1])
+    cache.release(sequence("never here"))
+    assert cache.usage().num_sequences == 2
+    assert cache.begin(sequence("d")) == 0
+    assert cache.begin(sequence("e")) is None
+
+
+@pytest.mark.parametrize(("total", "room"), [(1, True), (50, True), (51, False)])
+def test_a_slot_is_as_long_as_it_is(cache, total, room):
+    seq = sequence("a")
+    cache.begin(seq)
+    assert cache.reserve(seq, total) is room
+    assert cache.fits(total) is room
+
+
+def test_a_slot_is_as_long_as_the_model_sees_unless_told_otherwise():
+    assert SlotCache(CONFIG, 2).slot_tokens == CONFIG.max_positions
+
+
+@pytest.mark.parametrize(("q_heads", "kv_heads"), [(4, 4), (4, 1), (6, 2)])
+@pytest.mark.parametrize("seed", range(3))
+def test_attention_of_mixed_steps_equals_each_sequences_single_cache(q_heads, kv_heads, seed):
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    config = replace(CONFIG, num_layers=2, num_heads=q_heads, num_kv_heads=kv_heads, head_dim=8)
+    slots = SlotCache(config, num_slots=4, slot_tokens=64)
+    seqs = [sequence(name, range(60)) for name in "abcd"]
+    singles = [SingleCache(config, 64) for _ in seqs]
+    for seq in seqs:
+        slots.begin(seq)
+    while any(seq.num_computed_tokens < 60 for seq in seqs):
+        open_ones = [s for s in range(4) if seqs[s].num_computed_tokens < 60]
+        chosen = rng.sample(open_ones, rng.randint(1, len(open_ones)))
+        new = [min(rng.choice([1, 1, 2, 7, 20]), 60 - seqs[s].num_computed_tokens) for s in chosen]
+        batch = take([(seqs[s], n) for s, n in zip(chosen, new, strict=True)])
+        attend = slots.attention(batch)
+        for layer in range(2):
+            q = torch.randn(batch.num_tokens, q_heads, 8, generator=generator)
+            k, v = torch.randn(2, batch.num_tokens, kv_heads, 8, generator=generator)
+            out = attend(layer, q, k, v)
+            for i, s in enumerate(chosen):
+                part = slice(*batch.query_start[i : i + 2])
+                expected = singles[s].attend(layer, q[part], k[part], v[part])
+                assert (out[part] - expected).abs().max() <= 1e-5
+        for s, n in zip(chosen, new, strict=True):
+            singles[s].advance(n)
+
+
+def test_what_an_earlier_sequence_left_in_a_slot_is_not_seen(model, tokenizer):
+    cache = SlotCache(model.config, num_slots=1)
+    for layer in range(model.config.num_layers):
+        cache.keys[layer].fill_(torch.nan)
+        cache.values[layer].fill_(torch.nan)
+    forward = ModelForward(model, cache)
+    for text in ("Once upon a time there was a fox", "The cat"):
+        seq = sequence(text, tokenizer.encode(text))
+        cache.begin(seq)
+        logits = forward(take([(seq, len(seq.token_ids))]))
+        expected = CachedForward(model)(seq.token_ids)
+        assert (logits[0] - expected).abs().max() <= 1e-4
+        cache.release(seq)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_request_in_a_mixed_batch_has_the_logits_of_the_same_request_alone(model, tokenizer, seed):
+    """Sequences of unlike lengths, in steps of unlike sizes, joining and leaving at any time."""
+    rng = random.Random(seed)
+    texts = [
+        "Once upon a time there was a little girl named",
+        "The dog",
+        "🦊",
+        "It was raining. " * 5,
+        "Tom and",
+    ]
+    cache = SlotCache(model.config, num_slots=3)
+    forward = ModelForward(model, cache)
+    waiting = [sequence(str(i), tokenizer.encode(text)) for i, text in enumerate(texts)]
+    alone = {seq.id: CachedForward(model) for seq in waiting}
+    running, checked = [], 0
+    while waiting or running:
+        while waiting and cache.begin(waiting[0]) == 0:
+            running.append(waiting.pop(0))
+        chosen = rng.sample(running, rng.randint(1, len(running)))
+        work = [(seq, rng.randint(1, seq.num_tokens_to_compute)) for seq in chosen]
+        batch = take(work)
+        logits = forward(batch)
+        finished = [seq for seq, rows in zip(batch.requests, batch.logit_rows, strict=True) if rows]
+        assert len(logits) == len(finished)
+        for seq, row in zip(finished, logits, strict=True):
+            expected = alone[seq.id](seq.token_ids)
+            assert (row - expected).abs().max() <= 1e-4
+            seq.token_ids.append(int(expected.argmax()))
+            checked += 1
+            if len(seq.token_ids) > seq.num_prompt_tokens + 12:
+                running.remove(seq)
+                cache.release(seq)
+    assert checked == 5 * 13
+    assert cache.usage().num_sequences == 0
+
+
+def test_a_step_without_a_finished_prompt_has_no_logits(model):
+    cache = SlotCache(model.config, num_slots=1)
+    seq = sequence("a", [5, 6, 7])
+    cache.begin(seq)
+    assert ModelForward(model, cache)(make_batch([(seq, 2)])).shape == (0, model.config.vocab_size)
+
+
+def test_the_kernel_is_an_argument():
+    calls = []
+
+    def kernel(q, k, v, query_start, key_start):
+        calls.append((len(q), len(k), tuple(query_start), tuple(key_start)))
+        return torch.zeros_like(q)
+
+    cache = SlotCache(CONFIG, 2, 16, kernel=kernel)
+    seqs = [sequence("a"), sequence("b", [1, 2, 3, 4, 5])]
+    for seq in seqs:
+        cache.begin(seq)
+    batch = take([(seqs[0], 3), (seqs[1], 5)])
+    cache.attention(batch)(0, *[torch.ones(8, 1, 1)] * 3)
+    assert sum(call[0] for call in calls) == 8
+    assert SimpleNamespace(q=sum(c[2][-1] for c in calls), k=sum(c[3][-1] for c in calls)).__dict__ == {
+        "q": 8,
+        "k": 8,
+    }

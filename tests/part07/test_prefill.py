@@ -1,0 +1,98 @@
+"""Prompts packed end to end: each gets the logits it would get alone, and nothing is computed in vain."""
+
+import pytest
+import torch
+
+from engine.attention.dense import dense_attention
+from engine.decoding.greedy import FullForward
+from engine.models.loader import load_model
+from engine.prefill import pack, run_prefill
+
+TEXTS = [
+    "Once upon a time, in a small house near the forest, there",
+    "The",
+    "Tom and Lily",
+    "🦊",
+    "It rained. " * 20,
+]
+
+
+def test_prompts_lie_end_to_end_and_each_counts_its_positions_from_zero():
+    packed = pack([[5, 6, 7], [8], [9, 10]])
+    assert packed.token_ids.tolist() == [5, 6, 7, 8, 9, 10]
+    assert packed.positions.tolist() == [0, 1, 2, 0, 0, 1]
+    assert packed.query_start == (0, 3, 4, 6)
+    assert packed.last_rows == [2, 3, 5]
+
+
+@pytest.mark.parametrize(("prompts", "index"), [([[]], 0), ([[1], [], [2], []], 1), ([[1], ()], 1)])
+def test_an_empty_prompt_is_named(prompts, index):
+    with pytest.raises(ValueError, match=f"prompt {index} is empty"):
+        pack(prompts)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_each_prompt_has_the_logits_it_has_alone(model, tokenizer, count):
+    prompts = [tokenizer.encode(text) for text in TEXTS[:count]]
+    logits = run_prefill(model, prompts)
+    assert logits.shape == (count, model.config.vocab_size)
+    for prompt, row in zip(prompts, logits, strict=True):
+        alone = FullForward(model)(prompt)
+        assert (row - alone).abs().max() <= 1e-4
+        assert torch.equal(row.topk(5).indices, alone.topk(5).indices)
+
+
+def test_random_weights_and_lengths_too(tiny_gpt2):
+    model = load_model(tiny_gpt2)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        lengths = torch.randint(1, 60, (7,), generator=generator).tolist()
+        prompts = [torch.randint(4096, (n,), generator=generator).tolist() for n in lengths]
+        logits = run_prefill(model, prompts)
+        for prompt, row in zip(prompts, logits, strict=True):
+            assert (row - FullForward(model)(prompt)).abs().max() <= 1e-4
+
+
+def test_order_changes_nothing_and_equal_prompts_have_equal_logits(model, tokenizer):
+    prompts = [tokenizer.encode(text) for text in TEXTS]
+    logits = run_prefill(model, prompts)
+    backwards = run_prefill(model, prompts[::-1])
+    assert (logits - backwards.flip(0)).abs().max() <= 1e-4
+    twice = run_prefill(model, [prompts[0], prompts[1], prompts[0]])
+    assert (twice[0] - twice[2]).abs().max() <= 1e-4
+
+
+def test_the_model_computes_each_token_once_where_padding_would_compute_the_longest_for_all(model, tokenizer):
+    prompts = [tokenizer.encode(text) for text in TEXTS]
+    computed = []
+    hook = model.register_forward_pre_hook(lambda _, args: computed.append(len(args[0])))
+    try:
+        run_prefill(model, prompts)
+    finally:
+        hook.remove()
+    assert computed == [sum(map(len, prompts))], "one forward pass, without padding"
+    padded = len(prompts) * max(map(len, prompts))
+    assert computed[0] < padded / 2
+
+
+def test_only_the_last_token_of_each_prompt_reaches_the_output_layer(model, monkeypatch):
+    rows, logits = [], model.logits
+    monkeypatch.setattr(model, "logits", lambda hidden: rows.append(len(hidden)) or logits(hidden))
+    run_prefill(model, [[5, 6, 7], [8], [9, 10]])
+    assert rows == [3]
+
+
+def test_the_kernel_is_an_argument_and_keeps_prompts_apart(model):
+    spans = []
+
+    def kernel(q, k, v, query_start, key_start):
+        spans.append((tuple(query_start), tuple(key_start)))
+        return dense_attention(q, k, v, query_start, key_start)
+
+    run_prefill(model, [[5, 6, 7], [8], [9, 10]], kernel)
+    assert spans == [((0, 3, 4, 6), (0, 3, 4, 6))] * model.config.num_layers
+
+
+def test_a_prompt_longer_than_the_model_sees_is_refused(model):
+    with pytest.raises(ValueError, match=str(model.config.max_positions)):
+        run_prefill(model, [[5], [5] * (model.config.max_positions + 1)])

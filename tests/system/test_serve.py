@@ -1,0 +1,92 @@
+"""`ruvon serve` as a user meets it: a process, a port, the official client."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from engine import LLM, SamplingParams
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "engine.cli.main", "serve", *arguments],
+        cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def address():
+    """A server on a free port, with a key, stopped as Ctrl-C stops it."""
+    process = start("--port", "0", "--api-key", "secret", "--max-num-seqs", "4")
+    log = []
+    for line in process.stdout:
+        log.append(line)
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+        if found:
+            break
+    else:
+        pytest.fail("the server did not start:\n" + "".join(log))
+    yield f"http://127.0.0.1:{found[1]}"
+    process.send_signal(2)
+    rest = process.communicate(timeout=30)[0]
+    assert process.returncode == 0, rest
+    assert "Traceback" not in rest
+
+
+@pytest.fixture(scope="module")
+def client(address) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="secret", max_retries=0)
+
+
+def test_completion_and_stream_are_the_offline_engines_text(client):
+    expected = LLM("storyteller").generate("Once upon a time", SamplingParams(temperature=0, max_tokens=30))
+    text = expected[0].outputs[0].text
+    ask = {"model": "storyteller", "prompt": "Once upon a time", "max_tokens": 30, "temperature": 0}
+    whole = client.completions.create(**ask)
+    assert whole.choices[0].text == text
+    assert whole.usage.completion_tokens == 30
+    chunks = list(client.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == text
+    assert chunks[-1].usage == whole.usage
+
+
+def test_samples_are_seeded_and_priorities_taken(client):
+    ask = {
+        "model": "storyteller",
+        "prompt": "The dog",
+        "max_tokens": 12,
+        "temperature": 0.9,
+        "seed": 3,
+        "n": 2,
+    }
+    first, second = (client.completions.create(**ask, extra_body={"priority": p}) for p in (0, 5))
+    assert [choice.text for choice in first.choices] == [choice.text for choice in second.choices]
+
+
+def test_errors_name_the_field(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="storyteller", prompt="x", max_tokens=-1)
+    assert caught.value.param == "max_tokens"
+    with pytest.raises(openai.NotFoundError, match="storyteller"):
+        client.completions.create(model="gpt-4", prompt="x")
+
+
+def test_without_the_key_only_health_answers(address):
+    assert httpx.get(f"{address}/health").json() == {"status": "ok"}
+    assert httpx.get(f"{address}/v1/models").status_code == 401
+
+
+def test_a_server_that_cannot_start_says_why_in_one_line():
+    process = start("--model", "no-such-model")
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 1
+    assert said.startswith("ruvon serve: model 'no-such-model' is neither")
