@@ -70,9 +70,8 @@ class ContinuousScheduler(Queues):
             else:
                 work[request] = new
                 budget -= new
-        # 2. Then newcomers, in order, as far as budget and memory go. A long prompt comes in chunks, but all
-        # that    is known of it has room from the start: else two newcomers could keep pushing each other
-        # out.
+        # 2. Then newcomers, in order, as far as budget and memory go. A long prompt comes in chunks, yet with
+        # room for all that is known of it: else two newcomers could keep pushing each other out.
         while self.waiting and budget and len(self.running) < self.max_num_seqs and not preempted:
             request = self.admit_next()
             if request is None:
