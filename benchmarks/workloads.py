@@ -19,7 +19,7 @@ Job = tuple[list[int], int]  # prompt token ids, output tokens
 
 
 def jobs(number: int, vocab_size: int, seed: int = 0) -> list[Job]:
-    """Prompts of 8 to 128 tokens, outputs of 16 to 128, drawn evenly; which tokens they are does not matter."""
+    """Prompts of 8 to 128 tokens, outputs of 16 to 128, drawn evenly; which tokens does not matter."""
     random = Random(seed)
     return [
         ([random.randrange(1, vocab_size) for _ in range(random.randint(8, 128))], random.randint(16, 128))
