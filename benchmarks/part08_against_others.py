@@ -60,7 +60,7 @@ def hf_padded(model, work: list[Job]) -> None:
 
 
 def hf_continuous_side(model) -> tuple[Callable[[list[Job]], None], Callable[[], None]]:
-    """Hugging Face's continuous batching, what `generate_batch` runs, with each request's own length; its stop.
+    """Hugging Face's continuous batching (`generate_batch`), with each request's own length; its stop.
 
     Its cache is sized for the workload: left alone it takes most of the memory. Starting its thread and
     its cache is not timed, as ours is not.
