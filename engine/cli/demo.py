@@ -2,7 +2,6 @@
 
 from itertools import cycle
 
-import torch
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -16,7 +15,6 @@ PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball
 
 def run(model: str, max_tokens: int, prompt: str = PROMPT) -> None:
     """Load, show the prompt's tokens, stream a story, and say how fast it was. Ends by itself."""
-    torch.set_num_threads(1)  # a step of a model this small is too short to share
     console = Console()
     console.print(
         Panel.fit("[bold]ruvon[/]: a transformer tells a story, on this machine, through our own engine")

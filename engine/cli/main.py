@@ -20,6 +20,16 @@ DType = Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")]
 LoadFormat = Annotated[str, typer.Option(help="auto, safetensors, pt, or dummy (random weights).")]
 
 
+def _one_thread_if_small(model: str) -> None:
+    """A small model's step is too short to share: its threads would mostly wait for one another."""
+    import torch
+
+    from engine.config import ModelConfig
+
+    if ModelConfig.from_pretrained(model).hidden_size <= 512:
+        torch.set_num_threads(1)
+
+
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
@@ -43,6 +53,7 @@ def generate(
         params = SamplingParams(
             max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
         )
+        _one_thread_if_small(model)
         llm = LLM(model, device=device, dtype=dtype, load_format=load_format, max_num_seqs=1)
         shown = 0
         for output in llm.stream(prompt, params):
@@ -82,6 +93,7 @@ def serve(
     from engine.llm import EngineArgs, build_engine
 
     try:
+        _one_thread_if_small(model)
         args = EngineArgs(
             model=model,
             device=device,
@@ -104,6 +116,7 @@ def demo(model: ModelName = "storyteller", max_tokens: int = 220) -> None:
     from engine.cli.demo import run
 
     try:
+        _one_thread_if_small(model)
         run(model, max_tokens)
     except (CheckpointError, ValueError) as error:
         sys.exit(f"ruvon: {error}")
