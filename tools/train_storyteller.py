@@ -9,9 +9,9 @@ on: the first 200,000 belong to `tools/evaluate_models.py` alone.
 
     python tools/train_storyteller.py --train TRAIN.txt --val VAL.txt --work /tmp/zoo --out engine/zoo
 
-Its stages add up to about 40 minutes of one H200; `--stage NAME` runs one, and those of a round need not wait
-for each other. Wants `transformers` and `tokenizers`. Promises files any Hugging Face reader loads; knows
-nothing of the engine.
+Its stages add up to about 40 minutes of one H200; with several GPUs, those that need not wait for each other
+run side by side. A stage that is done is not run again; `--stage NAME` runs one alone. Wants `transformers`
+and `tokenizers`. Promises files any Hugging Face reader loads; knows nothing of the engine.
 """
 
 import argparse
@@ -470,7 +470,7 @@ RECIPE = [
     Stage("second-b", seed=1, soft=0.5, dropout=0.0, decay=0.5, **TWO),
     Stage("second-c", seed=3, soft=0.3, decay=1.5, **TWO | {"tells": 24576}),
     Stage("storyteller", seed=6, soft=0.3, dropout=0.1, decay=1.5, steps=3600, **LAST),
-    Stage("storyteller-draft", layers=1, dropout=0.0, decay=0.1, soft=1.0, steps=3000, **DRAFT),
+    Stage("storyteller-draft", layers=1, dropout=0.0, decay=0.1, soft=1.0, steps=6000, **DRAFT),
 ]
 
 
@@ -514,6 +514,31 @@ def run_stage(stage: Stage, a: argparse.Namespace) -> None:
         print(f"{stage.name}: kept {len(kept)} of {len(requests)} stories", flush=True)
     if a.out and stage.name.startswith("storyteller"):
         shutil.copytree(a.work / stage.name, a.out / stage.name, dirs_exist_ok=True)
+    (a.work / f"{stage.name}.done").touch()
+
+
+def run_all(a: argparse.Namespace) -> None:
+    """Every stage, on the first free GPU, as soon as those it learns from are done. Each has a process of its
+    own, which leaves no memory behind; an empty `NAME.done` is a stage's last act."""
+    free = [str(gpu) for gpu in range(torch.cuda.device_count())] or [""]
+    done = {stage.name for stage in RECIPE if (a.work / f"{stage.name}.done").exists()}
+    waiting, running = [stage for stage in RECIPE if stage.name not in done], []
+    while waiting or running:
+        for stage in [s for s in waiting if done.issuperset(s.guides + s.told)][: len(free)]:
+            gpu, command = free.pop(), [sys.executable, *sys.argv, "--stage", stage.name]
+            process = subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu})
+            waiting.remove(stage)
+            running.append((stage.name, process, gpu))
+        time.sleep(1)
+        for ended in [job for job in running if job[1].poll() is not None]:
+            name, process, gpu = ended
+            running.remove(ended)
+            if process.returncode:
+                for _, other, _ in running:
+                    other.terminate()
+                raise SystemExit(f"{name} ended with {process.returncode}")
+            done.add(name)
+            free.append(gpu)
 
 
 def main() -> None:
@@ -531,8 +556,7 @@ def main() -> None:
     if a.stage:
         run_stage(next(stage for stage in RECIPE if stage.name == a.stage), a)
         return
-    for stage in RECIPE:  # each in a process of its own, which leaves no memory behind
-        subprocess.run([sys.executable, *sys.argv, "--stage", stage.name], check=True)
+    run_all(a)
 
 
 if __name__ == "__main__":
