@@ -1,63 +1,101 @@
-"""Attention of many sequences with one new token each, in one product over neighbouring slots. Part 6.
+"""Attention of many sequences with one new token each, at the price of one call. Part 6.
 
-Promises what one call per sequence would give. A call has a price of its own, whatever its size, so sequences
-of like length go together: each then reads as many keys as the longest of its group, and a mask hides what is
-not its own.
+Promises what a call per sequence would give. Each call has a price of its own, whatever its size; and one
+product over all slots would read each of them as far as the longest. So a CPU, where reading is dear, gets
+`Ragged`: the scores of everybody form one sparse matrix, in which each query meets its own keys alone. A GPU,
+where a call is dear, gets `Padded`: all slots to the longest, with a mask.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Sequence
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-GROUP = 8  # neighbouring slots that may go together
-MAX_WASTE = 128  # tokens read in vain, per sequence, up to which going together is cheaper than a call each
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
 
 
-@dataclass(frozen=True)
-class Group:
-    """S sequences in slots low to low + N, some of which may be idle or belong to a sequence that is not in
-    it.
+class Together(Protocol):
+    """One step's plan: which slots, and how many tokens of each. The same for every layer."""
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """q[S, Hq, Dh], keys and values[N, Hkv, M, Dh] -> [S, Hq, Dh]."""
+
+
+def together(slots: Sequence[int], lens: Sequence[int], num_heads: int, cache: Tensor) -> Together:
+    """Sequence s holds `lens[s]` tokens in slot `slots[s]` of a cache[N, Hkv, M, Dh]; it has `num_heads`
+    query heads.
+    """
+    return (Ragged if reads_only_its_own(cache) else Padded)(slots, lens, num_heads, cache)
+
+
+def reads_only_its_own(cache: Tensor) -> bool:
+    """False: what another sequence left behind is read, though masked, so it must not be NaN."""
+    return cache.device.type == "cpu" and cache.dtype == torch.float32
+
+
+class Ragged:
+    """As a graph library would: a sampled product of dense matrices (SDDMM), a softmax of each row, and a
+    weighted sum of each row's values (an embedding bag).
     """
 
-    low: int
-    longest: int  # keys each of them reads
-    rows: Tensor  # [S]: their rows of the step's queries
-    places: Tensor  # [S]: their slots, counted from low
-    mask: Tensor  # [N, 1, 1, longest]: 0 for a sequence's own keys, -inf for the rest
+    def __init__(self, slots: Sequence[int], lens: Sequence[int], num_heads: int, cache: Tensor) -> None:
+        N, Hkv, M, Dh = cache.shape
+        self.scale, self.padded_size = Dh**-0.5, (len(slots) * num_heads, max(lens))  # B = S·Hq rows
+        # Row b is one query head. Its keys lie at first_key[b] and after, in cache.view(N·Hkv·M, Dh).
+        key_head = np.arange(num_heads) // (num_heads // Hkv)  # [Hq]
+        first_key = ((np.array(slots)[:, None] * Hkv + key_head) * M).ravel()  # [B]
+        length = np.repeat(lens, num_heads)  # [B]
+        row_start = np.concatenate([[0], length.cumsum()])  # [B+1]: its scores, all rows end to end
+        # Shifting 0, 1, 2... row by row gives where each score's key lies, and its place in a padded matrix.
+        score = np.arange(row_start[-1])
+        key = score + np.repeat(first_key - row_start[:-1], length)
+        place = score + np.repeat(np.arange(len(length)) * max(lens) - row_start[:-1], length)
+        self.row_start, self.key, self.place = map(torch.from_numpy, (row_start, key, place))
+        nothing, size = torch.zeros(len(score)), (len(length), N * Hkv * M)
+        self.pattern = torch.sparse_csr_tensor(
+            self.row_start, self.key, nothing, size, check_invariants=False
+        )
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
-        """q[T, Hq, Dh], keys and values[slots, Hkv, M, Dh] -> this group's rows of out[T, Hq, Dh]."""
-        N, (Hq, Dh), Hkv = len(self.mask), q.shape[1:], keys.shape[1]
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        Dh = q.shape[-1]
+        rows, keys, values = (
+            q.reshape(-1, Dh),
+            keys.view(-1, Dh),
+            values.view(-1, Dh),
+        )  # [B, Dh], [N·Hkv·M, Dh]
+        scores = torch.sparse.sampled_addmm(self.pattern, rows, keys.t(), beta=0, alpha=self.scale).values()
+        padded = torch.full(self.padded_size, -torch.inf).view(-1).scatter_(0, self.place, scores)
+        weights = padded.view(self.padded_size).softmax(-1).view(-1).gather(0, self.place)
+        bags = self.key, self.row_start[:-1]
+        out = torch.embedding_bag(values, *bags, mode=0, per_sample_weights=weights)[0]  # [B, Dh]; 0: the sum
+        return out.view(q.shape)
+
+
+class Padded:
+    """Every slot from the lowest to the highest, as far as the longest sequence reaches."""
+
+    def __init__(self, slots: Sequence[int], lens: Sequence[int], num_heads: int, cache: Tensor) -> None:
+        self.low, self.longest = min(slots), max(lens)
+        N = max(slots) + 1 - self.low
+        place = torch.tensor(slots) - self.low
+        own = torch.ones(N, dtype=torch.long)  # an idle slot sees one key: a softmax of nothing is no number
+        own[place] = torch.tensor(lens)
+        mask = torch.zeros(N, self.longest).masked_fill_(
+            torch.arange(self.longest) >= own[:, None], -torch.inf
+        )
+        self.place, self.mask = (
+            place.to(cache.device),
+            mask[:, None, None].to(cache),
+        )  # [S], [N, 1, 1, longest]
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        N, (_, Hq, Dh), Hkv = len(self.mask), q.shape, keys.shape[1]
         k, v = (cache[self.low : self.low + N, :, : self.longest] for cache in (keys, values))  # views
         queries = q.new_zeros(N, Hq, Dh)
-        queries[self.places] = q[self.rows] * Dh**-0.5
-        scores = queries.view(N, Hkv, -1, Dh) @ k.transpose(2, 3) + self.mask  # [N, Hkv, G, longest]
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)
-        out[self.rows] = (weights @ v).view(N, Hq, Dh)[self.places]
-
-
-def grouped(rows: Sequence[int], slots: Sequence[int], lens: Sequence[int], like: Tensor) -> Iterator[Group]:
-    """Groups for these sequences (row, slot and length of each), leaving out those that are better off alone.
-
-    `like` gives the mask's dtype and device.
-    """
-    by_block: dict[int, list[tuple[int, int, int]]] = {}
-    for member in sorted(zip(slots, rows, lens, strict=True)):
-        by_block.setdefault(member[0] // GROUP, []).append(member)
-    for members in by_block.values():
-        low, N = members[0][0], members[-1][0] - members[0][0] + 1
-        longest = max(length for _, _, length in members)
-        waste = N * longest - sum(length for _, _, length in members)
-        if len(members) == 1 or waste > MAX_WASTE * len(members):
-            continue
-        own = torch.ones(
-            N, dtype=torch.long
-        )  # an idle slot sees one key: a softmax of nothing is not a number
-        places = torch.tensor([slot - low for slot, _, _ in members])
-        own[places] = torch.tensor([length for _, _, length in members])
-        beyond = torch.arange(longest) >= own[:, None]  # [N, longest]
-        mask = torch.zeros(N, longest).masked_fill_(beyond, -torch.inf).to(like)[:, None, None]
-        row_of = torch.tensor([row for _, row, _ in members])
-        yield Group(low, longest, row_of.to(like.device), places.to(like.device), mask)
+        queries[self.place] = q * Dh**-0.5
+        scores = queries.view(N, Hkv, -1, Dh) @ k.transpose(2, 3) + self.mask  # [N, Hkv, Hq/Hkv, longest]
+        weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
+        return (weights @ v).view(N, Hq, Dh)[self.place]

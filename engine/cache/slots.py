@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Attend, VarlenKernel
-from engine.attention.together import grouped
+from engine.attention.together import reads_only_its_own, together
 from engine.batch import Batch
 from engine.cache.manager import CachedSequence, Usage
 from engine.config import ModelConfig
@@ -33,11 +33,10 @@ class SlotCache:
         self.num_slots, self.slot_tokens = num_slots, slot_tokens or config.max_positions
         # [N, Hkv, M, Dh] per layer: heads before tokens, so that one head's keys are one matrix
         shape = (num_slots, config.num_kv_heads, self.slot_tokens, config.head_dim)
-        # Zeros, since a group reads past a short sequence's end: a mask hides any number there, but not a
-        # NaN.
+        # Zeros: a mask hides any number behind a sequence's end, but not a NaN.
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_layers)]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_layers)]
-        self._device, self._kernel = device, kernel
+        self._config, self._device, self._kernel = config, device, kernel
         self._free = list(reversed(range(num_slots)))  # the lowest free slot is taken first
         self._slot: dict[str, int] = {}
 
@@ -55,8 +54,9 @@ class SlotCache:
         if slot is not None:
             self._free.append(slot)
             self._free.sort(reverse=True)
-            for tensor in (*self.keys, *self.values):
-                tensor[slot, :, : len(seq.token_ids)] = 0  # a NaN left here would pass a neighbour's mask
+            if not reads_only_its_own(self.keys[0]):
+                for tensor in (*self.keys, *self.values):
+                    tensor[slot, :, : len(seq.token_ids)] = 0  # a NaN left here would pass a neighbour's mask
 
     preempt = release  # what is given up is computed anew
 
@@ -69,33 +69,34 @@ class SlotCache:
     def attention(self, batch: Batch) -> Attend:
         slots = [self._slot[request.id] for request in batch.requests]  # [S]
         spans = list(pairwise(batch.query_start))  # [S]
-        slot_of = torch.tensor([slots[s] for s, (a, b) in enumerate(spans) for _ in range(b - a)])
-        slot_of = slot_of.to(self._device)  # [T]
-        position_of = torch.tensor(batch.positions, device=self._device)  # [T]
-        # Sequences with one new token go together where that is cheaper; the others get a call each.
+        H, M, Dh = self.keys[0].shape[1:]
+        # Where each new token's key goes, head by head, in one layer's keys seen as [N·Hkv·M, Dh].
+        slot_of = torch.tensor([slots[s] for s, (a, b) in enumerate(spans) for _ in range(b - a)])  # [T]
+        row_of = (slot_of[:, None] * H + torch.arange(H)) * M + torch.tensor(batch.positions)[:, None]
+        row_of = row_of.flatten().to(self._device)  # [T·Hkv]
+        # Sequences with one new token are decoded together; a chunk of a prompt gets a call of its own.
         single = [s for s, (a, b) in enumerate(spans) if b - a == 1]
-        rows, lens = [spans[s][0] for s in single], [batch.context_lens[s] for s in single]
-        groups = list(grouped(rows, [slots[s] for s in single], lens, self.keys[0]))
-        together = {row for group in groups for row in group.rows.tolist()}
-        alone = [s for s in range(len(slots)) if spans[s][0] not in together]
+        chunks = [s for s, (a, b) in enumerate(spans) if b - a > 1]
+        lens = [batch.context_lens[s] for s in single]
+        heads = self._config.num_heads
+        decode = together([slots[s] for s in single], lens, heads, self.keys[0]) if single else None
+        rows = torch.tensor([spans[s][0] for s in single], device=self._device)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]  # [N, Hkv, M, Dh]
             # 1. Each new token's key and value go to its sequence's slot, at its position.
-            keys[slot_of, :, position_of] = k  # [T, Hkv, Dh]
-            values[slot_of, :, position_of] = v
-            # 2. Each sequence's queries see what its slot holds. Keys and values are views: nothing is
-            # copied.
+            keys.view(-1, Dh).index_copy_(0, row_of, k.reshape(-1, Dh))
+            values.view(-1, Dh).index_copy_(0, row_of, v.reshape(-1, Dh))
+            # 2. Each sequence's queries see what its slot holds, which is not copied.
+            if not chunks:
+                return decode(q, keys, values)
             out = torch.empty_like(q)  # [T, Hq, Dh]
-            for group in groups:
-                group.attend(q, keys, values, out)
-            for s in alone:
+            if single:
+                out[rows] = decode(q[rows], keys, values)
+            for s in chunks:
                 slot, (a, b), n = slots[s], spans[s], batch.context_lens[s]
-                k_n, v_n = (
-                    keys[slot, :, :n].transpose(0, 1),
-                    values[slot, :, :n].transpose(0, 1),
-                )  # [n, Hkv, Dh]
-                out[a:b] = self._kernel(q[a:b], k_n, v_n, (0, b - a), (0, n))
+                own = (cache[slot, :, :n].transpose(0, 1) for cache in (keys, values))  # [n, Hkv, Dh]
+                out[a:b] = self._kernel(q[a:b], *own, (0, b - a), (0, n))
             return out
 
         return attend
