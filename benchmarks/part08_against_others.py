@@ -3,7 +3,8 @@
     python benchmarks/part08_against_others.py [--model storyteller | gpt2-shape] [--repeats 3]
 
 32 requests, prompts of 8 to 128 tokens, outputs of 16 to 128, greedy, end of sequence ignored, fp32. Every
-side at its best setting of those tried: threads 1 and 2 for all, slots for ours, workers for CTranslate2.
+side at its best setting of those tried: threads 1 and 2 for all, slots for ours, workers and batch size for
+CTranslate2, which runs a batch to its longest output: only the tokens asked for are counted.
 """
 
 import argparse
@@ -42,7 +43,7 @@ def gpt2_shape(folder: Path) -> Path:
 
 
 def hf_padded(model, work: list[Job]) -> None:
-    """`generate` in left-padded batches of 8, each run to its longest output."""
+    """`generate` in left-padded batches of 8 in order of arrival, each run to its longest output."""
     for start in range(0, len(work), PADDED):
         part = work[start : start + PADDED]
         width = max(len(prompt) for prompt, _ in part)
@@ -59,11 +60,11 @@ def hf_padded(model, work: list[Job]) -> None:
         )
 
 
-def hf_continuous_side(model) -> tuple[Callable[[list[Job]], None], Callable[[], None]]:
-    """Hugging Face's continuous batching (`generate_batch`), with each request's own length; its stop.
+def hf_continuous(model, work: list[Job]) -> float:
+    """Hugging Face's continuous batching (`generate_batch`), with each request's own length: seconds.
 
     Its cache is sized for the workload: left alone it takes most of the memory. Starting its thread and
-    its cache is not timed, as ours is not.
+    its cache is not timed, as ours is not; the thread never sleeps, so it is stopped before others run.
     """
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
@@ -71,20 +72,20 @@ def hf_continuous_side(model) -> tuple[Callable[[list[Job]], None], Callable[[],
     room = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=512, allow_block_sharing=False)
     manager = model.init_continuous_batching(generation_config=config, continuous_batching_config=room)
     manager.start()
+    manager.add_request(work[0][0], max_new_tokens=2)  # it is up once this is answered
+    assert manager.get_result(timeout=600).error is None
+    start = time.perf_counter()
+    for prompt, tokens in work:
+        manager.add_request(prompt, max_new_tokens=tokens)
+    for _ in work:
+        result = manager.get_result(timeout=600)
+        assert result.error is None, result.error
+    seconds = time.perf_counter() - start
+    manager.stop(block=True)
+    return seconds
 
-    def run(work: list[Job]) -> None:
-        for prompt, tokens in work:
-            manager.add_request(prompt, max_new_tokens=tokens)
-        generated = 0
-        while generated < len(work):
-            result = manager.get_result(timeout=600)
-            assert result.error is None, result.error
-            generated += 1
 
-    return run, manager.stop
-
-
-def ctranslate2_side(folder: Path, workers: int, threads: int) -> Callable[[list[Job]], None]:
+def ctranslate2_side(folder: Path, workers: int, threads: int, size: int) -> Callable[[list[Job]], None]:
     import ctranslate2
     from ctranslate2.converters import TransformersConverter
 
@@ -98,13 +99,13 @@ def ctranslate2_side(folder: Path, workers: int, threads: int) -> Callable[[list
 
     def run(work: list[Job]) -> None:
         futures = []
-        for start in range(0, len(work), PADDED):
-            part = sorted(work, key=lambda job: job[1])[start : start + PADDED]
+        for start in range(0, len(work), size):
+            part = sorted(work, key=lambda job: job[1])[start : start + size]
             prompts = [[names[id % tokens.vocab_size] for id in prompt] for prompt, _ in part]
             longest = max(length for _, length in part)
             futures += generator.generate_batch(
                 prompts, max_length=longest, min_length=longest, sampling_topk=1, asynchronous=True,
-                include_prompt_in_result=False, max_batch_size=PADDED,
+                include_prompt_in_result=False, max_batch_size=size,
             )  # fmt: skip
         for future in futures:
             future.result()
@@ -116,6 +117,12 @@ def _vocabulary(folder: Path) -> dict[str, int]:
     import json
 
     return json.loads((folder / "vocab.json").read_text())
+
+
+def timed(run: Callable, *args) -> float:
+    start = time.perf_counter()
+    run(*args)
+    return time.perf_counter() - start
 
 
 def main() -> None:
@@ -134,34 +141,29 @@ def main() -> None:
     paged = GPT2LMHeadModel.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="paged|sdpa"
     ).eval()
-    continuous, stop = hf_continuous_side(paged)
     tokenizer = Tokenizer.from_pretrained(folder)
 
-    sides: dict[str, tuple[int, Callable[[], object]]] = {}
+    sides: dict[str, tuple[int, Callable[[], float]]] = {}
     for threads in (1, 2):
         torch.set_num_threads(threads)
         for slots in (16, 32):
             ours = load_model(folder, transform=partial(pack_linears, rows=slots))
             make = partial(ContinuousScheduler, max_num_seqs=slots, max_num_batched_tokens=512)
             run = partial(run_engine, ours, tokenizer, work, slots, make)
-            sides[f"this engine, {slots} at once, {threads} threads"] = threads, run
-        sides[f"HF generate, padded batches of 8, {threads} threads"] = (
-            threads,
-            partial(hf_padded, theirs, work),
-        )
-        sides[f"HF generate_batch, {threads} threads"] = threads, partial(continuous, work)
-    for workers, threads in ((1, 2), (2, 1)):
-        name = f"CTranslate2 float32, {workers} workers of {threads} threads"
-        sides[name] = 1, partial(ctranslate2_side(folder, workers, threads), work)
+            sides[f"this engine, {slots} at once, {threads} threads"] = threads, lambda run=run: run()[0]
+        padded = partial(timed, hf_padded, theirs, work)
+        sides[f"HF generate, padded batches of 8, {threads} threads"] = threads, padded
+        sides[f"HF generate_batch, {threads} threads"] = threads, partial(hf_continuous, paged, work)
+    for workers, threads, size in ((1, 2, 8), (2, 1, 1), (2, 1, 8), (2, 1, 16)):
+        name = f"CTranslate2 float32, {workers} workers of {threads} threads, batches of {size}"
+        sides[name] = 1, partial(timed, ctranslate2_side(folder, workers, threads, size), work)
 
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(options.repeats):
         for name, (threads, run) in sides.items():
             torch.set_num_threads(threads)
-            start = time.perf_counter()
             with torch.no_grad():  # not inference_mode: HF updates its buffers from another thread
-                run()
-            seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(run())
     speed = {name: tokens / sorted(values)[len(values) // 2] for name, values in seconds.items()}
     best = {}
     for kind in ("this engine", "HF generate,", "HF generate_batch", "CTranslate2"):
@@ -179,11 +181,10 @@ def main() -> None:
         {"race": {"columns": ["side, at its best setting", "output tokens/s", "this engine's, times"],
                   "rows": rows}},
     )  # fmt: skip
-    stop()
     for name, rate in speed.items():
-        print(f"{name:50} {rate:7.0f} tokens/s")
+        print(f"{name:64} {rate:7.0f} tokens/s")
     for row in rows:
-        print("{:50} {:7.0f} tokens/s  {:5.2f}".format(*row))
+        print("{:64} {:7.0f} tokens/s  {:5.2f}".format(*row))
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from engine.attention.interface import Attend
 from engine.checkpoint import CheckpointError
 from engine.config import ModelConfig
-from engine.models.weights import Slot
+from engine.models.weights import Embedding, LayerNorm, Linear, Slot
 
 ACTIVATIONS = {
     "gelu_new": partial(F.gelu, approximate="tanh"),
@@ -70,8 +69,8 @@ class Attention(nn.Module):
     def __init__(self, layer: int, config: ModelConfig, **factory) -> None:
         super().__init__()
         self.layer, self.heads, self.head_dim = layer, config.num_heads, config.head_dim
-        self.qkv = skip_init(nn.Linear, config.hidden_size, 3 * config.hidden_size, **factory)
-        self.proj = skip_init(nn.Linear, config.hidden_size, config.hidden_size, **factory)
+        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, **factory)
+        self.proj = Linear(config.hidden_size, config.hidden_size, **factory)
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
         q, k, v = self.qkv(x).view(-1, 3, self.heads, self.head_dim).unbind(1)  # each [T, Hq, Dh]
@@ -82,8 +81,8 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: ModelConfig, **factory) -> None:
         super().__init__()
-        self.up = skip_init(nn.Linear, config.hidden_size, config.intermediate_size, **factory)
-        self.down = skip_init(nn.Linear, config.intermediate_size, config.hidden_size, **factory)
+        self.up = Linear(config.hidden_size, config.intermediate_size, **factory)
+        self.down = Linear(config.intermediate_size, config.hidden_size, **factory)
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -93,7 +92,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, layer: int, config: ModelConfig, **factory) -> None:
         super().__init__()
-        norm = partial(skip_init, nn.LayerNorm, config.hidden_size, eps=config.norm_eps, **factory)
+        norm = partial(LayerNorm, config.hidden_size, eps=config.norm_eps, **factory)
         self.norm1, self.attention = norm(), Attention(layer, config, **factory)
         self.norm2, self.mlp = norm(), MLP(config, **factory)
 
@@ -111,11 +110,11 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
         factory = {"device": device, "dtype": dtype}
-        self.embed = skip_init(nn.Embedding, config.vocab_size, config.hidden_size, **factory)
-        self.embed_position = skip_init(nn.Embedding, config.max_positions, config.hidden_size, **factory)
+        self.embed = Embedding(config.vocab_size, config.hidden_size, **factory)
+        self.embed_position = Embedding(config.max_positions, config.hidden_size, **factory)
         self.blocks = nn.ModuleList(Block(layer, config, **factory) for layer in range(config.num_layers))
-        self.norm = skip_init(nn.LayerNorm, config.hidden_size, eps=config.norm_eps, **factory)
-        self.head = skip_init(nn.Linear, config.hidden_size, config.vocab_size, bias=False, **factory)
+        self.norm = LayerNorm(config.hidden_size, eps=config.norm_eps, **factory)
+        self.head = Linear(config.hidden_size, config.vocab_size, bias=False, **factory)
         if config.tie_word_embeddings:
             self.head.weight = self.embed.weight
 

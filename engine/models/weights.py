@@ -21,6 +21,22 @@ class Slot:
     transpose: bool = False
 
 
+class _Unfilled(nn.Module):
+    """A layer that draws no random numbers when it is made: all of them come from the checkpoint."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Linear(_Unfilled, nn.Linear): ...
+
+
+class Embedding(_Unfilled, nn.Embedding): ...
+
+
+class LayerNorm(_Unfilled, nn.LayerNorm): ...
+
+
 class Filler:
     """Copies tensors into a model's slots and knows what is still empty.
 

@@ -13,12 +13,12 @@ from contextlib import aclosing, asynccontextmanager
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from engine.decoding.outputs import RequestOutput
+from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.server import errors, sse
 from engine.server.backend import Backend
 from engine.server.errors import RequestError, as_request_error
 from engine.server.gates import ApiKey, BodyLimit
-from engine.server.protocol import CompletionRequest, choice, usage
+from engine.server.protocol import CompletionRequest, Completions
 
 Extension = Callable[[FastAPI, Backend], None]  # adds routes to the app
 MAX_BODY_BYTES = 4 * 2**20
@@ -29,8 +29,12 @@ def create_app(
     extensions: Sequence[Extension] = (),
     api_key: str | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
+    shape: Completions | None = None,
 ) -> FastAPI:
-    """The server's app. With `api_key`, every route but /health wants `Authorization: Bearer <key>`."""
+    """The server's app. With `api_key`, every route but /health wants `Authorization: Bearer <key>`; `shape`
+    settles how a completion is asked for and shown.
+    """
+    shape = shape or Completions()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -66,7 +70,7 @@ def create_app(
     @app.post("/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         _known(body.model)
-        params, prompts = body.sampling_params(), body.prompts()
+        params, prompts = shape.params(body), body.prompts()
         head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -79,19 +83,18 @@ def create_app(
             for i, prompt in enumerate(prompts)
         ]
         if body.stream:
-            include_usage = bool(body.stream_options and body.stream_options.include_usage)
-            return sse.stream(_chunks(head, streams, params.n, include_usage))
+            return sse.stream(_chunks(head, streams, params.n, body, shape))
         try:
             outputs = await _unless_client_leaves(request, _gather(streams))
         except Exception as error:
             # Answered here: past the routes, an error nobody knows would also close the connection.
             raise as_request_error(error) from error
         choices = [
-            choice(sample, i * params.n + sample.index, sample.text)
+            {"index": i * params.n + sample.index} | shape.choice(body, output, sample)
             for i, output in enumerate(outputs)
             for sample in output.outputs
         ]
-        return JSONResponse(head | {"choices": choices, "usage": usage(outputs)})
+        return JSONResponse(head | {"choices": choices, "usage": shape.usage(body, outputs)})
 
     def _known(name: str) -> None:
         if name not in backend.models():
@@ -145,50 +148,60 @@ async def _unless_client_leaves(
 
 
 async def _chunks(
-    head: dict, streams: list[AsyncIterator[RequestOutput]], n: int, include_usage: bool
+    head: dict,
+    streams: list[AsyncIterator[RequestOutput]],
+    n: int,
+    body: CompletionRequest,
+    shape: Completions,
 ) -> AsyncGenerator[dict, None]:
     """OpenAI's chunks: what is new in each choice, in the order it comes; usage last, if asked for."""
-    outputs: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(maxsize=len(streams))
-    shown: dict[int, int] = {}  # choice -> characters sent; -1: it has finished
+    arriving: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(maxsize=len(streams))
+    shown: dict[int, CompletionOutput] = {}  # by choice
     latest: dict[int, RequestOutput] = {}
 
     async def forward(i: int, stream: AsyncIterator[RequestOutput]) -> None:
         try:
             async with aclosing(stream):
                 async for output in stream:
-                    await outputs.put((i, output))
+                    await arriving.put((i, output))
         except Exception as error:
-            await outputs.put((i, error))
+            await arriving.put((i, error))
 
     tasks = [asyncio.create_task(forward(i, stream)) for i, stream in enumerate(streams)]
+    include_usage = bool(body.stream_options and body.stream_options.include_usage)
     extra = {"usage": None} if include_usage else {}
     try:
         while len(latest) < len(streams) or not all(output.finished for output in latest.values()):
-            i, output = await outputs.get()
+            i, output = await arriving.get()
             if isinstance(output, Exception):
                 raise output
             latest[i] = output
-            for new in _news(output, i * n, shown):
+            for sample, before in _news(output, i * n, shown):
+                new = {"index": i * n + sample.index} | shape.choice(body, output, sample, before)
                 yield head | {"choices": [new]} | extra
         if include_usage:
-            yield head | {"choices": [], "usage": usage([latest[i] for i in range(len(streams))])}
+            outputs = [latest[i] for i in range(len(streams))]
+            yield head | {"choices": [], "usage": shape.usage(body, outputs)}
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _news(output: RequestOutput, first: int, shown: dict[int, int]) -> list[dict]:
-    """OpenAI's choices with what `output` has beyond what was `shown`, which is brought up to date.
+def _news(
+    output: RequestOutput, first: int, shown: dict[int, CompletionOutput]
+) -> list[tuple[CompletionOutput, CompletionOutput | None]]:
+    """The samples of `output` with something new, each with what was `shown` of it, which is brought up to
+    date. A sample with nothing new is left out; a finished one comes once.
 
-    `first`: the index of its first sample. A choice with nothing new is left out; a finished one comes once.
+    `first`: the choice that the first sample is.
     """
     news = []
     for sample in output.outputs:
-        index = first + sample.index
-        sent = shown.get(index, 0)
-        if sent < 0 or (sent == len(sample.text) and not sample.finish_reason):
-            continue
-        shown[index] = -1 if sample.finish_reason else len(sample.text)
-        news.append(choice(sample, index, sample.text[sent:]))
+        before = shown.get(first + sample.index)
+        finished = before is not None and before.finish_reason
+        sent = len(before.text) if before else 0
+        if not finished and (len(sample.text) > sent or sample.finish_reason):
+            shown[first + sample.index] = sample
+            news.append((sample, before))
     return news

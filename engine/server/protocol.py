@@ -4,6 +4,7 @@ Promises that every field accepted has its effect: a field nobody knows, or one 
 not support, is refused by name. Shapes: https://platform.openai.com/docs/api-reference/completions
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
@@ -72,10 +73,6 @@ class CompletionRequest(BaseModel):
 
     def sampling_params(self) -> SamplingParams:
         """Raises ParameterError or RequestError for a value out of range or a field we do not have."""
-        if self.echo:
-            raise RequestError(
-                400, "echo=true is not supported here: Part 10 (logprobs) brings it", param="echo"
-            )
         if self.suffix is not None:
             raise RequestError(
                 400, "suffix is not supported: the models here only continue text", param="suffix"
@@ -112,12 +109,37 @@ class CompletionRequest(BaseModel):
             ) from None
 
 
-def choice(output: CompletionOutput, index: int, text: str) -> dict:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": output.finish_reason}
+class Completions:
+    """What a body asks of the engine, and how outputs are shown to its client. A subclass can do more: log
+    probabilities and the prompt's echo come that way (Part 10).
+    """
 
+    def params(self, body: CompletionRequest) -> SamplingParams:
+        """Raises ParameterError or RequestError for a value out of range or a field we do not have."""
+        if body.echo:
+            message = "echo=true is not supported here: Part 10 (logprobs) brings it"
+            raise RequestError(400, message, param="echo")
+        return body.sampling_params()
 
-def usage(outputs: list[RequestOutput]) -> dict:
-    """Tokens of all prompts and of all their completions."""
-    prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    completion = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    def choice(
+        self,
+        body: CompletionRequest,
+        output: RequestOutput,
+        sample: CompletionOutput,
+        shown: CompletionOutput | None = None,
+    ) -> dict:
+        """OpenAI's choice, but for its index: what `sample`, one of `output`'s, has beyond what the client
+        was shown of it last.
+        """
+        text = sample.text[len(shown.text) if shown else 0 :]
+        return {"text": text, "logprobs": None, "finish_reason": sample.finish_reason}
+
+    def usage(self, body: CompletionRequest, outputs: Sequence[RequestOutput]) -> dict:
+        """Tokens of all prompts and of all their completions."""
+        prompt = sum(len(output.prompt_token_ids) for output in outputs)
+        completion = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }

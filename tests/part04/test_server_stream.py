@@ -13,6 +13,7 @@ from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import ParameterError
 from engine.server.app import _news, create_app
 from engine.server.errors import RequestError
+from engine.server.protocol import Completions
 from tests.part04.serving import ScriptedBackend, http, openai_client, serve, wait_until
 
 ASK = {"model": "script", "prompt": "go"}
@@ -72,9 +73,12 @@ def test_a_choice_is_sent_when_it_has_something_new_and_once_when_it_is_finished
         return RequestOutput("r", "go", [7], made, finished=False)
 
     def sent(*samples) -> list[tuple]:
-        return [(c["index"], c["text"], c["finish_reason"]) for c in _news(output(*samples), 10, shown)]
+        return [
+            (10 + new.index, new.text[len(before.text) if before else 0 :], new.finish_reason)
+            for new, before in _news(output(*samples), 10, shown)
+        ]
 
-    shown: dict[int, int] = {}
+    shown: dict[int, CompletionOutput] = {}
     assert sent(("a", None)) == [(10, "a", None)]
     assert sent(("a", None)) == []
     assert sent(("abc", None), ("", None)) == [(10, "bc", None)]
@@ -82,6 +86,33 @@ def test_a_choice_is_sent_when_it_has_something_new_and_once_when_it_is_finished
     assert sent(("abc", "stop"), ("xy", None)) == [(11, "y", None)]
     assert sent(("abc", "stop"), ("xyz", "length")) == [(11, "z", "length")]
     assert sent(("abc", "stop"), ("xyz", "length")) == []
+
+
+class Echo(Completions):
+    """Echoes the prompt and counts tokens where log probabilities go: what Part 10 needs of the server."""
+
+    def params(self, body):
+        return body.sampling_params()
+
+    def choice(self, body, output, sample, shown=None):
+        plain = super().choice(body, output, sample, shown)
+        echoed = output.prompt if body.echo and not shown else ""
+        new = len(sample.token_ids) - (len(shown.token_ids) if shown else 0)
+        return plain | {"text": echoed + plain["text"], "logprobs": {"tokens": new}}
+
+
+def test_how_a_completion_is_asked_for_and_shown_can_be_extended():
+    ask = ASK | {"prompt": ["a: ", "b: "], "echo": True}
+    with client_of(ScriptedBackend(["x", "y", "z"]), shape=Echo()) as client:
+        whole = client.post("/v1/completions", json=ask).json()["choices"]
+        stream = client.post("/v1/completions", json=ask | {"stream": True})
+    assert [choice["text"] for choice in whole] == ["a: xyz", "b: xyz"]
+    assert [choice["logprobs"]["tokens"] for choice in whole] == [3, 3]
+    told, tokens = ["", ""], [0, 0]
+    for choice in chunks_of(stream):
+        told[choice["index"]] += choice["text"]
+        tokens[choice["index"]] += choice["logprobs"]["tokens"]
+    assert (told, tokens) == (["a: xyz", "b: xyz"], [3, 3])
 
 
 def test_each_prompt_has_its_own_choice_and_request_id():

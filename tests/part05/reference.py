@@ -40,7 +40,7 @@ def probabilities(logits: Tensor, row: Row) -> Tensor:
     p, ids = row.params, [*row.prompt_ids, *row.output_ids]
     chain = LogitsProcessorList()
     if p.logit_bias:
-        chain.append(SequenceBiasLogitsProcessor([[[token], float(b)] for token, b in p.logit_bias.items()]))
+        chain.append(SequenceBiasLogitsProcessor({(token,): float(b) for token, b in p.logit_bias.items()}))
     if p.repetition_penalty != 1:
         chain.append(RepetitionPenaltyLogitsProcessor(float(p.repetition_penalty)))
     chain.append(OpenAIPenalties(p.frequency_penalty, p.presence_penalty, list(row.output_ids)))
