@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from engine.layers.replace import linear_names, replace_linears
 
+CROWDING = 1.15  # what fp32 weights lose in use, where keys and values want the same caches
+
 # The leanest way into FBGEMM is in torch 2.11 to 2.13 and announced to go; SharedHalf is the way that stays.
 warnings.filterwarnings("ignore", message="fbgemm_.*fp16.* is deprecated")
 
@@ -85,6 +87,8 @@ def pack_linears(model: nn.Module, rows: int = 1) -> nn.Module:
     for form in (Half, SharedHalf, Blocked):
         if all(form.can_pack(linear) for linear in linears):
             seconds[form] = _seconds_per_step(linears, [form(linear) for linear in linears], rows)
+    for form in {None, Blocked} & seconds.keys():
+        seconds[form] *= CROWDING
     best = min(seconds, key=seconds.get)
     return replace_linears(model, best) if best else model
 
