@@ -8,6 +8,7 @@ CTranslate2, which runs a batch to its longest output: only the tokens asked for
 """
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
@@ -36,9 +37,14 @@ def gpt2_shape(folder: Path) -> Path:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"):
-        shutil.copy(ZOO / "storyteller" / name, folder)
+    config = GPT2Config()
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    # storyteller's tokenizer, with tokens that no text has up to GPT-2's number of them
+    tokenizer = json.loads((ZOO / "storyteller" / "tokenizer.json").read_text())
+    known = tokenizer["model"]["vocab"]
+    known |= {f"<unused{i}>": i for i in range(len(known), config.vocab_size)}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    shutil.copy(ZOO / "storyteller" / "tokenizer_config.json", folder)
     return folder
 
 
@@ -94,14 +100,14 @@ def ctranslate2_side(folder: Path, workers: int, threads: int, size: int) -> Cal
     generator = ctranslate2.Generator(
         out, compute_type="float32", inter_threads=workers, intra_threads=threads
     )
-    tokens = Tokenizer.from_pretrained(folder)
-    names = {id: name for name, id in _vocabulary(folder).items()}
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    names = {id: name for name, id in vocabulary.items()}
 
     def run(work: list[Job]) -> None:
         futures = []
         for start in range(0, len(work), size):
             part = sorted(work, key=lambda job: job[1])[start : start + size]
-            prompts = [[names[id % tokens.vocab_size] for id in prompt] for prompt, _ in part]
+            prompts = [[names[id] for id in prompt] for prompt, _ in part]
             longest = max(length for _, length in part)
             futures += generator.generate_batch(
                 prompts, max_length=longest, min_length=longest, sampling_topk=1, asynchronous=True,
@@ -111,12 +117,6 @@ def ctranslate2_side(folder: Path, workers: int, threads: int, size: int) -> Cal
             future.result()
 
     return run
-
-
-def _vocabulary(folder: Path) -> dict[str, int]:
-    import json
-
-    return json.loads((folder / "vocab.json").read_text())
 
 
 def timed(run: Callable, *args) -> float:

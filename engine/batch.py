@@ -57,11 +57,7 @@ def make_batch(work: Sequence[tuple[Request, int]]) -> Batch:
         token_ids += new[:n]
         positions += range(start, end)
         context_lens.append(end)
-        first = (
-            0
-            if request.params.prompt_logprobs is not None and start < request.num_prompt_tokens
-            else known - 1
-        )
+        first = 0 if request.wants_every_row and start < request.num_prompt_tokens else known - 1
         logit_rows.append(range(offset + max(first - start, 0), offset + n) if end > first else range(0))
     requests = tuple(request for request, _ in work)
     return Batch(

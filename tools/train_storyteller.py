@@ -9,7 +9,7 @@ on: the first 200,000 belong to `tools/evaluate_models.py` alone.
 
     python tools/train_storyteller.py --train TRAIN.txt --val VAL.txt --work /tmp/zoo --out engine/zoo
 
-Its stages add up to about 40 minutes of one H200; with several GPUs, those that need not wait for each other
+Its stages add up to about 35 minutes of one H200; with several GPUs, those that need not wait for each other
 run side by side. A stage that is done is not run again; `--stage NAME` runs one alone. Wants `transformers`
 and `tokenizers`. Promises files any Hugging Face reader loads; knows nothing of the engine.
 """

@@ -28,7 +28,11 @@ def together(slots: Sequence[int], lens: Sequence[int], num_heads: int, cache: T
     """Sequence s holds `lens[s]` tokens in slot `slots[s]` of a cache[N, Hkv, M, Dh]; it has `num_heads`
     query heads.
     """
-    return (Ragged if reads_only_its_own(cache) else Padded)(slots, lens, num_heads, cache)
+    if not reads_only_its_own(cache):
+        return Padded(slots, lens, cache)
+    _, Hkv, M, _ = cache.shape
+    first = np.concatenate([slot * Hkv * M + np.arange(n) for slot, n in zip(slots, lens, strict=True)])
+    return Ragged(first, lens, num_heads, Hkv, M, cache)
 
 
 def reads_only_its_own(cache: Tensor) -> bool:
@@ -41,22 +45,32 @@ class Ragged:
     weighted sum of each row's values (an embedding bag).
     """
 
-    def __init__(self, slots: Sequence[int], lens: Sequence[int], num_heads: int, cache: Tensor) -> None:
-        N, Hkv, M, Dh = cache.shape
-        self.scale, self.padded_size = Dh**-0.5, (len(slots) * num_heads, max(lens))  # B = S·Hq rows
-        # Row b is one query head. Its keys lie at first_key[b] and after, in cache.view(N·Hkv·M, Dh).
-        key_head = np.arange(num_heads) // (num_heads // Hkv)  # [Hq]
-        first_key = ((np.array(slots)[:, None] * Hkv + key_head) * M).ravel()  # [B]
+    def __init__(
+        self,
+        token: np.ndarray,
+        lens: Sequence[int],
+        num_heads: int,
+        num_kv_heads: int,
+        head_stride: int,
+        cache: Tensor,
+    ) -> None:
+        """Keys and values are rows of cache.view(-1, Dh), wherever they lie: token[sum of lens] gives that of
+        each token's first head, sequence by sequence; the next head's is `head_stride` further.
+        """
+        rows, Dh = cache.numel() // cache.shape[-1], cache.shape[-1]
+        B = len(lens) * num_heads  # rows of scores, one for each query head of each sequence
+        self.scale, self.padded_size = Dh**-0.5, (B, max(lens))
         length = np.repeat(lens, num_heads)  # [B]
-        row_start = np.concatenate([[0], length.cumsum()])  # [B+1]: its scores, all rows end to end
-        # Shifting 0, 1, 2... row by row gives where each score's key lies, and its place in a padded matrix.
-        score = np.arange(row_start[-1])
-        key = score + np.repeat(first_key - row_start[:-1], length)
-        place = score + np.repeat(np.arange(len(length)) * max(lens) - row_start[:-1], length)
+        row_start = np.concatenate([[0], length.cumsum()])  # [B+1]: all rows of scores end to end
+        shift = np.tile(np.arange(num_heads) // (num_heads // num_kv_heads) * head_stride, len(lens))  # [B]
+        # Counting 0, 1, 2... within each row gives which token, and with it where the score's key lies.
+        column = np.arange(row_start[-1]) - np.repeat(row_start[:-1], length)  # [scores]
+        sequence_start = np.repeat(np.cumsum(lens) - lens, num_heads)  # [B]
+        key = token[column + np.repeat(sequence_start, length)] + np.repeat(shift, length)
+        place = column + np.repeat(np.arange(B) * max(lens), length)  # in the padded matrix of the softmax
         self.row_start, self.key, self.place = map(torch.from_numpy, (row_start, key, place))
-        nothing, size = torch.zeros(len(score)), (len(length), N * Hkv * M)
         self.pattern = torch.sparse_csr_tensor(
-            self.row_start, self.key, nothing, size, check_invariants=False
+            self.row_start, self.key, torch.zeros(len(key)), (B, rows), check_invariants=False
         )
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -77,7 +91,7 @@ class Ragged:
 class Padded:
     """Every slot from the lowest to the highest, as far as the longest sequence reaches."""
 
-    def __init__(self, slots: Sequence[int], lens: Sequence[int], num_heads: int, cache: Tensor) -> None:
+    def __init__(self, slots: Sequence[int], lens: Sequence[int], cache: Tensor) -> None:
         self.low, self.longest = min(slots), max(lens)
         N = max(slots) + 1 - self.low
         place = torch.tensor(slots) - self.low

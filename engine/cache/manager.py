@@ -19,6 +19,7 @@ class CachedSequence(Protocol):
     parent: "CachedSequence | None"
     adapter: str | None
     cache_salt: str | None
+    wants_every_row: bool
 
 
 @dataclass(frozen=True)

@@ -94,5 +94,5 @@ class ContinuousScheduler(Queues):
         self.running.remove(request)
         self.cache.preempt(request)
         request.num_computed_tokens = 0
-        request.draft_ids = []
+        request.draft_ids, request.prompt_logprobs = [], []  # both will be found again
         self._enqueue(request)

@@ -62,6 +62,11 @@ class Request:
         """
         return len(self.token_ids) + len(self.draft_ids) - self.num_computed_tokens
 
+    @property
+    def wants_every_row(self) -> bool:
+        """Its prompt's logits are asked for, so a cached prefix must not be taken as computed (Part 12)."""
+        return self.params.prompt_logprobs is not None
+
     def append(self, token_id: int) -> bool:
         """Take a confirmed output token; True when the request is finished by it."""
         self.token_ids.append(token_id)

@@ -59,6 +59,7 @@ def test_prompt_logprobs_want_every_row_of_the_prompt():
     whole = request(4, prompt_logprobs=1)
     second_chunk = request(9, computed=3, prompt_logprobs=1)
     output = request(9, computed=8, prompt=6, prompt_logprobs=1)
+    assert [r.wants_every_row for r in (whole, output, request(4))] == [True, True, False]
     batch = make_batch([(whole, 4), (second_chunk, 4), (output, 1)])
     assert [list(rows) for rows in batch.logit_rows] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
 

@@ -111,10 +111,11 @@ def test_preempting_takes_memory_and_computed_tokens_but_not_the_place_in_the_qu
         s.add(request)
     s.admit_next()
     s.admit_next()
-    b.num_computed_tokens, b.draft_ids = 5, [91]
+    b.num_computed_tokens, b.draft_ids, b.prompt_logprobs = 5, [91], [{7: None}]
     s._preempt(b)
     assert (s.running, s.waiting) == ([a], [b, c])
     assert (b.state, b.num_computed_tokens, b.draft_ids, b.num_preemptions) == (State.WAITING, 0, [], 1)
+    assert b.prompt_logprobs == []  # computed again, they would be told twice
     assert s.cache.usage().num_sequences == 1
     assert told.names == ["b"]
 
