@@ -1,15 +1,17 @@
 """How does the engine compare with Hugging Face and CTranslate2 on a batch of unlike requests, on a CPU?
 
-    python benchmarks/part08_against_others.py [--model storyteller | gpt2-shape] [--repeats 3]
+    python -m benchmarks.part08_against_others [--model storyteller | gpt2-shape] [--repeats 3]
 
 32 requests, prompts of 8 to 128 tokens, outputs of 16 to 128, greedy, end of sequence ignored, fp32. Every
 side at its best setting of those tried: threads 1 and 2 for all, slots for ours, workers and batch size for
-CTranslate2, which runs a batch to its longest output: only the tokens asked for are counted.
+CTranslate2, which runs a batch to its longest output: only the tokens asked for are counted. Each measurement
+has a process of its own, since threads that one side leaves behind cost the next; the sides take turns.
 """
 
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +23,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.record import record
-from benchmarks.workloads import Job, jobs, run_engine
+from benchmarks.record import ROOT, record
+from benchmarks.workloads import Job, interleaved, jobs, run_engine
 from engine.checkpoint import ZOO
 from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model
@@ -30,6 +32,7 @@ from engine.scheduling.continuous import ContinuousScheduler
 from engine.tokenizer import Tokenizer
 
 PADDED = 8
+REQUESTS = 32
 
 
 def gpt2_shape(folder: Path) -> Path:
@@ -125,64 +128,102 @@ def timed(run: Callable, *args) -> float:
     return time.perf_counter() - start
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", default="storyteller", choices=["storyteller", "gpt2-shape"])
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
+Run = Callable[[list[Job]], float]  # does the work, returns seconds
+
+
+def ours(folder: Path, slots: int) -> Run:
+    model = load_model(folder, transform=partial(pack_linears, rows=slots))
+    tokenizer = Tokenizer.from_pretrained(folder)
+    make = partial(ContinuousScheduler, max_num_seqs=slots, max_num_batched_tokens=512)
+    return lambda work: run_engine(model, tokenizer, work, slots, make)[0]
+
+
+def hugging_face(folder: Path, paged: bool) -> Run:
     from transformers import GPT2LMHeadModel, logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
+    return partial(hf_continuous, model) if paged else partial(timed, hf_padded, model)
+
+
+def ctranslate2(folder: Path, **setting: int) -> Run:
+    return partial(timed, ctranslate2_side(folder, **setting))
+
+
+OURS, PADDED_HF, PAGED_HF, CT2 = "this engine", "HF generate, padded", "HF generate_batch", "CTranslate2"
+SIDES: dict[str, tuple[int, Callable[[Path], Run]]] = {  # torch threads, and how to set it up
+    **{
+        f"{OURS}, {slots} at once, {threads} threads": (threads, partial(ours, slots=slots))
+        for threads in (1, 2)
+        for slots in (16, 32)
+    },
+    **{
+        f"{name}, {threads} threads": (threads, partial(hugging_face, paged=paged))
+        for threads in (1, 2)
+        for name, paged in ((f"{PADDED_HF} batches of {PADDED}", False), (PAGED_HF, True))
+    },
+    **{
+        f"{CT2} float32, {workers} workers of {threads} threads, batches of {size}": (
+            1,
+            partial(ctranslate2, workers=workers, threads=threads, size=size),
+        )
+        for workers, threads, size in ((1, 2, 8), (2, 1, 1), (2, 1, 8), (2, 1, 16))
+    },
+}
+
+
+def measure(side: str, folder: Path) -> float:
+    """Seconds of one side, after a warm-up; to be called in a fresh process."""
+    threads, set_up = SIDES[side]
+    torch.set_num_threads(threads)
+    run, work = set_up(folder), jobs(REQUESTS, 4096)
+    with torch.no_grad():  # not inference_mode: HF updates its buffers from another thread
+        run([(prompt, 8) for prompt, _ in work[:PADDED]])
+        return run(work)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="storyteller", choices=["storyteller", "gpt2-shape"])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--side", choices=SIDES, help="measure this one alone, in this process")
+    parser.add_argument("--folder", type=Path, help="with --side: the model")
+    options = parser.parse_args()
+    if options.side:
+        print(measure(options.side, options.folder))
+        return
     folder = ZOO / "storyteller" if options.model == "storyteller" else gpt2_shape(Path(tempfile.mkdtemp()))
-    work = jobs(32, 4096)
-    tokens = sum(output for _, output in work)
-    theirs = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
-    paged = GPT2LMHeadModel.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="paged|sdpa"
-    ).eval()
-    tokenizer = Tokenizer.from_pretrained(folder)
+    tokens = sum(output for _, output in jobs(REQUESTS, 4096))
 
-    sides: dict[str, tuple[int, Callable[[], float]]] = {}
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        for slots in (16, 32):
-            ours = load_model(folder, transform=partial(pack_linears, rows=slots))
-            make = partial(ContinuousScheduler, max_num_seqs=slots, max_num_batched_tokens=512)
-            run = partial(run_engine, ours, tokenizer, work, slots, make)
-            sides[f"this engine, {slots} at once, {threads} threads"] = threads, lambda run=run: run()[0]
-        padded = partial(timed, hf_padded, theirs, work)
-        sides[f"HF generate, padded batches of 8, {threads} threads"] = threads, padded
-        sides[f"HF generate_batch, {threads} threads"] = threads, partial(hf_continuous, paged, work)
-    for workers, threads, size in ((1, 2, 8), (2, 1, 1), (2, 1, 8), (2, 1, 16)):
-        name = f"CTranslate2 float32, {workers} workers of {threads} threads, batches of {size}"
-        sides[name] = 1, partial(timed, ctranslate2_side(folder, workers, threads, size), work)
+    def run(side: str) -> float:
+        command = [sys.executable, "-m", "benchmarks.part08_against_others"]
+        command += ["--side", side, "--folder", str(folder)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return float(done.stdout.splitlines()[-1])
 
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(options.repeats):
-        for name, (threads, run) in sides.items():
-            torch.set_num_threads(threads)
-            with torch.no_grad():  # not inference_mode: HF updates its buffers from another thread
-                seconds[name].append(run())
-    speed = {name: tokens / sorted(values)[len(values) // 2] for name, values in seconds.items()}
-    best = {}
-    for kind in ("this engine", "HF generate,", "HF generate_batch", "CTranslate2"):
-        best[kind] = max((rate, name) for name, rate in speed.items() if name.startswith(kind))
-    ours = best["this engine"][0]
-    rows = [[name, rate, ours / rate] for rate, name in best.values()]
+    seconds = interleaved({side: partial(run, side) for side in SIDES}, options.repeats)
+    speed = {name: tokens / value for name, value in seconds.items()}
+    for name, rate in speed.items():
+        print(f"{name:64} {rate:7.0f} tokens/s")
+    best = {
+        kind: max((rate, name) for name, rate in speed.items() if name.startswith(kind))
+        for kind in (OURS, PADDED_HF, PAGED_HF, CT2)
+    }
+    rows = [[name, rate, best[OURS][0] / rate] for rate, name in best.values()]
     record(
         f"part08_against_others_{options.model.replace('-', '_')}",
         "How does the engine compare with Hugging Face and CTranslate2 on unlike requests, on a CPU?",
-        {"model": options.model, "requests": 32, "prompt_tokens": "8 to 128", "output_tokens": "16 to 128",
-         "dtype": "float32", "repeats": options.repeats},
-        {"tokens_per_second": speed, "over_hf_padded": ours / best["HF generate,"][0],
-         "over_hf_generate_batch": ours / best["HF generate_batch"][0],
-         "over_ctranslate2": ours / best["CTranslate2"][0]},
+        {"model": options.model, "requests": REQUESTS, "prompt_tokens": "8 to 128",
+         "output_tokens": "16 to 128", "dtype": "float32", "repeats": options.repeats,
+         "torch_threads": "best of 1 and 2"},
+        {"tokens_per_second": speed, "over_hf_padded": best[OURS][0] / best[PADDED_HF][0],
+         "over_hf_generate_batch": best[OURS][0] / best[PAGED_HF][0],
+         "over_ctranslate2": best[OURS][0] / best[CT2][0]},
         {"race": {"columns": ["side, at its best setting", "output tokens/s", "this engine's, times"],
                   "rows": rows}},
     )  # fmt: skip
-    for name, rate in speed.items():
-        print(f"{name:64} {rate:7.0f} tokens/s")
     for row in rows:
         print("{:64} {:7.0f} tokens/s  {:5.2f}".format(*row))
 

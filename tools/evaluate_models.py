@@ -33,10 +33,10 @@ NAMES = ("storyteller", "storyteller-draft")
 TEST_CHARACTERS = 200_000  # training decisions were made on what comes after them
 BUCKETS = [(1, 8), (9, 32), (33, 128), (129, 256), (257, 512), (513, 768), (769, 1023)]
 SHAPES = [(6, 256), (8, 256), (4, 320), (5, 320), (3, 384)]  # layers, width: what fits in 16 MB
-SAMPLES = [  # prompt, seed
-    ("Once upon a time", 0),
-    (f"{USER}Tell me a story about a dog and a red ball{ASSISTANT}", 0),
-    (f"{USER}Tell me a long story about a girl named Lily{ASSISTANT}", 0),
+SAMPLES = [  # prompt, seed, temperature
+    ("Once upon a time", 0, 0.7),
+    (f"{USER}Tell me a story about a dog and a red ball{ASSISTANT}", 0, 0.7),
+    (f"{USER}Tell me a long story about a girl named Lily{ASSISTANT}", 2, 0.3),
 ]
 
 
@@ -136,7 +136,7 @@ def draft_pays(alpha: float, times: dict[str, float]) -> dict:
     }
 
 
-def sample(prompt: str, seed: int, limit: int = 1000, temperature: float = 0.7) -> dict:
+def sample(prompt: str, seed: int, temperature: float, limit: int = 1000) -> dict:
     """One text told by our engine, batch 1, drawn from the whole distribution."""
     tokenizer = Tokenizer.from_file(str(ZOO / "storyteller" / "tokenizer.json"))
     forward, ids = CachedForward(load_model("storyteller")), tokenizer.encode(prompt).ids
@@ -204,7 +204,7 @@ def main() -> None:
 
     figures["requests"] = answers(loaded["storyteller"], tokenizer, a.requests)
     print("requests:", {k: v for k, v in figures["requests"].items() if k != "first"}, flush=True)
-    figures["samples"] = [sample(prompt, seed) for prompt, seed in SAMPLES]
+    figures["samples"] = [sample(*setting) for setting in SAMPLES]
     for told in figures["samples"]:
         print(f"--- {told['prompt']} ({told['tokens']} tokens, ended: {told['ended']})\n{told['text']}\n")
 

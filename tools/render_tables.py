@@ -30,14 +30,12 @@ def table(path: str) -> str:
     name, key = path.split(".")
     found = result(name)
     columns, rows = found["tables"][key]["columns"], found["tables"][key]["rows"]
-    right = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(columns))]
+    right = [not any(isinstance(row[i], str) for row in rows) for i in range(len(columns))]
     lines = [columns, ["---:" if numeric else "---" for numeric in right], *rows]
     text = "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
     machine, versions = found["machine"], found["versions"]
-    where = (
-        machine["gpu"]
-        or f"{machine['cpu']}, {machine['cores']} cores, {machine['torch_threads']} torch threads"
-    )
+    threads = found["workload"].get("torch_threads", machine["torch_threads"])  # or: which were tried
+    where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores, {threads} torch threads"
     what = ", ".join(f"{package} {number}" for package, number in versions.items())
     return (
         f"{text}\n\n*Measured {found['date']} on {where}; {what}. From `benchmarks/results/{name}.json`.*\n"
@@ -58,6 +56,8 @@ def render(text: str) -> str:
 
 
 def _cell(cell: object) -> str:
+    if cell is None:
+        return ""
     if isinstance(cell, float):
         return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:.3g}"
     return f"{cell:,}" if isinstance(cell, int) else str(cell)
