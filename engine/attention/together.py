@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
 
 
 class Together(Protocol):

@@ -90,9 +90,11 @@ class ContinuousScheduler(Queues):
         self.listeners.tell("on_preempt", request)
 
     def _put_back(self, request: Request) -> None:
-        """From the running requests to the queue, at its old rank, with nothing computed."""
+        """From the running requests to the queue, at its old rank, with nothing computed: drafts and the
+        prompt's log probabilities are forgotten too, since both will be found again.
+        """
         self.running.remove(request)
         self.cache.preempt(request)
         request.num_computed_tokens = 0
-        request.draft_ids, request.prompt_logprobs = [], []  # both will be found again
+        request.draft_ids, request.prompt_logprobs = [], []
         self._enqueue(request)

@@ -1,0 +1,66 @@
+"""Decoding many sequences in one go equals each one's attention alone, and sees nobody else's keys."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from engine.attention.dense import causal_attention
+from engine.attention.together import Padded, Ragged, reads_only_its_own, together
+
+KINDS = {torch.float32: Ragged, torch.float64: Padded}  # on a CPU
+
+
+def scene(heads, kv_heads, dtype, seed, left_behind=0.0):
+    """A step of S sequences in slots of their own: (slots, lens, q, keys, values)."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    S, N, M, Dh = rng.randint(1, 6), 8, 40, 16
+    slots, lens = rng.sample(range(N), S), [rng.randint(1, M) for _ in range(S)]
+    q = torch.randn(S, heads, Dh, generator=generator, dtype=dtype)
+    keys, values = torch.randn(2, N, kv_heads, M, Dh, generator=generator, dtype=dtype)
+    for cache in (keys, values):
+        own = torch.zeros(N, 1, M, 1, dtype=torch.bool)
+        for slot, n in zip(slots, lens, strict=True):
+            own[slot, :, :n] = True
+        cache.masked_fill_(~own, left_behind)
+    return slots, lens, q, keys, values
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 1), (6, 2)])
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("seed", range(5))
+def test_each_sequence_gets_the_attention_it_would_get_alone(heads, kv_heads, dtype, seed):
+    slots, lens, q, keys, values = scene(heads, kv_heads, dtype, seed, left_behind=3.0)
+    plan = together(slots, lens, heads, keys)
+    assert type(plan) is KINDS[dtype]
+    out = plan(q, keys, values)
+    for s, (slot, n) in enumerate(zip(slots, lens, strict=True)):
+        own = (cache[slot, :, :n].transpose(0, 1) for cache in (keys, values))
+        assert (out[s] - causal_attention(q[s : s + 1], *own)[0]).abs().max() <= 1e-5
+
+
+def test_what_others_left_behind_is_never_read_on_a_cpu():
+    slots, lens, q, keys, values = scene(4, 2, torch.float32, 1, left_behind=torch.nan)
+    assert reads_only_its_own(keys)
+    assert torch.isfinite(together(slots, lens, 4, keys)(q, keys, values)).all()
+
+
+def test_one_plan_serves_every_layer():
+    slots, lens, q, keys, values = scene(4, 4, torch.float32, 2)
+    plan = together(slots, lens, 4, keys)
+    first, other = plan(q, keys, values), plan(q, values, keys)
+    assert torch.equal(plan(q, keys, values), first)
+    assert not torch.equal(first, other)
+
+
+def test_keys_may_lie_anywhere():
+    """Pages in any order, as a block table gives them (Part 12): places are an argument."""
+    slots, lens, q, keys, values = scene(4, 2, torch.float32, 3)
+    expected = together(slots, lens, 4, keys)(q, keys, values)
+    order = torch.randperm(keys.shape[0] * keys.shape[2], generator=torch.Generator().manual_seed(0))
+    moved = [cache.transpose(1, 2).flatten(0, 1)[order] for cache in (keys, values)]  # [tokens, Hkv, Dh]
+    place = torch.argsort(order).numpy() * 2  # of a token's first head, in rows of Dh
+    token = np.concatenate([place[slot * 40 : slot * 40 + n] for slot, n in zip(slots, lens, strict=True)])
+    plan = Ragged(token, lens, num_heads=4, num_kv_heads=2, head_stride=1, cache=moved[0])
+    assert (plan(q, *moved) - expected).abs().max() <= 1e-6
