@@ -75,11 +75,7 @@ class Ragged:
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         Dh = q.shape[-1]
-        rows, keys, values = (
-            q.reshape(-1, Dh),
-            keys.view(-1, Dh),
-            values.view(-1, Dh),
-        )  # [B, Dh], [N·Hkv·M, Dh]
+        rows, keys, values = (x.reshape(-1, Dh) for x in (q, keys, values))  # copies nothing of the cache
         scores = torch.sparse.sampled_addmm(self.pattern, rows, keys.t(), beta=0, alpha=self.scale).values()
         padded = torch.full(self.padded_size, -torch.inf).view(-1).scatter_(0, self.place, scores)
         weights = padded.view(self.padded_size).softmax(-1).view(-1).gather(0, self.place)
@@ -95,15 +91,11 @@ class Padded:
         self.low, self.longest = min(slots), max(lens)
         N = max(slots) + 1 - self.low
         place = torch.tensor(slots) - self.low
-        own = torch.ones(N, dtype=torch.long)  # an idle slot sees one key: a softmax of nothing is no number
+        own = torch.ones(N, dtype=torch.long)  # an idle slot sees one key: softmax of nothing is no number
         own[place] = torch.tensor(lens)
-        mask = torch.zeros(N, self.longest).masked_fill_(
-            torch.arange(self.longest) >= own[:, None], -torch.inf
-        )
-        self.place, self.mask = (
-            place.to(cache.device),
-            mask[:, None, None].to(cache),
-        )  # [S], [N, 1, 1, longest]
+        beyond = torch.arange(self.longest) >= own[:, None]  # [N, longest]
+        mask = torch.zeros(N, 1, 1, self.longest).masked_fill_(beyond[:, None, None], -torch.inf)
+        self.place, self.mask = place.to(cache.device), mask.to(cache)
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         N, (_, Hq, Dh), Hkv = len(self.mask), q.shape, keys.shape[1]
