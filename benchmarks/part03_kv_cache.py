@@ -235,7 +235,7 @@ def main() -> None:
         shown.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row))
     print(shown)
     workload = {"model": MODEL, "prompt_tokens": len(prompt), "new_tokens": NEW_TOKENS, "batch": 1}
-    workload |= {"arithmetic": "float32", "repeats": args.repeats, "threads": args.threads}
+    workload |= {"arithmetic": "float32", "repeats": args.repeats, "torch_threads": args.threads}
     question = "What does a KV cache buy, and how close does a lean loop come to engines in C++?"
     tables = {"race": {"columns": columns, "rows": rows}}
     print(record("part03_kv_cache", question, workload, figures, tables))

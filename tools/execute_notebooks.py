@@ -18,7 +18,9 @@ ROOT = Path(__file__).parent.parent
 
 def execute(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(path.parent)}})
+    client = NotebookClient(
+        notebook, timeout=120, coalesce_streams=True, resources={"metadata": {"path": str(path.parent)}}
+    )
     client.execute()
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},

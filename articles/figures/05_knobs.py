@@ -16,14 +16,14 @@ from engine.decoding.sampling import Row, distribution
 from engine.models.loader import load_model
 from engine.tokenizer import Tokenizer
 
-PROMPT = "In the garden, there was a small"
+PROMPT = "In the garden, there was a tiny"
 SHOWN = 16  # likeliest tokens
 KNOBS = {
     "as the model said it": {},
     "temperature 0.5": {"temperature": 0.5},
     "temperature 1.5": {"temperature": 1.5},
     "top-k 6": {"top_k": 6},
-    "top-p 0.4": {"top_p": 0.4},
+    "top-p 0.5": {"top_p": 0.5},
     "temperature 1.5, min-p 0.4": {"temperature": 1.5, "min_p": 0.4},
 }
 plt.rcParams.update({"svg.hashsalt": "05_knobs", "font.family": "DejaVu Sans", "font.size": 9})

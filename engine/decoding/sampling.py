@@ -116,7 +116,7 @@ def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _sorted(logits: Tensor) -> Tensor:
-    """logits[R, V] in ascending order, the values alone: on a CPU NumPy sorts them many times faster."""
+    """logits[R, V] in ascending order, the values alone: on a CPU NumPy sorts them several times faster."""
     if logits.device.type == "cpu":
         return torch.from_numpy(np.sort(logits.detach().numpy(), axis=-1))
     return logits.sort(dim=-1).values

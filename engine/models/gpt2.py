@@ -121,7 +121,8 @@ class Model(nn.Module):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """token_ids[T], positions[T] -> hidden[T, D], normalised, ready for `logits`.
 
-        Raises ValueError for a position past the table the model learned (on a GPU the caller must check).
+        Raises ValueError, naming it and the last one, for a position past the table the model learned (on a
+        GPU the caller must check).
         """
         if positions.device.type == "cpu" and int(positions.max()) >= self.config.max_positions:
             raise ValueError(

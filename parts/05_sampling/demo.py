@@ -1,6 +1,6 @@
 """One prompt, four tempers: greedy and creative stories side by side, with their seed and their price.
 
-python -m parts run 5 [-- --prompt "In the garden, there was a small" --seed 1 --max-tokens 90]
+python -m parts run 5 [-- --prompt "In the garden, there was a tiny" --seed 1 --max-tokens 90]
 """
 
 import argparse
@@ -29,7 +29,7 @@ from engine.models.loader import load_model  # noqa: E402
 from engine.tokenizer import Tokenizer  # noqa: E402
 
 MODEL = "storyteller"
-PROMPT = "One day, a little fox found a"
+PROMPT = "Lily opened the box and found a"
 TEMPERS = {  # name -> (what the dice do, colour)
     "greedy": ({"temperature": 0}, "blue"),
     "careful": ({"temperature": 0.7, "top_p": 0.95}, "green"),
