@@ -34,7 +34,8 @@ def table(path: str) -> str:
     lines = [columns, ["---:" if numeric else "---" for numeric in right], *rows]
     text = "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
     machine, versions = found["machine"], found["versions"]
-    threads = found["workload"].get("torch_threads", machine["torch_threads"])  # or: which were tried
+    threads = found["workload"].get("torch_threads", machine["torch_threads"])  # several: each was tried
+    threads = " and ".join(map(str, threads)) if isinstance(threads, list) else threads
     where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores, {threads} torch threads"
     what = ", ".join(f"{package} {number}" for package, number in versions.items())
     return (
