@@ -20,9 +20,7 @@ class Batch:
     positions: tuple[int, ...]  # [T]
     query_start: tuple[int, ...]  # [S+1]: sequence s owns tokens query_start[s]:query_start[s+1]
     context_lens: tuple[int, ...]  # [S]: tokens in the cache once this step is done
-    logit_rows: tuple[
-        range, ...
-    ]  # [S]: the tokens whose successor is wanted; empty while a prompt is incomplete
+    logit_rows: tuple[range, ...]  # [S]: tokens whose successor is wanted; none of an incomplete prompt
 
     @property
     def num_tokens(self) -> int:

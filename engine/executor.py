@@ -20,9 +20,7 @@ from engine.decoding.sampling import sample
 class StepResult:
     """What a step found, by sequence of its batch."""
 
-    tokens: list[
-        list[int]
-    ]  # [S]: new tokens: none for an incomplete prompt, several with speculation (Part 16)
+    tokens: list[list[int]]  # [S]: new ones: none for an incomplete prompt, several with drafts (Part 16)
     drafts: list[list[int]] | None = None  # proposals to verify in the next step (Part 16)
     logprobs: list[Logprobs] | None = None  # of each new token, by sequence (Part 10)
     prompt_logprobs: list[Logprobs] | None = None  # of the prompt tokens in this step, by sequence (Part 10)

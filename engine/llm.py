@@ -1,5 +1,4 @@
-"""`LLM` and `EngineArgs`: every part put together. Part 20's wiring: it knows all of them so that none needs
-to.
+"""`LLM` and `EngineArgs`: every part put together. Part 20's wiring knows them all, so that none needs to.
 
     llm = LLM("storyteller")
     print(llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=50))[0].outputs[0].text)

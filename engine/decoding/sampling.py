@@ -1,5 +1,4 @@
-"""From logits to a token: temperature, top-k, top-p, min-p, penalties, bias and seeds, in a batch of unlike
-rows.
+"""From logits to a token: temperature, top-k, top-p, min-p, penalties, bias, seeds, all rows unlike.
 
 Promises the probabilities of Hugging Face's logits processors, in their order, and a draw that depends on a
 row's own seed and position alone: never on its batch mates, nor on preemption. Every decision is made from
@@ -81,9 +80,8 @@ def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """
 
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32).to(logits.device, non_blocking=True)[
-            :, None
-        ]  # [R, 1]
+        """values[R] -> [R, 1]"""
+        return torch.tensor(values, dtype=torch.float32).to(logits.device, non_blocking=True)[:, None]
 
     params = [row.params for row in rows]
     logits = adjust(logits.float(), rows)  # [R, V]
@@ -174,9 +172,7 @@ def draw(probs: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tenso
     uniforms = [uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)]
     u = torch.tensor(uniforms, dtype=torch.float64).to(probs.device, non_blocking=True)[:, None]  # [R, 1]
     cumulative = probs.double().cumsum(-1)  # [R, V]
-    beyond = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)[
-        :, 0
-    ]  # [R]: first place beyond u
+    beyond = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)[:, 0]  # [R]: first beyond u
     return beyond.clamp(max=probs.shape[-1] - 1)  # a row of NaN must not name a token that does not exist
 
 

@@ -40,9 +40,8 @@ class Half(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.fbgemm_linear_fp16_weight_fp32_activation(
-            x, self.packed, self.bias
-        )  # [T, in] -> [T, out]
+        """x[T, in] -> [T, out]"""
+        return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.packed, self.bias)
 
 
 class SharedHalf(nn.Module):
@@ -55,7 +54,8 @@ class SharedHalf(nn.Module):
     can_pack = staticmethod(Half.can_pack)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)  # [T, in] -> [T, out]
+        """x[T, in] -> [T, out]"""
+        return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
 
 
 class Blocked(nn.Module):
@@ -71,9 +71,8 @@ class Blocked(nn.Module):
         return torch.backends.mkldnn.is_available() and _is_fp32_on_cpu(linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(
-            x, self.weight, self.bias, "none", [], ""
-        )  # [T, in] -> [T, out]
+        """x[T, in] -> [T, out]"""
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
 def pack_linears(model: nn.Module, rows: int = 1) -> nn.Module:

@@ -38,14 +38,9 @@ class Request:
     priority: int = 0  # lower goes first
     adapter: str | None = None  # Part 18
     cache_salt: str | None = None  # requests with different salts share no cached prefix (Part 12)
-    parent: "Request | None" = (
-        None  # of n > 1 samples, the first: its prompt's memory can be shared (Part 12)
-    )
+    parent: "Request | None" = None  # of n > 1 samples, the first: they may share its prompt (Part 12)
     state: State = State.WAITING
-    rank: tuple[float, int] = (
-        0.0,
-        0,
-    )  # its place in the queue, given by the scheduler: the lowest goes first
+    rank: tuple[float, int] = (0.0, 0)  # its place in the queue, given by the scheduler: lowest goes first
     num_computed_tokens: int = 0  # tokens whose keys and values are in the cache, or will be after this step
     num_cached_tokens: int = 0  # of these, how many the cache had at the start (Part 12)
     num_preemptions: int = 0

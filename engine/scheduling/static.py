@@ -1,5 +1,4 @@
-"""Static batching: fill a batch from the queue, run it until its last request ends, then fill the next. Part
-7.
+"""Static batching: a batch from the queue runs until its last request ends, then comes the next. Part 7.
 
 Every step reads the weights once for the whole batch. What it wastes is the places of requests that end
 early: they stay empty until the longest has finished. Part 8 mends that.
