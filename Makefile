@@ -14,7 +14,7 @@ test: $(VENV)/.dev lint
 	$(RUN) -m pytest --nbval notebooks -q
 
 quick: $(VENV)/.dev lint
-	$(RUN) -m pytest tests -q --ignore=tests/series --ignore=tests/system
+	$(RUN) -m pytest tests -q -n auto --dist worksteal --ignore=tests/series --ignore=tests/system
 
 lab: $(VENV)/.dev
 	$(VENV)/bin/jupyter lab --notebook-dir=notebooks
