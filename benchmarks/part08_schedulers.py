@@ -54,6 +54,7 @@ class Side:
     def __init__(self, name: str, threads: int, tokenizer: Tokenizer) -> None:
         torch.set_num_threads(threads)
         self.name, self.threads, self.tokenizer = name, threads, tokenizer
+        self.label = f"{name}, {threads} threads"
         self.rows, self.make = SCHEDULERS[name]
         self.model = load_model("storyteller", transform=partial(pack_linears, rows=self.rows))
 
@@ -74,14 +75,12 @@ def main() -> None:
     work = jobs(128, sides[0].model.config.vocab_size)
     tokens = sum(output for _, output in work)
 
-    races = {f"{s.name}, {s.threads} threads": lambda s=s: s.run(work)[0] for s in sides}
+    races = {side.label: lambda side=side: side.run(work)[0] for side in sides}
     all_seconds = interleaved(races, options.repeats)
     best: dict[str, Side] = {}
     for name in SCHEDULERS:
-        best[name] = min(
-            (s for s in sides if s.name == name), key=lambda s: all_seconds[f"{s.name}, {s.threads} threads"]
-        )
-    seconds = {name: all_seconds[f"{name}, {side.threads} threads"] for name, side in best.items()}
+        best[name] = min((s for s in sides if s.name == name), key=lambda s: all_seconds[s.label])
+    seconds = {name: all_seconds[side.label] for name, side in best.items()}
     steps = {name: len(side.run(work)[2]) for name, side in best.items()}
 
     # Two long requests arrive first, twelve short ones behind them; every place is taken by then.

@@ -156,7 +156,7 @@ async def _chunks(
 ) -> AsyncGenerator[dict, None]:
     """OpenAI's chunks: what is new in each choice, in the order it comes; usage last, if asked for."""
     arriving: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(maxsize=len(streams))
-    shown: dict[int, CompletionOutput] = {}  # by choice
+    shown: list[dict[int, CompletionOutput]] = [{} for _ in streams]
     latest: dict[int, RequestOutput] = {}
 
     async def forward(i: int, stream: AsyncIterator[RequestOutput]) -> None:
@@ -176,7 +176,7 @@ async def _chunks(
             if isinstance(output, Exception):
                 raise output
             latest[i] = output
-            for sample, before in _news(output, i * n, shown):
+            for sample, before in _news(output, shown[i]):
                 new = {"index": i * n + sample.index} | shape.choice(body, output, sample, before)
                 yield head | {"choices": [new]} | extra
         if include_usage:
@@ -189,19 +189,17 @@ async def _chunks(
 
 
 def _news(
-    output: RequestOutput, first: int, shown: dict[int, CompletionOutput]
+    output: RequestOutput, shown: dict[int, CompletionOutput]
 ) -> list[tuple[CompletionOutput, CompletionOutput | None]]:
-    """The samples of `output` with something new, each with what was `shown` of it, which is brought up to
-    date. A sample with nothing new is left out; a finished one comes once.
-
-    `first`: the choice that the first sample is.
+    """The samples of `output` with something new, each with what was `shown` of it (by its index), which is
+    brought up to date. A sample with nothing new is left out; a finished one comes once.
     """
     news = []
     for sample in output.outputs:
-        before = shown.get(first + sample.index)
+        before = shown.get(sample.index)
         finished = before is not None and before.finish_reason
         sent = len(before.text) if before else 0
         if not finished and (len(sample.text) > sent or sample.finish_reason):
-            shown[first + sample.index] = sample
+            shown[sample.index] = sample
             news.append((sample, before))
     return news

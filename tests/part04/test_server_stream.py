@@ -74,17 +74,17 @@ def test_a_choice_is_sent_when_it_has_something_new_and_once_when_it_is_finished
 
     def sent(*samples) -> list[tuple]:
         return [
-            (10 + new.index, new.text[len(before.text) if before else 0 :], new.finish_reason)
-            for new, before in _news(output(*samples), 10, shown)
+            (new.index, new.text[len(before.text) if before else 0 :], new.finish_reason)
+            for new, before in _news(output(*samples), shown)
         ]
 
     shown: dict[int, CompletionOutput] = {}
-    assert sent(("a", None)) == [(10, "a", None)]
+    assert sent(("a", None)) == [(0, "a", None)]
     assert sent(("a", None)) == []
-    assert sent(("abc", None), ("", None)) == [(10, "bc", None)]
-    assert sent(("abc", "stop"), ("x", None)) == [(10, "", "stop"), (11, "x", None)]
-    assert sent(("abc", "stop"), ("xy", None)) == [(11, "y", None)]
-    assert sent(("abc", "stop"), ("xyz", "length")) == [(11, "z", "length")]
+    assert sent(("abc", None), ("", None)) == [(0, "bc", None)]
+    assert sent(("abc", "stop"), ("x", None)) == [(0, "", "stop"), (1, "x", None)]
+    assert sent(("abc", "stop"), ("xy", None)) == [(1, "y", None)]
+    assert sent(("abc", "stop"), ("xyz", "length")) == [(1, "z", "length")]
     assert sent(("abc", "stop"), ("xyz", "length")) == []
 
 
