@@ -59,11 +59,3 @@ def generate(model: PreTrainedModel, token_ids: Sequence[int], **settings) -> li
     return model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)[
         0, prompt.shape[1] :
     ].tolist()
-
-
-def difference(ours: Sequence[int], theirs: Sequence[int]) -> str:
-    """Where two outputs part; empty when they are the same. A line, where pytest would print both whole."""
-    for place, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a != b:
-            return f"the same for {place} tokens, then {a} where Hugging Face has {b}"
-    return "" if len(ours) == len(theirs) else f"{len(ours)} tokens, Hugging Face has {len(theirs)}"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import engine.tokenizer
 from engine.tokenizer import Tokenizer, byte_alphabet
-from tests.part01 import reference
+from tests.part01.outcome import difference
 from tests.part01.unicode_fuzz import strings
 
 FUZZ = strings(10_000, seed=0)
@@ -154,7 +154,7 @@ def test_a_long_word_of_a_megabyte_is_encoded(pair):
     ids = pair.ours.encode(text)
     back = pair.ours.decode(ids) == text
     assert back, "the text of its ids is the word again"
-    assert reference.difference(ids, pair.theirs.encode(text).ids) == ""
+    assert difference(ids, pair.theirs.encode(text).ids) == ""
 
 
 def test_a_megabyte_of_text_has_hugging_faces_ids(pair):
@@ -164,7 +164,7 @@ def test_a_megabyte_of_text_has_hugging_faces_ids(pair):
     )
     text = text[:1_000_000]
     assert len(text) == 1_000_000
-    assert reference.difference(pair.ours.encode(text), pair.theirs.encode(text).ids) == ""
+    assert difference(pair.ours.encode(text), pair.theirs.encode(text).ids) == ""
 
 
 def test_a_full_word_cache_changes_nothing(embedded_pair, monkeypatch):

@@ -137,7 +137,7 @@ def test_a_long_word_is_not_looked_at_again_after_every_merge():
 # Around them
 
 
-def test_a_very_long_word_is_not_kept():
+def test_a_word_past_64_characters_is_not_kept():
     """The cache of words holds so many of them; a web page without spaces must not fill the memory."""
     tokenizer = tokenizer_of(LEARNED)
     long, short = "a" * 65, "a" * 64

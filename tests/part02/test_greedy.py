@@ -10,6 +10,7 @@ from engine.decoding.stopping import GrowingOutput
 from engine.models.loader import load_model
 from engine.tokenizer import Tokenizer
 from tests.part01 import reference
+from tests.part01.outcome import difference
 
 CONFIG = ModelConfig(
     model_type="mock", vocab_size=258, hidden_size=1, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=1,
@@ -245,7 +246,7 @@ def test_tokens_of_random_models_equal_hugging_faces(byte_tokenizer, tmp_path, s
     expected = reference.generate(theirs, prompt, max_length=64)
     assert smallest_gap(theirs, prompt, expected) > 1e-3, "a near-tie: choose another seed"
     output = run(FullForward(model), byte_tokenizer, prompt, model.config).outputs[0]
-    assert reference.difference(output.token_ids, expected) == ""
+    assert difference(output.token_ids, expected) == ""
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -254,7 +255,7 @@ def test_tokens_of_the_trained_model_equal_hugging_faces(trained, prompt):
     ids = tokenizer.encode(prompt)
     output = run(FullForward(model), tokenizer, prompt, model.config, max_tokens=120).outputs[0]
     expected = reference.generate(theirs, ids, max_new_tokens=120)
-    assert reference.difference(output.token_ids, expected) == ""
+    assert difference(output.token_ids, expected) == ""
     assert len(output.token_ids) > 20
     assert output.text == tokenizer.decode(output.token_ids, skip_special_tokens=True)
 
@@ -264,7 +265,7 @@ def test_a_story_ends_by_itself_where_hugging_faces_does(trained):
     prompt = tokenizer.encode(PROMPTS[0])
     output = run(FullForward(model), tokenizer, prompt, model.config).outputs[0]
     expected = reference.generate(theirs, prompt, max_length=model.config.max_positions)
-    assert reference.difference(output.token_ids, expected) == ""
+    assert difference(output.token_ids, expected) == ""
     assert (output.finish_reason, output.stop_reason) == ("stop", None)
     assert output.token_ids[-1] in model.config.eos_token_ids
     assert len(output.token_ids) > 100
@@ -278,5 +279,5 @@ def test_min_tokens_equal_hugging_faces_min_new_tokens(trained, min_tokens):
         FullForward(model), tokenizer, prompt, model.config, min_tokens=min_tokens, max_tokens=130
     ).outputs[0]
     expected = reference.generate(theirs, prompt, min_new_tokens=min_tokens, max_new_tokens=130)
-    assert reference.difference(output.token_ids, expected) == ""
+    assert difference(output.token_ids, expected) == ""
     assert len(output.token_ids) >= min_tokens
