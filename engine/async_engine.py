@@ -8,7 +8,9 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
@@ -61,6 +63,7 @@ class AsyncLLMEngine:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._mailboxes: dict[str, Mailbox] = {}  # touched by the engine's thread only
         self._thread: threading.Thread | None = None
+        self._checking = ThreadPoolExecutor(1, "check")  # one text at a time is turned into tokens
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -71,6 +74,8 @@ class AsyncLLMEngine:
         if self._thread:
             self._commands.put(None)
             self._thread.join()
+        self._checking.shutdown()
+        self._checking = ThreadPoolExecutor(1, "check")
 
     async def __aenter__(self) -> "AsyncLLMEngine":
         self.start()
@@ -86,16 +91,16 @@ class AsyncLLMEngine:
         """Whether the step loop is running."""
         return self._thread is not None and self._thread.is_alive()
 
-    def generate(
+    async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str, **options
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request as they grow, the last one finished; leaving early aborts it.
 
-        Raises ParameterError at once for what the engine refuses, EngineError from the iterator for a failed
-        step.
+        Raises ParameterError for what the engine refuses, EngineError from the iterator for a failed step.
         """
+        make = partial(self.engine.make_requests, request_id, prompt, params, **options)
         try:
-            samples = self.engine.make_requests(request_id, prompt, params, **options)
+            samples = await asyncio.get_running_loop().run_in_executor(self._checking, make)
         except ParameterError as error:
             rejected = error
             self._commands.put(lambda: self.engine.listeners.tell("on_reject", request_id, rejected))
@@ -104,7 +109,7 @@ class AsyncLLMEngine:
 
     async def _outputs(
         self, request_id: str, samples: list[Request], prompt: Prompt
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         mailbox = Mailbox()
         self._commands.put(lambda: self._add(request_id, samples, prompt, mailbox))
         finished = False
