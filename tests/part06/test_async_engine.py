@@ -200,7 +200,7 @@ def test_a_name_in_use_is_refused_and_its_owner_is_not_disturbed(engine, gate):
         first = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
         await until(lambda: gate.entered, first)
         second = asyncio.create_task(ask(engine, "there", GREEDY, "a"))
-        await asyncio.sleep(0)
+        await until(lambda: not engine._commands.empty(), first, second)
         gate.open()
         with pytest.raises(ParameterError, match="in use"):
             await second
