@@ -143,7 +143,11 @@ def main() -> None:
         },
         {
             "cost": {
-                "columns": ["tokens in each output", "in synchronous use, ms a step", "through AsyncLLMEngine, ms a step"],
+                "columns": [
+                    "tokens in each output",
+                    "in synchronous use, ms a step",
+                    "through AsyncLLMEngine, ms a step",
+                ],
                 "rows": rows,
             }
         },
