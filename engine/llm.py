@@ -58,7 +58,7 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     num_slots = min(args.max_num_seqs, _slots_in_memory(model.config, slot_tokens, parameter))
     cache = SlotCache(model.config, num_slots, slot_tokens, parameter.device, parameter.dtype)
     told = Listeners(listeners)
-    scheduler = ContinuousScheduler(cache, args.max_num_seqs, args.max_num_batched_tokens, told)
+    scheduler = ContinuousScheduler(cache, args.max_num_seqs, args.max_num_batched_tokens)
     executor = Executor(ModelForward(model, cache))
     supports = SUPPORTS | {"priority"}
     return LLMEngine(
