@@ -36,7 +36,15 @@ LIBRARIES = (
     "transformers.models.gpt2.modeling_gpt2",
     "uvicorn",
 )
-NOT_THE_LEARNERS = ("PYTEST_", "PYTHONPATH", "COV_", "RUVON_", "CI", "BUILD_NUMBER")
+NOT_THE_LEARNERS = (
+    "PYTEST_",
+    "PYTHONPATH",
+    "COV_",
+    "RUVON_",
+    "CI",
+    "BUILD_NUMBER",
+    "PYTHONDONTWRITEBYTECODE",
+)
 
 
 @dataclass(frozen=True)
