@@ -239,7 +239,7 @@ class AsyncLLMEngine:
             self._send({mailbox: error})
 
     def _abort(self, request_id: str, mailbox: Mailbox | None = None) -> None:
-        """Abort a request; with `mailbox`, only if it is still that reader's: the name may be in use again."""
+        """Abort a request; with `mailbox`, only if it is that reader's still: names are used again."""
         if mailbox is None or self._mailboxes.get(request_id) is mailbox:
             output = self.engine.abort_request(request_id)
             if output:
@@ -259,7 +259,9 @@ class AsyncLLMEngine:
         posts = {mailbox.post for mailbox in news}
         for post in posts:
             try:
-                post.send({m: output for m, output in news.items() if m.post is post} if len(posts) > 1 else news)
+                post.send(
+                    {m: output for m, output in news.items() if m.post is post} if len(posts) > 1 else news
+                )
             except RuntimeError:  # the loop has closed, and its readers are gone with it
                 for request_id in [i for i, mailbox in self._mailboxes.items() if mailbox.post is post]:
                     self._mailboxes.pop(request_id)

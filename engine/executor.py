@@ -58,7 +58,9 @@ class ModelForward:
     def __call__(self, batch: Batch) -> Tensor:
         rows = [row for rows in batch.logit_rows for row in rows]
         # One copy to the device, which nobody waits for.
-        host = torch.tensor([*batch.token_ids, *batch.positions, *rows], pin_memory=self.device.type == "cuda")
+        host = torch.tensor(
+            [*batch.token_ids, *batch.positions, *rows], pin_memory=self.device.type == "cuda"
+        )
         T = batch.num_tokens
         token_ids, positions, rows_of = host.to(self.device, non_blocking=True).split([T, T, len(rows)])
         hidden = self.model(token_ids, positions, self.cache.attention(batch))  # [T, D]
