@@ -11,12 +11,17 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
+TOKENS = ["0: a", "1: red", "2: ball", "3", "4"]
 Q = [1, 2]  # of the new token, the third
 K = [[1, 0], [0, 1], [1, 1]]
 V = [[4, 0], [0, 4], [2, 2]]
 PLACES, LEFT, WIDTH = 5, 2.6, 1.75
 OLD, NEW, FREE, INK = "#dbe7f0", "#fdba74", "white", "#1f2937"
 plt.rcParams.update({"svg.hashsalt": "03_step", "font.family": "DejaVu Sans", "font.size": 10})
+
+
+def pair(numbers: list[int]) -> str:
+    return f"({numbers[0]}, {numbers[1]})"
 
 
 def cell(ax: plt.Axes, x: float, y: float, text: str, colour: str) -> None:
@@ -30,8 +35,9 @@ def row(ax: plt.Axes, y: float, name: str, texts: list[str], colours: list[str])
         cell(ax, LEFT + place * WIDTH, y, text, colour)
 
 
-def down(ax: plt.Axes, x: float, start: float, end: float) -> None:
-    ax.add_patch(FancyArrowPatch((x, start), (x, end), arrowstyle="-|>", mutation_scale=9, color="#64748b"))
+def down(ax: plt.Axes, x: tuple[float, float], start: float, end: float) -> None:
+    ends = (x[0], start), (x[1], end)
+    ax.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=9, color="#64748b"))
 
 
 def main() -> None:
@@ -44,26 +50,29 @@ def main() -> None:
     stored, free = [OLD, OLD, NEW], [FREE] * (PLACES - 3)
     for place in range(PLACES):
         ax.text(
-            LEFT + place * WIDTH + (WIDTH - 0.12) / 2, 7.0, f"place {place}", ha="center", color="#64748b",
+            LEFT + place * WIDTH + (WIDTH - 0.12) / 2, 7.0, TOKENS[place], ha="center", color="#64748b",
         )  # fmt: skip
-    row(ax, 6.1, "keys", [*map(str, K), "free", "free"], stored + free)
-    row(ax, 4.65, f"scores of q = {Q}", [str(s) for s in scores], [NEW] * 3)
+    row(ax, 6.1, "keys", [*map(pair, K), "free", "free"], stored + free)
+    row(ax, 4.65, f"scores of q = {pair(Q)}", [str(s) for s in scores], [NEW] * 3)
     row(ax, 3.2, "weights", [f"{w:.2f}" for w in weights], [NEW] * 3)
-    row(ax, 1.75, "values", [*map(str, V), "free", "free"], stored + free)
-    row(ax, 0.3, "output", [f"[{out[0]:.2f}, {out[1]:.2f}]"], [NEW])
+    row(ax, 1.75, "values", [*map(pair, V), "free", "free"], stored + free)
+    ax.text(LEFT - 0.2, 0.66, "output", ha="right", va="center")
+    cell(ax, LEFT + WIDTH, 0.3, f"({out[0]:.2f}, {out[1]:.2f})", NEW)
     for place in range(3):
         x = LEFT + place * WIDTH + (WIDTH - 0.12) / 2
         for start, end in ((6.1, 5.37), (4.65, 3.92), (3.2, 2.47)):
-            down(ax, x, start, end)
-    middle = LEFT + (WIDTH - 0.12) / 2
-    down(ax, middle, 1.75, 1.02)
+            down(ax, (x, x), start, end)
+    middle = LEFT + WIDTH + (WIDTH - 0.12) / 2
+    for place in range(3):
+        x = LEFT + place * WIDTH + (WIDTH - 0.12) / 2
+        down(ax, (x, middle + (place - 1) * 0.4), 1.75, 1.02)
     right = LEFT + 3 * WIDTH + 0.1
     for y, text in (
         (5.01, "q · k, number by number, summed"),
         (3.56, "÷ √2, then softmax"),
         (0.66, "each value times its weight, summed"),
     ):
-        x = right if y > 1 else LEFT + WIDTH + 0.1
+        x = right if y > 1 else LEFT + 2 * WIDTH + 0.1
         ax.text(x, y, text, va="center", color="#64748b")
     for x, colour, text in ((LEFT, OLD, "read from the cache"), (LEFT + 3.4, NEW, "new in this step")):
         ax.add_patch(Rectangle((x, -0.85), 0.4, 0.4, facecolor=colour, edgecolor="#94a3b8", lw=0.8))
