@@ -230,9 +230,11 @@ def test_stop_aborts_what_is_running_and_waiting(fake_engine):
     async def run():
         async with engine:
             asked = [asyncio.create_task(ask(engine, name, GREEDY, name)) for name in "ab"]
-            await until(lambda: gate.entered == 3, *asked)
+            told = engine._commands.qsize
+            await until(lambda: gate.entered == 3 and ("b" in engine._mailboxes or told() == 1), *asked)
+            before = told()
             stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
-            await until(lambda: not engine._commands.empty())
+            await until(lambda: told() > before)
             gate.open()
             await stopping
             return await asyncio.gather(*asked)
