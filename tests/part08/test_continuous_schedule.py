@@ -141,15 +141,21 @@ def test_better_priority_goes_first_and_equals_in_order_of_arrival():
 
 
 def test_running_requests_share_the_budget_in_order_of_rank():
-    s = scheduler(budget=6)
-    s.add(make_request("low", prompt=8, output=2, priority=5))
+    """Each has more to compute than the budget, and low was admitted first."""
+    s = scheduler(budget=10)
+    low, high = (
+        make_request("low", prompt=12, output=2, priority=5),
+        make_request("high", prompt=12, output=2),
+    )
+    s.add(low)
     play(s)
-    s.add(make_request("high", prompt=9, output=2))
-    assert [chosen(play(s)) for _ in range(3)] == [
-        {"low": 2, "high": 4},
-        {"high": 5, "low": 1},
-        {"high": 1},
-    ], "running requests are served best rank first, whenever they were admitted"
+    s.add(high)
+    play(s)  # low reads its last two tokens, high the first eight of its own
+    low.draft_ids = [91] * 9  # and low has ten tokens to compute again
+    batch = s.schedule()
+    assert list(chosen(batch).items()) == [("high", 4), ("low", 6)], (
+        "running requests are served best rank first, whenever they were admitted"
+    )
 
 
 def test_a_better_newcomer_does_not_take_the_seat_of_one_who_runs():
@@ -162,51 +168,7 @@ def test_a_better_newcomer_does_not_take_the_seat_of_one_who_runs():
     )
 
 
-# Memory refuses: a newcomer
-
-
-def test_a_newcomer_starts_only_with_room_for_its_whole_prompt():
-    """Two blocks of four tokens are free. The first chunk, 5 tokens, would fit; the prompt, 12, does not."""
-    s = scheduler(budget=6, blocks=4, block_tokens=4)
-    s.add(make_request("a", prompt=5, output=2))
-    play(s)
-    s.add(make_request("long", prompt=12, output=1))
-    assert chosen(play(s)) == {"a": 1}, (
-        "a newcomer starts only when the cache has room for all its known tokens, "
-        "even if it will read them in chunks"
-    )
-    assert chosen(play(s)) == {"long": 6}
-    assert s.cache.blocks == {"long": 3}, "room for all its known tokens is reserved at the start"
-
-
-def test_a_newcomer_for_whom_there_is_no_room_yet_waits_and_is_not_called_preempted():
-    told = Told()
-    s = scheduler(budget=30, blocks=4, block_tokens=4, listeners=Listeners([told]))
-    s.add(make_request("a", prompt=8, output=3))
-    play(s)
-    newcomer = make_request("big", prompt=12, output=1)
-    s.add(newcomer)
-    assert chosen(play(s)) == {"a": 1}
-    assert s.cache.usage().num_sequences == 1, "a newcomer that is put back gives up its seat in the cache"
-    assert (newcomer.state, newcomer.num_computed_tokens, newcomer.num_preemptions) == (State.WAITING, 0, 0)
-    assert told.names == [], "a newcomer that finds no room was never running: it is put back, not preempted"
-    play(s)
-    assert chosen(play(s)) == {"big": 12}
-
-
-def test_the_queue_stays_in_order_even_if_one_behind_would_fit():
-    s = scheduler(budget=30, blocks=4, block_tokens=4)
-    s.add(make_request("a", prompt=8, output=3))
-    play(s)
-    s.add(make_request("big", prompt=12, output=1))
-    s.add(make_request("small", prompt=2, output=1))
-    assert chosen(play(s)) == {"a": 1}, (
-        "when the first in the queue finds no room, nobody behind it is admitted"
-    )
-    assert [request.id for request in s.waiting] == ["big", "small"], "one who is put back keeps its place"
-
-
-# Memory refuses: a running request
+# Giving up memory
 
 
 class Told(Listener):
@@ -229,10 +191,10 @@ def test_a_preempted_request_goes_back_to_its_old_place_with_nothing_computed():
     rank = b.rank
     s._preempt(b)
     assert [request.id for request in s.running] == ["a"], "who is preempted runs no longer"
+    assert b.rank == rank, "the rank given at arrival never changes"
     assert [request.id for request in s.waiting] == ["b", "c"], (
         "who is preempted goes back to its old place: before those who came later, behind those before it"
     )
-    assert b.rank == rank, "the rank given at arrival never changes"
     assert b.state is State.WAITING, "who is preempted waits again"
     assert s.cache.usage().num_sequences == 1, "the cache takes back a preempted request's memory"
     assert b.num_computed_tokens == 0, "without its memory, none of a request's tokens counts as computed"
@@ -264,6 +226,55 @@ def test_preempting_is_counted_and_told():
     s._preempt(a)
     assert a.num_preemptions == 1
     assert told.names == ["a"]
+
+
+# Memory refuses: a newcomer
+
+
+def test_a_newcomer_starts_only_with_room_for_its_whole_prompt():
+    """Two blocks of four tokens are free. The first chunk, 5 tokens, would fit; the prompt, 12, does not."""
+    s = scheduler(budget=6, blocks=4, block_tokens=4)
+    s.add(make_request("a", prompt=5, output=2))
+    play(s)
+    s.add(make_request("long", prompt=12, output=1))
+    assert chosen(play(s)) == {"a": 1}, (
+        "a newcomer starts only when the cache has room for all its known tokens, "
+        "even if it will read them in chunks"
+    )
+    assert chosen(play(s)) == {"long": 6}
+    assert s.cache.blocks == {"long": 3}, "room for all its known tokens is reserved at the start"
+
+
+def test_a_newcomer_for_whom_there_is_no_room_yet_waits_and_is_not_called_preempted():
+    told = Told()
+    s = scheduler(budget=30, blocks=4, block_tokens=4, listeners=Listeners([told]))
+    s.add(make_request("a", prompt=8, output=3))
+    play(s)
+    newcomer = make_request("big", prompt=12, output=1)
+    s.add(newcomer)
+    assert chosen(play(s)) == {"a": 1}
+    assert s.cache.usage().num_sequences == 1, "a newcomer that is put back gives up its seat in the cache"
+    assert (newcomer.num_preemptions, told.names) == (0, []), (
+        "a newcomer that finds no room has never run: it is put back, not preempted"
+    )
+    assert (newcomer.state, newcomer.num_computed_tokens) == (State.WAITING, 0)
+    play(s)
+    assert chosen(play(s)) == {"big": 12}
+
+
+def test_the_queue_stays_in_order_even_if_one_behind_would_fit():
+    s = scheduler(budget=30, blocks=4, block_tokens=4)
+    s.add(make_request("a", prompt=8, output=3))
+    play(s)
+    s.add(make_request("big", prompt=12, output=1))
+    s.add(make_request("small", prompt=2, output=1))
+    assert chosen(play(s)) == {"a": 1}, (
+        "when the first in the queue finds no room, nobody behind it is admitted"
+    )
+    assert [request.id for request in s.waiting] == ["big", "small"], "one who is put back keeps its place"
+
+
+# Memory refuses: a running request
 
 
 def test_when_memory_is_short_the_newest_gives_way_and_comes_back_whole():
