@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.dense import dense_attention
-from engine.attention.interface import VarlenKernel
+from engine.attention.interface import Spans, VarlenKernel
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,10 @@ def run_prefill(
     """logits[S, V] of each prompt's next token, in one forward pass."""
     packed = pack(batch_of_prompts)
     device = next(model.parameters()).device
+    spans = Spans(packed.query_start, packed.query_start)  # every prompt sees itself alone
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return kernel(q, k, v, packed.query_start, packed.query_start)  # every prompt sees itself alone
+        return kernel(q, k, v, spans)
 
     hidden = model(packed.token_ids.to(device), packed.positions.to(device), attend)  # [T, D]
     return model.logits(hidden[packed.last_rows])  # [S, V]

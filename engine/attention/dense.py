@@ -4,11 +4,12 @@ Promises the exact result for any lengths and grouped heads; memory grows with q
 with the same interface come in Part 9. Part 1. Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762.
 """
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from engine.attention.interface import Spans
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -32,13 +33,12 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out.view(Hq, Tq, Dh).transpose(0, 1)  # [Tq, Hq, Dh]
 
 
-def dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, query_start: Sequence[int], key_start: Sequence[int]
-) -> Tensor:
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     """The varlen kernel of `interface.py`: each sequence attends to itself alone, one after the other."""
-    spans = zip(pairwise(query_start), pairwise(key_start), strict=True)
-    outs = [causal_attention(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in spans]
-    return outs[0] if len(outs) == 1 else torch.cat(outs)  # [T, Hq, Dh]
+    if len(spans.query_start) == 2:  # one sequence: nothing to cut
+        return causal_attention(q, k, v)
+    pairs = zip(pairwise(spans.query_start), pairwise(spans.key_start), strict=True)
+    return torch.cat([causal_attention(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in pairs])  # [T, Hq, Dh]
 
 
 def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

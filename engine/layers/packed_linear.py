@@ -81,7 +81,8 @@ def pack_linears(model: nn.Module, rows: int = 1) -> nn.Module:
     For `load_model(..., transform=pack_linears)`. Leaves a model alone that is not in fp32 on a CPU, or for
     which nothing beats nn.Linear. Takes a fraction of a second per million weights.
     """
-    linears = [model.get_submodule(name) for name in linear_names(model)]
+    layers = [model.get_submodule(name) for name in linear_names(model)]
+    linears = [layer for layer in layers if isinstance(layer, nn.Linear)]  # the quantized ones are packed
     seconds = {None: _seconds_per_step(linears, linears, rows)}
     for form in (Half, SharedHalf, Blocked):
         if all(form.can_pack(linear) for linear in linears):
@@ -89,7 +90,9 @@ def pack_linears(model: nn.Module, rows: int = 1) -> nn.Module:
     for form in {None, Blocked} & seconds.keys():
         seconds[form] *= CROWDING
     best = min(seconds, key=seconds.get)
-    return replace_linears(model, best) if best else model
+    if best is None:
+        return model
+    return replace_linears(model, lambda name, layer: best(layer) if layer in linears else layer)
 
 
 @torch.inference_mode()

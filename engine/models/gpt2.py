@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from engine.attention.interface import Attend
 from engine.checkpoint import CheckpointError
 from engine.config import ModelConfig
-from engine.models.weights import Embedding, LayerNorm, Linear, Slot
+from engine.models.weights import Embedding, LayerNorm, Linear, Place
 
 ACTIVATIONS = {
     "gelu_new": partial(F.gelu, approximate="tanh"),
@@ -139,16 +139,16 @@ class Model(nn.Module):
         return self.head(hidden)
 
 
-def slots(config: ModelConfig) -> dict[str, Slot]:
+def places(config: ModelConfig) -> dict[str, Place]:
     """Hugging Face's tensor names (without the optional prefix `transformer.`) and their places above."""
     table = {
-        "wte.weight": Slot("embed.weight"),
-        "wpe.weight": Slot("embed_position.weight"),
-        "ln_f.weight": Slot("norm.weight"),
-        "ln_f.bias": Slot("norm.bias"),
+        "wte.weight": Place("embed.weight"),
+        "wpe.weight": Place("embed_position.weight"),
+        "ln_f.weight": Place("norm.weight"),
+        "ln_f.bias": Place("norm.bias"),
     }
     if not config.tie_word_embeddings:
-        table["lm_head.weight"] = Slot("head.weight")
+        table["lm_head.weight"] = Place("head.weight")
     linears = {
         "attn.c_attn": "attention.qkv",
         "attn.c_proj": "attention.proj",
@@ -157,11 +157,11 @@ def slots(config: ModelConfig) -> dict[str, Slot]:
     }
     for i in range(config.num_layers):
         for theirs, ours in linears.items():
-            table[f"h.{i}.{theirs}.weight"] = Slot(f"blocks.{i}.{ours}.weight", transpose=True)
-            table[f"h.{i}.{theirs}.bias"] = Slot(f"blocks.{i}.{ours}.bias")
+            table[f"h.{i}.{theirs}.weight"] = Place(f"blocks.{i}.{ours}.weight", transpose=True)
+            table[f"h.{i}.{theirs}.bias"] = Place(f"blocks.{i}.{ours}.bias")
         for theirs, ours in {"ln_1": "norm1", "ln_2": "norm2"}.items():
             for leaf in ("weight", "bias"):
-                table[f"h.{i}.{theirs}.{leaf}"] = Slot(f"blocks.{i}.{ours}.{leaf}")
+                table[f"h.{i}.{theirs}.{leaf}"] = Place(f"blocks.{i}.{ours}.{leaf}")
     return table
 
 

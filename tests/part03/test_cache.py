@@ -201,9 +201,9 @@ def test_grouped_heads_are_kept_once_and_every_layer_has_its_own():
 def test_the_kernel_handed_in_is_called_with_the_new_queries_and_all_keys():
     calls = []
 
-    def kernel(q, k, v, query_start, key_start):
-        calls.append((len(q), len(k), len(v), list(query_start), list(key_start)))
-        return dense_attention(q, k, v, query_start, key_start)
+    def kernel(q, k, v, spans):
+        calls.append((len(q), len(k), len(v), list(spans.query_start), list(spans.key_start)))
+        return dense_attention(q, k, v, spans)
 
     cache = SingleCache(CONFIG, max_tokens=9, kernel=kernel)
     for tokens in (4, 1):
@@ -214,7 +214,7 @@ def test_the_kernel_handed_in_is_called_with_the_new_queries_and_all_keys():
 
 def test_the_kernels_result_is_what_the_model_gets(random_model):
     model, _ = random_model
-    zeros = CachedForward(model, kernel=lambda q, k, v, query_start, key_start: torch.zeros_like(q))
+    zeros = CachedForward(model, kernel=lambda q, k, v, spans: torch.zeros_like(q))
     assert not torch.allclose(zeros([1, 2, 3]), CachedForward(model)([1, 2, 3]), atol=1e-2)
 
 

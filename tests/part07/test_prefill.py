@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from engine.attention.dense import dense_attention
+from engine.attention.interface import Spans
 from engine.decoding.greedy import FullForward
 from engine.models.loader import load_model
 from engine.prefill import pack, run_prefill
@@ -83,14 +84,15 @@ def test_only_the_last_token_of_each_prompt_reaches_the_output_layer(model, monk
 
 
 def test_the_kernel_is_an_argument_and_keeps_prompts_apart(model):
-    spans = []
+    seen = []
 
-    def kernel(q, k, v, query_start, key_start):
-        spans.append((tuple(query_start), tuple(key_start)))
-        return dense_attention(q, k, v, query_start, key_start)
+    def kernel(q, k, v, spans):
+        seen.append(spans)
+        return dense_attention(q, k, v, spans)
 
     run_prefill(model, [[5, 6, 7], [8], [9, 10]], kernel)
-    assert spans == [((0, 3, 4, 6), (0, 3, 4, 6))] * model.config.num_layers
+    assert seen == [Spans((0, 3, 4, 6), (0, 3, 4, 6))] * model.config.num_layers
+    assert len(set(map(id, seen))) == 1, "spans are made once, not in every layer"
 
 
 def test_a_prompt_longer_than_the_model_sees_is_refused(model):

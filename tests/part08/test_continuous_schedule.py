@@ -15,7 +15,9 @@ from tests.part06.steps import chosen, make_request, play
 
 
 def scheduler(max_num_seqs=4, budget=16, blocks=100, block_tokens=4, listeners=None) -> ContinuousScheduler:
-    return ContinuousScheduler(BlockCache(blocks, block_tokens), max_num_seqs, budget, listeners)
+    made = ContinuousScheduler(BlockCache(blocks, block_tokens), max_num_seqs, budget)
+    made.listeners = listeners or Listeners()
+    return made
 
 
 @pytest.mark.parametrize(("max_num_seqs", "budget"), [(0, 5), (5, 4), (-1, 5), (1, 0)])
@@ -368,7 +370,7 @@ def test_drafts_are_tokens_like_any_other_and_rejected_ones_are_computed_no_more
     batch = s.schedule()
     assert chosen(batch) == {"a": 4}
     assert s.cache.blocks == {"a": 2}, "room is reserved for drafts, too: 8 tokens, two blocks of four"
-    a.append(1), a.append(2)  # one draft accepted, one token of its own
+    a.confirm(1, 0.0), a.confirm(2, 0.0)  # one draft accepted, one token of its own
     s.update(batch, drafts=[[94]])
     assert a.num_computed_tokens == len(a.token_ids) - 1
     assert a.draft_ids == [94]
