@@ -361,6 +361,16 @@ def test_a_step_taken_back_is_scheduled_again():
     assert chosen(play(s)) == {"a": 1, "b": 7}
 
 
+def test_a_request_with_nothing_to_compute_is_left_out():
+    """Its prompt has been scheduled, and the token that follows is not known yet (Part 13)."""
+    s = scheduler()
+    s.add(make_request("a", prompt=4, output=9))
+    s.schedule()
+    assert s.schedule() is None, "a request with nothing to compute is not part of a step"
+    s.add(make_request("b", prompt=3, output=9))
+    assert chosen(s.schedule()) == {"b": 3}
+
+
 def test_drafts_are_tokens_like_any_other_and_rejected_ones_are_computed_no_more():
     s = scheduler(budget=10)
     a = make_request("a", prompt=4, output=9)
