@@ -110,8 +110,9 @@ def test_seats_are_never_exceeded_and_a_freed_one_is_taken_in_the_next_step():
     s = scheduler(max_num_seqs=2)
     for name in "abc":
         s.add(make_request(name, prompt=2, output=2))
-    assert [chosen(play(s)) for _ in range(4)] == [{"a": 2, "b": 2}, {"a": 1, "b": 1}, {"c": 2}, {"c": 1}], (
-        "at most max_num_seqs requests run, and a seat that became free is taken in the next step"
+    assert chosen(play(s)) == {"a": 2, "b": 2}, "at most max_num_seqs requests run"
+    assert [chosen(play(s)) for _ in range(3)] == [{"a": 1, "b": 1}, {"c": 2}, {"c": 1}], (
+        "a seat that became free is taken in the next step"
     )
     assert s.schedule() is None
 
