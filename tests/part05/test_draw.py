@@ -23,6 +23,73 @@ SEEDS_AND_POSITIONS = {
 }
 
 
+# --- by hand: needles at known places ---
+
+
+@pytest.fixture
+def needle(monkeypatch):
+    """needle(u): from now on every uniform number is u."""
+    return lambda u: monkeypatch.setattr("engine.decoding.sampling.uniform", lambda seed, position: u)
+
+
+def drawn(probs) -> int:
+    return draw(torch.tensor([probs]), [0], [0]).item()
+
+
+def test_the_token_is_the_piece_of_the_ruler_that_the_needle_falls_on(needle):
+    for u, token in ((0.1, 0), (0.3, 1), (0.49, 1), (0.6, 2), (0.99, 2)):
+        needle(u)
+        assert drawn([0.25, 0.25, 0.5]) == token, f"u = {u}: the pieces end at 0.25, 0.5 and 1"
+
+
+def test_a_needle_on_an_edge_belongs_to_the_piece_that_begins_there(needle):
+    for u, token in ((0.0, 0), (0.25, 1), (0.5, 2)):
+        needle(u)
+        assert drawn([0.25, 0.25, 0.5]) == token, (
+            f"u = {u} lies on an edge: the token is the first whose piece ends beyond u, not at it"
+        )
+
+
+def test_a_token_without_probability_has_no_piece(needle):
+    for u, token in ((0.0, 1), (0.25, 3), (1 - 2**-48, 3)):
+        needle(u)
+        assert drawn([0.0, 0.25, 0.0, 0.75, 0.0]) == token, f"u = {u}: tokens 0, 2 and 4 have probability 0"
+
+
+def test_the_needle_is_scaled_to_the_sum_of_the_row(needle):
+    needle(0.4)
+    assert drawn([0.125, 0.125, 0.25]) == 1, (
+        "this row adds up to 0.5, so the needle u = 0.4 falls at 0.4 times that: at 0.2"
+    )
+
+
+def test_a_token_of_one_in_a_billion_has_a_piece(needle):
+    needle(0.75)
+    assert drawn([0.75, 2**-30, 0.25]) == 1, (
+        "the ruler is added up in double precision: in fp32 a piece of 2^-30 vanishes beside 0.75"
+    )
+
+
+def test_each_row_asks_for_the_number_of_its_own_seed_and_position(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "engine.decoding.sampling.uniform", lambda seed, position: asked.append((seed, position)) or 0.5
+    )
+    draw(torch.full((3, 4), 0.25), [7, 7, -1], [0, 5, 2])
+    assert sorted(asked) == [(-1, 2), (7, 0), (7, 5)], (
+        "row i's number is uniform(seeds[i], positions[i]), whatever its place in the batch"
+    )
+
+
+def test_the_same_seed_and_position_draw_the_same_in_every_row():
+    probs = torch.full((5, 1000), 0.001)
+    tokens = draw(probs, [3] * 5, [8] * 5).tolist()
+    assert len(set(tokens)) == 1, f"five rows alike, and five different draws: {tokens}"
+
+
+# --- by counting ---
+
+
 def chi_squared(observed, expected) -> float:
     return sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
 
@@ -86,13 +153,6 @@ def test_a_token_without_probability_is_never_drawn():
     probs = torch.tensor([0, 0, 0.2, 0, 0.5, 0.3 - 1e-6, 0, 0])  # their sum is not quite 1, as after rounding
     tokens = draw(probs.expand(N, -1), range(N), [0] * N)
     assert set(tokens.tolist()) == {2, 4, 5}
-
-
-def test_the_smallest_and_the_largest_number_stay_inside(monkeypatch):
-    probs = torch.tensor([[0.0, 0.25, 0.25, 0.5, 0.0]]).repeat(3, 1)
-    for number, token in ((0.0, 1), (0.25, 2), (1 - 2**-48, 3)):
-        monkeypatch.setattr("engine.decoding.sampling.uniform", lambda seed, position, u=number: u)
-        assert draw(probs, [0] * 3, [0] * 3).tolist() == [token] * 3
 
 
 def test_rounding_over_a_large_vocabulary_stays_inside(monkeypatch):
