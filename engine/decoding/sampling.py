@@ -76,9 +76,9 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """logits[R, V] -> probs[R, V] in fp32, what each next token is drawn from; one-hot for temperature 0.
 
-    In order: bias and penalties, temperature, top-k, top-p, min-p, each over what the one before left. A fence
-    is a value: tokens equal to the border's stay. The likeliest always stays. What no row asks for costs
-    nothing.
+    In order: bias and penalties, temperature, top-k, top-p, min-p, each over what the one before left. A
+    fence is a value: tokens equal to the border's stay. The likeliest always stays. What no row asks for
+    costs nothing.
     """
 
     def column(values: list[float]) -> Tensor:

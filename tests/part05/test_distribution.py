@@ -146,6 +146,7 @@ ONE_KNOB = [
 
 def assert_equals_reference(logits, rows):
     """distribution(logits[R, V]) against one call of Hugging Face's per row."""
+    __tracebackhide__ = True
     probs = distribution(logits, rows)
     assert probs.dtype == torch.float32
     for row, ours, row_logits in zip(rows, probs, logits, strict=True):
