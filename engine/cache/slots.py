@@ -49,6 +49,9 @@ class SlotCache:
     def reserve(self, seq: CachedSequence, total: int) -> bool:
         return total <= self.slot_tokens
 
+    def commit(self, seq: CachedSequence, total: int) -> None:
+        """Slots share nothing."""
+
     def release(self, seq: CachedSequence) -> None:
         slot = self._slot.pop(seq.id, None)
         if slot is not None:

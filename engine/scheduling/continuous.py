@@ -9,9 +9,8 @@ Sarathi-Serve, OSDI 2024, https://arxiv.org/abs/2403.02310; the single budget: v
 
 from engine.batch import Batch
 from engine.cache.manager import KVCacheManager
-from engine.listeners import Listeners
 from engine.scheduling.request import Request, State
-from engine.scheduling.scheduler import Queues, take
+from engine.scheduling.scheduler import Queues, by_rank, take
 
 STEPS_PER_PRIORITY = (
     256  # a request that has waited this many steps goes before newcomers of one level better
@@ -26,14 +25,12 @@ class ContinuousScheduler(Queues):
         cache: KVCacheManager,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        listeners: Listeners | None = None,
     ) -> None:
         """Raises ValueError: a budget in which not even every running request gets its one token."""
         super().__init__(cache)
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise ValueError(f"1 <= {max_num_seqs=} <= {max_num_batched_tokens=} does not hold")
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.listeners = listeners or Listeners()
         self._step = 0
 
     def add(self, request: Request) -> None:
@@ -50,9 +47,9 @@ class ContinuousScheduler(Queues):
         """Who runs in the next step, and how many tokens of each. None: nothing to do."""
         self._step += 1
         budget = self.max_num_batched_tokens
-        work: dict[Request, int] = {}
+        work: list[tuple[Request, int]] = []
         # 1. Running requests first, best rank first: their outputs are awaited, and their memory is in use.
-        self.running.sort(key=lambda request: request.rank)
+        self.running.sort(key=by_rank)
         preempted = False
         queue = list(self.running)
         for place, request in enumerate(queue):
@@ -60,15 +57,16 @@ class ContinuousScheduler(Queues):
                 continue
             later = len(queue) - place - 1  # each of them is left a token: a long prompt holds nobody up
             new = min(request.num_tokens_to_compute, budget - later)
+            if not new:  # its last token is still on its way
+                continue
             while not self.cache.reserve(request, request.num_computed_tokens + new):
-                victim = self.running[-1]
-                budget += work.pop(victim, 0)
+                victim = self.running[-1]  # the worst rank: none of those already in `work`
                 self._preempt(victim)
                 preempted = True
                 if victim is request:
                     break
             else:
-                work[request] = new
+                work.append((request, new))
                 budget -= new
         # 2. Then newcomers, in order, as far as budget and memory go. A long prompt comes in chunks, yet with
         # room for all that is known of it: else two newcomers could keep pushing each other out.
@@ -76,12 +74,12 @@ class ContinuousScheduler(Queues):
             request = self.admit_next()
             if request is None:
                 break
-            if not self.cache.reserve(request, len(request.token_ids)):
+            if not self.cache.reserve(request, request.num_computed_tokens + request.num_tokens_to_compute):
                 self._put_back(request)
                 break
-            work[request] = min(request.num_tokens_to_compute, budget)
-            budget -= work[request]
-        return take(list(work.items())) if work else None
+            work.append((request, min(request.num_tokens_to_compute, budget)))
+            budget -= work[-1][1]
+        return take(work) if work else None
 
     def _preempt(self, request: Request) -> None:
         """Take a running request's memory for a better one; its tokens will be computed again."""

@@ -22,7 +22,10 @@ class StaticScheduler(Queues):
                 pass
         work = []
         for request in self.running:
-            if not self.cache.reserve(request, len(request.token_ids)):
-                raise MemoryError(f"no room for {len(request.token_ids)} tokens of request {request.id}")
-            work.append((request, request.num_tokens_to_compute))
+            new = request.num_tokens_to_compute
+            total = request.num_computed_tokens + new
+            if not self.cache.reserve(request, total):
+                raise MemoryError(f"no room for {total} tokens of request {request.id}")
+            if new:
+                work.append((request, new))
         return take(work) if work else None

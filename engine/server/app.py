@@ -8,14 +8,14 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.server import errors, sse
-from engine.server.backend import Backend
+from engine.server.backend import Backend, OutputStream
 from engine.server.errors import RequestError, as_request_error
 from engine.server.gates import ApiKey, BodyLimit
 from engine.server.protocol import CompletionRequest, Completions
@@ -38,11 +38,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        """A backend with a life of its own, such as Part 6's thread, starts and stops with the server."""
-        if hasattr(backend, "__aenter__"):
-            async with backend:
-                yield
-        else:
+        """The backend, such as Part 6's thread, starts and stops with the server."""
+        async with backend:
             yield
 
     app = FastAPI(title="ruvon", lifespan=lifespan)
@@ -77,18 +74,19 @@ def create_app(
             "created": int(time.time()),
             "model": body.model,
         }
-        # Every prompt is checked before any is queued.
-        streams = [
-            backend.generate(prompt, params, f"{head['id']}-{i}", **body.options())
-            for i, prompt in enumerate(prompts)
-        ]
-        if body.stream:
-            return sse.stream(_chunks(head, streams, params.n, body, shape))
-        try:
-            outputs = await _unless_client_leaves(request, _gather(streams))
-        except Exception as error:
-            # Answered here: past the routes, an error nobody knows would also close the connection.
-            raise as_request_error(error) from error
+        async with AsyncExitStack() as admitted:  # closes all that was admitted, whatever happens
+            streams = []
+            for i, prompt in enumerate(prompts):
+                stream = await backend.generate(prompt, params, f"{head['id']}-{i}", **shape.options(body))
+                admitted.push_async_callback(stream.aclose)
+                streams.append(stream)
+            if body.stream:
+                return sse.stream(_chunks(head, streams, params.n, body, shape), admitted.pop_all())
+            try:
+                outputs = await _unless_client_leaves(request, _gather(streams))
+            except Exception as error:
+                # Answered here: past the routes, an error nobody knows would also close the connection.
+                raise as_request_error(error) from error
         choices = [
             {"index": i * params.n + sample.index} | shape.choice(body, output, sample)
             for i, output in enumerate(outputs)
@@ -111,12 +109,13 @@ def create_app(
     return app
 
 
-async def _gather(streams: list[AsyncIterator[RequestOutput]]) -> list[RequestOutput]:
-    """The last output of each; when one fails, the others are aborted."""
+async def _gather(streams: list[OutputStream]) -> list[RequestOutput]:
+    """The last output of each. When one fails, the others are not waited for."""
 
-    async def last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
-        async with aclosing(outputs):
-            return [output async for output in outputs][-1]
+    async def last(outputs: OutputStream) -> RequestOutput:
+        async for output in outputs:
+            latest = output
+        return latest
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -149,7 +148,7 @@ async def _unless_client_leaves(
 
 async def _chunks(
     head: dict,
-    streams: list[AsyncIterator[RequestOutput]],
+    streams: list[OutputStream],
     n: int,
     body: CompletionRequest,
     shape: Completions,
@@ -159,11 +158,10 @@ async def _chunks(
     shown: list[dict[int, CompletionOutput]] = [{} for _ in streams]
     latest: dict[int, RequestOutput] = {}
 
-    async def forward(i: int, stream: AsyncIterator[RequestOutput]) -> None:
+    async def forward(i: int, stream: OutputStream) -> None:
         try:
-            async with aclosing(stream):
-                async for output in stream:
-                    await arriving.put((i, output))
+            async for output in stream:
+                await arriving.put((i, output))
         except Exception as error:
             await arriving.put((i, error))
 

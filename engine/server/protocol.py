@@ -90,11 +90,6 @@ class CompletionRequest(BaseModel):
             **{name: value for name, value in given.items() if value is not None}, logit_bias=self._bias()
         )
 
-    def options(self) -> dict[str, Any]:
-        """What the engine takes beside prompt and parameters."""
-        given = {"priority": self.priority, "cache_salt": self.cache_salt}
-        return {name: value for name, value in given.items() if value is not None}
-
     def _bias(self) -> dict[int, float] | None:
         """JSON's keys are strings; token ids are numbers."""
         try:
@@ -120,6 +115,11 @@ class Completions:
             message = "echo=true is not supported here: Part 10 (logprobs) brings it"
             raise RequestError(400, message, param="echo")
         return body.sampling_params()
+
+    def options(self, body: CompletionRequest) -> dict[str, Any]:
+        """What the engine takes beside prompt and parameters: of these, what was given."""
+        given = {"priority": body.priority, "cache_salt": body.cache_salt}
+        return {name: value for name, value in given.items() if value is not None}
 
     def choice(
         self,

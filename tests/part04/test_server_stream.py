@@ -23,7 +23,7 @@ ASK = {"model": "script", "prompt": "go"}
 def client_of(backend, **options):
     with serve(create_app(backend, **options)) as url, http(url) as client:
         yield client
-    assert backend.open == 0, "an iterator was left open"
+    assert backend.open == 0, "a stream was left open"
 
 
 def events(answer) -> list:
@@ -175,10 +175,6 @@ def test_an_error_without_a_stream_has_its_status(error, status, kind, header):
 @pytest.mark.parametrize("stream", [False, True])
 def test_when_one_of_several_prompts_fails_the_others_are_closed(stream):
     class HalfBroken(ScriptedBackend):
-        def generate(self, prompt, params, request_id, **options):
-            self.endless, self.error = prompt == "endless", RuntimeError("broken")
-            return super().generate(prompt, params, request_id, **options)
-
         async def _outputs(self, prompt, request_id):
             self.endless = prompt == "endless"
             if not self.endless:
@@ -262,20 +258,11 @@ def test_an_extension_adds_a_route_behind_the_same_gate():
     assert answer.json()["error"]["message"] == "later"
 
 
-def test_a_backend_with_a_life_of_its_own_starts_and_stops_with_the_server():
-    class Living(ScriptedBackend):
-        life = ()
-
-        async def __aenter__(self):
-            self.life += ("started",)
-
-        async def __aexit__(self, *_):
-            self.life += ("stopped",)
-
-    backend = Living()
+def test_the_backend_starts_and_stops_with_the_server():
+    backend = ScriptedBackend()
     with client_of(backend):
-        assert backend.life == ("started",)
-    assert backend.life == ("started", "stopped")
+        assert backend.life == ["started"]
+    assert backend.life == ["started", "stopped"]
 
 
 def test_options_reach_the_backend_and_only_when_given():

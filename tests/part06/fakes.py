@@ -8,7 +8,7 @@ import asyncio
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 
 import torch
 from torch import Tensor
@@ -218,3 +218,9 @@ async def until(condition: Callable[[], bool], *tasks: asyncio.Task) -> None:
 async def read(outputs) -> list:
     """All outputs of an iterator."""
     return [output async for output in outputs]
+
+
+async def ask(backend, *asked, **options) -> list:
+    """All outputs of one request to a `Backend`."""
+    async with aclosing(await backend.generate(*asked, **options)) as outputs:
+        return await read(outputs)

@@ -12,7 +12,7 @@ from engine.decoding.params import ParameterError, SamplingParams
 from engine.listeners import Listeners
 from engine.scheduling.fifo import FIFOScheduler
 from tests.part04.serving import wait_until
-from tests.part06.fakes import BlockCache, FakeForward, Gate, Recorder, at_rest, read, told_alone, until
+from tests.part06.fakes import BlockCache, FakeForward, Gate, Recorder, ask, at_rest, read, told_alone, until
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
@@ -44,7 +44,7 @@ def test_requests_at_once_get_what_each_would_get_alone(engine, gate):
     gate.open()
 
     async def run():
-        asked = [read(engine.generate(f"prompt {i}", GREEDY, str(i))) for i in range(20)]
+        asked = [ask(engine, f"prompt {i}", GREEDY, str(i)) for i in range(20)]
         return await asyncio.gather(*asked)
 
     for i, outputs in enumerate(asyncio.run(run())):
@@ -56,7 +56,7 @@ def test_requests_at_once_get_what_each_would_get_alone(engine, gate):
 
 def test_outputs_arrive_while_the_request_is_running(engine, gate):
     async def run():
-        outputs = engine.generate("hello", GREEDY, "a")
+        outputs = await engine.generate("hello", GREEDY, "a")
         for count in (1, 2, 3):
             gate.allow(1)
             output = await anext(outputs)
@@ -71,7 +71,7 @@ def test_a_reader_who_leaves_frees_the_memory_by_the_next_step(engine, gate):
     gate.allow(2)
 
     async def run():
-        async with aclosing(engine.generate("hello", GREEDY, "a")) as outputs:
+        async with aclosing(await engine.generate("hello", GREEDY, "a")) as outputs:
             while len((await anext(outputs)).outputs[0].token_ids) < 2:
                 pass
 
@@ -84,7 +84,7 @@ def test_a_reader_who_leaves_frees_the_memory_by_the_next_step(engine, gate):
 
 def test_a_reader_whose_task_is_cancelled_has_left(engine, gate):
     async def run():
-        task = asyncio.create_task(read(engine.generate("hello", GREEDY, "a")))
+        task = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
         await until(lambda: gate.entered, task)
         task.cancel()
         await asyncio.wait([task])
@@ -99,10 +99,10 @@ def test_a_slow_reader_holds_nobody_up_and_finds_the_latest(engine, gate):
     gate.allow(1)
 
     async def run():
-        slow = engine.generate("slow", GREEDY, "slow")
+        slow = await engine.generate("slow", GREEDY, "slow")
         assert len((await anext(slow)).outputs[0].token_ids) == 1
         gate.open()
-        quick = await read(engine.generate("quick", GREEDY, "quick"))  # first in, first out: after slow's end
+        quick = await ask(engine, "quick", GREEDY, "quick")  # first in, first out: after slow's end
         assert quick[-1].outputs[0].token_ids == told_alone("quick", GREEDY).token_ids
         rest = await read(slow)
         assert len(rest) == 1, "unread outputs were kept"
@@ -116,7 +116,7 @@ def test_abort_gives_the_reader_a_last_output(engine, gate):
     gate.allow(1)
 
     async def run():
-        outputs = engine.generate("hello", GREEDY, "a")
+        outputs = await engine.generate("hello", GREEDY, "a")
         await anext(outputs)
         await engine.abort("a")
         gate.open()
@@ -130,8 +130,8 @@ def test_abort_gives_the_reader_a_last_output(engine, gate):
 
 def test_a_waiting_request_can_be_aborted_and_is_never_run(engine, gate):
     async def run():
-        first = asyncio.create_task(read(engine.generate("hello", GREEDY, "a")))
-        second = asyncio.create_task(read(engine.generate("there", GREEDY, "b")))
+        first = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
+        second = asyncio.create_task(ask(engine, "there", GREEDY, "b"))
         await until(lambda: len(recorder_of(engine).heard) >= 2, first, second)
         await engine.abort("b")
         await engine.abort("nobody")
@@ -149,7 +149,7 @@ def test_a_failed_step_is_an_error_for_its_reader_alone(engine, gate):
     gate.open()
 
     async def run():
-        asked = [read(engine.generate(name, GREEDY, name)) for name in "abc"]
+        asked = [ask(engine, name, GREEDY, name) for name in "abc"]
         return await asyncio.gather(*asked, return_exceptions=True)
 
     failed, *others = asyncio.run(run())
@@ -177,11 +177,11 @@ def test_a_failure_outside_the_forward_pass_ends_the_requests_there_are_and_the_
 
     async def run(engine):
         failed = await asyncio.gather(
-            *[read(engine.generate(name, params, name)) for name in "ab"], return_exceptions=True
+            *[ask(engine, name, params, name) for name in "ab"], return_exceptions=True
         )
         assert [type(error) for error in failed] == [EngineError, EngineError]
         assert "who was that" in str(failed[0])
-        outputs = await read(engine.generate("c", params, "c"))
+        outputs = await ask(engine, "c", params, "c")
         assert outputs[-1].outputs[0].token_ids == told_alone("c", params).token_ids
 
     with at_rest(AsyncLLMEngine(fake_engine(Tripping), "fake")) as engine, caplog.at_level(logging.CRITICAL):
@@ -197,10 +197,10 @@ def test_a_failure_outside_the_forward_pass_ends_the_requests_there_are_and_the_
 
 def test_a_name_in_use_is_refused_and_its_owner_is_not_disturbed(engine, gate):
     async def run():
-        first = asyncio.create_task(read(engine.generate("hello", GREEDY, "a")))
+        first = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
         await until(lambda: gate.entered, first)
-        second = asyncio.create_task(read(engine.generate("there", GREEDY, "a")))
-        await asyncio.sleep(0)
+        second = asyncio.create_task(ask(engine, "there", GREEDY, "a"))
+        await until(lambda: not engine._commands.empty(), first, second)
         gate.open()
         with pytest.raises(ParameterError, match="in use"):
             await second
@@ -212,7 +212,7 @@ def test_a_name_in_use_is_refused_and_its_owner_is_not_disturbed(engine, gate):
 def test_a_refusal_is_raised_by_generate_itself_and_listeners_hear_of_it(engine, gate):
     async def run():
         with pytest.raises(ParameterError, match="prompt"):
-            engine.generate("", GREEDY, "a")
+            await engine.generate("", GREEDY, "a")
 
     asyncio.run(run())
     wait_until(lambda: recorder_of(engine).heard == [("reject", "a")])
@@ -224,7 +224,7 @@ def test_stop_aborts_what_is_running_and_waiting(fake_engine):
 
     async def run():
         async with engine:
-            asked = [asyncio.create_task(read(engine.generate(name, GREEDY, name))) for name in "ab"]
+            asked = [asyncio.create_task(ask(engine, name, GREEDY, name)) for name in "ab"]
             await until(lambda: gate.entered == 3, *asked)
             stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
             await until(lambda: not engine._commands.empty())
@@ -248,20 +248,20 @@ def test_an_engine_that_is_not_running_says_so_instead_of_waiting_for_ever(fake_
         engine.stop()
     assert not engine.health()
     with pytest.raises(EngineError, match="not running"):
-        asyncio.run(read(engine.generate("hello", GREEDY, "a")))
+        asyncio.run(ask(engine, "hello", GREEDY, "a"))
     engine.stop()
 
 
 def test_a_reader_whose_event_loop_has_closed_disturbs_nobody(engine, gate):
     loop = asyncio.new_event_loop()
-    outputs = engine.generate("hello", GREEDY, "a")
     gate.allow(1)
     try:
+        outputs = loop.run_until_complete(engine.generate("hello", GREEDY, "a"))
         loop.run_until_complete(anext(outputs))
     finally:
         loop.close()
     gate.open()
-    other = asyncio.run(read(engine.generate("there", GREEDY, "b")))
+    other = asyncio.run(ask(engine, "there", GREEDY, "b"))
     assert other[-1].outputs[0].token_ids == told_alone("there", GREEDY).token_ids
 
 
@@ -269,7 +269,7 @@ def test_readers_in_several_event_loops_are_served(engine, gate):
     gate.open()
 
     def reader(i):
-        return asyncio.run(read(engine.generate(f"prompt {i}", GREEDY, str(i))))[-1].outputs[0].token_ids
+        return asyncio.run(ask(engine, f"prompt {i}", GREEDY, str(i)))[-1].outputs[0].token_ids
 
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(reader, range(8)))
@@ -279,7 +279,7 @@ def test_readers_in_several_event_loops_are_served(engine, gate):
 def test_n_samples_reach_one_reader(engine, gate):
     gate.open()
     params = SamplingParams(n=3, seed=4, max_tokens=8)
-    last = asyncio.run(read(engine.generate("hello", params, "a")))[-1]
+    last = asyncio.run(ask(engine, "hello", params, "a"))[-1]
     assert [sample.token_ids for sample in last.outputs] == [
         told_alone("hello", params, index).token_ids for index in range(3)
     ]
