@@ -91,6 +91,22 @@ def test_stop_tokens_are_banned_until_min_tokens_whatever_their_bias():
         )
 
 
+def test_the_position_says_which_token_is_chosen():
+    row = Row(SamplingParams(min_tokens=2), [1], [1], 0, [0])
+    got = [adjust(torch.tensor([[1.0, 2.0]]), [row], [position])[0, 0].item() for position in (0, 1, 2)]
+    assert got == [-float("inf"), -float("inf"), 1], (
+        "min_tokens=2 bans at positions 0 and 1, as they are handed in, however long the output is by now"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_adjusted_in_fp32(dtype):
+    row = Row(SamplingParams(frequency_penalty=0.001), [1], [0], 0)
+    got = adjust(torch.tensor([[100.0, 2.0]], dtype=dtype), [row])
+    assert got.dtype == torch.float32, "a row with a penalty is worked on in fp32, as beside a sampled row"
+    assert got[0, 0].item() == pytest.approx(99.999), "100 - 0.001 is 100 in half precision"
+
+
 def test_each_row_has_its_own_knobs():
     wishes = [{"logit_bias": {0: 1}}, {}, {"logit_bias": {0: -1, 2: 7}}, {"presence_penalty": 2}]
     rows = [Row(SamplingParams(**wish), [0], [1], 0) for wish in wishes]
