@@ -87,7 +87,8 @@ def serve(pipe: Connection, nagle: bool) -> None:
     async def through_backend() -> Measured:
         start = time.perf_counter()
         alone = LockedBackend(MODEL, tokenizer, model.config, lambda: CachedForward(model))
-        return [(time.perf_counter() - start) * 1e3 async for _ in alone.generate(PROMPT, PARAMS, "x")]
+        outputs = await alone.generate(PROMPT, PARAMS, "x")
+        return [(time.perf_counter() - start) * 1e3 async for _ in outputs]
 
     do = {
         LOOP: loop,

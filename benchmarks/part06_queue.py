@@ -82,7 +82,7 @@ async def read(backend: Backend, name: str, tokens: int, pause: float = 0.0) -> 
     with its reader.
     """
     start, times = time.perf_counter(), []
-    async for output in backend.generate(PROMPT, params(tokens), name):
+    async for output in await backend.generate(PROMPT, params(tokens), name):
         times.append(time.perf_counter())
         if pause:
             await asyncio.sleep(pause)

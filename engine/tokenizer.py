@@ -20,6 +20,7 @@ from engine.tokenizer_files import GPT2_PATTERN, AddedToken, read_tokenizer
 
 CACHED_WORDS = 1 << 16  # a word is merged once, then looked up
 CACHED_WORD_LENGTH = 64
+MANY_MARKS = regex.compile(r"\p{M}{101}")
 
 
 def byte_alphabet() -> dict[int, str]:
@@ -68,6 +69,7 @@ class Tokenizer:
             if token not in self.added
         }
         self._bytes |= {token.id: token.content.encode() for token in self.added.values()}
+        self._longest = max(map(len, self._bytes.values()))
         self._byte_ids = [vocab.get(alphabet[byte]) for byte in range(256)]
         if None in self._byte_ids:
             raise ValueError(f"the vocabulary has no token for byte {self._byte_ids.index(None)}")
@@ -104,7 +106,8 @@ class Tokenizer:
         """Token ids of `text`. `add_special_tokens` adds what the tokenizer wants around it (Llama 3's
         beginning).
 
-        Raises ValueError for a lone surrogate: half a character, which UTF-8 cannot express.
+        Raises ValueError for a lone surrogate, half a character, which UTF-8 cannot express; and, from a
+        tokenizer with a normal form, for more than 100 combining marks on one character.
         """
         try:
             text.encode()
@@ -116,6 +119,16 @@ class Tokenizer:
         ids = [id for piece in self._split_specials(text) for id in self._encode_piece(piece)]
         before, after = self._affixes
         return [*before, *ids, *after] if add_special_tokens else ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that `encode(text)` cannot stay below, from the text's length alone: no token
+        stands for more bytes than the longest one has.
+        """
+        if any(token.lstrip or token.rstrip for token in self.added.values()):
+            return 0  # such a token takes in any amount of space
+        # A normal form makes one character of at most four, and a character has at least one byte.
+        size = len(text) // 4 if self._normal_form else len(text.encode(errors="replace"))
+        return size // self._longest
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Text of `ids`: their bytes joined, and read as UTF-8 at the end, since a character may be spread over
@@ -152,6 +165,8 @@ class Tokenizer:
             yield piece.id
             return
         if self._normal_form:
+            if MANY_MARKS.search(piece):  # the time to put them in order grows with their square
+                raise ValueError("text has more than 100 combining marks in a row: not a character")
             piece = unicodedata.normalize(self._normal_form, piece)
         if self._add_prefix_space and not piece.startswith(" "):
             piece = " " + piece

@@ -32,7 +32,7 @@ class GrowingOutput:
         self.stop_reason: int | str | None = None
         self.eos_token_ids = () if params.ignore_eos else eos_token_ids
         room = max_positions - prompt_length
-        self._limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        self.limit = room if params.max_tokens is None else min(params.max_tokens, room)
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
         self._longest_stop = max(map(len, params.stop), default=0)
 
@@ -77,7 +77,7 @@ class GrowingOutput:
             self.text = self.text[: start + len(string) if self.params.include_stop_str_in_output else start]
             return self._finish("stop", string, flush=False)
         # 3. Enough.
-        if len(self.token_ids) >= self._limit:
+        if len(self.token_ids) >= self.limit:
             return self._finish("length", None)
         return False
 

@@ -1,26 +1,47 @@
 """What the server needs of an engine, and the simplest engine that gives it: one request at a time. Part 4.
 
-The server knows this Protocol and nothing behind it. Part 6's engine in its own thread keeps the same promise
-for many requests at once, and admission control (Part 15) wraps either.
+The server knows these two Protocols and nothing behind them. Part 6's engine in its own thread keeps the same
+promise for many requests at once, and admission control (Part 15) wraps either.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
+from typing import Protocol, Self
 
 from engine.config import ModelConfig
 from engine.decoding.greedy import SUPPORTS, Choose, Forward, Step, argmax, decode_steps
 from engine.decoding.outputs import CompletionOutput, RequestOutput
-from engine.decoding.params import ParameterError, SamplingParams
+from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
 from engine.decoding.prompts import Prompt, prompt_token_ids
 from engine.tokenizer import Tokenizer
 
 
+class OutputStream(Protocol):
+    """Outputs of one request as they grow, each with everything so far; the last one is finished.
+
+    A reader that comes late may find only the latest. An error of the request is raised in an output's place.
+    """
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> RequestOutput: ...
+
+    async def aclose(self) -> None:
+        """Abort the request and give back all it holds, read or unread, begun or not. Twice is fine."""
+
+
 class Backend(Protocol):
-    """An engine, as the server sees it."""
+    """An engine, as the server sees it. It lives in an `async with`, which the server's life opens."""
 
     supports: frozenset[str]  # fields of later parts that have their effect here
+
+    async def __aenter__(self) -> Self:
+        """Start to serve."""
+
+    async def __aexit__(self, *_: object) -> None:
+        """Abort what is unfinished, and stop."""
 
     def models(self) -> list[str]:
         """Names that requests may ask for."""
@@ -28,17 +49,55 @@ class Backend(Protocol):
     def health(self) -> bool:
         """Whether requests can be served."""
 
-    def generate(
+    async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str, **options
-    ) -> AsyncIterator[RequestOutput]:
-        """Outputs of one request as they grow, each with everything so far; the last one is finished.
+    ) -> OutputStream:
+        """Check one request and admit it, or raise: ParameterError, RequestError. Then nothing was admitted.
 
-        Raises ParameterError at once, before anything is queued. Closing the iterator aborts the request.
-        `options`: priority, adapter, cache_salt.
+        Awaiting it takes no time of the event loop: a text is turned into tokens in a thread. Whoever gets
+        the stream must close it. `options`: priority, adapter, cache_salt.
         """
 
     async def abort(self, request_id: str) -> None:
-        """Stop a request."""
+        """Stop a request; its reader gets a last output with finish reason "abort"."""
+
+
+class LockedStream:
+    """One request: a task that computes, begun by the first read, and the latest output for the reader.
+
+    The task never waits for the reader, who may be slow, or not read at all.
+    """
+
+    def __init__(self, work: Callable[["LockedStream"], Coroutine[None, None, None]]) -> None:
+        self.aborted = False
+        self._work, self._task = work, None
+        self._unread: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue(maxsize=1)
+        self._over = False
+
+    def put(self, output: RequestOutput | Exception) -> None:
+        """From the task. An output that was not read yet is replaced: the new one contains it."""
+        if self._unread.full():
+            self._unread.get_nowait()
+        self._unread.put_nowait(output)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._over:
+            raise StopAsyncIteration
+        self._task = self._task or asyncio.create_task(self._work(self))
+        output = await self._unread.get()
+        self._over = isinstance(output, Exception) or output.finished
+        if isinstance(output, Exception):
+            raise output
+        return output
+
+    async def aclose(self) -> None:
+        self._over = True
+        if self._task:
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
 
 class LockedBackend:
@@ -59,8 +118,14 @@ class LockedBackend:
         self.name, self.tokenizer, self.config = name, tokenizer, config
         self.make_forward, self.make_choose, self.supports = make_forward, make_choose, supports
         self._lock = asyncio.Lock()
-        self._aborted: set[str] = set()
-        self._live: set[str] = set()
+        self._live: dict[str, LockedStream] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for stream in [*self._live.values()]:
+            await stream.aclose()
 
     def models(self) -> list[str]:
         return [self.name]
@@ -68,52 +133,62 @@ class LockedBackend:
     def health(self) -> bool:
         return True
 
-    def generate(
+    async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str, **options
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> LockedStream:
         for name, value in options.items():
             if value and name not in self.supports:
                 raise ParameterError(name, f"{name}={value!r} is not supported by this engine")
-        token_ids = prompt_token_ids(prompt, self.tokenizer, self.config)
-        loops = [self._steps(token_ids, params, index) for index in range(params.n)]
+        refuse_unsupported(params, self.supports)
+        refuse_unknown_tokens(params, self.config.vocab_size)
+        token_ids = await asyncio.to_thread(prompt_token_ids, prompt, self.tokenizer, self.config)
         text = prompt if isinstance(prompt, str) else None
-        return self._run(RequestOutput(request_id, text, token_ids, [], finished=False), loops)
+        output = RequestOutput(request_id, text, token_ids, [], finished=False)
+        return LockedStream(partial(self._work, output, params))
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._live:
-            self._aborted.add(request_id)
+            self._live[request_id].aborted = True
 
-    def _steps(self, token_ids: list[int], params: SamplingParams, index: int) -> Iterator[Step]:
-        choose = self.make_choose(params, token_ids, index)
-        return decode_steps(
-            self.make_forward(), self.tokenizer, self.config, token_ids, params, choose, self.supports
-        )
-
-    async def _run(self, output: RequestOutput, loops: list[Iterator[Step]]) -> AsyncIterator[RequestOutput]:
-        self._live.add(output.request_id)
+    async def _work(self, output: RequestOutput, params: SamplingParams, stream: LockedStream) -> None:
+        """One request, from its turn to its end; what goes wrong is its reader's to know."""
+        self._live[output.request_id] = stream
         try:
             async with self._lock:
-                for index, steps in enumerate(loops):
-                    output.outputs.append(CompletionOutput(index, "", []))
-                    # The model runs in a thread, so that the event loop can answer others meanwhile.
-                    while (step := await asyncio.to_thread(next, steps, None)) is not None:
-                        reason = step.finish_reason
-                        if reason is None and output.request_id in self._aborted:
-                            reason = "abort"
-                        output.outputs[index] = CompletionOutput(
-                            index,
-                            step.output.visible,
-                            list(step.output.token_ids),
-                            reason,
-                            step.output.stop_reason,
-                        )
-                        output.finished = reason == "abort" or (
-                            reason is not None and index == len(loops) - 1
-                        )
-                        # A record of its own each time: a slow reader still holds the one before.
-                        yield replace(output, outputs=list(output.outputs))
-                        if reason == "abort":
-                            return
+                for index in range(params.n):
+                    await self._sample(output, params, index, stream)
+                    if output.finished:
+                        break
+        except Exception as error:
+            stream.put(error)
         finally:
-            self._live.discard(output.request_id)
-            self._aborted.discard(output.request_id)
+            del self._live[output.request_id]
+
+    def _steps(self, prompt_token_ids: list[int], params: SamplingParams, index: int) -> Iterator[Step]:
+        """Part 3's loop for one sample. Nothing is computed before its first `next`."""
+        choose = self.make_choose(params, prompt_token_ids, index)
+        return decode_steps(
+            self.make_forward(), self.tokenizer, self.config, prompt_token_ids, params, choose, self.supports
+        )
+
+    async def _sample(
+        self, output: RequestOutput, params: SamplingParams, index: int, stream: LockedStream
+    ) -> None:
+        """The sample `index` of `params.n`: `output` grows by it, and each state goes to `stream`.
+
+        A step of the loop runs in another thread, and its state is put before the next step begins: a record
+        of its own, with the text that is visible, because a slow reader still holds the one before. `output`
+        is finished with the last sample's last token. When `stream.aborted` is set, the step under way is the
+        last one: its reason is "abort", and `output` is finished.
+        """
+        steps = self._steps(output.prompt_token_ids, params, index)
+        output.outputs.append(CompletionOutput(index, "", []))
+        while (step := await asyncio.to_thread(next, steps, None)) is not None:
+            done, reason = step.output, step.finish_reason or ("abort" if stream.aborted else None)
+            output.outputs[index] = CompletionOutput(
+                index, done.visible, list(done.token_ids), reason, done.stop_reason
+            )
+            output.finished = reason == "abort" or (reason is not None and index == params.n - 1)
+            stream.put(replace(output, outputs=list(output.outputs)))
+            if output.finished:
+                return

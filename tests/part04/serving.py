@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import httpx
@@ -80,8 +80,16 @@ class ScriptedBackend:
     ) -> None:
         self.pieces, self.error, self.endless, self.supports = pieces, error, endless, supports
         self.asked: list[tuple] = []  # (prompt, params, request_id, options) of each generate
-        self.open = 0  # iterators begun and not closed
+        self.open = 0  # streams handed out and not closed
+        self.life: list[str] = []
         self.healthy = True
+
+    async def __aenter__(self):
+        self.life.append("started")
+        return self
+
+    async def __aexit__(self, *_):
+        self.life.append("stopped")
 
     def models(self) -> list[str]:
         return ["script", "team/script-2"]
@@ -89,25 +97,41 @@ class ScriptedBackend:
     def health(self) -> bool:
         return self.healthy
 
-    def generate(self, prompt, params, request_id, **options):
+    async def generate(self, prompt, params, request_id, **options):
         self.asked.append((prompt, params, request_id, options))
-        return self._outputs(prompt, request_id)
+        return ScriptedStream(self, self._outputs(prompt, request_id))
 
     async def _outputs(self, prompt, request_id):
-        self.open += 1
-        try:
-            text, count = "", 0
-            while self.endless or count < len(self.pieces):
-                text += self.pieces[count % len(self.pieces)]
-                count += 1
-                last = not self.endless and not self.error and count == len(self.pieces)
-                sample = CompletionOutput(0, text, list(range(count)), "length" if last else None)
-                yield RequestOutput(request_id, prompt, [7, 8], [sample], finished=last)
-                await asyncio.sleep(0.001 if self.endless else 0)
-            if self.error:
-                raise self.error
-        finally:
-            self.open -= 1
+        text, count = "", 0
+        while self.endless or count < len(self.pieces):
+            text += self.pieces[count % len(self.pieces)]
+            count += 1
+            last = not self.endless and not self.error and count == len(self.pieces)
+            sample = CompletionOutput(0, text, list(range(count)), "length" if last else None)
+            yield RequestOutput(request_id, prompt, [7, 8], [sample], finished=last)
+            await asyncio.sleep(0.001 if self.endless else 0)
+        if self.error:
+            raise self.error
 
     async def abort(self, request_id) -> None:
-        raise AssertionError("the server closes iterators instead")
+        raise AssertionError("the server closes streams instead")
+
+
+class ScriptedStream:
+    """Is open from the moment it is handed out, read or not: only `aclose` gives it back."""
+
+    def __init__(self, backend: ScriptedBackend, outputs: AsyncGenerator[RequestOutput, None]) -> None:
+        self.backend, self.outputs, self.open = backend, outputs, True
+        backend.open += 1
+
+    def __aiter__(self):
+        return self
+
+    def __anext__(self):
+        return anext(self.outputs)
+
+    async def aclose(self) -> None:
+        if self.open:
+            self.open = False
+            self.backend.open -= 1
+            await self.outputs.aclose()

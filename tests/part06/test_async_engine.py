@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
@@ -12,7 +13,8 @@ from engine.decoding.params import ParameterError, SamplingParams
 from engine.listeners import Listeners
 from engine.scheduling.fifo import FIFOScheduler
 from tests.part04.serving import wait_until
-from tests.part06.fakes import BlockCache, FakeForward, Gate, Recorder, at_rest, read, told_alone, until
+from tests.part06.fakes import BlockCache, FakeForward, Gate, Recorder, ask, at_rest, read, told_alone, until
+from tests.part06.steps import Everybody
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
@@ -44,7 +46,7 @@ def test_requests_at_once_get_what_each_would_get_alone(engine, gate):
     gate.open()
 
     async def run():
-        asked = [read(engine.generate(f"prompt {i}", GREEDY, str(i))) for i in range(20)]
+        asked = [ask(engine, f"prompt {i}", GREEDY, str(i)) for i in range(20)]
         return await asyncio.gather(*asked)
 
     for i, outputs in enumerate(asyncio.run(run())):
@@ -56,7 +58,7 @@ def test_requests_at_once_get_what_each_would_get_alone(engine, gate):
 
 def test_outputs_arrive_while_the_request_is_running(engine, gate):
     async def run():
-        outputs = engine.generate("hello", GREEDY, "a")
+        outputs = await engine.generate("hello", GREEDY, "a")
         for count in (1, 2, 3):
             gate.allow(1)
             output = await anext(outputs)
@@ -71,7 +73,7 @@ def test_a_reader_who_leaves_frees_the_memory_by_the_next_step(engine, gate):
     gate.allow(2)
 
     async def run():
-        async with aclosing(engine.generate("hello", GREEDY, "a")) as outputs:
+        async with aclosing(await engine.generate("hello", GREEDY, "a")) as outputs:
             while len((await anext(outputs)).outputs[0].token_ids) < 2:
                 pass
 
@@ -84,7 +86,7 @@ def test_a_reader_who_leaves_frees_the_memory_by_the_next_step(engine, gate):
 
 def test_a_reader_whose_task_is_cancelled_has_left(engine, gate):
     async def run():
-        task = asyncio.create_task(read(engine.generate("hello", GREEDY, "a")))
+        task = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
         await until(lambda: gate.entered, task)
         task.cancel()
         await asyncio.wait([task])
@@ -99,10 +101,10 @@ def test_a_slow_reader_holds_nobody_up_and_finds_the_latest(engine, gate):
     gate.allow(1)
 
     async def run():
-        slow = engine.generate("slow", GREEDY, "slow")
+        slow = await engine.generate("slow", GREEDY, "slow")
         assert len((await anext(slow)).outputs[0].token_ids) == 1
         gate.open()
-        quick = await read(engine.generate("quick", GREEDY, "quick"))  # first in, first out: after slow's end
+        quick = await ask(engine, "quick", GREEDY, "quick")  # first in, first out: after slow's end
         assert quick[-1].outputs[0].token_ids == told_alone("quick", GREEDY).token_ids
         rest = await read(slow)
         assert len(rest) == 1, "unread outputs were kept"
@@ -116,7 +118,7 @@ def test_abort_gives_the_reader_a_last_output(engine, gate):
     gate.allow(1)
 
     async def run():
-        outputs = engine.generate("hello", GREEDY, "a")
+        outputs = await engine.generate("hello", GREEDY, "a")
         await anext(outputs)
         await engine.abort("a")
         gate.open()
@@ -130,8 +132,8 @@ def test_abort_gives_the_reader_a_last_output(engine, gate):
 
 def test_a_waiting_request_can_be_aborted_and_is_never_run(engine, gate):
     async def run():
-        first = asyncio.create_task(read(engine.generate("hello", GREEDY, "a")))
-        second = asyncio.create_task(read(engine.generate("there", GREEDY, "b")))
+        first = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
+        second = asyncio.create_task(ask(engine, "there", GREEDY, "b"))
         await until(lambda: len(recorder_of(engine).heard) >= 2, first, second)
         await engine.abort("b")
         await engine.abort("nobody")
@@ -149,7 +151,7 @@ def test_a_failed_step_is_an_error_for_its_reader_alone(engine, gate):
     gate.open()
 
     async def run():
-        asked = [read(engine.generate(name, GREEDY, name)) for name in "abc"]
+        asked = [ask(engine, name, GREEDY, name) for name in "abc"]
         return await asyncio.gather(*asked, return_exceptions=True)
 
     failed, *others = asyncio.run(run())
@@ -177,30 +179,33 @@ def test_a_failure_outside_the_forward_pass_ends_the_requests_there_are_and_the_
 
     async def run(engine):
         failed = await asyncio.gather(
-            *[read(engine.generate(name, params, name)) for name in "ab"], return_exceptions=True
+            *[ask(engine, name, params, name) for name in "ab"], return_exceptions=True
         )
         assert [type(error) for error in failed] == [EngineError, EngineError]
         assert "who was that" in str(failed[0])
-        outputs = await read(engine.generate("c", params, "c"))
+        outputs = await ask(engine, "c", params, "c")
         assert outputs[-1].outputs[0].token_ids == told_alone("c", params).token_ids
 
     with at_rest(AsyncLLMEngine(fake_engine(Tripping), "fake")) as engine, caplog.at_level(logging.CRITICAL):
 
-        async def both_then_start():
+        async def both_at_once():
+            both_have_come = threading.Event()
+            engine.start()
+            engine._command(both_have_come.wait)
             task = asyncio.create_task(run(engine))
             await until(lambda: engine._commands.qsize() == 2, task)
-            engine.start()
+            both_have_come.set()
             await task
 
-        asyncio.run(both_then_start())
+        asyncio.run(both_at_once())
 
 
 def test_a_name_in_use_is_refused_and_its_owner_is_not_disturbed(engine, gate):
     async def run():
-        first = asyncio.create_task(read(engine.generate("hello", GREEDY, "a")))
+        first = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
         await until(lambda: gate.entered, first)
-        second = asyncio.create_task(read(engine.generate("there", GREEDY, "a")))
-        await asyncio.sleep(0)
+        second = asyncio.create_task(ask(engine, "there", GREEDY, "a"))
+        await until(lambda: not engine._commands.empty(), first, second)
         gate.open()
         with pytest.raises(ParameterError, match="in use"):
             await second
@@ -212,7 +217,7 @@ def test_a_name_in_use_is_refused_and_its_owner_is_not_disturbed(engine, gate):
 def test_a_refusal_is_raised_by_generate_itself_and_listeners_hear_of_it(engine, gate):
     async def run():
         with pytest.raises(ParameterError, match="prompt"):
-            engine.generate("", GREEDY, "a")
+            await engine.generate("", GREEDY, "a")
 
     asyncio.run(run())
     wait_until(lambda: recorder_of(engine).heard == [("reject", "a")])
@@ -224,10 +229,12 @@ def test_stop_aborts_what_is_running_and_waiting(fake_engine):
 
     async def run():
         async with engine:
-            asked = [asyncio.create_task(read(engine.generate(name, GREEDY, name))) for name in "ab"]
-            await until(lambda: gate.entered == 3, *asked)
+            asked = [asyncio.create_task(ask(engine, name, GREEDY, name)) for name in "ab"]
+            told = engine._commands.qsize
+            await until(lambda: gate.entered == 3 and ("b" in engine._mailboxes or told() == 1), *asked)
+            before = told()
             stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
-            await until(lambda: not engine._commands.empty())
+            await until(lambda: told() > before)
             gate.open()
             await stopping
             return await asyncio.gather(*asked)
@@ -248,20 +255,20 @@ def test_an_engine_that_is_not_running_says_so_instead_of_waiting_for_ever(fake_
         engine.stop()
     assert not engine.health()
     with pytest.raises(EngineError, match="not running"):
-        asyncio.run(read(engine.generate("hello", GREEDY, "a")))
+        asyncio.run(ask(engine, "hello", GREEDY, "a"))
     engine.stop()
 
 
 def test_a_reader_whose_event_loop_has_closed_disturbs_nobody(engine, gate):
     loop = asyncio.new_event_loop()
-    outputs = engine.generate("hello", GREEDY, "a")
     gate.allow(1)
     try:
+        outputs = loop.run_until_complete(engine.generate("hello", GREEDY, "a"))
         loop.run_until_complete(anext(outputs))
     finally:
         loop.close()
     gate.open()
-    other = asyncio.run(read(engine.generate("there", GREEDY, "b")))
+    other = asyncio.run(ask(engine, "there", GREEDY, "b"))
     assert other[-1].outputs[0].token_ids == told_alone("there", GREEDY).token_ids
 
 
@@ -269,7 +276,7 @@ def test_readers_in_several_event_loops_are_served(engine, gate):
     gate.open()
 
     def reader(i):
-        return asyncio.run(read(engine.generate(f"prompt {i}", GREEDY, str(i))))[-1].outputs[0].token_ids
+        return asyncio.run(ask(engine, f"prompt {i}", GREEDY, str(i)))[-1].outputs[0].token_ids
 
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(reader, range(8)))
@@ -279,7 +286,124 @@ def test_readers_in_several_event_loops_are_served(engine, gate):
 def test_n_samples_reach_one_reader(engine, gate):
     gate.open()
     params = SamplingParams(n=3, seed=4, max_tokens=8)
-    last = asyncio.run(read(engine.generate("hello", params, "a")))[-1]
+    last = asyncio.run(ask(engine, "hello", params, "a"))[-1]
     assert [sample.token_ids for sample in last.outputs] == [
         told_alone("hello", params, index).token_ids for index in range(3)
     ]
+
+
+def test_a_reader_that_is_dropped_in_mid_answer_has_left(engine, gate):
+    gate.allow(1)
+
+    async def run():
+        stream = await engine.generate("hello", GREEDY, "a")
+        async for _ in stream:
+            break
+        del stream
+        gate.open()
+        await until(lambda: not engine.engine.has_unfinished_requests())
+
+    asyncio.run(run())
+    assert steps_of(engine, "a") < 20, "the request went on to its end, with nobody reading"
+
+
+def test_a_stream_that_was_never_read_costs_nothing(engine, gate):
+    async def run():
+        stream = await engine.generate("hello", GREEDY, "a")
+        await stream.aclose()
+        assert await read(stream) == []
+
+    asyncio.run(run())
+    gate.open()
+    assert engine._commands.empty()
+    assert recorder_of(engine).heard == []
+
+
+def test_leaving_late_does_not_abort_another_request_of_the_same_name(engine, gate):
+    gate.allow(1)
+
+    async def run():
+        first = await engine.generate("hello", GREEDY, "a")
+        await anext(first)
+        await engine.abort("a")
+        gate.allow(1)
+        await until(lambda: not engine.engine.has_unfinished_requests())
+        second = await engine.generate("there", GREEDY, "a")
+        gate.allow(1)
+        await anext(second)
+        await first.aclose()  # it never read its last output
+        gate.open()
+        return await read(second)
+
+    assert asyncio.run(run())[-1].outputs[0].token_ids == told_alone("there", GREEDY).token_ids
+
+
+def test_what_was_delivered_before_the_engine_ended_is_still_read(engine, gate):
+    """On a busy machine a reader may come back only when all is over."""
+    gate.open()
+
+    async def run():
+        stream = await engine.generate("hello", GREEDY, "a")
+        await anext(stream)
+        await asyncio.to_thread(wait_until, lambda: not engine.engine.has_unfinished_requests())
+        await asyncio.to_thread(engine.stop)
+        return await read(stream)
+
+    assert asyncio.run(run())[-1].outputs[0].token_ids == told_alone("hello", GREEDY).token_ids
+
+
+def test_an_engine_stopped_twice_serves_again_once_it_is_started(engine, gate):
+    gate.open()
+    for _ in range(2):
+        engine.stop()
+        engine.stop()
+        engine.start()
+        assert engine.health()
+        last = asyncio.run(ask(engine, "hello", GREEDY, "a"))[-1]
+        assert last.outputs[0].token_ids == told_alone("hello", GREEDY).token_ids
+
+
+def test_a_step_wakes_an_event_loop_once_however_many_read_there(fake_engine):
+    engine = fake_engine(Everybody)
+    woken = []
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        call = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda function, *args: woken.append(function) or call(function, *args)
+        async with AsyncLLMEngine(engine, "fake") as running:
+            await asyncio.gather(*[ask(running, str(i), GREEDY, str(i)) for i in range(8)])
+
+    asyncio.run(run())
+    # 8 requests of 20 tokens; the last wake-ups are of `stop`, which asyncio waits for in a thread.
+    assert len([function for function in woken if getattr(function, "__name__", "") == "_hand_out"]) <= 40
+
+
+def test_a_long_prompt_is_tokenized_beside_the_event_loop_and_a_short_one_at_once(engine, gate, monkeypatch):
+    gate.open()
+    threads, make = [], engine.engine.make_requests
+    monkeypatch.setattr(
+        engine.engine,
+        "make_requests",
+        lambda *a, **b: threads.append(threading.current_thread()) or make(*a, **b),
+    )
+
+    async def run():
+        await ask(engine, "hello", GREEDY, "a")
+        with pytest.raises(ParameterError):
+            await engine.generate("x" * 2000, GREEDY, "b")
+
+    asyncio.run(run())
+    assert threads[0] is threading.main_thread()
+    assert threads[1] is not threading.main_thread()
+
+
+def test_a_reader_whose_loop_has_closed_is_aborted(engine, gate):
+    loop = asyncio.new_event_loop()
+    stream = loop.run_until_complete(engine.generate("hello", GREEDY, "a"))
+    gate.allow(1)
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    gate.allow(2)
+    wait_until(lambda: not engine.engine.has_unfinished_requests())
+    assert steps_of(engine, "a") <= 3
