@@ -1,13 +1,18 @@
 """Workloads that several benchmarks share: seeded, from the story corpus or from random tokens."""
 
+import json
+import shutil
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.cache.slots import SlotCache
+from engine.checkpoint import ZOO
 from engine.decoding.params import SamplingParams
 from engine.executor import Executor, ModelForward
 from engine.listeners import Listener, Listeners, StepRecord
@@ -25,6 +30,22 @@ def jobs(number: int, vocab_size: int, seed: int = 0) -> list[Job]:
         ([random.randrange(1, vocab_size) for _ in range(random.randint(8, 128))], random.randint(16, 128))
         for _ in range(number)
     ]
+
+
+def fp32_twin(folder: Path) -> Path:
+    """storyteller with every weight moved a little, so that fp16 cannot hold it, as in a checkpoint that was
+    never in fp16.
+    """
+    shutil.copytree(ZOO / "storyteller", folder, dirs_exist_ok=True)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: tensor.float() * (1 + 2e-4 * torch.randn(tensor.shape, generator=generator))
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+    return folder
 
 
 class Records(Listener):
