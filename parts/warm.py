@@ -36,7 +36,7 @@ LIBRARIES = (
     "transformers.models.gpt2.modeling_gpt2",
     "uvicorn",
 )
-NOT_THE_LEARNERS = ("PYTEST_", "PYTHONPATH", "COV_", "RUVON_", "CI", "BUILD_NUMBER")
+NOT_THE_LEARNERS = ("BUILD_NUMBER", "CI", "COV_", "PYTEST_", "PYTHONDONTWRITE", "PYTHONPATH", "RUVON_")
 
 
 @dataclass(frozen=True)

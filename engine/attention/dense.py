@@ -20,15 +20,15 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """
     (Tq, Hq, Dh), (Tk, Hkv, _) = q.shape, k.shape
     # 1. Heads first; the Hq / Hkv query heads that share a key head stand together.
-    q = (q * Dh**-0.5).transpose(0, 1).reshape(Hkv, -1, Dh)  # [Hkv, G·Tq, Dh]
-    # 2. How well does each query match each key?
-    scores = torch.bmm(q, k.permute(1, 2, 0))  # [Hkv, G·Tq, Tk]
+    q = q.transpose(0, 1).reshape(Hkv, -1, Dh)  # [Hkv, G·Tq, Dh]
+    # 2. How well does each query match each key? One product, scaled by alpha (beta=0: nothing is added).
+    scores = torch.baddbmm(q.new_empty(()), q, k.permute(1, 2, 0), beta=0, alpha=Dh**-0.5)  # [Hkv, G·Tq, Tk]
     # 3. Hide the future. Query i stands at position Tk - Tq + i; a single query is last and sees all.
     if Tq > 1:
         future = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).triu_(Tk - Tq + 1)  # [Tq, Tk]
         scores = scores.view(Hkv, -1, Tq, Tk).masked_fill_(future, -torch.inf).view(Hkv, -1, Tk)
-    # 4. Scores to weights (in fp32, whatever the model's dtype), weights to a mean of the values.
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)  # [Hkv, G·Tq, Tk]
+    # 4. Scores to weights (PyTorch sums them in fp32 at least), weights to a mean of the values.
+    weights = torch.softmax(scores, dim=-1)  # [Hkv, G·Tq, Tk]
     out = torch.bmm(weights, v.transpose(0, 1))  # [Hkv, G·Tq, Dh]
     return out.view(Hq, Tq, Dh).transpose(0, 1)  # [Tq, Hq, Dh]
 

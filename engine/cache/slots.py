@@ -5,8 +5,9 @@ Promises that a sequence alone and the same sequence among others get the same a
 mathematics as an argument: a varlen kernel. Part 6.
 """
 
-from collections.abc import Sequence
-from itertools import groupby, pairwise
+from collections.abc import Callable
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,11 +39,12 @@ class SlotCache:
         # sequence's end, but not a NaN.
         shape = (2, config.num_layers, num_slots, config.num_kv_heads, self.slot_tokens, config.head_dim)
         self._memory = torch.zeros(shape, device=device, dtype=dtype)  # [2, L, N, Hkv, M, Dh]
-        self.keys, self.values = (tuple(layers) for layers in self._memory)  # views[N, Hkv, M, Dh], by layer
-        self._config, self._kernel = config, kernel
+        self.keys, self.values = (layers.unbind() for layers in self._memory)  # by layer: [N, Hkv, M, Dh]
+        self._num_heads, self._kernel = config.num_heads, kernel
+        self._head = np.arange(config.num_kv_heads) * self.slot_tokens  # [Hkv]: where each begins in a slot
         self._free = list(reversed(range(num_slots)))  # the lowest free slot is taken first
         self._slot: dict[str, int] = {}
-        self._written = [0] * num_slots  # tokens of each slot that may hold something else than zeros
+        self._written: dict[int, int] = {}  # slot -> tokens of it that may be something else than zero
 
     def begin(self, seq: CachedSequence) -> int | None:
         if not self._free:
@@ -61,9 +63,9 @@ class SlotCache:
         if slot is not None:
             self._free.append(slot)
             self._free.sort(reverse=True)
+            written = self._written.pop(slot, 0)
             if not reads_only_its_own(self._memory):
-                self._memory[:, :, slot, :, : self._written[slot]] = 0  # a NaN would pass a neighbour's mask
-            self._written[slot] = 0
+                self._memory[:, :, slot, :, :written] = 0  # a NaN would pass a neighbour's mask
 
     preempt = release  # what is given up is computed anew
 
@@ -75,67 +77,101 @@ class SlotCache:
 
     def attention(self, batch: Batch) -> Attend:
         """What is the same in every layer is worked out here, once a step; `attend` is called per layer."""
-        H, M, Dh = self.keys[0].shape[1:]
-        slots = [self._slot[request.id] for request in batch.requests]  # [S]
-        for slot, n in zip(slots, batch.context_lens, strict=True):
-            self._written[slot] = max(self._written[slot], n)
-        # Where each new token's key goes, head by head, in one layer's keys seen as [N·Hkv·M, Dh].
-        slot_of = np.repeat(slots, np.diff(batch.query_start))  # [T]
-        row_of = (slot_of[:, None] * H + np.arange(H)) * M + np.array(batch.positions)[:, None]  # [T, Hkv]
-        (row_of,) = on_device(self._memory.device, row_of.ravel())
-        looks = self._looks(batch, slots)
+        single: list[_Part] = []
+        prompts: list[list[_Part]] = []  # read from their start, neighbours together
+        others: list[_Part] = []
+        for request, rows, end in zip(
+            batch.requests, pairwise(batch.query_start), batch.context_lens, strict=True
+        ):
+            part = _Part(self._slot[request.id], *rows, end)
+            self._written[part.slot] = max(end, self._written.get(part.slot, 0))
+            if part.num_new == 1:
+                single.append(part)
+            elif part.num_new < end:
+                others.append(part)
+            elif prompts and prompts[-1][-1].last_row == part.first_row:
+                prompts[-1].append(part)
+            else:
+                prompts.append([part])
+        if len(single) == 1:
+            others += single  # a plan for one costs more than a call
+        looks: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
+        if len(single) > 1:
+            (rows,) = on_device(self._memory.device, [part.first_row for part in single])
+            looks.append((rows, self._together(single)))
+        looks += [(slice(run[0].first_row, run[-1].last_row), self._whole(run)) for run in prompts]
+        looks += [(slice(part.first_row, part.last_row), self._alone(part)) for part in others]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            # 1. Each new token's key and value go to its sequence's slot, at its position.
-            self.keys[layer].view(-1, Dh).index_copy_(0, row_of, k.reshape(-1, Dh))
-            self.values[layer].view(-1, Dh).index_copy_(0, row_of, v.reshape(-1, Dh))
-            # 2. Each sequence's queries see its own keys.
             if len(looks) == 1:
                 return looks[0][1](layer, q, k, v)
             out = torch.empty_like(q)  # [T, Hq, Dh]
             for rows, look in looks:
-                out[rows] = look(layer, q[rows], k, v)
+                out[rows] = look(layer, q[rows], k[rows], v[rows])
             return out
 
         return attend
 
-    def _looks(self, batch: Batch, slots: list[int]) -> list[tuple[slice | Tensor, Attend]]:
-        """The step in parts: some of its T rows, and how their queries meet their keys. Together all T rows.
+    def _alone(self, part: "_Part") -> Attend:
+        """One sequence: the kernel reads views of its slot, which copy nothing."""
+        own = self._memory[:, :, part.slot, :, : part.end].transpose(2, 3)  # [2, L, end, Hkv, Dh]
+        new_keys, new_values = (layers.unbind() for layers in own[:, :, part.end - part.num_new :])
+        keys, values = (layers.unbind() for layers in own)
+        spans = Spans.of_one(part.num_new, part.end)
 
-        Tokens that come alone are attended together. Prompts read from their start need nothing but the keys
-        just computed: neighbours share one call. Everyone else gets a call on a view of the slot.
-        """
-        parts, lens = list(pairwise(batch.query_start)), batch.context_lens
-        single: list[int] = []
-        whole: list[int] = []
-        views: list[int] = []
-        for s, (a, b) in enumerate(parts):
-            (single if b - a == 1 else whole if b - a == lens[s] else views).append(s)
-        if len(single) == 1:  # a plan for one costs more than a call
-            views, single = [*views, *single], []
-        looks: list[tuple[slice | Tensor, Attend]] = []
-        if single:
-            (rows,) = on_device(self._memory.device, [parts[s][0] for s in single])
-            looks.append((rows, self._together([slots[s] for s in single], [lens[s] for s in single])))
-        for _, run in groupby(enumerate(whole), key=lambda pair: pair[1] - pair[0]):
-            neighbours = [s for _, s in run]
-            starts = batch.query_start[neighbours[0] : neighbours[-1] + 2]
-            looks.append((slice(starts[0], starts[-1]), self._new(starts)))
-        for s in views:
-            looks.append((slice(*parts[s]), self._view(slots[s], parts[s][1] - parts[s][0], lens[s])))
-        return looks
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            new_keys[layer].copy_(k)
+            new_values[layer].copy_(v)
+            return self._kernel(q, keys[layer], values[layer], spans)
 
-    def _together(self, slots: list[int], lens: list[int]) -> Attend:
-        plan = together(slots, lens, self._config.num_heads, self.keys[0])
-        return lambda layer, q, k, v: plan(q, self.keys[layer], self.values[layer])
+        return attend
 
-    def _new(self, query_start: Sequence[int]) -> Attend:
-        starts = tuple(start - query_start[0] for start in query_start)
-        rows, spans = slice(query_start[0], query_start[-1]), Spans(starts, starts)
-        return lambda layer, q, k, v: self._kernel(q, k[rows], v[rows], spans)
+    def _whole(self, parts: "list[_Part]") -> Attend:
+        """Prompts from their start: all the keys they need are those just computed."""
+        store, starts = self._store(parts), tuple(accumulate((part.end for part in parts), initial=0))
+        spans = Spans(starts, starts)
 
-    def _view(self, slot: int, num_queries: int, length: int) -> Attend:
-        own = self._memory[:, :, slot, :, :length].transpose(2, 3)  # [2, L, n, Hkv, Dh]: nothing is copied
-        keys, values = (tuple(layers) for layers in own)
-        spans = Spans.of_one(num_queries, length)
-        return lambda layer, q, k, v: self._kernel(q, keys[layer], values[layer], spans)
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            store(layer, k, v)
+            return self._kernel(q, k, v, spans)
+
+        return attend
+
+    def _together(self, parts: "list[_Part]") -> Attend:
+        """One new token each: everybody's attention in one go."""
+        store = self._store(parts)
+        slots, ends = [part.slot for part in parts], [part.end for part in parts]
+        plan = together(slots, ends, self._num_heads, self.keys[0])
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            store(layer, k, v)
+            return plan(q, self.keys[layer], self.values[layer])
+
+        return attend
+
+    def _store(self, parts: "list[_Part]") -> Callable[[int, Tensor, Tensor], None]:
+        """Puts new keys and values into their sequences' slots, at their positions."""
+        _, Hkv, M, Dh = self.keys[0].shape
+        tokens = [p.slot * Hkv * M + i for p in parts for i in range(p.end - p.num_new, p.end)]
+        # Where each head of each new token goes, in one layer's keys seen as [N·Hkv·M, Dh].
+        rows = (np.array(tokens)[:, None] + self._head).ravel()  # [T·Hkv]
+        (row_of,) = on_device(self._memory.device, rows)
+
+        def store(layer: int, k: Tensor, v: Tensor) -> None:
+            self.keys[layer].view(-1, Dh).index_copy_(0, row_of, k.reshape(-1, Dh))
+            self.values[layer].view(-1, Dh).index_copy_(0, row_of, v.reshape(-1, Dh))
+
+        return store
+
+
+class _Part(NamedTuple):
+    """A sequence's share of a step."""
+
+    slot: int
+    first_row: int
+    last_row: int  # of the step's T rows; exclusive
+    end: int  # its tokens in the cache when the step is done: the last num_new of them are new
+
+    @property
+    def num_new(self) -> int:
+        return self.last_row - self.first_row

@@ -102,6 +102,18 @@ def test_half_precision_keeps_its_dtype_and_is_close(dtype):
     torch.testing.assert_close(out.float(), causal_attention(q, k, v), atol=0.05, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_many_keys_are_summed_in_more_than_half_precision(dtype):
+    """2,000 keys alike: added up in bf16, their weights would stop growing at 256."""
+    q, k, v = (torch.ones(n, 1, 8, dtype=dtype) for n in (1, 2000, 2000))
+    torch.testing.assert_close(causal_attention(q, k, v).float(), torch.ones(1, 1, 8), atol=0.01, rtol=0)
+
+
+def test_half_precision_scores_are_scaled_before_they_could_overflow():
+    q, k, v = (torch.full((3, 1, 64), 40.0, dtype=torch.float16) for _ in range(3))  # q·k = 102,400
+    assert causal_attention(q, k, v).isfinite().all()
+
+
 def test_scores_too_large_for_an_exponential_do_not_overflow():
     q, k, v = random_qkv(4, 4)
     assert causal_attention(q * 1e4, k, v).isfinite().all()
