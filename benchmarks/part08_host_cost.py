@@ -59,8 +59,8 @@ class Room:
 def make_engine(sequences: int) -> LLMEngine:
     tokenizer = Tokenizer.from_pretrained("storyteller")
     config = ModelConfig(
-        model_type="none", vocab_size=4096, hidden_size=1, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=1,
-        intermediate_size=1, max_positions=2 * max(LENGTHS), norm_eps=0.0, activation="none",
+        model_type="none", vocab_size=4096, hidden_size=1, num_layers=1, num_heads=1, num_kv_heads=1,
+        head_dim=1, intermediate_size=1, max_positions=2 * max(LENGTHS), norm_eps=0.0, activation="none",
         tie_word_embeddings=True,
     )  # fmt: skip
     logits = torch.rand(sequences, VOCAB, generator=torch.Generator().manual_seed(0))
@@ -143,7 +143,11 @@ def main() -> None:
         },
         {
             "cost": {
-                "columns": ["tokens in each output", "in synchronous use, ms a step", "through AsyncLLMEngine, ms a step"],
+                "columns": [
+                    "tokens in each output",
+                    "in synchronous use, ms a step",
+                    "through AsyncLLMEngine, ms a step",
+                ],
                 "rows": rows,
             }
         },

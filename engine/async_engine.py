@@ -55,24 +55,19 @@ class Mailbox:
 
     def __init__(self, post: Post) -> None:
         self.post = post
-        self._output: RequestOutput | Exception | None = None  # not read yet
+        self.unread: RequestOutput | Exception | None = None
         self._filled: asyncio.Future | None = None  # what the reader waits for
 
     def put(self, output: RequestOutput | Exception) -> None:
         """An output that was not read yet is replaced: the new one contains it."""
-        self._output = output
+        self.unread = output
         if self._filled and not self._filled.done():
             self._filled.set_result(None)
 
-    async def get(self) -> RequestOutput:
-        """The latest output, once there is one that was not read. Raises what was put in its place."""
-        while self._output is None:
-            self._filled = self.post.loop.create_future()
-            await self._filled
-        output, self._output = self._output, None
-        if isinstance(output, Exception):
-            raise output
-        return output
+    def filled(self) -> asyncio.Future:
+        """To be awaited while nothing is unread."""
+        self._filled = self.post.loop.create_future()
+        return self._filled
 
 
 class Reader:
@@ -89,13 +84,19 @@ class Reader:
         return self
 
     async def __anext__(self) -> RequestOutput:
+        """The latest output, once there is one that was not read. Raises what was put in its place."""
         if self._ended:
             raise StopAsyncIteration
         if not self._begun:
             self._begin()
             self._begun = True
+        mailbox = self._mailbox
         try:
-            output = await self._mailbox.get()
+            while mailbox.unread is None:
+                await mailbox.filled()
+            output, mailbox.unread = mailbox.unread, None
+            if isinstance(output, Exception):
+                raise output
             if output.error:
                 raise EngineError(output.error)
         except BaseException:
@@ -239,7 +240,7 @@ class AsyncLLMEngine:
             self._send({mailbox: error})
 
     def _abort(self, request_id: str, mailbox: Mailbox | None = None) -> None:
-        """Abort a request; with `mailbox`, only if it is still that reader's: the name may be in use again."""
+        """Abort a request; with `mailbox`, only if it is that reader's still: names are used again."""
         if mailbox is None or self._mailboxes.get(request_id) is mailbox:
             output = self.engine.abort_request(request_id)
             if output:
@@ -259,7 +260,9 @@ class AsyncLLMEngine:
         posts = {mailbox.post for mailbox in news}
         for post in posts:
             try:
-                post.send({m: output for m, output in news.items() if m.post is post} if len(posts) > 1 else news)
+                post.send(
+                    {m: output for m, output in news.items() if m.post is post} if len(posts) > 1 else news
+                )
             except RuntimeError:  # the loop has closed, and its readers are gone with it
                 for request_id in [i for i, mailbox in self._mailboxes.items() if mailbox.post is post]:
                     self._mailboxes.pop(request_id)

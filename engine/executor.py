@@ -14,6 +14,7 @@ from engine.batch import Batch
 from engine.cache.manager import KVCacheManager
 from engine.decoding.outputs import Logprobs
 from engine.decoding.sampling import sample
+from engine.device import on_device
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,9 @@ class ModelForward:
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Tensor:
         rows = [row for rows in batch.logit_rows for row in rows]
-        # One copy to the device, which nobody waits for.
-        host = torch.tensor([*batch.token_ids, *batch.positions, *rows], pin_memory=self.device.type == "cuda")
-        T = batch.num_tokens
-        token_ids, positions, rows_of = host.to(self.device, non_blocking=True).split([T, T, len(rows)])
+        token_ids, positions, wanted = on_device(self.device, batch.token_ids, batch.positions, rows)
         hidden = self.model(token_ids, positions, self.cache.attention(batch))  # [T, D]
-        return self.model.logits(hidden if len(rows) == T else hidden[rows_of])  # [R, V]
+        return self.model.logits(hidden if len(rows) == batch.num_tokens else hidden[wanted])  # [R, V]
 
 
 @torch.inference_mode()

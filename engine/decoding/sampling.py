@@ -64,8 +64,8 @@ class Row:
         self._changes = Changes(p, self.prompt_ids)
 
     def changes(self) -> tuple[np.ndarray, np.ndarray]:
-        """tokens[C], factors[C, 3]: the tokens that bias and penalties touch after the output so far, and each
-        one's (bias, repetition, subtract). What does nothing is 0, 1 and 0.
+        """tokens[C], factors[C, 3]: the tokens that bias and penalties touch after the output so far, and for
+        each (bias, repetition, subtract). What does nothing is 0, 1 and 0.
         """
         return self._changes.after(self.output_ids)
 

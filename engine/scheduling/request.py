@@ -13,7 +13,6 @@ from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import Row
 from engine.decoding.stopping import GrowingOutput
 
-
 PLACEHOLDER = -1  # stands for a token that was chosen but not read from the device yet
 
 

@@ -81,8 +81,7 @@ class Queues:
         expected any more.
         """
         for s, request in enumerate(batch.requests):
-            if request.state is State.RUNNING:
-                request.num_computed_tokens = batch.context_lens[s] - batch.num_new_tokens(s)
+            request.num_computed_tokens = batch.context_lens[s] - batch.num_new_tokens(s)
             request.withdraw()
 
     def finish(self, request: Request) -> None:

@@ -74,11 +74,10 @@ def test_a_failed_step_is_a_500_or_an_event_and_the_next_request_is_served(fake_
     with http(url) as client:
         whole = client.post("/v1/completions", json=ASK | {"prompt": "one"})
         assert whole.status_code == 500
-        assert "the cable came loose" in whole.json()["error"]["message"], whole.text
+        assert whole.json()["error"]["code"] == "engine_error", whole.text
         streamed = client.post("/v1/completions", json=ASK | {"prompt": "two", "stream": True})
         assert streamed.status_code == 200
-        assert '"error"' in streamed.text
-        assert "again" in streamed.text
+        assert "engine_error" in streamed.text
         served = client.post("/v1/completions", json=ASK | {"prompt": "three"})
         assert served.status_code == 200, served.text
         assert served.json()["choices"][0]["text"] == told_alone("three", GREEDY).text

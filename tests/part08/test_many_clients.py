@@ -15,6 +15,7 @@ from engine.decoding.sampling import SUPPORTS
 from engine.listeners import Listeners
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.server.app import create_app
+from engine.server.protocol import Completions
 from tests.part04.serving import DEADLINE, http, serve, wait_until
 from tests.part06.fakes import BlockCache, FakeForward, Gate, Recorder, at_rest, run_to_end, told_alone
 
@@ -57,7 +58,7 @@ def serving(passed):
 
         def start(engine):
             backend = stack.enter_context(at_rest(AsyncLLMEngine(engine, "m"), passed))
-            return stack.enter_context(serve(create_app(backend)))
+            return stack.enter_context(serve(create_app(backend, shape=Completions(allow_priority=True))))
 
         yield start
     wait_until(lambda: set(threading.enumerate()) <= before)
@@ -187,7 +188,7 @@ def test_refused_and_aborted_and_failed_and_served_requests_leave_nothing_togeth
             "prompt": f"prompt {i}",
             "max_tokens": 3 + i % 7,
             "n": 1 + i % 3,
-            "priority": i % 4,
+            "priority": i % 3,
         }
         return (await client.post("/v1/completions", json=body | bad)).status_code
 
