@@ -129,7 +129,7 @@ class Simulation(Listener):
 
     def end(self, request: Request) -> None:
         self.scheduler.finish(request)
-        self.check(request.state is State.FINISHED)
+        self.check(request.state is State.FINISHED, "ended, but not finished")
         del self.live[request.id], self.computed[request.id]
         self.ended += 1
 
@@ -159,7 +159,8 @@ class Simulation(Listener):
         if self.rng.random() < self.s.failure_rate:
             self.failures += 1
             self.scheduler.rollback(batch)
-            self.check(all(r.num_computed_tokens == self.computed[r.id] for r in batch.requests))
+            unchanged = all(r.num_computed_tokens == self.computed[r.id] for r in batch.requests)
+            self.check(unchanged, "a step was taken back, yet its tokens still count as computed")
             for request in batch.requests:
                 if self.rng.random() < 0.2:
                     self.end(request)
