@@ -1,13 +1,17 @@
 """Workloads that several benchmarks share: seeded, from the story corpus or from random tokens."""
 
+import json
+import shutil
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import torch
 
 from engine.cache.slots import SlotCache
+from engine.checkpoint import ZOO
 from engine.decoding.params import SamplingParams
 from engine.executor import Executor, ModelForward
 from engine.listeners import Listener, Listeners, StepRecord
@@ -25,6 +29,23 @@ def jobs(number: int, vocab_size: int, seed: int = 0) -> list[Job]:
         ([random.randrange(1, vocab_size) for _ in range(random.randint(8, 128))], random.randint(16, 128))
         for _ in range(number)
     ]
+
+
+def gpt2_like(folder: Path, layers: int, width: int, heads: int, vocab_size: int) -> Path:
+    """A folder for `load_model(..., load_format="dummy")`: GPT-2's architecture in this shape.
+
+    Its tokenizer is storyteller's, with tokens that no text has up to `vocab_size`.
+    """
+    home = ZOO / "storyteller"
+    config = json.loads((home / "config.json").read_text())
+    config |= {"n_layer": layers, "n_embd": width, "n_head": heads, "vocab_size": vocab_size}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((home / "tokenizer.json").read_text())
+    known = tokenizer["model"]["vocab"]
+    known |= {f"<unused{i}>": i for i in range(len(known), vocab_size)}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    shutil.copy(home / "tokenizer_config.json", folder)
+    return folder
 
 
 class Records(Listener):

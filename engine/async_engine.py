@@ -8,9 +8,11 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from weakref import WeakValueDictionary
 
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
@@ -19,38 +21,100 @@ from engine.llm_engine import LLMEngine
 from engine.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
+SHORT = 1000  # characters or ids: a prompt tokenized sooner than a thread is asked to
 
 
 class EngineError(RuntimeError):
     """The request failed in the engine, through no fault of its own; the message says why."""
 
 
-class Mailbox:
-    """One request's latest output, handed from the engine's thread to an event loop."""
+class Post:
+    """The way from the engine's thread into one event loop: however much there is, one call wakes it."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._filled = asyncio.Event()
-        self._output: RequestOutput | Exception | None = None
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self._lock = loop, threading.Lock()
+        self._news: dict[Mailbox, RequestOutput | Exception] = {}
+
+    def send(self, news: "dict[Mailbox, RequestOutput | Exception]") -> None:
+        """Raises RuntimeError when the loop has closed."""
+        with self._lock:
+            asleep = not self._news
+            self._news |= news
+        if asleep:
+            self.loop.call_soon_threadsafe(self._hand_out)
+
+    def _hand_out(self) -> None:
+        with self._lock:
+            news, self._news = self._news, {}
+        for mailbox, output in news.items():
+            mailbox.put(output)
+
+
+class Mailbox:
+    """One request's latest output, in its reader's event loop."""
+
+    def __init__(self, post: Post) -> None:
+        self.post = post
+        self.unread: RequestOutput | Exception | None = None
+        self._filled: asyncio.Future | None = None  # what the reader waits for
 
     def put(self, output: RequestOutput | Exception) -> None:
-        """From the engine's thread. An output that was not read yet is replaced: the new one contains it."""
-        try:
-            self._loop.call_soon_threadsafe(self._put, output)
-        except RuntimeError:  # the reader's loop is gone, and the reader with it
-            logger.debug("a reader's event loop has closed")
+        """An output that was not read yet is replaced: the new one contains it."""
+        self.unread = output
+        if self._filled and not self._filled.done():
+            self._filled.set_result(None)
 
-    def _put(self, output: RequestOutput | Exception) -> None:
-        self._output = output
-        self._filled.set()
+    def filled(self) -> asyncio.Future:
+        """To be awaited while nothing is unread."""
+        self._filled = self.post.loop.create_future()
+        return self._filled
 
-    async def get(self) -> RequestOutput:
+
+class Reader:
+    """One request's outputs, each with everything so far; the last one is finished.
+
+    Iterating begins the request. Leaving early (`aclose`, cancelled, or dropped) aborts it.
+    """
+
+    def __init__(self, mailbox: Mailbox, begin: Callable[[], None], abort: Callable[[], None]) -> None:
+        self._mailbox, self._begin, self._abort = mailbox, begin, abort
+        self._begun = self._ended = False
+
+    def __aiter__(self) -> "Reader":
+        return self
+
+    async def __anext__(self) -> RequestOutput:
         """The latest output, once there is one that was not read. Raises what was put in its place."""
-        await self._filled.wait()
-        self._filled.clear()
-        if isinstance(self._output, Exception):
-            raise self._output
-        return self._output
+        if self._ended:
+            raise StopAsyncIteration
+        if not self._begun:
+            self._begin()
+            self._begun = True
+        mailbox = self._mailbox
+        try:
+            while mailbox.unread is None:
+                await mailbox.filled()
+            output, mailbox.unread = mailbox.unread, None
+            if isinstance(output, Exception):
+                raise output
+            if output.error:
+                raise EngineError(output.error)
+        except BaseException:
+            self._leave()
+            raise
+        self._ended = output.finished
+        return output
+
+    async def aclose(self) -> None:
+        self._leave()
+
+    def __del__(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._begun and not self._ended:
+            self._abort()
+        self._ended = True
 
 
 class AsyncLLMEngine:
@@ -60,22 +124,26 @@ class AsyncLLMEngine:
         """`name` is the model's, as users will ask for it."""
         self.engine, self.name = engine, name
         self.supports = engine.supports
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.RLock()  # between who commands and the thread that ends
+        self._running = self._stopping = False
         self._mailboxes: dict[str, Mailbox] = {}  # touched by the engine's thread only
+        self._posts: WeakValueDictionary[asyncio.AbstractEventLoop, Post] = WeakValueDictionary()
         self._thread: threading.Thread | None = None
-        self._checking = ThreadPoolExecutor(1, "check")  # one text at a time is turned into tokens
+        self._tokenizing = ThreadPoolExecutor(1, "tokenize")
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        if not self._running:
+            self._running, self._stopping = True, False
+            self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
         """End the step loop; unfinished requests are aborted."""
+        with suppress(EngineError):  # it has ended already
+            self._command(self._stop)
         if self._thread:
-            self._commands.put(None)
             self._thread.join()
-        self._checking.shutdown()
-        self._checking = ThreadPoolExecutor(1, "check")
 
     async def __aenter__(self) -> "AsyncLLMEngine":
         self.start()
@@ -89,96 +157,116 @@ class AsyncLLMEngine:
 
     def health(self) -> bool:
         """Whether the step loop is running."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._running and self._thread.is_alive()
 
-    async def generate(
-        self, prompt: Prompt, params: SamplingParams, request_id: str, **options
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs of one request as they grow, the last one finished; leaving early aborts it.
+    async def generate(self, prompt: Prompt, params: SamplingParams, request_id: str, **options) -> Reader:
+        """Outputs of one request as they grow. It is checked now, and queued when the first output is asked
+        for.
 
-        Raises ParameterError for what the engine refuses, EngineError from the iterator for a failed step.
+        Raises ParameterError for what the engine refuses; the iterator raises EngineError for a failed step.
         """
-        make = partial(self.engine.make_requests, request_id, prompt, params, **options)
+
+        def make() -> list[Request]:
+            return self.engine.make_requests(request_id, prompt, params, **options)
+
         try:
-            samples = await asyncio.get_running_loop().run_in_executor(self._checking, make)
+            if len(prompt) <= SHORT:
+                samples = make()
+            else:
+                samples = await asyncio.get_running_loop().run_in_executor(self._tokenizing, make)
         except ParameterError as error:
-            rejected = error
-            self._commands.put(lambda: self.engine.listeners.tell("on_reject", request_id, rejected))
+            with suppress(EngineError):
+                self._command(self.engine.listeners.tell, "on_reject", request_id, error)
             raise
-        return self._outputs(request_id, samples, prompt)
-
-    async def _outputs(
-        self, request_id: str, samples: list[Request], prompt: Prompt
-    ) -> AsyncGenerator[RequestOutput, None]:
-        mailbox = Mailbox()
-        self._commands.put(lambda: self._add(request_id, samples, prompt, mailbox))
-        finished = False
-        try:
-            while not finished:
-                output = await self._next(mailbox)
-                finished = output.finished
-                if output.error:
-                    raise EngineError(output.error)
-                yield output
-        finally:
-            if not finished:
-                self._commands.put(lambda: self._abort(request_id, mailbox))
-
-    async def _next(self, mailbox: Mailbox) -> RequestOutput:
-        """The mailbox's next output. Raises EngineError when none can come any more."""
-        while True:
-            try:
-                async with asyncio.timeout(1.0):
-                    return await mailbox.get()
-            except TimeoutError:
-                if not self.health():
-                    raise EngineError("the engine is not running") from None
+        mailbox = Mailbox(self._post())
+        begin = partial(self._command, self._add, request_id, samples, prompt, mailbox)
+        return Reader(mailbox, begin, abort=partial(self._leave, request_id, mailbox))
 
     async def abort(self, request_id: str) -> None:
         """Stop a request; whoever reads it gets a last output with finish reason "abort"."""
-        self._commands.put(lambda: self._abort(request_id))
+        with suppress(EngineError):  # nothing runs any more
+            self._command(self._abort, request_id)
+
+    def _leave(self, request_id: str, mailbox: Mailbox) -> None:
+        with suppress(EngineError):
+            self._command(self._abort, request_id, mailbox)
+
+    def _post(self) -> Post:
+        """The running event loop's; it lives as long as somebody reads there."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            post = self._posts.get(loop) or Post(loop)
+            self._posts[loop] = post
+        return post
+
+    def _command(self, function: Callable[..., None], *arguments: object) -> None:
+        """Have the engine's thread call it. Raises EngineError: there is no such thread any more."""
+        with self._lock:
+            if not self._running:
+                raise EngineError("the engine is not running")
+            self._commands.put(lambda: function(*arguments))
 
     # From here on, everything runs in the engine's thread.
+
+    def _run(self) -> None:
+        """The step loop: take in what came, step, hand out; sleep when there is nothing to do."""
+        try:
+            while not self._stopping:
+                try:
+                    if self._commands.empty() and self.engine.has_unfinished_requests():
+                        self._deliver(self.engine.step())
+                    else:
+                        self._commands.get()()
+                except Exception as error:
+                    logger.exception("the engine failed outside a step's forward pass")
+                    self._fail_all(error)
+        finally:
+            with self._lock:
+                self._running = False
+            # No command can come any more. Those that have come are heard, then whoever is left is told.
+            while not self._commands.empty():
+                self._commands.get()()
+            for request_id in self.engine.unfinished_request_ids():
+                self._abort(request_id)
+
+    def _stop(self) -> None:
+        self._stopping = True
 
     def _add(self, request_id: str, samples: list[Request], prompt: Prompt, mailbox: Mailbox) -> None:
         try:
             self.engine.add(request_id, samples, prompt)
             self._mailboxes[request_id] = mailbox
         except Exception as error:  # this request's own: the others do not notice
-            mailbox.put(error)
+            self._send({mailbox: error})
 
     def _abort(self, request_id: str, mailbox: Mailbox | None = None) -> None:
-        """Abort a request; with `mailbox`, only if it is still that reader's."""
+        """Abort a request; with `mailbox`, only if it is that reader's still: names are used again."""
         if mailbox is None or self._mailboxes.get(request_id) is mailbox:
             output = self.engine.abort_request(request_id)
             if output:
                 self._deliver([output])
 
-    def _run(self) -> None:
-        """The step loop: take in what came, step, hand out; sleep when there is nothing to do."""
-        while True:
-            try:
-                while not self._commands.empty() or not self.engine.has_unfinished_requests():
-                    command = self._commands.get()
-                    if command is None:
-                        return self._abort_all()
-                    command()
-                self._deliver(self.engine.step())
-            except Exception as error:
-                logger.exception("the engine failed outside a step's forward pass")
-                self._fail_all(error)
-
     def _deliver(self, outputs: list[RequestOutput]) -> None:
+        news = {}
         for output in outputs:
-            mailbox = self._mailboxes.get(output.request_id)
+            find = self._mailboxes.pop if output.finished else self._mailboxes.get
+            mailbox = find(output.request_id, None)
             if mailbox:  # none: a request that was added to the engine itself
-                mailbox.put(output)
-            if output.finished:
-                self._mailboxes.pop(output.request_id, None)
+                news[mailbox] = output
+        if news:
+            self._send(news)
 
-    def _abort_all(self) -> None:
-        for request_id in self.engine.unfinished_request_ids():
-            self._abort(request_id)
+    def _send(self, news: dict[Mailbox, RequestOutput | Exception]) -> None:
+        posts = {mailbox.post for mailbox in news}
+        for post in posts:
+            try:
+                post.send(
+                    {m: output for m, output in news.items() if m.post is post} if len(posts) > 1 else news
+                )
+            except RuntimeError:  # the loop has closed, and its readers are gone with it
+                for request_id in [i for i, mailbox in self._mailboxes.items() if mailbox.post is post]:
+                    self._mailboxes.pop(request_id)
+                    self.engine.abort_request(request_id)
 
     def _fail_all(self, error: Exception) -> None:
         """What cannot be pinned on one request ends all of them; the engine goes on empty."""

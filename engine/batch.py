@@ -16,7 +16,9 @@ class Batch:
     """S sequences, T tokens."""
 
     requests: tuple[Request, ...]  # [S]
-    token_ids: tuple[int, ...]  # [T]; -1 stands for "the token sampled last", still on the device (Part 13)
+    token_ids: tuple[
+        int, ...
+    ]  # [T]; PLACEHOLDER stands for "the token sampled last", still on the device (Part 13)
     positions: tuple[int, ...]  # [T]
     query_start: tuple[int, ...]  # [S+1]: sequence s owns tokens query_start[s]:query_start[s+1]
     context_lens: tuple[int, ...]  # [S]: tokens in the cache once this step is done
@@ -49,6 +51,12 @@ def make_batch(work: Sequence[tuple[Request, int]]) -> Batch:
     for (request, n), offset in zip(work, query_start, strict=False):
         start, end = request.num_computed_tokens, request.num_computed_tokens + n
         known = len(request.token_ids)
+        if n == 1 and end == known:  # what follows does the same, slower
+            token_ids.append(request.token_ids[start])
+            positions.append(start)
+            context_lens.append(end)
+            logit_rows.append(range(offset, offset + 1))
+            continue
         new = (
             request.token_ids[start:end] if end <= known else [*request.token_ids[start:], *request.draft_ids]
         )

@@ -8,6 +8,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType
 
 from engine.checkpoint import CheckpointError, read_json, resolve
@@ -57,12 +58,27 @@ class ModelConfig:
 
 
 def architecture(model_type: str) -> ModuleType:
-    """The module `engine.models.<model_type>`: its `Model`, `config_from` and `slots`, found by its name."""
-    files = (Path(__file__).parent / "models").glob("*.py")
-    known = sorted(file.stem for file in files if "def config_from" in file.read_text(encoding="utf-8"))
-    if model_type not in known:
-        raise CheckpointError(f"model_type {model_type!r} is not supported; supported: {', '.join(known)}")
-    return import_module(f"engine.models.{model_type}")
+    """The module `engine.models.<model_type>`: its `Model`, `config_from` and `places`, found by its name.
+
+    Raises CheckpointError, listing those there are.
+    """
+    module = _architecture(model_type) if str(model_type).isidentifier() else None
+    if module is None:
+        names = sorted(module.name for module in iter_modules([str(Path(__file__).parent / "models")]))
+        known = ", ".join(name for name in names if _architecture(name))
+        raise CheckpointError(f"model_type {model_type!r} is not supported; supported: {known}")
+    return module
+
+
+def _architecture(name: str) -> ModuleType | None:
+    """`engine.models.<name>`; None if there is no such module, or it is no architecture."""
+    try:
+        module = import_module(f"engine.models.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"engine.models.{name}":
+            raise  # it is there, and lacks something itself
+        return None
+    return module if hasattr(module, "config_from") else None
 
 
 def _eos_token_ids(folder: Path, raw: dict) -> tuple[int, ...]:

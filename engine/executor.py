@@ -14,6 +14,7 @@ from engine.batch import Batch
 from engine.cache.manager import KVCacheManager
 from engine.decoding.outputs import Logprobs
 from engine.decoding.sampling import sample
+from engine.device import on_device
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class StepResult:
     drafts: list[list[int]] | None = None  # proposals to verify in the next step (Part 16)
     logprobs: list[Logprobs] | None = None  # of each new token, by sequence (Part 10)
     prompt_logprobs: list[Logprobs] | None = None  # of the prompt tokens in this step, by sequence (Part 10)
+    counters: dict[str, float] | None = None  # for the step's record: what an executor has to tell of it
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,16 @@ class Pending:
     token_ids: Tensor  # [R], one for each row of logits
 
     def result(self) -> StepResult:
-        found = iter(self.token_ids.tolist())  # the one place that waits for the device
-        return StepResult([[next(found) for _ in rows] for rows in self.batch.logit_rows])
+        found = self.token_ids.tolist()  # the one place that waits for the device
+        if len(found) == len(self.batch.requests):  # a row each: all decode
+            return StepResult([[token_id] for token_id in found])
+        tokens, start = [], 0
+        for request, rows in zip(self.batch.requests, self.batch.logit_rows, strict=True):
+            # What follows a token inside the prompt is known: only its log probability was wanted (Part 10).
+            inside = sum(self.batch.positions[row] < request.num_prompt_tokens - 1 for row in rows)
+            tokens.append(found[start + inside : start + len(rows)])
+            start += len(rows)
+        return StepResult(tokens)
 
 
 class ModelForward:
@@ -47,20 +57,23 @@ class ModelForward:
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Tensor:
-        token_ids = torch.tensor(batch.token_ids).to(self.device, non_blocking=True)  # [T]
-        positions = torch.tensor(batch.positions).to(self.device, non_blocking=True)  # [T]
-        hidden = self.model(token_ids, positions, self.cache.attention(batch))  # [T, D]
         rows = [row for rows in batch.logit_rows for row in rows]
-        if len(rows) < batch.num_tokens:
-            hidden = hidden[torch.tensor(rows, dtype=torch.long, device=self.device)]
-        return self.model.logits(hidden)  # [R, V]
+        token_ids, positions, wanted = on_device(self.device, batch.token_ids, batch.positions, rows)
+        hidden = self.model(token_ids, positions, self.cache.attention(batch))  # [T, D]
+        return self.model.logits(hidden if len(rows) == batch.num_tokens else hidden[wanted])  # [R, V]
 
 
 @torch.inference_mode()
 def sample_batch(logits: Tensor, batch: Batch) -> Tensor:
-    """logits[R, V] -> token ids[R], by each request's own parameters."""
-    rows = [request.row for request, rows in zip(batch.requests, batch.logit_rows, strict=True) for _ in rows]
-    return sample(logits, rows)
+    """logits[R, V] -> token ids[R], by each request's own parameters. Which output token a row gives is read
+    from the batch: the request may not know of the one before yet (Part 13).
+    """
+    rows, positions = [], []
+    for request, own in zip(batch.requests, batch.logit_rows, strict=True):
+        for row in own:
+            rows.append(request.row)
+            positions.append(batch.positions[row] + 1 - request.num_prompt_tokens)
+    return sample(logits, rows, positions)
 
 
 class Executor:

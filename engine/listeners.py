@@ -28,7 +28,8 @@ class StepRecord:
     tokens_held: tuple[int, ...]  # [S]: tokens in the cache after this step
     num_running: int
     num_waiting: int
-    counters: dict[str, float] = field(default_factory=dict)  # open: later parts add their own
+    error: str | None = None  # why the step failed: its work was for nothing
+    counters: dict[str, float] = field(default_factory=dict)  # open: what an executor tells of it
 
 
 class Listener:
@@ -50,6 +51,10 @@ class Listeners:
 
     def add(self, listener: Listener) -> None:
         self._listeners.append(listener)
+
+    def __bool__(self) -> bool:
+        """Whether anyone listens."""
+        return bool(self._listeners)
 
     def tell(self, event: str, *details: object) -> None:
         for listener in self._listeners:

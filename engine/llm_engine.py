@@ -5,24 +5,26 @@ step fails the requests it must and no others; that memory is free once a reques
 no threads.
 """
 
+import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
 
 from engine.batch import Batch
 from engine.config import ModelConfig
-from engine.decoding.outputs import CompletionOutput, FinishReason, RequestOutput
+from engine.decoding.outputs import CompletionOutput, FinishReason, Prefix, RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
 from engine.decoding.prompts import Prompt, prompt_token_ids
-from engine.decoding.sampling import SUPPORTS, Row, new_seed
+from engine.decoding.sampling import NO_TOKEN, SUPPORTS, Row, new_seed
 from engine.decoding.stopping import GrowingOutput
-from engine.executor import Executor, StepResult
+from engine.executor import Executor, Pending, StepResult
 from engine.listeners import Listeners, StepRecord
 from engine.scheduling.request import Request, State
 from engine.scheduling.scheduler import Scheduler
 from engine.tokenizer import Tokenizer
 
-MAX_PRIORITY = 2**31
+logger = logging.getLogger(__name__)
+MAX_PRIORITY = 100
 Recover = Callable[[Batch, Exception], list[Request]]  # who fails when a step does (Part 15 spares more)
 
 
@@ -31,8 +33,38 @@ def fail_all(batch: Batch, error: Exception) -> list[Request]:
     return list(batch.requests)
 
 
+@dataclass(frozen=True)
+class Failed:
+    """Takes the place of a `Pending` whose submission failed: the step fails when its turn to land comes."""
+
+    error: Exception
+
+    def result(self) -> StepResult:
+        raise self.error
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step between its launch and its landing. Times are seconds of the monotonic clock."""
+
+    batch: Batch
+    pending: Pending | Failed
+    start: float
+    scheduled: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one user asked for."""
+
+    prompt: str | None  # None: it came as token ids
+    samples: list[Request]
+
+
 class LLMEngine:
-    """Composes a scheduler, an executor and a tokenizer; `step` is the whole engine."""
+    """Composes a scheduler, an executor and a tokenizer; `step` is the whole engine: launch, then land. An
+    engine that launches the next step before it lands the last one (Part 13) overrides `step` alone.
+    """
 
     def __init__(
         self,
@@ -44,9 +76,10 @@ class LLMEngine:
         recover: Recover = fail_all,
         supports: frozenset[str] = SUPPORTS,
         max_model_len: int | None = None,
+        adapters: Container[str] = (),
     ) -> None:
-        """`max_model_len` bounds prompt plus output; default: what the model sees. Raises ValueError: no
-        room.
+        """`max_model_len` bounds prompt plus output; default: what the model sees. `adapters`: those that
+        requests may name, which may change meanwhile (Part 18). Raises ValueError: no room.
         """
         self.max_model_len = max_model_len or config.max_positions
         if self.max_model_len > config.max_positions or not scheduler.cache.fits(self.max_model_len):
@@ -56,11 +89,10 @@ class LLMEngine:
             )
         self.tokenizer, self.config = tokenizer, replace(config, max_positions=self.max_model_len)
         self.scheduler, self.executor, self.recover = scheduler, executor, recover
-        self.listeners = listeners or Listeners()
-        self.supports = supports
-        self._samples: dict[str, list[Request]] = {}  # request id -> its n samples
-        self._prompts: dict[str, str | None] = {}
-        self._steps = 0
+        self.listeners = scheduler.listeners = Listeners() if listeners is None else listeners
+        self.supports, self.adapters = supports, adapters
+        self._asked: dict[str, Asked] = {}  # by request id, until it has finished
+        self._steps = self._empty_steps = 0
 
     def make_requests(
         self,
@@ -82,6 +114,8 @@ class LLMEngine:
         for name, value in {"priority": priority, "adapter": adapter, "cache_salt": cache_salt}.items():
             if value and name not in self.supports:
                 raise ParameterError(name, f"{name}={value!r} is not supported by this engine")
+        if adapter is not None and adapter not in self.adapters:
+            raise ParameterError("adapter", f"adapter={adapter!r} is not loaded")
         if abs(priority) > MAX_PRIORITY:
             raise ParameterError(
                 "priority", f"priority={priority}: accepted are -{MAX_PRIORITY} to {MAX_PRIORITY}"
@@ -123,132 +157,195 @@ class LLMEngine:
 
     def add(self, request_id: str, samples: list[Request], prompt: Prompt) -> None:
         """Queue what `make_requests` made."""
-        if request_id in self._samples:
+        if request_id in self._asked:
             raise ParameterError(
                 "request_id", f"request_id={request_id!r} is in use by an unfinished request"
             )
-        self._samples[request_id] = samples
-        self._prompts[request_id] = prompt if isinstance(prompt, str) else None
+        self._asked[request_id] = Asked(prompt if isinstance(prompt, str) else None, samples)
         for request in samples:
             self.listeners.tell("on_arrival", request)
             self.scheduler.add(request)
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """Stop a request, waiting or running; its last output. None: it is not here, perhaps finished."""
-        samples = self._samples.get(request_id)
-        if samples is None:
+        asked = self._asked.get(request_id)
+        if asked is None:
             return None
-        for request in samples:
+        for request in asked.samples:
             if request.state is not State.FINISHED:
                 self._end(request, None if request.output.finish_reason else "abort")
+                self.listeners.tell("on_finish", request)
         return self._output(request_id)
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._samples)
+        return bool(self._asked)
 
     def unfinished_request_ids(self) -> list[str]:
-        return list(self._samples)
+        return list(self._asked)
 
     def step(self) -> list[RequestOutput]:
         """One forward pass for whoever is scheduled; an output for each of their requests."""
+        flight = self.launch()
+        return self.land(flight) if flight else self._stuck()
+
+    def launch(self) -> Flight | None:
+        """Schedule a step and send it to the device. None: nobody can run."""
         start = time.perf_counter()
         batch = self.scheduler.schedule()
         if batch is None:
-            return []
+            return None
+        self._empty_steps = 0
         scheduled = time.perf_counter()
         self.listeners.tell("on_schedule", batch)
-        # 1. The forward pass and the sampler. If they fail, the step is taken back.
         try:
-            result = self.executor.submit(batch).result()
+            pending = self.executor.submit(batch)
         except Exception as error:
-            return self._recover(batch, error)
+            pending = Failed(error)
+        return Flight(batch, pending, start, scheduled)
+
+    def land(self, flight: Flight) -> list[RequestOutput]:
+        """Wait for a step's result and work it in; an output for each request that was in it and still is
+        here.
+        """
+        batch = flight.batch
+        # 1. What the device found. If the step failed, it is taken back.
+        try:
+            result = flight.pending.result()
+        except Exception as error:
+            return self._recover(flight, error)
         executed = time.perf_counter()
         # 2. Confirmed tokens are appended, with stop checks: nothing after the last token counts.
-        finished = [request for s, request in enumerate(batch.requests) if _append(request, s, result)]
+        live = [(s, r) for s, r in enumerate(batch.requests) if r.state is not State.FINISHED]
+        ended = [request for s, request in live if _confirm(request, s, result, executed)]
         # 3. The scheduler learns what was confirmed; the finished leave, and their memory is free.
         self.scheduler.update(batch, result.drafts)
-        for request in finished:
+        for request in ended:
             self._end(request)
-        outputs = self._outputs(batch.requests)
-        self._record(batch, start, scheduled, executed)
-        return outputs
+        return self._told(flight, executed, [request for _, request in live], ended, result.counters)
 
-    def _recover(self, batch: Batch, error: Exception) -> list[RequestOutput]:
-        self.scheduler.rollback(batch)
-        failed = self.recover(batch, error)
+    def _recover(self, flight: Flight, error: Exception) -> list[RequestOutput]:
+        executed = time.perf_counter()
+        self.scheduler.rollback(flight.batch)
+        failed = [r for r in self.recover(flight.batch, error) if r.state is not State.FINISHED]
+        live = [r for r in flight.batch.requests if r.state is not State.FINISHED]
         for request in failed:
-            request.error = f"{type(error).__name__}: {error}"
+            request.error = _words(error)
             self._end(request, "error")
-        return self._outputs([*batch.requests, *failed])
+        return self._told(flight, executed, [*live, *failed], failed, error=_words(error))
+
+    def _stuck(self) -> list[RequestOutput]:
+        """Nobody ran. If that happens twice, nothing will ever change: who is first in line fails."""
+        queue = [*self.scheduler.running, *self.scheduler.waiting]
+        self._empty_steps += 1
+        if not queue or self._empty_steps < 2:
+            return []
+        request = queue[0]
+        request.error = f"the cache has no room for the {len(request.token_ids)} tokens of this request"
+        self._end(request, "error")
+        self.listeners.tell("on_finish", request)
+        return [self._output(request.request_id)]
 
     def _end(self, request: Request, reason: FinishReason | None = None) -> None:
         if reason:
             request.output.finish_reason = reason
+        request.withdraw()
         self.scheduler.finish(request)
-        self.listeners.tell("on_finish", request)
 
-    def _outputs(self, requests: Sequence[Request]) -> list[RequestOutput]:
-        return [self._output(request_id) for request_id in dict.fromkeys(r.request_id for r in requests)]
+    def _told(
+        self,
+        flight: Flight,
+        executed: float,
+        live: list[Request],
+        ended: list[Request],
+        counters: dict[str, float] | None = None,
+        error: str | None = None,
+    ) -> list[RequestOutput]:
+        """The outputs of a step that is done. Listeners hear of the step first, then of who ended with it."""
+        batch = flight.batch
+        outputs = [self._output(request_id) for request_id in dict.fromkeys(r.request_id for r in live)]
+        self._steps += 1
+        if self.listeners:
+            self.listeners.tell(
+                "on_step",
+                StepRecord(
+                    number=self._steps,
+                    start=flight.start,
+                    end=time.perf_counter(),
+                    schedule_seconds=flight.scheduled - flight.start,
+                    execute_seconds=executed - flight.scheduled,
+                    request_ids=tuple(request.id for request in batch.requests),
+                    tokens_computed=tuple(map(batch.num_new_tokens, range(len(batch.requests)))),
+                    tokens_cached=tuple(request.num_cached_tokens for request in batch.requests),
+                    tokens_held=batch.context_lens,
+                    num_running=len(self.scheduler.running),
+                    num_waiting=len(self.scheduler.waiting),
+                    error=error,
+                    counters=counters or {},
+                ),
+            )
+            for request in ended:
+                self.listeners.tell("on_finish", request)
+        return outputs
 
     def _output(self, request_id: str) -> RequestOutput:
-        """Where the request stands. One that has finished is forgotten."""
-        samples = self._samples[request_id]
-        completions = []
-        for index, request in enumerate(samples):
-            grown = request.output
+        """Where the request stands, nothing copied that still grows. One that has finished is forgotten."""
+        asked = self._asked[request_id]
+        completions, finished, error = [], True, None
+        for index, request in enumerate(asked.samples):
+            grown, reason = request.output, request.output.finish_reason
+            seen = list if reason else Prefix
+            logprobs = seen(request.logprobs) if request.logprobs else None
             completions.append(
                 CompletionOutput(
                     index,
                     grown.visible,
-                    grown.token_ids.copy(),
-                    grown.finish_reason,
+                    seen(grown.token_ids),
+                    reason,
                     grown.stop_reason,
-                    logprobs=request.logprobs.copy() or None,
+                    request.cumulative_logprob,
+                    logprobs,
                 )
             )
-        first = samples[0]
-        output = RequestOutput(
+            finished, error = finished and reason is not None, error or request.error
+        if finished:
+            del self._asked[request_id]
+        first = asked.samples[0]
+        return RequestOutput(
             request_id,
-            self._prompts[request_id],
+            asked.prompt,
             first.row.prompt_ids,
             completions,
-            finished=all(completion.finish_reason for completion in completions),
-            prompt_logprobs=first.prompt_logprobs or None,
-            num_cached_tokens=first.num_cached_tokens,
-            stats=first.stats,
-            error=next((request.error for request in samples if request.error), None),
-        )
-        if output.finished:
-            del self._samples[request_id], self._prompts[request_id]
-        return output
-
-    def _record(self, batch: Batch, start: float, scheduled: float, executed: float) -> None:
-        self._steps += 1
-        self.listeners.tell(
-            "on_step",
-            StepRecord(
-                number=self._steps,
-                start=start,
-                end=time.perf_counter(),
-                schedule_seconds=scheduled - start,
-                execute_seconds=executed - scheduled,
-                request_ids=tuple(request.id for request in batch.requests),
-                tokens_computed=tuple(map(batch.num_new_tokens, range(len(batch.requests)))),
-                tokens_cached=tuple(request.num_cached_tokens for request in batch.requests),
-                tokens_held=batch.context_lens,
-                num_running=len(self.scheduler.running),
-                num_waiting=len(self.scheduler.waiting),
-            ),
+            finished,
+            first.prompt_logprobs or None,
+            first.num_cached_tokens,
+            error,
+            first.stats,
         )
 
 
-def _append(request: Request, s: int, result: StepResult) -> bool:
-    """Give sequence s of the step its confirmed tokens; True when one of them finishes it."""
-    if result.prompt_logprobs:
-        request.prompt_logprobs += result.prompt_logprobs[s]
-    for i, token_id in enumerate(result.tokens[s]):
-        if result.logprobs:
-            request.logprobs.append(result.logprobs[s][i])
-        if request.append(token_id):
-            return True
+def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
+    """Give sequence s of the step its confirmed tokens; True when it has ended, also by an error of its own:
+    its neighbours do not notice.
+    """
+    try:
+        if result.prompt_logprobs:
+            request.prompt_logprobs += result.prompt_logprobs[s]
+        for i, token_id in enumerate(result.tokens[s]):
+            if token_id == NO_TOKEN:
+                raise ArithmeticError("the model's logits are not finite numbers")
+            if result.logprobs:
+                logprobs = result.logprobs[s][i]
+                request.logprobs.append(logprobs)
+                request.cumulative_logprob = (request.cumulative_logprob or 0.0) + logprobs[token_id].logprob
+            if request.confirm(token_id, now):
+                return True
+    except Exception as error:
+        logger.exception("request %s failed", request.id)
+        request.error = _words(error)
+        request.output.finish_reason = "error"
+        return True
     return False
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.dense import dense_attention
-from engine.attention.interface import VarlenKernel
+from engine.attention.interface import Spans, VarlenKernel
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Packed:
 
 
 def pack(prompts: Sequence[Sequence[int]]) -> Packed:
-    """Lay prompts end to end. Raises ValueError for an empty one."""
+    """Lay prompts end to end. Raises ValueError for an empty one, naming its index."""
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompt {index} is empty")
@@ -43,12 +43,17 @@ def pack(prompts: Sequence[Sequence[int]]) -> Packed:
 def run_prefill(
     model: nn.Module, batch_of_prompts: Sequence[Sequence[int]], kernel: VarlenKernel = dense_attention
 ) -> Tensor:
-    """logits[S, V] of each prompt's next token, in one forward pass."""
+    """logits[S, V] of each prompt's next token, in one forward pass.
+
+    `kernel` does the attention of every layer, with the same `Spans`, made once. Only each prompt's last token
+    goes through the output layer.
+    """
     packed = pack(batch_of_prompts)
     device = next(model.parameters()).device
+    spans = Spans(packed.query_start, packed.query_start)  # every prompt sees itself alone
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return kernel(q, k, v, packed.query_start, packed.query_start)  # every prompt sees itself alone
+        return kernel(q, k, v, spans)
 
     hidden = model(packed.token_ids.to(device), packed.positions.to(device), attend)  # [T, D]
     return model.logits(hidden[packed.last_rows])  # [S, V]

@@ -98,6 +98,10 @@ class Tokenizer:
         """One more than the largest id."""
         return max(self._bytes) + 1
 
+    def __contains__(self, id: int) -> bool:
+        """Whether the id stands for a text. A model may have more ids than its tokenizer, as Qwen3's does."""
+        return id in self._bytes
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. `add_special_tokens` adds what the tokenizer wants around it (Llama 3's
         beginning).
@@ -127,7 +131,12 @@ class Tokenizer:
         return size // self._longest
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
-        """Text of `ids`; bytes that are not UTF-8, such as half an emoji, become U+FFFD."""
+        """Text of `ids`: their bytes joined, and read as UTF-8 at the end, since a character may be spread over
+        several tokens. Bytes that are not UTF-8, such as half an emoji, become U+FFFD.
+
+        Special tokens (`special_ids`) are text too, unless `skip_special_tokens`. Raises ValueError for an
+        unknown id.
+        """
         hidden = self.special_ids if skip_special_tokens else ()
         return b"".join(self.token_bytes(id) for id in ids if id not in hidden).decode(errors="replace")
 
@@ -191,8 +200,9 @@ class Tokenizer:
         """Byte-pair encoding of one word: merge the neighbours of lowest rank, leftmost first, until none
         can.
 
-        Takes O(n log n) for n bytes: a heap of possible merges over a linked list, where a merge only changes
-        its two neighbours. Rescanning the word after each merge gives the same ids in O(n²).
+        `_merges[left id, right id]` is (rank, merged id). Takes O(n log n) for n bytes: a heap of possible
+        merges over a linked list, where a merge only changes its two neighbours. Rescanning the word after
+        each merge gives the same ids in O(n²).
         """
         ids = list(ids)
         after = [*range(1, len(ids)), -1]  # linked list: the next live position, -1 at the end

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from parts import tree
 from parts.manifest import PARTS_PLANNED, Exercise, Part, SeriesError, find_part, load_parts
+from parts.mistakes import judge_part
 from parts.stubs import is_stub
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,6 +92,24 @@ def run_tests(number: Number, arguments: Rest = None) -> None:
         for exercise in waiting:
             console.print(f"  {exercise.where}", markup=False)
     _hand_over(["-m", "pytest", part.tests, *(arguments or [])], cwd=ROOT)
+
+
+@app.command()
+def mistakes(number: Number) -> None:
+    """Make a part's known mistakes, and show which test rejects each, and with what words."""
+    with _refusals():
+        part = find_part(load_parts(ROOT), number)
+        print("| exercise | mistake | rejected by | which says |", "| --- | --- | --- | --- |", sep="\n")
+        problems = []
+        for verdict in judge_part(ROOT, part):
+            mistake = verdict.mistake
+            says = mistake.says if not verdict.problem else f"**{verdict.problem}**"
+            cells = (f"`{mistake.exercise}`", mistake.name, f"`{verdict.test}`" if verdict.test else "", says)
+            print("|", " | ".join(cell.replace("|", "\\|") for cell in cells), "|", flush=True)
+            problems += [verdict] if verdict.problem else []
+    for verdict in problems:
+        print(f"\n{verdict}")
+    raise typer.Exit(bool(problems))
 
 
 @app.command()

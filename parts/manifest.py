@@ -8,21 +8,19 @@ import dataclasses
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import get_origin
 
 PARTS_PLANNED = 20
 
 # In every tree, whatever the part. Everything else is owned by a part, or stays behind.
 SHARED = (
-    ".gitattributes",
     ".gitignore",
     "LICENSE",
-    "benchmarks/__init__.py",
     "benchmarks/record.py",
     "constraints.txt",
     "parts/*.py",
     "pyproject.toml",
     "tests/*.py",
-    "tests/support/**",
 )
 
 
@@ -138,16 +136,42 @@ def find_part(parts: list[Part], number: int) -> Part:
     raise SeriesError(f"part {number} is not here (it may not have landed yet); accepted: {have}")
 
 
-def _read(path: Path) -> Part:
+def read_toml(path: Path) -> dict:
+    """The tables of the file, as they stand there."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SeriesError(f"{path}: not valid TOML: {error}") from error
+
+
+def record(kind, raw: dict, place: str):
+    """`raw` as a dataclass `kind`: no unknown field, none missing, each of its type; else SeriesError.
+
+    A field's metadata may give the key that it has in the file.
+    """
+    fields = {field.metadata.get("key", field.name): field for field in dataclasses.fields(kind)}
+    if unknown := sorted(set(raw) - set(fields)):
+        raise SeriesError(f"{place}: unknown field {unknown[0]!r}; accepted: {', '.join(fields)}")
+    required = [key for key, field in fields.items() if field.default is dataclasses.MISSING]
+    if missing := [key for key in required if key not in raw]:
+        raise SeriesError(f"{place}: field {missing[0]!r} is missing")
+    values = {}
+    for key, value in raw.items():
+        value = tuple(value) if isinstance(value, list) else value
+        accepted = get_origin(fields[key].type) or fields[key].type  # tuple for tuple[str, ...]
+        if not isinstance(value, accepted) or (value == "" and key in required):
+            kind_of = f"a {accepted.__name__}" + " that is not empty" * (key in required)
+            raise SeriesError(f"{place}: {key} = {value!r}: accepted is {kind_of}")
+        values[fields[key].name] = value
+    return kind(**values)
+
+
+def _read(path: Path) -> Part:
+    raw = read_toml(path)
     raw["exercises"] = tuple(
-        _record(Exercise, entry, f"{path}: exercises[{i}]")
-        for i, entry in enumerate(raw.get("exercises", ()))
+        record(Exercise, entry, f"{path}: exercises[{i}]") for i, entry in enumerate(raw.get("exercises", ()))
     )
-    part = _record(Part, raw, str(path))
+    part = record(Part, raw, str(path))
     if part.name != path.parent.name:
         raise SeriesError(f"{path}: number and slug make {part.name!r}, the folder is {path.parent.name!r}")
     if any(need >= part.number for need in part.needs):
@@ -156,13 +180,3 @@ def _read(path: Path) -> Part:
         if not any(matches(exercise.path, pattern) for pattern in part.adds):
             raise SeriesError(f"{path}: exercise {exercise.where!r} is not in a file that the part adds")
     return part
-
-
-def _record(kind, raw: dict, place: str):
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    if unknown := sorted(set(raw) - set(fields)):
-        raise SeriesError(f"{place}: unknown field {unknown[0]!r}; accepted: {', '.join(fields)}")
-    required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
-    if missing := [name for name in required if name not in raw]:
-        raise SeriesError(f"{place}: field {missing[0]!r} is missing")
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()})

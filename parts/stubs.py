@@ -19,7 +19,7 @@ def stub(source: str, messages: dict[str, str], path: str) -> str:
     Raises SeriesError, naming `path`, when one is not there or has no body to cut out.
     """
     lines = source.splitlines(keepends=True)
-    found = [(_find(source, name, path), message) for name, message in messages.items()]
+    found = [(find_function(source, name, path), message) for name, message in messages.items()]
     # From the bottom up, so that the line numbers above a cut stay true.
     for node, message in sorted(found, key=lambda pair: -pair[0].lineno):
         first = node.body[0]
@@ -30,13 +30,14 @@ def stub(source: str, messages: dict[str, str], path: str) -> str:
 
 def is_stub(source: str, name: str, path: str) -> bool:
     """Whether the function still is the `raise NotImplementedError` that `stub` left."""
-    match _find(source, name, path).body[-1]:
+    match find_function(source, name, path).body[-1]:
         case ast.Raise(exc=ast.Call(func=ast.Name("NotImplementedError"), args=[ast.Constant(str(message))])):
             return message.startswith("Part ")
     return False
 
 
-def _find(source: str, name: str, path: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
+def find_function(source: str, name: str, path: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    """The function or method `name`, which has a body on its own lines; else SeriesError."""
     node: ast.AST = ast.parse(source, filename=path)
     for step in name.split("."):
         inside = [child for child in getattr(node, "body", ()) if getattr(child, "name", None) == step]

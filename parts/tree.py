@@ -13,11 +13,12 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from parts.manifest import Part, SeriesError, find_part, load_parts, owners
+from parts.manifest import Part, SeriesError, find_part, load_parts, matches, owners
 from parts.readme import readme
 from parts.stubs import stub
 
 CUT = "parts/cut.toml"
+STAYS_BEHIND = "parts/*/mistakes.toml"  # holds pieces of the solutions
 AUTHOR = {"NAME": "ruvon series", "EMAIL": "series@ruvon.invalid"}
 LEARNER_CONFTEST = '''"""Lists the tests that wait for an exercise apart from those that fail."""
 
@@ -87,7 +88,7 @@ def source_files(root: Path) -> list[str]:
 def tree_files(files: list[str], parts: list[Part], number: int) -> list[str]:
     """Those of `files` that a tree of part `number` holds: the shared ones and those of parts up to it."""
     landed = [part for part in parts if part.landed and part.number <= number]
-    return [path for path in files if owners(path, landed)]
+    return [path for path in files if owners(path, landed) and not matches(path, STAYS_BEHIND)]
 
 
 def _open(root: Path, target: Path) -> tuple[list[str], list[Part]]:

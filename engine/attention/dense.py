@@ -4,11 +4,12 @@ Promises the exact result for any lengths and grouped heads; memory grows with q
 with the same interface come in Part 9. Part 1. Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762.
 """
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from engine.attention.interface import Spans
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -19,26 +20,25 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """
     (Tq, Hq, Dh), (Tk, Hkv, _) = q.shape, k.shape
     # 1. Heads first; the Hq / Hkv query heads that share a key head stand together.
-    q = (q * Dh**-0.5).transpose(0, 1).reshape(Hkv, -1, Dh)  # [Hkv, G·Tq, Dh]
-    # 2. How well does each query match each key?
-    scores = torch.bmm(q, k.permute(1, 2, 0))  # [Hkv, G·Tq, Tk]
+    q = q.transpose(0, 1).reshape(Hkv, -1, Dh)  # [Hkv, G·Tq, Dh]
+    # 2. How well does each query match each key? One product, scaled by alpha (beta=0: nothing is added).
+    scores = torch.baddbmm(q.new_empty(()), q, k.permute(1, 2, 0), beta=0, alpha=Dh**-0.5)  # [Hkv, G·Tq, Tk]
     # 3. Hide the future. Query i stands at position Tk - Tq + i; a single query is last and sees all.
     if Tq > 1:
         future = torch.ones(Tq, Tk, dtype=torch.bool, device=q.device).triu_(Tk - Tq + 1)  # [Tq, Tk]
         scores = scores.view(Hkv, -1, Tq, Tk).masked_fill_(future, -torch.inf).view(Hkv, -1, Tk)
-    # 4. Scores to weights (in fp32, whatever the model's dtype), weights to a mean of the values.
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)  # [Hkv, G·Tq, Tk]
+    # 4. Scores to weights (PyTorch sums them in fp32 at least), weights to a mean of the values.
+    weights = torch.softmax(scores, dim=-1)  # [Hkv, G·Tq, Tk]
     out = torch.bmm(weights, v.transpose(0, 1))  # [Hkv, G·Tq, Dh]
     return out.view(Hq, Tq, Dh).transpose(0, 1)  # [Tq, Hq, Dh]
 
 
-def dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, query_start: Sequence[int], key_start: Sequence[int]
-) -> Tensor:
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     """The varlen kernel of `interface.py`: each sequence attends to itself alone, one after the other."""
-    spans = zip(pairwise(query_start), pairwise(key_start), strict=True)
-    outs = [causal_attention(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in spans]
-    return outs[0] if len(outs) == 1 else torch.cat(outs)  # [T, Hq, Dh]
+    if len(spans.query_start) == 2:  # one sequence: nothing to cut
+        return causal_attention(q, k, v)
+    pairs = zip(pairwise(spans.query_start), pairwise(spans.key_start), strict=True)
+    return torch.cat([causal_attention(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in pairs])  # [T, Hq, Dh]
 
 
 def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.device import on_device
+
 warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
 
 
@@ -89,13 +91,15 @@ class Padded:
 
     def __init__(self, slots: Sequence[int], lens: Sequence[int], cache: Tensor) -> None:
         self.low, self.longest = min(slots), max(lens)
-        N = max(slots) + 1 - self.low
-        place = torch.tensor(slots) - self.low
-        own = torch.ones(N, dtype=torch.long)  # an idle slot sees one key: softmax of nothing is no number
-        own[place] = torch.tensor(lens)
-        beyond = torch.arange(self.longest) >= own[:, None]  # [N, longest]
-        mask = torch.zeros(N, 1, 1, self.longest).masked_fill_(beyond[:, None, None], -torch.inf)
-        self.place, self.mask = place.to(cache.device), mask.to(cache)
+        own = np.ones(
+            max(slots) + 1 - self.low, dtype=int
+        )  # an idle slot sees one key: softmax of nothing is none
+        place = np.array(slots) - self.low
+        own[place] = lens
+        self.place, own = on_device(cache.device, place, own)
+        beyond = torch.arange(self.longest, device=cache.device) >= own[:, None]  # [N, longest]
+        mask = torch.zeros(beyond.shape, dtype=cache.dtype, device=cache.device)
+        self.mask = mask.masked_fill_(beyond, -torch.inf)[:, None, None]  # [N, 1, 1, longest]
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         N, (_, Hq, Dh), Hkv = len(self.mask), q.shape, keys.shape[1]

@@ -46,6 +46,12 @@ class KVCacheManager(Protocol):
     def reserve(self, seq: CachedSequence, total: int) -> bool:
         """Make room for `total` tokens of an admitted sequence. False: no room now; nothing has changed."""
 
+    def commit(self, seq: CachedSequence, total: int) -> None:
+        """The keys and values of an admitted sequence's first `total` tokens are computed, and its tokens
+        known: from here on they may be shared (Part 12). A step that failed, or that is still under way, is
+        never committed.
+        """
+
     def preempt(self, seq: CachedSequence) -> None:
         """Give up a sequence's memory, to `begin` again later. What was computed may be lost."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.dense import dense_attention
-from engine.attention.interface import VarlenKernel
+from engine.attention.interface import Spans, VarlenKernel
 from engine.config import ModelConfig
 
 
@@ -46,7 +46,7 @@ class SingleCache:
         # 2. T queries, `end` keys: the kernel aligns them at the end, each query sees its own past. What it
         #    gets are views[end, Hkv, Dh]: nothing is copied.
         keys, values = self.keys[layer, :end], self.values[layer, :end]
-        return self._kernel(q, keys, values, (0, end - start), (0, end))
+        return self._kernel(q, keys, values, Spans.of_one(end - start, end))
 
     def advance(self, num_tokens: int) -> None:
         """The model has seen `num_tokens` more, in every layer."""

@@ -5,17 +5,21 @@ Promises that a sequence alone and the same sequence among others get the same a
 mathematics as an argument: a varlen kernel. Part 6.
 """
 
-from itertools import pairwise
+from collections.abc import Callable
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.attention.dense import dense_attention
-from engine.attention.interface import Attend, VarlenKernel
+from engine.attention.interface import Attend, Spans, VarlenKernel
 from engine.attention.together import reads_only_its_own, together
 from engine.batch import Batch
 from engine.cache.manager import CachedSequence, Usage
 from engine.config import ModelConfig
+from engine.device import on_device
 
 
 class SlotCache:
@@ -31,14 +35,16 @@ class SlotCache:
         kernel: VarlenKernel = dense_attention,
     ) -> None:
         self.num_slots, self.slot_tokens = num_slots, slot_tokens or config.max_positions
-        # [N, Hkv, M, Dh] per layer: heads before tokens, so that one head's keys are one matrix
-        shape = (num_slots, config.num_kv_heads, self.slot_tokens, config.head_dim)
-        # Zeros: a mask hides any number behind a sequence's end, but not a NaN.
-        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_layers)]
-        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_layers)]
-        self._config, self._device, self._kernel = config, device, kernel
+        # Heads before tokens, so that one head's keys are one matrix. Zeros: a mask hides any number behind a
+        # sequence's end, but not a NaN.
+        shape = (2, config.num_layers, num_slots, config.num_kv_heads, self.slot_tokens, config.head_dim)
+        self._memory = torch.zeros(shape, device=device, dtype=dtype)  # [2, L, N, Hkv, M, Dh]
+        self.keys, self.values = (layers.unbind() for layers in self._memory)  # by layer: [N, Hkv, M, Dh]
+        self._num_heads, self._kernel = config.num_heads, kernel
+        self._head = np.arange(config.num_kv_heads) * self.slot_tokens  # [Hkv]: where each begins in a slot
         self._free = list(reversed(range(num_slots)))  # the lowest free slot is taken first
         self._slot: dict[str, int] = {}
+        self._written: dict[int, int] = {}  # slot -> tokens of it that may be something else than zero
 
     def begin(self, seq: CachedSequence) -> int | None:
         if not self._free:
@@ -49,14 +55,17 @@ class SlotCache:
     def reserve(self, seq: CachedSequence, total: int) -> bool:
         return total <= self.slot_tokens
 
+    def commit(self, seq: CachedSequence, total: int) -> None:
+        """Slots share nothing."""
+
     def release(self, seq: CachedSequence) -> None:
         slot = self._slot.pop(seq.id, None)
         if slot is not None:
             self._free.append(slot)
             self._free.sort(reverse=True)
-            if not reads_only_its_own(self.keys[0]):
-                for tensor in (*self.keys, *self.values):
-                    tensor[slot, :, : len(seq.token_ids)] = 0  # a NaN left here would pass a neighbour's mask
+            written = self._written.pop(slot, 0)
+            if not reads_only_its_own(self._memory):
+                self._memory[:, :, slot, :, :written] = 0  # a NaN would pass a neighbour's mask
 
     preempt = release  # what is given up is computed anew
 
@@ -67,36 +76,102 @@ class SlotCache:
         return Usage(len(self._slot), len(self._slot) * self.slot_tokens, self.num_slots * self.slot_tokens)
 
     def attention(self, batch: Batch) -> Attend:
-        slots = [self._slot[request.id] for request in batch.requests]  # [S]
-        spans = list(pairwise(batch.query_start))  # [S]
-        H, M, Dh = self.keys[0].shape[1:]
-        # Where each new token's key goes, head by head, in one layer's keys seen as [N·Hkv·M, Dh].
-        slot_of = torch.tensor([slots[s] for s, (a, b) in enumerate(spans) for _ in range(b - a)])  # [T]
-        row_of = (slot_of[:, None] * H + torch.arange(H)) * M + torch.tensor(batch.positions)[:, None]
-        row_of = row_of.flatten().to(self._device)  # [T·Hkv]
-        # Sequences with one new token are decoded together; a chunk of a prompt gets a call of its own.
-        single = [s for s, (a, b) in enumerate(spans) if b - a == 1]
-        chunks = [s for s, (a, b) in enumerate(spans) if b - a > 1]
-        lens = [batch.context_lens[s] for s in single]
-        heads = self._config.num_heads
-        decode = together([slots[s] for s in single], lens, heads, self.keys[0]) if single else None
-        rows = torch.tensor([spans[s][0] for s in single], device=self._device)
+        """What is the same in every layer is worked out here, once a step; `attend` is called per layer."""
+        single: list[_Part] = []
+        prompts: list[list[_Part]] = []  # read from their start, neighbours together
+        others: list[_Part] = []
+        for request, rows, end in zip(
+            batch.requests, pairwise(batch.query_start), batch.context_lens, strict=True
+        ):
+            part = _Part(self._slot[request.id], *rows, end)
+            self._written[part.slot] = max(end, self._written.get(part.slot, 0))
+            if part.num_new == 1:
+                single.append(part)
+            elif part.num_new < end:
+                others.append(part)
+            elif prompts and prompts[-1][-1].last_row == part.first_row:
+                prompts[-1].append(part)
+            else:
+                prompts.append([part])
+        if len(single) == 1:
+            others += single  # a plan for one costs more than a call
+        looks: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
+        if len(single) > 1:
+            (rows,) = on_device(self._memory.device, [part.first_row for part in single])
+            looks.append((rows, self._together(single)))
+        looks += [(slice(run[0].first_row, run[-1].last_row), self._whole(run)) for run in prompts]
+        looks += [(slice(part.first_row, part.last_row), self._alone(part)) for part in others]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self.keys[layer], self.values[layer]  # [N, Hkv, M, Dh]
-            # 1. Each new token's key and value go to its sequence's slot, at its position.
-            keys.view(-1, Dh).index_copy_(0, row_of, k.reshape(-1, Dh))
-            values.view(-1, Dh).index_copy_(0, row_of, v.reshape(-1, Dh))
-            # 2. Each sequence's queries see what its slot holds, which is not copied.
-            if not chunks:
-                return decode(q, keys, values)
+            if len(looks) == 1:
+                return looks[0][1](layer, q, k, v)
             out = torch.empty_like(q)  # [T, Hq, Dh]
-            if single:
-                out[rows] = decode(q[rows], keys, values)
-            for s in chunks:
-                slot, (a, b), n = slots[s], spans[s], batch.context_lens[s]
-                own = (cache[slot, :, :n].transpose(0, 1) for cache in (keys, values))  # [n, Hkv, Dh]
-                out[a:b] = self._kernel(q[a:b], *own, (0, b - a), (0, n))
+            for rows, look in looks:
+                out[rows] = look(layer, q[rows], k[rows], v[rows])
             return out
 
         return attend
+
+    def _alone(self, part: "_Part") -> Attend:
+        """One sequence: the kernel reads views of its slot, which copy nothing."""
+        own = self._memory[:, :, part.slot, :, : part.end].transpose(2, 3)  # [2, L, end, Hkv, Dh]
+        new_keys, new_values = (layers.unbind() for layers in own[:, :, part.end - part.num_new :])
+        keys, values = (layers.unbind() for layers in own)
+        spans = Spans.of_one(part.num_new, part.end)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            new_keys[layer].copy_(k)
+            new_values[layer].copy_(v)
+            return self._kernel(q, keys[layer], values[layer], spans)
+
+        return attend
+
+    def _whole(self, parts: "list[_Part]") -> Attend:
+        """Prompts from their start: all the keys they need are those just computed."""
+        store, starts = self._store(parts), tuple(accumulate((part.end for part in parts), initial=0))
+        spans = Spans(starts, starts)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            store(layer, k, v)
+            return self._kernel(q, k, v, spans)
+
+        return attend
+
+    def _together(self, parts: "list[_Part]") -> Attend:
+        """One new token each: everybody's attention in one go."""
+        store = self._store(parts)
+        slots, ends = [part.slot for part in parts], [part.end for part in parts]
+        plan = together(slots, ends, self._num_heads, self.keys[0])
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            store(layer, k, v)
+            return plan(q, self.keys[layer], self.values[layer])
+
+        return attend
+
+    def _store(self, parts: "list[_Part]") -> Callable[[int, Tensor, Tensor], None]:
+        """Puts new keys and values into their sequences' slots, at their positions."""
+        _, Hkv, M, Dh = self.keys[0].shape
+        tokens = [p.slot * Hkv * M + i for p in parts for i in range(p.end - p.num_new, p.end)]
+        # Where each head of each new token goes, in one layer's keys seen as [N·Hkv·M, Dh].
+        rows = (np.array(tokens)[:, None] + self._head).ravel()  # [T·Hkv]
+        (row_of,) = on_device(self._memory.device, rows)
+
+        def store(layer: int, k: Tensor, v: Tensor) -> None:
+            self.keys[layer].view(-1, Dh).index_copy_(0, row_of, k.reshape(-1, Dh))
+            self.values[layer].view(-1, Dh).index_copy_(0, row_of, v.reshape(-1, Dh))
+
+        return store
+
+
+class _Part(NamedTuple):
+    """A sequence's share of a step."""
+
+    slot: int
+    first_row: int
+    last_row: int  # of the step's T rows; exclusive
+    end: int  # its tokens in the cache when the step is done: the last num_new of them are new
+
+    @property
+    def num_new(self) -> int:
+        return self.last_row - self.first_row

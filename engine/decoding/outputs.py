@@ -3,7 +3,9 @@
 Records only. A field that no part has filled yet is None. Part 2.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -21,17 +23,43 @@ class Logprob:
 Logprobs = list[dict[int, Logprob] | None]
 
 
-@dataclass
+class Prefix(Sequence):
+    """The items a growing list has now: a snapshot that copies nothing, since the list only gets longer."""
+
+    __slots__ = ("_items", "_length")
+    __hash__ = None
+
+    def __init__(self, items: list) -> None:
+        self._items, self._length = items, len(items)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int | slice):
+        places = range(self._length)[index]
+        return [self._items[i] for i in places] if isinstance(index, slice) else self._items[places]
+
+    def __iter__(self) -> Iterator:
+        return islice(self._items, self._length)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (list, Prefix)) and list(self) == list(other)
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     """One continuation of a prompt."""
 
     index: int  # which of the n samples
     text: str
-    token_ids: list[int]
+    token_ids: Sequence[int]  # a list once it is finished
     finish_reason: FinishReason | None = None  # None while it runs
     stop_reason: int | str | None = None  # the stop token or stop string; None for end of sequence
     cumulative_logprob: float | None = None
-    logprobs: Logprobs | None = None
+    logprobs: Sequence[dict[int, Logprob] | None] | None = None
 
 
 @dataclass
@@ -58,7 +86,7 @@ class RequestStats:
         return (self.token_times[-1] - self.token_times[0]) / gaps if gaps else 0.0
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestOutput:
     """All there is to say about one request, so far or finished."""
 

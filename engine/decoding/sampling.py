@@ -8,7 +8,6 @@ https://arxiv.org/abs/2407.01082; frequency and presence penalties: OpenAI's API
 """
 
 import secrets
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from engine.decoding.greedy import Choose
 from engine.decoding.params import SamplingParams
+from engine.decoding.penalties import Changes
 
 SUPPORTS = frozenset(
     [
@@ -33,6 +33,7 @@ SUPPORTS = frozenset(
         "n",
     ]
 )
+NO_TOKEN = -1  # where nothing can be chosen: the model's numbers are broken
 COLDEST = 1e-6  # a smaller temperature would overflow fp32, and is greedy long before
 UNIFORM_BITS = 48  # fewer than a double's 53, so that u · total < total in double precision
 
@@ -48,6 +49,7 @@ class Row:
     stop_ids: Sequence[int] = ()  # not to be chosen before `min_tokens`
     temperature: float = field(init=False)
     is_adjusted: bool = field(init=False)  # whether `adjust` may have anything to do
+    _changes: Changes = field(init=False)
 
     def __post_init__(self) -> None:
         p = self.params
@@ -59,6 +61,13 @@ class Row:
             or p.presence_penalty
             or p.min_tokens
         )
+        self._changes = Changes(p, self.prompt_ids)
+
+    def changes(self) -> tuple[np.ndarray, np.ndarray]:
+        """tokens[C], factors[C, 3]: the tokens that bias and penalties touch after the output so far, and for
+        each (bias, repetition, subtract). What does nothing is 0, 1 and 0.
+        """
+        return self._changes.after(self.output_ids)
 
 
 def new_seed(params: SamplingParams) -> int:
@@ -66,17 +75,29 @@ def new_seed(params: SamplingParams) -> int:
     return secrets.randbits(63) if params.seed is None else params.seed
 
 
-def sample(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """logits[R, V] -> token ids[R], each row by its own parameters."""
+def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
+    """logits[R, V] -> token ids[R], each row by its own parameters; NO_TOKEN where the likeliest logit is no
+    finite number.
+
+    `positions[R]`: which of its request's output tokens each row is to give, counted from 0. Default: the one
+    behind those the row has.
+    """
+    if positions is None:
+        positions = [len(row.output_ids) for row in rows]
     if all(row.temperature == 0 for row in rows):
-        return adjust(logits, rows).argmax(-1)
-    return draw(distribution(logits, rows), [row.seed for row in rows], [len(row.output_ids) for row in rows])
+        token_ids = adjust(logits, rows, positions).argmax(-1)
+    else:
+        probs = distribution(logits, rows, positions)
+        token_ids = draw(probs, [row.seed for row in rows], positions)
+    return token_ids.masked_fill(~logits.amax(-1).isfinite(), NO_TOKEN)
 
 
-def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
     """logits[R, V] -> probs[R, V] in fp32, what each next token is drawn from; one-hot for temperature 0.
 
-    In order: bias and penalties, temperature, top-k, top-p, min-p. What no row asks for costs nothing.
+    In order: bias and penalties, temperature, top-k, top-p, min-p, each over what the one before left. A
+    fence is a value: tokens equal to the border's stay. The likeliest always stays. What no row asks for
+    costs nothing.
     """
 
     def column(values: list[float]) -> Tensor:
@@ -84,7 +105,7 @@ def distribution(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32).to(logits.device, non_blocking=True)[:, None]
 
     params = [row.params for row in rows]
-    logits = adjust(logits.float(), rows)  # [R, V]
+    logits = adjust(logits.float(), rows, positions)  # [R, V]
     likeliest = logits.argmax(-1, keepdim=True)  # [R, 1]
     logits = logits / column([max(row.temperature, COLDEST) if row.temperature else 1.0 for row in rows])
 
@@ -120,54 +141,51 @@ def _sorted(logits: Tensor) -> Tensor:
     return logits.sort(dim=-1).values
 
 
-def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """logits[R, V] with each row's bias, penalties and bans applied: few tokens per row, so only those are
-    touched.
+def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
+    """logits[R, V] with each row's bias, penalties and bans applied, in fp32: few tokens per row, so only
+    those are touched.
 
     A penalised token's logit x becomes, after its bias: x / r if x > 0 else x · r (repetition, prompt and
-    output), then x − frequency · count − presence (output only).
+    output), then x − frequency · count − presence (output only). A row's stop tokens are banned, whatever
+    else is said of them, as long as its output has fewer than `min_tokens`.
     """
-    places: list[tuple[int, int]] = []  # (row, token)
-    changes: list[tuple[float, float, float]] = []  # (bias, repetition, subtract)
-    for index, row in enumerate(rows):
-        if row.is_adjusted:
-            for token, change in _changes(row).items():
-                places.append((index, token))
-                changes.append(change)
-    if not places:
+    if not any(row.is_adjusted for row in rows):
         return logits
-    row_of, token_of = torch.tensor(places).to(logits.device, non_blocking=True).unbind(1)  # each [C]
-    bias, repetition, subtract = (
-        torch.tensor(changes, dtype=logits.dtype).to(logits.device, non_blocking=True).unbind(1)
-    )
-    x = logits[row_of, token_of] + bias  # [C]
-    x = torch.where(x > 0, x / repetition, x * repetition) - subtract
-    return logits.index_put((row_of, token_of), x)
+    logits = logits.float()  # as beside a sampled row: bf16 would depend on who else is in the batch
+    adjusted = [index for index, row in enumerate(rows) if row.is_adjusted]
+    tokens, factors = zip(*[rows[index].changes() for index in adjusted])  # of each such row
+    row_of = np.repeat(adjusted, [len(own) for own in tokens])
+    if len(row_of):
+        place = _to(logits.device, row_of), _to(logits.device, np.concatenate(tokens))  # each [C]
+        bias, repetition, subtract = _to(logits.device, np.concatenate(factors)).unbind(1)
+        x = logits[place] + bias  # [C]
+        x = torch.where(x > 0, x / repetition, x * repetition) - subtract
+        logits = logits.index_put(place, x)
+    if positions is None:
+        positions = [len(row.output_ids) for row in rows]
+    banned = [
+        (index, token)
+        for index, (row, position) in enumerate(zip(rows, positions, strict=True))
+        if position < row.params.min_tokens
+        for token in row.stop_ids
+    ]
+    if banned:
+        place = _to(logits.device, np.array(banned)).unbind(1)
+        logits = logits.index_put(place, logits.new_full((), -torch.inf))
+    return logits
 
 
-def _changes(row: Row) -> dict[int, tuple[float, float, float]]:
-    """token -> (bias, repetition, subtract), for the tokens this row's parameters touch."""
-    p = row.params
-    bias = p.logit_bias or {}
-    counts = Counter(row.output_ids) if p.frequency_penalty or p.presence_penalty else {}
-    seen = {*row.prompt_ids, *row.output_ids} if p.repetition_penalty != 1 else set()
-    banned = row.stop_ids if len(row.output_ids) < p.min_tokens else ()
-    changes = {
-        token: (
-            bias.get(token, 0.0),
-            p.repetition_penalty if token in seen else 1.0,
-            p.frequency_penalty * counts[token] + p.presence_penalty if token in counts else 0.0,
-        )
-        for token in {*bias, *counts, *seen}
-    }
-    return changes | dict.fromkeys(banned, (-torch.inf, 1.0, 0.0))
+def _to(device: torch.device, numbers: np.ndarray) -> Tensor:
+    """Host numbers on their way to the device, which nobody waits for."""
+    return torch.from_numpy(numbers).to(device, non_blocking=True)
 
 
 def draw(probs: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
     """probs[R, V] -> token ids[R]: row i's token is a function of its probabilities, seed and position only.
 
-    The uniform number comes from a counter, not from a generator's state; where it falls in the row's
-    cumulative distribution is the token.
+    The uniform number comes from a counter, not from a generator's state. The token is the first whose
+    cumulative probability lies beyond that share of the row's sum, in double precision: one of probability 0
+    never is.
     """
     uniforms = [uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)]
     u = torch.tensor(uniforms, dtype=torch.float64).to(probs.device, non_blocking=True)[:, None]  # [R, 1]

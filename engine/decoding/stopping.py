@@ -32,7 +32,7 @@ class GrowingOutput:
         self.stop_reason: int | str | None = None
         self.eos_token_ids = () if params.ignore_eos else eos_token_ids
         room = max_positions - prompt_length
-        self._limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        self.limit = room if params.max_tokens is None else min(params.max_tokens, room)
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
         self._longest_stop = max(map(len, params.stop), default=0)
 
@@ -44,7 +44,12 @@ class GrowingOutput:
 
     @property
     def visible(self) -> str:
-        """The text that no later token can take back."""
+        """The text that no later token can take back.
+
+        A stop string may have begun, so an end of the text that begins any of `params.stop` is left out, the
+        longest such end. A finished output shows everything. So does a stop string that was complete before
+        `min_tokens`: it ended nothing, and is text like any other.
+        """
         if self.finish_reason:
             return self.text
         for length in range(min(self._longest_stop - 1, len(self.text)), 0, -1):
@@ -72,7 +77,7 @@ class GrowingOutput:
             self.text = self.text[: start + len(string) if self.params.include_stop_str_in_output else start]
             return self._finish("stop", string, flush=False)
         # 3. Enough.
-        if len(self.token_ids) >= self._limit:
+        if len(self.token_ids) >= self.limit:
             return self._finish("length", None)
         return False
 

@@ -1,9 +1,9 @@
 """Linear layers whose weights are laid out once, at load, for the processor that will read them. Part 3.
 
-With a cache, a step computes little and reads every weight once: its time is bytes over bandwidth. Promises
-the same result as nn.Linear up to fp32 rounding. Which layout is fastest depends on the processor and on how
-many rows (tokens) share one reading of the weights, so `pack_linears` measures on the model at hand and keeps
-the winner.
+With a cache, a step computes little and reads every weight once. Promises the same result as nn.Linear up to
+fp32 rounding. Which layout is fastest depends on the processor and on how many rows (tokens) share one
+reading of the weights, so `pack_linears` measures on the model at hand and keeps the winner: one for a single
+row, and another for many where that pays.
 """
 
 import time
@@ -13,20 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.replace import linear_names, replace_linears
+from engine.models.weights import Module
 
 CROWDING = 1.15  # what fp32 weights lose in use, where keys and values want the same caches
+WORTH = 0.9  # a second form takes memory, so it must need less than this share of the first one's time
 
 # The leanest way into FBGEMM is in torch 2.11 to 2.13 and announced to go; SharedHalf is the way that stays.
 warnings.filterwarnings("ignore", message="fbgemm_.*fp16.* is deprecated")
 
 
-class Half(nn.Module):
+class Half(Module):
     """Weights kept in fp16 and widened to fp32 as they are read (FBGEMM, on x86): half the bytes."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.packed = torch.fbgemm_pack_gemm_matrix_fp16(linear.weight)
-        self.bias = torch.zeros(linear.out_features) if linear.bias is None else linear.bias
+        self.packed, self.bias = torch.fbgemm_pack_gemm_matrix_fp16(linear.weight), _bias(linear)
 
     @staticmethod
     def can_pack(linear: nn.Linear) -> bool:
@@ -44,7 +45,7 @@ class Half(nn.Module):
         return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.packed, self.bias)
 
 
-class SharedHalf(nn.Module):
+class SharedHalf(Module):
     """The same split over all threads: dearer per call, so it pays for many rows or large layers."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -58,13 +59,28 @@ class SharedHalf(nn.Module):
         return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
 
 
-class Blocked(nn.Module):
+class Transposed(Module):
+    """Weights in fp32, one row per input: a token's output is then a sum of rows, read from first to last."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight.detach().t().contiguous(), _bias(linear)  # [in, out], [out]
+
+    @staticmethod
+    def can_pack(linear: nn.Linear) -> bool:
+        return _is_fp32_on_cpu(linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x[T, in] -> [T, out]"""
+        return torch.addmm(self.bias, x, self.weight)
+
+
+class Blocked(Module):
     """Weights in fp32, reordered into the blocks oneDNN's matrix product reads: pays from several rows on."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight)
-        self.bias = linear.bias
+        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(linear.weight), _bias(linear)
 
     @staticmethod
     def can_pack(linear: nn.Linear) -> bool:
@@ -75,34 +91,68 @@ class Blocked(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
+class ByRows(Module):
+    """One layer in two forms, for steps of few rows and of many."""
+
+    def __init__(self, few: nn.Module, many: nn.Module, most: int) -> None:
+        """`few` serves up to `most` rows."""
+        super().__init__()
+        self.few, self.many, self.most = few, many, most
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x[T, in] -> [T, out]"""
+        return self.few(x) if x.size(0) <= self.most else self.many(x)
+
+
+FORMS = (Half, SharedHalf, Transposed, Blocked)
+
+
 def pack_linears(model: nn.Module, rows: int = 1) -> nn.Module:
-    """Replace the model's linear layers by their fastest lossless form for steps of `rows` tokens, in place.
+    """Replace the model's linear layers by their fastest lossless forms for steps of 1 to `rows` tokens, in
+    place: one form, or two if that of one token is not that of `rows`.
 
     For `load_model(..., transform=pack_linears)`. Leaves a model alone that is not in fp32 on a CPU, or for
-    which nothing beats nn.Linear. Takes a fraction of a second per million weights.
+    which nothing beats nn.Linear; and layers that are no nn.Linear. Takes a fraction of a second per million
+    weights.
     """
-    linears = [model.get_submodule(name) for name in linear_names(model)]
-    seconds = {None: _seconds_per_step(linears, linears, rows)}
-    for form in (Half, SharedHalf, Blocked):
+    layers = [model.get_submodule(name) for name in linear_names(model)]
+    linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    forms: dict[type[nn.Module] | None, list[nn.Module]] = {None: linears}  # None: as it is
+    for form in FORMS:
         if all(form.can_pack(linear) for linear in linears):
-            seconds[form] = _seconds_per_step(linears, [form(linear) for linear in linears], rows)
-    for form in {None, Blocked} & seconds.keys():
-        seconds[form] *= CROWDING
-    best = min(seconds, key=seconds.get)
-    return replace_linears(model, best) if best else model
+            forms[form] = [form(linear) for linear in linears]
+
+    def seconds(form: type[nn.Module] | None, rows: int) -> float:
+        found = _seconds_per_step(linears, forms[form], rows)
+        return found if form in (Half, SharedHalf) else found * CROWDING
+
+    many = min(forms, key=lambda form: seconds(form, rows))
+    few = min(forms, key=lambda form: seconds(form, 1)) if rows > 1 else many
+    chosen = forms[many]
+    if few is not many and seconds(few, 1) < WORTH * seconds(many, 1):
+        most = 1
+        while 2 * most < rows and seconds(few, 2 * most) <= seconds(many, 2 * most):
+            most *= 2
+        chosen = [ByRows(*pair, most) for pair in zip(forms[few], chosen, strict=True)]
+    place = dict(zip(linears, chosen, strict=True))
+    return replace_linears(model, lambda name, layer: place.get(layer, layer))
 
 
 @torch.inference_mode()
 def _seconds_per_step(linears: list[nn.Linear], candidates: list[nn.Module], rows: int) -> float:
     """Best of several passes over all layers in order, so that the caches hold what they would in use."""
     inputs = [torch.ones(rows, linear.in_features).to(linear.weight) for linear in linears]
-    passes = []
-    for _ in range(7):
+    passes: list[float] = []
+    while len(passes) < 3 or (len(passes) < 10 and sum(passes) < 0.05):
         start = time.perf_counter()
         for candidate, x in zip(candidates, inputs, strict=True):
             candidate(x)
         passes.append(time.perf_counter() - start)
     return min(passes)
+
+
+def _bias(linear: nn.Linear) -> Tensor:
+    return torch.zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
 
 
 def _is_fp32_on_cpu(linear: nn.Linear) -> bool:

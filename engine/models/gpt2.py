@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from engine.attention.interface import Attend
 from engine.checkpoint import CheckpointError
 from engine.config import ModelConfig
-from engine.models.weights import Embedding, LayerNorm, Linear, Slot
+from engine.models.weights import Embedding, LayerNorm, Linear, Module, Place
 
 ACTIVATIONS = {
     "gelu_new": partial(F.gelu, approximate="tanh"),
@@ -65,7 +65,7 @@ def config_from(raw: dict) -> ModelConfig:
     )
 
 
-class Attention(nn.Module):
+class Attention(Module):
     def __init__(self, layer: int, config: ModelConfig, **factory) -> None:
         super().__init__()
         self.layer, self.heads, self.head_dim = layer, config.num_heads, config.head_dim
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         return self.proj(out.flatten(1))  # [T, D]
 
 
-class MLP(nn.Module):
+class MLP(Module):
     def __init__(self, config: ModelConfig, **factory) -> None:
         super().__init__()
         self.up = Linear(config.hidden_size, config.intermediate_size, **factory)
@@ -89,7 +89,7 @@ class MLP(nn.Module):
         return self.down(self.activation(self.up(x)))  # [T, D] -> [T, 4D] -> [T, D]
 
 
-class Block(nn.Module):
+class Block(Module):
     def __init__(self, layer: int, config: ModelConfig, **factory) -> None:
         super().__init__()
         norm = partial(LayerNorm, config.hidden_size, eps=config.norm_eps, **factory)
@@ -101,7 +101,7 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))  # each token thinks for itself
 
 
-class Model(nn.Module):
+class Model(Module):
     """GPT-2. Parameters are uninitialised until the loader fills them."""
 
     def __init__(
@@ -121,15 +121,17 @@ class Model(nn.Module):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """token_ids[T], positions[T] -> hidden[T, D], normalised, ready for `logits`.
 
-        Raises ValueError, naming it and the last one, for a position past the table the model learned (on a
-        GPU the caller must check).
+        Raises ValueError for a position or a token id past the tables the model learned (on a GPU the caller
+        must check).
         """
-        if positions.device.type == "cpu" and int(positions.max()) >= self.config.max_positions:
+        try:
+            x = self.embed(token_ids) + self.embed_position(positions)  # [T, D]
+        except IndexError:
             raise ValueError(
-                f"position {int(positions.max())} is out of range: this model learned positions 0 to "
+                f"position {int(positions.max())} or token id {int(token_ids.max())} is out of range: this "
+                f"model learned {self.config.vocab_size} tokens and positions 0 to "
                 f"{self.config.max_positions - 1}"
-            )
-        x = self.embed(token_ids) + self.embed_position(positions)  # [T, D]
+            ) from None
         for block in self.blocks:
             x = block(x, attend)
         return self.norm(x)
@@ -139,16 +141,16 @@ class Model(nn.Module):
         return self.head(hidden)
 
 
-def slots(config: ModelConfig) -> dict[str, Slot]:
+def places(config: ModelConfig) -> dict[str, Place]:
     """Hugging Face's tensor names (without the optional prefix `transformer.`) and their places above."""
     table = {
-        "wte.weight": Slot("embed.weight"),
-        "wpe.weight": Slot("embed_position.weight"),
-        "ln_f.weight": Slot("norm.weight"),
-        "ln_f.bias": Slot("norm.bias"),
+        "wte.weight": Place("embed.weight"),
+        "wpe.weight": Place("embed_position.weight"),
+        "ln_f.weight": Place("norm.weight"),
+        "ln_f.bias": Place("norm.bias"),
     }
     if not config.tie_word_embeddings:
-        table["lm_head.weight"] = Slot("head.weight")
+        table["lm_head.weight"] = Place("head.weight")
     linears = {
         "attn.c_attn": "attention.qkv",
         "attn.c_proj": "attention.proj",
@@ -157,11 +159,11 @@ def slots(config: ModelConfig) -> dict[str, Slot]:
     }
     for i in range(config.num_layers):
         for theirs, ours in linears.items():
-            table[f"h.{i}.{theirs}.weight"] = Slot(f"blocks.{i}.{ours}.weight", transpose=True)
-            table[f"h.{i}.{theirs}.bias"] = Slot(f"blocks.{i}.{ours}.bias")
+            table[f"h.{i}.{theirs}.weight"] = Place(f"blocks.{i}.{ours}.weight", transpose=True)
+            table[f"h.{i}.{theirs}.bias"] = Place(f"blocks.{i}.{ours}.bias")
         for theirs, ours in {"ln_1": "norm1", "ln_2": "norm2"}.items():
             for leaf in ("weight", "bias"):
-                table[f"h.{i}.{theirs}.{leaf}"] = Slot(f"blocks.{i}.{ours}.{leaf}")
+                table[f"h.{i}.{theirs}.{leaf}"] = Place(f"blocks.{i}.{ours}.{leaf}")
     return table
 
 

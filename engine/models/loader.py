@@ -34,8 +34,8 @@ def load_model(
 
     dtype "auto" is float32 on a CPU, where half precision is slow, and the checkpoint's own elsewhere.
     load_format: "auto" takes safetensors, else pytorch_model.bin ("pt"); "dummy" draws random weights in the
-    true shape (seed 0), for speed work without a download. `transform` changes the finished model (Parts 7,
-    17, 18).
+    true shape (seed 0), for speed work without a download. `transform` changes the finished model: packed
+    weights (Part 3), quantization (17), adapters (18).
 
     Raises CheckpointError (a file or tensor), ValueError (an argument).
     """
@@ -52,10 +52,10 @@ def load_model(
     if load_format == "dummy":
         _fill_with_noise(model)
     else:
-        filler = Filler(model, home.slots(config))
+        filler = Filler(model, home.places(config))
         for file, tensor_name, tensor in _tensors(folder, load_format):
             tensor_name = tensor_name.removeprefix(home.PREFIX)
-            if tensor_name in filler.slots or not re.fullmatch(home.REDUNDANT, tensor_name):
+            if tensor_name in filler.places or not re.fullmatch(home.REDUNDANT, tensor_name):
                 filler.fill(str(file), tensor_name, tensor)
         filler.finish(str(folder))
     model = model.eval().requires_grad_(False)
@@ -74,9 +74,9 @@ def _dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.device) 
 
 @torch.no_grad()
 def _fill_with_noise(model: nn.Module) -> None:
+    generator = torch.Generator(next(model.parameters()).device).manual_seed(0)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
-            generator = torch.Generator(parameter.device).manual_seed(0)
             parameter.normal_(0.0, 0.02, generator=generator)
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # a bias, or a norm's scale

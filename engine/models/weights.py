@@ -1,7 +1,7 @@
 """How a checkpoint's tensors find their place in a model. Part 1.
 
-Each architecture gives a map from Hugging Face's tensor names to `Slot`s. One map serves checkpoints now and
-LoRA adapters later (Part 18), because a slot says which rows of which of our parameters a tensor fills.
+Each architecture gives a map from Hugging Face's tensor names to `Place`s. One map serves checkpoints now and
+LoRA adapters later (Part 18), because a place says which rows of which of our parameters a tensor fills.
 """
 
 from dataclasses import dataclass
@@ -13,50 +13,68 @@ from engine.checkpoint import CheckpointError
 
 
 @dataclass(frozen=True)
-class Slot:
-    """A place in our model: `parameter`, or some rows of it; `transpose` for GPT-2's [in, out] Conv1D."""
+class Place:
+    """Where a tensor goes: a `parameter`, or some rows of it; `transpose` for GPT-2's [in, out] Conv1D."""
 
     parameter: str
     rows: slice | None = None  # None: all
     transpose: bool = False
 
 
-class _Unfilled(nn.Module):
-    """A layer that draws no random numbers when it is made: all of them come from the checkpoint."""
+class Module(nn.Module):
+    """An nn.Module without its detours, which cost a small model more than the arithmetic of many a layer.
+
+    A call goes straight to `forward` unless somebody hooked in, and layers and weights are found as quickly
+    as any other attribute (nn.Module looks for them where they are not, first).
+    """
+
+    def __call__(self, *args):
+        if self._forward_hooks or self._forward_pre_hooks:
+            return super().__call__(*args)
+        return self.forward(*args)
+
+    def __setattr__(self, name: str, value) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, nn.Module | nn.Parameter):
+            self.__dict__[name] = value
 
     def reset_parameters(self) -> None:
-        pass
+        """Draws no random numbers when it is made: all of them come from the checkpoint."""
 
 
-class Linear(_Unfilled, nn.Linear): ...
+class Linear(Module, nn.Linear): ...
 
 
-class Embedding(_Unfilled, nn.Embedding): ...
+class Embedding(Module, nn.Embedding):
+    def forward(self, token_ids: Tensor) -> Tensor:
+        return torch.embedding(self.weight, token_ids)  # [T] -> [T, D]
 
 
-class LayerNorm(_Unfilled, nn.LayerNorm): ...
+class LayerNorm(Module, nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)  # [T, D]
 
 
 class Filler:
-    """Copies tensors into a model's slots and knows what is still empty.
+    """Copies tensors into their places in a model and knows what is still empty.
 
     Raises CheckpointError naming file, tensor and shapes, for a tensor that does not fit, has no place, or is
     missing.
     """
 
-    def __init__(self, model: nn.Module, slots: dict[str, Slot]) -> None:
+    def __init__(self, model: nn.Module, places: dict[str, Place]) -> None:
         self.parameters = dict(model.named_parameters())
-        self.slots = slots
-        self.empty = set(slots)
+        self.places = places
+        self.empty = set(places)
 
     @torch.no_grad()
     def fill(self, file: str, name: str, tensor: Tensor) -> None:
-        if name not in self.slots:
+        if name not in self.places:
             raise CheckpointError(f"{file}: tensor {name!r} has no place in this model")
-        slot = self.slots[name]
-        target = self.parameters[slot.parameter]
-        target = target if slot.rows is None else target[slot.rows]
-        shape = tuple(target.T.shape if slot.transpose else target.shape)
+        place = self.places[name]
+        target = self.parameters[place.parameter]
+        target = target if place.rows is None else target[place.rows]
+        shape = tuple(target.T.shape if place.transpose else target.shape)
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
                 f"{file}: tensor {name!r} has shape {tuple(tensor.shape)}, the model needs {shape}"
@@ -65,7 +83,7 @@ class Filler:
             raise CheckpointError(
                 f"{file}: tensor {name!r} is {tensor.dtype}, the model needs floating point"
             )
-        target.copy_(tensor.T if slot.transpose else tensor)  # converts dtype and device on the way
+        target.copy_(tensor.T if place.transpose else tensor)  # converts dtype and device on the way
         self.empty.discard(name)
 
     def finish(self, folder: str) -> None:

@@ -9,9 +9,8 @@ Sarathi-Serve, OSDI 2024, https://arxiv.org/abs/2403.02310; the single budget: v
 
 from engine.batch import Batch
 from engine.cache.manager import KVCacheManager
-from engine.listeners import Listeners
 from engine.scheduling.request import Request, State
-from engine.scheduling.scheduler import Queues, take
+from engine.scheduling.scheduler import Queues, by_rank, take
 
 STEPS_PER_PRIORITY = (
     256  # a request that has waited this many steps goes before newcomers of one level better
@@ -26,14 +25,12 @@ class ContinuousScheduler(Queues):
         cache: KVCacheManager,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        listeners: Listeners | None = None,
     ) -> None:
         """Raises ValueError: a budget in which not even every running request gets its one token."""
         super().__init__(cache)
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise ValueError(f"1 <= {max_num_seqs=} <= {max_num_batched_tokens=} does not hold")
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.listeners = listeners or Listeners()
         self._step = 0
 
     def add(self, request: Request) -> None:
@@ -47,12 +44,24 @@ class ContinuousScheduler(Queues):
         self._enqueue(request)
 
     def schedule(self) -> Batch | None:
-        """Who runs in the next step, and how many tokens of each. None: nothing to do."""
+        """Who runs in the next step, and how many tokens of each. None: nothing to do.
+
+        Each call counts as a step in `self._step`, by which ranks age. All share one budget of tokens:
+
+        - Running requests first, best rank first, each as much as it lacks and the budget allows; but one
+          token of the budget is left for every running request behind it. One with nothing to compute
+          (its last token is still on its way) is left out.
+        - Before a request has its tokens, `cache.reserve` makes room for them, drafts included. While the
+          answer is no, the running request of the worst rank is preempted; that may be the one who asks.
+        - Then newcomers, in the order of the queue, while there are budget, seats and memory. A prompt may
+          come in chunks, but needs room for all that is known of it before the first: else it is put back,
+          and nobody behind it is admitted. A step that preempts admits nobody.
+        """
         self._step += 1
         budget = self.max_num_batched_tokens
-        work: dict[Request, int] = {}
+        work: list[tuple[Request, int]] = []
         # 1. Running requests first, best rank first: their outputs are awaited, and their memory is in use.
-        self.running.sort(key=lambda request: request.rank)
+        self.running.sort(key=by_rank)
         preempted = False
         queue = list(self.running)
         for place, request in enumerate(queue):
@@ -60,15 +69,16 @@ class ContinuousScheduler(Queues):
                 continue
             later = len(queue) - place - 1  # each of them is left a token: a long prompt holds nobody up
             new = min(request.num_tokens_to_compute, budget - later)
+            if not new:  # its last token is still on its way
+                continue
             while not self.cache.reserve(request, request.num_computed_tokens + new):
-                victim = self.running[-1]
-                budget += work.pop(victim, 0)
+                victim = self.running[-1]  # the worst rank: none of those already in `work`
                 self._preempt(victim)
                 preempted = True
                 if victim is request:
                     break
             else:
-                work[request] = new
+                work.append((request, new))
                 budget -= new
         # 2. Then newcomers, in order, as far as budget and memory go. A long prompt comes in chunks, yet with
         # room for all that is known of it: else two newcomers could keep pushing each other out.
@@ -76,12 +86,12 @@ class ContinuousScheduler(Queues):
             request = self.admit_next()
             if request is None:
                 break
-            if not self.cache.reserve(request, len(request.token_ids)):
+            if not self.cache.reserve(request, request.num_computed_tokens + request.num_tokens_to_compute):
                 self._put_back(request)
                 break
-            work[request] = min(request.num_tokens_to_compute, budget)
-            budget -= work[request]
-        return take(list(work.items())) if work else None
+            work.append((request, min(request.num_tokens_to_compute, budget)))
+            budget -= work[-1][1]
+        return take(work) if work else None
 
     def _preempt(self, request: Request) -> None:
         """Take a running request's memory for a better one; its tokens will be computed again."""
@@ -90,8 +100,10 @@ class ContinuousScheduler(Queues):
         self.listeners.tell("on_preempt", request)
 
     def _put_back(self, request: Request) -> None:
-        """From the running requests to the queue, at its old rank, with nothing computed: drafts and the
-        prompt's log probabilities are forgotten too, since both will be found again.
+        """From the running requests to its old place in the queue, with nothing computed and no memory.
+
+        The rank stays, and so does what it has said. Drafts and the prompt's log probabilities are forgotten,
+        since both will be found again.
         """
         self.running.remove(request)
         self.cache.preempt(request)

@@ -14,6 +14,7 @@ class FIFOScheduler(Queues):
         if not self.running:
             return None
         request = self.running[0]
-        work = [(request, request.num_tokens_to_compute)]
-        self.cache.reserve(request, len(request.token_ids))  # alone in the cache, and checked to fit
-        return take(work)
+        new = request.num_tokens_to_compute
+        if not new or not self.cache.reserve(request, request.num_computed_tokens + new):
+            return None  # alone in the cache, and checked to fit: its last token is on its way
+        return take([(request, new)])

@@ -13,6 +13,8 @@ from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import Row
 from engine.decoding.stopping import GrowingOutput
 
+PLACEHOLDER = -1  # stands for a token that was chosen but not read from the device yet
+
 
 class State(enum.Enum):
     WAITING = "waiting"  # in the queue: new, or preempted
@@ -44,9 +46,11 @@ class Request:
     num_computed_tokens: int = 0  # tokens whose keys and values are in the cache, or will be after this step
     num_cached_tokens: int = 0  # of these, how many the cache had at the start (Part 12)
     num_preemptions: int = 0
+    num_expected: int = 0  # the last tokens that are placeholders: chosen, still on the device (Part 13)
     draft_ids: list[int] = field(default_factory=list)  # proposed, not yet confirmed (Part 16)
     stats: RequestStats = field(default_factory=lambda: RequestStats(arrival=time.perf_counter()))
     logprobs: Logprobs = field(default_factory=list)  # of the output tokens, if asked for (Part 10)
+    cumulative_logprob: float | None = None
     prompt_logprobs: Logprobs = field(default_factory=list)
     error: str | None = None
 
@@ -62,8 +66,28 @@ class Request:
         """Its prompt's logits are asked for, so a cached prefix must not be taken as computed (Part 12)."""
         return self.params.prompt_logprobs is not None
 
-    def append(self, token_id: int) -> bool:
-        """Take a confirmed output token; True when the request is finished by it."""
-        self.token_ids.append(token_id)
-        self.stats.token_times.append(time.perf_counter())
+    def expect(self) -> None:
+        """A token is on its way: a placeholder (-1) takes its place, so that the next step can be scheduled
+        before this one's result is read (Part 13). The output's last possible token has no next step.
+        """
+        if len(self.output.token_ids) + self.num_expected + 1 < self.output.limit:
+            self.token_ids.append(PLACEHOLDER)
+            self.num_expected += 1
+
+    def confirm(self, token_id: int, now: float) -> bool:
+        """Take an output token that has come, at the oldest placeholder or at the end; True when the request
+        is finished by it.
+        """
+        if self.num_expected:
+            self.token_ids[-self.num_expected] = token_id
+            self.num_expected -= 1
+        else:
+            self.token_ids.append(token_id)
+        self.stats.token_times.append(now)
         return self.output.append(token_id)
+
+    def withdraw(self) -> None:
+        """Nothing that was expected will come: the placeholders go."""
+        if self.num_expected:
+            del self.token_ids[-self.num_expected :]
+            self.num_expected = 0

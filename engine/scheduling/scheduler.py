@@ -4,19 +4,22 @@ A scheduler owns the queue and asks the cache for memory. It does not know the m
 finish.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from operator import attrgetter
 from typing import Protocol
 
 from engine.batch import Batch, make_batch
 from engine.cache.manager import KVCacheManager
+from engine.listeners import Listeners
 from engine.scheduling.request import Request, State
 
 
 class Scheduler(Protocol):
     """Called by one thread, in a circle: schedule, (the step runs), update or rollback, finish."""
 
-    waiting: list[Request]
+    cache: KVCacheManager
+    listeners: Listeners  # the engine's own, once it has one
+    waiting: list[Request]  # best rank first
     running: list[Request]
 
     def add(self, request: Request) -> None: ...
@@ -26,11 +29,14 @@ class Scheduler(Protocol):
     def finish(self, request: Request) -> None: ...
 
 
+by_rank = attrgetter("rank")
+
+
 class Queues:
     """A waiting queue in order of rank, the running requests, and the bookkeeping around a step."""
 
     def __init__(self, cache: KVCacheManager) -> None:
-        self.cache = cache
+        self.cache, self.listeners = cache, Listeners()
         self.waiting: list[Request] = []  # best rank first
         self.running: list[Request] = []  # in order of admission
         self._arrivals = 0
@@ -43,7 +49,7 @@ class Queues:
 
     def _enqueue(self, request: Request) -> None:
         request.state = State.WAITING
-        insort(self.waiting, request, key=attrgetter("rank"))
+        insort(self.waiting, request, key=by_rank)
 
     def admit_next(self) -> Request | None:
         """Move the first waiting request to the running ones, if the cache has room for it now."""
@@ -58,22 +64,34 @@ class Queues:
         return request
 
     def update(self, batch: Batch, drafts: list[list[int]] | None = None) -> None:
-        """The step succeeded and confirmed tokens were appended: rejected drafts were never computed."""
+        """The step succeeded and confirmed tokens were appended: rejected drafts were never computed. Whoever
+        has left the running requests since the step began is not concerned.
+        """
         for s, request in enumerate(batch.requests):
-            request.num_computed_tokens = min(request.num_computed_tokens, len(request.token_ids) - 1)
-            request.draft_ids = drafts[s] if drafts else []
+            if request.state is not State.RUNNING:
+                continue
+            known = len(request.token_ids) - request.num_expected
+            if drafts is not None or request.draft_ids:
+                request.num_computed_tokens = min(request.num_computed_tokens, len(request.token_ids) - 1)
+                request.draft_ids = drafts[s] if drafts else []
+            self.cache.commit(request, min(batch.context_lens[s], known - 1))
 
     def rollback(self, batch: Batch) -> None:
-        """The step failed: its tokens are not in the cache after all."""
+        """The step failed: its tokens are not in the cache after all, and what it would have brought is not
+        expected any more.
+        """
         for s, request in enumerate(batch.requests):
             request.num_computed_tokens = batch.context_lens[s] - batch.num_new_tokens(s)
+            request.withdraw()
 
     def finish(self, request: Request) -> None:
         """Forget a request, waiting or running, and free its memory."""
         if request.state is State.FINISHED:
             return
-        queue = self.waiting if request.state is State.WAITING else self.running
-        queue.remove(request)
+        if request.state is State.WAITING:
+            del self.waiting[bisect_left(self.waiting, request.rank, key=by_rank)]  # no rank stands twice
+        else:
+            self.running.remove(request)
         request.state = State.FINISHED
         self.cache.release(request)
 

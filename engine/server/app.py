@@ -146,7 +146,11 @@ async def _gather(streams: list[OutputStream]) -> list[RequestOutput]:
 async def _unless_client_leaves(
     request: Request, work: Awaitable[list[RequestOutput]]
 ) -> list[RequestOutput]:
-    """Await `work`; cancel it when the client hangs up before it is done."""
+    """What `work` gives or raises; when the client hangs up first, RequestError 499, and `work` is cancelled.
+
+    `request.receive()` gives the server's next message about this request; "http.disconnect" is the one that
+    counts. Nothing is left running, also when this function itself is cancelled: `work` has unwound.
+    """
 
     async def disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -10,13 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import torch
 import uvicorn
-from fastapi import FastAPI
 from rich.console import Console
 from rich.json import JSON
 from rich.panel import Panel
@@ -37,9 +35,9 @@ from engine.models.loader import load_model  # noqa: E402
 from engine.server.app import create_app  # noqa: E402
 from engine.server.backend import LockedBackend  # noqa: E402
 from engine.tokenizer import Tokenizer  # noqa: E402
+from parts.stage import HOST, served, title, yes  # noqa: E402
 
 MODEL = "storyteller"
-HOST = "127.0.0.1"  # this machine alone can reach it
 PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
 TOKENS = 120
 EVENTS_SHOWN = 4
@@ -64,21 +62,6 @@ class Counted:
     def __call__(self, token_ids: Sequence[int]) -> Tensor:
         Counted.calls += 1
         return self.forward(token_ids)  # [V]
-
-
-@contextmanager
-def served(app: FastAPI) -> Iterator[str]:
-    """Serve `app` from a thread on a port that the system picks; gives the address, stops at the end."""
-    server = uvicorn.Server(uvicorn.Config(app, host=HOST, port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://{HOST}:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def main() -> None:
@@ -270,16 +253,6 @@ def pretty(data: dict) -> Text:
     text = JSON.from_data(data).text
     text.no_wrap = False
     return text
-
-
-def title(console: Console, text: str) -> None:
-    console.print()
-    console.rule(f"[bold]{text}", align="left")
-    console.print()
-
-
-def yes(same: bool) -> str:
-    return "yes" if same else "NO"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from pathlib import Path
 import httpx
 import torch
 import uvicorn
-from fastapi import FastAPI
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
@@ -46,8 +45,9 @@ from engine.scheduling.fifo import FIFOScheduler  # noqa: E402
 from engine.scheduling.request import Request  # noqa: E402
 from engine.server.app import create_app  # noqa: E402
 from engine.tokenizer import Tokenizer  # noqa: E402
+from parts.stage import HOST, served, title, yes  # noqa: E402
 
-MODEL, HOST = "storyteller", "127.0.0.1"
+MODEL = "storyteller"
 PROMPTS = {
     "A": "Once upon a time, there was a little dog named Max. Max had a red ball",
     "B": "Lily and Tom went to the park. They saw a big slide",
@@ -328,20 +328,6 @@ def timeline(diary: Diary) -> Table:
     return table
 
 
-@contextmanager
-def served(app: FastAPI) -> Iterator[str]:
-    """Serve `app` from a thread on a port that the system picks; gives the address, stops at the end."""
-    server = uvicorn.Server(uvicorn.Config(app, host=HOST, port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        yield f"http://{HOST}:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
 def params(name: str) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=TOKENS[name], ignore_eos=True)
 
@@ -359,16 +345,6 @@ def how_to_call(port: int) -> str:
     bodies = [{"model": MODEL, "prompt": p, "max_tokens": 30, "stream": True} for p in PROMPTS.values()]
     calls = "\n".join(f"{head} '{json.dumps(body)}' &" for body in bodies)
     return f"Serving {MODEL} on http://{HOST}:{port} until Ctrl-C. In another terminal:\n\n{calls}\nwait\n"
-
-
-def title(console: Console, text: str) -> None:
-    console.print()
-    console.rule(f"[bold]{text}", align="left")
-    console.print()
-
-
-def yes(same: bool) -> str:
-    return "yes" if same else "NO"
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from engine.scheduling.fifo import FIFOScheduler  # noqa: E402
 from engine.scheduling.scheduler import Scheduler  # noqa: E402
 from engine.scheduling.static import StaticScheduler  # noqa: E402
 from engine.tokenizer import Tokenizer  # noqa: E402
+from parts.stage import title, yes  # noqa: E402
 
 MODEL = "storyteller"
 PROMPTS = {
@@ -236,16 +237,6 @@ def ragged(console: Console, tokenizer: Tokenizer, model: nn.Module) -> dict[str
         f"[bold]{1 - used / places:.0%} empty[/]. A request that waits may not have them, until Part 8."
     )
     return {"steps": len(steps), "places": places, "used": used, "empty": 1 - used / places}
-
-
-def title(console: Console, text: str) -> None:
-    console.print()
-    console.rule(f"[bold]{text}", align="left")
-    console.print()
-
-
-def yes(same: bool) -> str:
-    return "yes" if same else "NO"
 
 
 if __name__ == "__main__":

@@ -8,18 +8,13 @@ import asyncio
 import json
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import httpx
 import torch
-import uvicorn
-from fastapi import FastAPI
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -47,9 +42,9 @@ from engine.scheduling.continuous import ContinuousScheduler  # noqa: E402
 from engine.scheduling.request import Request  # noqa: E402
 from engine.server.app import create_app  # noqa: E402
 from engine.tokenizer import Tokenizer  # noqa: E402
+from parts.stage import served, title, yes  # noqa: E402
 
 MODEL = "storyteller"
-HOST = "127.0.0.1"
 STORY = (
     "Once upon a time, there was a little girl named Lily. She loved to play outside with her red ball. "
     "One day, her mom said that they would go to the big park near the river, where many dogs like to run."
@@ -178,7 +173,7 @@ def main() -> None:
 
 def gantt(name: str, played: Played) -> Group:
     """A row per request, a column per step, and below how full the steps were."""
-    rows = [Text(f"\n{name}", style="bold")]
+    rows = [Text(name, style="bold")]
     for guest in SCENE:
         row, computed = Text(f" {guest.name}  "), 0
         last = played.ran(guest.name)[-1]
@@ -195,12 +190,12 @@ def gantt(name: str, played: Played) -> Group:
     for step in played.steps:
         share = min(1.0, sum(step.values()) / BUDGET)
         full.append(LEVELS[max(1, round(share * (len(LEVELS) - 1)))])
-    return Group(*rows, full)
+    return Group(*rows, full, Text())
 
 
 def legend() -> str:
     return (
-        "\n ▒ reads its prompt   █ one token   · waits\n"
+        " ▒ reads its prompt   █ one token   · waits\n"
         f" last row: how full the step is, █ being {BUDGET} tokens or more\n"
     )
 
@@ -217,21 +212,6 @@ def latencies(played: dict[str, Played]) -> Table:
 
 def params(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=max_tokens)
-
-
-@contextmanager
-def served(app: FastAPI) -> Iterator[str]:
-    """Serve `app` from a thread on a port that the system picks; gives the address, stops at the end."""
-    server = uvicorn.Server(uvicorn.Config(app, host=HOST, port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://{HOST}:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 Events = list[tuple[float, int, str]]  # when, which client, its new text
@@ -315,15 +295,6 @@ def recorded(log: StepLog, events: Events, start: float) -> list[str]:
 def shown_path(path: Path) -> Path:
     path = path.resolve()
     return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-
-
-def title(console: Console, text: str) -> None:
-    console.print()
-    console.rule(f"[bold]{text}", align="left")
-
-
-def yes(same: bool) -> str:
-    return "yes" if same else "NO"
 
 
 if __name__ == "__main__":

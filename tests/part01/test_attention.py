@@ -1,9 +1,12 @@
 """Dense attention against the formula, one query at a time."""
 
+from itertools import accumulate
+
 import pytest
 import torch
 
 from engine.attention.dense import causal, causal_attention, dense_attention
+from engine.attention.interface import Spans
 
 
 def random_qkv(queries: int, keys: int, Hq: int = 4, Hkv: int = 4, Dh: int = 8, seed: int = 0):
@@ -54,17 +57,28 @@ def test_grouped_heads_equal_repeated_key_heads(share):
 )
 def test_several_sequences_end_to_end_equal_each_alone(lengths):
     parts = [random_qkv(tq, tk, Hq=4, Hkv=2, seed=i) for i, (tq, tk) in enumerate(lengths)]
-    query_start = [sum(tq for tq, _ in lengths[:i]) for i in range(len(lengths) + 1)]
-    key_start = [sum(tk for _, tk in lengths[:i]) for i in range(len(lengths) + 1)]
+    spans = Spans(
+        tuple(accumulate((tq for tq, _ in lengths), initial=0)),
+        tuple(accumulate((tk for _, tk in lengths), initial=0)),
+    )
     q, k, v = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    out = dense_attention(q, k, v, query_start, key_start)
+    out = dense_attention(q, k, v, spans)
     assert torch.equal(out, torch.cat([causal_attention(*part) for part in parts]))
 
 
 def test_query_and_key_sequences_must_be_as_many():
-    q, k, v = random_qkv(4, 4)
-    with pytest.raises(ValueError, match="zip"):
-        dense_attention(q, k, v, [0, 2, 4], [0, 4])
+    with pytest.raises(ValueError, match="2 sequences of queries, 1 of keys"):
+        Spans((0, 2, 4), (0, 4))
+
+
+def test_spans_reach_a_device_once_however_many_layers_ask():
+    spans = Spans((0, 2, 4), (0, 5, 9))
+    query_start, key_start = spans.on(torch.device("cpu"))
+    assert (query_start.tolist(), key_start.tolist()) == ([0, 2, 4], [0, 5, 9])
+    assert {query_start.dtype, key_start.dtype} == {torch.int32}, "kernels count in int32"
+    again = spans.on(torch.device("cpu"))
+    assert again[0] is query_start, "the same tensors for every layer"
+    assert again[1] is key_start, "the same tensors for every layer"
 
 
 def test_without_a_memory_the_layer_does_not_matter():
@@ -86,6 +100,18 @@ def test_half_precision_keeps_its_dtype_and_is_close(dtype):
     out = causal_attention(q.to(dtype), k.to(dtype), v.to(dtype))
     assert out.dtype == dtype
     torch.testing.assert_close(out.float(), causal_attention(q, k, v), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_many_keys_are_summed_in_more_than_half_precision(dtype):
+    """2,000 keys alike: added up in bf16, their weights would stop growing at 256."""
+    q, k, v = (torch.ones(n, 1, 8, dtype=dtype) for n in (1, 2000, 2000))
+    torch.testing.assert_close(causal_attention(q, k, v).float(), torch.ones(1, 1, 8), atol=0.01, rtol=0)
+
+
+def test_half_precision_scores_are_scaled_before_they_could_overflow():
+    q, k, v = (torch.full((3, 1, 64), 40.0, dtype=torch.float16) for _ in range(3))  # q·k = 102,400
+    assert causal_attention(q, k, v).isfinite().all()
 
 
 def test_scores_too_large_for_an_exponential_do_not_overflow():

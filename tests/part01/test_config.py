@@ -1,6 +1,8 @@
 """What is read from config.json, and what is refused."""
 
 import json
+import sys
+from types import ModuleType
 
 import pytest
 
@@ -139,3 +141,15 @@ def test_a_file_that_is_no_json_object_is_named(read, text):
 def test_a_missing_config_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json: no such file"):
         ModelConfig.from_pretrained(tmp_path)
+
+
+def test_an_architecture_may_borrow_another_ones_translation(read, monkeypatch):
+    """As Qwen3 may take Llama's `config_from`: what a module offers counts, not what its text says."""
+    import engine.models
+    from engine.models import gpt2
+
+    borrowed = ModuleType("engine.models.gpt2b")
+    borrowed.Model, borrowed.config_from, borrowed.places = gpt2.Model, gpt2.config_from, gpt2.places
+    monkeypatch.setitem(sys.modules, "engine.models.gpt2b", borrowed)
+    monkeypatch.setattr(engine.models, "gpt2b", borrowed, raising=False)
+    assert read(GPT2 | {"model_type": "gpt2b"}).num_layers == 12

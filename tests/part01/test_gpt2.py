@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from engine.attention.dense import causal, dense_attention
+from engine.attention.interface import Spans
 from engine.checkpoint import embedded_models
 from engine.models.loader import load_model
 from tests.part01 import reference
@@ -83,13 +84,14 @@ def test_logits_are_computed_for_the_chosen_rows_only(tiny_gpt2):
 def test_sequences_laid_end_to_end_do_not_notice_each_other(tiny_gpt2):
     model = load_model(tiny_gpt2)
     sequences = [random_ids(length, 4096, seed=length) for length in (5, 1, 12)]
-    starts = [0, 5, 6, 18]
+    starts = (0, 5, 6, 18)
+    spans = Spans(starts, starts)
     positions = torch.cat([torch.arange(len(ids)) for ids in sequences])
     with torch.inference_mode():
         hidden = model(
             torch.tensor([id for ids in sequences for id in ids]),
             positions,
-            lambda layer, q, k, v: dense_attention(q, k, v, starts, starts),
+            lambda layer, q, k, v: dense_attention(q, k, v, spans),
         )
         together = model.logits(hidden)
     for ids, a, b in zip(sequences, starts, starts[1:], strict=False):

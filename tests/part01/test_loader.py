@@ -152,6 +152,8 @@ def test_dummy_weights_need_only_the_config_and_are_the_same_each_time(folder, e
     assert all(parameter.isfinite().all() for parameter in first.parameters())
     assert 0.01 < first.embed.weight.std() < 0.03
     assert first.head.weight is first.embed.weight
+    one, other = first.blocks[0].attention.qkv.weight, first.blocks[1].attention.qkv.weight
+    assert not torch.equal(one, other), "each layer draws weights of its own"
 
 
 def test_dummy_weights_leave_the_callers_random_numbers_alone(folder):

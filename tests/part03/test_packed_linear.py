@@ -69,7 +69,7 @@ def test_greedy_tokens_and_logits_are_the_same_with_every_layer_packed(trained, 
     packed = load_model(checkpoint)
     if not all(form.can_pack(packed.get_submodule(name)) for name in linear_names(packed)):
         pytest.skip(f"{checkpoint} is not made of half-precision weights")
-    replace_linears(packed, form)
+    replace_linears(packed, lambda name, linear: form(linear))
     for prompt in ("Once upon a time", "Lily had a red ball."):
         assert output(packed, tokenizer, prompt) == output(model, tokenizer, prompt)
     ids = torch.randint(
@@ -149,14 +149,15 @@ def test_replacing_touches_every_linear_layer_once_and_nothing_else(tiny_gpt2):
     before = dict(model.named_modules())
     asked = []
 
-    def make(layer):
-        asked.append(layer)
+    def make(name, layer):
+        asked.append((name, layer))
         return nn.Sequential(copy.copy(layer))
 
     names = linear_names(model)
     assert len(names) == 2 * 4 + 1
+    assert names[-1] == "head"
     assert replace_linears(model, make) is model
-    assert asked == [before[name] for name in names]
+    assert asked == [(name, before[name]) for name in names]
     assert all(isinstance(model.get_submodule(name), nn.Sequential) for name in names)
     assert model.embed is before["embed"]
     assert model.blocks[1].norm2 is before["blocks.1.norm2"]
@@ -166,7 +167,56 @@ def test_replacing_touches_every_linear_layer_once_and_nothing_else(tiny_gpt2):
 def test_a_tied_embedding_keeps_its_weight_when_the_head_is_packed(tiny_gpt2):
     model = load_model(tiny_gpt2)
     weight = model.embed.weight
-    replace_linears(model, Blocked)
+    replace_linears(model, lambda name, linear: Blocked(linear))
     assert isinstance(model.head, Blocked)
     assert model.embed.weight is weight
     assert torch.equal(model.embed(torch.tensor([5])), weight[[5]])
+
+
+class Adapted(nn.Module):
+    """As Part 18 will: the layer it wraps, and a term of its own, for every layer but the head."""
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        self.base = linear
+        self.down = torch.ones(linear.in_features, 1) / 16  # plain tensors: no linear layers of their own
+
+    def forward(self, x):
+        return self.base(x) + x @ self.down
+
+
+class Quantized(nn.Module):
+    """As Part 17 will: no nn.Linear, but a linear layer all the same."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.steps = (linear.weight * 64).round().to(torch.int8)
+
+    def forward(self, x):
+        return x @ (self.steps.float() / 64).T
+
+
+@needs_mkldnn
+@torch.inference_mode()
+def test_merge_quantize_wrap_pack_is_the_order(monkeypatch):
+    monkeypatch.setattr(
+        packed_linear, "_seconds_per_step", lambda a, b, rows: 0.5 if type(b[0]) is Blocked else 1.0
+    )
+    model = nn.ModuleDict({"first": linear(8, 8), "second": linear(8, 8, seed=1), "head": linear(8, 4)})
+    x = torch.randn(3, 8)
+
+    def quantize(name, layer):
+        return Quantized(layer) if name == "first" else layer
+
+    def wrap(name, layer):
+        return layer if name == "head" else Adapted(layer)
+
+    replace_linears(replace_linears(model, quantize), wrap)
+    before = [layer(x) for layer in model.values()]
+    pack_linears(model)
+    assert [type(model[name]) for name in model] == [Adapted, Adapted, Blocked], "wrappers stay"
+    assert type(model["first"].base) is Quantized, "a quantized layer is not packed"
+    assert type(model["second"].base) is Blocked, "the layer inside a wrapper is packed"
+    for layer, expected in zip(model.values(), before, strict=True):
+        torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-5)

@@ -4,19 +4,32 @@ from engine.batch import Batch
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import Row
 from engine.scheduling.request import Request
+from engine.scheduling.scheduler import Queues, take
 
 PARAMS = SamplingParams()
+
+
+class Everybody(Queues):
+    """A scheduler that runs all requests in every step."""
+
+    def schedule(self) -> Batch | None:
+        while self.waiting and self.admit_next():
+            pass
+        for request in self.running:
+            self.cache.reserve(request, len(request.token_ids))
+        return take([(r, r.num_tokens_to_compute) for r in self.running]) if self.running else None
 
 
 class Countdown:
     """Stands for GrowingOutput: done after `length` tokens."""
 
     def __init__(self, length: int) -> None:
-        self.left = length
+        self.token_ids: list[int] = []
+        self.limit = length
 
     def append(self, token_id: int) -> bool:
-        self.left -= 1
-        return self.left == 0
+        self.token_ids.append(token_id)
+        return len(self.token_ids) == self.limit
 
 
 def make_request(name: str, prompt: int, output: int, priority: int = 0) -> Request:
@@ -30,14 +43,20 @@ def make_request(name: str, prompt: int, output: int, priority: int = 0) -> Requ
 def play(scheduler) -> Batch | None:
     """One step in which all goes well: a token for each sequence that is complete."""
     batch = scheduler.schedule()
-    if batch:
-        done = [r for r, rows in zip(batch.requests, batch.logit_rows, strict=True) if rows and r.append(7)]
+    if batch is None:
+        left = [request.id for request in (*scheduler.running, *scheduler.waiting)]
+        assert not left, f"schedule() returned None, nothing to do, yet these are not done: {', '.join(left)}"
+    else:
+        done = [
+            r for r, rows in zip(batch.requests, batch.logit_rows, strict=True) if rows and r.confirm(7, 0.0)
+        ]
         scheduler.update(batch)
         for request in done:
             scheduler.finish(request)
     return batch
 
 
-def chosen(batch: Batch) -> dict[str, int]:
+def chosen(batch: Batch | None) -> dict[str, int]:
     """request -> new tokens in the step."""
+    assert batch is not None, "schedule() returned None, nothing to do, though a step was due"
     return {request.id: batch.num_new_tokens(s) for s, request in enumerate(batch.requests)}

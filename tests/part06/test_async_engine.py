@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
@@ -13,6 +14,7 @@ from engine.listeners import Listeners
 from engine.scheduling.fifo import FIFOScheduler
 from tests.part04.serving import wait_until
 from tests.part06.fakes import BlockCache, FakeForward, Gate, Recorder, ask, at_rest, read, told_alone, until
+from tests.part06.steps import Everybody
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
@@ -186,13 +188,16 @@ def test_a_failure_outside_the_forward_pass_ends_the_requests_there_are_and_the_
 
     with at_rest(AsyncLLMEngine(fake_engine(Tripping), "fake")) as engine, caplog.at_level(logging.CRITICAL):
 
-        async def both_then_start():
+        async def both_at_once():
+            both_have_come = threading.Event()
+            engine.start()
+            engine._command(both_have_come.wait)
             task = asyncio.create_task(run(engine))
             await until(lambda: engine._commands.qsize() == 2, task)
-            engine.start()
+            both_have_come.set()
             await task
 
-        asyncio.run(both_then_start())
+        asyncio.run(both_at_once())
 
 
 def test_a_name_in_use_is_refused_and_its_owner_is_not_disturbed(engine, gate):
@@ -285,3 +290,120 @@ def test_n_samples_reach_one_reader(engine, gate):
     assert [sample.token_ids for sample in last.outputs] == [
         told_alone("hello", params, index).token_ids for index in range(3)
     ]
+
+
+def test_a_reader_that_is_dropped_in_mid_answer_has_left(engine, gate):
+    gate.allow(1)
+
+    async def run():
+        stream = await engine.generate("hello", GREEDY, "a")
+        async for _ in stream:
+            break
+        del stream
+        gate.open()
+        await until(lambda: not engine.engine.has_unfinished_requests())
+
+    asyncio.run(run())
+    assert steps_of(engine, "a") < 20, "the request went on to its end, with nobody reading"
+
+
+def test_a_stream_that_was_never_read_costs_nothing(engine, gate):
+    async def run():
+        stream = await engine.generate("hello", GREEDY, "a")
+        await stream.aclose()
+        assert await read(stream) == []
+
+    asyncio.run(run())
+    gate.open()
+    assert engine._commands.empty()
+    assert recorder_of(engine).heard == []
+
+
+def test_leaving_late_does_not_abort_another_request_of_the_same_name(engine, gate):
+    gate.allow(1)
+
+    async def run():
+        first = await engine.generate("hello", GREEDY, "a")
+        await anext(first)
+        await engine.abort("a")
+        gate.allow(1)
+        await until(lambda: not engine.engine.has_unfinished_requests())
+        second = await engine.generate("there", GREEDY, "a")
+        gate.allow(1)
+        await anext(second)
+        await first.aclose()  # it never read its last output
+        gate.open()
+        return await read(second)
+
+    assert asyncio.run(run())[-1].outputs[0].token_ids == told_alone("there", GREEDY).token_ids
+
+
+def test_what_was_delivered_before_the_engine_ended_is_still_read(engine, gate):
+    """On a busy machine a reader may come back only when all is over."""
+    gate.open()
+
+    async def run():
+        stream = await engine.generate("hello", GREEDY, "a")
+        await anext(stream)
+        await asyncio.to_thread(wait_until, lambda: not engine.engine.has_unfinished_requests())
+        await asyncio.to_thread(engine.stop)
+        return await read(stream)
+
+    assert asyncio.run(run())[-1].outputs[0].token_ids == told_alone("hello", GREEDY).token_ids
+
+
+def test_an_engine_stopped_twice_serves_again_once_it_is_started(engine, gate):
+    gate.open()
+    for _ in range(2):
+        engine.stop()
+        engine.stop()
+        engine.start()
+        assert engine.health()
+        last = asyncio.run(ask(engine, "hello", GREEDY, "a"))[-1]
+        assert last.outputs[0].token_ids == told_alone("hello", GREEDY).token_ids
+
+
+def test_a_step_wakes_an_event_loop_once_however_many_read_there(fake_engine):
+    engine = fake_engine(Everybody)
+    woken = []
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        call = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda function, *args: woken.append(function) or call(function, *args)
+        async with AsyncLLMEngine(engine, "fake") as running:
+            await asyncio.gather(*[ask(running, str(i), GREEDY, str(i)) for i in range(8)])
+
+    asyncio.run(run())
+    # 8 requests of 20 tokens; the last wake-ups are of `stop`, which asyncio waits for in a thread.
+    assert len([function for function in woken if getattr(function, "__name__", "") == "_hand_out"]) <= 40
+
+
+def test_a_long_prompt_is_tokenized_beside_the_event_loop_and_a_short_one_at_once(engine, gate, monkeypatch):
+    gate.open()
+    threads, make = [], engine.engine.make_requests
+    monkeypatch.setattr(
+        engine.engine,
+        "make_requests",
+        lambda *a, **b: threads.append(threading.current_thread()) or make(*a, **b),
+    )
+
+    async def run():
+        await ask(engine, "hello", GREEDY, "a")
+        with pytest.raises(ParameterError):
+            await engine.generate("x" * 2000, GREEDY, "b")
+
+    asyncio.run(run())
+    assert threads[0] is threading.main_thread()
+    assert threads[1] is not threading.main_thread()
+
+
+def test_a_reader_whose_loop_has_closed_is_aborted(engine, gate):
+    loop = asyncio.new_event_loop()
+    stream = loop.run_until_complete(engine.generate("hello", GREEDY, "a"))
+    gate.allow(1)
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    gate.allow(2)
+    wait_until(lambda: not engine.engine.has_unfinished_requests())
+    assert steps_of(engine, "a") <= 3

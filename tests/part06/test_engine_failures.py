@@ -1,15 +1,19 @@
 """What happens when a step fails, and who is told about what."""
 
 import logging
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from engine.decoding.outputs import Logprob
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SUPPORTS
 from engine.executor import Executor, StepResult, sample_batch
 from engine.listeners import Listener, Listeners
 from tests.part06.fakes import BlockCache, FakeForward, Recorder, run_to_end, told_alone
+from tests.part06.steps import Everybody
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
@@ -123,7 +127,7 @@ def test_listeners_hear_everything_in_order(fake_engine):
     assert recorder.heard == [
         ("arrival", "a/0"),
         *[("schedule", ("a/0",)), ("step", ("a/0",))],
-        *[("schedule", ("a/0",)), ("finish", "a/0"), ("step", ("a/0",))],
+        *[("schedule", ("a/0",)), ("step", ("a/0",)), ("finish", "a/0")],
     ]
 
 
@@ -196,3 +200,121 @@ def test_the_sampler_is_called_with_one_row_for_each_logit(fake_engine):
     (output,) = run_to_end(engine).values()
     assert output.outputs[0].token_ids == [0] * 6
     assert shapes == [((1, 257), 1)] * 6
+
+
+def test_a_failed_step_is_on_record_with_its_reason_and_then_who_ended_with_it(fake_engine):
+    cache, forward = failing_at(1)
+    recorder = Recorder()
+    engine = fake_engine(cache=cache, forward=forward, listeners=Listeners([recorder]))
+    engine.add_request("a", "one", GREEDY)
+    run_to_end(engine)
+    assert [kind for kind, _ in recorder.heard] == ["arrival", "schedule", "step", "finish"]
+    assert recorder.records[0].error == "RuntimeError: the cable came loose"
+    assert recorder.records[0].tokens_computed == (3,)
+
+
+def test_a_token_that_cannot_be_taken_fails_its_request_and_no_other(fake_engine, caplog):
+    """Such as an id that neither the model's vocabulary nor the tokenizer's knows."""
+    cache = BlockCache(64, 16)
+
+    def sampler(logits, batch):
+        tokens = sample_batch(logits, batch)
+        for request in batch.requests:
+            if request.id == "b/0" and len(request.output.token_ids) == 2:
+                request.output.append = None  # whatever goes wrong inside
+        return tokens
+
+    engine = fake_engine(Everybody, cache, executor=Executor(FakeForward(cache), sampler))
+    for name in "abc":
+        engine.add_request(name, f"prompt {name}", GREEDY)
+    with caplog.at_level(logging.CRITICAL):
+        done = run_to_end(engine)
+    assert done["b"].outputs[0].finish_reason == "error"
+    assert done["b"].error.startswith("TypeError")
+    for name in "ac":
+        assert done[name].outputs[0].token_ids == told_alone(f"prompt {name}", GREEDY).token_ids
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_logits_that_are_no_numbers_fail_their_request_and_no_other(fake_engine, caplog, broken, temperature):
+    cache = BlockCache(64, 16)
+    forward = FakeForward(cache)
+
+    def poisoned(batch):
+        logits = forward(batch)
+        for s, request in enumerate(batch.requests):
+            if request.id == "b/0" and len(request.output.token_ids) == 3:
+                logits[s, 100] = broken
+        return logits
+
+    engine = fake_engine(Everybody, cache, executor=Executor(poisoned))
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=6, ignore_eos=True)
+    for name in "abc":
+        engine.add_request(name, f"prompt {name}", params)
+    with caplog.at_level(logging.CRITICAL):
+        done = run_to_end(engine)
+    assert done["b"].error == "ArithmeticError: the model's logits are not finite numbers"
+    assert len(done["b"].outputs[0].token_ids) == 3
+    for name in "ac":
+        assert done[name].outputs[0].token_ids == told_alone(f"prompt {name}", params).token_ids
+
+
+def test_requests_that_no_memory_will_ever_come_for_fail_with_the_reason_instead_of_waiting(fake_engine):
+    class Full(BlockCache):
+        def begin(self, seq):
+            return None
+
+    engine = fake_engine(cache=Full(64, 16))
+    for name in "ab":
+        engine.add_request(name, "one", GREEDY)
+    outputs = [output for _ in range(4) for output in engine.step()]
+    assert [output.request_id for output in outputs] == ["a", "b"]
+    assert "no room for the 3 tokens" in outputs[0].error
+
+
+def test_what_an_executor_counts_is_in_the_steps_record(fake_engine):
+    cache, recorder = BlockCache(64, 16), Recorder()
+
+    class Counting(Executor):
+        def submit(self, batch):
+            pending = super().submit(batch)
+            return SimpleNamespace(result=lambda: replace(pending.result(), counters={"graphs": 1.0}))
+
+    engine = fake_engine(cache=cache, executor=Counting(FakeForward(cache)), listeners=Listeners([recorder]))
+    engine.add_request("a", "one", GREEDY)
+    run_to_end(engine)
+    assert [record.counters for record in recorder.records] == [{"graphs": 1.0}] * 6
+
+
+def test_log_probabilities_reach_the_output_with_their_sum(fake_engine):
+    """A fake of Part 10's executor: every prompt row is wanted, and yields a log probability and no token."""
+    cache = BlockCache(64, 16)
+
+    class WithLogprobs(Executor):
+        def submit(self, batch):
+            pending = super().submit(batch)
+
+            def result():
+                found = pending.result()
+                tokens = [
+                    [{id: Logprob(-0.5, 1, "") for id in ids} for ids in [own]] if own else []
+                    for own in found.tokens
+                ]
+                prompt = [
+                    [{0: Logprob(-1.0, 1, "")} for row in rows if batch.positions[row] < 2]
+                    for rows in batch.logit_rows
+                ]
+                return replace(found, logprobs=tokens, prompt_logprobs=prompt)
+
+            return SimpleNamespace(result=result)
+
+    supports = SUPPORTS | {"logprobs", "prompt_logprobs"}
+    engine = fake_engine(cache=cache, executor=WithLogprobs(FakeForward(cache)), supports=supports)
+    params = replace(GREEDY, logprobs=1, prompt_logprobs=1)
+    engine.add_request("a", "one", params)
+    (output,) = run_to_end(engine).values()
+    assert output.outputs[0].token_ids == told_alone("one", GREEDY).token_ids, "a prompt row gave a token"
+    assert len(output.prompt_logprobs) == 2
+    assert output.outputs[0].cumulative_logprob == pytest.approx(-0.5 * 6)
+    assert [list(one) for one in output.outputs[0].logprobs] == [[id] for id in output.outputs[0].token_ids]

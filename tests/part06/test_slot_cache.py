@@ -2,11 +2,12 @@
 
 import random
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from engine.attention.dense import dense_attention
+from engine.attention.interface import Spans
 from engine.batch import make_batch
 from engine.cache.single import CachedForward, SingleCache
 from engine.cache.slots import SlotCache
@@ -157,21 +158,111 @@ def test_a_step_without_a_finished_prompt_has_no_logits(model):
     assert ModelForward(model, cache)(make_batch([(seq, 2)])).shape == (0, model.config.vocab_size)
 
 
-def test_the_kernel_is_an_argument():
+@pytest.fixture
+def watched():
+    """(cache, calls): a cache of four slots whose kernel notes (queries, keys, spans) of each call."""
     calls = []
 
-    def kernel(q, k, v, query_start, key_start):
-        calls.append((len(q), len(k), tuple(query_start), tuple(key_start)))
-        return torch.zeros_like(q)
+    def kernel(q, k, v, spans):
+        calls.append((len(q), len(k), spans))
+        return dense_attention(q, k, v, spans)
 
-    cache = SlotCache(CONFIG, 2, 16, kernel=kernel)
-    seqs = [sequence("a"), sequence("b", [1, 2, 3, 4, 5])]
+    return SlotCache(replace(CONFIG, num_layers=3), 4, 16, kernel=kernel), calls
+
+
+def run_layers(cache, batch):
+    attend = cache.attention(batch)
+    for layer in range(3):
+        attend(layer, *[torch.ones(batch.num_tokens, 1, 1)] * 3)
+
+
+def test_prompts_from_their_start_share_one_call_of_the_kernel_per_layer(watched):
+    cache, calls = watched
+    seqs = [sequence("a"), sequence("b", [1, 2, 3, 4, 5]), sequence("c", [1, 2])]
     for seq in seqs:
         cache.begin(seq)
-    batch = take([(seqs[0], 3), (seqs[1], 5)])
-    cache.attention(batch)(0, *[torch.ones(8, 1, 1)] * 3)
-    assert sum(call[0] for call in calls) == 8
-    assert SimpleNamespace(q=sum(c[2][-1] for c in calls), k=sum(c[3][-1] for c in calls)).__dict__ == {
-        "q": 8,
-        "k": 8,
-    }
+    run_layers(cache, take([(seqs[0], 3), (seqs[1], 5), (seqs[2], 2)]))
+    assert calls == [(10, 10, Spans((0, 3, 8, 10), (0, 3, 8, 10)))] * 3
+    assert len({id(spans) for *_, spans in calls}) == 1, "spans are made once per step, not once per layer"
+
+
+def test_a_chunk_behind_the_start_is_a_call_on_the_keys_of_its_slot(watched):
+    cache, calls = watched
+    a, b = sequence("a", range(9)), sequence("b", range(4))
+    cache.begin(a)
+    cache.begin(b)
+    take([(a, 5)])
+    run_layers(cache, take([(a, 4), (b, 4)]))
+    assert calls == [(4, 4, Spans((0, 4), (0, 4))), (4, 9, Spans((0, 4), (0, 9)))] * 3
+
+
+def test_one_sequence_alone_is_decoded_by_the_kernel(watched):
+    cache, calls = watched
+    a = sequence("a", range(9))
+    cache.begin(a)
+    take([(a, 8)])
+    run_layers(cache, take([(a, 1)]))
+    assert calls == [(1, 9, Spans((0, 1), (0, 9)))] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("leave", ["release", "preempt"])
+@pytest.mark.parametrize("drafts", [0, 3], ids=["", "drafts rejected"])
+def test_a_nan_left_in_a_slot_reaches_nobody(dtype, leave, drafts):
+    """In bf16 on a CPU, as on a GPU, slots are read past their ends and masked: NaN · 0 is NaN."""
+    cache = SlotCache(replace(CONFIG, num_layers=2), num_slots=3, slot_tokens=16, dtype=dtype)
+
+    def step(*work, value=1.0):
+        batch = take(list(work))
+        attend = cache.attention(batch)
+        x = torch.full((batch.num_tokens, 1, 1), value, dtype=dtype)
+        return torch.stack([attend(layer, x, x, x) for layer in range(2)])
+
+    low, broken, high = (sequence(name, range(8)) for name in ("low", "broken", "high"))
+    for seq in (low, broken, high):
+        cache.begin(seq)
+    broken.draft_ids = [1] * drafts
+    step((broken, 8 + drafts), value=torch.nan)
+    broken.draft_ids = []
+    getattr(cache, leave)(broken)
+    step((low, 7), (high, 7))
+    assert torch.isfinite(step((low, 1), (high, 1))).all(), "the empty slot between two was read"
+    fresh = sequence("fresh", range(2))
+    cache.begin(fresh)
+    step((fresh, 1))
+    low.token_ids.append(1)
+    assert torch.isfinite(step((low, 1), (fresh, 1))).all(), "the next in the slot sees what was left"
+
+
+def test_a_released_slot_is_cleaned_as_far_as_it_was_written():
+    cache = SlotCache(replace(CONFIG, num_layers=2), num_slots=2, slot_tokens=16, dtype=torch.bfloat16)
+    seq = sequence("a", range(8))
+    cache.begin(seq)
+    batch = take([(seq, 8)])
+    cache.attention(batch)(1, *[torch.ones(8, 1, 1, dtype=torch.bfloat16)] * 3)
+    cache.release(seq)
+    assert not any(layer.any() for layer in (*cache.keys, *cache.values))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_step_on_a_gpu_waits_for_nothing():
+    config = replace(CONFIG, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8)
+    cache = SlotCache(config, num_slots=4, slot_tokens=32, device="cuda")
+    a, b, c = sequence("a", range(20)), sequence("b", range(9)), sequence("c", range(9))
+    for seq in (a, b, c):
+        cache.begin(seq)
+    works = [[(a, 5)], [(a, 6), (b, 8), (c, 8)], [(a, 8), (b, 1), (c, 1)], [(a, 1)]]
+    x = {n: torch.randn(n, 4, 8, device="cuda") for n in (1, 5, 10, 22)}
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for work in works:
+            batch = take(work)
+            attend = cache.attention(batch)
+            for layer in range(2):
+                q = x[batch.num_tokens]
+                attend(layer, q, q[:, :2], q[:, 2:])
+        cache.release(b)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -83,9 +83,8 @@ class Simulation(Listener):
     def __init__(self, setting: Setting) -> None:
         self.s, self.rng = setting, random.Random(setting.seed)
         self.cache = WatchfulCache(setting.num_blocks, setting.block_tokens)
-        self.scheduler = ContinuousScheduler(
-            self.cache, setting.max_num_seqs, setting.budget, Listeners([self])
-        )
+        self.scheduler = ContinuousScheduler(self.cache, setting.max_num_seqs, setting.budget)
+        self.scheduler.listeners = Listeners([self])
         self.live: dict[str, Request] = {}
         self.computed: dict[str, int] = {}  # what is truly in the cache, as the steps that succeeded tell
         self.admitted: set[str] = set()  # at least once
@@ -170,7 +169,7 @@ class Simulation(Listener):
             self.computed[request.id] = batch.context_lens[s]
             accepted = self.rng.randint(1, len(batch.logit_rows[s])) if batch.logit_rows[s] else 0
             for _ in range(accepted):
-                if request.append(token(request.id, len(request.token_ids))):
+                if request.confirm(token(request.id, len(request.token_ids)), 0.0):
                     finished.append(request)
                     break
             wanted = self.rng.randint(0, self.s.drafts) if accepted else 0

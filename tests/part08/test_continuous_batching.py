@@ -25,10 +25,8 @@ PROMPTS = [
 LENGTHS = [5, 30, 12, 20, 8, 1]
 
 
-def continuous(max_num_seqs: int, budget: int, listeners: Listeners | None = None):
-    return partial(
-        ContinuousScheduler, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, listeners=listeners
-    )
+def continuous(max_num_seqs: int, budget: int):
+    return partial(ContinuousScheduler, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
 
 
 def mixed_params(seed: int) -> SamplingParams:
@@ -87,7 +85,7 @@ def test_preempted_requests_have_the_tokens_they_would_have_had(fake_engine, num
     rng, recorder = random.Random(seed), Recorder()
     listeners = Listeners([recorder])
     cache = BlockCache(num_blocks, block_tokens=8)
-    engine = fake_engine(continuous(8, 48, listeners), cache, listeners=listeners)
+    engine = fake_engine(continuous(8, 48), cache, listeners=listeners)
     prompts = {str(i): "abcdefgh"[i % 8] * rng.randint(1, 90) for i in range(24)}
     waiting, done, aborted = list(prompts), {}, set()
     while waiting or engine.has_unfinished_requests():
@@ -132,9 +130,14 @@ def test_preemption_with_the_true_model_too(model, tokenizer, alone):
         preempt = release
 
     cache, recorder = Tight(model.config, 3), Recorder()
-    scheduler = ContinuousScheduler(cache, 3, 64, Listeners([recorder]))
+    scheduler = ContinuousScheduler(cache, 3, 64)
     engine = LLMEngine(
-        tokenizer, model.config, scheduler, Executor(ModelForward(model, cache)), max_model_len=150
+        tokenizer,
+        model.config,
+        scheduler,
+        Executor(ModelForward(model, cache)),
+        Listeners([recorder]),
+        max_model_len=150,
     )
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     for prompt in PROMPTS[:4]:

@@ -1,11 +1,13 @@
-"""The tiny repository of tiny.py, a copy for every test that asks for it."""
+"""The tiny repository of tiny.py, a copy for every test that asks for it, and pytest kept warm."""
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from parts.warm import Warm
 from tests.series.tiny import FILES, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +25,13 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for arguments in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-q", "-m", "all"]):
         subprocess.run(["git", *arguments], cwd=root, check=True)
     return root
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    """Runs pytest in trees."""
+    with Warm() as warm:
+        yield warm
 
 
 @pytest.fixture

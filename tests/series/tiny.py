@@ -3,6 +3,23 @@
 import textwrap
 from pathlib import Path
 
+
+def mistakes(exercise: str, replace: str, says: str, **named: str) -> str:
+    """Entries of a mistakes.toml: name -> what stands in place of `replace`."""
+    head = f'[[mistakes]]\nexercise = "{exercise}"\n'
+    return "\n".join(
+        f"{head}name = \"{name}\"\nreplace = '{replace}'\nwith = '{by}'\nsays = \"{says}\"\n"
+        for name, by in named.items()
+    )
+
+
+TWO = mistakes(
+    "engine/two.py:Two.value", "return total + one()", "two is one and one",
+    one="return total", three="return total + total + one()", none="return None", words='return "two"' ,
+)  # fmt: skip
+WORDS = mistakes(
+    "engine/two.py:words", '"two"', "word", one='"one"', three='"three"', none="None", number="2"
+)
 FILES = {
     "LICENSE": "MIT\n",
     "constraints.txt": "torch==2.13.0\n",
@@ -64,18 +81,18 @@ FILES = {
 
 
         def test_one_is_one():
-            assert one() == 1
+            assert one() == 1, "one is 1"
         """,
     "tests/part02/test_two.py": """
         from engine.two import Two, words
 
 
         def test_two_is_two():
-            assert Two().value == 2
+            assert Two().value == 2, "two is one and one"
 
 
         def test_two_has_a_word():
-            assert words() == "two"
+            assert words() == "two", "the word is two"
 
 
         def test_two_can_be_made():
@@ -110,6 +127,16 @@ FILES = {
         write = "return the number one"
         tests = ["tests/part01/test_one.py"]
         """,
+    "parts/01_one/mistakes.toml": mistakes(
+        "engine/one.py:one",
+        "return 1",
+        "one is 1",
+        zero="return 0",
+        two="return 2",
+        none="return None",
+        minus="return -1",
+    ),
+    "parts/02_two/mistakes.toml": f"{TWO}\n{WORDS}",
     "parts/02_two/part.toml": """
         number = 2
         slug = "two"

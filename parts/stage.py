@@ -1,0 +1,43 @@
+"""What the demos share: a heading, a verdict, and a server on a free port.
+
+Not part of the tool, and the only module here that demos import. `app` is any ASGI application.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+HOST = "127.0.0.1"  # this machine alone can reach it
+
+
+def title(console: Console, text: str) -> None:
+    """A rule with `text` on it, and a blank line on both sides."""
+    console.print()
+    console.rule(f"[bold]{text}", align="left")
+    console.print()
+
+
+def yes(same: bool) -> str:
+    return "yes" if same else "NO"
+
+
+@contextmanager
+def served(app) -> Iterator[str]:
+    """Serve `app` from a thread on a port that the system picks; gives the address, stops at the end."""
+    import uvicorn  # here: demos without a server need none
+
+    server = uvicorn.Server(uvicorn.Config(app, host=HOST, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            if not thread.is_alive():
+                raise RuntimeError("the server ended before it had started; its log says why")
+            time.sleep(0.01)
+        yield f"http://{HOST}:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,0 +1,182 @@
+"""pytest in many trees without importing torch for each: a process imports the libraries, and forks per run.
+
+    with Warm() as warm:
+        run = warm.pytest(tree, ["tests/part03", "-x"])
+
+A run is what a learner would see in `tree`: its own engine, without this process's settings and paths, and
+without the data folder. The file is also the program of that process (`python parts/warm.py`), and as such
+imports nothing of `parts` or `engine`, which belong to the trees. Needs `os.fork`.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+# What the tests of any part import. A library that is not installed is left to the test that misses it.
+LIBRARIES = (
+    "_pytest.assertion",
+    "fastapi",
+    "httpx",
+    "hypothesis.strategies",
+    "jinja2",
+    "numpy",
+    "openai",
+    "pytest",
+    "regex",
+    "safetensors.torch",
+    "tokenizers",
+    "torch",
+    "transformers.generation",
+    "transformers.models.gpt2.modeling_gpt2",
+    "uvicorn",
+)
+NOT_THE_LEARNERS = ("BUILD_NUMBER", "CI", "COV_", "PYTEST_", "PYTHONDONTWRITE", "PYTHONPATH", "RUVON_")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One test that failed, or one file that could not be collected."""
+
+    test: str  # pytest's node id, or the file
+    report: str  # pytest's text about it, captured log included
+
+    @property
+    def path(self) -> str:
+        return self.test.partition("::")[0]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the tests in one tree said."""
+
+    engine: str | None  # the file of the engine that they imported; None: they imported none
+    passed: int
+    failures: tuple[Failure, ...]  # in the order in which they came
+    output: str  # what was printed
+    seconds: float
+    problem: str  # why there are no more results than these; empty: pytest came to its end
+
+
+class Warm:
+    """The process that forks. One run at a time; for more at once, make more of them."""
+
+    def __init__(self) -> None:
+        env = {key: value for key, value in os.environ.items() if not key.startswith(NOT_THE_LEARNERS)}
+        env |= {"OMP_NUM_THREADS": "1", "PYTHONNODEBUGRANGES": "1"}
+        command = [sys.executable, str(Path(__file__).resolve())]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, encoding="utf-8")
+
+    def pytest(self, tree: Path, arguments: list[str], seconds: float = 600) -> Run:
+        """Run pytest in `tree`; one that takes longer than `seconds` is killed."""
+        job = {"tree": str(tree), "arguments": arguments, "seconds": seconds}
+        print(json.dumps(job), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the process that runs pytest is gone, with exit code {self._process.wait()}")
+        raw = json.loads(answer)
+        return Run(**raw | {"failures": tuple(Failure(*failure) for failure in raw["failures"])})
+
+    def __enter__(self) -> "Warm":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._process.stdin.close()  # it ends when there is nothing more to read
+        self._process.wait()
+
+
+def _serve() -> None:
+    """The process itself: read a job, fork, answer."""
+    import gc
+    from contextlib import suppress
+    from importlib import import_module, metadata
+
+    sys.path.remove(str(Path(__file__).resolve().parent))
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    for library in LIBRARIES:
+        with suppress(ImportError):
+            import_module(library)
+    for plugin in metadata.entry_points(group="pytest11"):
+        plugin.load()
+    gc.freeze()  # what is imported stays: the children's collector need not look at it
+    for line in sys.stdin:
+        print(json.dumps(_fork(**json.loads(line))), flush=True)
+
+
+def _fork(tree: str, arguments: list[str], seconds: float) -> dict:
+    start = time.monotonic()
+    result, log = Path(f"{tree}.json"), Path(f"{tree}.log")
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)  # so that what it starts can be ended with it
+        _pytest(tree, arguments, result, log)
+    killed = not _ends(child, start + seconds)
+    found = {"engine": None, "passed": 0, "failures": [], "problem": "pytest itself crashed"}
+    if killed:
+        found["problem"] = f"pytest did not end within {seconds:g} seconds"
+    elif result.exists():
+        found = json.loads(result.read_text()) | {"problem": ""}
+    return found | {"output": log.read_text(errors="replace"), "seconds": time.monotonic() - start}
+
+
+def _ends(child: int, deadline: float) -> bool:
+    """Wait for the child; False when it had to be killed."""
+    pause = 0.002
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > deadline:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    return True
+
+
+def _pytest(tree: str, arguments: list[str], result: Path, log: Path) -> None:
+    """The child: pytest, its output and its reports in files, and no way back."""
+    import pytest
+
+    code = 1
+    try:
+        os.chdir(tree)
+        sys.path.insert(0, tree)
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the next job is not for the tests to read
+        recorder = _Recorder()
+        code = pytest.main([*arguments, "-W", "ignore::pytest.PytestAssertRewriteWarning"], [recorder])
+        engine = getattr(sys.modules.get("engine"), "__file__", None)
+        found = {"engine": engine, "passed": recorder.passed, "failures": recorder.failures}
+        result.write_text(json.dumps(found))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(int(code))
+
+
+class _Recorder:
+    """A pytest plugin that keeps what failed."""
+
+    def __init__(self) -> None:
+        self.passed, self.failures = 0, []
+
+    def pytest_runtest_logreport(self, report) -> None:
+        self.passed += report.passed and report.when == "call"
+        if report.failed:
+            self.failures.append((report.nodeid, f"{report.longreprtext}\n{report.caplog}"))
+
+    def pytest_collectreport(self, report) -> None:
+        if report.failed:
+            self.failures.append((report.nodeid, report.longreprtext))
+
+
+if __name__ == "__main__":
+    _serve()
