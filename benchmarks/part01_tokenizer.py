@@ -32,7 +32,7 @@ Sides = dict[str, Callable[[str], list[int]]]
 MODEL = "storyteller"
 DATA = ROOT.parent / "shared" / "data"
 RESCAN, HEAP, CACHE = "rescan after every merge", "heap", "heap + word cache (the engine)"
-OFFSETS, RUST = "tokenizers (Rust), with offsets", "tokenizers (Rust), ids only"
+OFFSETS, RUST = "tokenizers (Rust), ids and places in the text", "tokenizers (Rust), ids only"
 LETTERS = "etaoinshrdlu"
 WORD_LENGTHS = (500, 1000, 2000, 4000, 8000)  # letters, which here are bytes
 

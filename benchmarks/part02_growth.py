@@ -2,10 +2,10 @@
 
     python -m benchmarks.part02_growth [--tokens 256] [--repeats 3] [--threads 1]
 
-Three tables from one run. `growth`: one step of the loop at several lengths, with logits for every row and
-for the last row only. `story`: the work and the time of one long generation, as it grows. `sides`: the same
-generation by this loop and by Hugging Face, without and with its cache. The sides take turns, every side's
-tokens are compared, medians are reported.
+Three tables from one run. `growth`: one step of the loop at several lengths, and how much of it is attention:
+the model is handed an `attend` with a clock. `story`: the work and the time of one long generation, as it
+grows. `sides`: the same generation by this loop and by Hugging Face, without and with its cache. The sides
+take turns, every side's tokens are compared, medians are reported.
 """
 
 import argparse
@@ -32,8 +32,9 @@ from engine.tokenizer import Tokenizer
 
 MODEL = "storyteller"
 PROMPT = "Once upon a time"
-LENGTHS = (16, 32, 64, 128, 256, 512, 1000)  # tokens in the sequence when one more is asked for
-BASE = 64  # of them, the length that growth is counted from: below it, fixed costs rule
+LENGTHS = (64, *range(100, 1001, 50))  # tokens in the sequence when one more is asked for
+BASE, MIDDLE, LONGEST = 100, 500, 1000  # of them, those the figures name
+NAMED = {"base": BASE, "middle": MIDDLE, "longest": LONGEST}
 ALL_ROWS, LAST_ROW = "this loop, logits for every row", "this loop (FullForward)"
 HF_FULL, HF_CACHE = "Hugging Face, use_cache=False", "Hugging Face, with its cache"
 
@@ -76,21 +77,42 @@ def theirs(model: nn.Module, use_cache: bool) -> Callable[[list[int], int], tupl
     return run
 
 
+class Clocked:
+    """FullForward with a clock around attention, where a token's work grows with the length."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.attention = model, 0.0  # seconds
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        start = time.perf_counter()
+        out = causal(layer, q, k, v)
+        self.attention += time.perf_counter() - start
+        return out
+
+    @torch.inference_mode()
+    def __call__(self, token_ids: list[int]) -> Tensor:
+        tokens = torch.tensor(token_ids)  # [T]
+        hidden = self.model(tokens, torch.arange(len(tokens)), self.attend)  # [T, D]
+        return self.model.logits(hidden[-1:])[0]  # [V]
+
+
 def measure_growth(model: nn.Module, repeats: int) -> dict[str, list]:
-    """Median milliseconds of one step, by length and side."""
-    steps = [every_row(model), FullForward(model)]
-    taken: dict[tuple[int, int], list[float]] = {}
+    """Median milliseconds of one step by length: all of it, attention, everything else."""
+    step = Clocked(model)
+    taken: dict[int, list[tuple[float, float]]] = {length: [] for length in LENGTHS}
     for _ in range(repeats):
         for length in LENGTHS:
             ids = [i % model.config.vocab_size for i in range(length)]  # the values do not change the work
-            for side, step in enumerate(steps):
-                start = time.perf_counter()
-                step(ids)
-                taken.setdefault((length, side), []).append((time.perf_counter() - start) * 1e3)
-    rows = [[length, *(statistics.median(taken[length, side]) for side in (0, 1))] for length in LENGTHS]
+            step.attention, start = 0.0, time.perf_counter()
+            step(ids)
+            taken[length].append(((time.perf_counter() - start) * 1e3, step.attention * 1e3))
+    rows = []
+    for length, times in taken.items():
+        whole, attention = sorted(times)[len(times) // 2]  # the median run, so that its parts add up
+        rows.append([length, whole, attention, whole - attention, f"{attention / whole:.0%}"])
     return {
-        "columns": ["tokens so far", "ms per token, logits for every row", "ms, last row only", "ratio"],
-        "rows": [[length, all_rows, last, f"{all_rows / last:.2f} ×"] for length, all_rows, last in rows],
+        "columns": ["tokens so far", "ms per token", "attention", "all else", "attention's share"],
+        "rows": rows,
     }
 
 
@@ -146,14 +168,19 @@ def main() -> None:
         "rows": [[name, t, tokens / t, f"{medians[LAST_ROW] / t:.2f} ×"] for name, t in medians.items()],
     }
 
-    steps = {row[0]: row[2] for row in growth["rows"]}  # length -> ms, last row only
-    longest = max(LENGTHS)
+    steps = {row[0]: row[1:4] for row in growth["rows"]}  # length -> ms: all of it, attention, all else
     in_comparison = story["rows"][2]
     figures = {
         "base": BASE,
-        "longest": longest,
-        "times_longer": longest / BASE,
-        "times_slower": steps[longest] / steps[BASE],
+        "middle": MIDDLE,
+        "longest": LONGEST,
+        "times_longer": LONGEST / BASE,
+        "ms": {name: steps[length][0] for name, length in NAMED.items()},
+        "attention_share": {name: steps[length][1] / steps[length][0] for name, length in NAMED.items()},
+        "growth": {
+            part: steps[LONGEST][i] / steps[BASE][i]
+            for i, part in enumerate(("all", "attention", "all_else"))
+        },
         "new_tokens": tokens,
         "tokens_computed": in_comparison[1],
         "tokens_needed": len(prompt) + tokens - 1,

@@ -44,7 +44,7 @@ NAMES = {  # key in the results: name in the table
     "bare": "a bare loop in plain PyTorch",
 }
 OTHERS = {"gpt2_xl": (48, 25, 64), "llama3_8b": (32, 8, 128)}  # L, Hkv, Dh
-CURVE = (16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1008)  # lengths for time per token
+CURVE = (16, *range(100, 1001, 100))  # lengths for time per token
 
 
 def ours(forward_class: type, model: torch.nn.Module, tokenizer: Tokenizer) -> Side:
@@ -160,21 +160,21 @@ def race(sides: dict[str, Side], prompt: list[int], repeats: int) -> dict[str, f
     return {name: NEW_TOKENS / statistics.median(times) for name, times in seconds.items()}
 
 
-def curve(model: torch.nn.Module, repeats: int) -> dict[str, list]:
-    """Milliseconds for the token after `length` tokens, without and with a cache."""
-    full, cached = FullForward(model), CachedForward(model)
-    ids = [token % model.config.vocab_size for token in range(1, max(CURVE) + repeats + 2)]
-    figures = {"length": list(CURVE), "full_ms": [], "cached_ms": []}
+def curve(models: dict[str, torch.nn.Module], repeats: int) -> dict[str, list]:
+    """Milliseconds for the token after `length` tokens with a cache; without one: part02_growth."""
+    forwards = {name: CachedForward(model) for name, model in models.items()}
+    vocabulary = next(iter(models.values())).config.vocab_size
+    ids = [token % vocabulary for token in range(1, max(CURVE) + repeats + 2)]
+    figures = {"length": list(CURVE)} | {name: [] for name in models}
     for length in CURVE:
-        cached(ids[:length])  # catches up on the tokens in between
-        times = {"full_ms": [], "cached_ms": []}
-        for i in range(1, repeats + 1):
-            for name, forward in (("full_ms", full), ("cached_ms", cached)):
+        for name, forward in forwards.items():
+            forward(ids[:length])  # catches up on the tokens in between
+            times = []
+            for i in range(1, repeats + 1):
                 start = time.perf_counter()
                 forward(ids[: length + i])
-                times[name].append((time.perf_counter() - start) * 1e3)
-        for name, values in times.items():
-            figures[name].append(statistics.median(values))
+                times.append((time.perf_counter() - start) * 1e3)
+            figures[name].append(statistics.median(times))
     return figures
 
 
@@ -202,6 +202,7 @@ def main() -> None:
     # A step reads every weight but the position table, of which it takes one row.
     weights = sum(p.numel() for p in model.parameters()) - model.embed_position.weight.numel()
     kv_bytes = model.config.kv_bytes_per_token(4)
+    steps = curve({"cached_ms": model, "packed_ms": load_model(MODEL, transform=pack_linears)}, 9)
     end = len(prompt) + NEW_TOKENS
     figures = {
         "tokens_per_second": {str(t): by_side for t, by_side in speeds.items()},
@@ -222,7 +223,8 @@ def main() -> None:
         / 1e9,  # copied if the cache grew by torch.cat
         "weight_megabytes_per_step": {"fp32": weights * 4 / 1e6, "fp16": weights * 2 / 1e6},
         "tokens_of_cache_as_heavy_as_fp16_weights": weights * 2 / kv_bytes,
-        "curve": curve(model, 5),
+        "curve": steps,
+        "curve_ends_ratio": {name: steps[name][-1] / steps[name][0] for name in ("cached_ms", "packed_ms")},
     }
     threads = [f"tokens/s, {t} thread{'s' * (t > 1)}" for t in args.threads]
     columns = ["loop", *threads, "× Part 2", "× Hugging Face"]

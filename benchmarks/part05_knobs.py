@@ -1,10 +1,12 @@
-"""What do the knobs do to the text: how much repeats itself, how many words exist nowhere?
+"""What do the knobs do: how many tokens stay possible, how much repeats itself, how many words exist nowhere?
 
     python -m benchmarks.part05_knobs [--stories 6] [--words ../shared/data/stories_train.txt]
 
-Every setting tells the same number of stories: each of the prompts with each of the seeds. Counted are the
-share of four-word runs that stood in the same story before, and the words that the training text does not
-have. No times: these figures are the same on any machine, but for rounding.
+`kept`: the tokens that each fence leaves, at two temperatures, after a text whose next word is all but
+certain and after one where many would do. `text`: every setting tells the same number of stories, each
+prompt with each seed. Counted are the share of four-word runs that stood in the same story before, and the
+words that the training text does not have. No times: these figures are the same on any machine, but for
+rounding.
 """
 
 import argparse
@@ -19,7 +21,7 @@ from benchmarks.record import ROOT, record
 from engine.cache.single import CachedForward
 from engine.decoding.greedy import decode_steps
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SUPPORTS, sampler
+from engine.decoding.sampling import SUPPORTS, Row, distribution, sampler
 from engine.models.loader import load_model
 from engine.tokenizer import Tokenizer
 
@@ -46,6 +48,25 @@ SETTINGS = {
     "temperature 1.5, top-p 0.9": {"temperature": 1.5, "top_p": 0.9},
     "temperature 1.5, min-p 0.1": {"temperature": 1.5, "min_p": 0.1},
 }
+SURE, UNSURE = "Once upon a", "In the garden, there was a tiny"
+FENCES = {"top-k 40": {"top_k": 40}, "top-p 0.9": {"top_p": 0.9}, "min-p 0.1": {"min_p": 0.1}}
+
+
+def kept(model: torch.nn.Module, tokenizer: Tokenizer) -> tuple[dict, list[list]]:
+    """How many tokens each fence keeps, and the same as rows of a table."""
+    figures, rows = {}, []
+    for key, prompt in (("sure", SURE), ("unsure", UNSURE)):
+        logits = CachedForward(model)(tokenizer.encode(prompt))  # [V]
+        figures[key] = {"favourite": float(logits.softmax(-1).max())}
+        for temperature in (1.0, 1.5):
+            params = [SamplingParams(temperature=temperature, **fence) for fence in FENCES.values()]
+            probs = distribution(
+                logits.expand(len(params), -1), [Row(p, [], [], 0) for p in params]
+            )  # [R, V]
+            counts = (probs > 0).sum(-1).tolist()
+            figures[key][f"{temperature:g}"] = dict(zip(("top_k", "top_p", "min_p"), counts, strict=True))
+            rows.append([f"{prompt} …", f"{temperature:g}", *counts])
+    return figures, rows
 
 
 def words_of(text: str) -> list[str]:
@@ -76,7 +97,9 @@ def main() -> None:
     known = set(words_of(arguments.words.read_text()))
     tokenizer, model = Tokenizer.from_pretrained(MODEL), load_model(MODEL)
 
-    rows, figures = [], {}
+    kept_figures, kept_rows = kept(model, tokenizer)
+    figures: dict = {"kept": kept_figures, "text": {}}
+    rows = []
     for name, setting in SETTINGS.items():
         texts = []
         for prompt in PROMPTS:
@@ -87,8 +110,9 @@ def main() -> None:
         again, runs = (sum(counts) for counts in zip(*map(repeated, stories), strict=True))
         count = sum(map(len, stories))
         strange = sum(word not in known for story in stories for word in story)
-        figures[name] = {"repeats": again / runs, "unknown_per_hundred": 100 * strange / count}
+        figures["text"][name] = {"repeats": again / runs, "unknown_per_hundred": 100 * strange / count}
         rows.append([name, len(stories), f"{again / runs:.1%}", f"{100 * strange / count:.1f}"])
+    left = {"columns": ["after", "temperature", *FENCES], "rows": kept_rows}
     text = {
         "columns": ["setting", "stories", f"runs of {RUN} words told before", "unknown words in 100"],
         "rows": rows,
@@ -97,11 +121,16 @@ def main() -> None:
         "model": MODEL, "prompts": PROMPTS, "tokens": TOKENS, "stories": arguments.stories,
         "known_words": len(known),
     }  # fmt: skip
-    path = record("part05_knobs", "What do the knobs do to the text?", workload, figures, {"text": text})
-    table = Table(*text["columns"])
-    for row in rows:
-        table.add_row(*map(str, row))
-    Console().print(table, f"Written to {path.relative_to(ROOT)}")
+    path = record(
+        "part05_knobs", "What do the knobs do to the next token, and to the text?", workload, figures,
+        {"kept": left, "text": text},
+    )  # fmt: skip
+    for content in (left, text):
+        table = Table(*content["columns"])
+        for row in content["rows"]:
+            table.add_row(*map(str, row))
+        Console().print(table)
+    Console().print(f"Written to {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

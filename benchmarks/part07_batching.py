@@ -1,26 +1,35 @@
 """How much faster are five requests together than in a row, and what does a step cost as the crowd grows?
 
-    python -m benchmarks.part07_batching       # under a minute on a quiet machine
+    python -m benchmarks.part07_batching       # two minutes on a quiet machine
 
 Whole generation on `storyteller`, greedy, end of sequence ignored; series and batch differ in the scheduler
-alone, and each has its weights packed for its own number of rows. Beside it: the time of a decode step
-against the number of sequences in it, prompts read one by one, padded and packed, and what padding and
-static batches waste, which is counted and the same on every machine.
+alone, and each has its weights packed for its own number of rows. Beside it:
+
+- a decode step against the number of sequences in it, split into linear layers, attention and the rest, for
+  three models: `storyteller`; one of its depth that is next to empty, so that only the calls are left; and
+  random weights in the shape of GPT-2 124M. Beside the linear layers: how long a bare read of their bytes is;
+- prompts read one by one, padded and packed, and the linear layers' time per row against the number of rows;
+- what padding and static batches waste, which is counted and the same on every machine.
 """
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
+from random import Random
 
 import torch
 from rich import print
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.record import record
-from benchmarks.workloads import Records, interleaved, jobs, run_engine
+from benchmarks.workloads import gpt2_like, interleaved, jobs, run_engine
+from engine.attention.interface import Attend
+from engine.batch import Batch
 from engine.cache.slots import SlotCache
 from engine.layers.packed_linear import pack_linears
 from engine.layers.replace import linear_names
@@ -41,8 +50,14 @@ PROMPTS = (
 WIDTH, TOKENS = len(PROMPTS), 128
 SERIES, BATCH = "five in series (FIFO, Part 6)", "five together (static batch, Part 7)"
 WAYS = {"one": "one at a time", "padded": "padded, by fives", "packed": "packed, by fives"}
-CROWDS = (1, 2, 3, 5, 8, 12, 16, 24, 32)  # sequences in a decode step
-CONTEXT, STEPS = 64, 24  # of each of them: prompt, new tokens
+CROWDS = (1, 2, 5, 8, 16, 32)  # sequences in a decode step
+ROWS = (1, 5, 32, 66, 330)  # of the linear layers: decode steps, a prompt of mean length, five such prompts
+CONTEXT, STEPS = 64, 16  # of each sequence in a decode step: tokens in the cache, then new ones
+SHAPES = {  # layers, hidden size, heads, vocabulary
+    "empty": ("storyteller's depth, next to empty", (6, 16, 4, 4096)),
+    "storyteller": ("storyteller", None),
+    "gpt2_shape": ("GPT-2 124M's shape", (12, 768, 12, 50257)),
+}
 
 
 def static(width: int) -> Callable[[SlotCache], StaticScheduler]:
@@ -57,11 +72,6 @@ def packed_for(rows: int) -> nn.Module:
 def in_batches(items: Sequence, width: int) -> list[Sequence]:
     """In order of arrival, as static batches are filled."""
     return [items[i : i + width] for i in range(0, len(items), width)]
-
-
-def step_ms(steps: Records) -> float:
-    """The quickest decode step (short ones are easily disturbed); the first step reads the prompts."""
-    return min(s.end - s.start for s in steps.steps[1:]) * 1e3
 
 
 class Stopwatch:
@@ -86,25 +96,122 @@ class Stopwatch:
     def _stop(self, *_: object) -> None:
         self.seconds.append(time.perf_counter() - self.started)
 
-    def step_ms(self) -> float:
-        """The quickest decode step's; the first step reads the prompts."""
-        return min(map(sum, in_batches(self.seconds, len(self.layers))[1:])) * 1e3
+
+def warm(crowd: int, attention: list[float] | None = None) -> Callable[[SlotCache], StaticScheduler]:
+    """Static batches over a cache that has all of a prompt but its last token: every step is a decode step.
+
+    `attention` takes the seconds of each step spent on it: its plan, and a call per layer.
+    """
+
+    def make(cache: SlotCache) -> StaticScheduler:
+        begin, plan = cache.begin, cache.attention
+        cache.begin = lambda seq: begin(seq) or len(seq.token_ids) - 1
+
+        def timed(batch: Batch) -> Attend:
+            start = time.perf_counter()
+            attend = plan(batch)
+            attention.append(time.perf_counter() - start)
+
+            def timed_attend(*arguments: object) -> Tensor:
+                start = time.perf_counter()
+                out = attend(*arguments)
+                attention[-1] += time.perf_counter() - start
+                return out
+
+            return timed_attend
+
+        if attention is not None:
+            cache.attention = timed
+        return StaticScheduler(cache, crowd)
+
+    return make
 
 
-def crowd_steps(tokenizer: Tokenizer, repeats: int) -> tuple[list[float], list[float]]:
-    """For each of CROWDS: milliseconds of a decode step, and how many of them are spent in linear layers."""
-    names = linear_names(load_model(MODEL))
-    whole: dict[int, list[float]] = {crowd: [] for crowd in CROWDS}
-    linear: dict[int, list[float]] = {crowd: [] for crowd in CROWDS}
-    for _ in range(repeats):
-        for crowd in CROWDS:
-            work = [([7 + i] * CONTEXT, STEPS) for i in range(crowd)]
-            play = partial(run_engine, packed_for(crowd), tokenizer, slots=crowd)
-            whole[crowd].append(step_ms(play(work, make_scheduler=static(crowd))[2]))
-            with Stopwatch(packed_for(crowd), names) as watch:
-                play(work, make_scheduler=static(crowd))
-            linear[crowd].append(watch.step_ms())
-    return [min(found) for found in whole.values()], [min(found) for found in linear.values()]
+def decode_step_ms(model: nn.Module, names: list[str], tokenizer: Tokenizer, crowd: int) -> dict[str, float]:
+    """One decode step of `crowd` sequences: the quickest of STEPS, since short ones are easily disturbed."""
+    work = [([7 + i] * CONTEXT, STEPS) for i in range(crowd)]
+    steps = run_engine(model, tokenizer, work, crowd, warm(crowd))[2].steps  # without stopwatches
+    attention: list[float] = []
+    with Stopwatch(model, names) as linear:
+        run_engine(model, tokenizer, work, crowd, warm(crowd, attention))
+    per_step = in_batches(linear.seconds, len(names))
+    return {
+        "step": min(step.end - step.start for step in steps) * 1e3,
+        "linear": min(map(sum, per_step)) * 1e3,
+        "attention": min(attention) * 1e3,
+    }
+
+
+@torch.inference_mode()
+def bare_read_ms(num_bytes: int) -> float:
+    """The quickest way through so many bytes: a sum of integers, one pass after the other."""
+    numbers, seconds = torch.ones(num_bytes // 8, dtype=torch.int64), []
+    for _ in range(9):
+        start = time.perf_counter()
+        numbers.sum()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds) * 1e3
+
+
+def through_half(model: nn.Module) -> nn.Module:
+    """The same weights as if they had come from fp16, as storyteller's do: all models are packed alike."""
+    for parameter in model.parameters():
+        parameter.data = parameter.half().float()
+    return model
+
+
+def split(name: str, repeats: int) -> dict:
+    """A model's decode steps at each of CROWDS, in milliseconds, and what its weights weigh."""
+    shape, folder = SHAPES[name][1], tempfile.TemporaryDirectory()
+    where = gpt2_like(Path(folder.name), *shape) if shape else MODEL
+    tokenizer = Tokenizer.from_pretrained(where)
+    load = partial(load_model, where, load_format="dummy" if shape else "auto")
+    names = linear_names(plain := load())
+    weights = sum(plain.get_submodule(layer).weight.numel() for layer in names)
+    found: dict[str, list[float]] = {part: [] for part in ("step", "linear", "attention")}
+    for crowd in CROWDS:
+        model = load(transform=lambda model, rows=crowd: pack_linears(through_half(model), rows))
+        runs = [decode_step_ms(model, names, tokenizer, crowd) for _ in range(repeats)]
+        for part, values in found.items():
+            values.append(min(run[part] for run in runs))
+    folder.cleanup()
+    rest = [step - linear - attention for step, linear, attention in zip(*found.values(), strict=True)]
+    five = CROWDS.index(WIDTH)
+    # A step of S costs once + S · each: two unknowns, and the steps of 1 and of 5 give two equations.
+    each = {part: (ms[five] - ms[0]) / (WIDTH - 1) for part, ms in (found | {"rest": rest}).items()}
+    once = {part: ms[0] - each[part] for part, ms in (found | {"rest": rest}).items()}
+    return {
+        **{f"{part}_ms": values for part, values in found.items()},
+        "rest_ms": rest,
+        "weights": weights,
+        "megabytes": weights * 2 / 1e6,
+        "bare_read_ms": bare_read_ms(weights * 2),
+        "once_ms": once,
+        "each_ms": each,
+        "once_share": {part: ms / once["step"] for part, ms in once.items()},
+        "step_5_ms": found["step"][five],
+        "saved_ms": (WIDTH - 1) * once["step"],  # by one step of five, against five of one
+        "gain_at_5": WIDTH * found["step"][0] / found["step"][five],
+        "gain_at_32": CROWDS[-1] * found["step"][0] / found["step"][-1],
+    }
+
+
+@torch.inference_mode()
+def linear_us_per_row(repeats: int) -> list[float]:
+    """All of storyteller's linear layers on so many rows: microseconds for each row."""
+    plain = load_model(MODEL)
+    names, found = linear_names(plain), []
+    for rows in ROWS:
+        layers = [packed_for(rows).get_submodule(name) for name in names]
+        inputs = [torch.ones(rows, plain.get_submodule(name).in_features) for name in names]
+        passes = []
+        for _ in range(5 * repeats):
+            start = time.perf_counter()
+            for layer, x in zip(layers, inputs, strict=True):
+                layer(x)
+            passes.append(time.perf_counter() - start)
+        found.append(min(passes) / rows * 1e6)
+    return found
 
 
 def prefill_race(repeats: int) -> dict[str, dict[str, float]]:
@@ -132,19 +239,20 @@ def prefill_race(repeats: int) -> dict[str, dict[str, float]]:
     }
 
 
-def waste(vocab_size: int) -> dict[str, dict[str, float]]:
-    """Of 960 seeded requests: the share of prompt tokens that is padding, and of places that stand empty."""
-    found = {}
-    work = jobs(960, vocab_size)
+def waste() -> dict[str, dict[str, float]]:
+    """Of 3,000 seeded requests: the share of prompt tokens that is padding, and of places that are empty."""
+    found, draw = {}, Random(0)  # the notebook draws the same
+    prompts = [draw.randint(8, 128) for _ in range(3000)]
+    outputs = [draw.randint(16, 128) for _ in range(3000)]
     for width in (1, 2, 5, 8, 32):
-        batches = in_batches(work, width)
-        prompts = [[len(prompt) for prompt, _ in batch] for batch in batches]
-        outputs = [[tokens for _, tokens in batch] for batch in batches]
-        found[str(width)] = {"padding": share_wasted(prompts), "empty_places": share_wasted(outputs)}
+        found[str(width)] = {
+            "padding": share_wasted(in_batches(prompts, width)),
+            "empty_places": share_wasted(in_batches(outputs, width)),
+        }
     return found
 
 
-def share_wasted(batches: list[list[int]]) -> float:
+def share_wasted(batches: Sequence[Sequence[int]]) -> float:
     """All last as long as their batch's longest: how much of that is of no use."""
     return 1 - sum(map(sum, batches)) / sum(len(batch) * max(batch) for batch in batches)
 
@@ -183,18 +291,13 @@ def main() -> None:
     figures["times_series"] = figures["series"]["seconds"] / figures["batch"]["seconds"]
     figures["step_costs"] = figures["batch"]["step_ms"] / figures["series"]["step_ms"]
 
-    whole, linear = crowd_steps(tokenizer, max(2, options.repeats // 2))
-    five = CROWDS.index(WIDTH)
     figures |= {
         "crowds": list(CROWDS),
-        "crowd_step_ms": whole,
-        "crowd_linear_ms": linear,
-        "linear_costs_at_5": linear[five] / linear[0],
-        "rest_costs_at_5": (whole[five] - linear[five]) / (whole[0] - linear[0]),
-        "ms_per_token_alone": whole[0],
-        "ms_per_token_at_32": whole[-1] / CROWDS[-1],
+        "split": {name: split(name, 2) for name in SHAPES},
+        "linear_rows": list(ROWS),
+        "linear_us_per_row": linear_us_per_row(options.repeats),
         "prefill": prefill_race(options.repeats),
-        "waste": waste(4096),
+        "waste": waste(),
     }
     read = figures["prefill"]
     figures["padded_over_one"] = read["padded"]["ms"] / read["one"]["ms"]
@@ -204,9 +307,40 @@ def main() -> None:
             "columns": ["five prompts", "steps", "ms per step", "seconds", "tokens/s"],
             "rows": rows,
         },
+        "split": {
+            "columns": [
+                "model",
+                "weights, MB",
+                "step of 1, ms",
+                "step of 5, ms",
+                "paid once, ms",
+                "of that in linear layers",
+                "in attention",
+                "in the rest",
+            ],
+            "rows": [
+                [
+                    title,
+                    found["megabytes"],
+                    found["step_ms"][0],
+                    found["step_5_ms"],
+                    found["once_ms"]["step"],
+                    *(f"{found['once_share'][part]:.0%}" for part in ("linear", "attention", "rest")),
+                ]
+                for name, (title, _) in SHAPES.items()
+                for found in [figures["split"][name]]
+            ],
+        },
         "crowd": {
-            "columns": ["sequences in a step", "ms per step", "of that in linear layers", "ms per token"],
-            "rows": [[s, w, n, w / s] for s, w, n in zip(CROWDS, whole, linear, strict=True)],
+            "columns": ["sequences in a step", *(f"{title}, ms" for title, _ in SHAPES.values())],
+            "rows": [
+                [crowd, *(figures["split"][name]["step_ms"][i] for name in SHAPES)]
+                for i, crowd in enumerate(CROWDS)
+            ],
+        },
+        "rows": {
+            "columns": ["rows", "linear layers, µs per row"],
+            "rows": [list(row) for row in zip(ROWS, figures["linear_us_per_row"], strict=True)],
         },
         "prefill": {
             "columns": ["30 prompts read", "forward passes", "tokens computed", "ms"],

@@ -32,6 +32,23 @@ def jobs(number: int, vocab_size: int, seed: int = 0) -> list[Job]:
     ]
 
 
+def gpt2_like(folder: Path, layers: int, width: int, heads: int, vocab_size: int) -> Path:
+    """A folder for `load_model(..., load_format="dummy")`: GPT-2's architecture in this shape.
+
+    Its tokenizer is storyteller's, with tokens that no text has up to `vocab_size`.
+    """
+    home = ZOO / "storyteller"
+    config = json.loads((home / "config.json").read_text())
+    config |= {"n_layer": layers, "n_embd": width, "n_head": heads, "vocab_size": vocab_size}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((home / "tokenizer.json").read_text())
+    known = tokenizer["model"]["vocab"]
+    known |= {f"<unused{i}>": i for i in range(len(known), vocab_size)}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    shutil.copy(home / "tokenizer_config.json", folder)
+    return folder
+
+
 def fp32_twin(folder: Path) -> Path:
     """storyteller with every weight moved a little, so that fp16 cannot hold it, as in a checkpoint that was
     never in fp16.

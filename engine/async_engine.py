@@ -55,24 +55,19 @@ class Mailbox:
 
     def __init__(self, post: Post) -> None:
         self.post = post
-        self._output: RequestOutput | Exception | None = None  # not read yet
+        self.unread: RequestOutput | Exception | None = None
         self._filled: asyncio.Future | None = None  # what the reader waits for
 
     def put(self, output: RequestOutput | Exception) -> None:
         """An output that was not read yet is replaced: the new one contains it."""
-        self._output = output
+        self.unread = output
         if self._filled and not self._filled.done():
             self._filled.set_result(None)
 
-    async def get(self) -> RequestOutput:
-        """The latest output, once there is one that was not read. Raises what was put in its place."""
-        while self._output is None:
-            self._filled = self.post.loop.create_future()
-            await self._filled
-        output, self._output = self._output, None
-        if isinstance(output, Exception):
-            raise output
-        return output
+    def filled(self) -> asyncio.Future:
+        """To be awaited while nothing is unread."""
+        self._filled = self.post.loop.create_future()
+        return self._filled
 
 
 class Reader:
@@ -89,13 +84,19 @@ class Reader:
         return self
 
     async def __anext__(self) -> RequestOutput:
+        """The latest output, once there is one that was not read. Raises what was put in its place."""
         if self._ended:
             raise StopAsyncIteration
         if not self._begun:
             self._begin()
             self._begun = True
+        mailbox = self._mailbox
         try:
-            output = await self._mailbox.get()
+            while mailbox.unread is None:
+                await mailbox.filled()
+            output, mailbox.unread = mailbox.unread, None
+            if isinstance(output, Exception):
+                raise output
             if output.error:
                 raise EngineError(output.error)
         except BaseException:

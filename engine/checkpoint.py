@@ -5,6 +5,7 @@ where. Knows nothing of what is in the files. Part 1.
 """
 
 import json
+import os
 from pathlib import Path
 
 ZOO = Path(__file__).parent / "zoo"
@@ -31,14 +32,23 @@ def resolve(name: str | Path, weights: bool = False) -> Path:
     if str(name) in embedded_models():
         return ZOO / str(name)
     folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
+    try:
+        if folder.is_dir():
+            return _readable(folder)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: {error.strerror}") from None
     looks_like_a_path = (
         isinstance(name, Path) or str(name).startswith((".", "/", "~")) or str(name).count("/") > 1
     )
     if looks_like_a_path:
         raise CheckpointError(f"no model folder at {name}")
     return _from_hub(str(name), weights)
+
+
+def _readable(folder: Path) -> Path:
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise CheckpointError(f"{folder}: not readable by this user")
+    return folder
 
 
 def _from_hub(repo_id: str, weights: bool) -> Path:
@@ -58,12 +68,20 @@ def _from_hub(repo_id: str, weights: bool) -> Path:
     return folder
 
 
+def read_text(path: Path) -> str:
+    """What is in `path`. Raises CheckpointError naming the file when it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except OSError as error:  # no permission, a folder in its place, a broken disk
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+
+
 def read_json(path: Path) -> dict:
     """The JSON object in `path`. Raises CheckpointError naming the file when it is missing or holds none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
+        content = json.loads(read_text(path))
     except ValueError as error:
         raise CheckpointError(f"{path}: not a JSON file ({error})") from None
     if not isinstance(content, dict):

@@ -1,7 +1,9 @@
 """Text from a stream of token ids, never half a character.
 
 Promises that the pieces joined equal `Tokenizer.decode` of all the ids. A token is bytes, and a character
-such as an emoji may be spread over several tokens: its bytes wait here until the character is whole. Part 2.
+such as an emoji may be spread over several tokens: its bytes wait here until the character is whole. An id
+that the tokenizer does not know is no text: a model may have more ids than its tokenizer (Qwen3's has), and
+one such choice must not end a story. Part 2.
 """
 
 import codecs
@@ -14,12 +16,18 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        # Special tokens, which are no text unless asked for.
         self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
-        """The characters that `token_id` completes: often one word, sometimes none."""
-        if token_id in self._hidden:
+        """The characters that `token_id` completes: often one word, sometimes none.
+
+        Bytes that may still become a character wait in `_utf8`, a decoder that keeps them from call to call;
+        bytes that never can become U+FFFD at once. A hidden or an unknown id is no text, and leaves what
+        waits as it is.
+        """
+        if token_id in self._hidden or token_id not in self._tokenizer:
             return ""
         return self._utf8.decode(self._tokenizer.token_bytes(token_id))
 

@@ -47,6 +47,17 @@ class EngineArgs:
     max_num_seqs: int = 16  # requests running at once
     max_num_batched_tokens: int = 512  # tokens in one step
 
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: at least 1 is accepted")
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_seqs={self.max_num_seqs} is more than max_num_batched_tokens="
+                f"{self.max_num_batched_tokens}: each running request needs a token in every step"
+            )
+
 
 def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEngine:
     """Load the model and compose the parts. Raises CheckpointError or ValueError."""

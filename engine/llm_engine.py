@@ -290,36 +290,37 @@ class LLMEngine:
     def _output(self, request_id: str) -> RequestOutput:
         """Where the request stands, nothing copied that still grows. One that has finished is forgotten."""
         asked = self._asked[request_id]
-        completions = [_completion(index, request) for index, request in enumerate(asked.samples)]
+        completions, finished, error = [], True, None
+        for index, request in enumerate(asked.samples):
+            grown, reason = request.output, request.output.finish_reason
+            seen = list if reason else Prefix
+            logprobs = seen(request.logprobs) if request.logprobs else None
+            completions.append(
+                CompletionOutput(
+                    index,
+                    grown.visible,
+                    seen(grown.token_ids),
+                    reason,
+                    grown.stop_reason,
+                    request.cumulative_logprob,
+                    logprobs,
+                )
+            )
+            finished, error = finished and reason is not None, error or request.error
+        if finished:
+            del self._asked[request_id]
         first = asked.samples[0]
-        output = RequestOutput(
+        return RequestOutput(
             request_id,
             asked.prompt,
             first.row.prompt_ids,
             completions,
-            all(completion.finish_reason for completion in completions),
+            finished,
             first.prompt_logprobs or None,
             first.num_cached_tokens,
-            next((request.error for request in asked.samples if request.error), None),
+            error,
             first.stats,
         )
-        if output.finished:
-            del self._asked[request_id]
-        return output
-
-
-def _completion(index: int, request: Request) -> CompletionOutput:
-    grown = request.output
-    seen = list if grown.finish_reason else Prefix
-    return CompletionOutput(
-        index,
-        grown.visible,
-        seen(grown.token_ids),
-        grown.finish_reason,
-        grown.stop_reason,
-        request.cumulative_logprob,
-        seen(request.logprobs) if request.logprobs else None,
-    )
 
 
 def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:

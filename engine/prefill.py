@@ -30,7 +30,7 @@ class Packed:
 
 
 def pack(prompts: Sequence[Sequence[int]]) -> Packed:
-    """Lay prompts end to end. Raises ValueError for an empty one."""
+    """Lay prompts end to end. Raises ValueError for an empty one, naming its index."""
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompt {index} is empty")
@@ -43,7 +43,11 @@ def pack(prompts: Sequence[Sequence[int]]) -> Packed:
 def run_prefill(
     model: nn.Module, batch_of_prompts: Sequence[Sequence[int]], kernel: VarlenKernel = dense_attention
 ) -> Tensor:
-    """logits[S, V] of each prompt's next token, in one forward pass."""
+    """logits[S, V] of each prompt's next token, in one forward pass.
+
+    `kernel` does the attention of every layer, with the same `Spans`, made once. Only each prompt's last
+    token goes through the output layer.
+    """
     packed = pack(batch_of_prompts)
     device = next(model.parameters()).device
     spans = Spans(packed.query_start, packed.query_start)  # every prompt sees itself alone

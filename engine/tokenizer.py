@@ -20,6 +20,7 @@ from engine.tokenizer_files import GPT2_PATTERN, AddedToken, read_tokenizer
 
 CACHED_WORDS = 1 << 16  # a word is merged once, then looked up
 CACHED_WORD_LENGTH = 64
+MANY_MARKS = regex.compile(r"\p{M}{101}")
 
 
 def byte_alphabet() -> dict[int, str]:
@@ -68,6 +69,7 @@ class Tokenizer:
             if token not in self.added
         }
         self._bytes |= {token.id: token.content.encode() for token in self.added.values()}
+        self._longest = max(map(len, self._bytes.values()))
         self._byte_ids = [vocab.get(alphabet[byte]) for byte in range(256)]
         if None in self._byte_ids:
             raise ValueError(f"the vocabulary has no token for byte {self._byte_ids.index(None)}")
@@ -96,11 +98,16 @@ class Tokenizer:
         """One more than the largest id."""
         return max(self._bytes) + 1
 
+    def __contains__(self, id: int) -> bool:
+        """Whether the id stands for a text. A model may have more ids than its tokenizer, as Qwen3's does."""
+        return id in self._bytes
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. `add_special_tokens` adds what the tokenizer wants around it (Llama 3's
         beginning).
 
-        Raises ValueError for a lone surrogate: half a character, which UTF-8 cannot express.
+        Raises ValueError for a lone surrogate, half a character, which UTF-8 cannot express; and, from a
+        tokenizer with a normal form, for more than 100 combining marks on one character.
         """
         try:
             text.encode()
@@ -113,8 +120,23 @@ class Tokenizer:
         before, after = self._affixes
         return [*before, *ids, *after] if add_special_tokens else ids
 
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that `encode(text)` cannot stay below, from the text's length alone: no token
+        stands for more bytes than the longest one has.
+        """
+        if any(token.lstrip or token.rstrip for token in self.added.values()):
+            return 0  # such a token takes in any amount of space
+        # A normal form makes one character of at most four, and a character has at least one byte.
+        size = len(text) // 4 if self._normal_form else len(text.encode(errors="replace"))
+        return size // self._longest
+
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
-        """Text of `ids`; bytes that are not UTF-8, such as half an emoji, become U+FFFD."""
+        """Text of `ids`: their bytes joined, and read as UTF-8 at the end, since a character may be spread over
+        several tokens. Bytes that are not UTF-8, such as half an emoji, become U+FFFD.
+
+        Special tokens (`special_ids`) are text too, unless `skip_special_tokens`. Raises ValueError for an
+        unknown id.
+        """
         hidden = self.special_ids if skip_special_tokens else ()
         return b"".join(self.token_bytes(id) for id in ids if id not in hidden).decode(errors="replace")
 
@@ -143,6 +165,8 @@ class Tokenizer:
             yield piece.id
             return
         if self._normal_form:
+            if MANY_MARKS.search(piece):  # the time to put them in order grows with their square
+                raise ValueError("text has more than 100 combining marks in a row: not a character")
             piece = unicodedata.normalize(self._normal_form, piece)
         if self._add_prefix_space and not piece.startswith(" "):
             piece = " " + piece
@@ -176,8 +200,9 @@ class Tokenizer:
         """Byte-pair encoding of one word: merge the neighbours of lowest rank, leftmost first, until none
         can.
 
-        Takes O(n log n) for n bytes: a heap of possible merges over a linked list, where a merge only changes
-        its two neighbours. Rescanning the word after each merge gives the same ids in O(n²).
+        `_merges[left id, right id]` is (rank, merged id). Takes O(n log n) for n bytes: a heap of possible
+        merges over a linked list, where a merge only changes its two neighbours. Rescanning the word after
+        each merge gives the same ids in O(n²).
         """
         ids = list(ids)
         after = [*range(1, len(ids)), -1]  # linked list: the next live position, -1 at the end

@@ -11,7 +11,7 @@ from typing import Any
 
 import regex
 
-from engine.checkpoint import CheckpointError, read_json
+from engine.checkpoint import CheckpointError, read_json, read_text
 
 # Words, numbers, punctuation, each with the space before it; runs of space, less the one the next word takes.
 GPT2_PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -58,9 +58,7 @@ def read_tokenizer(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _read_lines(path: Path) -> list[str]:
-    if not path.exists():
-        raise CheckpointError(f"{path}: no such file")
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = read_text(path).split("\n")
     return [line for line in lines if line and not line.startswith("#version")]
 
 

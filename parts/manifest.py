@@ -159,9 +159,9 @@ def record(kind, raw: dict, place: str):
     for key, value in raw.items():
         value = tuple(value) if isinstance(value, list) else value
         accepted = get_origin(fields[key].type) or fields[key].type  # tuple for tuple[str, ...]
-        if not isinstance(value, accepted) or value == "":
-            name = getattr(accepted, "__name__", accepted)
-            raise SeriesError(f"{place}: {key} = {value!r}: accepted is a {name} that is not empty")
+        if not isinstance(value, accepted) or (value == "" and key in required):
+            kind_of = f"a {accepted.__name__}" + " that is not empty" * (key in required)
+            raise SeriesError(f"{place}: {key} = {value!r}: accepted is {kind_of}")
         values[fields[key].name] = value
     return kind(**values)
 

@@ -34,8 +34,8 @@ class Mistake:
     exercise: str  # as in part.toml
     name: str  # the misconception, in a few words
     replace: str  # stands exactly once in the exercise's function
-    by: str = field(metadata={"key": "with"})
     says: str  # what the first failure must say
+    by: str = field(default="", metadata={"key": "with"})  # without it, the text is left out
 
 
 @dataclass(frozen=True)

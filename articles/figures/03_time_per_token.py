@@ -1,6 +1,8 @@
-"""Milliseconds for one more token against the length of the sequence, without and with a cache.
+"""Milliseconds for one more token against the length of the sequence, without a cache and with one.
 
-python articles/figures/03_time_per_token.py    # writes 03_time_per_token.svg, from part03_kv_cache.json
+python articles/figures/03_time_per_token.py    # writes 03_time_per_token.svg beside this file
+
+Without: Part 2's measurement, part02_growth.json. With: part03_kv_cache.json.
 """
 
 import json
@@ -11,28 +13,39 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "part03_kv_cache.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+NONE, CACHE, PACKED = "#b45309", "#0f766e", "#1d4ed8"
 plt.rcParams.update({"svg.hashsalt": "03_time_per_token", "font.family": "DejaVu Sans", "font.size": 10})
 
 
-def main() -> None:
-    curve = json.loads(RESULT.read_text())["figures"]["curve"]
-    figure, ax = plt.subplots(figsize=(7.2, 3.8))
-    for key, label, colour in (
-        ("full_ms", "no cache (Part 2)", "#b45309"),
-        ("cached_ms", "cache (Part 3)", "#0f766e"),
-    ):
-        ax.plot(curve["length"], curve[key], marker="o", color=colour, label=label)
+def line(ax: plt.Axes, lengths: list, times: list, colour: str, label: str, first: bool) -> None:
+    """A curve with its last time written at it, and its first where there is room."""
+    ax.plot(lengths, times, marker="o", ms=4, color=colour, label=label)
+    for i in (0, -1) if first else (-1,):
         ax.annotate(
-            f"{curve[key][-1]:.3g} ms", (curve["length"][-1], curve[key][-1]), xytext=(0, 7),
-            textcoords="offset points", ha="right", color=colour,
+            f"{times[i]:.3g} ms", (lengths[i], times[i]), xytext=(0, 8), textcoords="offset points",
+            ha="right" if i else "left", color=colour,
         )  # fmt: skip
-    ax.set(xlabel="tokens so far", ylabel="time for one more token, ms", xlim=(0, None), ylim=(0, None))
-    ax.margins(y=0.12)
-    ax.set_title("With a cache, the length hardly matters", loc="left", weight="bold")
-    ax.grid(alpha=0.3)
-    ax.legend(frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
+
+
+def main() -> None:
+    growth = json.loads((RESULTS / "part02_growth.json").read_text())["tables"]["growth"]["rows"]
+    curve = json.loads((RESULTS / "part03_kv_cache.json").read_text())["figures"]["curve"]
+    figure, (both, below) = plt.subplots(1, 2, figsize=(8.8, 3.7))
+    line(both, [row[0] for row in growth], [row[1] for row in growth], NONE, "no cache (Part 2)", False)
+    line(both, curve["length"], curve["cached_ms"], CACHE, "cache", False)
+    line(below, curve["length"], curve["cached_ms"], CACHE, "cache", True)
+    line(below, curve["length"], curve["packed_ms"], PACKED, "cache, packed weights", True)
+    both.set_title("A step without a cache and with one", loc="left", weight="bold", fontsize=10)
+    scale = both.get_ylim()[1] / below.get_ylim()[1]
+    below.set_title(f"The lower curve, {scale:.0f} times enlarged", loc="left", weight="bold", fontsize=10)
+    for ax in (both, below):
+        ax.set(xlabel="tokens so far", ylabel="time for one more token, ms", xlim=(0, 1050), ylim=(0, None))
+        ax.margins(y=0.15)
+        ax.grid(alpha=0.3)
+        ax.legend(frameon=False, fontsize=9, loc="upper left" if ax is both else "center right")
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
     target = Path(__file__).with_suffix(".svg")
     figure.savefig(target, bbox_inches="tight", metadata={"Date": None})
     print(target.name)

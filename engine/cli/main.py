@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,8 @@ from engine.checkpoint import CheckpointError, embedded_models
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="An LLM inference engine, in twenty parts."
 )
+
+LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 
 ModelName = Annotated[
     str, typer.Option(help=f"Embedded ({', '.join(embedded_models())}), a folder, or a hub id.")
@@ -28,6 +31,12 @@ def _one_thread_if_small(model: str) -> None:
 
     if ModelConfig.from_pretrained(model).hidden_size <= 512:
         torch.set_num_threads(1)
+
+
+def _public_name(model: str) -> str:
+    """What clients are told of a model: of a folder, not where it is."""
+    folder = Path(model).expanduser()
+    return model if model in embedded_models() or not folder.is_dir() else folder.resolve().name
 
 
 @app.command()
@@ -75,6 +84,15 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(help="Clients must send it; default: RUVON_API_KEY, if set.")
     ] = None,
+    allow_priority: Annotated[
+        bool, typer.Option("--allow-priority", help="Clients may set priority, -2 (first) to 2.")
+    ] = False,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="What clients call the model; default: as given, a folder's last name.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="A name clients reach this server by, beside localhost's.")
+    ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt plus output, in tokens.")] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Requests running at once.")] = 16,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = 512,
@@ -84,9 +102,11 @@ def serve(
 ) -> None:
     """Serve OpenAI's completions API over HTTP until Ctrl-C."""
     try:
-        import uvicorn
-
         from engine.server.app import create_app
+        from engine.server.limits import MAX_REQUESTS
+        from engine.server.protocol import Completions
+        from engine.server.run import max_connections
+        from engine.server.run import serve as run
     except ModuleNotFoundError as error:
         sys.exit(f"ruvon serve: {error.name} is not installed; pip install 'ruvon[server]'")
     from engine.async_engine import AsyncLLMEngine
@@ -103,11 +123,26 @@ def serve(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
         )
-        backend = AsyncLLMEngine(build_engine(args), name=model)
+        key = os.environ.get("RUVON_API_KEY") if api_key is None else api_key
+        if key is not None and not key.strip():
+            raise ValueError(
+                "the API key is empty; leave out --api-key and RUVON_API_KEY to serve without one"
+            )
+        backend = AsyncLLMEngine(build_engine(args), name=served_model_name or _public_name(model))
     except (CheckpointError, ValueError) as error:
         sys.exit(f"ruvon serve: {error}")
-    key = api_key or os.environ.get("RUVON_API_KEY")
-    uvicorn.run(create_app(backend, api_key=key), host=host, port=port)
+    # A page in a browser may reach this machine under a name of its own, whose address it changes (DNS
+    # rebinding): who serves this machine alone is asked for by this machine's names.
+    local = host in LOCAL_NAMES or f"[{host}]" in LOCAL_NAMES
+    hosts = [*LOCAL_NAMES, *(allowed_host or ())] if local or allowed_host else []
+    app = create_app(
+        backend,
+        api_key=key,
+        allowed_hosts=hosts,
+        max_requests=min(MAX_REQUESTS, max_connections() // 2),
+        shape=Completions(allow_priority),
+    )
+    run(app, host, port)
 
 
 @app.command()

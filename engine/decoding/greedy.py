@@ -93,9 +93,12 @@ def decode_steps(
 
 
 def _decode(forward: Forward, token_ids: list[int], output: GrowingOutput, choose: Choose) -> Iterator[Step]:
-    """The loop itself: a Step per token, until `output` has a finish reason. `token_ids` grows meanwhile.
+    """The loop itself: a Step per token, until `output` has a finish reason. No forward after the last token.
 
-    Tokens that `output` bans just now get the logit -inf, in a copy: `forward`'s tensor is its own.
+    `token_ids` is the sequence: each new id is appended to this very list, which `forward` reads next. `output`
+    takes each id too, and its `visible` says how far the text may be shown; a Step has what was added to it.
+    Tokens that `output` bans just now get the logit -inf, in a copy: `forward`'s tensor is its own. The Step
+    carries the logits that the choice was made from, with the bans in them.
     """
     shown = 0
     while output.finish_reason is None:
@@ -137,6 +140,6 @@ def top_candidates(logits: Tensor, tokenizer: Tokenizer, k: int = 5) -> list[Can
     """The k likeliest next tokens of logits[V]: a look at what the loop chose from."""
     probabilities, ids = torch.softmax(logits.float(), dim=-1).topk(k)
     return [
-        Candidate(id, tokenizer.decode([id]), p)
+        Candidate(id, tokenizer.decode([id]) if id in tokenizer else "", p)
         for id, p in zip(ids.tolist(), probabilities.tolist(), strict=True)
     ]

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKEN_IDS = 16, 256, 1024
+
 
 class ParameterError(ValueError):
     """A field's value is wrong or not supported here. `field` names it."""
@@ -56,6 +58,17 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _tuple_of("stop_token_ids", self.stop_token_ids, int))
         if "" in self.stop:
             raise ParameterError("stop", "stop='' is empty; a stop string has at least one character")
+        # Each token is compared with all of them.
+        for name, most in (("stop", MAX_STOPS), ("stop_token_ids", MAX_STOP_TOKEN_IDS)):
+            if len(getattr(self, name)) > most:
+                given = len(getattr(self, name))
+                raise ParameterError(name, f"{name} has {given} entries; at most {most} are accepted")
+        longest = max(map(len, self.stop), default=0)
+        if longest > MAX_STOP_CHARACTERS:
+            raise ParameterError(
+                "stop",
+                f"stop has a string of {longest} characters; at most {MAX_STOP_CHARACTERS} are accepted",
+            )
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(name, f"{name}={getattr(self, name)!r}: true or false is accepted")
@@ -71,11 +84,7 @@ class SamplingParams:
         if self.top_p == 0:
             raise ParameterError("top_p", "top_p=0 leaves no token; accepted is more than 0, up to 1")
         self._check("min_p", float, 0.0, 1.0)
-        self._check("repetition_penalty", float, 0.0, 1e3)
-        if self.repetition_penalty == 0:
-            raise ParameterError(
-                "repetition_penalty", "repetition_penalty=0 divides by zero; accepted is more than 0"
-            )
+        self._check("repetition_penalty", float, 0.01, 100.0)  # logits are divided by it
         self._check("frequency_penalty", float, -2.0, 2.0)
         self._check("presence_penalty", float, -2.0, 2.0)
         self._check("seed", int, -(2**63), 2**63 - 1, optional=True)

@@ -13,24 +13,36 @@ def prompt_token_ids(prompt: Prompt, tokenizer: Tokenizer, config: ModelConfig) 
     """Token ids of a text, or the given ids once each is known to the model.
 
     Raises ParameterError (field `prompt`): empty, too long to leave room for one token, an id out of range,
-    or text that is not Unicode.
+    or text that is not Unicode. What is too long is refused before it is worked on: a text so long that no
+    tokenizing could make it fit costs nothing.
     """
-    if isinstance(prompt, str):
-        try:
-            token_ids = tokenizer.encode(prompt)
-        except ValueError as error:
-            raise ParameterError("prompt", f"prompt: {error}") from None
-    else:
-        token_ids = list(prompt)
-        for id in token_ids:
+    if not isinstance(prompt, str):
+        _check_length(len(prompt), config)
+        for id in prompt:
             if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id < config.vocab_size:
                 raise ParameterError(
                     "prompt", f"prompt has token id {id!r}; accepted are 0 to {config.vocab_size - 1}"
                 )
-    if not 0 < len(token_ids) < config.max_positions:
-        raise ParameterError(
-            "prompt",
-            f"prompt has {len(token_ids)} tokens; accepted are 1 to {config.max_positions - 1}: this model "
-            f"sees {config.max_positions} tokens, and at least one is for the output",
-        )
+        return list(prompt)
+    fewest = tokenizer.fewest_tokens(prompt)
+    if fewest >= config.max_positions:
+        _refuse_length(f"at least {fewest}", config)
+    try:
+        token_ids = tokenizer.encode(prompt)
+    except ValueError as error:
+        raise ParameterError("prompt", f"prompt: {error}") from None
+    _check_length(len(token_ids), config)
     return token_ids
+
+
+def _check_length(number: int, config: ModelConfig) -> None:
+    if not 0 < number < config.max_positions:
+        _refuse_length(str(number), config)
+
+
+def _refuse_length(number: str, config: ModelConfig) -> None:
+    raise ParameterError(
+        "prompt",
+        f"prompt has {number} tokens; accepted are 1 to {config.max_positions - 1}: this model sees "
+        f"{config.max_positions} tokens, and at least one is for the output",
+    )

@@ -85,17 +85,19 @@ def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
     if positions is None:
         positions = [len(row.output_ids) for row in rows]
     if all(row.temperature == 0 for row in rows):
-        token_ids = adjust(logits, rows, positions).argmax(-1)
+        best, token_ids = adjust(logits, rows, positions).max(-1)
     else:
         probs = distribution(logits, rows, positions)
-        token_ids = draw(probs, [row.seed for row in rows], positions)
-    return token_ids.masked_fill(~logits.amax(-1).isfinite(), NO_TOKEN)
+        best, token_ids = logits.amax(-1), draw(probs, [row.seed for row in rows], positions)
+    return torch.where(best.isfinite(), token_ids, NO_TOKEN)
 
 
 def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
     """logits[R, V] -> probs[R, V] in fp32, what each next token is drawn from; one-hot for temperature 0.
 
-    In order: bias and penalties, temperature, top-k, top-p, min-p. What no row asks for costs nothing.
+    In order: bias and penalties, temperature, top-k, top-p, min-p, each over what the one before left. A
+    fence is a value: tokens equal to the border's stay. The likeliest always stays. What no row asks for
+    costs nothing.
     """
 
     def column(values: list[float]) -> Tensor:
@@ -181,8 +183,9 @@ def _to(device: torch.device, numbers: np.ndarray) -> Tensor:
 def draw(probs: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
     """probs[R, V] -> token ids[R]: row i's token is a function of its probabilities, seed and position only.
 
-    The uniform number comes from a counter, not from a generator's state; where it falls in the row's
-    cumulative distribution is the token.
+    The uniform number comes from a counter, not from a generator's state. The token is the first whose
+    cumulative probability lies beyond that share of the row's sum, in double precision: one of probability 0
+    never is.
     """
     uniforms = [uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)]
     u = torch.tensor(uniforms, dtype=torch.float64).to(probs.device, non_blocking=True)[:, None]  # [R, 1]

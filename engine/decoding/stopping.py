@@ -44,7 +44,12 @@ class GrowingOutput:
 
     @property
     def visible(self) -> str:
-        """The text that no later token can take back."""
+        """The text that no later token can take back.
+
+        A stop string may have begun, so an end of the text that begins any of `params.stop` is left out, the
+        longest such end. A finished output shows everything. So does a stop string that was complete before
+        `min_tokens`: it ended nothing, and is text like any other.
+        """
         if self.finish_reason:
             return self.text
         for length in range(min(self._longest_stop - 1, len(self.text)), 0, -1):

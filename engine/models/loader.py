@@ -98,6 +98,7 @@ def _tensors(folder: Path, load_format: str) -> Iterator[tuple[Path, str, Tensor
         else:
             continue
         for file, names in shards.items():
+            _open(file)
             yield from read(file, names)
         return
     raise CheckpointError(
@@ -119,6 +120,14 @@ def _shards(index: Path) -> dict[Path, list[str]]:
         if not file.is_file():
             raise CheckpointError(f"{file}: no such file, though {index.name} names it")
     return shards
+
+
+def _open(file: Path) -> None:
+    """Fail here, in the system's own words, where a reader of tensors would call the file damaged."""
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}") from None
 
 
 def _read_safetensors(file: Path, names: list[str] | None) -> Iterator[tuple[Path, str, Tensor]]:

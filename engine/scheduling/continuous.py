@@ -44,7 +44,19 @@ class ContinuousScheduler(Queues):
         self._enqueue(request)
 
     def schedule(self) -> Batch | None:
-        """Who runs in the next step, and how many tokens of each. None: nothing to do."""
+        """Who runs in the next step, and how many tokens of each. None: nothing to do.
+
+        Each call counts as a step in `self._step`, by which ranks age. All share one budget of tokens:
+
+        - Running requests first, best rank first, each as much as it lacks and the budget allows; but one
+          token of the budget is left for every running request behind it. One with nothing to compute
+          (its last token is still on its way) is left out.
+        - Before a request has its tokens, `cache.reserve` makes room for them, drafts included. While the
+          answer is no, the running request of the worst rank is preempted; that may be the one who asks.
+        - Then newcomers, in the order of the queue, while there are budget, seats and memory. A prompt may
+          come in chunks, but needs room for all that is known of it before the first: else it is put back,
+          and nobody behind it is admitted. A step that preempts admits nobody.
+        """
         self._step += 1
         budget = self.max_num_batched_tokens
         work: list[tuple[Request, int]] = []
@@ -88,8 +100,10 @@ class ContinuousScheduler(Queues):
         self.listeners.tell("on_preempt", request)
 
     def _put_back(self, request: Request) -> None:
-        """From the running requests to the queue, at its old rank, with nothing computed: drafts and the
-        prompt's log probabilities are forgotten too, since both will be found again.
+        """From the running requests to its old place in the queue, with nothing computed and no memory.
+
+        The rank stays, and so does what it has said. Drafts and the prompt's log probabilities are forgotten,
+        since both will be found again.
         """
         self.running.remove(request)
         self.cache.preempt(request)

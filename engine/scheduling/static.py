@@ -16,7 +16,13 @@ class StaticScheduler(Queues):
         self.max_num_seqs = max_num_seqs
 
     def schedule(self) -> Batch | None:
-        """Packed prompts first, then one token each per step. None: nothing to do."""
+        """Packed prompts first, then one token each per step. None: nothing to do.
+
+        When nobody runs, a batch is filled from the queue until its places or the cache are full; until its
+        last request has ended, nobody joins it. A step takes all that each running request lacks, after
+        making room for it, drafts included; one that lacks nothing is left out. Raises MemoryError, with the
+        request's id, when the cache has no room in mid-story.
+        """
         if not self.running:
             while self.waiting and len(self.running) < self.max_num_seqs and self.admit_next():
                 pass

@@ -7,33 +7,44 @@ Knows nothing of models or scheduling. Later parts add routes through `extension
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.server import errors, sse
 from engine.server.backend import Backend, OutputStream
 from engine.server.errors import RequestError, as_request_error
-from engine.server.gates import ApiKey, BodyLimit
+from engine.server.gates import ApiKey, AtMost, BodyLimit, RequestId
+from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS
 from engine.server.protocol import CompletionRequest, Completions
 
 Extension = Callable[[FastAPI, Backend], None]  # adds routes to the app
-MAX_BODY_BYTES = 4 * 2**20
+OPEN_PATHS = frozenset(["/health"])
 
 
 def create_app(
     backend: Backend,
     extensions: Sequence[Extension] = (),
     api_key: str | None = None,
+    open_paths: Collection[str] = (),
+    allowed_hosts: Collection[str] = (),
     max_body_bytes: int = MAX_BODY_BYTES,
+    max_requests: int = MAX_REQUESTS,
     shape: Completions | None = None,
 ) -> FastAPI:
-    """The server's app. With `api_key`, every route but /health wants `Authorization: Bearer <key>`; `shape`
-    settles how a completion is asked for and shown.
+    """The server's app.
+
+    With `api_key`, every route but /health and `open_paths` (pages of an extension) wants
+    `Authorization: Bearer <key>`. With `allowed_hosts`, a request must be meant for one of them: a page in a
+    browser can send to this machine under a name of its own. `shape` settles how a completion is asked for
+    and shown. Raises ValueError for an empty key.
     """
+    if api_key is not None and not api_key.strip():
+        raise ValueError("api_key is empty: leave it out to serve without one")
     shape = shape or Completions()
 
     @asynccontextmanager
@@ -42,13 +53,19 @@ def create_app(
         async with backend:
             yield
 
-    app = FastAPI(title="ruvon", lifespan=lifespan)
+    app = FastAPI(title="ruvon", lifespan=lifespan, responses=errors.RESPONSES)
     errors.install(app)
     started = int(time.time())
 
+    # The one added last is passed first.
+    open_paths = OPEN_PATHS | set(open_paths)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    app.add_middleware(AtMost, limit=max_requests, open_paths=open_paths)
     if api_key:
-        app.add_middleware(ApiKey, key=api_key)
+        app.add_middleware(ApiKey, key=api_key, open_paths=open_paths)
+    if allowed_hosts:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*allowed_hosts], www_redirect=False)
+    app.add_middleware(RequestId)
 
     @app.get("/health")
     async def health() -> Response:
@@ -67,19 +84,21 @@ def create_app(
     @app.post("/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         _known(body.model)
-        params, prompts = shape.params(body), body.prompts()
+        params, prompts, options = shape.params(body), body.prompts(), shape.options(body)
         head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": body.model,
         }
-        async with AsyncExitStack() as admitted:  # closes all that was admitted, whatever happens
+        # All prompts are admitted or none: what was admitted is closed in the end, whatever happens.
+        async with AsyncExitStack() as admitted:
             streams = []
             for i, prompt in enumerate(prompts):
-                stream = await backend.generate(prompt, params, f"{head['id']}-{i}", **shape.options(body))
+                stream = await backend.generate(prompt, params, f"{head['id']}-{i}", **options)
                 admitted.push_async_callback(stream.aclose)
                 streams.append(stream)
+                await asyncio.sleep(0)  # others have their turn between two of many prompts
             if body.stream:
                 return sse.stream(_chunks(head, streams, params.n, body, shape), admitted.pop_all())
             try:
@@ -128,7 +147,11 @@ async def _gather(streams: list[OutputStream]) -> list[RequestOutput]:
 async def _unless_client_leaves(
     request: Request, work: Awaitable[list[RequestOutput]]
 ) -> list[RequestOutput]:
-    """Await `work`; cancel it when the client hangs up before it is done."""
+    """What `work` gives or raises; when the client hangs up first, RequestError 499, and `work` is cancelled.
+
+    `request.receive()` gives the server's next message about this request; "http.disconnect" is the one that
+    counts. Nothing is left running, also when this function itself is cancelled: `work` has unwound.
+    """
 
     async def disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -164,24 +164,31 @@ class LockedBackend:
         finally:
             del self._live[output.request_id]
 
+    def _steps(self, prompt_token_ids: list[int], params: SamplingParams, index: int) -> Iterator[Step]:
+        """Part 3's loop for one sample. Nothing is computed before its first `next`."""
+        choose = self.make_choose(params, prompt_token_ids, index)
+        return decode_steps(
+            self.make_forward(), self.tokenizer, self.config, prompt_token_ids, params, choose, self.supports
+        )
+
     async def _sample(
         self, output: RequestOutput, params: SamplingParams, index: int, stream: LockedStream
     ) -> None:
-        """One of the n samples: `output` grows by it, step by step, and `stream` is given each state."""
-        choose = self.make_choose(params, output.prompt_token_ids, index)
-        steps: Iterator[Step] = decode_steps(
-            self.make_forward(), self.tokenizer, self.config, output.prompt_token_ids, params, choose,
-            self.supports,
-        )  # fmt: skip
+        """The sample `index` of `params.n`: `output` grows by it, and each state goes to `stream`.
+
+        A step of the loop runs in another thread, and its state is put before the next step begins: a record
+        of its own, with the text that is visible, because a slow reader still holds the one before. `output`
+        is finished with the last sample's last token. When `stream.aborted` is set, the step under way is the
+        last one: its reason is "abort", and `output` is finished.
+        """
+        steps = self._steps(output.prompt_token_ids, params, index)
         output.outputs.append(CompletionOutput(index, "", []))
-        # The model runs in a thread, so that the event loop can answer others meanwhile.
         while (step := await asyncio.to_thread(next, steps, None)) is not None:
             done, reason = step.output, step.finish_reason or ("abort" if stream.aborted else None)
             output.outputs[index] = CompletionOutput(
                 index, done.visible, list(done.token_ids), reason, done.stop_reason
             )
             output.finished = reason == "abort" or (reason is not None and index == params.n - 1)
-            # A record of its own each time: a slow reader still holds the one before.
             stream.put(replace(output, outputs=list(output.outputs)))
             if output.finished:
                 return

@@ -5,16 +5,22 @@ fault it was, and that a traceback is never part of it.
 """
 
 import logging
+import reprlib
 from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from engine.decoding.params import ParameterError
+from engine.server.limits import MAX_MESSAGE_CHARACTERS
 
 logger = logging.getLogger(__name__)
+request_id: ContextVar[str] = ContextVar("request_id", default="req-none")  # of the request being answered
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -30,6 +36,8 @@ class RequestError(Exception):
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        if len(message) > MAX_MESSAGE_CHARACTERS:  # it quotes something long
+            message = message[:MAX_MESSAGE_CHARACTERS] + "…"
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
@@ -57,13 +65,24 @@ def as_request_error(error: Exception) -> RequestError:
         if isinstance(error.__cause__, UnicodeDecodeError):
             return RequestError(400, f"the body is not valid UTF-8: {error.__cause__}")
         return RequestError(error.status_code, str(error.detail), headers=error.headers)
-    logger.error("request failed", exc_info=error)
-    what = f"{type(error).__name__}: {error}"
-    return RequestError(500, f"the engine failed while working on this request: {what}", code="engine_error")
+    # What it says may tell of paths and data: that is for the log.
+    name = request_id.get()
+    logger.error("%s failed", name, exc_info=error)
+    message = f"the engine failed while working on this request; the server's log says why, under {name}"
+    return RequestError(500, message, code="engine_error")
 
 
 def _from_validation(error: RequestValidationError) -> RequestError:
-    """pydantic's first complaint, with the field's name where OpenAI's clients look for it."""
+    """pydantic's first complaint as a 400; `param` is the body's own field it is about, or None.
+
+    The message is "FIELD=VALUE: COMPLAINT", a long value shortened by `reprlib.repr` ("body" for no field).
+    But: "FIELD is required" for a missing one ("a JSON body" for no field); "FIELD is not a field of this
+    endpoint", code "unknown_field", for an unknown one, with its path (stream_options.x); "the body is not
+    valid JSON: …" with what the reader of JSON said. And when `error.body` is bytes, the client did not say
+    that it sends JSON: "the body was not read as JSON: send Content-Type: application/json".
+    """
+    if isinstance(error.body, bytes) and error.body:
+        return RequestError(400, "the body was not read as JSON: send Content-Type: application/json")
     first = error.errors()[0]
     path = [part for part in first["loc"] if part != "body"]
     field = str(path[0]) if path and isinstance(path[0], str) else None
@@ -76,9 +95,32 @@ def _from_validation(error: RequestValidationError) -> RequestError:
             return RequestError(400, message, param=field, code="unknown_field")
         case "missing":
             return RequestError(400, f"{field or 'a JSON body'} is required", param=field)
-    given = repr(first.get("input"))
-    given = given if len(given) <= 100 else given[:100] + "…"
+    given = reprlib.repr(first.get("input"))  # a short one, however long the input
     return RequestError(400, f"{field or 'body'}={given}: {first['msg']}", param=field)
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """What `RequestError.body` gives, for the description of the API."""
+
+    error: ErrorDetail
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "A field is wrong or not supported; `param` names it"},
+    401: {"model": ErrorBody, "description": "The API key is missing or wrong"},
+    404: {"model": ErrorBody, "description": "No such model"},
+    413: {"model": ErrorBody, "description": "The body is too large"},
+    500: {"model": ErrorBody, "description": "The engine failed"},
+    503: {"model": ErrorBody, "description": "Too many requests at once"},
+    "default": {"model": ErrorBody, "description": "Any other error"},
+}
 
 
 def install(app: FastAPI) -> None:

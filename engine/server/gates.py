@@ -1,32 +1,82 @@
-"""What every request passes before a route sees it: the key, and a bound on the body. Part 4.
+"""What every request passes before a route sees it: name, key, and bounds on how many and how large. Part 4.
 
 Plain ASGI, so that nothing stands between a route and its client: whoever wraps `receive` must let a
 disconnect through, or nobody learns that the client has left.
 """
 
 import hmac
+import uuid
+from collections.abc import Collection
 
 from fastapi import HTTPException
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
-from engine.server.errors import RequestError
+from engine.server.errors import RequestError, request_id
 
-OPEN_PATHS = {"/health"}
+POLICY_VIOLATION = 1008  # why a WebSocket was closed
+
+
+class RequestId:
+    """Names each request: in the header `x-request-id`, and in `errors.request_id` for the log."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = f"req-{uuid.uuid4().hex}"
+        request_id.set(name)
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = name
+            await send(message)
+
+        await self.app(scope, receive, named)
 
 
 class ApiKey:
-    """Wants `Authorization: Bearer <key>` on every path but /health."""
+    """Wants `Authorization: Bearer <key>` on every path but the open ones, of WebSockets too."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self.app, self.expected = app, f"Bearer {key}".encode()
+    def __init__(self, app: ASGIApp, key: str, open_paths: Collection[str]) -> None:
+        self.app, self.expected, self.open_paths = app, key.encode(), open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] in ("http", "websocket") and scope["path"] not in self.open_paths:
             given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self.expected):
-                refusal = RequestError(401, "Incorrect API key provided", code="invalid_api_key")
+            scheme, _, key = given.partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self.expected):
+                if scope["type"] == "websocket":
+                    return await WebSocketClose(POLICY_VIOLATION)(scope, receive, send)
+                refusal = RequestError(
+                    401,
+                    "Incorrect API key provided",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
                 return await refusal.response()(scope, receive, send)
         await self.app(scope, receive, send)
+
+
+class AtMost:
+    """Turns away who comes while `limit` requests are under way. An open path is always answered."""
+
+    def __init__(self, app: ASGIApp, limit: int, open_paths: Collection[str]) -> None:
+        self.app, self.limit, self.open_paths = app, limit, open_paths
+        self.under_way = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or scope["path"] in self.open_paths:
+            return await self.app(scope, receive, send)
+        if self.under_way >= self.limit:
+            full = RequestError(503, f"{self.limit} requests are under way already", retry_after=1)
+            return await full.response()(scope, receive, send)
+        self.under_way += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.under_way -= 1
 
 
 class BodyLimit:

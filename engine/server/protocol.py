@@ -4,76 +4,147 @@ Promises that every field accepted has its effect: a field nobody knows, or one 
 not support, is refused by name. Shapes: https://platform.openai.com/docs/api-reference/completions
 """
 
+import re
 from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    Tag,
+    model_validator,
+)
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.server.errors import RequestError
+from engine.server.limits import (
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_NAME_CHARACTERS,
+    MAX_PRIORITY,
+    MAX_PROMPTS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+)
 
-MAX_PROMPTS = 256  # of one HTTP request
+
+def _kind(value: Any) -> str | None:
+    """Which of the kinds below a value is meant to be, by its first item. Only that kind's check is run."""
+    if isinstance(value, str):
+        return "text"
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value else ""
+    return "lists of ids" if isinstance(first, list) else "ids" if isinstance(first, int) else "texts"
+
+
+def _few(entries: Any) -> Any:
+    """pydantic would look at each entry before it counts them."""
+    if isinstance(entries, dict) and len(entries) > MAX_LOGIT_BIAS:
+        raise ValueError(f"at most {MAX_LOGIT_BIAS} entries are accepted, not {len(entries)}")
+    return entries
+
+
+# A list's check ends at the first item that is wrong (`fail_fast`): a complaint about each would take many
+# times the memory of the body, and one is all that an answer has room for.
 Number = StrictInt | StrictFloat
-TokenIds = Annotated[list[StrictInt], Field(min_length=1)]
+Name = Annotated[StrictStr, Field(max_length=MAX_NAME_CHARACTERS)]
+Texts = Annotated[list[StrictStr], Field(max_length=MAX_PROMPTS, fail_fast=True)]
+TokenIds = Annotated[list[StrictInt], Field(min_length=1, fail_fast=True)]
+TokenIdLists = Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True)]
+Stop = Annotated[StrictStr, Field(max_length=MAX_STOP_CHARACTERS)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
+StopTokenIds = Annotated[list[StrictInt], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
+Prompts = Annotated[
+    Annotated[StrictStr, Tag("text")]
+    | Annotated[Texts, Tag("texts")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[TokenIdLists, Tag("lists of ids")],
+    Discriminator(_kind, "prompt_kind", "a text, token ids, or a list of either is accepted"),
+]
+StopOrStops = Annotated[
+    Annotated[Stop, Tag("text")] | Annotated[Stops, Tag("texts")],
+    Discriminator(_kind, "stop_kind", "a text or a list of texts is accepted"),
+]
 
 
-class StreamOptions(BaseModel):
+class Fields(BaseModel):
+    """A JSON object with these fields and no others."""
+
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_more_names_than_needed(cls, body: Any) -> Any:
+        """If there are more names than fields, one of the first ones is unknown: the rest need no look."""
+        return dict(islice(body.items(), len(cls.model_fields) + 1)) if isinstance(body, dict) else body
+
+
+class StreamOptions(Fields):
     include_usage: StrictBool | None = None
+    include_obfuscation: StrictBool | None = None
 
 
-class CompletionRequest(BaseModel):
+class CompletionRequest(Fields):
     """POST /v1/completions. OpenAI's fields, then those vLLM adds. null means: as if not given."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model: StrictStr
-    prompt: StrictStr | list[StrictStr] | TokenIds | list[TokenIds]
+    model: Name
+    prompt: Prompts
     max_tokens: StrictInt | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     n: StrictInt | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    stop: StrictStr | list[StrictStr] | None = None
+    stop: StopOrStops | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    logit_bias: dict[str, Number] | None = None
+    logit_bias: Annotated[dict[str, Number], BeforeValidator(_few)] | None = None
     seed: StrictInt | None = None
     logprobs: StrictInt | None = None
     echo: StrictBool | None = None
     best_of: StrictInt | None = None
     suffix: StrictStr | None = None
-    user: StrictStr | None = None
+    user: Name | None = None
 
     top_k: StrictInt | None = None
     min_p: Number | None = None
     repetition_penalty: Number | None = None
     min_tokens: StrictInt | None = None
-    stop_token_ids: list[StrictInt] | None = None
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: StrictBool | None = None
     include_stop_str_in_output: StrictBool | None = None
     skip_special_tokens: StrictBool | None = None
     prompt_logprobs: StrictInt | None = None
     priority: StrictInt | None = None
-    cache_salt: StrictStr | None = None
+    cache_salt: Name | None = None
 
     def prompts(self) -> list[Prompt]:
-        """One prompt or several, each text or token ids. Raises RequestError for none."""
+        """One prompt or several, each text or token ids. Raises RequestError: none, or too many choices."""
         if not self.prompt:
-            raise RequestError(400, "prompt is empty", param="prompt")
-        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+            # OpenAI begins a new document here. How one begins is the model's business: its user knows.
+            raise RequestError(400, "prompt is empty: at least one token is needed", param="prompt")
+        one = _kind(self.prompt) in ("text", "ids")
         prompts = [self.prompt] if one else list(self.prompt)
-        if len(prompts) > MAX_PROMPTS:
-            message = f"prompt has {len(prompts)} entries; at most {MAX_PROMPTS} are accepted"
-            raise RequestError(400, message, param="prompt")
+        if len(prompts) * (self.n or 1) > MAX_CHOICES:
+            message = f"n={self.n} for each of {len(prompts)} prompts is more than {MAX_CHOICES} choices"
+            raise RequestError(400, message, param="n")
         return prompts
 
     def sampling_params(self) -> SamplingParams:
         """Raises ParameterError or RequestError for a value out of range or a field we do not have."""
-        if self.suffix is not None:
+        if self.suffix:  # "" asks for nothing
             raise RequestError(
                 400, "suffix is not supported: the models here only continue text", param="suffix"
             )
@@ -83,6 +154,9 @@ class CompletionRequest(BaseModel):
             )
         if self.stream_options and not self.stream:
             raise RequestError(400, "stream_options needs stream=true", param="stream_options")
+        if self.stream_options and self.stream_options.include_obfuscation:
+            message = "stream_options.include_obfuscation=true is not supported: chunks are not padded here"
+            raise RequestError(400, message, param="stream_options")
         given = {
             name: getattr(self, name) for name in SamplingParams.__dataclass_fields__ if name != "logit_bias"
         }
@@ -91,23 +165,21 @@ class CompletionRequest(BaseModel):
         )
 
     def _bias(self) -> dict[int, float] | None:
-        """JSON's keys are strings; token ids are numbers."""
-        try:
-            return (
-                {int(token_id): bias for token_id, bias in self.logit_bias.items()}
-                if self.logit_bias
-                else None
-            )
-        except ValueError:
-            raise ParameterError(
-                "logit_bias", f"logit_bias={self.logit_bias!r}: keys must be token ids"
-            ) from None
+        """JSON's keys are strings; token ids are numbers, written plainly."""
+        for key in self.logit_bias or ():
+            if not re.fullmatch("0|[1-9][0-9]{0,9}", key):
+                raise ParameterError("logit_bias", f"logit_bias has key {key!r}: keys must be token ids")
+        return {int(key): bias for key, bias in self.logit_bias.items()} if self.logit_bias else None
 
 
 class Completions:
     """What a body asks of the engine, and how outputs are shown to its client. A subclass can do more: log
     probabilities and the prompt's echo come that way (Part 10).
     """
+
+    def __init__(self, allow_priority: bool = False) -> None:
+        """`allow_priority`: clients may choose their own."""
+        self.allow_priority = allow_priority
 
     def params(self, body: CompletionRequest) -> SamplingParams:
         """Raises ParameterError or RequestError for a value out of range or a field we do not have."""
@@ -118,6 +190,12 @@ class Completions:
 
     def options(self, body: CompletionRequest) -> dict[str, Any]:
         """What the engine takes beside prompt and parameters: of these, what was given."""
+        if body.priority and not self.allow_priority:
+            message = f"priority={body.priority} is not supported: the operator has not allowed priorities"
+            raise RequestError(400, message, param="priority")
+        if abs(body.priority or 0) > MAX_PRIORITY:
+            message = f"priority={body.priority}: accepted are -{MAX_PRIORITY} to {MAX_PRIORITY}"
+            raise RequestError(400, message, param="priority")
         given = {"priority": body.priority, "cache_salt": body.cache_salt}
         return {name: value for name, value in given.items() if value is not None}
 

@@ -41,7 +41,8 @@ class EventStream(StreamingResponse):
 def stream(chunks: AsyncGenerator[dict, None], owned: AsyncExitStack) -> EventStream:
     """Send each chunk as an event as soon as it is there, then [DONE]; an error ends it as an event.
 
-    `owned` is closed when the response is over, however it ends.
+    That event has the body of `as_request_error`, and [DONE] follows it too. `chunks` is closed in the end,
+    also when the client leaves in the middle; so is `owned`, which is the response's to close.
     """
 
     async def body() -> AsyncIterator[str]:

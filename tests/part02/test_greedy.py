@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from engine.config import ModelConfig
-from engine.decoding.greedy import FullForward, argmax, decode_steps, generate, top_candidates
+from engine.decoding.greedy import FullForward, _decode, argmax, decode_steps, generate, top_candidates
 from engine.decoding.params import ParameterError, SamplingParams
+from engine.decoding.stopping import GrowingOutput
 from engine.models.loader import load_model
 from engine.tokenizer import Tokenizer
 from tests.part01 import reference
+from tests.part01.outcome import difference
 
 CONFIG = ModelConfig(
     model_type="mock", vocab_size=258, hidden_size=1, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=1,
@@ -34,10 +36,17 @@ class Scripted:
 
     def __call__(self, token_ids) -> torch.Tensor:
         self.calls.append(list(token_ids))
+        turn = len(self.calls) - 1
+        assert turn < len(self.script) + 3, "the loop does not end"
         logits = torch.zeros(258)
         logits[self.second] = 1.0
-        logits[self.script[len(self.calls) - 1]] = 2.0
+        logits[self.script[min(turn, len(self.script) - 1)]] = 2.0
         return logits
+
+
+def steps_of(forward, tokenizer, prompt=(1,), **settings):
+    params = SamplingParams(**{"temperature": 0, "max_tokens": None} | settings)
+    return list(decode_steps(forward, tokenizer, CONFIG, list(prompt), params))
 
 
 def run(forward, tokenizer, prompt=(1, 2), config=CONFIG, **settings):
@@ -51,62 +60,77 @@ def smallest_gap(model, prompt: list[int], output: list[int]) -> float:
     return (rows.topk(2).values @ torch.tensor([1.0, -1.0])).min().item()
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_tokens_of_the_trained_model_equal_hugging_faces(trained, prompt):
-    model, tokenizer, theirs = trained
-    ids = tokenizer.encode(prompt)
-    output = run(FullForward(model), tokenizer, prompt, model.config, max_tokens=120).outputs[0]
-    assert output.token_ids == reference.generate(theirs, ids, max_new_tokens=120)
-    assert len(output.token_ids) > 20
-    assert output.text == tokenizer.decode(output.token_ids, skip_special_tokens=True)
+def test_each_turn_reads_the_prompt_and_all_ids_so_far(byte_tokenizer):
+    forward = Scripted("aé")
+    run(forward, byte_tokenizer, max_tokens=3)
+    want = [[1, 2], [1, 2, 97], [1, 2, 97, 0xC3]]
+    assert forward.calls[:3] == want, "ids go round: `forward` reads the prompt and every id chosen since"
 
 
-def test_a_story_ends_by_itself_where_hugging_faces_does(trained):
-    model, tokenizer, theirs = trained
-    prompt = tokenizer.encode(PROMPTS[0])
-    output = run(FullForward(model), tokenizer, prompt, model.config).outputs[0]
-    assert output.token_ids == reference.generate(theirs, prompt, max_length=model.config.max_positions)
-    assert (output.finish_reason, output.stop_reason) == ("stop", None)
-    assert output.token_ids[-1] in model.config.eos_token_ids
-    assert len(output.token_ids) > 100
+def test_the_sequence_handed_in_is_the_one_that_grows(byte_tokenizer):
+    token_ids, params = [1, 2], SamplingParams(temperature=0, max_tokens=3)
+    output = GrowingOutput(byte_tokenizer, params, 2, CONFIG.max_positions, CONFIG.eos_token_ids)
+    for _ in _decode(Scripted("abc"), token_ids, output, argmax):
+        pass
+    assert token_ids == [1, 2, 97, 98, 99], "`token_ids` itself grows, not a copy of it"
 
 
-@pytest.mark.parametrize("min_tokens", [40, 120])
-def test_min_tokens_equal_hugging_faces_min_new_tokens(trained, min_tokens):
-    model, tokenizer, theirs = trained
-    prompt = tokenizer.encode("The end. Tom was happy.")
-    output = run(
-        FullForward(model), tokenizer, prompt, model.config, min_tokens=min_tokens, max_tokens=130
-    ).outputs[0]
-    expected = reference.generate(theirs, prompt, min_new_tokens=min_tokens, max_new_tokens=130)
-    assert output.token_ids == expected
-    assert len(output.token_ids) >= min_tokens
+def test_a_step_names_its_token(byte_tokenizer):
+    got = [step.token_id for step in steps_of(Scripted("abc"), byte_tokenizer, max_tokens=3)]
+    assert got == [97, 98, 99], "a Step per token, with the id that was chosen"
 
 
-@pytest.mark.parametrize("settings", [{}, {"n_head": 1, "n_inner": 30}, {"activation_function": "relu"}])
-@pytest.mark.parametrize("seed", [3, 5, 8])
-def test_tokens_of_random_models_equal_hugging_faces(byte_tokenizer, tmp_path, settings, seed):
-    theirs = reference.random_gpt2(seed, vocab_size=258, eos_token_id=256, **settings)
-    model = load_model(reference.save(theirs, tmp_path))
-    prompt = [1, 7, 42]
-    expected = reference.generate(theirs, prompt, max_length=64)
-    assert smallest_gap(theirs, prompt, expected) > 1e-3, "a near-tie: choose another seed"
-    assert run(FullForward(model), byte_tokenizer, prompt, model.config).outputs[0].token_ids == expected
+@pytest.mark.parametrize(
+    ("script", "settings"), [([97, 256], {}), ("abc", {"max_tokens": 3}), ("abc", {"stop": "bc"})]
+)
+def test_the_loop_ends_with_the_last_token(byte_tokenizer, script, settings):
+    forward = Scripted(script)
+    steps = steps_of(forward, byte_tokenizer, **settings)
+    got = [step.token_id for step in steps]
+    assert got == forward.script, "the loop goes on until there is a finish reason, and no further"
+    assert len(forward.calls) == len(got), "after the last token `forward` is not asked again"
 
 
-def test_every_turn_sees_the_prompt_and_all_tokens_so_far(byte_tokenizer):
-    forward = Scripted("abc")
-    output = run(forward, byte_tokenizer, max_tokens=3)
-    assert forward.calls == [[1, 2], [1, 2, 97], [1, 2, 97, 98]]
-    assert (output.outputs[0].token_ids, output.outputs[0].text) == ([97, 98, 99], "abc")
+def test_a_step_shows_what_became_visible(byte_tokenizer):
+    got = [step.text for step in steps_of(Scripted("aéb"), byte_tokenizer, max_tokens=4)]
+    assert got == ["a", "", "é", "b"], "a Step's text is what was added to the visible text, and no more"
 
 
-def test_steps_bring_token_text_logits_and_the_finish_reason_last(byte_tokenizer):
-    params = SamplingParams(temperature=0, max_tokens=4)
-    steps = list(decode_steps(Scripted("aéb"), byte_tokenizer, CONFIG, [1], params))
-    assert [step.token_id for step in steps] == list("aéb".encode())
-    assert [step.text for step in steps] == ["a", "", "é", "b"]
-    assert all(int(step.logits.argmax()) == step.token_id for step in steps)
+def test_a_step_holds_back_what_may_become_a_stop_string(byte_tokenizer):
+    got = [step.text for step in steps_of(Scripted("a!b!?"), byte_tokenizer, stop="!?")]
+    assert got == ["a", "", "!b", "", ""], "a Step shows `visible` text only: half a stop string waits"
+
+
+@pytest.mark.parametrize(
+    ("script", "settings", "want"),
+    [
+        ([97, 256, 256, 256], {"min_tokens": 3}, [97, 120, 120, 256]),
+        ([97, 98, 98], {"min_tokens": 2, "stop_token_ids": [98]}, [97, 120, 98]),
+    ],
+)
+def test_a_banned_token_gives_way_to_the_next_best(byte_tokenizer, script, settings, want):
+    got = [step.token_id for step in steps_of(Scripted(script), byte_tokenizer, **settings)]
+    assert got == want, "a token that is banned now is not chosen: the next best is"
+
+
+def test_bans_are_put_into_a_copy(byte_tokenizer):
+    kept = torch.arange(258.0)  # a forward that gives out the same tensor each time
+    steps = steps_of(lambda token_ids: kept, byte_tokenizer, min_tokens=2, max_tokens=2, stop_token_ids=[257])
+    assert [step.token_id for step in steps] == [255, 255]
+    assert torch.equal(kept, torch.arange(258.0)), "bans go into a copy: the tensor is `forward`'s own"
+
+
+def test_a_step_carries_the_logits_of_its_choice(byte_tokenizer):
+    steps = steps_of(Scripted([97, 256, 256]), byte_tokenizer, min_tokens=2)
+    assert [step.token_id for step in steps] == [97, 120, 256]
+    got = [int(step.logits.argmax()) for step in steps]
+    assert got == [97, 120, 256], "a Step carries the logits the choice was made from, bans included"
+    assert steps[0].logits[256] == -torch.inf
+    assert steps[-1].logits.isfinite().all(), "a ban holds for as long as `output` says, and no longer"
+
+
+def test_steps_bring_their_time_and_the_last_one_a_finish_reason(byte_tokenizer):
+    steps = steps_of(Scripted("aéb"), byte_tokenizer, max_tokens=4)
     assert [step.finish_reason for step in steps[-1:]] == ["length"]
     times = [step.time for step in steps]
     assert times == sorted(times)
@@ -128,13 +152,6 @@ def test_streamed_text_joined_is_the_final_text(byte_tokenizer):
         steps = list(decode_steps(Scripted("hé! you!?more words"), byte_tokenizer, CONFIG, [1], params))
         assert "".join(step.text for step in steps) == steps[-1].output.text
         assert steps[-1].output.text.startswith("hé! ")
-
-
-def test_banned_tokens_give_way_to_the_next_best(byte_tokenizer):
-    output = run(Scripted([97, 256, 256, 256]), byte_tokenizer, min_tokens=3).outputs[0]
-    assert output.token_ids == [97, 120, 120, 256]
-    output = run(Scripted([97, 98, 98]), byte_tokenizer, min_tokens=2, stop_token_ids=[98]).outputs[0]
-    assert output.token_ids == [97, 120, 98]
 
 
 def test_choose_may_be_handed_in(byte_tokenizer):
@@ -219,3 +236,49 @@ def test_top_candidates_have_the_softmaxs_probabilities_in_order():
         [probabilities[id].item() for id in best], rel=1e-5
     )
     assert [candidate.text for candidate in candidates] == [tokenizer.decode([id]) for id in best]
+
+
+@pytest.mark.parametrize("settings", [{}, {"n_head": 1, "n_inner": 30}, {"activation_function": "relu"}])
+@pytest.mark.parametrize("seed", [3, 5, 8])
+def test_tokens_of_random_models_equal_hugging_faces(byte_tokenizer, tmp_path, settings, seed):
+    theirs = reference.random_gpt2(seed, vocab_size=258, eos_token_id=256, **settings)
+    model = load_model(reference.save(theirs, tmp_path))
+    prompt = [1, 7, 42]
+    expected = reference.generate(theirs, prompt, max_length=64)
+    assert smallest_gap(theirs, prompt, expected) > 1e-3, "a near-tie: choose another seed"
+    output = run(FullForward(model), byte_tokenizer, prompt, model.config).outputs[0]
+    assert difference(output.token_ids, expected) == ""
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_tokens_of_the_trained_model_equal_hugging_faces(trained, prompt):
+    model, tokenizer, theirs = trained
+    ids = tokenizer.encode(prompt)
+    output = run(FullForward(model), tokenizer, prompt, model.config, max_tokens=120).outputs[0]
+    expected = reference.generate(theirs, ids, max_new_tokens=120)
+    assert difference(output.token_ids, expected) == ""
+    assert len(output.token_ids) > 20
+    assert output.text == tokenizer.decode(output.token_ids, skip_special_tokens=True)
+
+
+def test_a_story_ends_by_itself_where_hugging_faces_does(trained):
+    model, tokenizer, theirs = trained
+    prompt = tokenizer.encode(PROMPTS[0])
+    output = run(FullForward(model), tokenizer, prompt, model.config).outputs[0]
+    expected = reference.generate(theirs, prompt, max_length=model.config.max_positions)
+    assert difference(output.token_ids, expected) == ""
+    assert (output.finish_reason, output.stop_reason) == ("stop", None)
+    assert output.token_ids[-1] in model.config.eos_token_ids
+    assert len(output.token_ids) > 100
+
+
+@pytest.mark.parametrize("min_tokens", [40, 120])
+def test_min_tokens_equal_hugging_faces_min_new_tokens(trained, min_tokens):
+    model, tokenizer, theirs = trained
+    prompt = tokenizer.encode("The end. Tom was happy.")
+    output = run(
+        FullForward(model), tokenizer, prompt, model.config, min_tokens=min_tokens, max_tokens=130
+    ).outputs[0]
+    expected = reference.generate(theirs, prompt, min_new_tokens=min_tokens, max_new_tokens=130)
+    assert difference(output.token_ids, expected) == ""
+    assert len(output.token_ids) >= min_tokens

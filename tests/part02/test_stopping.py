@@ -22,11 +22,65 @@ def feed(output: GrowingOutput, tokens) -> list[str]:
     shown = []
     for token in tokens.encode() if isinstance(tokens, str) else tokens:
         finished = output.append(token)
-        assert finished == (output.finish_reason is not None)
+        assert finished == (output.finish_reason is not None), "`append` says whether that was the last token"
         shown.append(output.visible)
         if finished:
             break
     return shown
+
+
+def visible(tokenizer, stop, text) -> str:
+    """What may be shown of `text`, while the output still grows."""
+    output = start(tokenizer, stop=stop)
+    output.text = text
+    return output.visible
+
+
+@pytest.mark.parametrize("stop", [(), "END"])
+def test_text_that_begins_no_stop_string_is_visible(byte_tokenizer, stop):
+    got = visible(byte_tokenizer, stop, "a story")
+    assert got == "a story", "only an end that may begin a stop string is held back"
+
+
+@pytest.mark.parametrize(("text", "shown"), [("a storyE", "a story"), ("a storyEN", "a story"), ("EN", "")])
+def test_an_end_that_may_begin_a_stop_string_is_not_visible(byte_tokenizer, text, shown):
+    got = visible(byte_tokenizer, "END", text)
+    assert got == shown, "an end that may begin a stop string is held back"
+
+
+@pytest.mark.parametrize("text", ["END of it", "ENd", "END", "aN"])
+def test_only_the_very_end_counts(byte_tokenizer, text):
+    """A whole stop string in a text that still grows was complete before `min_tokens`: it ended nothing."""
+    got = visible(byte_tokenizer, "END", text)
+    assert got == text, "held back is an end that may *become* a stop string, nothing else"
+
+
+@pytest.mark.parametrize(("stop", "text", "shown"), [("aab", "xaa", "x"), ("\n\nQ", "one\n\n", "one")])
+def test_of_several_ends_the_longest_is_held_back(byte_tokenizer, stop, text, shown):
+    got = visible(byte_tokenizer, stop, text)
+    assert got == shown, "the longest end that may begin a stop string is held back"
+
+
+@pytest.mark.parametrize(("text", "shown"), [("one\n", "one"), ("one Q", "one ")])
+def test_any_of_the_stop_strings_may_have_begun(byte_tokenizer, text, shown):
+    got = visible(byte_tokenizer, ["Q:", "\n\n"], text)
+    assert got == shown, "each of the stop strings may have begun, not the first of them alone"
+
+
+def test_of_two_stop_strings_that_may_have_begun_the_longer_beginning_counts(byte_tokenizer):
+    got = visible(byte_tokenizer, ["bx", "abc"], "xab")
+    assert got == "x", "the longest end that may begin any of the stop strings is held back"
+
+
+def test_a_finished_output_shows_everything(byte_tokenizer):
+    output = start(byte_tokenizer, stop="END", max_tokens=3)
+    got = feed(output, "aEN")
+    assert got == ["a", "a", "aEN"], "once the output has a finish reason, all of its text is visible"
+
+
+def test_a_whole_stop_string_before_min_tokens_is_text_like_any_other(byte_tokenizer):
+    got = feed(start(byte_tokenizer, stop="END", min_tokens=5), "ENDab")
+    assert got == ["", "", "END", "ENDa", "ENDab"], "a stop string before min_tokens ends nothing: it is text"
 
 
 @pytest.mark.parametrize(
@@ -98,9 +152,9 @@ def test_what_is_shown_only_grows_and_is_the_beginning_of_the_final_text(
         max_tokens=max_tokens,
     )
     shown = feed(output, [*text.encode(), END])
-    assert all(output.text.startswith(visible) for visible in shown)
-    assert all(later.startswith(earlier) for earlier, later in pairwise(shown))
-    assert shown[-1] == output.text
+    for earlier, later in pairwise(shown):
+        assert later.startswith(earlier), "what was visible is never taken back"
+    assert shown[-1] == output.text, "in the end all of the text is visible"
     if output.finish_reason == "stop" and output.stop_reason is None:
         assert output.text == text
 
@@ -196,20 +250,3 @@ def test_half_a_character_at_the_end_is_replaced_and_after_a_stop_string_dropped
     assert feed(output, [97, half]) == ["a", "a\ufffd"]
     output = start(byte_tokenizer)
     assert feed(output, [97, half, END])[-1] == "a\ufffd"
-
-
-@pytest.mark.parametrize(
-    ("stop", "text", "visible"),
-    [
-        ((), "as it is", "as it is"),
-        ("END", "a story", "a story"),
-        ("END", "a story EN", "a story "),
-        (["\n\n", "Q:"], "one\n", "one"),
-    ],
-)
-def test_of_the_text_so_far_an_end_that_may_become_a_stop_string_is_not_visible(
-    byte_tokenizer, stop, text, visible
-):
-    output = start(byte_tokenizer, stop=stop)
-    output.text = text
-    assert output.visible == visible

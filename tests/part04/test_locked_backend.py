@@ -1,6 +1,7 @@
 """Part 4's backend: one request at a time behind a lock, and nothing left when it is over."""
 
 import asyncio
+import threading
 from contextlib import aclosing
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ from engine.cache.single import CachedForward
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.server.app import create_app
 from engine.server.backend import LockedBackend
-from tests.part04.serving import http, serve, wait_until
+from tests.part04.serving import DEADLINE, http, serve, wait_until
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12)
 
@@ -98,6 +99,85 @@ def test_leaving_early_frees_the_lock_and_computes_no_more(watched, alone):
     assert watched.turns.count(0) in (3, 4), "more than the step that was under way"
 
 
+def test_a_reader_who_does_not_read_keeps_nobody_waiting(watched, alone):
+    """It has read one output and stands still. Its answer is made to the end, and the next one is served."""
+
+    async def run():
+        async with aclosing(await watched.backend.generate("Once upon a time", PARAMS, "0")) as outputs:
+            first = await anext(outputs)
+            assert len(first.outputs[0].token_ids) == 1
+            async with asyncio.timeout(DEADLINE):
+                other = await last(watched.backend, "The little dog", "1")
+            return other, [output async for output in outputs]
+
+    other, rest = asyncio.run(run())
+    assert other.outputs[0].text == alone("The little dog", PARAMS).text
+    assert len(rest) == 1, "it finds the latest output, which has everything"
+    assert rest[0].outputs[0].text == alone("Once upon a time", PARAMS).text
+    assert rest[0].finished
+
+
+def test_what_was_admitted_and_never_read_is_given_back_and_computes_nothing(watched):
+    async def run():
+        outputs = await watched.backend.generate("Once upon a time", PARAMS, "0")
+        await asyncio.sleep(0.01)
+        await outputs.aclose()
+        await outputs.aclose()
+        return [output async for output in outputs]
+
+    assert asyncio.run(run()) == []
+    assert not watched.turns
+
+
+def test_one_who_waits_for_the_lock_can_leave(watched):
+    async def run():
+        first = await watched.backend.generate("Once upon a time", PARAMS, "0")
+        await anext(first)
+        second = await watched.backend.generate("The little dog", PARAMS, "1")
+        waiting = asyncio.create_task(anext(second))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await second.aclose()
+        return [output async for output in first][-1]
+
+    assert asyncio.run(run()).finished
+    assert set(watched.turns) == {0}
+
+
+def test_the_backends_end_is_the_end_of_its_requests(watched):
+    async def run():
+        async with watched.backend as backend:
+            await anext(await backend.generate("Once upon a time", PARAMS, "0"))
+        assert not backend._lock.locked()
+
+    asyncio.run(run())
+    assert len(watched.turns) < PARAMS.max_tokens
+
+
+def test_the_event_loop_does_not_tokenize(watched, monkeypatch):
+    """Encoding waits until the event loop has turned: it can only be in another thread."""
+    turned = threading.Event()
+    encode = watched.backend.tokenizer.encode
+
+    def patient(text):
+        assert turned.wait(DEADLINE), "the event loop was blocked by the tokenizer"
+        return encode(text)
+
+    monkeypatch.setattr(watched.backend.tokenizer, "encode", patient)
+
+    async def run():
+        asyncio.get_running_loop().call_later(0.01, turned.set)
+        return await last(watched.backend, "Once")
+
+    assert asyncio.run(run()).finished
+
+
+def test_a_text_that_cannot_fit_is_refused_without_tokenizing(watched, monkeypatch):
+    monkeypatch.setattr(watched.backend.tokenizer, "encode", None)
+    with pytest.raises(ParameterError, match=r"prompt has at least \d+ tokens; accepted are 1 to 1023"):
+        asyncio.run(watched.backend.generate("word " * 10_000, PARAMS, "0"))
+
+
 def test_abort_ends_a_request_with_that_reason(watched):
     async def run():
         outputs = await watched.backend.generate("Once upon a time", PARAMS, "0")
@@ -152,8 +232,6 @@ def test_an_option_without_effect_is_accepted(watched):
 
 def test_the_event_loop_answers_while_the_model_computes(model, tokenizer):
     """The model's step waits until /health has been answered: only a free event loop gets past that."""
-    import threading
-
     asked, answered = threading.Event(), threading.Event()
 
     def forward(token_ids):

@@ -32,6 +32,7 @@ REFUSED = [
     ("one empty prompt of two", {"prompt": ["Once", ""]}, "prompt", "0 tokens"),
     ("empty ids", {"prompt": [[]]}, "prompt", "prompt"),
     ("mixed prompts", {"prompt": ["Once", [1]]}, "prompt", "prompt"),
+    ("a wrong prompt of several", {"prompt": [[5], [5, "x"]]}, "prompt", "'x'"),
     ("prompt an object", {"prompt": {"text": "Once"}}, "prompt", "prompt"),
     ("prompt id true", {"prompt": [True]}, "prompt", "prompt"),
     ("prompt id negative", {"prompt": [-1]}, "prompt", "-1"),
@@ -41,11 +42,16 @@ REFUSED = [
     ("prompt not Unicode", {"prompt": "\ud800"}, "prompt", "U+D800"),
     ("stop empty", {"stop": ""}, "stop", "empty"),
     ("stop a number", {"stop": 5}, "stop", "5"),
+    ("stop numbers", {"stop": [5]}, "stop", "list of texts"),
     ("stop token out of range", {"stop_token_ids": [10**6]}, "stop_token_ids", "1000000"),
     ("logit_bias of a word", {"logit_bias": {"cat": 5}}, "logit_bias", "token ids"),
+    *[(f"logit_bias key {key!r}", {"logit_bias": {key: 5}}, "logit_bias", "token ids")
+      for key in ("1_0", " 5", "+5", "-5", "05", "٣", "")],
     ("logit_bias too large", {"logit_bias": {"5": 101}}, "logit_bias", "101"),
     ("echo", {"echo": True}, "echo", "Part 10"),
     ("suffix", {"suffix": "the end"}, "suffix", "suffix"),
+    ("chunks padded", {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options",
+     "include_obfuscation"),
     ("best_of over n", {"best_of": 2}, "best_of", "2"),
     ("stream_options alone", {"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
     ("unknown stream option", {"stream": True, "stream_options": {"x": 1}}, "stream_options", "x"),
@@ -156,13 +162,15 @@ def test_a_body_that_is_no_json_object_is_a_400(client, body):
     error_of(client.post("/v1/completions", content=body, headers=JSON), 400)
 
 
-def test_a_body_without_content_type_is_a_400(client):
-    error_of(client.post("/v1/completions", content=json.dumps(GOOD)), 400)
+@pytest.mark.parametrize("headers", [{}, {"content-type": "application/x-www-form-urlencoded"}])
+def test_a_body_without_its_content_type_is_a_400_that_names_the_header(client, headers):
+    answer = client.post("/v1/completions", content=json.dumps(GOOD), headers=headers)
+    assert "Content-Type: application/json" in error_of(answer, 400)["message"]
 
 
 @pytest.mark.parametrize("announced", [True, False], ids=["content-length", "chunked"])
 def test_a_huge_body_is_a_413(client, announced):
-    body = b'{"model": "stories", "prompt": "' + b"a" * (5 * 2**20) + b'"}'
+    body = b'{"model": "stories", "prompt": "' + b"a" * (2 * 2**20) + b'"}'
     content = body if announced else iter([body[i : i + 2**16] for i in range(0, len(body), 2**16)])
     error_of(client.post("/v1/completions", content=content, headers=JSON), 413)
 
@@ -194,6 +202,13 @@ def test_without_the_api_key_every_route_is_a_401(url, path, header):
     with http(url) as client:
         answer = client.post(path, json=GOOD, headers={"authorization": header} if header else {})
     assert error_of(answer, 401, kind="authentication_error")["code"] == "invalid_api_key"
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("header", ["Bearer secret", "bearer secret", "BEARER  secret"])
+def test_the_word_bearer_may_be_written_in_any_case(url, header):
+    with http(url) as client:
+        assert client.get("/v1/models", headers={"authorization": header}).status_code == 200
 
 
 def test_an_api_key_outside_ascii_is_a_401(url):
@@ -227,3 +242,27 @@ def test_null_means_not_given(client, field, forwards):
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["choices"]) == 1
     forwards.clear()
+
+
+@pytest.mark.parametrize("change", [{"suffix": ""}, {"priority": 0}, {"stream_options": None}])
+def test_what_asks_for_nothing_is_accepted(client, change, forwards):
+    assert client.post("/v1/completions", json=GOOD | change).status_code == 200
+    forwards.clear()
+
+
+def test_unpadded_chunks_may_be_asked_for(client, forwards):
+    fields = {"stream": True, "stream_options": {"include_obfuscation": False}}
+    assert '"error"' not in client.post("/v1/completions", json=GOOD | fields).text
+    forwards.clear()
+
+
+def test_every_answer_has_a_name_of_its_own(client):
+    names = [client.get(path).headers["x-request-id"] for path in ("/health", "/health", "/nothing")]
+    assert len(set(names)) == 3
+
+
+def test_the_described_api_has_the_statuses_that_occur(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    statuses = set(paths["/v1/completions"]["post"]["responses"])
+    assert statuses == {"200", "400", "401", "404", "413", "500", "503", "default"}
+    assert "422" not in json.dumps(paths)

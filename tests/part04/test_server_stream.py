@@ -1,20 +1,23 @@
 """What the server makes of any backend: order, errors in mid-stream, clients that leave, extensions."""
 
+import asyncio
 import json
 import select
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 
 import openai
 import pytest
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import ParameterError
+from engine.server import sse
 from engine.server.app import _news, create_app
 from engine.server.errors import RequestError
+from engine.server.gates import ApiKey
 from engine.server.protocol import Completions
-from tests.part04.serving import ScriptedBackend, http, openai_client, serve, wait_until
+from tests.part04.serving import DEADLINE, ScriptedBackend, http, openai_client, serve, wait_until
 
 ASK = {"model": "script", "prompt": "go"}
 
@@ -141,7 +144,8 @@ def test_an_error_in_mid_stream_arrives_as_an_event(prompts):
     ]
     assert set(error["error"]) == {"message", "type", "param", "code"}
     assert error["error"]["type"] == "server_error"
-    assert "the disk is on fire" in error["error"]["message"]
+    assert answer.headers["x-request-id"] in error["error"]["message"]
+    assert "fire" not in answer.text, "what the error says is for the log"
     assert done == "[DONE]"
 
 
@@ -150,14 +154,14 @@ def test_openais_client_raises_an_error_in_mid_stream():
     with serve(app) as url, openai_client(url) as client:
         chunks = client.completions.create(stream=True, **ASK)
         assert [next(chunks).choices[0].text for _ in range(3)] == ["one", " two", " three"]
-        with pytest.raises(openai.APIError, match="on fire"):
+        with pytest.raises(openai.APIError, match="the engine failed"):
             next(chunks)
 
 
 @pytest.mark.parametrize(
     ("error", "status", "kind", "header"),
     [
-        (RuntimeError("boom"), 500, "server_error", None),
+        (RuntimeError("/home/me/secret.txt"), 500, "server_error", None),
         (RequestError(429, "too many", retry_after=2.6), 429, "rate_limit_error", "3"),
         (RequestError(503, "full", retry_after=0.1), 503, "server_error", "1"),
         (ParameterError("prompt", "prompt: no"), 400, "invalid_request_error", None),
@@ -168,7 +172,9 @@ def test_an_error_without_a_stream_has_its_status(error, status, kind, header):
         answer = client.post("/v1/completions", json=ASK)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["type"] == kind
-    assert str(error) in answer.json()["error"]["message"]
+    shown = answer.headers["x-request-id"] if status == 500 else str(error)
+    assert shown in answer.json()["error"]["message"]
+    assert "secret" not in answer.text, "what an unknown error says is for the log"
     assert answer.headers.get("retry-after") == header
 
 
@@ -186,7 +192,7 @@ def test_when_one_of_several_prompts_fails_the_others_are_closed(stream):
     backend = HalfBroken()
     with client_of(backend) as client:
         answer = client.post("/v1/completions", json=ASK | {"prompt": ["endless", "x"], "stream": stream})
-        assert "broken" in answer.text, answer.text
+        assert "engine_error" in answer.text, answer.text
         wait_until(lambda: backend.open == 0)
 
 
@@ -245,12 +251,21 @@ def test_an_extension_adds_a_route_behind_the_same_gate():
         async def extra():
             return {"models": backend.models()}
 
+        @app.get("/")
+        @app.get("/board")
+        async def page():
+            return "anyone may look"
+
         @app.get("/v1/broken")
         async def broken():
             raise RequestError(503, "later", retry_after=7)
 
-    with client_of(ScriptedBackend(), extensions=[extension], api_key="k") as client:
+    with client_of(
+        ScriptedBackend(), extensions=[extension], api_key="k", open_paths=["/", "/board"]
+    ) as client:
         assert client.get("/v1/extra").status_code == 401
+        assert [client.get(path).status_code for path in ("/", "/board", "/health")] == [200] * 3
+        assert [client.get(path).status_code for path in ("/board/", "/docs", "/healthy")] == [401] * 3
         key = {"authorization": "Bearer k"}
         assert client.get("/v1/extra", headers=key).json() == {"models": ["script", "team/script-2"]}
         answer = client.get("/v1/broken", headers=key)
@@ -267,10 +282,142 @@ def test_the_backend_starts_and_stops_with_the_server():
 
 def test_options_reach_the_backend_and_only_when_given():
     backend = ScriptedBackend(supports=frozenset(["priority", "cache_salt"]))
-    with client_of(backend) as client:
+    with client_of(backend, shape=Completions(allow_priority=True)) as client:
         client.post("/v1/completions", json=ASK)
-        client.post("/v1/completions", json=ASK | {"priority": 0, "cache_salt": "me", "user": "someone"})
-    assert [options for *_, options in backend.asked] == [{}, {"priority": 0, "cache_salt": "me"}]
+        client.post("/v1/completions", json=ASK | {"priority": -2, "cache_salt": "me", "user": "someone"})
+        for priority in (3, -3, -(2**31)):
+            assert client.post("/v1/completions", json=ASK | {"priority": priority}).status_code == 400
+    assert [options for *_, options in backend.asked] == [{}, {"priority": -2, "cache_salt": "me"}]
+
+
+def test_a_shape_decides_which_options_reach_the_backend():
+    class Adapters(Completions):
+        """What Part 18 needs: an adapter goes by the name of a model."""
+
+        def options(self, body):
+            return super().options(body) | ({"adapter": body.model} if body.model != "script" else {})
+
+    backend = ScriptedBackend()
+    with client_of(backend, shape=Adapters()) as client:
+        for model in ("script", "team/script-2"):
+            client.post("/v1/completions", json=ASK | {"model": model})
+    assert [options for *_, options in backend.asked] == [{}, {"adapter": "team/script-2"}]
+
+
+def test_priorities_are_the_operators_to_allow():
+    backend = ScriptedBackend(supports=frozenset(["priority"]))
+    with client_of(backend) as client:
+        answers = [client.post("/v1/completions", json=ASK | {"priority": p}) for p in (0, 1, -1)]
+    assert [answer.status_code for answer in answers] == [200, 400, 400]
+    assert "operator" in answers[1].json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_when_a_later_prompt_is_refused_none_stays_admitted(stream):
+    class Full(ScriptedBackend):
+        """Admits two; what Part 15 needs."""
+
+        async def generate(self, prompt, params, request_id, **options):
+            if self.open == 2:
+                raise RequestError(429, "full", retry_after=2)
+            return await super().generate(prompt, params, request_id, **options)
+
+    backend = Full()
+    with client_of(backend) as client:
+        ask = ASK | {"prompt": ["a", "b", "c"], "stream": stream}
+        assert client.post("/v1/completions", json=ask).status_code == 429
+        assert backend.open == 0, "prompts that were admitted before the refused one were not closed"
+        whole = client.post("/v1/completions", json=ask | {"prompt": ["a", "b"]})
+        assert whole.status_code == 200
+
+
+class Sent(Exception):
+    """The client is gone when this is raised by `send`."""
+
+
+@pytest.mark.parametrize("messages", [0, 1, 3])
+def test_a_stream_whose_client_is_gone_is_closed_before_it_is_forgotten(messages):
+    """Not when the garbage collector comes by: the response is still held when the streams are counted."""
+
+    async def run():
+        backend, sent = ScriptedBackend(endless=True), []
+        closed = []
+
+        async def chunks():
+            try:
+                while True:
+                    yield {"a": 1}
+            finally:
+                closed.append(True)
+
+        async def send(message):
+            if len(sent) == messages:
+                raise Sent
+            sent.append(message)
+
+        async def receive():
+            await asyncio.sleep(DEADLINE)
+
+        owned, source = AsyncExitStack(), chunks()
+        owned.push_async_callback((await backend.generate("a", None, "0")).aclose)
+        response = sse.stream(source, owned)
+        with pytest.raises(Sent):
+            await response({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send)
+        assert backend.open == 0, "what the stream was made from is still admitted"
+        assert closed == [True] * (messages > 0), "the generator waits for the garbage collector"
+        return response
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("header", "let_in"), [(b"bearer k", True), (b"bearer x", False), (None, False)])
+def test_a_websocket_needs_the_key_too(header, let_in):
+    async def run():
+        sent, reached = [], []
+
+        async def app(scope, receive, send):
+            reached.append(scope["path"])
+
+        async def send(message):
+            sent.append(message["type"])
+
+        scope = {
+            "type": "websocket",
+            "path": "/v1/live",
+            "headers": [(b"authorization", header)] if header else [],
+        }
+        await ApiKey(app, "k", ["/health"])(scope, None, send)
+        assert (reached, sent) == ((["/v1/live"], []) if let_in else ([], ["websocket.close"]))
+
+    asyncio.run(run())
+
+
+def test_an_empty_key_is_no_key():
+    for key in ("", "  "):
+        with pytest.raises(ValueError, match="empty"):
+            create_app(ScriptedBackend(), api_key=key)
+
+
+def test_a_request_must_be_meant_for_one_of_the_allowed_hosts():
+    with client_of(ScriptedBackend(), allowed_hosts=["localhost", "[::1]"]) as client:
+        for host, status in {
+            "localhost": 200,
+            "LOCALHOST:80": 200,
+            "[::1]:9": 200,
+            "evil.example": 400,
+        }.items():
+            assert client.get("/v1/models", headers={"host": host}).status_code == status, host
+
+
+def test_one_request_too_many_is_told_to_come_again_but_health_is_answered():
+    backend = ScriptedBackend(endless=True)
+    with client_of(backend, max_requests=1) as client, http(str(client.base_url)) as other:
+        with client.stream("POST", "/v1/completions", json=ASK | {"stream": True}):
+            answer = other.post("/v1/completions", json=ASK)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert other.get("/health").status_code == 200
+        backend.endless = False
+        wait_until(lambda: other.post("/v1/completions", json=ASK).status_code == 200)
 
 
 def test_a_body_limit_is_an_argument():

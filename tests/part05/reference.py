@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -55,6 +56,18 @@ def probabilities(logits: Tensor, row: Row) -> Tensor:
     if p.min_p > 0:
         chain.append(MinPLogitsWarper(p.min_p))
     return chain(torch.tensor([ids]), logits[None].clone().float()).softmax(-1)[0]
+
+
+def knobs(row: Row) -> str:
+    """The parameters of a row that are not at their defaults, and no others."""
+    defaults = SamplingParams()
+    turned = {
+        f.name: value
+        for f in fields(row.params)
+        if (value := getattr(row.params, f.name)) != getattr(defaults, f.name)
+    }
+    turned.pop("seed", None)
+    return ", ".join(f"{name}={value}" for name, value in turned.items()) or "no knob set"
 
 
 def random_logits(rows: int, vocab_size: int, seed: int, scale: float = 4.0) -> Tensor:

@@ -1,5 +1,6 @@
-"""Probabilities are those of Hugging Face's logits processors, whoever else is in the batch."""
+"""Probabilities: four tokens worked out by hand, then Hugging Face's processors, in any company."""
 
+import math
 import random
 
 import pytest
@@ -8,6 +9,127 @@ import torch
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import Row, distribution, sample
 from tests.part05 import reference
+
+# --- by hand: four tokens with the probabilities 0.4, 0.3, 0.2 and 0.1 ---
+
+FOUR = [math.log(p) for p in (0.4, 0.3, 0.2, 0.1)]
+
+
+def percent(logits=FOUR, **knobs) -> list[float]:
+    """What each of the tokens gets, in percent; nothing was said so far."""
+    probs = distribution(torch.tensor([logits]), [Row(SamplingParams(**knobs), [], [], 0)])[0]
+    return [round(100 * p, 1) for p in probs.tolist()]
+
+
+def test_without_a_knob_it_is_the_softmax():
+    assert percent() == [40, 30, 20, 10], "no knob is set: the probabilities are the softmax of the logits"
+
+
+def test_temperature_divides_the_logits():
+    assert percent(temperature=0.5) == [53.3, 30, 13.3, 3.3], (
+        "temperature 0.5 doubles the logits, so the probabilities are squared (16 : 9 : 4 : 1) and scaled"
+    )
+
+
+def test_a_temperature_near_zero_divides_as_any_other():
+    assert percent([1e-5 * math.log(3), 0.0], temperature=1e-5) == [75, 25], (
+        "temperature 0.00001 is a temperature: it divides, and only 0 itself is greedy by definition"
+    )
+
+
+def test_top_k_keeps_the_k_likeliest_and_scales_them_to_one():
+    assert percent(top_k=2) == [57.1, 42.9, 0, 0], (
+        "top-k 2 keeps 40 and 30, and what stays is scaled up to 100"
+    )
+    for off in (0, -1, 4, 99):
+        assert percent(top_k=off) == [40, 30, 20, 10], f"top_k={off} cuts nothing off four tokens"
+
+
+def test_top_p_keeps_the_token_that_crosses_p():
+    assert percent(top_p=0.6) == [57.1, 42.9, 0, 0], (
+        "top-p keeps the smallest set that reaches p: 40 falls short of 60, the token that crosses it stays"
+    )
+    assert percent(top_p=0.95) == [40, 30, 20, 10], "40 + 30 + 20 falls short of 95: the fourth token stays"
+
+
+def test_top_p_stops_at_the_token_that_reaches_p_exactly():
+    logits = torch.tensor([4.0, 2.0, 1.0, 1.0]).log()
+    assert logits.softmax(-1).tolist() == [0.5, 0.25, 0.125, 0.125]  # exact: nothing hangs on rounding
+    assert percent(logits.tolist(), top_p=0.75) == [66.7, 33.3, 0, 0], (
+        "top-p stops as soon as p is reached: 50 + 25 is 75, so nothing after these two stays"
+    )
+    assert percent(logits.tolist(), top_p=0.5) == [100, 0, 0, 0], "the first token reaches 50 by itself"
+
+
+def test_the_likeliest_stays_however_small_p_is():
+    assert percent(top_p=0.01) == [100, 0, 0, 0], "the likeliest token always stays"
+
+
+def test_min_p_is_a_share_of_the_likeliest():
+    assert percent(min_p=0.6) == [57.1, 42.9, 0, 0], (
+        "min-p 0.6 keeps what has at least 0.6 of the likeliest token's 40, which is 24"
+    )
+
+
+def test_top_p_measures_what_top_k_left():
+    assert percent(top_k=2, top_p=0.5) == [100, 0, 0, 0], (
+        "top-p comes after top-k and measures over what top-k left: of 57 and 43, the first reaches 50 alone"
+    )
+
+
+def test_top_p_comes_after_the_temperature():
+    assert percent(temperature=2, top_p=0.65) == [38.9, 33.7, 27.5, 0], (
+        "temperature comes before the fences: at 2 the four are 33, 28, 23, 16, and top-p 0.65 needs three"
+    )
+
+
+def test_min_p_comes_after_the_temperature():
+    assert percent(temperature=2, min_p=0.7) == [38.9, 33.7, 27.5, 0], (
+        "temperature comes before the fences: at 2 the third is 23/33 = 0.71 of the first and passes 0.7"
+    )
+
+
+def test_min_p_comes_after_top_p():
+    assert percent(top_p=0.6, min_p=0.4) == [57.1, 42.9, 0, 0], (
+        "min-p lets nothing back in that top-p cut off"
+    )
+
+
+def test_bias_and_penalties_come_before_the_temperature():
+    assert percent([1.0, 1.0], temperature=0.5, logit_bias={0: 1}) == [88.1, 11.9], (
+        "a bias is added before the temperature divides: (1 + 1) / 0.5 against 1 / 0.5"
+    )
+
+
+def test_temperature_zero_leaves_one_token_possible():
+    assert percent(temperature=0) == [100, 0, 0, 0], (
+        "temperature 0 is greedy: the likeliest token gets everything"
+    )
+    assert percent(temperature=0, top_k=2, min_p=0.1) == [100, 0, 0, 0], "greedy with fences is greedy"
+    assert percent(temperature=0, logit_bias={3: 9}) == [0, 0, 0, 100], (
+        "greedy looks at the logits after their bias"
+    )
+
+
+@pytest.mark.parametrize("knob", [{"top_k": 2}, {"top_p": 0.4}, {"min_p": 1.0}], ids=str)
+def test_equals_at_the_border_all_stay(knob):
+    assert percent([3.0, 3.0, 3.0, 1.0], **knob) == [33.3, 33.3, 33.3, 0], (
+        "the border is a value: who equals it stays, so three equal tokens stay or go together"
+    )
+
+
+def test_each_row_has_its_own_knobs():
+    wishes = [{}, {"top_k": 1}, {"top_p": 0.6}, {"min_p": 0.6}, {"temperature": 0.5}, {"temperature": 0}]
+    rows = [Row(SamplingParams(**wish), [], [], 0) for wish in wishes]
+    together = distribution(torch.tensor([FOUR]).repeat(6, 1), rows)
+    for wish, probs in zip(wishes, together.tolist(), strict=True):
+        got = [round(100 * p, 1) for p in probs]
+        assert got == percent(**wish), (
+            f"the row that asks for {wish or 'nothing'} gets the same in a batch as alone"
+        )
+
+
+# --- against Hugging Face, and OpenAI's formula for frequency and presence ---
 
 ONE_KNOB = [
     *[{"temperature": value} for value in (0.01, 0.1, 0.5, 0.7, 1, 1.5, 10, 1000)],
@@ -24,12 +146,16 @@ ONE_KNOB = [
 
 def assert_equals_reference(logits, rows):
     """distribution(logits[R, V]) against one call of Hugging Face's per row."""
+    __tracebackhide__ = True
     probs = distribution(logits, rows)
     assert probs.dtype == torch.float32
     for row, ours, row_logits in zip(rows, probs, logits, strict=True):
         theirs = reference.probabilities(row_logits, row)
-        assert (ours - theirs).abs().max() <= 1e-6, row.params
-        assert torch.equal(ours > 0, theirs > 0), f"other tokens are possible: {row.params}"
+        token = int((ours - theirs).abs().argmax())
+        mine, wanted, possible = float(ours[token]), float(theirs[token]), int((theirs > 0).sum())
+        assert mine == pytest.approx(wanted, abs=1e-6), f"token {token} with {reference.knobs(row)}"
+        assert int((ours > 0).sum()) == possible, f"so many tokens are possible with {reference.knobs(row)}"
+        assert torch.equal(ours > 0, theirs > 0), f"other tokens are possible with {reference.knobs(row)}"
 
 
 @pytest.mark.parametrize("knob", ONE_KNOB, ids=str)
@@ -114,13 +240,6 @@ def test_the_likeliest_token_always_stays():
     assert torch.equal(probs, torch.nn.functional.one_hot(logits.argmax(-1), 50).float())
 
 
-@pytest.mark.parametrize("knob", [{"top_k": 2}, {"min_p": 1.0}])
-def test_equals_at_the_border_all_stay(knob):
-    logits = torch.tensor([[3.0, 3.0, 3.0, 1.0]])
-    probs = distribution(logits, [Row(SamplingParams(**knob), [1], [], 0)])
-    assert torch.allclose(probs, torch.tensor([[1 / 3, 1 / 3, 1 / 3, 0]]))
-
-
 def test_logit_bias_of_a_hundred_forces_and_of_minus_a_hundred_bans():
     logits = reference.random_logits(500, 50, 7)
     rows = [Row(SamplingParams(logit_bias={9: 100}, seed=i), [1], [], i) for i in range(250)]
@@ -149,15 +268,6 @@ def test_stop_tokens_cannot_be_drawn_before_min_tokens():
         greedy = SamplingParams(min_tokens=3, temperature=0)
         chosen = sample(logits, [Row(greedy, [1], [1] * length, 0, [0, 3])]).item()
         assert chosen == (2 if length < 3 else 0)
-
-
-def test_tokens_appended_later_count_in_the_penalties():
-    output: list[int] = []
-    row = Row(SamplingParams(frequency_penalty=1), [0], output, 0)
-    logits = torch.zeros(1, 3)
-    output += [2, 2]
-    probs = distribution(logits, [row])[0]
-    assert torch.allclose(probs, torch.softmax(torch.tensor([0.0, 0, -2]), 0))
 
 
 def test_no_rows_give_no_tokens():

@@ -1,19 +1,12 @@
 """A draw depends on its row's probabilities, seed and position, and on nothing else; and it is fair."""
 
-import random
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import Row, draw, sample, uniform
+from engine.decoding.sampling import draw, uniform
 from tests.part05 import reference
+from tests.part05.dice import CRITICAL, N, chi_squared
 
-# chi-squared beyond which a fair draw comes once in a thousand, by degrees of freedom
-CRITICAL = {9: 27.88, 19: 43.82, 99: 148.23}
-N = 20_000
 SEEDS_AND_POSITIONS = {
     "one seed, ever later": lambda i: (42, i),
     "many seeds, first token": lambda i: (i, 0),
@@ -23,8 +16,71 @@ SEEDS_AND_POSITIONS = {
 }
 
 
-def chi_squared(observed, expected) -> float:
-    return sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+# --- by hand: needles at known places ---
+
+
+@pytest.fixture
+def needle(monkeypatch):
+    """needle(u): from now on every uniform number is u."""
+    return lambda u: monkeypatch.setattr("engine.decoding.sampling.uniform", lambda seed, position: u)
+
+
+def drawn(probs) -> int:
+    return draw(torch.tensor([probs]), [0], [0]).item()
+
+
+def test_the_token_is_the_piece_of_the_ruler_that_the_needle_falls_on(needle):
+    for u, token in ((0.1, 0), (0.3, 1), (0.49, 1), (0.6, 2), (0.99, 2)):
+        needle(u)
+        assert drawn([0.25, 0.25, 0.5]) == token, f"u = {u}: the pieces end at 0.25, 0.5 and 1"
+
+
+def test_a_needle_on_an_edge_belongs_to_the_piece_that_begins_there(needle):
+    for u, token in ((0.0, 0), (0.25, 1), (0.5, 2)):
+        needle(u)
+        assert drawn([0.25, 0.25, 0.5]) == token, (
+            f"u = {u} lies on an edge: the token is the first whose piece ends beyond u, not at it"
+        )
+
+
+def test_a_token_without_probability_has_no_piece(needle):
+    for u, token in ((0.0, 1), (0.25, 3), (1 - 2**-48, 3)):
+        needle(u)
+        assert drawn([0.0, 0.25, 0.0, 0.75, 0.0]) == token, f"u = {u}: tokens 0, 2 and 4 have probability 0"
+
+
+def test_the_needle_is_scaled_to_the_sum_of_the_row(needle):
+    needle(0.4)
+    assert drawn([0.125, 0.125, 0.25]) == 1, (
+        "this row adds up to 0.5, so the needle u = 0.4 falls at 0.4 times that: at 0.2"
+    )
+
+
+def test_a_token_of_one_in_a_billion_has_a_piece(needle):
+    needle(0.75)
+    assert drawn([0.75, 2**-30, 0.25]) == 1, (
+        "the ruler is added up in double precision: in fp32 a piece of 2^-30 vanishes beside 0.75"
+    )
+
+
+def test_each_row_asks_for_the_number_of_its_own_seed_and_position(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "engine.decoding.sampling.uniform", lambda seed, position: asked.append((seed, position)) or 0.5
+    )
+    draw(torch.full((3, 4), 0.25), [7, 7, -1], [0, 5, 2])
+    assert sorted(asked) == [(-1, 2), (7, 0), (7, 5)], (
+        "row i's number is uniform(seeds[i], positions[i]), whatever its place in the batch"
+    )
+
+
+def test_the_same_seed_and_position_draw_the_same_in_every_row():
+    probs = torch.full((5, 1000), 0.001)
+    tokens = draw(probs, [3] * 5, [8] * 5).tolist()
+    assert len(set(tokens)) == 1, f"five rows alike, and five different draws: {tokens}"
+
+
+# --- by counting ---
 
 
 def counts(values, bins: int) -> list[int]:
@@ -67,32 +123,10 @@ def test_frequencies_of_draws_are_the_probabilities(way):
     assert chi_squared(counts(tokens.tolist(), 20), (probs[0] * N).tolist()) < CRITICAL[19]
 
 
-def test_frequencies_after_all_knobs_are_hugging_faces_probabilities():
-    params = SamplingParams(
-        temperature=1.5, top_k=14, top_p=0.97, repetition_penalty=1.2, frequency_penalty=0.5
-    )
-    logits = reference.random_logits(1, 30, 4, scale=1.0)
-    rows = [Row(params, [1, 2], [3, 3, 4], seed) for seed in range(N)]
-    expected = reference.probabilities(logits[0], rows[0]) * N
-    observed = torch.bincount(sample(logits.expand(N, -1), rows), minlength=30)
-    assert not observed[expected == 0].any()
-    possible = expected > 0
-    assert 8 <= possible.sum() - 1 <= 14
-    assert expected[possible].min() > 5
-    assert chi_squared(observed[possible].tolist(), expected[possible].tolist()) < CRITICAL[19]
-
-
 def test_a_token_without_probability_is_never_drawn():
     probs = torch.tensor([0, 0, 0.2, 0, 0.5, 0.3 - 1e-6, 0, 0])  # their sum is not quite 1, as after rounding
     tokens = draw(probs.expand(N, -1), range(N), [0] * N)
     assert set(tokens.tolist()) == {2, 4, 5}
-
-
-def test_the_smallest_and_the_largest_number_stay_inside(monkeypatch):
-    probs = torch.tensor([[0.0, 0.25, 0.25, 0.5, 0.0]]).repeat(3, 1)
-    for number, token in ((0.0, 1), (0.25, 2), (1 - 2**-48, 3)):
-        monkeypatch.setattr("engine.decoding.sampling.uniform", lambda seed, position, u=number: u)
-        assert draw(probs, [0] * 3, [0] * 3).tolist() == [token] * 3
 
 
 def test_rounding_over_a_large_vocabulary_stays_inside(monkeypatch):
@@ -101,49 +135,29 @@ def test_rounding_over_a_large_vocabulary_stays_inside(monkeypatch):
     assert (draw(probs, [0] * 8, [0] * 8) < 150_000).all()
 
 
-def test_logits_that_are_not_numbers_still_give_a_token_of_the_vocabulary():
-    logits = torch.full((2, 10), torch.nan)
-    rows = [Row(SamplingParams(temperature=t, seed=1), [1], [], 1) for t in (1, 0)]
-    assert (sample(logits, rows) < 10).all()
-
-
-@given(st.integers(0, 2**32), st.lists(st.integers(0, 2**32), max_size=6), st.integers(0, 6))
-def test_batch_mates_and_the_place_among_them_change_nothing(seed, mates, place):
-    def row_of(seed):
-        row = reference.random_row(random.Random(seed), 60)
-        return row, reference.random_logits(1, 60, seed)
-
-    row, logits = row_of(seed)
-    alone = sample(logits, [row]).item()
-    batch = [row_of(mate) for mate in mates]
-    place = min(place, len(batch))
-    batch.insert(place, (row, logits))
-    tokens = sample(torch.cat([logits for _, logits in batch]), [row for row, _ in batch])
-    assert tokens[place].item() == alone
+def test_a_row_of_nan_names_no_token_that_does_not_exist():
+    tokens = draw(torch.full((2, 10), torch.nan), [1, 2], [0, 0])
+    assert (tokens < 10).all(), "searchsorted finds nothing in a row of NaN and answers V: keep it inside"
 
 
 def test_a_row_draws_the_same_whatever_was_drawn_before():
-    row = Row(SamplingParams(seed=3), [1], [5, 6], 3)
-    logits = reference.random_logits(1, 1000, 1, scale=1.0)
-    first = sample(logits, [row]).item()
+    probs = torch.full((1, 1000), 0.001)
+    first = draw(probs, [3], [2]).item()
     for seed in range(50):
-        sample(logits, [Row(SamplingParams(seed=seed), [1], [], seed)])
+        draw(probs, [seed], [0])
         torch.rand(3)
-    assert sample(logits, [row]).item() == first
+    assert draw(probs, [3], [2]).item() == first, (
+        "a draw keeps no state: seed 3, position 2 gave another token"
+    )
 
 
 def test_seed_and_position_both_matter():
-    logits = reference.random_logits(1, 1000, 1, scale=1.0)
-
-    def token(seed, length):
-        return sample(logits, [Row(SamplingParams(seed=seed), [1], [0] * length, seed)]).item()
-
-    assert len({token(seed, 0) for seed in range(30)}) > 20
-    assert len({token(0, length) for length in range(30)}) > 20
+    probs = torch.full((30, 1000), 0.001)
+    assert len(set(draw(probs, range(30), [0] * 30).tolist())) > 20, "30 seeds draw nearly the same"
+    assert len(set(draw(probs, [0] * 30, range(30)).tolist())) > 20, "30 positions draw nearly the same"
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
 def test_every_seed_that_is_accepted_works(seed):
-    row = Row(SamplingParams(seed=seed), [1], [], seed)
-    logits = reference.random_logits(1, 100, 1)
-    assert sample(logits, [row]).item() == sample(logits, [row]).item() < 100
+    probs = torch.full((1, 100), 0.01)
+    assert draw(probs, [seed], [0]).item() == draw(probs, [seed], [0]).item() < 100

@@ -158,7 +158,7 @@ def test_the_supported_fields_are_exactly_those_of_this_part():
 
 def test_aborting_in_the_middle_of_n_samples_ends_them_all(backend):
     async def run():
-        outputs = backend.generate(PROMPT, SamplingParams(n=3, seed=1, max_tokens=10), "0")
+        outputs = await backend.generate(PROMPT, SamplingParams(n=3, seed=1, max_tokens=10), "0")
         for turn in count():
             output = await anext(outputs)
             if turn == 12:

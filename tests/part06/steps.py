@@ -43,7 +43,10 @@ def make_request(name: str, prompt: int, output: int, priority: int = 0) -> Requ
 def play(scheduler) -> Batch | None:
     """One step in which all goes well: a token for each sequence that is complete."""
     batch = scheduler.schedule()
-    if batch:
+    if batch is None:
+        left = [request.id for request in (*scheduler.running, *scheduler.waiting)]
+        assert not left, f"schedule() returned None, nothing to do, yet these are not done: {', '.join(left)}"
+    else:
         done = [
             r for r, rows in zip(batch.requests, batch.logit_rows, strict=True) if rows and r.confirm(7, 0.0)
         ]
@@ -53,6 +56,7 @@ def play(scheduler) -> Batch | None:
     return batch
 
 
-def chosen(batch: Batch) -> dict[str, int]:
+def chosen(batch: Batch | None) -> dict[str, int]:
     """request -> new tokens in the step."""
+    assert batch is not None, "schedule() returned None, nothing to do, though a step was due"
     return {request.id: batch.num_new_tokens(s) for s, request in enumerate(batch.requests)}

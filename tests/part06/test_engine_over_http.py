@@ -74,11 +74,10 @@ def test_a_failed_step_is_a_500_or_an_event_and_the_next_request_is_served(fake_
     with http(url) as client:
         whole = client.post("/v1/completions", json=ASK | {"prompt": "one"})
         assert whole.status_code == 500
-        assert "the cable came loose" in whole.json()["error"]["message"], whole.text
+        assert whole.json()["error"]["code"] == "engine_error", whole.text
         streamed = client.post("/v1/completions", json=ASK | {"prompt": "two", "stream": True})
         assert streamed.status_code == 200
-        assert '"error"' in streamed.text
-        assert "again" in streamed.text
+        assert "engine_error" in streamed.text
         served = client.post("/v1/completions", json=ASK | {"prompt": "three"})
         assert served.status_code == 200, served.text
         assert served.json()["choices"][0]["text"] == told_alone("three", GREEDY).text
@@ -90,7 +89,8 @@ def test_refused_requests_never_reach_the_queue(fake_engine, serving, recorder):
         for change in ({"prompt": [999]}, {"prompt": "x" * 500}, {"prompt": ["fine", ""]}, {"priority": 3}):
             answer = client.post("/v1/completions", json=ASK | {"prompt": "x"} | change)
             assert answer.status_code == 400, answer.text
-    wait_until(lambda: [kind for kind, _ in recorder.heard] == ["reject"] * 4)
+    # The priority was refused by the server: clients may give none unless its operator allows it.
+    wait_until(lambda: [kind for kind, _ in recorder.heard] == ["reject"] * 3)
 
 
 def test_a_client_that_leaves_frees_its_memory_and_the_next_one_is_served(

@@ -1,4 +1,7 @@
-"""Static batches: filled from the queue, run until their last request ends, then filled again."""
+"""Static batches: filled from the queue, run until their last request ends, then filled again.
+
+First the scheduler alone, step by step; then a whole engine around it, with a fake model and the trained one.
+"""
 
 from functools import partial
 
@@ -8,6 +11,7 @@ from engine.decoding.params import SamplingParams
 from engine.listeners import Listeners
 from engine.scheduling.static import StaticScheduler
 from tests.part06.fakes import BlockCache, FakeForward, Recorder, run_to_end, told_alone
+from tests.part06.steps import chosen, make_request, play
 
 PROMPTS = ["Once upon a time", "The little dog", "A red ball", "Tom", "It was raining and the cat"]
 
@@ -20,6 +24,74 @@ def static(max_num_seqs: int):
     return partial(StaticScheduler, max_num_seqs=max_num_seqs)
 
 
+def scheduler(max_num_seqs: int, blocks=100, block_tokens=4) -> StaticScheduler:
+    return StaticScheduler(BlockCache(blocks, block_tokens), max_num_seqs)
+
+
+def test_nothing_to_do_is_no_batch():
+    assert scheduler(2).schedule() is None, "with nothing to do there is no batch, not an empty one"
+
+
+def test_the_first_step_takes_whole_prompts_and_later_ones_a_token_each():
+    s = scheduler(3)
+    for name, prompt in {"a": 5, "b": 2, "c": 7}.items():
+        s.add(make_request(name, prompt, output=3))
+    steps = [chosen(play(s)) for _ in range(3)]
+    assert steps[0].keys() == {"a", "b", "c"}, "a batch is filled until the places or the cache are full"
+    assert steps == [{"a": 5, "b": 2, "c": 7}, {"a": 1, "b": 1, "c": 1}, {"a": 1, "b": 1, "c": 1}], (
+        "a step takes from each running request all that it lacks"
+    )
+
+
+def test_a_batch_has_no_more_requests_than_places():
+    s = scheduler(2)
+    for name in "abc":
+        s.add(make_request(name, prompt=1, output=1))
+    assert chosen(play(s)) == {"a": 1, "b": 1}, "a batch has at most max_num_seqs requests"
+    assert chosen(play(s)) == {"c": 1}
+
+
+def test_nobody_joins_a_batch_under_way():
+    s = scheduler(2)
+    s.add(make_request("long", prompt=1, output=3))
+    s.add(make_request("short", prompt=1, output=1))
+    play(s)
+    s.add(make_request("late", prompt=4, output=1))
+    assert chosen(play(s)) == {"long": 1}, "nobody joins a batch that is under way, even if a place is empty"
+    assert [chosen(play(s)) for _ in range(2)] == [{"long": 1}, {"late": 4}]
+
+
+def test_who_finds_no_room_in_mid_story_is_named():
+    s = scheduler(2, blocks=3, block_tokens=4)
+    for name in "ab":
+        s.add(make_request(name, prompt=4, output=9))
+    play(s)
+    batch = error = None
+    try:
+        batch = s.schedule()  # each needs a second block, and one is left
+    except MemoryError as raised:
+        error = raised
+    assert error, f"no room for b, yet it is in the step: {batch and chosen(batch)}; raise a MemoryError"
+    assert "b" in str(error).split(), f"the error names the request that finds no room: {error}"
+
+
+def test_drafts_need_room_too():
+    s = scheduler(1)
+    a = make_request("a", prompt=4, output=9)
+    s.add(a)
+    play(s)
+    a.draft_ids = [91, 92, 93, 94]
+    assert chosen(s.schedule()) == {"a": 5}
+    assert s.cache.blocks == {"a": 3}, "room is reserved for drafts, too: 9 tokens, three blocks of four"
+
+
+def test_a_request_with_nothing_to_compute_is_left_out():
+    s = scheduler(1)
+    s.add(make_request("a", prompt=4, output=9))
+    s.schedule()  # its result has not come: the token that follows is not known
+    assert s.schedule() is None, "a request with nothing to compute is not part of a step"
+
+
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 5])
 def test_each_request_of_a_batch_has_the_text_it_has_alone(real_engine, alone, max_num_seqs):
     engine = real_engine(static(max_num_seqs), num_slots=max_num_seqs)
@@ -28,7 +100,7 @@ def test_each_request_of_a_batch_has_the_text_it_has_alone(real_engine, alone, m
         engine.add_request(prompt, prompt, one)
     done = run_to_end(engine)
     for prompt, one in zip(PROMPTS, params, strict=True):
-        assert done[prompt].outputs == [alone(prompt, one)]
+        assert done[prompt].outputs == [alone(prompt, one)], f"{prompt!r} has another text than alone"
 
 
 def test_a_batch_is_filled_run_to_its_end_and_filled_again(fake_engine):
@@ -90,7 +162,9 @@ def test_seeded_samples_in_a_batch_equal_the_loop_alone(fake_engine):
         params = SamplingParams(seed=seed, temperature=0.3 + seed / 5, top_k=seed * 5, max_tokens=4 + seed)
         engine.add_request(str(seed), "hello", params)
         expected[str(seed)] = told_alone("hello", params).token_ids
-    assert {name: output.outputs[0].token_ids for name, output in run_to_end(engine).items()} == expected
+    done = run_to_end(engine)
+    for seed, tokens in expected.items():
+        assert done[seed].outputs[0].token_ids == tokens, f"seed {seed} draws other tokens than alone"
 
 
 def test_aborting_one_of_a_batch_leaves_the_others_as_they_are(fake_engine):
@@ -113,7 +187,3 @@ def test_a_failed_step_fails_its_batch_and_the_next_batch_runs(fake_engine):
         engine.add_request(name, name, greedy(4, ignore_eos=True))
     done = run_to_end(engine)
     assert [done[name].error is None for name in "abc"] == [False, False, True]
-
-
-def test_nothing_to_do_is_no_batch(fake_engine):
-    assert fake_engine(static(2)).step() == []

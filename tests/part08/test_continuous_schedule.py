@@ -1,7 +1,12 @@
-"""Who runs in which step: one budget, no phases, in order of rank, and who gives way when memory is short."""
+"""Who runs in which step: one budget, no phases, in order of rank, and who gives way when memory is short.
+
+From small to large: one request, several, a budget, ranks, then memory that refuses. The scheduler is alone:
+each step is taken to go well, and each request whose known tokens are all computed gets one more.
+"""
 
 import pytest
 
+from engine.decoding.params import SamplingParams
 from engine.listeners import Listener, Listeners
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.request import State
@@ -21,14 +26,60 @@ def test_a_budget_that_cannot_give_each_running_request_a_token_is_refused(max_n
         scheduler(max_num_seqs, budget)
 
 
+def test_nothing_to_do_is_no_batch():
+    assert scheduler().schedule() is None
+
+
+# One request
+
+
+def test_one_request_reads_its_prompt_and_then_computes_a_token_a_step():
+    s = scheduler()
+    s.add(make_request("a", prompt=5, output=3))
+    assert [chosen(play(s)) for _ in range(3)] == [{"a": 5}, {"a": 1}, {"a": 1}], (
+        "a request computes what it lacks: known tokens minus computed ones"
+    )
+    assert s.schedule() is None
+
+
+def test_each_step_is_counted():
+    s = scheduler()
+    for _ in range(3):
+        s.schedule()
+    assert s._step == 3, (
+        "each call of schedule() adds one to self._step, even if there is nothing to do: ranks age by it"
+    )
+
+
+def test_a_prompt_larger_than_the_budget_comes_in_chunks():
+    s = scheduler(budget=10)
+    s.add(make_request("long", prompt=25, output=2))
+    assert [chosen(play(s)) for _ in range(4)] == [{"long": 10}, {"long": 10}, {"long": 5}, {"long": 1}], (
+        "a step computes no more tokens than its budget, and goes on where the last one stopped"
+    )
+
+
+# Several
+
+
 def test_a_newcomer_joins_the_next_step_while_others_are_in_flight():
     s = scheduler()
     s.add(make_request("a", prompt=3, output=9))
     assert chosen(play(s)) == {"a": 3}
     assert chosen(play(s)) == {"a": 1}
     s.add(make_request("b", prompt=5, output=9))
-    assert chosen(play(s)) == {"a": 1, "b": 5}
+    assert chosen(play(s)) == {"a": 1, "b": 5}, "a newcomer joins the next step while others are in flight"
     assert chosen(play(s)) == {"a": 1, "b": 1}
+
+
+def test_running_requests_come_before_newcomers():
+    s = scheduler(budget=4)
+    s.add(make_request("a", prompt=3, output=9))
+    play(s)
+    s.add(make_request("b", prompt=9, output=9))
+    assert chosen(play(s)) == {"a": 1, "b": 3}, (
+        "running requests have their tokens before newcomers get what is left of the budget"
+    )
 
 
 def test_a_long_prompt_comes_in_chunks_beside_running_requests():
@@ -52,22 +103,62 @@ def test_budget_left_over_by_a_last_chunk_goes_to_the_next_in_line():
         {"a": 10},
         {"a": 4, "b": 3, "c": 3},
         {"a": 1, "b": 1, "c": 8},
-    ]
+    ], "what one leaves of the budget goes to the next in line"
 
 
 def test_seats_are_never_exceeded_and_a_freed_one_is_taken_in_the_next_step():
     s = scheduler(max_num_seqs=2)
     for name in "abc":
         s.add(make_request(name, prompt=2, output=2))
-    assert [chosen(play(s)) for _ in range(4)] == [{"a": 2, "b": 2}, {"a": 1, "b": 1}, {"c": 2}, {"c": 1}]
+    assert chosen(play(s)) == {"a": 2, "b": 2}, "at most max_num_seqs requests run"
+    assert [chosen(play(s)) for _ in range(3)] == [{"a": 1, "b": 1}, {"c": 2}, {"c": 1}], (
+        "a seat that became free is taken in the next step"
+    )
     assert s.schedule() is None
+
+
+def test_a_long_prompt_leaves_every_running_request_its_token():
+    """The long one is first in rank, and running: it may take the budget but for one token of each other."""
+    s = scheduler(budget=10)
+    s.add(make_request("low", prompt=2, output=9, priority=5))
+    play(s)
+    s.add(make_request("high", prompt=25, output=2, priority=0))
+    assert [chosen(play(s)) for _ in range(3)] == [
+        {"low": 1, "high": 9},
+        {"high": 9, "low": 1},
+        {"high": 7, "low": 1},
+    ], "a long prompt leaves each running request behind it one token of the budget"
+
+
+# Ranks
 
 
 def test_better_priority_goes_first_and_equals_in_order_of_arrival():
     s = scheduler(max_num_seqs=1)
     for name, priority in {"a": 1, "b": 0, "c": 1, "d": -3, "e": 0}.items():
         s.add(make_request(name, prompt=1, output=1, priority=priority))
-    assert [next(iter(chosen(play(s)))) for _ in range(5)] == ["d", "b", "e", "a", "c"]
+    order = [next(iter(chosen(play(s)))) for _ in range(5)]
+    assert order == ["d", "b", "e", "a", "c"], (
+        "the best priority goes first, and of equals the one who came first"
+    )
+
+
+def test_running_requests_share_the_budget_in_order_of_rank():
+    """Each has more to compute than the budget, and low was admitted first."""
+    s = scheduler(budget=10)
+    low, high = (
+        make_request("low", prompt=12, output=2, priority=5),
+        make_request("high", prompt=12, output=2),
+    )
+    s.add(low)
+    play(s)
+    s.add(high)
+    play(s)  # low reads its last two tokens, high the first eight of its own
+    low.draft_ids = [91] * 9  # and low has ten tokens to compute again
+    batch = s.schedule()
+    assert list(chosen(batch).items()) == [("high", 4), ("low", 6)], (
+        "running requests are served best rank first, whenever they were admitted"
+    )
 
 
 def test_a_better_newcomer_does_not_take_the_seat_of_one_who_runs():
@@ -75,7 +166,12 @@ def test_a_better_newcomer_does_not_take_the_seat_of_one_who_runs():
     s.add(make_request("slow", prompt=1, output=3, priority=5))
     play(s)
     s.add(make_request("urgent", prompt=1, output=1, priority=-5))
-    assert [list(chosen(play(s))) for _ in range(3)] == [["slow"], ["slow"], ["urgent"]]
+    assert [list(chosen(play(s))) for _ in range(3)] == [["slow"], ["slow"], ["urgent"]], (
+        "a better newcomer waits for a seat; only a lack of memory takes one away"
+    )
+
+
+# Giving up memory
 
 
 class Told(Listener):
@@ -86,6 +182,104 @@ class Told(Listener):
         self.names.append(request.id)
 
 
+def test_a_preempted_request_goes_back_to_its_old_place_with_nothing_computed():
+    """b comes between a, who runs, and c, who came after it and waits."""
+    s = scheduler()
+    a, b, c = (make_request(name, prompt=5, output=9) for name in "abc")
+    for request in (a, b, c):
+        s.add(request)
+    s.admit_next()
+    s.admit_next()
+    b.num_computed_tokens, b.draft_ids, b.prompt_logprobs = 5, [91], [{7: None}]
+    rank = b.rank
+    s._preempt(b)
+    assert [request.id for request in s.running] == ["a"], "who is preempted runs no longer"
+    assert b.rank == rank, "the rank given at arrival never changes"
+    assert [request.id for request in s.waiting] == ["b", "c"], (
+        "who is preempted goes back to its old place: before those who came later, behind those before it"
+    )
+    assert b.state is State.WAITING, "who is preempted waits again"
+    assert s.cache.usage().num_sequences == 1, "the cache takes back a preempted request's memory"
+    assert b.num_computed_tokens == 0, "without its memory, none of a request's tokens counts as computed"
+    assert (b.draft_ids, b.prompt_logprobs) == ([], []), (
+        "drafts and the prompt's log probabilities are forgotten: they will be found again"
+    )
+
+
+def test_one_who_came_earlier_stays_before_a_preempted_request():
+    s = scheduler()
+    first, second = make_request("first", prompt=5, output=9), make_request("second", prompt=5, output=9)
+    s.add(first)
+    s.add(second)
+    s.admit_next()
+    s.admit_next()
+    s._preempt(first)
+    s._preempt(second)
+    assert [request.id for request in s.waiting] == ["first", "second"], (
+        "who is preempted goes back to its old place: before those who came later, behind those before it"
+    )
+
+
+def test_preempting_is_counted_and_told():
+    told = Told()
+    s = scheduler(listeners=Listeners([told]))
+    a = make_request("a", prompt=5, output=9)
+    s.add(a)
+    s.admit_next()
+    s._preempt(a)
+    assert a.num_preemptions == 1
+    assert told.names == ["a"]
+
+
+# Memory refuses: a newcomer
+
+
+def test_a_newcomer_starts_only_with_room_for_its_whole_prompt():
+    """Two blocks of four tokens are free. The first chunk, 5 tokens, would fit; the prompt, 12, does not."""
+    s = scheduler(budget=6, blocks=4, block_tokens=4)
+    s.add(make_request("a", prompt=5, output=2))
+    play(s)
+    s.add(make_request("long", prompt=12, output=1))
+    assert chosen(play(s)) == {"a": 1}, (
+        "a newcomer starts only when the cache has room for all its known tokens, "
+        "even if it will read them in chunks"
+    )
+    assert chosen(play(s)) == {"long": 6}
+    assert s.cache.blocks == {"long": 3}, "room for all its known tokens is reserved at the start"
+
+
+def test_a_newcomer_for_whom_there_is_no_room_yet_waits_and_is_not_called_preempted():
+    told = Told()
+    s = scheduler(budget=30, blocks=4, block_tokens=4, listeners=Listeners([told]))
+    s.add(make_request("a", prompt=8, output=3))
+    play(s)
+    newcomer = make_request("big", prompt=12, output=1)
+    s.add(newcomer)
+    assert chosen(play(s)) == {"a": 1}
+    assert s.cache.usage().num_sequences == 1, "a newcomer that is put back gives up its seat in the cache"
+    assert (newcomer.num_preemptions, told.names) == (0, []), (
+        "a newcomer that finds no room has never run: it is put back, not preempted"
+    )
+    assert (newcomer.state, newcomer.num_computed_tokens) == (State.WAITING, 0)
+    play(s)
+    assert chosen(play(s)) == {"big": 12}
+
+
+def test_the_queue_stays_in_order_even_if_one_behind_would_fit():
+    s = scheduler(budget=30, blocks=4, block_tokens=4)
+    s.add(make_request("a", prompt=8, output=3))
+    play(s)
+    s.add(make_request("big", prompt=12, output=1))
+    s.add(make_request("small", prompt=2, output=1))
+    assert chosen(play(s)) == {"a": 1}, (
+        "when the first in the queue finds no room, nobody behind it is admitted"
+    )
+    assert [request.id for request in s.waiting] == ["big", "small"], "one who is put back keeps its place"
+
+
+# Memory refuses: a running request
+
+
 def test_when_memory_is_short_the_newest_gives_way_and_comes_back_whole():
     told = Told()
     s = scheduler(budget=30, blocks=4, block_tokens=4, listeners=Listeners([told]))
@@ -93,32 +287,15 @@ def test_when_memory_is_short_the_newest_gives_way_and_comes_back_whole():
     s.add(a)
     s.add(b)
     assert chosen(play(s)) == {"a": 8, "b": 7}  # two blocks each: all four
-    assert chosen(play(s)) == {"a": 1}  # a needs its third block
+    assert chosen(play(s)) == {"a": 1}, "a needs a third block: b, the worst in rank, gives way"
     assert told.names == ["b"]
     assert (b.state, b.num_computed_tokens, b.num_preemptions) == (State.WAITING, 0, 1)
-    assert [chosen(play(s)) for _ in range(3)] == [{"a": 1}] * 3
+    assert [chosen(play(s)) for _ in range(3)] == [{"a": 1}] * 3, "b waits until there is room for all of it"
     assert chosen(play(s)) == {"a": 1}
     assert a.state is State.FINISHED
-    assert chosen(play(s)) == {"b": 8}  # its prompt and the one token it had: computed again
+    assert chosen(play(s)) == {"b": 8}, "its prompt and the one token it had are computed again"
     assert chosen(play(s)) == {"b": 1}
     assert b.state is State.FINISHED
-    assert told.names == ["b"]
-
-
-def test_preempting_takes_memory_and_computed_tokens_but_not_the_place_in_the_queue():
-    told = Told()
-    s = scheduler(listeners=Listeners([told]))
-    a, b, c = (make_request(name, prompt=5, output=9) for name in "abc")
-    for request in (a, b, c):
-        s.add(request)
-    s.admit_next()
-    s.admit_next()
-    b.num_computed_tokens, b.draft_ids, b.prompt_logprobs = 5, [91], [{7: None}]
-    s._preempt(b)
-    assert (s.running, s.waiting) == ([a], [b, c])
-    assert (b.state, b.num_computed_tokens, b.draft_ids, b.num_preemptions) == (State.WAITING, 0, [], 1)
-    assert b.prompt_logprobs == []  # computed again, they would be told twice
-    assert s.cache.usage().num_sequences == 1
     assert told.names == ["b"]
 
 
@@ -130,7 +307,7 @@ def test_the_worst_priority_gives_way_however_old():
     s.add(make_request("new", prompt=8, output=9))
     play(s)
     play(s)
-    assert told.names == ["old but idle"]
+    assert told.names == ["old but idle"], "the worst rank gives way, not the newest request"
     assert [request.id for request in s.running] == ["new"]
 
 
@@ -140,7 +317,7 @@ def test_one_that_is_worst_itself_gives_way_itself():
     s.add(make_request("a", prompt=5, output=9))
     s.add(make_request("b", prompt=8, output=9))
     play(s)
-    assert chosen(play(s)) == {"a": 1}
+    assert chosen(play(s)) == {"a": 1}, "b needs more room and is itself the worst in rank: it gives way"
     assert told.names == ["b"]
 
 
@@ -155,29 +332,19 @@ def test_a_preempted_request_goes_before_those_who_came_after_it():
     assert list(chosen(play(s))) == ["b", "c"]
 
 
-def test_a_newcomer_for_whom_there_is_no_room_yet_waits_and_is_not_called_preempted():
-    told = Told()
-    s = scheduler(budget=30, blocks=4, block_tokens=4, listeners=Listeners([told]))
-    s.add(make_request("a", prompt=8, output=3))
-    play(s)
-    newcomer = make_request("big", prompt=12, output=1)
-    s.add(newcomer)
-    assert chosen(play(s)) == {"a": 1}
-    assert s.cache.usage().num_sequences == 1
-    assert (newcomer.state, newcomer.num_computed_tokens, newcomer.num_preemptions) == (State.WAITING, 0, 0)
-    assert told.names == []
-    play(s)
-    assert chosen(play(s)) == {"big": 12}
-
-
 def test_in_a_step_that_preempts_nobody_new_is_admitted():
     s = scheduler(max_num_seqs=2, budget=30, blocks=4, block_tokens=4)
     s.add(make_request("a", prompt=8, output=9))
     s.add(make_request("b", prompt=7, output=9, priority=3))
     play(s)
     s.add(make_request("c", prompt=1, output=1))
-    assert chosen(play(s)) == {"a": 1}  # b has gone, and c would have its seat and its memory
+    assert chosen(play(s)) == {"a": 1}, (
+        "a step that preempts admits nobody: c would get the seat and the memory that b has just lost"
+    )
     assert chosen(play(s)) == {"a": 1, "c": 1}
+
+
+# What later parts bring, and steps that go wrong
 
 
 def test_a_step_taken_back_is_scheduled_again():
@@ -195,6 +362,16 @@ def test_a_step_taken_back_is_scheduled_again():
     assert chosen(play(s)) == {"a": 1, "b": 7}
 
 
+def test_a_request_with_nothing_to_compute_is_left_out():
+    """Its prompt has been scheduled, and the token that follows is not known yet (Part 13)."""
+    s = scheduler()
+    s.add(make_request("a", prompt=4, output=9))
+    s.schedule()
+    assert s.schedule() is None, "a request with nothing to compute is not part of a step"
+    s.add(make_request("b", prompt=3, output=9))
+    assert chosen(s.schedule()) == {"b": 3}
+
+
 def test_drafts_are_tokens_like_any_other_and_rejected_ones_are_computed_no_more():
     s = scheduler(budget=10)
     a = make_request("a", prompt=4, output=9)
@@ -203,11 +380,31 @@ def test_drafts_are_tokens_like_any_other_and_rejected_ones_are_computed_no_more
     a.draft_ids = [91, 92, 93]
     batch = s.schedule()
     assert chosen(batch) == {"a": 4}
+    assert s.cache.blocks == {"a": 2}, "room is reserved for drafts, too: 8 tokens, two blocks of four"
     a.confirm(1, 0.0), a.confirm(2, 0.0)  # one draft accepted, one token of its own
     s.update(batch, drafts=[[94]])
     assert a.num_computed_tokens == len(a.token_ids) - 1
     assert a.draft_ids == [94]
     assert chosen(s.schedule()) == {"a": 2}
+
+
+def test_after_a_preemption_only_the_prompts_rows_are_asked_for_again():
+    """The first chunk is the prompt, six tokens; the second is what was said since, and its last row asks."""
+    s = scheduler(budget=6)
+    a = make_request("a", prompt=6, output=9)
+    s.add(a)
+    for _ in range(3):
+        play(s)
+    s._preempt(a)
+    a.params = SamplingParams(temperature=0, prompt_logprobs=1)
+    first = s.schedule()
+    s.update(first)
+    second = s.schedule()
+    assert (chosen(first), chosen(second)) == ({"a": 6}, {"a": 3})
+    assert [list(rows) for rows in first.logit_rows] == [[0, 1, 2, 3, 4, 5]]
+    assert [list(rows) for rows in second.logit_rows] == [[2]], (
+        "a chunk that begins where the prompt ends wants its last row alone"
+    )
 
 
 def test_finishing_frees_memory_wherever_the_request_is_and_only_once():
@@ -222,10 +419,6 @@ def test_finishing_frees_memory_wherever_the_request_is_and_only_once():
     assert (s.running, s.waiting, s.cache.usage().num_sequences) == ([], [], 0)
 
 
-def test_nothing_to_do_is_no_batch():
-    assert scheduler().schedule() is None
-
-
 def test_what_a_cache_already_has_is_not_computed_again():
     """As a prefix cache will (Part 12): `begin` says how many tokens are there."""
     s = scheduler(budget=30)
@@ -233,18 +426,6 @@ def test_what_a_cache_already_has_is_not_computed_again():
     a = make_request("a", prompt=10, output=2)
     s.add(a)
     batch = play(s)
-    assert chosen(batch) == {"a": 4}
+    assert chosen(batch) == {"a": 4}, "a newcomer computes only what the cache does not have already"
     assert batch.positions == (6, 7, 8, 9)
     assert a.num_cached_tokens == 6
-
-
-def test_a_better_newcomers_long_prompt_leaves_every_running_request_its_token():
-    s = scheduler(budget=10)
-    s.add(make_request("low", prompt=2, output=9, priority=5))
-    play(s)
-    s.add(make_request("high", prompt=25, output=2, priority=0))
-    assert [chosen(play(s)) for _ in range(3)] == [
-        {"low": 1, "high": 9},
-        {"high": 9, "low": 1},
-        {"high": 7, "low": 1},
-    ]

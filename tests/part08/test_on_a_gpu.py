@@ -43,3 +43,32 @@ def full_precision():
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_a_gpu_tells_the_processors_stories(tokenizer, temperature):
     assert told(tokenizer, "cuda", temperature) == told(tokenizer, "cpu", temperature)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
+        SamplingParams(seed=1, top_k=20, top_p=0.9, min_p=0.01, max_tokens=12, ignore_eos=True),
+        SamplingParams(seed=1, repetition_penalty=1.2, frequency_penalty=0.3, min_tokens=9, max_tokens=12),
+    ],
+    ids=["greedy", "fences", "penalties"],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_waits_for_the_gpu_once_when_its_tokens_are_read(tokenizer, params, dtype):
+    """Launching a step of chunks, of decoding, or of both raises if anything in it waits."""
+    model = load_model("storyteller", device="cuda", dtype=dtype)
+    cache = SlotCache(model.config, 4, device="cuda", dtype=next(model.parameters()).dtype)
+    scheduler = ContinuousScheduler(cache, max_num_seqs=4, max_num_batched_tokens=8)
+    engine = LLMEngine(tokenizer, model.config, scheduler, Executor(ModelForward(model, cache)))
+    for prompt in STORIES:
+        engine.add_request(prompt, prompt, params)
+    while engine.has_unfinished_requests():
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            flight = engine.launch()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert flight.pending.__class__.__name__ == "Pending", flight.pending
+        for output in engine.land(flight):
+            assert output.error is None

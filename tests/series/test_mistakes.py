@@ -38,23 +38,9 @@ def test_each_exercise_has_its_mistakes(part):
     load_mistakes(ROOT, part)
 
 
-@pytest.fixture(scope="module")
-def solved(tmp_path_factory):
-    """solved(part) -> its solved tree, cut once."""
-    made = {}
-
-    def cut(part) -> Path:
-        if part not in made:
-            made[part] = tmp_path_factory.mktemp(part.name) / "solved"
-            start(ROOT, part.number, made[part], solved=True)
-        return made[part]
-
-    return cut
-
-
 @pytest.mark.parametrize(("part", "mistake"), known())
-def test_the_mistake_is_rejected_in_its_words(warm, solved, part, mistake):
-    verdict = judge(warm, solved(part), part, mistake)
+def test_the_mistake_is_rejected_in_its_words(warm, trees, part, mistake):
+    verdict = judge(warm, trees(part, solved=True), part, mistake)
     assert not verdict.problem, str(verdict)
 
 
@@ -94,7 +80,7 @@ def test_the_tiny_mistakes_are_rejected(tiny, warm):
 def test_a_rejection_that_teaches_nothing_is_a_problem(tiny, warm, monkeypatch, by, says, problem):
     monkeypatch.setattr("parts.mistakes.SECONDS", 3 if "while" in by else 120)
     _, part, tree = tiny
-    mistake = Mistake("engine/two.py:Two.value", "a name", "return total + one()", by, says)
+    mistake = Mistake("engine/two.py:Two.value", "a name", "return total + one()", says, by)
     verdict = judge(warm, tree, part, mistake)
     assert problem in str(verdict)
     assert str(verdict).startswith("engine/two.py:Two.value: 'a name': ")
@@ -104,7 +90,7 @@ def test_a_mistake_that_breaks_the_import_is_a_problem(tiny, warm):
     _, part, tree = tiny
     test = "from engine.two import Two\n\nTwo().value.bit_length()\n\n\ndef test_two():\n    pass\n"
     write(tree, "tests/part02/test_two.py", test)
-    mistake = Mistake("engine/two.py:Two.value", "a name", "return total + one()", "return None", "two")
+    mistake = Mistake("engine/two.py:Two.value", "a name", "return total + one()", "two", "return None")
     assert "it breaks the import of tests/part02/test_two.py" in judge(warm, tree, part, mistake).problem
 
 
@@ -121,7 +107,7 @@ def test_a_mistake_that_breaks_the_import_is_a_problem(tiny, warm):
 )
 def test_a_mistake_that_cannot_be_made_is_refused_by_name(tiny, warm, replace, by, problem):
     _, part, tree = tiny
-    mistake = Mistake("engine/two.py:Two.value", "a name", replace, by, "two")
+    mistake = Mistake("engine/two.py:Two.value", "a name", replace, "two", by)
     with pytest.raises(SeriesError, match=r"engine/two\.py:Two\.value: mistake 'a name': ") as refusal:
         make(mistake, (tree / "engine/two.py").read_text())
     assert problem in str(refusal.value)

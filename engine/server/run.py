@@ -1,0 +1,111 @@
+"""The server's process: uvicorn, with a deadline for everything a client may take its time over. Part 4.
+
+Promises that a client that sends slowly, reads slowly or does neither is cut off; that such connections keep
+nobody out; and that Ctrl-C or SIGTERM ends the process, whatever clients do. The numbers are in `limits`.
+"""
+
+import asyncio
+import gc
+import logging
+import resource
+import sys
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from engine.server.limits import MAX_CONNECTIONS, REQUEST_SECONDS, SHUTDOWN_SECONDS, STALL_SECONDS
+
+BACKLOG = 64  # connections the system holds ready: so many may be taken at once, before one is turned away
+FILES_FOR_OTHERS = 64  # of those the system lends this process
+
+
+def max_connections() -> int:
+    """How many may be open at once."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(MAX_CONNECTIONS, files - BACKLOG - FILES_FOR_OTHERS))
+
+
+class PatientProtocol(H11Protocol):
+    """uvicorn's protocol, patient up to a point. uvicorn itself closes one that idles after an answer."""
+
+    max_connections: int
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._stalled: asyncio.TimerHandle | None = None
+        self._wait_for_request()
+        if len(self.connections) > self.max_connections:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._deadline.cancel()
+        if self._stalled:
+            self._stalled.cancel()
+
+    def waits_for_client(self) -> bool:
+        """Whether it is the client's turn: no request has arrived in full."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def _make_room(self) -> None:
+        """The one that has kept us waiting longest goes: this one, if all others are being served."""
+        there = [one for one in self.connections if not one.transport.is_closing()]
+        if len(there) > self.max_connections:
+            waiting = [one for one in there if one.waits_for_client()]
+            min(waiting, key=lambda one: one.waiting_since).transport.abort()
+
+    def _wait_for_request(self) -> None:
+        self.waiting_since = self.loop.time()
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._request_is_late)
+
+    def _request_is_late(self) -> None:
+        if self.transport.get_protocol() is self and self.waits_for_client():  # else it is a WebSocket now
+            self.transport.abort()
+
+    def on_response_complete(self) -> None:
+        self._deadline.cancel()
+        self._wait_for_request()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(STALL_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stalled:
+            self._stalled.cancel()
+
+
+def _unless_cancelled(record: logging.LogRecord) -> bool:
+    """Requests that the shutdown cuts off need no traceback each."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+def config(app: FastAPI, host: str, port: int, log_level: str = "info") -> uvicorn.Config:
+    """How uvicorn is to serve `app`; port 0 takes a free one."""
+    logging.getLogger("uvicorn.error").addFilter(_unless_cancelled)
+    protocol = type("Protocol", (PatientProtocol,), {"max_connections": max_connections()})
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level=log_level,
+        http=protocol,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
+
+
+def serve(app: FastAPI, host: str, port: int, log_level: str = "info") -> None:
+    """Serve until Ctrl-C or SIGTERM; after that, answers under way have SHUTDOWN_SECONDS."""
+    gc.collect()
+    gc.freeze()  # what was loaded stays: the collector need not look at it again while a body is read
+    server = uvicorn.Server(config(app, host, port, log_level))
+    try:
+        server.run()
+    except KeyboardInterrupt:  # uvicorn has stopped, and passes the signal on
+        pass
+    if not server.started:
+        sys.exit(1)  # it has said why

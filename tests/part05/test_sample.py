@@ -1,0 +1,52 @@
+"""`sample`, all of it: knobs and dice together, and nobody's draw depends on the company."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.decoding.params import SamplingParams
+from engine.decoding.sampling import NO_TOKEN, Row, sample
+from tests.part05 import reference
+from tests.part05.dice import CRITICAL, N, chi_squared
+
+
+def test_frequencies_after_all_knobs_are_hugging_faces_probabilities():
+    params = SamplingParams(
+        temperature=1.5, top_k=14, top_p=0.97, repetition_penalty=1.2, frequency_penalty=0.5
+    )
+    logits = reference.random_logits(1, 30, 4, scale=1.0)
+    rows = [Row(params, [1, 2], [3, 3, 4], seed) for seed in range(N)]
+    expected = reference.probabilities(logits[0], rows[0]) * N
+    observed = torch.bincount(sample(logits.expand(N, -1), rows), minlength=30)
+    assert not observed[expected == 0].any()
+    possible = expected > 0
+    assert 8 <= possible.sum() - 1 <= 14
+    assert expected[possible].min() > 5
+    assert chi_squared(observed[possible].tolist(), expected[possible].tolist()) < CRITICAL[19]
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_logits_that_are_not_numbers_give_no_token(temperature):
+    logits = torch.tensor([[1.0, 5.0, 2.0], [torch.nan] * 3, [-torch.inf] * 3])
+    rows = [Row(SamplingParams(temperature=temperature, seed=1), [1], [], 1) for _ in range(3)]
+    tokens = sample(logits, rows).tolist()
+    assert tokens[0] in range(3)
+    assert tokens[1:] == [NO_TOKEN] * 2, "where the likeliest logit is no finite number, there is no token"
+
+
+@given(st.integers(0, 2**32), st.lists(st.integers(0, 2**32), max_size=6), st.integers(0, 6))
+def test_batch_mates_and_the_place_among_them_change_nothing(seed, mates, place):
+    def row_of(seed):
+        row = reference.random_row(random.Random(seed), 60)
+        return row, reference.random_logits(1, 60, seed)
+
+    row, logits = row_of(seed)
+    alone = sample(logits, [row]).item()
+    batch = [row_of(mate) for mate in mates]
+    place = min(place, len(batch))
+    batch.insert(place, (row, logits))
+    tokens = sample(torch.cat([logits for _, logits in batch]), [row for row, _ in batch])
+    assert tokens[place].item() == alone
