@@ -14,7 +14,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,7 +28,7 @@ from engine.cache.single import CachedForward
 from engine.checkpoint import resolve
 from engine.decoding.greedy import FullForward, generate
 from engine.decoding.params import SamplingParams
-from engine.layers.packed_linear import Half, SharedHalf, Transposed, pack_linears
+from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model
 from engine.tokenizer import Tokenizer
 
@@ -45,14 +44,6 @@ NAMES = {  # key in the results: name in the table
     "bare": "a bare loop in plain PyTorch",
 }
 OTHERS = {"gpt2_xl": (48, 25, 64), "llama3_8b": (32, 8, 128)}  # L, Hkv, Dh
-# Inputs and outputs of the linear layers in 4 of GPT-2 XL's 48 blocks.
-LARGE = 4 * [(1600, 4800), (1600, 1600), (1600, 6400), (6400, 1600)]
-FORMS = {
-    "linear": "nn.Linear, fp32",
-    "transposed": "fp32 in another layout",
-    "half": "fp16, its own kernel",
-    "shared": "fp16, the kernel that stays",  # PyTorch has announced that the other operator will go
-}
 CURVE = (16, *range(100, 1001, 100))  # lengths for time per token
 
 
@@ -187,67 +178,6 @@ def curve(models: dict[str, torch.nn.Module], repeats: int) -> dict[str, list]:
     return figures
 
 
-def best_ms(work: Callable[[], object], repeats: int = 25) -> float:
-    """The fastest of several runs: the one that nothing else disturbed."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append((time.perf_counter() - start) * 1e3)
-    return min(times)
-
-
-@torch.inference_mode()
-def linear_layers(layers: list[torch.nn.Linear]) -> dict:
-    """All layers, one after the other: a bare reading of their weights, and 1 or 8 tokens in each form."""
-    forms = {"linear": layers, "transposed": [Transposed(layer) for layer in layers]}
-    if all(map(Half.can_pack, layers)):
-        forms["half"] = [Half(layer) for layer in layers]
-        forms["shared"] = [SharedHalf(layer) for layer in layers]
-    found = {
-        "megabytes": sum(layer.weight.nbytes for layer in layers) / 1e6,
-        "reading_ms": best_ms(lambda: [layer.weight.sum() for layer in layers]),
-    }
-    for name, formed in forms.items():
-        for rows in (1, 8):
-            inputs = [torch.ones(rows, layer.in_features) for layer in layers]
-            work = partial(
-                lambda pairs: [layer(x) for layer, x in pairs], list(zip(formed, inputs, strict=True))
-            )
-            found[f"{name}_{rows}_ms"] = best_ms(work)
-        found[f"{name}_growth"] = found[f"{name}_8_ms"] / found[f"{name}_1_ms"]
-    return found
-
-
-def anatomy(model: torch.nn.Module, packed: torch.nn.Module) -> dict:
-    """What one step's time is made of; and linear layers too large for the processor's cache."""
-    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    large = [torch.nn.Linear(*shape).requires_grad_(False) for shape in LARGE]
-    for layer in large:
-        layer.weight.copy_(layer.weight.half())
-    ids = [token % model.config.vocab_size for token in range(1, 200)]
-    found = {"small": linear_layers(linears), "large": linear_layers(large), "step_ms": {}}
-    tiny = [torch.nn.Linear(2, 2).requires_grad_(False) for _ in linears]
-    found["calling_ms"] = best_ms(lambda: [layer(torch.ones(1, 2)) for layer in tiny])
-    for name, one in (("linear", model), ("packed", packed)):
-        forward, ends = CachedForward(one), iter(range(101, 126))
-        forward(ids[:100])
-        found["step_ms"][name] = best_ms(lambda f=forward, e=ends: f(ids[: next(e)]))
-    small, step = found["small"], found["step_ms"]["linear"]
-    found["reading_share"] = small["reading_ms"] / step
-    found["linear_share"] = small["linear_1_ms"] / step
-    for layers in (found["small"], found["large"]):
-        layers["over_reading"] = layers["linear_1_ms"] / layers["reading_ms"]
-        if "half_1_ms" in layers:
-            layers["half_over_linear"] = layers["half_1_ms"] / layers["linear_1_ms"]
-    found["gain_if_bytes_alone"] = step / (step - small["reading_ms"] / 2)
-    found["step_gain"] = step / found["step_ms"]["packed"]
-    torch.set_num_threads(2)
-    found["two_threads"] = linear_layers(linears)
-    torch.set_num_threads(1)
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
@@ -272,8 +202,7 @@ def main() -> None:
     # A step reads every weight but the position table, of which it takes one row.
     weights = sum(p.numel() for p in model.parameters()) - model.embed_position.weight.numel()
     kv_bytes = model.config.kv_bytes_per_token(4)
-    packed = load_model(MODEL, transform=pack_linears)
-    steps, step = curve({"cached_ms": model, "packed_ms": packed}, 9), anatomy(model, packed)
+    steps = curve({"cached_ms": model, "packed_ms": load_model(MODEL, transform=pack_linears)}, 9)
     end = len(prompt) + NEW_TOKENS
     figures = {
         "tokens_per_second": {str(t): by_side for t, by_side in speeds.items()},
@@ -295,7 +224,6 @@ def main() -> None:
         "weight_megabytes_per_step": {"fp32": weights * 4 / 1e6, "fp16": weights * 2 / 1e6},
         "tokens_of_cache_as_heavy_as_fp16_weights": weights * 2 / kv_bytes,
         "curve": steps,
-        "step": step,
         "curve_ends_ratio": {name: steps[name][-1] / steps[name][0] for name in ("cached_ms", "packed_ms")},
     }
     threads = [f"tokens/s, {t} thread{'s' * (t > 1)}" for t in args.threads]
@@ -311,21 +239,7 @@ def main() -> None:
     workload = {"model": MODEL, "prompt_tokens": len(prompt), "new_tokens": NEW_TOKENS, "batch": 1}
     workload |= {"arithmetic": "float32", "repeats": args.repeats, "torch_threads": args.threads}
     question = "What does a KV cache buy, and how close does a lean loop come to engines in C++?"
-    layer_columns = ["linear layers", "form", "1 token, ms", "8 tokens, ms", "8 tokens / 1"]
-    layer_rows = []
-    for size, name in (("small", "storyteller"), ("large", "a part of GPT-2 XL")):
-        found = step[size]
-        layer_rows.append(
-            [f"{name}, {found['megabytes']:.0f} MB", "bare reading", found["reading_ms"], "", ""]
-        )
-        for form, label in FORMS.items():
-            if f"{form}_1_ms" in found:
-                cells = [found[f"{form}_{key}"] for key in ("1_ms", "8_ms", "growth")]
-                layer_rows.append(["", label, *cells])
-    tables = {
-        "race": {"columns": columns, "rows": rows},
-        "layers": {"columns": layer_columns, "rows": layer_rows},
-    }
+    tables = {"race": {"columns": columns, "rows": rows}}
     print(record("part03_kv_cache", question, workload, figures, tables))
 
 
