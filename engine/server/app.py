@@ -98,6 +98,7 @@ def create_app(
                 stream = await backend.generate(prompt, params, f"{head['id']}-{i}", **options)
                 admitted.push_async_callback(stream.aclose)
                 streams.append(stream)
+                await asyncio.sleep(0)  # others have their turn between two of many prompts
             if body.stream:
                 return sse.stream(_chunks(head, streams, params.n, body, shape), admitted.pop_all())
             try:

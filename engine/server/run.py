@@ -8,6 +8,7 @@ import asyncio
 import gc
 import logging
 import resource
+import sys
 
 import uvicorn
 from fastapi import FastAPI
@@ -35,9 +36,7 @@ class PatientProtocol(H11Protocol):
         self._stalled: asyncio.TimerHandle | None = None
         self._wait_for_request()
         if len(self.connections) > self.max_connections:
-            # The one that has kept us waiting longest makes room. If none does, all are being served.
-            waiting = [one for one in self.connections if one.waits_for_client()]
-            min(waiting, key=lambda one: one.waiting_since).transport.abort()
+            self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -48,6 +47,13 @@ class PatientProtocol(H11Protocol):
     def waits_for_client(self) -> bool:
         """Whether it is the client's turn: no request has arrived in full."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def _make_room(self) -> None:
+        """The one that has kept us waiting longest goes: this one, if all others are being served."""
+        there = [one for one in self.connections if not one.transport.is_closing()]
+        if len(there) > self.max_connections:
+            waiting = [one for one in there if one.waits_for_client()]
+            min(waiting, key=lambda one: one.waiting_since).transport.abort()
 
     def _wait_for_request(self) -> None:
         self.waiting_since = self.loop.time()
@@ -77,13 +83,11 @@ def _unless_cancelled(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
-def serve(app: FastAPI, host: str, port: int, log_level: str = "info") -> None:
-    """Serve until Ctrl-C or SIGTERM; after that, answers under way have SHUTDOWN_SECONDS."""
-    gc.collect()
-    gc.freeze()  # what was loaded stays: the collector need not look at it again while a body is read
+def config(app: FastAPI, host: str, port: int, log_level: str = "info") -> uvicorn.Config:
+    """How uvicorn is to serve `app`; port 0 takes a free one."""
     logging.getLogger("uvicorn.error").addFilter(_unless_cancelled)
     protocol = type("Protocol", (PatientProtocol,), {"max_connections": max_connections()})
-    uvicorn.run(
+    return uvicorn.Config(
         app,
         host=host,
         port=port,
@@ -92,3 +96,16 @@ def serve(app: FastAPI, host: str, port: int, log_level: str = "info") -> None:
         backlog=BACKLOG,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
+
+
+def serve(app: FastAPI, host: str, port: int, log_level: str = "info") -> None:
+    """Serve until Ctrl-C or SIGTERM; after that, answers under way have SHUTDOWN_SECONDS."""
+    gc.collect()
+    gc.freeze()  # what was loaded stays: the collector need not look at it again while a body is read
+    server = uvicorn.Server(config(app, host, port, log_level))
+    try:
+        server.run()
+    except KeyboardInterrupt:  # uvicorn has stopped, and passes the signal on
+        pass
+    if not server.started:
+        sys.exit(1)  # it has said why

@@ -12,6 +12,7 @@ import openai
 import uvicorn
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
+from engine.server.run import config
 
 DEADLINE = 15.0  # seconds after which what we wait for will never come: not a promise about speed
 
@@ -21,9 +22,9 @@ def serve(app) -> Iterator[str]:
     """Run `app` in a thread; yields its URL. A test that fails in here shows what the server failed of."""
     failures = _Failures()
     failures.logger.addHandler(failures)
-    server = uvicorn.Server(
-        uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=3)
-    )
+    settings = config(app, "127.0.0.1", 0, log_level="critical")
+    settings.timeout_graceful_shutdown = 3
+    server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

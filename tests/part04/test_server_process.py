@@ -1,0 +1,157 @@
+"""Clients that are slow or leave things half done, and the end of the server: each has its deadline."""
+
+import asyncio
+import json
+import resource
+import socket
+import time
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+from fastapi.responses import StreamingResponse
+
+import engine.server.run as run
+from engine.server.app import create_app
+from tests.part04.serving import DEADLINE, ScriptedBackend, http, serve, wait_until
+
+ASK = {"model": "script", "prompt": "go"}
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+)
+FLOOD = b"GET /flood/1000000 HTTP/1.1\r\nhost: x\r\n\r\n"
+SHORT = 0.4  # seconds instead of the server's own: what is tested is that there is a deadline
+
+
+def connect(url: str, *settings: tuple[int, int]) -> socket.socket:
+    connection = socket.socket()
+    for name, value in settings:
+        connection.setsockopt(socket.SOL_SOCKET, name, value)
+    connection.settimeout(DEADLINE)
+    connection.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+    return connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Waits until the server has closed it, without a word or after one."""
+    try:
+        while connection.recv(2**16):
+            pass
+    except ConnectionResetError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+@contextmanager
+def serving(monkeypatch, backend=None, **settings):
+    """URL and client of a server with deadlines of its own."""
+    for name, value in settings.items():
+        monkeypatch.setattr(run, name, value)
+    backend = backend or ScriptedBackend()
+    with serve(create_app(backend, extensions=[flood])) as url, http(url) as client:
+        yield url, client
+    assert backend.open == 0, "an answer that was cut off still holds what it was made from"
+
+
+def flood(app, backend) -> None:
+    """A route whose answer has no end, as large or small pieces as asked for."""
+
+    @app.get("/flood/{size}")
+    async def flood(size: int) -> StreamingResponse:
+        async def pieces():
+            backend.open += 1
+            try:
+                while True:
+                    yield "x" * size
+                    await asyncio.sleep(0.001)
+            finally:
+                backend.open -= 1
+
+        return StreamingResponse(pieces())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"POST /v1/comp", b"POST / HTTP/1.1\r\nhost: x\r\n", HEAD % 100, HEAD % 100 + b'{"model": "scr'],
+    ids=["nothing", "half a line", "half a head", "no body", "half a body"],
+)
+def test_who_does_not_send_a_request_in_time_is_cut_off(monkeypatch, sent):
+    with serving(monkeypatch, REQUEST_SECONDS=SHORT) as (url, client), connect(url) as connection:
+        connection.sendall(sent)
+        assert is_closed(connection), "the connection is still open"
+        assert client.get("/health").status_code == 200
+
+
+def test_who_sends_byte_by_byte_has_no_more_time_than_others(monkeypatch):
+    body = json.dumps(ASK).encode()
+    with serving(monkeypatch, REQUEST_SECONDS=SHORT) as (url, _), connect(url) as connection:
+        sent = 0
+        with suppress(ConnectionResetError, BrokenPipeError):
+            for byte in HEAD % len(body) + body:
+                connection.sendall(bytes([byte]))
+                sent += 1
+                time.sleep(0.02)
+        assert sent < len(HEAD + body), "each byte has bought more time"
+
+
+def test_a_connection_that_is_kept_alive_has_the_time_anew_for_each_request(monkeypatch):
+    with serving(monkeypatch, REQUEST_SECONDS=4 * SHORT) as (url, _), connect(url) as connection:
+        for _ in range(3):
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            answer = b""
+            while b'"ok"' not in answer:
+                answer += (piece := connection.recv(2**16))
+                assert piece, "the connection was closed between two requests"
+            time.sleep(2 * SHORT)  # together longer than one request may take
+        connection.sendall(b"G")  # begun, and never ended
+        assert is_closed(connection)
+
+
+def test_an_answer_that_takes_longer_than_a_request_may_is_not_cut_off(monkeypatch):
+    with (
+        serving(monkeypatch, REQUEST_SECONDS=SHORT) as (_, client),
+        client.stream("GET", "/flood/1") as answer,
+    ):
+        start = time.monotonic()
+        for _ in answer.iter_bytes():
+            if time.monotonic() - start > 3 * SHORT:
+                return
+        pytest.fail("the stream was cut off")
+
+
+def test_who_does_not_read_is_cut_off_and_what_it_had_is_given_back(monkeypatch):
+    backend = ScriptedBackend()
+    with (
+        serving(monkeypatch, backend, STALL_SECONDS=SHORT) as (url, _),
+        connect(url, (socket.SO_RCVBUF, 4096)) as connection,
+    ):
+        connection.sendall(FLOOD)
+        wait_until(lambda: backend.open == 1)
+        wait_until(lambda: backend.open == 0)
+
+
+def test_a_new_client_is_let_in_however_many_say_nothing(monkeypatch):
+    monkeypatch.setattr(run, "max_connections", lambda: 10)
+    with serving(monkeypatch) as (url, client), ExitStack() as stack:
+        silent = [stack.enter_context(connect(url)) for _ in range(30)]
+        assert client.get("/health").status_code == 200
+        gone = [is_closed(connection) for connection in silent[:15]]
+        assert gone == [True] * 15, "the ones that have been silent longest make room"
+
+
+def test_as_many_connections_as_the_system_has_files_for(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    assert run.max_connections() == 256 - run.BACKLOG - run.FILES_FOR_OTHERS
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, 2**20))
+    assert run.max_connections() == run.MAX_CONNECTIONS
+
+
+@pytest.mark.parametrize("sent", [HEAD % 100 + b"{", FLOOD], ids=["half a body", "never reads"])
+def test_the_server_stops_whatever_its_clients_do(monkeypatch, sent):
+    """`serve` waits for the server's end, and fails without it."""
+    with ExitStack() as stack, serving(monkeypatch) as (url, _):
+        connection = stack.enter_context(connect(url, (socket.SO_RCVBUF, 4096)))
+        connection.sendall(sent)
+        time.sleep(SHORT)
