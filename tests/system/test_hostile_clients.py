@@ -277,7 +277,7 @@ ATTACKS = {
     "empty lists": BODIES["empty lists"],
     "a long text": BODIES["a long text"],
     "texts that fit": json.dumps(ASK | {"prompt": ["word " * 1000] * 128, "max_tokens": 1}).encode(),
-    "one word that fits": json.dumps(ASK | {"prompt": ["aaaa" * 1800] * 128, "max_tokens": 1}).encode(),
+    "one word that fits": json.dumps(ASK | {"prompt": ["specially" * 1000] * 100, "max_tokens": 1}).encode(),
     "many sequences": json.dumps(ASK | {"prompt": ["a"] * 128, "max_tokens": 2}).encode(),
     "many samples": json.dumps(ASK | {"n": 128, "max_tokens": 2}).encode(),
 }
