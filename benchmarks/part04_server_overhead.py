@@ -2,8 +2,8 @@
 
     python -m benchmarks.part04_server_overhead       # about a minute on a quiet machine
 
-The same request four ways, in turns: Part 3's loop in this process, the backend without HTTP, and a server in
-a process of its own on loopback, answering in one piece and as a stream. Beside it: several clients at once,
+The same request five ways, in turns, all in one server's process: Part 3's loop, the loop with each step in
+another thread, the backend without HTTP, and HTTP on loopback, in one piece and as a stream. Beside it: several clients at once,
 and streams through a socket that keeps small packets back (Nagle's algorithm). Figures are medians.
 """
 
@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.record import record
 from engine.cache.single import CachedForward
-from engine.decoding.greedy import generate
+from engine.decoding.greedy import decode_steps, generate
 from engine.decoding.params import SamplingParams
 from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model
@@ -40,7 +40,8 @@ NEW_TOKENS = 128
 CLIENTS = (1, 2, 4)
 PARAMS = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 BODY = {"model": MODEL, "prompt": PROMPT, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True}
-LOOP, BACKEND = "Part 3's loop, no server", "backend, no HTTP"
+LOOP, HOP = "Part 3's loop", "the loop, each step in a thread"
+BACKEND = "backend, no HTTP"
 WHOLE, STREAM = "HTTP, in one piece", "HTTP, streamed"
 CPU = "processor time"
 Measured = list[float]  # milliseconds from the start at which text came
@@ -90,8 +91,16 @@ def serve(pipe: Connection, nagle: bool) -> None:
         outputs = await alone.generate(PROMPT, PARAMS, "x")
         return [(time.perf_counter() - start) * 1e3 async for _ in outputs]
 
+    async def in_a_thread() -> Measured:
+        start, times = time.perf_counter(), []
+        steps = decode_steps(CachedForward(model), tokenizer, model.config, PROMPT, PARAMS)
+        while await asyncio.to_thread(next, steps, None) is not None:
+            times.append((time.perf_counter() - start) * 1e3)
+        return times
+
     do = {
         LOOP: loop,
+        HOP: lambda: asyncio.run(in_a_thread()),
         BACKEND: lambda: asyncio.run(through_backend()),
         CPU: lambda: [time.process_time() * 1e3],
     }
@@ -145,6 +154,7 @@ def main() -> None:
     client = server.client
     sides: dict[str, Callable[[], Measured]] = {
         LOOP: lambda: server.do(LOOP),
+        HOP: lambda: server.do(HOP),
         BACKEND: lambda: server.do(BACKEND),
         WHOLE: lambda: in_one_piece(client),
         STREAM: lambda: streamed(client),
@@ -181,9 +191,14 @@ def main() -> None:
         "first_ms": first,
         "last_ms": last,
         "cpu_ms": cpu,
-        "stream_adds_us_per_token": (cpu[STREAM] - cpu[LOOP]) / NEW_TOKENS * 1e3,
-        "stream_adds": cpu[STREAM] / cpu[LOOP] - 1,
-        "one_piece_adds": cpu[WHOLE] / cpu[LOOP] - 1,
+        "us_per_token": {
+            "loop": cpu[LOOP] / NEW_TOKENS * 1e3,
+            "hop_adds": (cpu[HOP] - cpu[LOOP]) / NEW_TOKENS * 1e3,
+            "backend_adds": (cpu[BACKEND] - cpu[HOP]) / NEW_TOKENS * 1e3,
+            "http_adds": (cpu[WHOLE] - cpu[BACKEND]) / NEW_TOKENS * 1e3,
+            "streaming_adds": (cpu[STREAM] - cpu[WHOLE]) / NEW_TOKENS * 1e3,
+        },
+        "all_adds": cpu[STREAM] / cpu[LOOP] - 1,
         "first_ms_streamed": first[STREAM],
         "first_ms_in_one_piece": first[WHOLE],
         "wait_ratio": first[WHOLE] / first[STREAM],

@@ -2,10 +2,11 @@
 
     python -m benchmarks.part05_knobs [--stories 6] [--words ../shared/data/stories_train.txt]
 
-`kept`: the tokens that each fence leaves, at two temperatures, after a text whose next word is all but certain
-and after one where many would do. `text`: every setting tells the same number of stories, each of the prompts with
-each of the seeds. Counted are the share of four-word runs that stood in the same story before, and the words
-that the training text does not have. No times: these figures are the same on any machine, but for rounding.
+`kept`: the tokens that each fence leaves, at two temperatures, after a text whose next word is all but
+certain and after one where many would do. `text`: every setting tells the same number of stories, each
+prompt with each seed. Counted are the share of four-word runs that stood in the same story before, and the
+words that the training text does not have. No times: these figures are the same on any machine, but for
+rounding.
 """
 
 import argparse

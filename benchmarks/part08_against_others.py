@@ -1,6 +1,6 @@
 """How does the engine compare with Hugging Face and CTranslate2 on a batch of unlike requests, on a CPU?
 
-    python -m benchmarks.part08_against_others [--model storyteller | gpt2-shape] [--repeats 3]
+    python -m benchmarks.part08_against_others [--model storyteller | fp32-twin | gpt2-shape] [--repeats 3]
 
 32 requests, prompts of 8 to 128 tokens, outputs of 16 to 128, greedy, end of sequence ignored, fp32. Every
 side at its best setting of those tried: threads 1 and 2 for all, slots for ours, workers and batch size for
@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.record import ROOT, record
-from benchmarks.workloads import Job, interleaved, jobs, run_engine
+from benchmarks.workloads import Job, fp32_twin, interleaved, jobs, run_engine
 from engine.checkpoint import ZOO
 from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model
@@ -185,7 +185,7 @@ def measure(side: str, folder: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", default="storyteller", choices=["storyteller", "gpt2-shape"])
+    parser.add_argument("--model", default="storyteller", choices=["storyteller", "fp32-twin", "gpt2-shape"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--side", choices=SIDES, help="measure this one alone, in this process")
     parser.add_argument("--folder", type=Path, help="with --side: the model")
@@ -193,7 +193,8 @@ def main() -> None:
     if options.side:
         print(measure(options.side, options.folder))
         return
-    folder = ZOO / "storyteller" if options.model == "storyteller" else gpt2_shape(Path(tempfile.mkdtemp()))
+    make = {"storyteller": lambda _: ZOO / "storyteller", "fp32-twin": fp32_twin, "gpt2-shape": gpt2_shape}
+    folder = make[options.model](Path(tempfile.mkdtemp()))
     tokens = sum(output for _, output in jobs(REQUESTS, 4096))
 
     def run(side: str) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.cache.slots import SlotCache
 from engine.checkpoint import ZOO
@@ -45,6 +46,22 @@ def gpt2_like(folder: Path, layers: int, width: int, heads: int, vocab_size: int
     known |= {f"<unused{i}>": i for i in range(len(known), vocab_size)}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     shutil.copy(home / "tokenizer_config.json", folder)
+    return folder
+
+
+def fp32_twin(folder: Path) -> Path:
+    """storyteller with every weight moved a little, so that fp16 cannot hold it, as in a checkpoint that was
+    never in fp16.
+    """
+    shutil.copytree(ZOO / "storyteller", folder, dirs_exist_ok=True)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: tensor.float() * (1 + 2e-4 * torch.randn(tensor.shape, generator=generator))
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
     return folder
 
 

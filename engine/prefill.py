@@ -45,8 +45,8 @@ def run_prefill(
 ) -> Tensor:
     """logits[S, V] of each prompt's next token, in one forward pass.
 
-    `kernel` does the attention of every layer, with the same `Spans`, made once. Only each prompt's last token
-    goes through the output layer.
+    `kernel` does the attention of every layer, with the same `Spans`, made once. Only each prompt's last
+    token goes through the output layer.
     """
     packed = pack(batch_of_prompts)
     device = next(model.parameters()).device

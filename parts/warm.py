@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,7 @@ class Run:
 
     engine: str | None  # the file of the engine that they imported; None: they imported none
     passed: int
+    skipped: int
     failures: tuple[Failure, ...]  # in the order in which they came
     output: str  # what was printed
     seconds: float
@@ -68,14 +70,17 @@ class Warm:
 
     def __init__(self) -> None:
         env = {key: value for key, value in os.environ.items() if not key.startswith(NOT_THE_LEARNERS)}
-        env |= {"OMP_NUM_THREADS": "1", "PYTHONNODEBUGRANGES": "1"}
+        env |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONNODEBUGRANGES": "1"}
+        env |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # to ask for a GPU must not start CUDA before the fork
         command = [sys.executable, str(Path(__file__).resolve())]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, encoding="utf-8")
 
-    def pytest(self, tree: Path, arguments: list[str], seconds: float = 600) -> Run:
-        """Run pytest in `tree`; one that takes longer than `seconds` is killed."""
-        job = {"tree": str(tree), "arguments": arguments, "seconds": seconds}
+    def pytest(
+        self, tree: Path, arguments: list[str], seconds: float, env: dict[str, str] | None = None
+    ) -> Run:
+        """Run pytest in `tree`, `env` added; one that takes longer than `seconds` is killed."""
+        job = {"tree": str(tree), "arguments": arguments, "seconds": seconds, "env": env or {}}
         print(json.dumps(job), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         if not answer:
@@ -94,11 +99,9 @@ class Warm:
 def _serve() -> None:
     """The process itself: read a job, fork, answer."""
     import gc
-    from contextlib import suppress
     from importlib import import_module, metadata
 
     sys.path.remove(str(Path(__file__).resolve().parent))
-    os.environ["HF_HUB_OFFLINE"] = "1"
     for library in LIBRARIES:
         with suppress(ImportError):
             import_module(library)
@@ -109,15 +112,19 @@ def _serve() -> None:
         print(json.dumps(_fork(**json.loads(line))), flush=True)
 
 
-def _fork(tree: str, arguments: list[str], seconds: float) -> dict:
+def _fork(tree: str, arguments: list[str], seconds: float, env: dict[str, str]) -> dict:
     start = time.monotonic()
     result, log = Path(f"{tree}.json"), Path(f"{tree}.log")
+    result.unlink(missing_ok=True)
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)  # so that what it starts can be ended with it
+        os.environ.update(env)
         _pytest(tree, arguments, result, log)
     killed = not _ends(child, start + seconds)
-    found = {"engine": None, "passed": 0, "failures": [], "problem": "pytest itself crashed"}
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what it started and left behind
+    found = {"engine": None, "passed": 0, "skipped": 0, "failures": [], "problem": "pytest itself crashed"}
     if killed:
         found["problem"] = f"pytest did not end within {seconds:g} seconds"
     elif result.exists():
@@ -130,7 +137,7 @@ def _ends(child: int, deadline: float) -> bool:
     pause = 0.002
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > deadline:
-            os.killpg(child, signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return False
         time.sleep(pause)
@@ -153,8 +160,7 @@ def _pytest(tree: str, arguments: list[str], result: Path, log: Path) -> None:
         recorder = _Recorder()
         code = pytest.main([*arguments, "-W", "ignore::pytest.PytestAssertRewriteWarning"], [recorder])
         engine = getattr(sys.modules.get("engine"), "__file__", None)
-        found = {"engine": engine, "passed": recorder.passed, "failures": recorder.failures}
-        result.write_text(json.dumps(found))
+        result.write_text(json.dumps({"engine": engine} | vars(recorder)))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -166,10 +172,11 @@ class _Recorder:
     """A pytest plugin that keeps what failed."""
 
     def __init__(self) -> None:
-        self.passed, self.failures = 0, []
+        self.passed, self.skipped, self.failures = 0, 0, []
 
     def pytest_runtest_logreport(self, report) -> None:
         self.passed += report.passed and report.when == "call"
+        self.skipped += report.skipped
         if report.failed:
             self.failures.append((report.nodeid, f"{report.longreprtext}\n{report.caplog}"))
 

@@ -1,4 +1,4 @@
-"""One next-word distribution of storyteller, bent by each knob.
+"""One next-word distribution of storyteller: bent by temperature, then cut by each fence while it is hot.
 
 python articles/figures/05_knobs.py      # writes 05_knobs.svg beside this file, from the embedded model
 """
@@ -17,14 +17,15 @@ from engine.models.loader import load_model
 from engine.tokenizer import Tokenizer
 
 PROMPT = "In the garden, there was a tiny"
-SHOWN = 16  # likeliest tokens
+SHOWN, GOOD = 8, 40  # likeliest tokens: one by one, and the end of those behind them
+BLUE, GRAY, RED = "#2563eb", "#94a3b8", "#b91c1c"
 KNOBS = {
-    "as the model said it": {},
+    "temperature 1": {},
     "temperature 0.5": {"temperature": 0.5},
     "temperature 1.5": {"temperature": 1.5},
-    "top-k 6": {"top_k": 6},
-    "top-p 0.5": {"top_p": 0.5},
-    "temperature 1.5, min-p 0.4": {"temperature": 1.5, "min_p": 0.4},
+    "1.5, then top-k 40": {"temperature": 1.5, "top_k": 40},
+    "1.5, then top-p 0.9": {"temperature": 1.5, "top_p": 0.9},
+    "1.5, then min-p 0.1": {"temperature": 1.5, "min_p": 0.1},
 }
 plt.rcParams.update({"svg.hashsalt": "05_knobs", "font.family": "DejaVu Sans", "font.size": 9})
 
@@ -32,25 +33,26 @@ plt.rcParams.update({"svg.hashsalt": "05_knobs", "font.family": "DejaVu Sans", "
 def main() -> None:
     tokenizer = Tokenizer.from_pretrained("storyteller")
     logits = CachedForward(load_model("storyteller"))(tokenizer.encode(PROMPT))  # [V]
-    ids = logits.topk(SHOWN).indices
-    words = [tokenizer.decode([id]).strip() for id in ids.tolist()]
+    order = logits.argsort(descending=True)  # [V]
+    words = [tokenizer.decode([id]).strip() for id in order[:SHOWN].tolist()]
     rows = [Row(SamplingParams(**knobs), [], [], seed=0) for knobs in KNOBS.values()]
     bent = distribution(logits.expand(len(rows), -1), rows)  # [R, V]
 
-    figure, axes = plt.subplots(2, 3, figsize=(10, 5), sharex=True, sharey=True)
+    figure, axes = plt.subplots(2, 3, figsize=(10, 5.4), sharex=True, sharey=True)
     for ax, title, probs in zip(axes.flat, KNOBS, bent, strict=True):
-        heights = probs[ids].tolist()
-        ax.bar(words, heights, color=["#2563eb" if height else "#cccccc" for height in heights])
-        ax.plot(words, bent[0, ids], drawstyle="steps-mid", color="#555555", lw=0.8, ls=":")
-        others, possible = float(1 - probs[ids].sum()), int((probs > 0).sum())
+        ranked, possible = probs[order], int((probs > 0).sum())
+        groups = [float(ranked[SHOWN:GOOD].sum()), float(ranked[GOOD:].sum())]
+        bars = [*words, f"{SHOWN + 1}th to {GOOD}th", "all behind"]
+        ax.bar(bars, [*ranked[:SHOWN].tolist(), *groups], color=[BLUE] * SHOWN + [GRAY, RED])
+        ax.text(SHOWN + 1, groups[1] + 0.02, f"{groups[1]:.0%}", ha="center", color=RED, weight="bold")
         ax.set_title(title, loc="left", weight="bold")
-        note = f"{possible:,} tokens possible\nnot shown here: {max(others, 0):.0%} of it"
-        ax.text(0.97, 0.92, note, ha="right", va="top", transform=ax.transAxes, fontsize=8.5, color="#555555")
+        ax.text(SHOWN - 0.8, 0.66, f"{possible:,} tokens possible", ha="right", va="top", color="#555555")
         ax.tick_params(axis="x", rotation=90)
+        ax.set_ylim(0, 0.75)
         ax.spines[["top", "right"]].set_visible(False)
     for ax in axes[:, 0]:
         ax.set_ylabel("probability")
-    figure.suptitle(f"“{PROMPT} …”: the {SHOWN} likeliest of {len(logits):,} tokens", x=0.02, ha="left")
+    figure.suptitle(f"“{PROMPT} …”: what the {len(logits):,} tokens share", x=0.02, ha="left")
     figure.tight_layout()
     target = Path(__file__).with_suffix(".svg")
     figure.savefig(target, metadata={"Date": None})

@@ -1,6 +1,6 @@
-"""A draw as a picture: probabilities laid end to end, and a needle that seed and position place.
+"""Three draws as a picture: each position has its own ruler of probabilities, and its own needle.
 
-python articles/figures/05_ruler.py      # writes 05_ruler.svg beside this file
+python articles/figures/05_ruler.py      # writes 05_ruler.svg beside this file, from the embedded model
 """
 
 from itertools import accumulate
@@ -11,29 +11,44 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-from engine.decoding.sampling import uniform
+from engine.cache.single import CachedForward
+from engine.decoding.params import SamplingParams
+from engine.decoding.sampling import Row, distribution, draw, uniform
+from engine.models.loader import load_model
+from engine.tokenizer import Tokenizer
 
-WORDS = {"girl": 0.3, "house": 0.2, "bird": 0.15, "boy": 0.12, "mouse": 0.1, "…": 0.13}
-DRAWS = [("Bob", 99, 0, "#15803d"), ("Alice", 7, 0, "#b91c1c"), ("Alice", 7, 2, "#b91c1c")]  # by their u
+PROMPT, SEED, POSITIONS = "Lily opened the box and found a", 7, 3
+KNOBS = SamplingParams(temperature=1.5, min_p=0.2)  # few pieces, wide enough for their words
+RED = "#b91c1c"
 plt.rcParams.update({"svg.hashsalt": "05_ruler", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def main() -> None:
-    figure, ax = plt.subplots(figsize=(9, 2.7))
-    ends = list(accumulate(WORDS.values()))
-    for place, ((word, width), end) in enumerate(zip(WORDS.items(), ends, strict=True)):
-        ax.barh(0, width, left=end - width, height=0.5, color=plt.cm.Blues(0.6 - 0.09 * place), ec="white")
-        ax.text(end - width / 2, 0, word, ha="center", va="center")
-    for level, (who, seed, position, colour) in enumerate(DRAWS):
-        u = uniform(seed, position)
-        y = 0.62 + 0.3 * (len(DRAWS) - level)
-        arrow = {"arrowstyle": "-|>", "color": colour, "lw": 1.6}
-        ax.annotate("", (u, 0.26), (u, y + 0.1), arrowprops=arrow)
-        text = f"{who}: uniform(seed={seed}, position={position}) = {u:.3f}"
-        x, side = (u + 0.008, "left") if u < 0.6 else (u - 0.008, "right")
-        ax.text(x, y, text, ha=side, va="center", color=colour, family="DejaVu Sans Mono", fontsize=8.5)
-    ax.set(xlim=(0, 1.005), ylim=(-0.3, 1.7), yticks=[], xlabel="probabilities of one row, laid end to end")
-    ax.spines[["top", "right", "left"]].set_visible(False)
+    tokenizer = Tokenizer.from_pretrained("storyteller")
+    forward, ids = CachedForward(load_model("storyteller")), tokenizer.encode(PROMPT)
+    figure, axes = plt.subplots(POSITIONS, 1, figsize=(9, 4.4), sharex=True)
+    for position, ax in enumerate(axes):
+        probs = distribution(forward(ids)[None], [Row(KNOBS, [], [], SEED)])  # [1, V]
+        pieces = probs[0].nonzero()[:, 0].tolist()  # in the order of their ids, as `draw` adds them up
+        widths = probs[0, pieces].tolist()
+        drawn = int(draw(probs, [SEED], [position]))
+        for piece, width, end in zip(pieces, widths, accumulate(widths), strict=True):
+            colour = "#fecaca" if piece == drawn else "#dbeafe"
+            ax.barh(0, width, left=end - width, height=0.7, color=colour, ec="#64748b", lw=0.7)
+            word, turned = tokenizer.decode([piece]).strip(), 90 if width < 0.07 else 0
+            size = 7 if turned else 9
+            ax.text(end - width / 2, 0, word, ha="center", va="center", rotation=turned, fontsize=size)
+        u = uniform(SEED, position)
+        ax.annotate("", (u, 0.3), (u, 1.0), arrowprops={"arrowstyle": "-|>", "color": RED, "lw": 1.8})
+        text, left = f"uniform(seed={SEED}, position={position}) = {u:.3f}", u < 0.6
+        x, side = (u + 0.01, "left") if left else (u - 0.01, "right")
+        ax.text(x, 0.75, text, ha=side, va="center", color=RED, family="DejaVu Sans Mono", fontsize=8.5)
+        told = tokenizer.decode(ids)[len("Lily opened the box and ") :]
+        ax.set_title(f"… {told} …", loc="left", fontsize=10, weight="bold", pad=2)
+        ax.set(xlim=(-0.003, 1.003), ylim=(-0.45, 1.1), yticks=[])
+        ax.spines[["top", "right", "left"]].set_visible(False)
+        ids.append(drawn)
+    axes[-1].set_xlabel("probabilities of the next token, laid end to end")
     figure.tight_layout()
     target = Path(__file__).with_suffix(".svg")
     figure.savefig(target, metadata={"Date": None})

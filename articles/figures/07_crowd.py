@@ -1,4 +1,4 @@
-"""What a decode step costs as more sequences share it: linear layers, and the rest.
+"""What a decode step costs as more sequences share it: linear layers, attention, the rest, for two models.
 
 python articles/figures/07_crowd.py    # writes 07_crowd.svg, from part07_batching.json
 """
@@ -12,27 +12,31 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "part07_batching.json"
-SHARED, OWN, INK = "#1d4ed8", "#b45309", "#334155"
+MODELS = {
+    "storyteller": "storyteller, {:.0f} MB of weights",
+    "gpt2_shape": "GPT-2's shape, {:.0f} MB of weights",
+}
+PARTS = {"linear": "linear layers (the weights)", "attention": "attention", "rest": "the rest"}
+COLOURS, INK = ("#1d4ed8", "#b45309", "#94a3b8"), "#334155"
 plt.rcParams.update({"svg.hashsalt": "07_crowd", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def main() -> None:
     figures = json.loads(RESULT.read_text())["figures"]
-    crowds, whole, linear = figures["crowds"], figures["crowd_step_ms"], figures["crowd_linear_ms"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    left.fill_between(crowds, linear, color=SHARED, alpha=0.75, label="linear layers: the weights, shared")
-    left.fill_between(crowds, linear, whole, color=OWN, alpha=0.55, label="the rest: attention and overhead")
-    left.plot(crowds, [whole[0] * s for s in crowds], ":", color=INK, label="if nothing were shared")
-    left.set(ylabel="time of one decode step, ms", xlim=(1, crowds[-1]), ylim=(0, whole[-1] * 1.35))
-    left.set_title("A step grows slower than the crowd ...", loc="left", weight="bold")
-    left.legend(loc="upper left", framealpha=1, edgecolor="none")
-    right.plot(crowds, [ms / s for s, ms in zip(crowds, whole, strict=True)], "o-", color=INK)
-    right.set(ylabel="time per token, ms", ylim=(0, None))
-    right.set_title("... so each token is cheaper", loc="left", weight="bold")
-    for ax in (left, right):
-        ax.set(xlabel="sequences in the step")
+    crowds = figures["crowds"]
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4.1), layout="constrained")
+    for ax, (name, title) in zip(axes, MODELS.items(), strict=True):
+        found = figures["split"][name]
+        step = found["step_ms"]
+        layers = [found[f"{part}_ms"] for part in PARTS]
+        ax.stackplot(crowds, layers, labels=PARTS.values(), colors=COLOURS, alpha=0.8)
+        ax.plot(crowds, [step[0] * s for s in crowds], ":", color=INK, label="if nothing were shared")
+        ax.set(ylabel="time of one decode step, ms", xlabel="sequences in the step", xlim=(1, crowds[-1]))
+        ax.set_ylim(0, step[-1] * 1.25)
+        ax.set_title(title.format(found["megabytes"]), loc="left", weight="bold")
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     target = Path(__file__).with_suffix(".svg")
     figure.savefig(target, bbox_inches="tight", metadata={"Date": None})
     print(target.name)

@@ -39,7 +39,7 @@ def run(model: str, max_tokens: int, prompt: str = PROMPT) -> None:
     shown = 0
     for output in llm.stream(prompt, SamplingParams(temperature=0, max_tokens=max_tokens)):
         story = output.outputs[0]
-        console.out(story.text[shown:], end="", highlight=False)
+        print(story.text[shown:], end="", flush=True)  # rich would take longer over a token than the model
         shown = len(story.text)
 
     stats = output.stats

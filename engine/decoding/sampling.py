@@ -85,11 +85,11 @@ def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
     if positions is None:
         positions = [len(row.output_ids) for row in rows]
     if all(row.temperature == 0 for row in rows):
-        token_ids = adjust(logits, rows, positions).argmax(-1)
+        best, token_ids = adjust(logits, rows, positions).max(-1)
     else:
         probs = distribution(logits, rows, positions)
-        token_ids = draw(probs, [row.seed for row in rows], positions)
-    return token_ids.masked_fill(~logits.amax(-1).isfinite(), NO_TOKEN)
+        best, token_ids = logits.amax(-1), draw(probs, [row.seed for row in rows], positions)
+    return torch.where(best.isfinite(), token_ids, NO_TOKEN)
 
 
 def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import httpx
 import torch
-import uvicorn
 from rich.console import Console
 from rich.json import JSON
 from rich.panel import Panel
@@ -34,6 +33,7 @@ from engine.layers.packed_linear import pack_linears  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
 from engine.server.app import create_app  # noqa: E402
 from engine.server.backend import LockedBackend  # noqa: E402
+from engine.server.run import serve  # noqa: E402
 from engine.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import HOST, served, title, yes  # noqa: E402
 
@@ -78,7 +78,7 @@ def main() -> None:
     if arguments.serve:
         app = create_app(backend, api_key=arguments.api_key)
         console.print(how_to_call(arguments.port, arguments.api_key), soft_wrap=True)
-        uvicorn.run(app, host=HOST, port=arguments.port, log_level="warning")
+        serve(app, HOST, arguments.port, log_level="warning")
         return
     with served(create_app(backend)) as address, httpx.Client(base_url=address, timeout=60) as client:
         figures = tour(console, client, tokenizer, model.config, model)

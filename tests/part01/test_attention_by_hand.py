@@ -30,14 +30,14 @@ def test_a_token_alone_gets_its_own_value():
     assert close(got, V[:1]), "a token sees itself: alone, all of its weight is on its own value"
 
 
+def test_a_querys_weights_sum_to_1():
+    got = attend([[0.0, 0.0]], K, V)[0]
+    assert close(got, [2.0, 2.0]), "a query's weights are positive and sum to 1: equal scores, equal weights"
+
+
 def test_the_first_token_of_several_sees_itself_alone():
     got = attend(Q, K, V)[0]
-    assert close(got, V[0]), "no token sees a later one: the first one's output is its own value"
-
-
-def test_equal_scores_share_the_weight_equally():
-    got = attend([[0.0, 0.0]] * 3, K, V)[2]
-    assert close(got, [2.0, 2.0]), "a query's weights are positive and sum to 1: equal scores, equal weights"
+    assert close(got, V[0]), "a token sees itself, no token sees a later one: the first gets its own value"
 
 
 def test_scores_are_divided_by_the_root_of_the_heads_width():
@@ -73,8 +73,10 @@ def test_heads_do_not_mix(heads):
 
 
 def test_neighbouring_query_heads_share_a_key_head():
-    """Hq = 4, Hkv = 2, one key: the output of a head is the value of the key head it uses."""
-    q, k = torch.ones(1, 4, 1), torch.ones(1, 2, 1)
-    v = torch.tensor([10.0, 20.0]).view(1, 2, 1)
+    """Hq = 4, Hkv = 2: each query picks one of two tokens, and gets that token's value from its key head."""
+    first, second = 100.0, -100.0  # a query that fits the first token's key, or the second's
+    q = torch.tensor([first, second, first, second]).view(1, 4, 1)
+    k = torch.tensor([1.0, -1.0]).view(2, 1, 1).expand(2, 2, 1)
+    v = torch.tensor([[1.0, 3.0], [2.0, 4.0]]).view(2, 2, 1)  # [tokens, Hkv, Dh]
     got = outcome(lambda: causal_attention(q, k, v).flatten().tolist())
-    assert got == [10.0, 10.0, 20.0, 20.0], "Hq / Hkv *neighbouring* query heads share a key head"
+    assert got == [1.0, 2.0, 3.0, 4.0], "Hq / Hkv *neighbouring* query heads share a key head"

@@ -80,7 +80,7 @@ def test_a_merged_pair_is_a_neighbour_to_the_left():
 
 def test_the_lowest_rank_is_merged_first_wherever_it_stands():
     got = tokens_of("abc", [("b", "c"), ("a", "b")])
-    assert got == ["a", "bc"], "the lowest rank is merged first, not the first pair of the word"
+    assert got == ["a", "bc"], "the lowest rank is merged first; a pair that lost one of its two is then gone"
 
 
 def test_a_pair_whose_neighbour_is_gone_cannot_be_merged():

@@ -70,6 +70,16 @@ def test_a_body_that_is_no_json_has_no_field():
     assert error.param is None, "a place in the text is no field"
 
 
+def test_a_body_that_was_not_read_as_json_asks_for_the_header():
+    complaint = {
+        "type": "model_attributes_type",
+        "loc": ("body",),
+        "msg": "Input should be a valid dictionary",
+    }
+    error = told([complaint | {"input": b"{}"}], body=b"{}")
+    assert "send Content-Type: application/json" in error.message, "a body of bytes was not read as JSON"
+
+
 def test_no_body_at_all_is_told():
     error = told([{"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}])
     assert error.message == "a JSON body is required", "no field is missing: the body is"

@@ -340,11 +340,12 @@ def test_leaving_late_does_not_abort_another_request_of_the_same_name(engine, ga
 
 def test_what_was_delivered_before_the_engine_ended_is_still_read(engine, gate):
     """On a busy machine a reader may come back only when all is over."""
-    gate.open()
+    gate.allow(1)
 
     async def run():
         stream = await engine.generate("hello", GREEDY, "a")
         await anext(stream)
+        gate.open()
         await asyncio.to_thread(wait_until, lambda: not engine.engine.has_unfinished_requests())
         await asyncio.to_thread(engine.stop)
         return await read(stream)

@@ -42,7 +42,7 @@ def test_room_is_reserved_for_every_token_before_it_is_computed(fifo):
     for step in range(9):
         batch = fifo.schedule()
         assert fifo.cache.blocks["a"] * 4 >= batch.context_lens[0] == 4 + step
-        batch.requests[0].append(7)
+        batch.requests[0].confirm(7, 0.0)
         fifo.update(batch)
 
 
@@ -75,7 +75,7 @@ def test_rejected_drafts_were_never_computed(fifo):
     request.draft_ids = [91, 92, 93]
     batch = fifo.schedule()
     assert chosen(batch) == {"a": 4}
-    request.append(7)
+    request.confirm(7, 0.0)
     fifo.update(batch, drafts=[[94]])
     assert (request.num_computed_tokens, request.draft_ids, request.num_tokens_to_compute) == (6, [94], 2)
 

@@ -1,6 +1,7 @@
 """First in, first out: requests complete in order, with the text each would have alone."""
 
 import pytest
+import torch
 
 from engine.cache.slots import SlotCache
 from engine.decoding.params import ParameterError, SamplingParams
@@ -10,7 +11,7 @@ from engine.listeners import Listeners
 from engine.llm_engine import LLMEngine
 from engine.scheduling.fifo import FIFOScheduler
 from engine.scheduling.request import State
-from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, Recorder, run_to_end, told_alone
+from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, Recorder, run_to_end, told_alone
 
 PROMPTS = ["Once upon a time", "The little dog", "A red ball"]
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
@@ -155,6 +156,64 @@ def test_aborting_n_samples_keeps_what_is_finished(fake_engine):
     output = engine.abort_request("a")
     assert [sample.finish_reason for sample in output.outputs] == ["length", "abort", "abort"]
     assert [len(sample.token_ids) for sample in output.outputs] == [4, 2, 0]
+
+
+def test_aborting_keeps_the_reason_of_a_request_that_has_just_ended(fake_engine):
+    """Its last token had come, then the step failed outside the forward pass, before it could leave."""
+
+    class Tripping(FIFOScheduler):
+        def update(self, batch, drafts=None):
+            raise KeyError("who was that")
+
+    engine = fake_engine(Tripping)
+    engine.add_request("a", "hello", SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
+    with pytest.raises(KeyError):
+        engine.step()
+    assert engine.abort_request("a").outputs[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_stop_tokens_like_the_end_of_sequence_are_not_chosen_before_min_tokens(fake_engine, temperature):
+    cache = BlockCache(64, 16)
+    forward = FakeForward(cache)
+
+    def eager_to_stop(batch):
+        logits = forward(batch)
+        logits[:, [66, 67, 256]] = 40 + torch.tensor([2.0, 1.0, 3.0])  # "B", "C", end of sequence
+        return logits
+
+    engine = fake_engine(cache=cache, forward=eager_to_stop)
+    params = SamplingParams(
+        temperature=temperature, seed=1, min_tokens=4, max_tokens=9, stop_token_ids=(66, 67)
+    )
+    engine.add_request("a", "hello", params)
+    (output,) = run_to_end(engine).values()
+    assert len(output.outputs[0].token_ids) == 5, "four tokens of another kind, then one that ends the output"
+    assert not {66, 67, 256} & {*output.outputs[0].token_ids[:4]}
+
+
+def test_a_snapshot_of_a_running_output_stays_as_it_was_and_the_last_one_is_a_list(fake_engine):
+    engine = fake_engine()
+    engine.add_request("a", "hello", GREEDY)
+    snapshots = []
+    while engine.has_unfinished_requests():
+        snapshots += engine.step()
+    expected = told_alone("hello", GREEDY).token_ids
+    for count, output in enumerate(snapshots, start=1):
+        (sample,) = output.outputs
+        assert sample.token_ids == expected[:count], "a snapshot went on growing"
+        assert len(sample.token_ids) == count
+        assert [sample.token_ids[-1], *sample.token_ids[:2]] == [expected[count - 1], *expected[:count][:2]]
+        assert repr(sample.token_ids) == repr(expected[:count])
+        with pytest.raises(IndexError):
+            sample.token_ids[count]
+    assert isinstance(snapshots[-1].outputs[0].token_ids, list)
+
+
+@pytest.mark.parametrize("priority", [-101, 101, 2**31])
+def test_priorities_have_few_levels_so_that_nobody_starves(fake_engine, priority):
+    with pytest.raises(ParameterError, match="-100 to 100"):
+        fake_engine(supports=SUPPORTS | {"priority"}).make_requests("a", "hello", priority=priority)
 
 
 def test_seeded_samples_equal_the_loop_alone(fake_engine):

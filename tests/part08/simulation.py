@@ -99,9 +99,14 @@ class Simulation(Listener):
                 self.end(self.rng.choice(list(self.live.values())))
             self.step()
             assert self.steps < 400 * self.s.num_requests, "some request never ends"
-        self.check(self.cache.usage().num_sequences == 0 and self.cache.free_blocks == self.s.num_blocks)
-        self.check(not self.scheduler.waiting and not self.scheduler.running)
-        self.check(self.ended == self.s.num_requests)
+        self.check(
+            self.cache.usage().num_sequences == 0 and self.cache.free_blocks == self.s.num_blocks,
+            "all have ended, and some memory is still held",
+        )
+        self.check(
+            not self.scheduler.waiting and not self.scheduler.running, "all have ended, yet one is queued"
+        )
+        self.check(self.ended == self.s.num_requests, "some request never ended")
         return self
 
     def arrive(self) -> None:
@@ -124,7 +129,7 @@ class Simulation(Listener):
 
     def end(self, request: Request) -> None:
         self.scheduler.finish(request)
-        self.check(request.state is State.FINISHED)
+        self.check(request.state is State.FINISHED, "ended, but not finished")
         del self.live[request.id], self.computed[request.id]
         self.ended += 1
 
@@ -154,7 +159,8 @@ class Simulation(Listener):
         if self.rng.random() < self.s.failure_rate:
             self.failures += 1
             self.scheduler.rollback(batch)
-            self.check(all(r.num_computed_tokens == self.computed[r.id] for r in batch.requests))
+            unchanged = all(r.num_computed_tokens == self.computed[r.id] for r in batch.requests)
+            self.check(unchanged, "a step was taken back, yet its tokens still count as computed")
             for request in batch.requests:
                 if self.rng.random() < 0.2:
                     self.end(request)
@@ -177,7 +183,9 @@ class Simulation(Listener):
         self.scheduler.update(batch, drafts if self.s.drafts else None)
         for request in batch.requests:
             self.computed[request.id] = min(self.computed[request.id], len(request.token_ids) - 1)
-            self.check(request.num_computed_tokens == self.computed[request.id])
+            self.check(
+                request.num_computed_tokens == self.computed[request.id], "computed is not what the steps did"
+            )
         for request in finished:
             self.end(request)
 
@@ -189,33 +197,41 @@ class Simulation(Listener):
         """Every live request is in one queue; the cache holds what those who run asked for, and no more."""
         waiting, running = self.scheduler.waiting, self.scheduler.running
         self.check(len(waiting) + len(running) == len(self.live), "lost, or in two queues")
-        self.check({*waiting, *running} == set(self.live.values()))
-        self.check(all(request.state is State.WAITING for request in waiting))
-        self.check(all(request.state is State.RUNNING for request in running))
+        self.check({*waiting, *running} == set(self.live.values()), "lost, or in two queues")
+        self.check(
+            all(request.state is State.WAITING for request in waiting), "in the queue, but not waiting"
+        )
+        self.check(all(request.state is State.RUNNING for request in running), "has a seat, but does not run")
         self.check(len(running) <= self.s.max_num_seqs, "more running than seats")
         self.check(self.cache.blocks.keys() == {request.id for request in running}, "memory without a seat")
-        self.check(self.cache.free_blocks >= 0)
+        self.check(self.cache.free_blocks >= 0, "more memory given than there is")
         for request in running:
             needed = -(-self.cache.given[request.id] // self.s.block_tokens)
             self.check(self.cache.blocks[request.id] == needed, "memory nobody asked for")
-            self.check(request.num_computed_tokens <= len(request.token_ids) + len(request.draft_ids))
+            self.check(
+                request.num_computed_tokens <= len(request.token_ids) + len(request.draft_ids),
+                "more tokens computed than there are",
+            )
             self.check(request.num_computed_tokens <= self.cache.given[request.id], "computed without room")
-        self.check(all(request.num_computed_tokens == 0 for request in waiting))
+        self.check(all(request.num_computed_tokens == 0 for request in waiting), "waits with computed tokens")
 
     def check_batch(self, batch) -> None:
         """Within the budget, each request once, the next tokens of each and no others."""
         self.check(0 < batch.num_tokens <= self.s.budget, "over budget")
-        self.check(len(set(batch.requests)) == len(batch.requests))
+        self.check(len(set(batch.requests)) == len(batch.requests), "twice in one step")
         running = set(self.scheduler.running)
         for s, request in enumerate(batch.requests):
             self.check(request in running, "not admitted")
             a, b = batch.query_start[s : s + 2]
             start, end = self.computed[request.id], batch.context_lens[s]
-            self.check(end - start == b - a > 0)
+            self.check(end - start == b - a > 0, "a step without a token of its own, or with others' tokens")
             self.check(batch.positions[a:b] == tuple(range(start, end)), "a token was left out or done twice")
             known = [*request.token_ids, *request.draft_ids]
-            self.check(list(batch.token_ids[a:b]) == known[start:end])
-            self.check(bool(batch.logit_rows[s]) == (end >= len(request.token_ids)))
+            self.check(list(batch.token_ids[a:b]) == known[start:end], "other tokens than its own")
+            self.check(
+                bool(batch.logit_rows[s]) == (end >= len(request.token_ids)),
+                "logits of an incomplete prompt, or none of a complete one",
+            )
 
     def check_order(self, batch, before: set[Request]) -> None:
         """No budget is wasted, the best go first, and among equals the first come."""

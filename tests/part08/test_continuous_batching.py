@@ -49,8 +49,11 @@ def test_greedy_requests_of_mixed_lengths_have_the_text_they_have_alone(
     for prompt, length in zip(PROMPTS, LENGTHS, strict=True):
         params = SamplingParams(temperature=0, max_tokens=length)
         engine.add_request(prompt, prompt, params)
-        expected[prompt] = [alone(prompt, params)]
-    assert {name: output.outputs for name, output in run_to_end(engine).items()} == expected
+        expected[prompt] = alone(prompt, params)
+    done = run_to_end(engine)
+    for prompt in PROMPTS:
+        assert done[prompt].outputs[0].text == expected[prompt].text, "a request says what it says alone"
+        assert done[prompt].outputs == [expected[prompt]]
 
 
 def test_requests_that_join_in_flight_disturb_nobody_and_are_not_disturbed(real_engine, alone):
@@ -75,7 +78,9 @@ def test_every_chunk_size_gives_the_same_tokens(fake_engine, budget):
         engine.add_request(str(i), prompt, mixed_params(i))
     done = run_to_end(engine)
     for i, prompt in enumerate(prompts):
-        assert done[str(i)].outputs[0].token_ids == told_alone(prompt, mixed_params(i)).token_ids
+        assert done[str(i)].outputs[0].token_ids == told_alone(prompt, mixed_params(i)).token_ids, (
+            "a prompt read in chunks gives the tokens it gives in one piece"
+        )
 
 
 @pytest.mark.parametrize("num_blocks", [26, 30, 40, 80])
@@ -101,7 +106,9 @@ def test_preempted_requests_have_the_tokens_they_would_have_had(fake_engine, num
         done |= {output.request_id: output for output in engine.step() if output.finished}
     assert set(done) | aborted == set(prompts)
     for name, output in done.items():
-        assert output.outputs[0].token_ids == told_alone(prompts[name], mixed_params(int(name))).token_ids
+        assert output.outputs[0].token_ids == told_alone(prompts[name], mixed_params(int(name))).token_ids, (
+            "a preempted request says what it would have said"
+        )
     preemptions = sum(kind == "preempt" for kind, _ in recorder.heard)
     assert preemptions > 0 or num_blocks == 80
 

@@ -17,7 +17,7 @@ from engine.scheduling.continuous import ContinuousScheduler
 from engine.server.app import create_app
 from engine.server.protocol import Completions
 from tests.part04.serving import DEADLINE, http, serve, wait_until
-from tests.part06.fakes import BlockCache, FakeForward, Gate, Recorder, at_rest, run_to_end, told_alone
+from tests.part06.fakes import BlockCache, FakeForward, Gate, Recorder, at_rest, run_to_end, told_alone, until
 
 WHO = [
     "a dog",
@@ -52,12 +52,13 @@ def recorder():
 
 @pytest.fixture
 def serving(passed):
-    """serving(engine) -> URL; when the test is over, no thread of it is left."""
+    """serving(engine or backend) -> URL; when the test is over, no thread of it is left."""
     before = set(threading.enumerate())
     with ExitStack() as stack:
 
         def start(engine):
-            backend = stack.enter_context(at_rest(AsyncLLMEngine(engine, "m"), passed))
+            backend = engine if isinstance(engine, AsyncLLMEngine) else AsyncLLMEngine(engine, "m")
+            stack.enter_context(at_rest(backend, passed))
             return stack.enter_context(serve(create_app(backend, shape=Completions(allow_priority=True))))
 
         yield start
@@ -104,13 +105,24 @@ def test_fifty_streaming_clients_at_once_each_get_exactly_the_offline_text(
     real_engine, serving, offline, recorder
 ):
     engine = real_engine(continuous(16, 128), num_slots=16, listeners=Listeners([recorder]))
-    url = serving(engine)
+    gate = engine.executor.forward = Gate(engine.executor.forward)
+    backend = AsyncLLMEngine(engine, "m")
+    url = serving(backend)
+
+    def all_have_asked() -> bool:
+        """The first step waits at the gate; who comes meanwhile is a command that waits, too."""
+        queues = engine.scheduler.running, engine.scheduler.waiting
+        return gate.entered and sum(map(len, queues)) + backend._commands.qsize() == len(PROMPTS)
 
     async def run():
         async with client_of(url) as client:
-            return await asyncio.gather(
-                *[stream(client, prompt, **params_of(i)) for i, prompt in enumerate(PROMPTS)]
-            )
+            asking = [
+                asyncio.create_task(stream(client, prompt, **params_of(i)))
+                for i, prompt in enumerate(PROMPTS)
+            ]
+            await until(all_have_asked, *asking)
+            gate.open()
+            return await asyncio.gather(*asking)
 
     assert len(PROMPTS) == 50
     assert asyncio.run(run()) == offline
@@ -178,7 +190,7 @@ def test_a_reader_who_stands_still_does_not_slow_the_others(real_engine, serving
 def test_refused_and_aborted_and_failed_and_served_requests_leave_nothing_together(fake_engine, serving):
     cache = BlockCache(40, 8)
     forward = FakeForward(cache)
-    forward.fail_at = {step: RuntimeError("the cable came loose") for step in (3, 9, 20)}
+    forward.fail_at = {step: RuntimeError("the cable came loose") for step in range(3, 1000, 30)}
     url = serving(fake_engine(continuous(4, 32), cache, forward, supports=SUPPORTS | {"priority"}))
 
     async def ask(client, i: int) -> int:

@@ -1,12 +1,16 @@
-"""The tiny repository of tiny.py, a copy for every test that asks for it, and pytest kept warm."""
+"""The tiny repository of tiny.py, a copy for every test that asks for it, pytest kept
+warm, and the parts cut out of the real engine.
+"""
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from parts.manifest import Part
+from parts.tree import start
 from parts.warm import Warm
 from tests.series.tiny import FILES, write
 
@@ -32,6 +36,21 @@ def warm() -> Iterator[Warm]:
     """Runs pytest in trees."""
     with Warm() as warm:
         yield warm
+
+
+@pytest.fixture(scope="session")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """trees(part, solved) -> the part cut out of this repository, once per session. Not to be written to."""
+    made: dict[tuple[Part, bool], Path] = {}
+
+    def cut(part: Part, solved: bool) -> Path:
+        if (part, solved) not in made:
+            folder = tmp_path_factory.mktemp(part.name) / ("solved" if solved else "start")
+            start(ROOT, part.number, folder, solved)
+            made[part, solved] = folder
+        return made[part, solved]
+
+    return cut
 
 
 @pytest.fixture

@@ -38,23 +38,9 @@ def test_each_exercise_has_its_mistakes(part):
     load_mistakes(ROOT, part)
 
 
-@pytest.fixture(scope="module")
-def solved(tmp_path_factory):
-    """solved(part) -> its solved tree, cut once."""
-    made = {}
-
-    def cut(part) -> Path:
-        if part not in made:
-            made[part] = tmp_path_factory.mktemp(part.name) / "solved"
-            start(ROOT, part.number, made[part], solved=True)
-        return made[part]
-
-    return cut
-
-
 @pytest.mark.parametrize(("part", "mistake"), known())
-def test_the_mistake_is_rejected_in_its_words(warm, solved, part, mistake):
-    verdict = judge(warm, solved(part), part, mistake)
+def test_the_mistake_is_rejected_in_its_words(warm, trees, part, mistake):
+    verdict = judge(warm, trees(part, solved=True), part, mistake)
     assert not verdict.problem, str(verdict)
 
 

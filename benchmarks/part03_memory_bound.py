@@ -1,0 +1,230 @@
+"""What does a decode step wait for: bytes, arithmetic, or the calls themselves?
+
+    python -m benchmarks.part03_memory_bound                 # a minute or two, on a quiet machine
+    python -m benchmarks.part03_memory_bound --repeats 5 --models storyteller
+
+Three tests of "it waits for its weights". A step of 8 tokens does eight times the arithmetic on the same
+bytes: if reading decides, it costs hardly more. A bare read of the same bytes (torch.sum) is a floor. And a
+model too large for the processor's caches must be slower per byte. What is left is split: linear layers that
+compute nothing leave the rest of the step, and linear layers of a few numbers leave the cost of a call.
+
+All figures are the fastest of many repeats, the sides in turns.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import torch
+from rich import print
+from rich.table import Table
+from torch import Tensor, nn
+
+from benchmarks.record import record
+from engine.cache.single import SingleCache
+from engine.layers.packed_linear import FORMS
+from engine.layers.replace import linear_names, replace_linears
+from engine.models.loader import load_model
+
+CONTEXT = 64  # tokens in the cache
+TOKENS = (1, 8)  # in a step
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 50257,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_positions": 1024,
+}
+NAMES = {"storyteller": "storyteller", "gpt2-shape": "GPT-2's shape, random weights"}
+
+
+class Nothing(nn.Module):
+    """A linear layer without arithmetic: its answer is always there."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.answers = {rows: torch.zeros(rows, linear.out_features) for rows in TOKENS}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.answers[len(x)]
+
+
+def load(name: str, form: type[nn.Module] | None) -> nn.Module:
+    """The model with all linear layers in one form; its weights fit into fp16, so each form is exact."""
+    if name == "gpt2-shape":
+        folder = Path(tempfile.mkdtemp())
+        (folder / "config.json").write_text(json.dumps(GPT2))
+        model = load_model(folder, load_format="dummy")
+        for layer in linear_names(model):
+            weight = model.get_submodule(layer).weight
+            weight.copy_(weight.half())
+    else:
+        model = load_model(name)
+    return replace_linears(model, lambda _, linear: form(linear)) if form else model
+
+
+def step(model: nn.Module, tokens: int) -> Callable[[], Tensor]:
+    """A step of `tokens` tokens behind CONTEXT others, with the logits of the last."""
+    cache = SingleCache(model.config, CONTEXT + tokens)
+    cache.keys.normal_(), cache.values.normal_()
+    cache.advance(CONTEXT)
+    ids, positions = torch.arange(1, tokens + 1), torch.arange(CONTEXT, CONTEXT + tokens)
+
+    def run() -> Tensor:
+        return model.logits(model(ids, positions, cache.attend)[-1:])
+
+    return run
+
+
+@torch.inference_mode()
+def fastest(sides: dict[tuple, Callable[[], object]], repeats: int) -> dict[tuple, float]:
+    """Milliseconds of each, the sides in turns."""
+    found = dict.fromkeys(sides, float("inf"))
+    for _ in range(repeats):
+        for name, run in sides.items():
+            run()  # what the side before left in the caches is not its fault
+            start = time.perf_counter()
+            run()
+            found[name] = min(found[name], (time.perf_counter() - start) * 1e3)
+    return found
+
+
+def measure(name: str, repeats: int) -> dict:
+    plain = load(name, None)
+    linears = [plain.get_submodule(layer) for layer in linear_names(plain)]
+    weights = [linear.weight for linear in linears]
+    forms = [form for form in FORMS if all(map(form.can_pack, linears))]
+    models = {"nn.Linear": plain, **{form.__name__: load(name, form) for form in forms}}
+    models["nothing"] = load(name, Nothing)
+    steps = {(side, T): step(model, T) for (side, model), T in product(models.items(), TOKENS)}
+    # The layers alone, one after the other, as they are read within a step; and layers of 8 x 8 numbers.
+    inputs = [torch.ones(1, linear.in_features) for linear in linears]
+    tiny, small = torch.ones(1, 8), nn.Linear(8, 8).requires_grad_(False)
+    small.weight.copy_(small.weight.half())
+    for side, form in {"nn.Linear": None, **{form.__name__: form for form in forms}}.items():
+        own = [models[side].get_submodule(layer) for layer in linear_names(plain)]
+        short = form(small) if form else small
+        steps[side, "layers"] = lambda own=own: [layer(x) for layer, x in zip(own, inputs, strict=True)]
+        steps[side, "calls"] = lambda short=short: [short(tiny) for _ in linears]
+    steps["bare read", "fp32"] = lambda: [weight.sum() for weight in weights]
+    steps["bare read", "fp16"] = lambda: [
+        weight[: len(weight) // 2].sum() for weight in weights
+    ]  # half the bytes
+    ms = fastest(steps, repeats)
+    megabytes = sum(weight.nbytes for weight in weights) / 1e6
+    found = {
+        side: {
+            "step_ms": ms[side, 1],
+            "step_of_8_ms": ms[side, 8],
+            "eight_times_the_arithmetic": ms[side, 8] / ms[side, 1],
+            "layers_ms": ms[side, "layers"],
+            "calls_ms": ms[side, "calls"],
+            "megabytes": megabytes / 2 if "Half" in side else megabytes,
+        }
+        for side in models
+        if side != "nothing"
+    }
+    bare = {kind: ms["bare read", kind] for kind in ("fp32", "fp16")}
+    fp32 = min(value["layers_ms"] for side, value in found.items() if "Half" not in side)
+    split = {
+        "layers_plain_ms": found["nn.Linear"]["layers_ms"],
+        "layers_best_fp32_ms": fp32,  # the same bytes, another kernel
+        "layers_half_ms": found.get("Half", {}).get("layers_ms"),  # half the bytes, and another kernel again
+        "by_kernel_ms": found["nn.Linear"]["layers_ms"] - fp32,
+        "bytes_could_save_ms": bare["fp32"] - bare["fp16"],
+    }
+    return {
+        "forms": found,
+        "bare_read_ms": bare,
+        "gigabytes_per_second": {"bare read": megabytes / bare["fp32"]}
+        | {side: value["megabytes"] / value["layers_ms"] for side, value in found.items()},
+        "rest_of_the_step_ms": ms["nothing", 1],
+        "split": split,
+        "num_linears": len(linears),
+    }
+
+
+def parallel_region_us(repeats: int) -> float:
+    """What handing work to all threads and waiting for the last costs: PyTorch shares out an elementwise
+    operation from 32,768 numbers on, so one number more shows it.
+    """
+    alone, shared = torch.zeros(32_767), torch.zeros(32_769)
+    sides = {
+        (name,): lambda x=x: [x.add_(1) for _ in range(20)]
+        for name, x in {"alone": alone, "shared": shared}.items()
+    }
+    ms = fastest(sides, repeats)
+    return (ms["shared",] - ms["alone",]) / 20 * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--models", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    args = parser.parse_args()
+    figures: dict = {"region_us": {}, "context": CONTEXT}
+    rows = []
+    for threads in args.threads:
+        torch.set_num_threads(threads)
+        figures["region_us"][str(threads)] = parallel_region_us(args.repeats)
+        for name in args.models:
+            found = figures.setdefault(name.replace("-", "_"), {})[f"threads_{threads}"] = measure(
+                name, args.repeats
+            )
+            for side, ms in found["forms"].items():
+                numbers = [
+                    ms[key] for key in ("megabytes", "step_ms", "step_of_8_ms", "layers_ms", "calls_ms")
+                ]
+                rows.append([NAMES[name], threads, f"`{side}`", *numbers])
+            rest = found["rest_of_the_step_ms"]
+            rows.append([NAMES[name], threads, "no linear layers", 0, rest, None, 0, 0])
+            bare = found["bare_read_ms"]["fp32"]
+            rows.append(
+                [
+                    NAMES[name],
+                    threads,
+                    "a bare read",
+                    found["forms"]["nn.Linear"]["megabytes"],
+                    None,
+                    None,
+                    bare,
+                    0,
+                ]
+            )
+    columns = [
+        "model",
+        "threads",
+        "linear layers",
+        "MB",
+        "step, ms",
+        "step of 8 tokens, ms",
+        "layers alone, ms",
+    ]
+    columns += ["of that, calls, ms"]
+    shown = Table(*columns, title=f"a decode step behind {CONTEXT} tokens")
+    for row in rows:
+        shown.add_row(*("" if x is None else f"{x:.2f}" if isinstance(x, float) else str(x) for x in row))
+    print(shown)
+    print(f"handing work to all threads costs {figures['region_us']} µs")
+    workload = {
+        "models": args.models,
+        "context": CONTEXT,
+        "repeats": args.repeats,
+        "torch_threads": args.threads,
+    }
+    question = "What does a decode step wait for: bytes, arithmetic, or the calls themselves?"
+    print(
+        record(
+            "part03_memory_bound", question, workload, figures, {"steps": {"columns": columns, "rows": rows}}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
