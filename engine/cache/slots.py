@@ -121,7 +121,7 @@ class SlotCache:
         return attend
 
     def _alone(self, part: "_Part") -> Attend:
-        """One sequence: new keys go into its slot, and the kernel reads a view of it: no old key is copied."""
+        """One sequence: new keys go into its slot, and the kernel reads a view of it. Old keys stay put."""
         own = self._memory[:, :, part.slot, :, : part.end].transpose(2, 3)  # [2, L, end, Hkv, Dh]
         new_keys, new_values = (layers.unbind() for layers in own[:, :, part.end - part.num_new :])
         keys, values = (layers.unbind() for layers in own)
