@@ -353,6 +353,20 @@ def test_what_was_delivered_before_the_engine_ended_is_still_read(engine, gate):
     assert asyncio.run(run())[-1].outputs[0].token_ids == told_alone("hello", GREEDY).token_ids
 
 
+def test_a_request_that_came_while_the_engine_was_ending_is_told_so(engine):
+    wait = threading.Event()
+
+    async def run():
+        engine._command(wait.wait)
+        engine._command(engine._stop)
+        asked = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
+        await until(lambda: engine._commands.qsize() == 2)
+        wait.set()
+        return await asyncio.wait_for(asked, 20)
+
+    assert asyncio.run(run())[-1].outputs[0].finish_reason == "abort"
+
+
 def test_an_engine_stopped_twice_serves_again_once_it_is_started(engine, gate):
     gate.open()
     for _ in range(2):
