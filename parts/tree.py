@@ -1,8 +1,8 @@
 """Cuts a part out of the finished engine: the tree a learner starts from, the solved one, the history of all.
 
 Promises: a folder with anything in it is refused and left alone; only files that git tracks, or would, are
-copied. A tree carries `parts/cut.toml`, which says what it is, and is not cut again. Does not know what the
-files do.
+copied. A tree's articles link to nothing that it lacks. It carries `parts/cut.toml`, which says what it is,
+and is not cut again. Does not know what the files do.
 """
 
 import os
@@ -110,6 +110,9 @@ def _write(root: Path, files: list[str], parts: list[Part], part: Part, target: 
         "pyproject.toml": _pyproject(root, part),
         CUT: f"# Written by `python -m parts`.\npart = {part.number}\nsolved = {str(solved).lower()}\n",
     }
+    for path in paths:
+        if path.startswith("articles/") and path.endswith(".md"):
+            texts[path] = _without_later_links((root / path).read_text(encoding="utf-8"), set(paths))
     if not solved:
         texts["conftest.py"] = LEARNER_CONFTEST
         for path in {exercise.path for exercise in part.exercises}:
@@ -122,6 +125,16 @@ def _write(root: Path, files: list[str], parts: list[Part], part: Part, target: 
             destination.write_text(texts[path], encoding="utf-8", newline="\n")
         else:
             shutil.copy(root / path, destination)
+
+
+def _without_later_links(text: str, there: set[str]) -> str:
+    """An article; where it links to an article or a notebook that the tree lacks, the words stay."""
+
+    def keep(link: re.Match) -> str:
+        folder, name = link[2] or "articles/", link[3]
+        return link[0] if folder.removeprefix("../") + name in there else link[1]
+
+    return re.sub(r"\[([^\]]*)\]\((\.\./notebooks/)?(\d\d_\w+\.(?:md|ipynb))(?:#[\w-]*)?\)", keep, text)
 
 
 def _pyproject(root: Path, part: Part) -> str:

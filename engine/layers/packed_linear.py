@@ -8,6 +8,7 @@ row, and another for many where that pays.
 
 import time
 import warnings
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -92,50 +93,55 @@ class Blocked(Module):
 
 
 class ByRows(Module):
-    """One layer in two forms, for steps of few rows and of many."""
+    """One layer in two forms, each for the numbers of rows at which it is the faster."""
 
-    def __init__(self, few: nn.Module, many: nn.Module, most: int) -> None:
-        """`few` serves up to `most` rows."""
+    def __init__(self, by_size: Sequence[nn.Module]) -> None:
+        """by_size[i] serves 2**i rows and more, the last one all there are beyond."""
         super().__init__()
-        self.few, self.many, self.most = few, many, most
+        self.by_size = tuple(by_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """x[T, in] -> [T, out]"""
-        return self.few(x) if x.size(0) <= self.most else self.many(x)
+        return self.by_size[min(x.size(0).bit_length(), len(self.by_size)) - 1](x)
 
 
 FORMS = (Half, SharedHalf, Transposed, Blocked)
+SIZES = [2**i for i in range(8)]  # rows, 1 to 128, at which two forms are compared
 
 
 def pack_linears(model: nn.Module, rows: int = 1) -> nn.Module:
-    """Replace the model's linear layers by their fastest lossless forms for steps of 1 to `rows` tokens, in
-    place: one form, or two if that of one token is not that of `rows`.
+    """Replace the model's linear layers by their fastest lossless form, in place: that for `rows` rows, and
+    beside it that for a single row, if it is another and much faster there.
 
     For `load_model(..., transform=pack_linears)`. Leaves a model alone that is not in fp32 on a CPU, or for
-    which nothing beats nn.Linear; and layers that are no nn.Linear. Takes a fraction of a second per million
+    which nothing beats nn.Linear; and layers that are no nn.Linear. Takes less than a second per ten million
     weights.
     """
     layers = [model.get_submodule(name) for name in linear_names(model)]
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    forms: dict[type[nn.Module] | None, list[nn.Module]] = {None: linears}  # None: as it is
-    for form in FORMS:
-        if all(form.can_pack(linear) for linear in linears):
-            forms[form] = [form(linear) for linear in linears]
 
-    def seconds(form: type[nn.Module] | None, rows: int) -> float:
-        found = _seconds_per_step(linears, forms[form], rows)
-        return found if form in (Half, SharedHalf) else found * CROWDING
+    def seconds(form: Callable, made: list[nn.Module], rows: int) -> float:
+        return _seconds_per_step(linears, made, rows) * (1 if form in (Half, SharedHalf) else CROWDING)
 
-    many = min(forms, key=lambda form: seconds(form, rows))
-    few = min(forms, key=lambda form: seconds(form, 1)) if rows > 1 else many
-    chosen = forms[many]
-    if few is not many and seconds(few, 1) < WORTH * seconds(many, 1):
-        most = 1
-        while 2 * most < rows and seconds(few, 2 * most) <= seconds(many, 2 * most):
-            most *= 2
-        chosen = [ByRows(*pair, most) for pair in zip(forms[few], chosen, strict=True)]
+    # 1. Who wins at one row, who at many? Each form is dropped again: all at once might not fit into memory.
+    at_one, at_many = {}, {}
+    for form in (_as_it_is, *(form for form in FORMS if all(map(form.can_pack, linears)))):
+        made = [form(linear) for linear in linears]
+        at_one[form], at_many[form] = seconds(form, made, 1), seconds(form, made, rows)
+    few, many = min(at_one, key=at_one.get), min(at_many, key=at_many.get)
+    # 2. One form; or two, each for the numbers of rows at which it is the faster.
+    chosen = [many(linear) for linear in linears]
+    if rows > 1 and at_one[few] < WORTH * at_one[many]:
+        other = [few(linear) for linear in linears]
+        wins = [seconds(few, other, size) < seconds(many, chosen, size) for size in SIZES]
+        pairs = zip(other, chosen, strict=True)
+        chosen = [ByRows([mine if won else its for won in wins]) for mine, its in pairs]
     place = dict(zip(linears, chosen, strict=True))
     return replace_linears(model, lambda name, layer: place.get(layer, layer))
+
+
+def _as_it_is(linear: nn.Linear) -> nn.Module:
+    return linear
 
 
 @torch.inference_mode()
@@ -143,7 +149,7 @@ def _seconds_per_step(linears: list[nn.Linear], candidates: list[nn.Module], row
     """Best of several passes over all layers in order, so that the caches hold what they would in use."""
     inputs = [torch.ones(rows, linear.in_features).to(linear.weight) for linear in linears]
     passes: list[float] = []
-    while len(passes) < 3 or (len(passes) < 10 and sum(passes) < 0.05):
+    while len(passes) < 2 or (len(passes) < 10 and sum(passes) < 0.03):
         start = time.perf_counter()
         for candidate, x in zip(candidates, inputs, strict=True):
             candidate(x)

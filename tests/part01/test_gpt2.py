@@ -1,5 +1,7 @@
 """Our GPT-2 against Hugging Face's: the same weights, the same ids, the same logits."""
 
+import copy
+
 import pytest
 import torch
 
@@ -115,6 +117,8 @@ def test_the_last_position_is_fine_and_the_next_is_refused(tiny_gpt2):
     assert logits(model, [1] * 128).isfinite().all()
     with pytest.raises(ValueError, match=r"(?=.*\b128\b)(?=.*\b127\b)"):
         logits(model, [1] * 129)
+    with pytest.raises(ValueError, match=r"(?=.*\b9999\b)(?=.*\b4096\b)"):
+        logits(model, [9999])
 
 
 def test_positions_matter(tiny_gpt2):
@@ -123,3 +127,35 @@ def test_positions_matter(tiny_gpt2):
     with torch.inference_mode():
         here, there = (model(ids, torch.arange(3) + shift, causal) for shift in (0, 20))
     assert (here - there).abs().max() > 1e-2
+
+
+def test_a_layer_put_in_anothers_place_is_the_one_that_is_called(tiny_gpt2):
+    """Our modules find their layers without nn.Module's search, and must not find an old one."""
+    model = load_model(tiny_gpt2)
+    x = torch.randn(2, 64)
+    model.blocks[0].mlp.down = torch.nn.Identity()
+    assert model.blocks[0].mlp(x).shape == (2, 256)
+    model.norm.weight = torch.nn.Parameter(torch.zeros(64))
+    assert torch.equal(model.norm(x), model.norm.bias.expand(2, 64))
+
+
+def test_a_copy_of_the_model_has_layers_of_its_own(tiny_gpt2):
+    model = load_model(tiny_gpt2)
+    other = copy.deepcopy(model)
+    other.blocks[0].mlp.down.weight.zero_()
+    x = torch.randn(2, 64)
+    assert not torch.equal(model.blocks[0].mlp(x), other.blocks[0].mlp(x))
+    assert other.head.weight is other.embed.weight, "tied as before"
+
+
+def test_hooks_are_heard(tiny_gpt2):
+    model, heard = load_model(tiny_gpt2), []
+    hooks = [
+        model.norm.register_forward_pre_hook(lambda *_: heard.append("before")),
+        model.norm.register_forward_hook(lambda *_: heard.append("after")),
+    ]
+    model.norm(torch.randn(2, 64))
+    for hook in hooks:
+        hook.remove()
+    model.norm(torch.randn(2, 64))
+    assert heard == ["before", "after"]

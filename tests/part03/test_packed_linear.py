@@ -10,7 +10,7 @@ from engine.cache.single import CachedForward
 from engine.decoding.greedy import generate
 from engine.decoding.params import SamplingParams
 from engine.layers import packed_linear
-from engine.layers.packed_linear import Blocked, Half, pack_linears
+from engine.layers.packed_linear import Blocked, ByRows, Half, SharedHalf, Transposed, pack_linears
 from engine.layers.replace import linear_names, replace_linears
 from engine.models.loader import load_model
 
@@ -21,7 +21,13 @@ needs_mkldnn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="blocked weights are oneDNN's"
 )
 each_form = pytest.mark.parametrize(
-    "form", [pytest.param(Half, marks=needs_fbgemm), pytest.param(Blocked, marks=needs_mkldnn)]
+    "form",
+    [
+        pytest.param(Half, marks=needs_fbgemm),
+        pytest.param(SharedHalf, marks=needs_fbgemm),
+        Transposed,
+        pytest.param(Blocked, marks=needs_mkldnn),
+    ],
 )
 
 
@@ -40,7 +46,7 @@ def output(model, tokenizer, prompt, count=60):
 
 @each_form
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [1, 2, 7, 64])
+@pytest.mark.parametrize("rows", [0, 1, 2, 7, 64])
 @torch.inference_mode()
 def test_a_packed_layer_gives_the_linear_layers_result(form, bias, rows):
     original = linear(bias=bias)
@@ -105,13 +111,13 @@ def test_a_bias_that_half_precision_cannot_hold_does_not_matter():
     assert torch.equal(Half(original)(x), original(x))
 
 
-@pytest.mark.parametrize("form", [Half, Blocked])
+@pytest.mark.parametrize("form", [Half, SharedHalf, Transposed, Blocked])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_only_single_precision_is_packed(form, dtype):
     assert not form.can_pack(linear().to(dtype))
 
 
-@pytest.mark.parametrize("form", [Half, Blocked])
+@pytest.mark.parametrize("form", [Half, SharedHalf, Transposed, Blocked])
 def test_weights_on_another_device_are_not_packed(form):
     assert not form.can_pack(linear().to("meta"))
 
@@ -127,7 +133,13 @@ def test_one_layer_that_would_lose_something_keeps_all_from_half_precision(monke
 
 
 @pytest.mark.parametrize(
-    "fastest", [nn.Linear, pytest.param(Half, marks=needs_fbgemm), pytest.param(Blocked, marks=needs_mkldnn)]
+    "fastest",
+    [
+        nn.Linear,
+        Transposed,
+        pytest.param(Half, marks=needs_fbgemm),
+        pytest.param(Blocked, marks=needs_mkldnn),
+    ],
 )
 def test_the_fastest_form_is_kept_for_every_layer(monkeypatch, fastest):
     monkeypatch.setattr(
@@ -135,6 +147,51 @@ def test_the_fastest_form_is_kept_for_every_layer(monkeypatch, fastest):
     )
     model = pack_linears(nn.Sequential(linear(8, 8), nn.ReLU(), linear(8, 4)))
     assert [type(module) for module in model] == [fastest, nn.ReLU, fastest]
+
+
+def timed(monkeypatch, seconds):
+    """Packing is told how long each form takes: seconds(form, rows)."""
+    monkeypatch.setattr(packed_linear, "_seconds_per_step", lambda a, b, rows: seconds(type(b[0]), rows))
+
+
+@needs_mkldnn
+@torch.inference_mode()
+def test_two_forms_share_the_work_by_the_number_of_rows(monkeypatch):
+    pace = {Transposed: lambda rows: rows, Blocked: lambda rows: 3 + rows / 2}  # even at 6 rows
+    timed(monkeypatch, lambda form, rows: pace.get(form, lambda rows: 1e9)(rows))
+    layers = [linear(8, 8, half=False), linear(8, 4, half=False, seed=1)]
+    packed = pack_linears(nn.Sequential(*layers), rows=16)
+    for layer, original in zip(packed, layers, strict=True):
+        assert type(layer) is ByRows
+        assert [type(form) for form in layer.by_size] == [Transposed] * 3 + [Blocked] * 5
+        served = {}
+        for form in {*layer.by_size}:
+            form.register_forward_pre_hook(
+                lambda form, args, served=served: served.update({len(args[0]): type(form)})
+            )
+        for rows in (1, 2, 3, 4, 7, 8, 100, 1000):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(layer(x), original(x), atol=1e-5, rtol=1e-5)
+        few = dict.fromkeys((1, 2, 3, 4, 7), Transposed)
+        assert served == few | dict.fromkeys((8, 100, 1000), Blocked), "each form where it is the faster"
+
+
+@needs_mkldnn
+@pytest.mark.parametrize(("gain", "forms"), [(0.95, Blocked), (0.5, ByRows)])
+def test_a_second_form_must_be_worth_its_memory(monkeypatch, gain, forms):
+    timed(
+        monkeypatch,
+        lambda form, rows: {Transposed: gain if rows == 1 else 2, Blocked: 1}.get(form, 9),
+    )
+    assert {type(layer) for layer in pack_linears(nn.Sequential(linear(8, 8, half=False)), 16)} == {forms}
+
+
+@needs_fbgemm
+@needs_mkldnn
+@pytest.mark.parametrize(("half", "winner"), [(1.1, Half), (1.2, Blocked)])
+def test_weights_in_full_precision_must_win_by_what_they_lose_in_use(monkeypatch, half, winner):
+    timed(monkeypatch, lambda form, rows: {Half: half, Blocked: 1}.get(form, 9))
+    assert {type(layer) for layer in pack_linears(nn.Sequential(linear(8, 8)))} == {winner}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

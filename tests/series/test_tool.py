@@ -60,6 +60,13 @@ def test_test_hands_on_arguments_and_exit_code(repo):
     assert parts(repo, "test", "1", "--", "-k", "nothing_of_that_name").returncode == 5
 
 
+def test_an_article_loses_its_links_to_later_ones_and_keeps_the_others(repo, tmp_path):
+    before = (repo / "articles/01_one.md").read_text()
+    for number, after in (("1", before.replace("[two](02_two.md)", "two")), ("2", before)):
+        assert parts(repo, "start", number, str(tmp_path / number)).returncode == 0
+        assert (tmp_path / number / "articles/01_one.md").read_text() == after
+
+
 def test_start_cuts_the_exercises_and_nothing_else(repo, tmp_path):
     assert parts(repo, "start", "2", str(tmp_path / "x")).returncode == 0
     assert (tmp_path / "x/engine/one.py").read_text() == (repo / "engine/one.py").read_text()
