@@ -1,8 +1,8 @@
 """Cuts a part out of the finished engine: the tree a learner starts from, the solved one, the history of all.
 
 Promises: a folder with anything in it is refused and left alone; only files that git tracks, or would, are
-copied. A tree carries `parts/cut.toml`, which says what it is, and is not cut again. Does not know what the
-files do.
+copied. A tree's articles link to nothing that it lacks. It carries `parts/cut.toml`, which says what it is,
+and is not cut again. Does not know what the files do.
 """
 
 import os

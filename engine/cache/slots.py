@@ -23,7 +23,10 @@ from engine.device import on_device
 
 
 class SlotCache:
-    """`num_slots` sequences of up to `slot_tokens` tokens each, allocated once."""
+    """`num_slots` sequences of up to `slot_tokens` tokens each, allocated once.
+
+    What a sequence leaves behind is cleared wherever another's mask might let it through.
+    """
 
     def __init__(
         self,
@@ -76,7 +79,12 @@ class SlotCache:
         return Usage(len(self._slot), len(self._slot) * self.slot_tokens, self.num_slots * self.slot_tokens)
 
     def attention(self, batch: Batch) -> Attend:
-        """What is the same in every layer is worked out here, once a step; `attend` is called per layer."""
+        """The `attend` of one step. What is the same in every layer is worked out here, once.
+
+        Prompts read from their start share a call of the kernel with their neighbours (`_whole`). Two or more
+        sequences with one new token each are attended together (`_together`). Anyone else, also a single
+        token with nobody like it, gets a call of its own (`_alone`).
+        """
         single: list[_Part] = []
         prompts: list[list[_Part]] = []  # read from their start, neighbours together
         others: list[_Part] = []
@@ -113,9 +121,9 @@ class SlotCache:
         return attend
 
     def _alone(self, part: "_Part") -> Attend:
-        """One sequence. Its `num_new` new tokens' keys and values are stored in its slot, at their positions, in
-        the layer at hand; then its queries see the first `end` places of that layer. The kernel reads views of
-        the slot, which copy nothing.
+        """One sequence. The keys and values of its `num_new` new tokens are stored in its slot, at their
+        positions, in the layer at hand; then its queries see the first `end` places of that layer. The kernel
+        reads views of the slot, which copy nothing.
         """
         own = self._memory[:, :, part.slot, :, : part.end].transpose(2, 3)  # [2, L, end, Hkv, Dh]
         new_keys, new_values = (layers.unbind() for layers in own[:, :, part.end - part.num_new :])
@@ -130,7 +138,7 @@ class SlotCache:
         return attend
 
     def _whole(self, parts: "list[_Part]") -> Attend:
-        """Prompts from their start: all the keys they need are those just computed."""
+        """Prompts from their start: all they see was computed just now, so the slots need not be read."""
         store, starts = self._store(parts), tuple(accumulate((part.end for part in parts), initial=0))
         spans = Spans(starts, starts)
 

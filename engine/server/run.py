@@ -85,7 +85,7 @@ def _unless_cancelled(record: logging.LogRecord) -> bool:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which after a second Ctrl-C leaves the backend as it was; this one stops it first."""
+    """uvicorn's, but a second Ctrl-C cuts off clients only: the backend is still stopped in order."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)

@@ -263,14 +263,17 @@ def test_a_nan_left_in_a_slot_reaches_nobody(dtype, leave, drafts):
         x = torch.full((batch.num_tokens, 1, 1), value, dtype=dtype)
         return torch.stack([attend(layer, x, x, x) for layer in range(2)])
 
-    low, broken, high = (sequence(name, range(8)) for name in ("low", "broken", "high"))
+    low, high = sequence("low", range(13)), sequence("high", range(13))
+    broken = sequence("broken", range(8))
     for seq in (low, broken, high):
         cache.begin(seq)
     broken.draft_ids = [1] * drafts
     step((broken, 8 + drafts), value=torch.nan)
-    broken.draft_ids = []
+    broken.draft_ids, broken.num_computed_tokens = [], 8
+    broken.token_ids.append(1)
+    step((broken, 1), value=torch.nan)
     getattr(cache, leave)(broken)
-    step((low, 7), (high, 7))
+    step((low, 12), (high, 12))
     assert torch.isfinite(step((low, 1), (high, 1))).all(), "the empty slot between two was read"
     fresh = sequence("fresh", range(2))
     cache.begin(fresh)

@@ -198,11 +198,8 @@ def test_files_run_in_the_order_of_the_manifest_those_it_does_not_name_first(rep
     write(repo, "tests/part02/test_a_large.py", "def test_large():\n    pass\n")
     write(repo, "tests/part02/test_z_unnamed.py", "def test_unnamed():\n    pass\n")
     manifest = repo / "parts/02_two/part.toml"
-    tests = '["tests/part02/test_two.py"]'
-    text = manifest.read_text().replace(
-        tests, '["tests/part02/test_two.py", "tests/part02/test_a_large.py"]', 1
-    )
-    manifest.write_text(text)
+    one, two = '["tests/part02/test_two.py"]', '["tests/part02/test_two.py", "tests/part02/test_a_large.py"]'
+    manifest.write_text(manifest.read_text().replace(one, two, 1))
     start(repo, 2, tmp_path / "x", solved=False)
     shown = parts(tmp_path / "x", "test", "2", "--", "-v").stdout
     names = ["::test_unnamed", "::test_two_is_two", "::test_large"]
