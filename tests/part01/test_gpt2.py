@@ -167,4 +167,4 @@ def test_a_model_that_moves_to_another_device_takes_its_weights_along():
     moved = copy.deepcopy(model).to("meta")
     token_ids = torch.arange(3, device="meta")
     assert moved.logits(moved(token_ids, token_ids, causal)).device.type == "meta"
-    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}, "the copy moved the original"
+    assert {one.device.type for one in model.parameters()} == {"cpu"}, "the copy took the original along"
