@@ -2,9 +2,10 @@
 
     python -m benchmarks.part04_server_overhead       # about a minute on a quiet machine
 
-The same request five ways, in turns, all in one server's process: Part 3's loop, the loop with each step in
-another thread, the backend without HTTP, and HTTP on loopback, in one piece and as a stream. Beside it: several clients at once,
-and streams through a socket that keeps small packets back (Nagle's algorithm). Figures are medians.
+The same request five ways, in turns, in one server's process: Part 3's loop, the loop with each step in
+another thread, the backend without HTTP, and HTTP on loopback, in one piece and as a stream. Beside it:
+several clients at once, and streams through a socket that keeps small packets back (Nagle's algorithm).
+Figures are medians.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python -m benchmarks.part06_queue       # about a minute on a quiet machine
 
 The same request four ways, in turns: Part 3's loop, the engine stepped by hand, and both behind an event loop
-(Part 4's backend, this part's). Beside it: a step without a model, which is bookkeeping alone; two requests,
-a slow first reader; a queue of eight. Times per token are medians over all tokens.
+(Part 4's backend, this part's). Beside it: a step without a model, which is bookkeeping alone; a queue of
+eight. Times per token are medians over all tokens.
 """
 
 import argparse
@@ -39,7 +39,6 @@ MODEL = "storyteller"
 PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
 TOKENS, SHORT, QUEUE = 128, 32, 8
 SCENE = {"A": (5, 9), "B": (3, 5), "C": (8, 6)}  # tokens of prompt and output, for the timeline
-READER_PAUSE = 0.025  # seconds that a slow reader takes for each piece
 LOOP, ENGINE = "Part 3's loop", "engine, stepped by hand"
 LOCKED, ASYNC = "Part 4's backend (lock, a thread hop per token)", "engine in its own thread"
 
@@ -75,25 +74,13 @@ def run(engine: LLMEngine, requests: int, tokens: int) -> list[list[float]]:
     return [times[str(i)] for i in range(requests)]
 
 
-async def read(backend: Backend, name: str, tokens: int, pause: float = 0.0) -> tuple[float, list[float]]:
-    """Seconds until the output was read, with a pause after each piece; and when each token came.
-
-    The engine notes the tokens' times itself, since a reader may find several at once; the lock goes in step
-    with its reader.
-    """
-    start, times = time.perf_counter(), []
+async def read(backend: Backend, name: str, tokens: int) -> list[float]:
+    """When each token came. The engine notes the times itself, since a reader may find several at once."""
+    times = []
     async for output in await backend.generate(PROMPT, params(tokens), name):
         times.append(time.perf_counter())
-        if pause:
-            await asyncio.sleep(pause)
         noted = output.stats.token_times if output.stats else times
-    return time.perf_counter() - start, noted
-
-
-async def second_of_two(backend: Backend, pause: float) -> float:
-    """Milliseconds until the second of two requests is complete; the first one's reader pauses."""
-    _, second = await asyncio.gather(read(backend, "first", SHORT, pause), read(backend, "second", SHORT))
-    return second[0] * 1e3
+    return noted
 
 
 class Diary(Listener):
@@ -153,8 +140,8 @@ def main() -> None:
                 generate(CachedForward(model), tokenizer, config, PROMPT, params(TOKENS)).stats.token_times
             ),
             ENGINE: lambda: run(engine, 1, TOKENS)[0],
-            LOCKED: lambda: asyncio.run(read(locked(), "x", TOKENS))[1],
-            ASYNC: lambda: asyncio.run(read(threaded, "x", TOKENS))[1],
+            LOCKED: lambda: asyncio.run(read(locked(), "x", TOKENS)),
+            ASYNC: lambda: asyncio.run(read(threaded, "x", TOKENS)),
         }
         found_ms: dict[str, list[float]] = {name: [] for name in sides}
         for repeat in range(1 + repeats):
@@ -162,17 +149,10 @@ def main() -> None:
                 found = gaps(side())
                 if repeat:  # the first one warms up
                     found_ms[name] += found
-        few = max(3, repeats // 3)
-        second_ms: dict[str, dict[str, list[float]]] = {LOCKED: {}, ASYNC: {}}
-        for _ in range(few):
-            for reader, pause in (("quick", 0.0), ("slow", READER_PAUSE)):
-                for name, backend in ((LOCKED, locked()), (ASYNC, threaded)):
-                    found = asyncio.run(second_of_two(backend, pause))
-                    second_ms[name].setdefault(reader, []).append(found)
     finally:
         threaded.stop()
     decode = [step for step in records.steps if step.tokens_computed == (1,)]
-    queues = [run(engine, QUEUE, SHORT) for _ in range(few)]
+    queues = [run(engine, QUEUE, SHORT) for _ in range(max(3, repeats // 3))]
 
     # A model that takes no time: what is left of a step is the engine's own work.
     logits = torch.zeros(1, config.vocab_size)  # [R, V]
@@ -189,8 +169,6 @@ def main() -> None:
     }
 
     per_token = {name: statistics.median(found) for name, found in found_ms.items()}
-    second = {name: {reader: statistics.median(found) for reader, found in by.items()}
-              for name, by in second_ms.items()}  # fmt: skip
     step_us = {
         "schedule": statistics.median(s.schedule_seconds for s in decode) * 1e6,
         "execute": statistics.median(s.execute_seconds for s in decode) * 1e6,
@@ -209,8 +187,6 @@ def main() -> None:
         "bookkeeping_us": step_us["schedule"] + step_us["rest"],
         "bookkeeping_share": 1 - step_us["execute"] / sum(step_us.values()),
         "step_without_model_us": statistics.median(s.end - s.start for s in bare.steps) * 1e6,
-        "second_ms": {"locked": second[LOCKED], "engine": second[ASYNC]},
-        "slow_reader_ratio": second[LOCKED]["slow"] / second[ASYNC]["slow"],
         "queue_first_ms": first,
         "queue_last_ms": last,
         "timeline": scenes,
@@ -219,16 +195,12 @@ def main() -> None:
         "columns": ["way", "ms per token", "× Part 3's loop"],
         "rows": [[name, ms, ms / per_token[LOOP]] for name, ms in per_token.items()],
     }
-    readers = {
-        "columns": ["", "the first reads quickly, ms", "the first reads slowly, ms"],
-        "rows": [[name, by["quick"], by["slow"]] for name, by in second.items()],
-    }
     queue = {
         "columns": ["place in the queue", "steps before its first", "first word, ms", "last word, ms"],
         "rows": [[i + 1, i * SHORT, first[i], last[i]] for i in (0, 1, 3, 7)],
     }
-    tables = {"cost": cost, "readers": readers, "queue": queue}
-    titles = (f"one request, {TOKENS} tokens", "the second of two requests is complete after",
+    tables = {"cost": cost, "queue": queue}
+    titles = (f"one request, {TOKENS} tokens",
               f"{QUEUE} requests of {SHORT} tokens, first in, first out")  # fmt: skip
     for title, table in zip(titles, tables.values(), strict=True):
         shown = Table(*table["columns"], title=title)
@@ -238,7 +210,7 @@ def main() -> None:
     print(f"a decode step, µs: { ({k: round(v) for k, v in step_us.items()}) }")
     question = "What does the engine cost beside Part 3's loop, and what does a queue do to those who wait?"
     workload = {"model": MODEL, "prompt": PROMPT, "new_tokens": TOKENS, "short": SHORT, "queue": QUEUE,
-                "reader_pause_ms": READER_PAUSE * 1e3, "repeats": repeats}  # fmt: skip
+                "repeats": repeats}  # fmt: skip
     print(record("part06_queue", question, workload, figures, tables))
 
 

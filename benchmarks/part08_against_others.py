@@ -222,7 +222,7 @@ def main() -> None:
         {"tokens_per_second": speed, "over_hf_padded": best[OURS][0] / best[PADDED_HF][0],
          "over_hf_generate_batch": best[OURS][0] / best[PAGED_HF][0],
          "over_ctranslate2": best[OURS][0] / best[CT2][0]},
-        {"race": {"columns": ["side, at its best setting", "output tokens/s", "this engine's, times"],
+        {"race": {"columns": ["side, at its best setting", "output tokens/s", "this engine, times as fast"],
                   "rows": rows}},
     )  # fmt: skip
     for row in rows:

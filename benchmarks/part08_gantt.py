@@ -1,9 +1,9 @@
-"""Who runs in which step, when two long and three short requests meet three schedulers?
+"""Who runs in which step, with two long and three short requests, three schedulers, and too little memory?
 
     python -m benchmarks.part08_gantt       # seconds: it counts steps and tokens, and no time
 
 The clock is the step number. The model is a stand-in that always says token 0, because who runs when does not
-depend on what is said. `play` and the scene also serve Part 8's demo, with the real model.
+depend on what is said. `play`, the scene and the tight cache also serve Part 8's demo, with the real model.
 """
 
 import statistics
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.record import record
 from engine.batch import Batch
+from engine.cache.manager import CachedSequence
 from engine.cache.slots import SlotCache
 from engine.checkpoint import resolve
 from engine.config import ModelConfig
@@ -33,6 +34,7 @@ from engine.tokenizer import Tokenizer
 
 MODEL = "storyteller"
 WIDTH, BUDGET = 3, 16  # requests at once, tokens per step
+ROOM = 72  # tokens, in the cache that is too small
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,44 @@ SCHEDULERS: dict[str, Callable[[SlotCache], Scheduler]] = {
 }
 
 
+class TightCache(SlotCache):
+    """Slots that together may hold only `room` tokens: a stand-in for memory that runs out."""
+
+    def __init__(self, config: ModelConfig, num_slots: int, room: int) -> None:
+        super().__init__(config, num_slots)
+        self.room, self.held = room, {}
+
+    def fits(self, total: int) -> bool:
+        return total <= self.room
+
+    def reserve(self, seq: CachedSequence, total: int) -> bool:
+        more = max(total - self.held.get(seq.id, 0), 0)  # beyond what it has
+        if sum(self.held.values()) + more > self.room:
+            return False
+        self.held[seq.id] = self.held.get(seq.id, 0) + more
+        return True
+
+    def release(self, seq: CachedSequence) -> None:
+        self.held.pop(seq.id, None)
+        super().release(seq)
+
+    preempt = release
+
+
+class HastyCache(TightCache):
+    """A mistake: lets a newcomer in when there is room for its first chunk, whatever the scheduler asks."""
+
+    def reserve(self, seq: CachedSequence, total: int) -> bool:
+        new = seq.id not in self.held
+        return super().reserve(seq, min(total, BUDGET - 1) if new else total)
+
+
 @dataclass
 class Played(Listener):
     """What happened, step by step."""
 
     steps: list[dict[str, int]] = field(default_factory=list)  # [step]: name -> tokens computed in it
+    held: list[dict[str, int]] = field(default_factory=list)  # [step]: name -> tokens in the cache after it
     outputs: dict[str, list[int]] = field(default_factory=dict)
     preempted: list[tuple[str, int]] = field(default_factory=list)  # name, tokens that were lost
     _computed: dict[str, int] = field(default_factory=dict)
@@ -73,7 +108,8 @@ class Played(Listener):
     def on_step(self, record: StepRecord) -> None:
         names = [name_of(request_id) for request_id in record.request_ids]
         self.steps.append(dict(zip(names, record.tokens_computed, strict=True)))
-        self._computed |= dict(zip(names, record.tokens_held, strict=True))
+        self.held.append(dict(zip(names, record.tokens_held, strict=True)))
+        self._computed |= self.held[-1]
 
     def on_preempt(self, request: Request) -> None:
         name = name_of(request.id)
@@ -148,6 +184,14 @@ def main() -> None:
             "steps": len(played.steps), "largest": largest, "short_first": first, "short_last": last,
             "latency": {guest.name: played.latency(guest) for guest in SCENE},
         }  # fmt: skip
+    for name, kind in {"patient": TightCache, "hasty": HastyCache}.items():
+        scheduler = ContinuousScheduler(kind(config, WIDTH, ROOM), WIDTH, BUDGET)
+        played = play(tokenizer, config, scheduler, Executor(says_nothing), max_model_len=ROOM)
+        figures[name] = {
+            "steps": len(played.steps), "held": played.held, "preemptions": len(played.preempted),
+            "lost": sum(tokens for _, tokens in played.preempted),
+        }  # fmt: skip
+        print(f"room for {ROOM} tokens, {name}: {len(played.steps)} steps, given up: {played.preempted}")
     shown = Table(*columns)
     for row in rows:
         shown.add_row(*(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row))
@@ -157,7 +201,7 @@ def main() -> None:
         record(
             "part08_gantt",
             "Who runs in which step, when two long and three short requests meet three schedulers?",
-            {"max_num_seqs": WIDTH, "max_num_batched_tokens": BUDGET, "scene": scene},
+            {"max_num_seqs": WIDTH, "max_num_batched_tokens": BUDGET, "room": ROOM, "scene": scene},
             figures | {"runs": runs},
             {"race": {"columns": columns, "rows": rows}},
         )

@@ -131,8 +131,8 @@ class Tokenizer:
         return size // self._longest
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
-        """Text of `ids`: their bytes joined, and read as UTF-8 at the end, since a character may be spread over
-        several tokens. Bytes that are not UTF-8, such as half an emoji, become U+FFFD.
+        """Text of `ids`: their bytes joined, and only then read as UTF-8, since a character may be spread
+        over several tokens. Bytes that are not UTF-8, such as half an emoji, become U+FFFD.
 
         Special tokens (`special_ids`) are text too, unless `skip_special_tokens`. Raises ValueError for an
         unknown id.

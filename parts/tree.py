@@ -1,8 +1,8 @@
 """Cuts a part out of the finished engine: the tree a learner starts from, the solved one, the history of all.
 
 Promises: a folder with anything in it is refused and left alone; only files that git tracks, or would, are
-copied. A tree carries `parts/cut.toml`, which says what it is, and is not cut again. Does not know what the
-files do.
+copied. A tree's articles link to nothing that it lacks. It carries `parts/cut.toml`, which says what it is,
+and is not cut again. Does not know what the files do.
 """
 
 import os
@@ -19,6 +19,8 @@ from parts.stubs import stub
 
 CUT = "parts/cut.toml"
 STAYS_BEHIND = "parts/*/mistakes.toml"  # holds pieces of the solutions
+# A link to another part's article or notebook.
+LINK = re.compile(r"\[(?P<words>[^\[\]]*)\]\((?:\.\./(?:articles|notebooks)/)?(?P<part>\d\d)_[^()\s]*\)")
 AUTHOR = {"NAME": "ruvon series", "EMAIL": "series@ruvon.invalid"}
 LEARNER_CONFTEST = '''"""Lists the tests that wait for an exercise apart from those that fail."""
 
@@ -110,6 +112,7 @@ def _write(root: Path, files: list[str], parts: list[Part], part: Part, target: 
         "pyproject.toml": _pyproject(root, part),
         CUT: f"# Written by `python -m parts`.\npart = {part.number}\nsolved = {str(solved).lower()}\n",
     }
+    texts |= {path: text for path in paths if (text := _without_later_links(root, path, part))}
     if not solved:
         texts["conftest.py"] = LEARNER_CONFTEST
         for path in {exercise.path for exercise in part.exercises}:
@@ -122,6 +125,14 @@ def _write(root: Path, files: list[str], parts: list[Part], part: Part, target: 
             destination.write_text(texts[path], encoding="utf-8", newline="\n")
         else:
             shutil.copy(root / path, destination)
+
+
+def _without_later_links(root: Path, path: str, part: Part) -> str | None:
+    """An article's or notebook's text with links to later ones, which the tree lacks, as plain words."""
+    if not path.endswith((".md", ".ipynb")) or not path.startswith(("articles/", "notebooks/")):
+        return None
+    text = (root / path).read_text(encoding="utf-8")
+    return LINK.sub(lambda link: link["words"] if int(link["part"]) > part.number else link[0], text)
 
 
 def _pyproject(root: Path, part: Part) -> str:

@@ -35,7 +35,7 @@ def main() -> None:
     ax.text(lengths[middle], (all_else[middle] + whole[middle]) / 2, "attention", ha="center", va="center")
     ax.text(lengths[middle], all_else[middle] / 2, "everything else", ha="center", va="center")
     ax.set(xlabel="tokens so far, T", ylabel="time for the next token, ms", xlim=(0, None), ylim=(0, None))
-    ax.set_title("Attention bends the curve; the rest grows in proportion", loc="left", weight="bold")
+    ax.set_title("Attention bends the curve", loc="left", weight="bold")
     ax.grid(alpha=0.3)
     ax.legend(frameon=False)
     ax.spines[["top", "right"]].set_visible(False)

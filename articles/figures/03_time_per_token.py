@@ -37,14 +37,14 @@ def main() -> None:
     line(below, curve["length"], curve["cached_ms"], CACHE, "cache", True)
     line(below, curve["length"], curve["packed_ms"], PACKED, "cache, packed weights", True)
     both.set_title("A step without a cache and with one", loc="left", weight="bold", fontsize=10)
+    for ax in (both, below):
+        ax.set(xlabel="tokens so far", ylabel="time for one more token, ms", xlim=(0, 1050))
+        ax.set_ylim(0, 1.15 * max(max(drawn.get_ydata()) for drawn in ax.lines))
+        ax.grid(alpha=0.3)
+        ax.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
+        ax.spines[["top", "right"]].set_visible(False)
     scale = both.get_ylim()[1] / below.get_ylim()[1]
     below.set_title(f"The lower curve, {scale:.0f} times enlarged", loc="left", weight="bold", fontsize=10)
-    for ax in (both, below):
-        ax.set(xlabel="tokens so far", ylabel="time for one more token, ms", xlim=(0, 1050), ylim=(0, None))
-        ax.margins(y=0.15)
-        ax.grid(alpha=0.3)
-        ax.legend(frameon=False, fontsize=9, loc="upper left" if ax is both else "center right")
-        ax.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     target = Path(__file__).with_suffix(".svg")
     figure.savefig(target, bbox_inches="tight", metadata={"Date": None})

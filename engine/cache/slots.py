@@ -121,7 +121,10 @@ class SlotCache:
         return attend
 
     def _alone(self, part: "_Part") -> Attend:
-        """One sequence: new keys go into its slot, and the kernel reads a view of it. Old keys stay put."""
+        """One sequence. The keys and values of its `num_new` new tokens are stored in its slot, at their
+        positions, in the layer at hand; then its queries see the first `end` places of that layer. The kernel
+        reads views of the slot, which copy nothing.
+        """
         own = self._memory[:, :, part.slot, :, : part.end].transpose(2, 3)  # [2, L, end, Hkv, Dh]
         new_keys, new_values = (layers.unbind() for layers in own[:, :, part.end - part.num_new :])
         keys, values = (layers.unbind() for layers in own)

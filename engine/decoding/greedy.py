@@ -95,8 +95,9 @@ def decode_steps(
 def _decode(forward: Forward, token_ids: list[int], output: GrowingOutput, choose: Choose) -> Iterator[Step]:
     """The loop itself: a Step per token, until `output` has a finish reason. No forward after the last token.
 
-    `token_ids` is the sequence: each new id is appended to this very list, which `forward` reads next. `output`
-    takes each id too, and its `visible` says how far the text may be shown; a Step has what was added to it.
+    `token_ids` is the sequence: each new id is appended to this very list, which `forward` reads next.
+    `output` takes each id too, and its `visible` says how far the text may be shown; a Step has what was
+    added to it.
     Tokens that `output` bans just now get the logit -inf, in a copy: `forward`'s tensor is its own. The Step
     carries the logits that the choice was made from, with the bans in them.
     """

@@ -8,7 +8,9 @@ class FIFOScheduler(Queues):
     """Runs the oldest request to its end before it looks at the next."""
 
     def schedule(self) -> Batch | None:
-        """The whole prompt in one step, then a token a step. None: nothing to do."""
+        """The whole prompt in one step, then a token a step, drafts included; room for all of it is reserved
+        before. None: nobody runs or can be admitted, or the running request has nothing to compute.
+        """
         if not self.running and self.waiting:
             self.admit_next()
         if not self.running:

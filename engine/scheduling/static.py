@@ -1,7 +1,7 @@
 """Static batching: a batch from the queue runs until its last request ends, then comes the next. Part 7.
 
-Every step reads the weights once for the whole batch. What it wastes is the places of requests that end
-early: they stay empty until the longest has finished. Part 8 mends that.
+What a step pays once (its calls, the reading of the weights) is paid once for the whole batch. What is wasted
+is the places of requests that end early: they stay empty until the longest has finished. Part 8 mends that.
 """
 
 from engine.batch import Batch

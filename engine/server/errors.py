@@ -36,8 +36,7 @@ class RequestError(Exception):
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        if len(message) > MAX_MESSAGE_CHARACTERS:  # it quotes something long
-            message = message[:MAX_MESSAGE_CHARACTERS] + "…"
+        message, param = _short(message), param and _short(param)  # what they quote may be long
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
@@ -51,6 +50,10 @@ class RequestError(Exception):
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), self.status, headers=self.headers)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE_CHARACTERS else text[:MAX_MESSAGE_CHARACTERS] + "…"
 
 
 def as_request_error(error: Exception) -> RequestError:

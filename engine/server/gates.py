@@ -67,7 +67,7 @@ class AtMost:
         self.under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in self.open_paths:
+        if scope["type"] != "http" or scope["path"] in self.open_paths:
             return await self.app(scope, receive, send)
         if self.under_way >= self.limit:
             full = RequestError(503, f"{self.limit} requests are under way already", retry_after=1)

@@ -8,6 +8,7 @@ import asyncio
 import gc
 import logging
 import resource
+import socket
 import sys
 
 import uvicorn
@@ -83,6 +84,17 @@ def _unless_cancelled(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
+class Server(uvicorn.Server):
+    """uvicorn's, but a second Ctrl-C cuts off clients only: the backend is still stopped in order."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:
+            for task in self.server_state.tasks:
+                task.cancel()
+            await self.lifespan.shutdown()
+
+
 def config(app: FastAPI, host: str, port: int, log_level: str = "info") -> uvicorn.Config:
     """How uvicorn is to serve `app`; port 0 takes a free one."""
     logging.getLogger("uvicorn.error").addFilter(_unless_cancelled)
@@ -102,7 +114,7 @@ def serve(app: FastAPI, host: str, port: int, log_level: str = "info") -> None:
     """Serve until Ctrl-C or SIGTERM; after that, answers under way have SHUTDOWN_SECONDS."""
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not look at it again while a body is read
-    server = uvicorn.Server(config(app, host, port, log_level))
+    server = Server(config(app, host, port, log_level))
     try:
         server.run()
     except KeyboardInterrupt:  # uvicorn has stopped, and passes the signal on

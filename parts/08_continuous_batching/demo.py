@@ -24,13 +24,21 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.part08_gantt import BUDGET, SCENE, SCHEDULERS, SHORT, WIDTH, Played, play  # noqa: E402
+from benchmarks.part08_gantt import (  # noqa: E402
+    BUDGET,
+    ROOM,
+    SCENE,
+    SCHEDULERS,
+    SHORT,
+    WIDTH,
+    Played,
+    TightCache,
+    play,
+)
 from benchmarks.record import OUT, record  # noqa: E402
 from engine.async_engine import AsyncLLMEngine  # noqa: E402
-from engine.cache.manager import CachedSequence  # noqa: E402
 from engine.cache.single import CachedForward  # noqa: E402
 from engine.cache.slots import SlotCache  # noqa: E402
-from engine.config import ModelConfig  # noqa: E402
 from engine.decoding.greedy import generate  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
 from engine.executor import Executor, ModelForward  # noqa: E402
@@ -49,7 +57,6 @@ STORY = (
     "Once upon a time, there was a little girl named Lily. She loved to play outside with her red ball. "
     "One day, her mom said that they would go to the big park near the river, where many dogs like to run."
 )
-ROOM = 72  # tokens, in the cache that is too small
 CLIENTS = (  # prompt, longest answer in tokens, joins when client 1 has so many pieces of its answer
     ("Once upon a time, there was a little dog named Max. Max had a red ball", 160, 0),
     ("One day, a cat sat in the sun", 80, 20),
@@ -57,30 +64,6 @@ CLIENTS = (  # prompt, longest answer in tokens, joins when client 1 has so many
 )
 COLOURS = {"A": "cyan", "B": "magenta", "c": "green", "d": "yellow", "e": "blue"}
 LEVELS = " ▁▂▃▄▅▆▇█"
-
-
-class TightCache(SlotCache):
-    """Slots that together may hold only `room` tokens: a stand-in for memory that runs out."""
-
-    def __init__(self, config: ModelConfig, num_slots: int, room: int) -> None:
-        super().__init__(config, num_slots)
-        self.room, self.held = room, {}
-
-    def fits(self, total: int) -> bool:
-        return total <= self.room
-
-    def reserve(self, seq: CachedSequence, total: int) -> bool:
-        more = max(total - self.held.get(seq.id, 0), 0)  # beyond what it has
-        if sum(self.held.values()) + more > self.room:
-            return False
-        self.held[seq.id] = self.held.get(seq.id, 0) + more
-        return True
-
-    def release(self, seq: CachedSequence) -> None:
-        self.held.pop(seq.id, None)
-        super().release(seq)
-
-    preempt = release
 
 
 class StepLog(Listener):

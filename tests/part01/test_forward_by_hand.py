@@ -101,3 +101,10 @@ def test_a_place_past_the_table_is_refused(model, place):
     assert str(got).startswith("ValueError"), "a position past the table is refused with a ValueError"
     assert str(place) in got, "the error names the position that is out of range"
     assert "9" in got.replace(str(place), ""), "the error names the last position there is"
+
+
+@pytest.mark.parametrize("id", [20, 300])
+def test_a_token_id_past_the_table_is_refused(model, id):
+    got = hidden(model, ids=torch.tensor([3, 1, 4, id]))
+    assert str(got).startswith("ValueError"), "a token id past the table is refused with a ValueError"
+    assert str(id) in got, "the error names the token id that is out of range"

@@ -19,7 +19,7 @@ REFUSED = [
     *[("top_k", value) for value in (-2, 1.5, None)],
     *[("top_p", value) for value in (0, -0.5, 1.1, math.nan, None)],
     *[("min_p", value) for value in (-0.1, 1.1, math.nan)],
-    *[("repetition_penalty", value) for value in (0, -1, math.inf)],
+    *[("repetition_penalty", value) for value in (0, -1, math.inf, 1e-320, 101)],
     *[(name, value) for name in ("frequency_penalty", "presence_penalty") for value in (-2.1, 2.1, "1")],
     *[("logit_bias", value) for value in ({"5": 1.0}, {5: 101}, {5: -101}, {5: math.nan}, {5: "1"})],
     *[("logit_bias", value) for value in ([5], {True: 1})],
@@ -30,18 +30,21 @@ REFUSED = [
 
 ACCEPTED = [
     *[("max_tokens", value) for value in (1, 10**6, None)],
-    *[("stop", value) for value in ("a", ["a", "bc"], ("a",), [])],
-    *[("stop_token_ids", value) for value in ([], [0], (5, 6))],
+    *[("stop", value) for value in ("a", ["a", "bc"], ("a",), [], ["a" * 256] * 16)],
+    *[("stop_token_ids", value) for value in ([], [0], (5, 6), [1] * 1024)],
     *[("temperature", value) for value in (0, 0.0, 1, 0.7, 2, None)],
     *[("top_k", value) for value in (-1, 0, 50)],
     *[("top_p", value) for value in (1, 1e-6, 0.9)],
     *[("min_p", value) for value in (0, 0.05, 1)],
-    *[("repetition_penalty", value) for value in (0.5, 1, 2)],
+    *[("repetition_penalty", value) for value in (0.01, 0.5, 1, 2, 100)],
     *[("frequency_penalty", value) for value in (-2, 0, 2)],
     *[("logit_bias", value) for value in ({}, {5: 100}, {5: -100, 6: 0.5})],
     *[("seed", value) for value in (0, -1, 2**63 - 1)],
     *[("logprobs", value) for value in (0, 20)],
 ]
+
+TOO_MANY = [("stop", ["a"] * 17, "17 entries"), ("stop", "a" * 257, "257 characters"),
+            ("stop_token_ids", [1] * 1025, "1025 entries")]  # fmt: skip
 
 LATER = [
     *[("temperature", 0.7, "Part 5"), ("top_k", 50, "Part 5"), ("top_p", 0.9, "Part 5")],
@@ -62,6 +65,13 @@ def test_a_value_out_of_range_is_refused_by_field_and_value(field, value):
     assert caught.value.field == field
     assert field in str(caught.value)
     assert str(shown) in str(caught.value)
+
+
+@pytest.mark.parametrize(("field", "value", "says"), TOO_MANY)
+def test_what_each_token_is_compared_with_has_a_bound(field, value, says):
+    with pytest.raises(ParameterError, match=says) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(("field", "value"), ACCEPTED)

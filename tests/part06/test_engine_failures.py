@@ -12,6 +12,7 @@ from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SUPPORTS
 from engine.executor import Executor, StepResult, sample_batch
 from engine.listeners import Listener, Listeners
+from engine.scheduling.fifo import FIFOScheduler
 from tests.part06.fakes import BlockCache, FakeForward, Recorder, run_to_end, told_alone
 from tests.part06.steps import Everybody
 
@@ -271,6 +272,22 @@ def test_requests_that_no_memory_will_ever_come_for_fail_with_the_reason_instead
     outputs = [output for _ in range(4) for output in engine.step()]
     assert [output.request_id for output in outputs] == ["a", "b"]
     assert "no room for the 3 tokens" in outputs[0].error
+
+
+def test_a_single_step_without_work_is_no_failure(fake_engine):
+    """Such as the one in which the only running request had to give its memory back."""
+
+    class Blinking(FIFOScheduler):
+        calls = 0
+
+        def schedule(self):
+            self.calls += 1
+            return None if self.calls % 2 else super().schedule()
+
+    engine = fake_engine(Blinking)
+    engine.add_request("a", "one", GREEDY)
+    (output,) = run_to_end(engine).values()
+    assert output.outputs[0].token_ids == told_alone("one", GREEDY).token_ids
 
 
 def test_what_an_executor_counts_is_in_the_steps_record(fake_engine):

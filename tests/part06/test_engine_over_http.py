@@ -86,7 +86,12 @@ def test_a_failed_step_is_a_500_or_an_event_and_the_next_request_is_served(fake_
 def test_refused_requests_never_reach_the_queue(fake_engine, serving, recorder):
     url = serving(fake_engine(listeners=Listeners([recorder])))
     with http(url) as client:
-        for change in ({"prompt": [999]}, {"prompt": "x" * 500}, {"prompt": ["fine", ""]}, {"priority": 3}):
+        for change in (
+            {"prompt": [999]},
+            {"prompt": "x" * 500},
+            {"prompt": ["fine", ""]},
+            {"cache_salt": "me"},
+        ):
             answer = client.post("/v1/completions", json=ASK | {"prompt": "x"} | change)
             assert answer.status_code == 400, answer.text
     # The priority was refused by the server: clients may give none unless its operator allows it.

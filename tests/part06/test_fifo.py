@@ -13,44 +13,105 @@ def fifo():
     return FIFOScheduler(BlockCache(num_blocks=20, block_tokens=4))
 
 
+def confirm(request, fifo, batch, drafts=None):
+    """The step went well: the request has its token, and the scheduler knows."""
+    request.confirm(7, 0.0)
+    fifo.update(batch, drafts)
+
+
 def test_nothing_to_do_is_no_batch(fifo):
-    assert fifo.schedule() is None
+    assert fifo.schedule() is None, "nobody waits and nobody runs: schedule() is None"
 
 
-def test_the_whole_prompt_goes_first_then_a_token_a_step(fifo):
+def test_the_first_step_takes_the_whole_prompt(fifo):
     request = make_request("a", prompt=5, output=3)
     fifo.add(request)
-    assert [chosen(play(fifo)) for _ in range(3)] == [{"a": 5}, {"a": 1}, {"a": 1}]
+    assert chosen(fifo.schedule()) == {"a": 5}, "nothing of its 5 tokens is computed, so 5 go into the step"
+    assert (request.state, request.num_computed_tokens) == (State.RUNNING, 5), (
+        "the request is admitted and runs; what the batch takes counts as computed from here on"
+    )
+
+
+def test_each_later_step_takes_the_one_token_that_is_new(fifo):
+    request = make_request("a", prompt=5, output=3)
+    fifo.add(request)
+    steps = [chosen(play(fifo)) for _ in range(3)]
+    assert steps == [{"a": 5}, {"a": 1}, {"a": 1}], "a step takes what is known and not computed: 5, 1, 1"
     assert request.state is State.FINISHED
-    assert fifo.schedule() is None
+    assert fifo.schedule() is None, "the only request has finished"
+
+
+def test_drafts_are_tokens_to_compute_too(fifo):
+    request = make_request("a", prompt=5, output=9)
+    fifo.add(request)
+    play(fifo)
+    request.draft_ids = [91, 92, 93]
+    assert chosen(fifo.schedule()) == {"a": 4}, (
+        "a step takes num_tokens_to_compute: the new token and 3 drafts"
+    )
+
+
+@pytest.mark.parametrize("drafts", [0, 3], ids=["", "with drafts"])
+def test_room_is_reserved_for_every_token_before_it_is_computed(fifo, drafts):
+    request = make_request("a", prompt=4, output=9)
+    fifo.add(request)
+    for _ in range(9):
+        batch = fifo.schedule()
+        room, after = fifo.cache.blocks["a"] * 4, batch.context_lens[0]
+        assert room >= after, (
+            f"cache.reserve must be asked for all {after} tokens that the step ends with, drafts included, "
+            f"and gave room for {room}"
+        )
+        confirm(request, fifo, batch, [[9] * drafts])
+
+
+def test_a_request_with_nothing_to_compute_waits_for_its_token(fifo):
+    request = make_request("a", prompt=4, output=9)
+    fifo.add(request)
+    fifo.schedule()  # the step is under way, and its token is not here yet
+    assert fifo.schedule() is None, "known = computed: there is no step to take until the token arrives"
+    assert fifo.running == [request], "it goes on running"
 
 
 def test_the_oldest_runs_to_its_end_before_the_next_begins(fifo):
     for name in "abc":
         fifo.add(make_request(name, prompt=2, output=2))
-    assert [list(chosen(play(fifo))) for _ in range(6)] == [["a"], ["a"], ["b"], ["b"], ["c"], ["c"]]
+    order = [list(chosen(play(fifo))) for _ in range(6)]
+    assert order == [["a"], ["a"], ["b"], ["b"], ["c"], ["c"]], (
+        "one request at a time, the oldest to its end before the next is admitted"
+    )
+
+
+def test_nobody_is_admitted_while_one_runs(fifo):
+    for name in "ab":
+        fifo.add(make_request(name, prompt=2, output=5))
+    play(fifo), play(fifo)
+    running = [request.id for request in fifo.running]
+    assert running == ["a"], "one at a time: admit_next() is for a step that finds nobody running"
 
 
 def test_priority_means_nothing_to_it(fifo):
     fifo.add(make_request("a", prompt=1, output=1, priority=9))
     fifo.add(make_request("b", prompt=1, output=1, priority=-9))
-    assert [list(chosen(play(fifo))) for _ in range(2)] == [["a"], ["b"]]
+    assert [list(chosen(play(fifo))) for _ in range(2)] == [["a"], ["b"]], "first in, first out, nothing else"
 
 
-def test_room_is_reserved_for_every_token_before_it_is_computed(fifo):
-    fifo.add(make_request("a", prompt=4, output=9))
-    for step in range(9):
-        batch = fifo.schedule()
-        assert fifo.cache.blocks["a"] * 4 >= batch.context_lens[0] == 4 + step
-        batch.requests[0].confirm(7, 0.0)
-        fifo.update(batch)
+def test_a_full_cache_makes_the_queue_wait(fifo):
+    stranger = make_request("stranger", prompt=80, output=1)
+    fifo.cache.begin(stranger)
+    assert fifo.cache.reserve(stranger, 80)
+    request = make_request("a", prompt=2, output=1)
+    fifo.add(request)
+    assert fifo.schedule() is None, "admit_next() found no room in the cache: there is nobody to run"
+    assert request.state is State.WAITING
+    fifo.cache.release(stranger)
+    assert chosen(play(fifo)) == {"a": 2}
 
 
 def test_tokens_count_as_computed_until_the_step_is_taken_back(fifo):
     request = make_request("a", prompt=5, output=3)
     fifo.add(request)
     batch = fifo.schedule()
-    assert (request.state, request.num_computed_tokens) == (State.RUNNING, 5)
     fifo.rollback(batch)
     assert (request.state, request.num_computed_tokens) == (State.RUNNING, 0)
     assert chosen(play(fifo)) == {"a": 5}
@@ -60,23 +121,12 @@ def test_tokens_count_as_computed_until_the_step_is_taken_back(fifo):
     assert chosen(play(fifo)) == {"a": 1}
 
 
-def test_after_an_update_the_last_token_is_the_one_still_to_compute(fifo):
-    request = make_request("a", prompt=5, output=3)
-    fifo.add(request)
-    for _ in range(2):
-        play(fifo)
-        assert request.num_tokens_to_compute == 1
-
-
 def test_rejected_drafts_were_never_computed(fifo):
     request = make_request("a", prompt=5, output=9)
     fifo.add(request)
     play(fifo)
     request.draft_ids = [91, 92, 93]
-    batch = fifo.schedule()
-    assert chosen(batch) == {"a": 4}
-    request.confirm(7, 0.0)
-    fifo.update(batch, drafts=[[94]])
+    confirm(request, fifo, fifo.schedule(), drafts=[[94]])
     assert (request.num_computed_tokens, request.draft_ids, request.num_tokens_to_compute) == (6, [94], 2)
 
 
@@ -94,15 +144,3 @@ def test_finishing_one_who_runs_or_waits_lets_the_others_be(fifo, finished):
         rest += chosen(batch)
     assert rest == {"a": ["b", "b", "c", "c"], "b": ["a", "c", "c"]}[finished]
     assert (fifo.running, fifo.waiting, fifo.cache.usage().num_sequences) == ([], [], 0)
-
-
-def test_a_full_cache_makes_the_queue_wait(fifo):
-    stranger = make_request("stranger", prompt=80, output=1)
-    fifo.cache.begin(stranger)
-    assert fifo.cache.reserve(stranger, 80)
-    request = make_request("a", prompt=2, output=1)
-    fifo.add(request)
-    assert fifo.schedule() is None
-    assert request.state is State.WAITING
-    fifo.cache.release(stranger)
-    assert chosen(play(fifo)) == {"a": 2}

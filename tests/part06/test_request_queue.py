@@ -17,6 +17,75 @@ PROMPTS = ["Once upon a time", "The little dog", "A red ball"]
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
 
 
+# --- one step, looked at closely ---
+
+FOUR = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+
+def test_a_step_appends_the_token_that_was_chosen(fake_engine):
+    engine = fake_engine()
+    engine.add_request("a", "hello", FOUR)
+    outputs = engine.step()
+    assert len(outputs) == 1, "each request of a step has an output, finished or not"
+    assert list(outputs[0].outputs[0].token_ids) == told_alone("hello", FOUR).token_ids[:1], (
+        "after one step the output is the one token that the sampler chose"
+    )
+    engine.abort_request("a")
+
+
+def test_the_scheduler_hears_of_a_step_when_its_tokens_are_appended(fake_engine, monkeypatch):
+    engine, committed = fake_engine(), []
+    monkeypatch.setattr(engine.scheduler.cache, "commit", lambda seq, total: committed.append(total))
+    engine.add_request("a", "hello", FOUR)
+    for _ in range(3):
+        engine.step()
+    assert committed == [5, 6, 7], (
+        "append first, then scheduler.update: it counts on the new tokens being known"
+    )
+    engine.abort_request("a")
+
+
+def test_who_ends_in_a_step_leaves_in_it(fake_engine):
+    engine = fake_engine()
+    engine.add_request("a", "hello", FOUR)
+    finished = [output.finished for _ in range(4) for output in engine.step()]
+    assert finished == [False, False, False, True], "it ends with the step that brings its fourth token"
+    held = engine.scheduler.cache.usage().num_sequences
+    assert (engine.scheduler.running, held) == ([], 0), (
+        "a request that ends leaves the scheduler in the same step, so its memory is free before the next"
+    )
+
+
+def test_a_failed_step_is_taken_back_and_does_not_raise(fake_engine):
+    engine = fake_engine()
+    engine.executor.forward.fail_at = {2: RuntimeError("the second step is cursed")}
+    engine.add_request("a", "hello", FOUR)
+    engine.step()
+    try:
+        (output,) = engine.step()
+    except RuntimeError as error:
+        pytest.fail(f"a failed step ends its requests, and step() goes on, but it raised: {error}")
+    assert (output.outputs[0].finish_reason, output.error) == (
+        "error",
+        "RuntimeError: the second step is cursed",
+    )
+
+
+def test_who_left_while_the_step_was_under_way_gets_nothing_more(fake_engine):
+    engine = fake_engine()
+    engine.add_request("a", "hello", FOUR)
+    flight = engine.launch()
+    engine.abort_request("a")
+    try:
+        outputs = engine.land(flight)
+    except KeyError:
+        outputs = ["an output that is not there"]
+    assert outputs == [], "a request that finished while the step was under way is left alone when it lands"
+
+
+# --- whole requests ---
+
+
 def test_three_requests_complete_in_order_with_the_text_of_each_alone(real_engine, alone):
     engine = real_engine()
     for prompt in PROMPTS:

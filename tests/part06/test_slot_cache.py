@@ -49,6 +49,51 @@ def test_the_lowest_free_slot_is_taken_first(cache):
     assert [bool(slot.any()) for slot in cache.keys[0]] == [True, False, False]
 
 
+def told(cache, seq, value, layer=0) -> float:
+    """One step of one token whose key and value are `value`. Its query is 0, so all it sees weighs the same:
+    what comes out is the mean of the values seen.
+    """
+    x = torch.full((1, 1, 1), float(value))
+    return round(cache.attention(take([(seq, 1)]))(layer, torch.zeros(1, 1, 1), x, x).item(), 4)
+
+
+def test_new_keys_and_values_lie_in_their_own_slot_at_their_positions(cache):
+    a, b = sequence("a"), sequence("b")
+    cache.begin(a), cache.begin(b)  # slots 0 and 1
+    for value in (5, 6, 7):
+        told(cache, b, value)
+    for memory in (cache.keys, cache.values):
+        assert memory[0][1, 0, :4, 0].tolist() == [5, 6, 7, 0], (
+            "b's three tokens lie at positions 0, 1, 2 of slot 1"
+        )
+        assert not memory[0][0].any(), "slot 0 is a's: nothing of b's may lie there"
+
+
+def test_a_query_sees_its_own_slot_as_far_as_it_is_filled(cache):
+    a, b = sequence("a"), sequence("b")
+    cache.begin(a), cache.begin(b)
+    for value in (100, 200):
+        told(cache, a, value)
+    means = [told(cache, b, value) for value in (3, 5, 10)]
+    assert means == [3, 4, 6], (
+        "a query sees the values of its own sequence, its own token's included, and no empty place behind: "
+        "the means of 3; of 3 and 5; of 3, 5 and 10"
+    )
+
+
+def test_each_layer_has_its_own_keys_and_values():
+    cache = SlotCache(replace(CONFIG, num_layers=2), num_slots=1, slot_tokens=8)
+    seq = sequence("a")
+    cache.begin(seq)
+    for position in range(2):
+        attend = cache.attention(take([(seq, 1)]))
+        means = []
+        for layer, value in enumerate((1.0 + position, 11.0 + position)):
+            x = torch.full((1, 1, 1), value)
+            means.append(attend(layer, torch.zeros(1, 1, 1), x, x).item())
+    assert means == [1.5, 11.5], "layer 0 was given 1 and 2, layer 1 was given 11 and 12: each keeps its own"
+
+
 def test_usage_counts_whole_slots(cache):
     assert (cache.usage().num_sequences, cache.usage().tokens_held, cache.usage().tokens_total) == (0, 0, 150)
     cache.begin(sequence("a"))

@@ -130,6 +130,23 @@ def test_a_long_prompt_leaves_every_running_request_its_token():
     ], "a long prompt leaves each running request behind it one token of the budget"
 
 
+def test_the_articles_three_steps():
+    """A, best in rank, lacks 20 tokens; B and C are being answered; d and e wait."""
+    s = scheduler(budget=16)
+    for name in "BC":
+        s.add(make_request(name, prompt=1, output=9, priority=1))
+    play(s)
+    s.add(make_request("A", prompt=34, output=9))
+    play(s)  # 14 of them
+    s.add(make_request("d", prompt=10, output=9, priority=2))
+    s.add(make_request("e", prompt=3, output=9, priority=2))
+    assert [chosen(play(s)) for _ in range(3)] == [
+        {"A": 14, "B": 1, "C": 1},
+        {"A": 6, "B": 1, "C": 1, "d": 8},
+        {"A": 1, "B": 1, "C": 1, "d": 2},
+    ], "see 'One step, by hand' in the article"
+
+
 # Ranks
 
 

@@ -64,7 +64,7 @@ class Process:
     @property
     def port(self) -> int:
         """Known once the server has started."""
-        wait_until(lambda: "Uvicorn running" in self.said() or self.process.poll() is not None)
+        wait_until(lambda: "Uvicorn running" in self.said() or self.process.poll() is not None, 4 * DEADLINE)
         found = re.search(r"Uvicorn running on http://127\.0\.0\.1:(\d+)", self.said())
         assert found, self.said()
         return int(found[1])
@@ -221,14 +221,14 @@ def test_as_many_stops_as_are_accepted_slow_nobody_down_much(server, client):
 
     def seconds(**fields) -> float:
         before = server.cpu()
-        answer = client.post("/v1/completions", json=ASK | {"max_tokens": 400, "ignore_eos": True} | fields)
+        answer = client.post("/v1/completions", json=ASK | {"max_tokens": 150, "ignore_eos": True} | fields)
         assert answer.status_code == 200, answer.text
         return server.cpu() - before
 
     stops = [letter * 63 + "!" for letter in "etao"]
     seconds()
-    ratio = min(seconds(stop=stops) for _ in range(3)) / max(seconds() for _ in range(3))
-    assert ratio < 3
+    with_stops = min(seconds(stop=stops) for _ in range(3))
+    assert with_stops < 3 * max(seconds() for _ in range(2))
 
 
 class Neighbour:
@@ -267,11 +267,17 @@ class Neighbour:
         return max(later - earlier for earlier, later in pairwise(times))
 
 
+def send_and_leave(client: httpx.Client, body: bytes) -> None:
+    """What is asked for may take minutes: that is not this client's concern."""
+    with suppress(httpx.ReadTimeout):
+        client.post("/v1/completions", content=body, headers=JSON, timeout=2)
+
+
 ATTACKS = {
     "empty lists": BODIES["empty lists"],
     "a long text": BODIES["a long text"],
     "texts that fit": json.dumps(ASK | {"prompt": ["word " * 1000] * 128, "max_tokens": 1}).encode(),
-    "one word that fits": json.dumps(ASK | {"prompt": ["aaaa" * 1800] * 128, "max_tokens": 1}).encode(),
+    "one word that fits": json.dumps(ASK | {"prompt": ["specially" * 1000] * 100, "max_tokens": 1}).encode(),
     "many sequences": json.dumps(ASK | {"prompt": ["a"] * 128, "max_tokens": 2}).encode(),
     "many samples": json.dumps(ASK | {"n": 128, "max_tokens": 2}).encode(),
 }
@@ -285,12 +291,7 @@ def test_nobody_elses_stream_pauses_for_what_one_client_sends(server, client, na
         usual = max(
             neighbour.longest_pause(lambda: client.post("/v1/completions", json=honest)) for _ in range(3)
         )
-        pauses = [
-            neighbour.longest_pause(
-                lambda: client.post("/v1/completions", content=ATTACKS[name], headers=JSON)
-            )
-            for _ in range(3)
-        ]
+        pauses = [neighbour.longest_pause(lambda: send_and_leave(client, ATTACKS[name])) for _ in range(3)]
     print(f"{name}: {min(pauses):.3f} s, honest {usual:.3f} s")
     assert min(pauses) < max(0.25, 3 * usual)
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import openai
 import pytest
 
 from engine import LLM, SamplingParams
+from engine.checkpoint import ZOO
+from engine.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -59,7 +62,7 @@ def test_completion_and_stream_are_the_offline_engines_text(client):
     assert chunks[-1].usage == whole.usage
 
 
-def test_samples_are_seeded_and_priorities_taken(client):
+def test_samples_are_seeded(client):
     ask = {
         "model": "storyteller",
         "prompt": "The dog",
@@ -68,7 +71,7 @@ def test_samples_are_seeded_and_priorities_taken(client):
         "seed": 3,
         "n": 2,
     }
-    first, second = (client.completions.create(**ask, extra_body={"priority": p}) for p in (0, 5))
+    first, second = (client.completions.create(**ask) for _ in range(2))
     assert [choice.text for choice in first.choices] == [choice.text for choice in second.choices]
 
 
@@ -90,3 +93,71 @@ def test_a_server_that_cannot_start_says_why_in_one_line():
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 1
     assert said.startswith("ruvon serve: model 'no-such-model' is neither")
+
+
+def refusal(*arguments: str) -> str:
+    """What Python will print on stderr, exiting with 1, for a SystemExit that holds a text."""
+    with pytest.raises(SystemExit) as caught:
+        app(["serve", *arguments], prog_name="ruvon")
+    assert isinstance(caught.value.code, str)
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--api-key", ""], "API key is empty"),
+        (["--api-key", "  "], "API key is empty"),
+        (["--max-model-len", "0"], "max_model_len=0: at least 1"),
+        (["--max-model-len", "-1"], "max_model_len=-1: at least 1"),
+        (["--max-model-len", "100000"], "max_model_len=100000"),
+        (["--max-num-seqs", "-5"], "max_num_seqs=-5: at least 1"),
+        (["--max-num-batched-tokens", "0"], "max_num_batched_tokens=0: at least 1"),
+        (["--max-num-seqs", "1000", "--max-num-batched-tokens", "10"], "max_num_seqs=1000 is more than"),
+        (["--model", "./no/such/folder"], "no/such/folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_an_operator_gets_wrong_is_said_in_one_line_at_once(arguments, named, monkeypatch):
+    monkeypatch.delenv("RUVON_API_KEY", raising=False)
+    message = refusal(*arguments)
+    assert message.startswith("ruvon serve: ")
+    assert named in message
+    assert "\n" not in message
+
+
+def test_a_key_of_the_environment_may_not_be_empty_either(monkeypatch):
+    monkeypatch.setenv("RUVON_API_KEY", "")
+    assert "API key is empty" in refusal()
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_file_that_cannot_be_read_is_said_in_one_line(tmp_path, file):
+    folder = Path(shutil.copytree(ZOO / "storyteller-draft", tmp_path / "model"))
+    (folder / file).unlink()
+    (folder / file).mkdir()
+    message = refusal("--model", str(folder))
+    assert message.startswith(f"ruvon serve: {folder}")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(("host", "extra", "checked"), [
+    ("127.0.0.1", [], ["localhost", "127.0.0.1", "[::1]"]),
+    ("localhost", ["--allowed-host", "x.example"], ["localhost", "127.0.0.1", "[::1]", "x.example"]),
+    ("::1", [], ["localhost", "127.0.0.1", "[::1]"]),
+    ("0.0.0.0", [], []),
+    ("0.0.0.0", ["--allowed-host", "x.example"], ["localhost", "127.0.0.1", "[::1]", "x.example"]),
+])  # fmt: skip
+def test_which_names_it_answers_to_follows_from_where_it_listens(monkeypatch, host, extra, checked):
+    import engine.server.app
+    import engine.server.run
+
+    made = {}
+    monkeypatch.delenv("RUVON_API_KEY", raising=False)
+    monkeypatch.setattr(engine.server.app, "create_app", lambda backend, **settings: made.update(settings))
+    monkeypatch.setattr(engine.server.run, "serve", lambda app, host, port: made.update(host=host))
+    with pytest.raises(SystemExit) as caught:
+        app(["serve", "--model", "storyteller-draft", "--host", host, *extra], prog_name="ruvon")
+    assert caught.value.code in (0, None)
+    assert (made["host"], made["allowed_hosts"]) == (host, checked)
+    assert made["api_key"] is None
