@@ -14,7 +14,7 @@ import uvicorn
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.server.run import config
 
-DEADLINE = 15.0  # seconds after which what we wait for will never come: not a promise about speed
+DEADLINE = 40.0  # seconds after which what we wait for will never come: not a promise about speed
 
 
 @contextmanager

@@ -112,7 +112,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = DEADLINE) -> None
 def starting(tmp_path_factory) -> Iterator[dict[str, Process]]:
     """All servers of this file, started at once: each takes seconds to load."""
     several = {
-        "main": ("REQUEST_SECONDS=3", "--model", str(ZOO / "storyteller"), "--max-num-seqs", "16"),
+        "main": ("REQUEST_SECONDS=5", "--model", str(ZOO / "storyteller"), "--max-num-seqs", "16"),
         "few files": (
             "FILES=256", "--allow-priority", "--allowed-host", "my.example", "--served-model-name", "tale",
         ),
@@ -297,7 +297,7 @@ def test_nobody_elses_stream_pauses_for_what_one_client_sends(server, client, na
 
 
 def test_slow_sockets_are_closed_in_time(server, client):
-    """500 of 500 were still open after 35 s. This server's deadline is 3 s, not 20."""
+    """500 of 500 were still open after 35 s. This server's deadline is 5 s, not 20."""
     body = json.dumps(ENDLESS).encode()
     parts = [b"", b"POST /v1/compl", HEAD % len(body), HEAD % len(body) + body[:20]]
     with ExitStack() as stack:
