@@ -201,7 +201,7 @@ def test_n_samples_become_children_of_the_first_with_seeds_that_follow(fake_engi
     assert [sample.id for sample in samples] == ["a/0", "a/1", "a/2"]
     assert {sample.request_id for sample in samples} == {"a"}
     assert [sample.parent for sample in samples] == [None, samples[0], samples[0]]
-    assert [sample.row.seed for sample in samples] == [7, 8, 9]
+    assert [sample.sampling.seed for sample in samples] == [7, 8, 9]
     assert len({id(sample.token_ids) for sample in samples}) == 3
     assert {sample.state for sample in samples} == {State.WAITING}
 

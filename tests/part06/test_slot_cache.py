@@ -12,7 +12,7 @@ from engine.batch import make_batch
 from engine.cache.single import CachedForward, SingleCache
 from engine.cache.slots import SlotCache
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import Row
+from engine.decoding.sampling import SamplingState
 from engine.executor import ModelForward
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import take
@@ -21,7 +21,9 @@ from tests.part06.fakes import CONFIG
 
 def sequence(name: str, token_ids=(1, 2, 3)) -> Request:
     params = SamplingParams()
-    return Request(name, name, list(token_ids), len(token_ids), params, None, Row(params, token_ids, [], 0))
+    return Request(
+        name, name, list(token_ids), len(token_ids), params, None, SamplingState(params, token_ids, [], 0)
+    )
 
 
 @pytest.fixture
