@@ -27,7 +27,7 @@ test quick: export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 lab: $(VENV)/.dev
-	$(VENV)/bin/jupyter lab --notebook-dir=notebooks
+	$(RUN) -m parts lab
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

@@ -21,7 +21,7 @@ from benchmarks.record import ROOT, record
 from engine.cache.single import CachedForward
 from engine.decoding.greedy import decode_steps
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SUPPORTS, Row, distribution, sampler
+from engine.decoding.sampling import SUPPORTS, SamplingState, distribution, sampler
 from engine.models.loader import load_model
 from engine.tokenizer import Tokenizer
 
@@ -61,7 +61,7 @@ def kept(model: torch.nn.Module, tokenizer: Tokenizer) -> tuple[dict, list[list]
         for temperature in (1.0, 1.5):
             params = [SamplingParams(temperature=temperature, **fence) for fence in FENCES.values()]
             probs = distribution(
-                logits.expand(len(params), -1), [Row(p, [], [], 0) for p in params]
+                logits.expand(len(params), -1), [SamplingState(p, [], [], 0) for p in params]
             )  # [R, V]
             counts = (probs > 0).sum(-1).tolist()
             figures[key][f"{temperature:g}"] = dict(zip(("top_k", "top_p", "min_p"), counts, strict=True))

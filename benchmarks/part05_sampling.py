@@ -32,7 +32,7 @@ from transformers.generation.logits_process import (
 from benchmarks.record import ROOT, record
 from engine.cache.single import CachedForward
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import Row, distribution, sample
+from engine.decoding.sampling import SamplingState, distribution, sample
 from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model
 
@@ -52,11 +52,11 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def rows_of(setting: dict, R: int, V: int) -> list[Row]:
+def rows_of(setting: dict, R: int, V: int) -> list[SamplingState]:
     """R requests in mid-story: 16 prompt tokens, 64 output tokens, a seed each."""
     params = SamplingParams(**setting)
     ids = torch.randint(V, (R, 80), generator=torch.Generator().manual_seed(1)).tolist()
-    return [Row(params, row[:16], row[16:], seed) for seed, row in enumerate(ids)]
+    return [SamplingState(params, row[:16], row[16:], seed) for seed, row in enumerate(ids)]
 
 
 def ours(setting: dict, logits: Tensor) -> Callable[[], Tensor]:

@@ -71,7 +71,7 @@ def sample_batch(logits: Tensor, batch: Batch) -> Tensor:
     rows, positions = [], []
     for request, own in zip(batch.requests, batch.logit_rows, strict=True):
         for row in own:
-            rows.append(request.row)
+            rows.append(request.sampling)
             positions.append(batch.positions[row] + 1 - request.num_prompt_tokens)
     return sample(logits, rows, positions)
 

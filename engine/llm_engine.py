@@ -15,7 +15,7 @@ from engine.config import ModelConfig
 from engine.decoding.outputs import CompletionOutput, FinishReason, Prefix, RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
 from engine.decoding.prompts import Prompt, prompt_token_ids
-from engine.decoding.sampling import NO_TOKEN, SUPPORTS, Row, new_seed
+from engine.decoding.sampling import NO_TOKEN, SUPPORTS, SamplingState, new_seed
 from engine.decoding.stopping import GrowingOutput
 from engine.executor import Executor, Pending, StepResult
 from engine.listeners import Listeners, StepRecord
@@ -135,7 +135,7 @@ class LLMEngine:
                     num_prompt_tokens=len(token_ids),
                     params=params,
                     output=output,
-                    row=Row(params, token_ids, output.token_ids, seed + index, stop_ids),
+                    sampling=SamplingState(params, token_ids, output.token_ids, seed + index, stop_ids),
                     priority=priority,
                     adapter=adapter,
                     cache_salt=cache_salt,
@@ -313,7 +313,7 @@ class LLMEngine:
         return RequestOutput(
             request_id,
             asked.prompt,
-            first.row.prompt_ids,
+            first.sampling.prompt_ids,
             completions,
             finished,
             first.prompt_logprobs or None,

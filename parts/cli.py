@@ -5,6 +5,7 @@ they ran. Knows nothing of how a tree is cut (tree.py).
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,10 +66,12 @@ def show(number: Number) -> None:
     console.print("\nExercises")
     for exercise in part.exercises:
         state = " (not written yet)" if exercise in waiting else ""
-        console.print(Padding(f"{exercise.where}{state}", (0, 0, 0, 2)))
+        console.print(Padding(f"{exercise.where}{exercise.stars}{state}", (0, 0, 0, 2)))
         console.print(Padding(exercise.write, (0, 0, 0, 6)))
-    console.print(f"\nRead  articles/{part.name}.md\nPlay  notebooks/{part.name}.ipynb")
-    console.print(f"Run   python -m parts run {number}\nTest  python -m parts test {number}")
+    console.print(f"\nRead   articles/{part.name}.md")
+    console.print(f"Play   notebooks/{part.name}.ipynb, in `python -m parts lab`")
+    console.print(f"Write  python -m parts start {number} DIR")
+    console.print(f"Test   python -m parts test {number}\nRun    python -m parts run {number}")
 
 
 @app.command(context_settings=HAND_ON)
@@ -77,6 +80,12 @@ def run(number: Number, arguments: Rest = None) -> None:
     with _refusals():
         part = find_part(load_parts(ROOT), number)
     _hand_over([str(ROOT / part.demo), *(arguments or [])], cwd=None)
+
+
+@app.command()
+def lab() -> None:
+    """Open the notebooks in JupyterLab, with this folder's engine."""
+    _hand_over(["-m", "jupyterlab", str(ROOT / "notebooks")], cwd=ROOT)
 
 
 @app.command("test", context_settings=HAND_ON)
@@ -123,6 +132,9 @@ def start(
         part = tree.start(ROOT, number, target, solved)
     state = "solved" if solved else f"{len(part.exercises)} exercises to write"
     console.print(f"Part {number} ({state}) is in {target}. Its README.md says how to go on.", markup=False)
+    console.print("It needs no environment of its own. Go there, and use this one:", markup=False)
+    console.print(f"  cd {shlex.quote(str(target))}", markup=False, soft_wrap=True)
+    console.print(f"  {shlex.quote(sys.executable)} -m parts test {number}", markup=False, soft_wrap=True)
 
 
 @app.command()

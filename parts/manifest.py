@@ -34,7 +34,13 @@ class Exercise:
 
     where: str  # engine/file.py:Class.method, or engine/file.py:function
     write: str  # what to do, on one line
-    tests: tuple[str, ...]  # the test files that turn green with it
+    tests: tuple[str, ...]  # the test files that turn green with it, from small to large
+    grade: int = 0  # how hard it is, 1 to 3; 0: not said
+
+    @property
+    def stars(self) -> str:
+        """The grade as it is shown: stars behind a blank, or nothing."""
+        return f" {'★' * self.grade}" if self.grade else ""
 
     @property
     def path(self) -> str:
@@ -160,8 +166,8 @@ def record(kind, raw: dict, place: str):
         value = tuple(value) if isinstance(value, list) else value
         accepted = get_origin(fields[key].type) or fields[key].type  # tuple for tuple[str, ...]
         if not isinstance(value, accepted) or (value == "" and key in required):
-            kind_of = f"a {accepted.__name__}" + " that is not empty" * (key in required)
-            raise SeriesError(f"{place}: {key} = {value!r}: accepted is {kind_of}")
+            not_empty = ", not empty" if key in required else ""
+            raise SeriesError(f"{place}: {key} = {value!r}: accepted: {accepted.__name__}{not_empty}")
         values[fields[key].name] = value
     return kind(**values)
 
@@ -177,6 +183,10 @@ def _read(path: Path) -> Part:
     if any(need >= part.number for need in part.needs):
         raise SeriesError(f"{path}: needs = {list(part.needs)}: accepted are parts before {part.number}")
     for exercise in part.exercises:
+        if exercise.grade not in range(4):
+            raise SeriesError(
+                f"{path}: exercise {exercise.where!r}: grade = {exercise.grade}: accepted: 1 to 3, or none"
+            )
         if not any(matches(exercise.path, pattern) for pattern in part.adds):
             raise SeriesError(f"{path}: exercise {exercise.where!r} is not in a file that the part adds")
     return part

@@ -122,13 +122,13 @@ def judge(warm: Warm, tree: Path, part: Part, mistake: Mistake) -> Verdict:
     if not run.failures:
         return Verdict(mistake, "", "", f"no test of {', '.join(exercise.tests)} rejects it")
     failure = run.failures[0]
-    says = essence(failure)
+    says = essence(failure.report)
     return Verdict(mistake, failure.test, says, _problem(mistake, failure, says))
 
 
-def essence(failure: Failure) -> str:
-    """What the failure itself says: the lines marked E, or all of a report that has none."""
-    lines = failure.report.rstrip().splitlines()
+def essence(report: str) -> str:
+    """What a failing test's report says itself: the lines marked E, or all of a report that has none."""
+    lines = report.rstrip().splitlines()
     marked = [line[1:] for line in lines if line.startswith("E ")]
     return "\n".join(line.strip() for line in marked or lines)
 

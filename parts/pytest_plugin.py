@@ -1,7 +1,9 @@
-"""For a learner's test run: a test that meets an open exercise waits, and is not shown among those that fail.
+"""For a learner's test run: what waits for an exercise, what is wrong, and where to look first.
 
-A test waits when it fails with the announcement that `start` left in an exercise; the run is red nonetheless.
-Any other failure is shown as usual. Loaded by the conftest.py of a start tree alone.
+A test waits when it fails with the announcement that `start` left in an exercise; it is listed with that
+exercise, and the run is red nonetheless. Any other failure is shown as usual, shortly, and the first of them
+once more at the end, in its own words. Test files run in the order of the manifest, from small to large.
+Loaded by the conftest.py of a start tree alone.
 """
 
 from collections import Counter
@@ -11,14 +13,27 @@ from pathlib import Path
 import pytest
 
 from parts.manifest import Exercise, find_part, load_parts
+from parts.mistakes import essence
+from parts.stubs import is_stub
 from parts.tree import read_cut
 
 ROOT = Path(__file__).resolve().parents[1]
 PART = find_part(load_parts(ROOT), read_cut(ROOT).part)
+ORDER = list(dict.fromkeys(path for exercise in PART.exercises for path in exercise.tests))
+
+
+def pytest_configure(config) -> None:
+    if config.option.tbstyle == "auto":
+        config.option.tbstyle = "short"
 
 
 def pytest_report_header() -> str:
     return f"engine: {Path(find_spec('engine').origin).parent}"
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """Files that no exercise names first: they are green from the start."""
+    items.sort(key=lambda item: ORDER.index(path) if (path := _file(item)) in ORDER else -1)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -37,22 +52,57 @@ def pytest_report_teststatus(report):
     return None
 
 
-def pytest_terminal_summary(terminalreporter) -> None:
+def pytest_terminal_summary(terminalreporter, config) -> None:
+    write = terminalreporter.write_line
     waiting: dict[Exercise, Counter] = {exercise: Counter() for exercise in PART.exercises}
     for report in terminalreporter.stats.get("waiting", []):
         waiting[PART.announced(report.longreprtext)][report.nodeid.partition("[")[0]] += 1
     count = sum(tests.total() for tests in waiting.values())
-    failed = sum(len(terminalreporter.stats.get(kind, [])) for kind in ("failed", "error"))
+    failed = [report for kind in ("error", "failed") for report in terminalreporter.stats.get(kind, [])]
     terminalreporter.section("exercises")
     for exercise, tests in waiting.items():
         if tests:
-            terminalreporter.write_line(f"{exercise.where} - {exercise.write}")
+            write(f"{exercise.where} - {exercise.write}")
         for test, cases in tests.items():
-            terminalreporter.write_line(f"    {test}" + (f" ({cases} cases)" if cases > 1 else ""))
-    terminalreporter.write_line(f"{count} tests wait for an exercise, {failed} fail for another reason.")
+            write(f"    {test}" + (f" ({cases} cases)" if cases > 1 else ""))
+    write(f"{count} tests wait for an exercise, {len(failed)} fail for another reason.")
     if count:
-        terminalreporter.write_line("A test shows the first exercise it meets; others may lie behind it.")
-    elif not failed:
-        terminalreporter.write_line(
-            f"All green: see your code at work with `python -m parts run {PART.number}`."
-        )
+        write("A test shows the first exercise it meets; others may lie behind it.")
+    if failed:
+        _point_out(failed[0], write)
+    elif not count and _whole_part(config, terminalreporter):
+        write(f"All green: see your code at work with `python -m parts run {PART.number}`.")
+    elif not count:
+        write(f"These are green. The whole part: `python -m parts test {PART.number}`.")
+
+
+def _point_out(report, write) -> None:
+    """The first failure: where it is, what it checks, what it says."""
+    path = report.nodeid.partition("::")[0]
+    written = [
+        exercise.where
+        for exercise in PART.exercises
+        if path in exercise.tests
+        and not is_stub((ROOT / exercise.path).read_text(encoding="utf-8"), exercise.name, exercise.path)
+    ]
+    write(f"\nLook here first: {report.nodeid}")
+    if written:
+        write(f"    It checks {' and '.join(written)}.")
+    for line in essence(report.longreprtext).splitlines():
+        write(f"    {line}")
+
+
+def _whole_part(config, terminalreporter) -> bool:
+    """Whether every test of the part ran, not only some that were asked for."""
+    ran = {
+        report.nodeid.partition("::")[0]
+        for kind in ("passed", "skipped", "xfailed")
+        for report in terminalreporter.stats.get(kind, [])
+    }
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / PART.tests).glob("test_*.py")}
+    named = any("::" in argument for argument in config.args)
+    return files <= ran and not named and not terminalreporter.stats.get("deselected")
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]

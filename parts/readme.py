@@ -8,7 +8,10 @@ from parts.manifest import PARTS_PLANNED, Part
 SETUP = """\
 ## Set up
 
-With Python 3.11 to 3.13, in this folder:
+The environment of the checkout that this folder was cut from serves here too: activate it, and stay in this
+folder. `python -m parts` always takes the engine of the folder it is run in; each test run says which.
+
+Without a checkout, make one here, with Python 3.11 to 3.13:
 
 ```
 python -m venv .venv
@@ -23,7 +26,7 @@ def readme(part: Part, parts: list[Part], solved: bool) -> str:
     sections = [
         _head(part, solved),
         SETUP,
-        _read(part),
+        _read(part, solved),
         _exercises(part, solved),
         _check(part, solved),
         _road(part, parts),
@@ -37,30 +40,33 @@ def _head(part: Part, solved: bool) -> str:
         if solved
         else f"All before it works; Part {part.number} needs {len(part.exercises)} functions that you write."
     )
+    needs = f"It builds on Parts {', '.join(map(str, part.needs))}. " if part.needs else ""
     return f"""\
 # Part {part.number}: {part.title}
 
 {part.capability}
 
-{state} Plan about {part.minutes} minutes.
+{state} {needs}Plan about {part.minutes} minutes.
 The folder stands on its own: it holds the engine up to this part and nothing of later ones.
 """
 
 
 def _exercises(part: Part, solved: bool) -> str:
-    lines = ["## What was written" if solved else "## What to write", ""]
+    lines = ["## What was written" if solved else "## Third, write", ""]
     for number, exercise in enumerate(part.exercises, 1):
         tests = ", ".join(f"`{path}`" for path in exercise.tests)
         lines += [
-            f"{number}. **`{exercise.name}`** in [`{exercise.path}`]({exercise.path})  ",
+            f"{number}. **`{exercise.name}`**{exercise.stars} in [`{exercise.path}`]({exercise.path})  ",
             f"   {exercise.write[0].upper()}{exercise.write[1:]}.  ",
             f"   {'Checked by' if solved else 'Turns green'}: {tests}",
         ]
+    if any(exercise.grade for exercise in part.exercises):
+        lines += ["", "★ is short, ★★ takes some thought, ★★★ is the hardest here."]
     if not solved:
         lines += [
             "",
             "Each of them is a signature, a docstring that says what it promises, and a line that raises",
-            f"`NotImplementedError: Part {part.number}: ...`. Replace that line. The order is a good one.",
+            f"`NotImplementedError: Part {part.number}: ...`. Replace that line. Write them in this order.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -81,7 +87,8 @@ python -m parts run {n}                   # the demo, once the tests are green
 **Red tests are expected.** Before you write anything, tests in the files named above fail with
 `NotImplementedError: Part {n}: ...`. The run ends with a list of which test waits for which exercise, and
 says how many fail for any other reason: none, to begin with. A test stops at the first open exercise that it
-meets, so it may move on to the next exercise before it turns green. When you are done, nothing waits and
+meets, so it may move on to the next exercise before it turns green. Tests run from small to large; the first
+that fails is shown once more at the end, with the rule that is broken. When you are done, nothing waits and
 all of `{part.tests}` is green.
 
 To compare with the answer, run `python -m parts start {n} OTHER_FOLDER --solved` in the checkout that this
@@ -89,13 +96,21 @@ folder was cut from (this folder cannot be cut again).
 """
 
 
-def _read(part: Part) -> str:
+def _read(part: Part, solved: bool) -> str:
+    runs = (
+        "Run it with `python -m parts lab`."
+        if solved
+        else """Its outputs are in it. It runs in this folder
+(`python -m parts lab`) once you have written this part's functions, and in the checkout at any time."""
+    )
     return f"""\
-## Read and play
+## First, read
 
-- The article, [{part.article}](articles/{part.name}.md)
-- The notebook, [notebooks/{part.name}.ipynb](notebooks/{part.name}.ipynb): `jupyter lab notebooks`. It runs
-  from top to bottom once this part's functions are written.
+The article: [{part.article}](articles/{part.name}.md).
+
+## Second, play
+
+The notebook: [notebooks/{part.name}.ipynb](notebooks/{part.name}.ipynb). {runs}
 """
 
 

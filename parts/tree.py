@@ -19,6 +19,8 @@ from parts.stubs import stub
 
 CUT = "parts/cut.toml"
 STAYS_BEHIND = "parts/*/mistakes.toml"  # holds pieces of the solutions
+# A link to another part's article or notebook.
+LINK = re.compile(r"\[(?P<words>[^\[\]]*)\]\((?:\.\./(?:articles|notebooks)/)?(?P<part>\d\d)_[^()\s]*\)")
 AUTHOR = {"NAME": "ruvon series", "EMAIL": "series@ruvon.invalid"}
 LEARNER_CONFTEST = '''"""Lists the tests that wait for an exercise apart from those that fail."""
 
@@ -110,9 +112,7 @@ def _write(root: Path, files: list[str], parts: list[Part], part: Part, target: 
         "pyproject.toml": _pyproject(root, part),
         CUT: f"# Written by `python -m parts`.\npart = {part.number}\nsolved = {str(solved).lower()}\n",
     }
-    for path in paths:
-        if path.startswith("articles/") and path.endswith(".md"):
-            texts[path] = _without_later_links((root / path).read_text(encoding="utf-8"), set(paths))
+    texts |= {path: text for path in paths if (text := _without_later_links(root, path, part))}
     if not solved:
         texts["conftest.py"] = LEARNER_CONFTEST
         for path in {exercise.path for exercise in part.exercises}:
@@ -127,14 +127,12 @@ def _write(root: Path, files: list[str], parts: list[Part], part: Part, target: 
             shutil.copy(root / path, destination)
 
 
-def _without_later_links(text: str, there: set[str]) -> str:
-    """An article; where it links to an article or a notebook that the tree lacks, the words stay."""
-
-    def keep(link: re.Match) -> str:
-        folder, name = link[2] or "articles/", link[3]
-        return link[0] if folder.removeprefix("../") + name in there else link[1]
-
-    return re.sub(r"\[([^\]]*)\]\((\.\./notebooks/)?(\d\d_\w+\.(?:md|ipynb))(?:#[\w-]*)?\)", keep, text)
+def _without_later_links(root: Path, path: str, part: Part) -> str | None:
+    """An article's or notebook's text with links to later ones, which the tree lacks, as plain words."""
+    if not path.endswith((".md", ".ipynb")) or not path.startswith(("articles/", "notebooks/")):
+        return None
+    text = (root / path).read_text(encoding="utf-8")
+    return LINK.sub(lambda link: link["words"] if int(link["part"]) > part.number else link[0], text)
 
 
 def _pyproject(root: Path, part: Part) -> str:

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 
 from engine.cache.single import CachedForward
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import Row, distribution
+from engine.decoding.sampling import SamplingState, distribution
 from engine.models.loader import load_model
 from engine.tokenizer import Tokenizer
 
@@ -35,7 +35,7 @@ def main() -> None:
     logits = CachedForward(load_model("storyteller"))(tokenizer.encode(PROMPT))  # [V]
     order = logits.argsort(descending=True)  # [V]
     words = [tokenizer.decode([id]).strip() for id in order[:SHOWN].tolist()]
-    rows = [Row(SamplingParams(**knobs), [], [], seed=0) for knobs in KNOBS.values()]
+    rows = [SamplingState(SamplingParams(**knobs), [], [], seed=0) for knobs in KNOBS.values()]
     bent = distribution(logits.expand(len(rows), -1), rows)  # [R, V]
 
     figure, axes = plt.subplots(2, 3, figsize=(10, 5.4), sharex=True, sharey=True)

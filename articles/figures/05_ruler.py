@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 
 from engine.cache.single import CachedForward
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import Row, distribution, draw, uniform
+from engine.decoding.sampling import SamplingState, distribution, draw, uniform
 from engine.models.loader import load_model
 from engine.tokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ def main() -> None:
     forward, ids = CachedForward(load_model("storyteller")), tokenizer.encode(PROMPT)
     figure, axes = plt.subplots(POSITIONS, 1, figsize=(9, 4.4), sharex=True)
     for position, ax in enumerate(axes):
-        probs = distribution(forward(ids)[None], [Row(KNOBS, [], [], SEED)])  # [1, V]
+        probs = distribution(forward(ids)[None], [SamplingState(KNOBS, [], [], SEED)])  # [1, V]
         pieces = probs[0].nonzero()[:, 0].tolist()  # in the order of their ids, as `draw` adds them up
         widths = probs[0, pieces].tolist()
         drawn = int(draw(probs, [SEED], [position]))

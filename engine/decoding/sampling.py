@@ -39,7 +39,7 @@ UNIFORM_BITS = 48  # fewer than a double's 53, so that u · total < total in dou
 
 
 @dataclass(slots=True)
-class Row:
+class SamplingState:
     """What a row of logits needs to know about its request; one object serves the request's whole life."""
 
     params: SamplingParams
@@ -75,7 +75,7 @@ def new_seed(params: SamplingParams) -> int:
     return secrets.randbits(63) if params.seed is None else params.seed
 
 
-def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
+def sample(logits: Tensor, rows: Sequence[SamplingState], positions: Sequence[int] | None = None) -> Tensor:
     """logits[R, V] -> token ids[R], each row by its own parameters; NO_TOKEN where the likeliest logit is no
     finite number.
 
@@ -92,7 +92,9 @@ def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
     return torch.where(best.isfinite(), token_ids, NO_TOKEN)
 
 
-def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
+def distribution(
+    logits: Tensor, rows: Sequence[SamplingState], positions: Sequence[int] | None = None
+) -> Tensor:
     """logits[R, V] -> probs[R, V] in fp32, what each next token is drawn from; one-hot for temperature 0.
 
     In order: bias and penalties, temperature, top-k, top-p, min-p, each over what the one before left. A
@@ -141,7 +143,7 @@ def _sorted(logits: Tensor) -> Tensor:
     return logits.sort(dim=-1).values
 
 
-def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
+def adjust(logits: Tensor, rows: Sequence[SamplingState], positions: Sequence[int] | None = None) -> Tensor:
     """logits[R, V] with each row's bias, penalties and bans applied, in fp32: few tokens per row, so only
     those are touched.
 
@@ -213,7 +215,7 @@ def _mix(z: int) -> int:
 def sampler(params: SamplingParams, prompt_ids: Sequence[int], index: int = 0) -> Choose:
     """`choose` for Part 2's loop: the `index`-th of a request's n samples, seeded with seed + index."""
     output_ids: list[int] = []
-    row = Row(params, prompt_ids, output_ids, new_seed(params) + index)
+    row = SamplingState(params, prompt_ids, output_ids, new_seed(params) + index)
 
     def choose(logits: Tensor) -> int:
         token_id = int(sample(logits[None], [row])[0])

@@ -38,6 +38,12 @@ class Module(nn.Module):
         if isinstance(value, nn.Module | nn.Parameter):
             self.__dict__[name] = value
 
+    def _apply(self, *args, **options):
+        """What `to`, `half` and their kin do: on another device, parameters are new objects."""
+        super()._apply(*args, **options)
+        self.__dict__.update({name: value for name, value in self._parameters.items() if value is not None})
+        return self
+
     def reset_parameters(self) -> None:
         """Draws no random numbers when it is made: all of them come from the checkpoint."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from engine.decoding.outputs import Logprobs, RequestStats
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import Row
+from engine.decoding.sampling import SamplingState
 from engine.decoding.stopping import GrowingOutput
 
 PLACEHOLDER = -1  # stands for a token that was chosen but not read from the device yet
@@ -36,7 +36,7 @@ class Request:
     num_prompt_tokens: int
     params: SamplingParams
     output: GrowingOutput  # text, stop checks, finish reason
-    row: Row  # what sampling needs
+    sampling: SamplingState
     priority: int = 0  # lower goes first
     adapter: str | None = None  # Part 18
     cache_salt: str | None = None  # requests with different salts share no cached prefix (Part 12)

@@ -23,7 +23,7 @@ from benchmarks.record import OUT, record  # noqa: E402
 from engine.cache.single import CachedForward  # noqa: E402
 from engine.decoding.greedy import decode_steps  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
-from engine.decoding.sampling import SUPPORTS, Row, distribution, draw, sampler  # noqa: E402
+from engine.decoding.sampling import SUPPORTS, SamplingState, distribution, draw, sampler  # noqa: E402
 from engine.layers.packed_linear import pack_linears  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
 from engine.tokenizer import Tokenizer  # noqa: E402
@@ -149,7 +149,7 @@ def label(knobs: dict) -> str:
 
 def bent(logits: Tensor, wishes: dict[str, SamplingParams], tokenizer: Tokenizer) -> Table:
     """A column of bars per temper, from one call of `distribution` for all of them."""
-    rows = [Row(params, [], [], seed=0) for params in wishes.values()]
+    rows = [SamplingState(params, [], [], seed=0) for params in wishes.values()]
     probs = distribution(logits.expand(len(rows), -1), rows)  # [R, V]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("next")
@@ -227,7 +227,7 @@ def promises(
     same_story = again.token_ids == samples[-1].token_ids
 
     seeds = [10_000 + stranger for stranger in range(CROWD)] + [params.seed]
-    rows = [Row(short, [], [], seed) for seed in seeds]
+    rows = [SamplingState(short, [], [], seed) for seed in seeds]
     probs = distribution(logits.expand(len(rows), -1), rows)  # [R, V]
     in_a_crowd = draw(probs, seeds, [0] * len(seeds))  # [R]
     alone = draw(probs[-1:], seeds[-1:], [0])  # [1]

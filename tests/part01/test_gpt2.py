@@ -159,3 +159,12 @@ def test_hooks_are_heard(tiny_gpt2):
         hook.remove()
     model.norm(torch.randn(2, 64))
     assert heard == ["before", "after"]
+
+
+def test_a_model_that_moves_to_another_device_takes_its_weights_along():
+    """To "meta", a device without numbers: a weight left behind would meet one that went."""
+    model = load_model("storyteller")
+    moved = copy.deepcopy(model).to("meta")
+    token_ids = torch.arange(3, device="meta")
+    assert moved.logits(moved(token_ids, token_ids, causal)).device.type == "meta"
+    assert {one.device.type for one in model.parameters()} == {"cpu"}, "the copy took the original along"

@@ -7,7 +7,7 @@ import pytest
 from engine.server.app import _unless_client_leaves
 from engine.server.errors import RequestError
 
-SECONDS = 5.0  # after which what we wait for will never come
+SECONDS = 15.0  # after which what we wait for will never come
 
 
 class Client:

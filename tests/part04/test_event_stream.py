@@ -9,7 +9,7 @@ import pytest
 from engine.server import sse
 from engine.server.errors import RequestError
 
-SECONDS = 10.0  # after which what we wait for will never come
+SECONDS = 20.0  # after which what we wait for will never come
 
 
 class Chunks:

@@ -17,7 +17,7 @@ CONFIG = ModelConfig(
     intermediate_size=1, max_positions=64, norm_eps=1.0, activation="none", tie_word_embeddings=True,
 )  # fmt: skip
 PROMPT = [5, 6]
-SECONDS = 10.0  # after which what we wait for will never come
+SECONDS = 20.0  # after which what we wait for will never come
 
 
 class Script:
@@ -88,7 +88,7 @@ def test_a_state_is_there_before_the_next_step_begins(tokenizer):
     read, late = threading.Event(), []
 
     def before(step):
-        if step == 2 and not read.wait(SECONDS / 5):
+        if step == 2 and not read.wait(SECONDS / 2):
             late.append(step)
 
     async def pause(output):

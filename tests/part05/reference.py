@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
 )
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import Row
+from engine.decoding.sampling import SamplingState
 
 
 class OpenAIPenalties:
@@ -36,7 +36,7 @@ class OpenAIPenalties:
         return scores
 
 
-def probabilities(logits: Tensor, row: Row) -> Tensor:
+def probabilities(logits: Tensor, row: SamplingState) -> Tensor:
     """logits[V] -> probs[V], in the order of Hugging Face's `generate`."""
     p, ids = row.params, [*row.prompt_ids, *row.output_ids]
     chain = LogitsProcessorList()
@@ -58,7 +58,7 @@ def probabilities(logits: Tensor, row: Row) -> Tensor:
     return chain(torch.tensor([ids]), logits[None].clone().float()).softmax(-1)[0]
 
 
-def knobs(row: Row) -> str:
+def knobs(row: SamplingState) -> str:
     """The parameters of a row that are not at their defaults, and no others."""
     defaults = SamplingParams()
     turned = {
@@ -75,7 +75,7 @@ def random_logits(rows: int, vocab_size: int, seed: int, scale: float = 4.0) -> 
     return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def random_row(rng: random.Random, vocab_size: int) -> Row:
+def random_row(rng: random.Random, vocab_size: int) -> SamplingState:
     """Any mixture of parameters and of tokens so far."""
 
     def perhaps(value, otherwise):
@@ -96,4 +96,4 @@ def random_row(rng: random.Random, vocab_size: int) -> Row:
     )
     prompt = rng.choices(tokens, k=rng.randint(1, 12))
     output = rng.choices(range(min(8, vocab_size)), k=rng.randint(0, 12))  # with repetitions
-    return Row(params, prompt, output, params.seed, rng.sample(tokens, 2))
+    return SamplingState(params, prompt, output, params.seed, rng.sample(tokens, 2))

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import Row, adjust
+from engine.decoding.sampling import SamplingState, adjust
 
 
 def adjusted(logits, prompt=(), output=(), stop_ids=(), **knobs) -> list[float]:
     """One row of logits after its bias and penalties."""
-    row = Row(SamplingParams(**knobs), list(prompt), list(output), 0, stop_ids)
+    row = SamplingState(SamplingParams(**knobs), list(prompt), list(output), 0, stop_ids)
     return [round(x, 4) for x in adjust(torch.tensor([logits]), [row])[0].tolist()]
 
 
@@ -92,7 +92,7 @@ def test_stop_tokens_are_banned_until_min_tokens_whatever_their_bias():
 
 
 def test_the_position_says_which_token_is_chosen():
-    row = Row(SamplingParams(min_tokens=2), [1], [1], 0, [0])
+    row = SamplingState(SamplingParams(min_tokens=2), [1], [1], 0, [0])
     got = [adjust(torch.tensor([[1.0, 2.0]]), [row], [position])[0, 0].item() for position in (0, 1, 2)]
     assert got == [-float("inf"), -float("inf"), 1], (
         "min_tokens=2 bans at positions 0 and 1, as they are handed in, however long the output is by now"
@@ -101,7 +101,7 @@ def test_the_position_says_which_token_is_chosen():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_logits_are_adjusted_in_fp32(dtype):
-    row = Row(SamplingParams(frequency_penalty=0.001), [1], [0], 0)
+    row = SamplingState(SamplingParams(frequency_penalty=0.001), [1], [0], 0)
     got = adjust(torch.tensor([[100.0, 2.0]], dtype=dtype), [row])
     assert got.dtype == torch.float32, "a row with a penalty is worked on in fp32, as beside a sampled row"
     assert got[0, 0].item() == pytest.approx(99.999), "100 - 0.001 is 100 in half precision"
@@ -109,7 +109,7 @@ def test_half_precision_logits_are_adjusted_in_fp32(dtype):
 
 def test_each_row_has_its_own_knobs():
     wishes = [{"logit_bias": {0: 1}}, {}, {"logit_bias": {0: -1, 2: 7}}, {"presence_penalty": 2}]
-    rows = [Row(SamplingParams(**wish), [0], [1], 0) for wish in wishes]
+    rows = [SamplingState(SamplingParams(**wish), [0], [1], 0) for wish in wishes]
     got = adjust(torch.tensor([[1.0, 2, 3]]).repeat(4, 1), rows).tolist()
     assert got == [[2, 2, 3], [1, 2, 3], [0, 2, 10], [1, 0, 3]], (
         "a row's knobs change that row alone: logit_bias {0: 1}; nothing; {0: -1, 2: 7}; presence_penalty 2"
@@ -118,13 +118,13 @@ def test_each_row_has_its_own_knobs():
 
 def test_the_callers_logits_are_left_as_they_were():
     logits = torch.tensor([[1.0, 2.0, 3.0]])
-    adjust(logits, [Row(SamplingParams(logit_bias={0: 5}), [0], [], 0)])
+    adjust(logits, [SamplingState(SamplingParams(logit_bias={0: 5}), [0], [], 0)])
     assert logits.tolist() == [[1, 2, 3]], "`logits` is the caller's: change a copy"
 
 
 def test_tokens_appended_later_count():
     output: list[int] = []
-    row = Row(SamplingParams(frequency_penalty=1), [0], output, 0)
+    row = SamplingState(SamplingParams(frequency_penalty=1), [0], output, 0)
     for count in range(4):
         got = adjust(torch.tensor([[5.0, 5.0]]), [row])[0].tolist()
         assert got == [5, 5 - count], f"token 1 stands in the output {count} times by now"

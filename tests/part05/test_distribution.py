@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import Row, distribution, sample
+from engine.decoding.sampling import SamplingState, distribution, sample
 from tests.part05 import reference
 
 # --- by hand: four tokens with the probabilities 0.4, 0.3, 0.2 and 0.1 ---
@@ -17,7 +17,7 @@ FOUR = [math.log(p) for p in (0.4, 0.3, 0.2, 0.1)]
 
 def percent(logits=FOUR, **knobs) -> list[float]:
     """What each of the tokens gets, in percent; nothing was said so far."""
-    probs = distribution(torch.tensor([logits]), [Row(SamplingParams(**knobs), [], [], 0)])[0]
+    probs = distribution(torch.tensor([logits]), [SamplingState(SamplingParams(**knobs), [], [], 0)])[0]
     return [round(100 * p, 1) for p in probs.tolist()]
 
 
@@ -120,7 +120,7 @@ def test_equals_at_the_border_all_stay(knob):
 
 def test_each_row_has_its_own_knobs():
     wishes = [{}, {"top_k": 1}, {"top_p": 0.6}, {"min_p": 0.6}, {"temperature": 0.5}, {"temperature": 0}]
-    rows = [Row(SamplingParams(**wish), [], [], 0) for wish in wishes]
+    rows = [SamplingState(SamplingParams(**wish), [], [], 0) for wish in wishes]
     together = distribution(torch.tensor([FOUR]).repeat(6, 1), rows)
     for wish, probs in zip(wishes, together.tolist(), strict=True):
         got = [round(100 * p, 1) for p in probs]
@@ -162,9 +162,10 @@ def assert_equals_reference(logits, rows):
 def test_each_knob_alone_equals_hugging_faces_processor(knob):
     logits = reference.random_logits(8, 257, seed=1)
     rows = [
-        Row(SamplingParams(**knob), [1, 2, 3, 3], [5, 5, 5, 9, 2, 256][:n], 0, [4, 200]) for n in range(7)
+        SamplingState(SamplingParams(**knob), [1, 2, 3, 3], [5, 5, 5, 9, 2, 256][:n], 0, [4, 200])
+        for n in range(7)
     ]
-    rows.append(Row(SamplingParams(**knob), [256], [0] * 20, 0, [4]))
+    rows.append(SamplingState(SamplingParams(**knob), [256], [0] * 20, 0, [4]))
     assert_equals_reference(logits, rows)
 
 
@@ -181,7 +182,10 @@ def test_knobs_chained_in_a_batch_of_unlike_rows_equal_hugging_faces_chain(seed,
 def test_a_row_among_others_equals_the_row_alone(seed):
     rng = random.Random(seed)
     rows = [reference.random_row(rng, 300) for _ in range(40)]
-    rows += [Row(SamplingParams(temperature=0), [1], [], 0), Row(SamplingParams(), [1], [], 0)]
+    rows += [
+        SamplingState(SamplingParams(temperature=0), [1], [], 0),
+        SamplingState(SamplingParams(), [1], [], 0),
+    ]
     logits = reference.random_logits(42, 300, seed)
     together = distribution(logits, rows)
     alone = torch.cat([distribution(logits[i : i + 1], [row]) for i, row in enumerate(rows)])
@@ -215,7 +219,7 @@ def test_half_precision_logits_are_worked_on_in_fp32(dtype):
 )
 def test_a_row_with_temperature_zero_is_one_hot_at_the_likeliest(others):
     logits = reference.random_logits(3, 50, 5)
-    rows = [Row(SamplingParams(temperature=t, **others), [1], [], 0) for t in (0, 1, 0)]
+    rows = [SamplingState(SamplingParams(temperature=t, **others), [1], [], 0) for t in (0, 1, 0)]
     probs = distribution(logits, rows)
     for i in (0, 2):
         expected = torch.zeros(50)
@@ -227,7 +231,7 @@ def test_a_row_with_temperature_zero_is_one_hot_at_the_likeliest(others):
 @pytest.mark.parametrize("temperature", [1e-2, 1e-4, 1e-6, 1e-10, 1e-30, 1e-38, 1e-45, 1e-300, 5e-324])
 def test_as_temperature_goes_to_zero_sampling_becomes_greedy(temperature):
     logits = torch.tensor([[1.0, 20.0, -30.0, 19.5], [-1e4, -2e4, -3e4, -1.1e4]])
-    rows = [Row(SamplingParams(temperature=temperature, seed=s), [1], [], s) for s in range(2)]
+    rows = [SamplingState(SamplingParams(temperature=temperature, seed=s), [1], [], s) for s in range(2)]
     probs = distribution(logits, rows)
     assert torch.allclose(probs, torch.tensor([[0.0, 1, 0, 0], [1, 0, 0, 0]]), atol=1e-12)
     assert sample(logits, rows).tolist() == [1, 0]
@@ -236,18 +240,18 @@ def test_as_temperature_goes_to_zero_sampling_becomes_greedy(temperature):
 def test_the_likeliest_token_always_stays():
     logits = reference.random_logits(4, 50, 6, scale=0.01)
     params = SamplingParams(top_p=1e-12, top_k=1, min_p=1.0)
-    probs = distribution(logits, [Row(params, [1], [], 0)] * 4)
+    probs = distribution(logits, [SamplingState(params, [1], [], 0)] * 4)
     assert torch.equal(probs, torch.nn.functional.one_hot(logits.argmax(-1), 50).float())
 
 
 def test_logit_bias_of_a_hundred_forces_and_of_minus_a_hundred_bans():
     logits = reference.random_logits(500, 50, 7)
-    rows = [Row(SamplingParams(logit_bias={9: 100}, seed=i), [1], [], i) for i in range(250)]
-    rows += [Row(SamplingParams(logit_bias={9: -100}, seed=i), [1], [], i) for i in range(250)]
+    rows = [SamplingState(SamplingParams(logit_bias={9: 100}, seed=i), [1], [], i) for i in range(250)]
+    rows += [SamplingState(SamplingParams(logit_bias={9: -100}, seed=i), [1], [], i) for i in range(250)]
     tokens = sample(logits, rows)
     assert set(tokens[:250].tolist()) == {9}
     assert 9 not in tokens[250:].tolist()
-    greedy = [Row(SamplingParams(temperature=0, logit_bias={9: 100}), [1], [], 0)]
+    greedy = [SamplingState(SamplingParams(temperature=0, logit_bias={9: 100}), [1], [], 0)]
     assert sample(logits[:1], greedy).item() == 9
 
 
@@ -255,18 +259,18 @@ def test_penalties_bend_greedy_choices_too():
     logits = torch.tensor([[5.0, 4.0, 1.0]])
     for penalty in ({"repetition_penalty": 2}, {"frequency_penalty": 1.5}, {"presence_penalty": 1.5}):
         params = SamplingParams(temperature=0, **penalty)
-        assert sample(logits, [Row(params, [2], [0], 0)]).item() == 1
-        assert sample(logits, [Row(params, [2], [], 0)]).item() == 0
+        assert sample(logits, [SamplingState(params, [2], [0], 0)]).item() == 1
+        assert sample(logits, [SamplingState(params, [2], [], 0)]).item() == 0
 
 
 def test_stop_tokens_cannot_be_drawn_before_min_tokens():
     logits = torch.tensor([[50.0, 1.0, 2.0, 50.0]])
     params = SamplingParams(min_tokens=3, seed=0)
     for length in range(5):
-        probs = distribution(logits, [Row(params, [1], [1] * length, 0, [0, 3])])[0]
+        probs = distribution(logits, [SamplingState(params, [1], [1] * length, 0, [0, 3])])[0]
         assert (probs[[0, 3]] == 0).all() == (length < 3)
         greedy = SamplingParams(min_tokens=3, temperature=0)
-        chosen = sample(logits, [Row(greedy, [1], [1] * length, 0, [0, 3])]).item()
+        chosen = sample(logits, [SamplingState(greedy, [1], [1] * length, 0, [0, 3])]).item()
         assert chosen == (2 if length < 3 else 0)
 
 
@@ -279,7 +283,7 @@ def test_no_decision_is_read_back_from_the_device(vocab_size):
     """On the meta device there are no values: whoever asks for one (item, tolist, nonzero, a mask) fails."""
     rng = random.Random(0)
     rows = [reference.random_row(rng, vocab_size) for _ in range(30)]
-    rows += [Row(SamplingParams(temperature=0, logit_bias={1: 1}), [1], [], 0)]
+    rows += [SamplingState(SamplingParams(temperature=0, logit_bias={1: 1}), [1], [], 0)]
     tokens = sample(torch.empty(31, vocab_size, device="meta"), rows)
     assert tokens.shape == (31,)
     assert sample(torch.empty(1, vocab_size, device="meta"), rows[-1:]).shape == (1,)

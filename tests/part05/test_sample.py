@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import NO_TOKEN, Row, sample
+from engine.decoding.sampling import NO_TOKEN, SamplingState, sample
 from tests.part05 import reference
 from tests.part05.dice import CRITICAL, N, chi_squared
 
@@ -18,7 +18,7 @@ def test_frequencies_after_all_knobs_are_hugging_faces_probabilities():
         temperature=1.5, top_k=14, top_p=0.97, repetition_penalty=1.2, frequency_penalty=0.5
     )
     logits = reference.random_logits(1, 30, 4, scale=1.0)
-    rows = [Row(params, [1, 2], [3, 3, 4], seed) for seed in range(N)]
+    rows = [SamplingState(params, [1, 2], [3, 3, 4], seed) for seed in range(N)]
     expected = reference.probabilities(logits[0], rows[0]) * N
     observed = torch.bincount(sample(logits.expand(N, -1), rows), minlength=30)
     assert not observed[expected == 0].any()
@@ -31,7 +31,7 @@ def test_frequencies_after_all_knobs_are_hugging_faces_probabilities():
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_logits_that_are_not_numbers_give_no_token(temperature):
     logits = torch.tensor([[1.0, 5.0, 2.0], [torch.nan] * 3, [-torch.inf] * 3])
-    rows = [Row(SamplingParams(temperature=temperature, seed=1), [1], [], 1) for _ in range(3)]
+    rows = [SamplingState(SamplingParams(temperature=temperature, seed=1), [1], [], 1) for _ in range(3)]
     tokens = sample(logits, rows).tolist()
     assert tokens[0] in range(3)
     assert tokens[1:] == [NO_TOKEN] * 2, "where the likeliest logit is no finite number, there is no token"

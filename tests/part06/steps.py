@@ -2,7 +2,7 @@
 
 from engine.batch import Batch
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import Row
+from engine.decoding.sampling import SamplingState
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Queues, take
 
@@ -36,7 +36,14 @@ def make_request(name: str, prompt: int, output: int, priority: int = 0) -> Requ
     """A request of `prompt` tokens that is done after `output` more."""
     ids = list(range(prompt))
     return Request(
-        name, name, ids, prompt, PARAMS, Countdown(output), Row(PARAMS, ids, [], 0), priority=priority
+        name,
+        name,
+        ids,
+        prompt,
+        PARAMS,
+        Countdown(output),
+        SamplingState(PARAMS, ids, [], 0),
+        priority=priority,
     )
 
 

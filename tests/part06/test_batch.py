@@ -6,7 +6,7 @@ import pytest
 
 from engine.batch import make_batch
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import Row
+from engine.decoding.sampling import SamplingState
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import take
 
@@ -14,7 +14,7 @@ from engine.scheduling.scheduler import take
 def request(tokens: int, computed: int = 0, prompt: int | None = None, **fields) -> Request:
     """A request whose token at place i has id 10 + i."""
     params = SamplingParams(prompt_logprobs=fields.pop("prompt_logprobs", None))
-    row = Row(params, [10], [], 0)
+    row = SamplingState(params, [10], [], 0)
     ids = list(range(10, 10 + tokens))
     made = Request("r", "r", ids, prompt or tokens, params, output=None, row=row, **fields)
     made.num_computed_tokens = computed

@@ -94,8 +94,7 @@ def test_refused_requests_never_reach_the_queue(fake_engine, serving, recorder):
         ):
             answer = client.post("/v1/completions", json=ASK | {"prompt": "x"} | change)
             assert answer.status_code == 400, answer.text
-    # The priority was refused by the server: clients may give none unless its operator allows it.
-    wait_until(lambda: [kind for kind, _ in recorder.heard] == ["reject"] * 3)
+    wait_until(lambda: [kind for kind, _ in recorder.heard] == ["reject"] * 4)
 
 
 def test_a_client_that_leaves_frees_its_memory_and_the_next_one_is_served(

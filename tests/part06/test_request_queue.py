@@ -6,12 +6,13 @@ import torch
 from engine.cache.slots import SlotCache
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.sampling import SUPPORTS
-from engine.executor import Executor
+from engine.executor import Executor, sample_batch
 from engine.listeners import Listeners
 from engine.llm_engine import LLMEngine
 from engine.scheduling.fifo import FIFOScheduler
 from engine.scheduling.request import State
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, Recorder, run_to_end, told_alone
+from tests.part06.steps import Everybody
 
 PROMPTS = ["Once upon a time", "The little dog", "A red ball"]
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
@@ -200,7 +201,7 @@ def test_n_samples_become_children_of_the_first_with_seeds_that_follow(fake_engi
     assert [sample.id for sample in samples] == ["a/0", "a/1", "a/2"]
     assert {sample.request_id for sample in samples} == {"a"}
     assert [sample.parent for sample in samples] == [None, samples[0], samples[0]]
-    assert [sample.row.seed for sample in samples] == [7, 8, 9]
+    assert [sample.sampling.seed for sample in samples] == [7, 8, 9]
     assert len({id(sample.token_ids) for sample in samples}) == 3
     assert {sample.state for sample in samples} == {State.WAITING}
 
@@ -214,6 +215,24 @@ def test_n_samples_are_reported_as_one_request(fake_engine):
     expected = [told_alone("hello", params, index) for index in range(3)]
     assert [sample.token_ids for sample in output.outputs] == [one.token_ids for one in expected]
     assert [sample.text for sample in output.outputs] == [one.text for one in expected]
+
+
+def test_a_request_is_finished_when_all_of_its_samples_are_whichever_ends_last(fake_engine):
+    cache = BlockCache(64, 16)
+
+    def second_one_ends_early(logits, batch):
+        tokens = sample_batch(logits, batch).clone()
+        for s, request in enumerate(batch.requests):
+            if request.id == "a/1":
+                tokens[s] = CONFIG.eos_token_ids[0]
+        return tokens
+
+    engine = fake_engine(Everybody, cache, executor=Executor(FakeForward(cache), second_one_ends_early))
+    params = SamplingParams(n=2, seed=7, max_tokens=5, min_tokens=5)
+    engine.add_request("a", "hello", params)
+    outputs = [output for _ in range(5) for output in engine.step()]
+    assert [output.finished for output in outputs] == [False] * 4 + [True]
+    assert [len(sample.token_ids) for sample in outputs[-1].outputs] == [5, 1]
 
 
 def test_aborting_n_samples_keeps_what_is_finished(fake_engine):

@@ -12,7 +12,7 @@ from engine.batch import make_batch
 from engine.cache.single import CachedForward, SingleCache
 from engine.cache.slots import SlotCache
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import Row
+from engine.decoding.sampling import SamplingState
 from engine.executor import ModelForward
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import take
@@ -21,7 +21,9 @@ from tests.part06.fakes import CONFIG
 
 def sequence(name: str, token_ids=(1, 2, 3)) -> Request:
     params = SamplingParams()
-    return Request(name, name, list(token_ids), len(token_ids), params, None, Row(params, token_ids, [], 0))
+    return Request(
+        name, name, list(token_ids), len(token_ids), params, None, SamplingState(params, token_ids, [], 0)
+    )
 
 
 @pytest.fixture
@@ -35,6 +37,18 @@ def test_a_full_cache_admits_again_once_a_sequence_leaves(cache):
     cache.release(b)
     assert cache.begin(d) == 0
     assert cache.begin(b) is None
+
+
+def test_the_lowest_free_slot_is_taken_first(cache):
+    """Slots in use stay neighbours, since a GPU reads all between the lowest and the highest."""
+    a, b, c, d = map(sequence, "abcd")
+    for seq in (a, b, c):
+        cache.begin(seq)
+    cache.release(a)
+    cache.release(c)
+    cache.begin(d)
+    cache.attention(take([(d, 3)]))(0, *[torch.ones(3, 1, 1)] * 3)
+    assert [bool(slot.any()) for slot in cache.keys[0]] == [True, False, False]
 
 
 def told(cache, seq, value, layer=0) -> float:
@@ -229,6 +243,16 @@ def test_prompts_from_their_start_share_one_call_of_the_kernel_per_layer(watched
     run_layers(cache, take([(seqs[0], 3), (seqs[1], 5), (seqs[2], 2)]))
     assert calls == [(10, 10, Spans((0, 3, 8, 10), (0, 3, 8, 10)))] * 3
     assert len({id(spans) for *_, spans in calls}) == 1, "spans are made once per step, not once per layer"
+
+
+def test_prompts_with_another_sequence_between_them_are_calls_of_their_own(watched):
+    cache, calls = watched
+    a, b, c = sequence("a"), sequence("b", range(5)), sequence("c", [1, 2])
+    for seq in (a, b, c):
+        cache.begin(seq)
+    take([(b, 4)])
+    run_layers(cache, take([(a, 3), (b, 1), (c, 2)]))
+    assert [call[:2] for call in calls] == [(3, 3), (2, 2), (1, 5)] * 3
 
 
 def test_a_chunk_behind_the_start_is_a_call_on_the_keys_of_its_slot(watched):

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import Row
+from engine.decoding.sampling import SamplingState
 from engine.listeners import Listener, Listeners
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.request import Request, State
@@ -120,7 +120,7 @@ class Simulation(Listener):
             name = str(number)
             ids = [token(name, place) for place in range(length)]
             story = Countdown(self.rng.randint(1, 20))
-            row = Row(PARAMS, ids, [], number)
+            row = SamplingState(PARAMS, ids, [], number)
             request = Request(
                 name, name, ids, length, PARAMS, story, row, priority=self.rng.choice(self.s.priorities)
             )

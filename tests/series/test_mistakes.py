@@ -118,8 +118,8 @@ def test_a_mistake_that_cannot_be_made_is_refused_by_name(tiny, warm, replace, b
     ("before", "after", "problem"),
     [
         ('engine/two.py:words"', 'engine/two.py:word"', "'engine/two.py:word': accepted"),
-        ('name = "one"', 'name = ""', "mistakes[4]: name = '': accepted is a str that is not empty"),
-        ('name = "one"', "name = 1", "mistakes[4]: name = 1: accepted is a str"),
+        ('name = "one"', 'name = ""', "mistakes[4]: name = '': accepted: str, not empty"),
+        ('name = "one"', "name = 1", "mistakes[4]: name = 1: accepted: str"),
         ('name = "one"', 'name = "three"', "mistakes[5]: name = 'three' stands twice for its exercise"),
         ('says = "word"', "", "mistakes[4]: field 'says' is missing"),
         ('says = "word"', 'say = "word"', "mistakes[4]: unknown field 'say'; accepted: exercise, name, repl"),

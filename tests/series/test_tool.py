@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,13 +59,6 @@ def test_run_hands_on_arguments_and_exit_code(repo):
 def test_test_hands_on_arguments_and_exit_code(repo):
     assert parts(repo, "test", "1").returncode == 0
     assert parts(repo, "test", "1", "--", "-k", "nothing_of_that_name").returncode == 5
-
-
-def test_an_article_loses_its_links_to_later_ones_and_keeps_the_others(repo, tmp_path):
-    before = (repo / "articles/01_one.md").read_text()
-    for number, after in (("1", before.replace("[two](02_two.md)", "two")), ("2", before)):
-        assert parts(repo, "start", number, str(tmp_path / number)).returncode == 0
-        assert (tmp_path / number / "articles/01_one.md").read_text() == after
 
 
 def test_start_cuts_the_exercises_and_nothing_else(repo, tmp_path):
@@ -145,6 +139,8 @@ def test_the_readme_says_what_to_write_where_and_that_red_is_expected(repo, tmp_
         "**`Two.value`** in [`engine/two.py`]",
         "Add one to one",
         "Turns green: `tests/part02/test_two.py`",
+        "It builds on Parts 1.",
+        "The environment of the checkout",
         "Red tests are expected",
         "python -m parts test 2",
         "pip install -c constraints.txt",
@@ -171,7 +167,43 @@ def test_the_start_tree_lists_waiting_tests_by_exercise_apart_from_real_failures
     second = parts(x, "test", "2")
     assert "1 of 2 exercises are not written yet" in second.stdout
     assert "1 tests wait for an exercise, 1 fail for another reason" in second.stdout
-    assert "engine/two.py:words" not in second.stdout.split("exercises")[-1]
+    listed, pointed_out = second.stdout.rpartition(" exercises ")[2].split("Look here first: ")
+    assert "engine/two.py:words" not in listed
+    assert pointed_out.startswith(
+        "tests/part02/test_two.py::test_two_has_a_word\n"
+        "    It checks engine/two.py:words.\n"
+        "    AssertionError: the word is two\n"
+        "    assert 2 == 'two'\n"
+    )
+
+
+def test_all_is_green_only_when_the_whole_part_ran(repo, tmp_path):
+    x = tmp_path / "x"
+    start(repo, 2, x, solved=False)
+    shutil.copy(repo / "engine/two.py", x / "engine/two.py")
+    green, part = "All green: see your code", "These are green. The whole part: `python -m parts test 2`"
+    file = "tests/part02/test_two.py"
+    assert green in parts(x, "test", "2").stdout
+    for some in (["-k", "word"], [f"{file}::test_two_is_two"], ["--deselect", f"{file}::test_two_is_two"]):
+        folder = ["tests/part02"] if some[0].startswith("-") else []
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *folder, *some],
+            cwd=x, env=os.environ | {"PYTHONPATH": str(x)}, capture_output=True, encoding="utf-8", check=True,
+        )  # fmt: skip
+        assert green not in done.stdout
+        assert part in done.stdout
+
+
+def test_files_run_in_the_order_of_the_manifest_those_it_does_not_name_first(repo, tmp_path):
+    write(repo, "tests/part02/test_a_large.py", "def test_large():\n    pass\n")
+    write(repo, "tests/part02/test_z_unnamed.py", "def test_unnamed():\n    pass\n")
+    manifest = repo / "parts/02_two/part.toml"
+    one, two = '["tests/part02/test_two.py"]', '["tests/part02/test_two.py", "tests/part02/test_a_large.py"]'
+    manifest.write_text(manifest.read_text().replace(one, two, 1))
+    start(repo, 2, tmp_path / "x", solved=False)
+    shown = parts(tmp_path / "x", "test", "2", "--", "-v").stdout
+    names = ["::test_unnamed", "::test_two_is_two", "::test_large"]
+    assert sorted(names, key=shown.index) == names
 
 
 def test_a_solved_tree_is_green_and_lists_its_parts(repo, tmp_path):
@@ -228,6 +260,41 @@ def test_an_exercise_that_cannot_be_cut_is_refused_before_anything_is_written(re
     assert not (tmp_path / "x").exists()
 
 
+def test_a_link_to_a_later_article_is_plain_words_in_the_tree(repo, tmp_path):
+    start(repo, 1, tmp_path / "x1", solved=True)
+    text = "How I counted to one: see [it](../engine/one.py), next is two.\n"
+    assert (tmp_path / "x1/articles/01_one.md").read_text() == text
+    start(repo, 2, tmp_path / "x2", solved=True)
+    assert (tmp_path / "x2/articles/01_one.md").read_text() == (repo / "articles/01_one.md").read_text()
+
+
+def test_start_says_how_to_go_on_in_this_environment(repo, tmp_path):
+    done = parts(repo, "start", "2", str(tmp_path / "x"))
+    assert f"cd {tmp_path / 'x'}\n" in done.stdout
+    assert f"{sys.executable} -m parts test 2\n" in done.stdout
+
+
+def test_a_grade_is_shown_as_stars(repo, tmp_path):
+    assert "★" not in parts(repo, "show", "2").stdout
+    manifest = repo / "parts/02_two/part.toml"
+    manifest.write_text(manifest.read_text() + "grade = 2\n")
+    assert "engine/two.py:words ★★ " in parts(repo, "show", "2").stdout
+    start(repo, 2, tmp_path / "x", solved=False)
+    assert "**`words`** ★★ in" in (tmp_path / "x/README.md").read_text()
+
+
+def test_the_mistakes_are_shown_as_a_table_and_a_problem_fails(repo):
+    done = parts(repo, "mistakes", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    test = "`tests/part02/test_two.py::test_two_is_two`"
+    assert f"| `engine/two.py:Two.value` | three | {test} | two is one and one |\n" in done.stdout
+    file = repo / "parts/02_two/mistakes.toml"
+    file.write_text(file.read_text().replace('says = "word"', 'says = "verb"', 1))
+    done = parts(repo, "mistakes", "2")
+    assert done.returncode == 1
+    assert "| **the first failure does not say 'verb'** |" in done.stdout
+
+
 def test_history_has_a_commit_and_a_tag_per_part_whose_tree_is_the_solved_one(repo, tmp_path):
     assert parts(repo, "history", str(tmp_path / "h")).returncode == 0
     assert git(tmp_path / "h", "tag").split() == ["part-01", "part-02"]
@@ -243,6 +310,7 @@ def test_the_difference_of_two_tags_is_what_the_part_adds(repo, tmp_path):
     changed = git(tmp_path / "h", "diff", "--name-status", "part-01", "part-02").splitlines()
     assert changed == [
         "M\tREADME.md",
+        "M\tarticles/01_one.md",
         "A\tarticles/02_two.md",
         "A\tengine/two.py",
         "A\tnotebooks/02_two.ipynb",
@@ -267,6 +335,8 @@ def test_history_of_the_same_source_gives_the_same_commits(repo, tmp_path, monke
         ("minutes = 5", "", "field 'minutes' is missing"),
         ('slug = "one"', 'slug = "won"', "'01_won', the folder is '01_one'"),
         ("landed = true", "landed = true\nneeds = [1]", "accepted are parts before 1"),
+        ("minutes = 5", 'minutes = "5"', "minutes = '5': accepted: int"),
+        ("tests = [", "grade = 4\ntests = [", "grade = 4: accepted: 1 to 3"),
         ("engine/one.py:one", "engine/two.py:one", "not in a file that the part adds"),
         ("number = 1", "number = ", "not valid TOML"),
     ],
