@@ -16,7 +16,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of one sequence's last Tq tokens over its Tk ≥ Tq tokens; none sees a later one.
 
     q[Tq, Hq, Dh], k[Tk, Hkv, Dh], v[Tk, Hkv, Dh] -> [Tq, Hq, Dh]. Hq is a multiple of Hkv: each key head
-    serves Hq / Hkv neighbouring query heads.
+    serves Hq / Hkv neighbouring query heads. Query i of 2 over 3 keys sees keys 0 to i + 1; with Hq = 4 and
+    Hkv = 2, query heads 0 and 1 use key head 0. Queries are scaled no later than the product: in 16 bits an
+    unscaled score can be infinite.
     """
     (Tq, Hq, Dh), (Tk, Hkv, _) = q.shape, k.shape
     # 1. Heads first; the Hq / Hkv query heads that share a key head stand together.

@@ -33,7 +33,7 @@ class Step:
     token_id: int
     text: str  # what became safe to show: perhaps nothing, perhaps several characters
     logits: Tensor  # [V], what the choice was made from
-    time: float  # seconds on the monotonic clock
+    time: float  # seconds, of time.perf_counter()
     output: GrowingOutput  # everything so far
 
     @property

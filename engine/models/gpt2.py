@@ -121,16 +121,16 @@ class Model(Module):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """token_ids[T], positions[T] -> hidden[T, D], normalised, ready for `logits`.
 
-        Raises ValueError for a position or a token id past the tables the model learned (on a GPU the caller
-        must check).
+        Raises ValueError for a position or a token id past the tables the model learned, naming it and the
+        last one there is (on a GPU the caller must check).
         """
         try:
             x = self.embed(token_ids) + self.embed_position(positions)  # [T, D]
         except IndexError:
             raise ValueError(
                 f"position {int(positions.max())} or token id {int(token_ids.max())} is out of range: this "
-                f"model learned {self.config.vocab_size} tokens and positions 0 to "
-                f"{self.config.max_positions - 1}"
+                f"model learned positions 0 to {self.config.max_positions - 1} and token ids 0 to "
+                f"{self.config.vocab_size - 1}"
             ) from None
         for block in self.blocks:
             x = block(x, attend)

@@ -117,7 +117,7 @@ def test_the_last_position_is_fine_and_the_next_is_refused(tiny_gpt2):
     assert logits(model, [1] * 128).isfinite().all()
     with pytest.raises(ValueError, match=r"(?=.*\b128\b)(?=.*\b127\b)"):
         logits(model, [1] * 129)
-    with pytest.raises(ValueError, match=r"(?=.*\b9999\b)(?=.*\b4096\b)"):
+    with pytest.raises(ValueError, match=r"(?=.*\b9999\b)(?=.*\b4095\b)"):
         logits(model, [9999])
 
 

@@ -149,6 +149,7 @@ def test_one_letter_repeated_is_merged_as_by_rescanning(pair, length):
     assert pair.ours.encode("o" * length) == naive_ids(pair.folder, "o" * length)
 
 
+@pytest.mark.timeout(120)  # the slow way would take hours
 def test_a_long_word_of_a_megabyte_is_encoded(pair):
     text = "o" * 1_000_000
     ids = pair.ours.encode(text)
