@@ -201,9 +201,9 @@ class Tokenizer:
         can.
 
         `_merges[left id, right id]` is (rank, merged id). Takes O(n log n) for n bytes: a heap of possible
-        merges over a linked list, where a merge only changes its two neighbours. An entry says which ids it saw
-        where; it is skipped unless both still stand there. Rescanning the word after each merge gives the same
-        ids in O(n²).
+        merges over a linked list, where a merge only changes its two neighbours. An entry says which ids it
+        saw where; it is skipped unless both still stand there. Rescanning the word after each merge gives the
+        same ids in O(n²).
         """
         ids = list(ids)
         after = [*range(1, len(ids)), -1]  # linked list: the next live position, -1 at the end

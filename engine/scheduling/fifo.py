@@ -9,7 +9,8 @@ class FIFOScheduler(Queues):
 
     def schedule(self) -> Batch | None:
         """The whole prompt in one step, then a token a step, drafts included; room for all of it is reserved
-        before. None: nobody runs or can be admitted, or the running request has nothing to compute.
+        before. None, and nothing has changed: nobody runs or can be admitted, the running request has nothing
+        to compute, or the cache has no room for it.
         """
         if not self.running and self.waiting:
             self.admit_next()

@@ -52,7 +52,9 @@ class Queues:
         insort(self.waiting, request, key=by_rank)
 
     def admit_next(self) -> Request | None:
-        """Move the first waiting request to the running ones, if the cache has room for it now."""
+        """Move the first waiting request (there must be one) to the running ones; None: the cache has no room
+        for it now.
+        """
         request = self.waiting[0]
         cached = self.cache.begin(request)
         if cached is None:

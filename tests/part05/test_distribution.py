@@ -189,7 +189,8 @@ def test_a_row_among_others_equals_the_row_alone(seed):
     logits = reference.random_logits(42, 300, seed)
     together = distribution(logits, rows)
     alone = torch.cat([distribution(logits[i : i + 1], [row]) for i, row in enumerate(rows)])
-    assert (together - alone).abs().max() <= 1e-7
+    off = float((together - alone).abs().max())
+    assert off <= 1e-6, f"a row's probabilities hang on its own knobs, not on its neighbours': off by {off}"
     order = list(range(42))
     rng.shuffle(order)
     shuffled = distribution(logits[order], [rows[i] for i in order])

@@ -65,6 +65,16 @@ def test_room_is_reserved_for_every_token_before_it_is_computed(fifo, drafts):
         confirm(request, fifo, batch, [[9] * drafts])
 
 
+def test_a_cache_that_says_no_in_mid_story_means_no_step(fifo, monkeypatch):
+    fifo.add(make_request("a", prompt=5, output=9))
+    play(fifo)
+    (request,) = fifo.running
+    monkeypatch.setattr(fifo.cache, "reserve", lambda seq, total: False)
+    batch = fifo.schedule()
+    assert batch is None, f"the cache said no, so no token may be taken, yet the step has {chosen(batch)}"
+    assert request.num_computed_tokens == 5, "a step that is not taken counts nothing as computed"
+
+
 def test_a_request_with_nothing_to_compute_waits_for_its_token(fifo):
     request = make_request("a", prompt=4, output=9)
     fifo.add(request)

@@ -44,7 +44,10 @@ def test_each_prompt_has_the_logits_it_has_alone(model, tokenizer, count):
     assert logits.shape == (count, model.config.vocab_size), "one row of logits for each prompt"
     alone = [FullForward(model)(prompt) for prompt in prompts]
     wrong = [s for s in range(count) if (logits[s] - alone[s]).abs().max() > 1e-4]
-    assert not wrong, f"of {count} prompts, {wrong} (counting from 0) have other logits than alone"
+    assert not wrong, (
+        f"of {count} prompts, {wrong} (counting from 0) have other logits than alone: they see a "
+        "neighbour, or another row than their last is taken"
+    )
     for row, expected in zip(logits, alone, strict=True):
         assert torch.equal(row.topk(5).indices, expected.topk(5).indices)
 

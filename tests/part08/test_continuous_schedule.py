@@ -27,7 +27,7 @@ def test_a_budget_that_cannot_give_each_running_request_a_token_is_refused(max_n
 
 
 def test_nothing_to_do_is_no_batch():
-    assert scheduler().schedule() is None
+    assert scheduler().schedule() is None, "with nothing to do there is no batch, not an empty one"
 
 
 # One request
@@ -304,7 +304,10 @@ def test_when_memory_is_short_the_newest_gives_way_and_comes_back_whole():
     s.add(a)
     s.add(b)
     assert chosen(play(s)) == {"a": 8, "b": 7}  # two blocks each: all four
-    assert chosen(play(s)) == {"a": 1}, "a needs a third block: b, the worst in rank, gives way"
+    assert chosen(play(s)) == {"a": 1}, (
+        "a needs a third block (`reserve` is asked for all of a's tokens, computed and new): b, the worst in "
+        "rank, gives way, and `reserve` is asked again"
+    )
     assert told.names == ["b"]
     assert (b.state, b.num_computed_tokens, b.num_preemptions) == (State.WAITING, 0, 1)
     assert [chosen(play(s)) for _ in range(3)] == [{"a": 1}] * 3, "b waits until there is room for all of it"
