@@ -54,7 +54,7 @@ def main() -> None:
         )  # fmt: skip
     row(ax, 6.1, "keys", [*map(pair, K), "free", "free"], stored + free)
     row(ax, 4.65, f"scores of q = {pair(Q)}", [str(s) for s in scores], [NEW] * 3)
-    row(ax, 3.2, "weights", [f"{w:.2f}" for w in weights], [NEW] * 3)
+    row(ax, 3.2, "weights", [f"{w:.3f}" for w in weights], [NEW] * 3)
     row(ax, 1.75, "values", [*map(pair, V), "free", "free"], stored + free)
     ax.text(LEFT - 0.2, 0.66, "output", ha="right", va="center")
     cell(ax, LEFT + WIDTH, 0.3, f"({out[0]:.2f}, {out[1]:.2f})", NEW)

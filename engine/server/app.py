@@ -150,7 +150,8 @@ async def _unless_client_leaves(
     """What `work` gives or raises; when the client hangs up first, RequestError 499, and `work` is cancelled.
 
     `request.receive()` gives the server's next message about this request; "http.disconnect" is the one that
-    counts. Nothing is left running, also when this function itself is cancelled: `work` has unwound.
+    counts; when both are there at once, the work's result does. Nothing is left running, also when this
+    function itself is cancelled: `work` has unwound.
     """
 
     async def disconnect() -> None:

@@ -78,11 +78,12 @@ def as_request_error(error: Exception) -> RequestError:
 def _from_validation(error: RequestValidationError) -> RequestError:
     """pydantic's first complaint as a 400; `param` is the body's own field it is about, or None.
 
-    The message is "FIELD=VALUE: COMPLAINT", a long value shortened by `reprlib.repr` ("body" for no field).
-    But: "FIELD is required" for a missing one ("a JSON body" for no field); "FIELD is not a field of this
-    endpoint", code "unknown_field", for an unknown one, with its path (stream_options.x); "the body is not
-    valid JSON: …" with what the reader of JSON said. And when `error.body` is bytes, the client did not say
-    that it sends JSON: "the body was not read as JSON: send Content-Type: application/json".
+    FIELD is that field, the outermost. The message is "FIELD=VALUE: COMPLAINT", a long value shortened by
+    `reprlib.repr` ("body" for no field). But: "FIELD is required" for a missing one ("a JSON body" for no
+    field); "FIELD is not a field of this endpoint", code "unknown_field", for an unknown one, with its path
+    (stream_options.x); "the body is not valid JSON: …" with what the reader of JSON said (the `ctx`). And when
+    `error.body` is bytes, the client did not say that it sends JSON: "the body was not read as JSON: send
+    Content-Type: application/json".
     """
     if isinstance(error.body, bytes) and error.body:
         return RequestError(400, "the body was not read as JSON: send Content-Type: application/json")

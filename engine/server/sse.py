@@ -42,7 +42,8 @@ def stream(chunks: AsyncGenerator[dict, None], owned: AsyncExitStack) -> EventSt
     """Send each chunk as an event as soon as it is there, then [DONE]; an error ends it as an event.
 
     That event has the body of `as_request_error`, and [DONE] follows it too. `chunks` is closed in the end,
-    also when the client leaves in the middle; so is `owned`, which is the response's to close.
+    also when the client leaves in the middle, and then nothing more is yielded; so is `owned`, which is the
+    response's to close.
     """
 
     async def body() -> AsyncIterator[str]:

@@ -111,3 +111,32 @@ def test_being_cancelled_itself_it_takes_the_work_along():
 
     over, left = asyncio.run(run())
     assert (over, left) == (True, 0), "cancelled itself, it leaves neither the work nor the listener running"
+
+
+def test_when_the_result_and_the_goodbye_are_there_at_once_the_result_counts():
+    class Waiting:
+        """Both come in the same turn of the event loop."""
+
+        def __init__(self):
+            self.now = asyncio.Event()
+
+        async def receive(self):
+            await self.now.wait()
+            return {"type": "http.disconnect"}
+
+    async def run():
+        client = Waiting()
+
+        async def work():
+            await client.now.wait()
+            return ["the answer"]
+
+        asyncio.get_running_loop().call_later(0.01, client.now.set)
+        async with asyncio.timeout(SECONDS):
+            return await _unless_client_leaves(client, work())
+
+    try:
+        got = asyncio.run(run())
+    except RequestError as error:
+        got = error
+    assert got == ["the answer"], f"the work was done: its result counts, not {got!r}"

@@ -106,3 +106,17 @@ def test_a_client_that_leaves_closes_the_chunks():
     chunks = Chunks({"n": 1}, {"n": 2}, endless=True)
     play(chunks, leave_after=2)
     assert chunks.closed, "`chunks` is closed in the end, also when the client leaves in the middle"
+
+
+def test_when_the_client_leaves_nothing_more_is_yielded():
+    async def run():
+        response = sse.stream(Chunks({"a": 1}, endless=True), AsyncExitStack())
+        body = response.body_iterator
+        await anext(body)
+        try:
+            await body.aclose()  # what the web server does when the client has left
+        except RuntimeError as error:
+            return str(error)
+
+    went_on = asyncio.run(run())
+    assert not went_on, "when the client has left, nothing more is yielded: no [DONE], no error event"

@@ -183,3 +183,10 @@ def test_an_error_in_the_model_is_the_readers_to_know(tokenizer):
 
     with pytest.raises(RuntimeError, match="out of paper"):
         outputs_of(backend_of(tokenizer, Script(tokenizer, before=before)), params(3))
+
+
+def test_why_it_stopped_is_told_with_the_last_token(tokenizer):
+    (*_, last) = outputs_of(backend_of(tokenizer, Script(tokenizer)), params(9, stop=("three",)))
+    (sample,) = last.outputs
+    assert sample.finish_reason == "stop", f"the stop string came, yet the reason is {sample.finish_reason!r}"
+    assert sample.stop_reason == "three", f"stop_reason names the stop string, not {sample.stop_reason!r}"
