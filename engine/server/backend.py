@@ -176,11 +176,11 @@ class LockedBackend:
     ) -> None:
         """The sample `index` of `params.n`: `output` grows by it, and each state goes to `stream`.
 
-        A step of the loop runs in another thread, and its state is put before the next step begins: a record
-        of its own, because a slow reader still holds the one before, with the text that is visible and, at the
-        end, its finish_reason and stop_reason. `output` is finished with the last sample's last token. When
-        `stream.aborted` is set, the step under way is the last one: its reason is "abort", and `output` is
-        finished.
+        A step of the loop runs in another thread, and its state is put before the next step begins: a
+        record of its own, because a slow reader still holds the one before, with the text that is visible
+        and, at the end, its finish_reason and stop_reason. `output` is finished with the last sample's
+        last token. When `stream.aborted` is set, the step under way is the last one: its reason is
+        "abort", and `output` is finished.
         """
         steps = self._steps(output.prompt_token_ids, params, index)
         output.outputs.append(CompletionOutput(index, "", []))

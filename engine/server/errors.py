@@ -80,10 +80,10 @@ def _from_validation(error: RequestValidationError) -> RequestError:
 
     FIELD is that field, the outermost. The message is "FIELD=VALUE: COMPLAINT", a long value shortened by
     `reprlib.repr` ("body" for no field). But: "FIELD is required" for a missing one ("a JSON body" for no
-    field); "FIELD is not a field of this endpoint", code "unknown_field", for an unknown one, with its path
-    (stream_options.x); "the body is not valid JSON: …" with what the reader of JSON said (the `ctx`). And when
-    `error.body` is bytes, the client did not say that it sends JSON: "the body was not read as JSON: send
-    Content-Type: application/json".
+    field); "FIELD is not a field of this endpoint", code "unknown_field", for an unknown one, with its
+    path (stream_options.x); "the body is not valid JSON: …" with what the reader of JSON said (the
+    `ctx`). And when `error.body` is bytes, the client did not say that it sends JSON: "the body was not
+    read as JSON: send Content-Type: application/json".
     """
     if isinstance(error.body, bytes) and error.body:
         return RequestError(400, "the body was not read as JSON: send Content-Type: application/json")
