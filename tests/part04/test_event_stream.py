@@ -81,7 +81,7 @@ def test_a_chunk_is_sent_before_the_next_one_is_asked_for():
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("no paper"), RequestError(503, "full")], ids=["ours", "known"]
+    "error", [OSError("no paper"), RequestError(503, "full")], ids=["ours", "known"]
 )
 def test_an_error_after_the_200_is_one_more_event_in_the_errors_shape(error):
     try:

@@ -195,11 +195,11 @@ def test_abort_ends_a_request_with_that_reason(watched):
 
 def test_an_error_in_the_model_reaches_the_reader_and_the_next_request_is_served(watched, alone):
     def broken(token_ids):
-        raise RuntimeError("out of paper")
+        raise OSError("out of paper")
 
     async def run():
         good, watched.backend.make_forward = watched.backend.make_forward, lambda: broken
-        with pytest.raises(RuntimeError, match="out of paper"):
+        with pytest.raises(OSError, match="out of paper"):
             await last(watched.backend, "Once upon a time", "0")
         watched.backend.make_forward = good
         return await last(watched.backend, "Once upon a time", "1")

@@ -162,11 +162,10 @@ def test_an_abort_ends_the_sample_with_the_step_under_way(tokenizer):
             asyncio.timeout(SECONDS),
             aclosing(await backend.generate(PROMPT, params(20), "r")) as stream,
         ):
-            reading = asyncio.ensure_future(anext(stream))
-            await asyncio.to_thread(started.wait)
+            outputs = [await anext(stream)]
+            await asyncio.to_thread(started.wait, SECONDS)
             await backend.abort("r")
             go_on.set()
-            outputs = [await reading]
             return outputs + [output async for output in stream]
 
     final = asyncio.run(run())[-1]
@@ -179,9 +178,9 @@ def test_an_abort_ends_the_sample_with_the_step_under_way(tokenizer):
 def test_an_error_in_the_model_is_the_readers_to_know(tokenizer):
     def before(step):
         if step:
-            raise RuntimeError("out of paper")
+            raise OSError("out of paper")
 
-    with pytest.raises(RuntimeError, match="out of paper"):
+    with pytest.raises(OSError, match="out of paper"):
         outputs_of(backend_of(tokenizer, Script(tokenizer, before=before)), params(3))
 
 
