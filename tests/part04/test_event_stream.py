@@ -80,9 +80,7 @@ def test_a_chunk_is_sent_before_the_next_one_is_asked_for():
     assert left[:3] == [2, 1, 0], "a chunk goes out as soon as it is there, not when all are"
 
 
-@pytest.mark.parametrize(
-    "error", [OSError("no paper"), RequestError(503, "full")], ids=["ours", "known"]
-)
+@pytest.mark.parametrize("error", [OSError("no paper"), RequestError(503, "full")], ids=["ours", "known"])
 def test_an_error_after_the_200_is_one_more_event_in_the_errors_shape(error):
     try:
         sent = play(Chunks({"n": 1}, error=error))
