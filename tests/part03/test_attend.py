@@ -173,9 +173,14 @@ def test_what_lies_behind_the_length_is_never_read():
 
 def test_more_tokens_than_room_are_not_stored_over_the_edge():
     cache = SingleCache(dataclasses.replace(CONFIG, num_layers=1), max_tokens=3)
-    with pytest.raises(RuntimeError) as caught:
+    refused = None
+    try:
         cache.attend(0, *random_qkv(4))
-    assert not isinstance(caught.value, NotImplementedError), str(caught.value)
+    except NotImplementedError:  # the exercise is not written yet
+        raise
+    except RuntimeError as error:
+        refused = error
+    assert refused, "four tokens do not fit into room for three, yet nothing was raised"
 
 
 # The buffer.

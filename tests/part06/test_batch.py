@@ -14,9 +14,9 @@ from engine.scheduling.scheduler import take
 def request(tokens: int, computed: int = 0, prompt: int | None = None, **fields) -> Request:
     """A request whose token at place i has id 10 + i."""
     params = SamplingParams(prompt_logprobs=fields.pop("prompt_logprobs", None))
-    row = SamplingState(params, [10], [], 0)
+    state = SamplingState(params, [10], [], 0)
     ids = list(range(10, 10 + tokens))
-    made = Request("r", "r", ids, prompt or tokens, params, output=None, row=row, **fields)
+    made = Request("r", "r", ids, prompt or tokens, params, output=None, sampling=state, **fields)
     made.num_computed_tokens = computed
     return made
 
