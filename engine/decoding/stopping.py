@@ -71,8 +71,8 @@ class GrowingOutput:
         # 2. Its text, and in it a stop string, which may have begun several tokens ago.
         before = len(self.text)
         self.text += self._detokenizer.push(token_id)
-        stop = self._find_stop(before) if len(self.token_ids) >= self.params.min_tokens else None
-        if stop:
+        may_stop = self._longest_stop and len(self.token_ids) >= self.params.min_tokens
+        if may_stop and (stop := self._find_stop(before)):
             start, string = stop
             self.text = self.text[: start + len(string) if self.params.include_stop_str_in_output else start]
             return self._finish("stop", string, flush=False)

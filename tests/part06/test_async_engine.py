@@ -354,10 +354,15 @@ def test_what_was_delivered_before_the_engine_ended_is_still_read(engine, gate):
 
 
 def test_a_request_that_came_while_the_engine_was_ending_is_told_so(engine):
-    wait = threading.Event()
+    busy, wait = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        busy.set()
+        wait.wait(20)
 
     async def run():
-        engine._command(wait.wait)
+        engine._command(hold)
+        await until(busy.is_set)
         engine._command(engine._stop)
         asked = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
         await until(lambda: engine._commands.qsize() == 2)
