@@ -100,7 +100,7 @@ def serve(
     dtype: DType = "auto",
     load_format: LoadFormat = "auto",
 ) -> None:
-    """Serve OpenAI's completions API over HTTP until Ctrl-C, with /metrics for Prometheus and a live /dashboard."""
+    """Serve OpenAI's completions API over HTTP until Ctrl-C, with /metrics and a live /dashboard."""
     try:
         from engine.server.app import create_app
         from engine.server.limits import MAX_REQUESTS

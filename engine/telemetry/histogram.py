@@ -1,4 +1,5 @@
-"""Numbers counted by size: what a server can keep of a million observations, and what can be read from it. Part 11.
+"""Numbers counted by size: what a server can keep of a million observations, and what can be read from it.
+Part 11.
 
 A histogram keeps a count per bucket, so it costs the same however much it has seen, and histograms of several
 servers can be added. What it forgets is where in its bucket a number lay: a quantile from it is an estimate.
@@ -34,10 +35,11 @@ def quantile(q: float, bounds: Sequence[float], cumulative: Sequence[int]) -> fl
     """The value that a share `q` of the observations does not exceed, estimated as Prometheus'
     `histogram_quantile` does. None: there are no observations.
 
-    `cumulative[i]` observations were at most `bounds[i]`; its last entry, one more than there are bounds, is
-    their number N. The rank is q·N. It falls into the first bucket whose cumulative count reaches it. The
-    bucket's observations are taken to lie evenly between its lower bound (0 for the first bucket) and its
-    upper one. Of the last bucket, which has no upper bound, only its lower bound is known: that is the answer.
+    `cumulative[i]` observations were at most `bounds[i]`; its last entry, one more than there are bounds,
+    is their number N. The rank is q·N. It falls into the first bucket whose cumulative count reaches it.
+    The bucket's observations are taken to lie evenly between its lower bound (0 for the first bucket) and
+    its upper one. Of the last bucket, which has no upper bound, only its lower bound is known: that is the
+    answer.
 
     Raises ValueError unless 0 < q <= 1.
     """

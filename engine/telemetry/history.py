@@ -1,9 +1,9 @@
 """The last minutes, second by second, in a bounded amount of memory: what the dashboards draw. Part 11.
 
-Keeps where the counters stood at the end of each second; whoever reads takes the difference. A second in which
-nothing happened is not kept: everything stands as it stood. Times to first token and times per output token are
-kept one by one, the newest of them, so percentiles are those of real observations, not estimates from buckets.
-Not locked; knows nothing of requests.
+Keeps where the counters stood at the end of each second; whoever reads takes the difference. A second in
+which nothing happened is not kept: everything stands as it stood. Times to first token and times per output
+token are kept one by one, the newest of them, so percentiles are those of real observations, not estimates
+from buckets. Not locked; knows nothing of requests.
 """
 
 import math
@@ -46,7 +46,8 @@ class Recent:
     def read(self, now: float) -> dict:
         """By second, oldest first, as columns: `second` since the start, the fields of Point as they stood
         when it ended, and of each kind p50, p95 and p99 over the `window` seconds before, None without an
-        observation. Only seconds that are over; before the first stands one more, from which the counters grow.
+        observation. Only seconds that are over; before the first stands one more, from which the counters
+        grow.
         """
         last = math.floor(now - self.start) - 1
         seconds = range(max(-1, last - SECONDS), last + 1)
@@ -61,9 +62,7 @@ class Recent:
             columns[name] = [round(point[i], 4) for point in stood]
         for kind in KINDS:
             found = [self._percentiles(kind, second) for second in seconds]
-            columns[kind] = {
-                name: [one and one[i] for one in found] for i, name in enumerate(PERCENTILES)
-            }
+            columns[kind] = {name: [one and one[i] for one in found] for i, name in enumerate(PERCENTILES)}
         for key in [key for key in list(self.known) if key[1] < seconds[0]]:
             self.known.pop(key, None)
         return columns
@@ -108,5 +107,7 @@ class History:
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """Of sorted values, the smallest that a share `q` of them does not exceed: one of them, none between two."""
+    """Of sorted values, the smallest that a share `q` of them does not exceed: one of them, none between
+    two.
+    """
     return values[math.ceil(q * len(values)) - 1]

@@ -1,8 +1,8 @@
 """What the engine does, as numbers that Prometheus can read, under the names vLLM gave them. Part 11.
 
 Promises that every figure comes from what the engine tells its listeners (RequestStats, StepRecord), that
-times are differences of one monotonic clock, and that nothing is global: each engine has a registry of its own.
-Counters and histograms are kept up to date by the engine's thread; gauges are read when somebody asks.
+times are differences of one monotonic clock, and that nothing is global: each engine has a registry of its
+own. Counters and histograms are kept up to date by the engine's thread; gauges are read when somebody asks.
 Knows no HTTP (routes.py).
 
 Source of names, labels, buckets and of what counts when: vLLM's V1 engine, vllm/v1/metrics/loggers.py and
@@ -54,7 +54,21 @@ LATENCY = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
 TOKENS_PER_STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # ours: vLLM has no such metric
+STEP = (
+    0.0005,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1,
+    2,
+    5,
+)  # ours: vLLM has no such metric
 
 TTFT, TPOT = "vllm:time_to_first_token_seconds", "vllm:request_time_per_output_token_seconds"
 
@@ -185,10 +199,10 @@ class EngineMetrics(Listener):
     def _tokens_came(self, track: Track) -> None:
         """Count what is new of a request: `stats.token_times` beyond the `seen` first, one at least.
 
-        All of it goes to vllm:generation_tokens. With the first output token the wait for it is observed, and
-        the prompt's tokens go to vllm:prompt_tokens. Later, one inter-token latency is observed for a step: from
-        the last token that was seen to the newest, as in vLLM, however many came at once (Part 16). Then `seen`
-        is brought up to date.
+        All of it goes to vllm:generation_tokens. With the first output token the wait for it is observed,
+        and the prompt's tokens go to vllm:prompt_tokens. Later, one inter-token latency is observed for a
+        step: from the last token that was seen to the newest, as in vLLM, however many came at once (Part
+        16). Then `seen` is brought up to date.
         """
         stats, counters = track.request.stats, self.counters
         times = stats.token_times
@@ -262,7 +276,10 @@ class EngineMetrics(Listener):
                     "Requests that were aborted, failed, or were refused by the engine.",
                     dict(self.ended_early),
                 ),
-                ("ruvon:executor", "counter"): ("What the executor told of its steps.", dict(self.from_executor)),
+                ("ruvon:executor", "counter"): (
+                    "What the executor told of its steps.",
+                    dict(self.from_executor),
+                ),
             }
             observed = {name: (h.bounds, h.cumulative(), h.sum) for name, h in self.histograms.items()}
         own = (self.model_name, ENGINE)
@@ -319,7 +336,10 @@ class EngineMetrics(Listener):
                 "totals": dict(self.counters),
                 "ended": self.succeeded | self.ended_early,
                 "buckets": {
-                    short: {"le": self.histograms[name].bounds, "cumulative": self.histograms[name].cumulative()}
+                    short: {
+                        "le": self.histograms[name].bounds,
+                        "cumulative": self.histograms[name].cumulative(),
+                    }
                     for short, name in (("ttft", TTFT), ("tpot", TPOT))
                 },
             }

@@ -1,9 +1,9 @@
 """The server's windows on the engine: /metrics for Prometheus, /dashboard for people. Part 11.
 
-An extension for `create_app`. Both are open, with an API key too: vLLM guards /v1 alone, a scraper has no key, and
-what is shown are counts, times and the model's name, never a text. Whom the server answers at all, by the name
-it is asked for (`allowed_hosts`), holds for them as for every route. The page comes from files of this folder and
-asks no other host for anything; its Content-Security-Policy lets it do nothing else.
+An extension for `create_app`. Both are open, with an API key too: vLLM guards /v1 alone, a scraper has no
+key, and what is shown are counts, times and the model's name, never a text. Whom the server answers at all,
+by the name it is asked for (`allowed_hosts`), holds for them as for every route. The page comes from files
+of this folder and asks no other host for anything; its Content-Security-Policy lets it do nothing else.
 """
 
 from pathlib import Path

@@ -36,7 +36,9 @@ def read(url: str) -> dict:
         with urllib.request.urlopen(address, timeout=TIMEOUT) as response:
             answer = json.load(response)
     except urllib.error.HTTPError as error:
-        raise NoAnswer(f"{address} answers {error.code}: it has no dashboard, or not under this name") from error
+        raise NoAnswer(
+            f"{address} answers {error.code}: it has no dashboard, or not under this name"
+        ) from error
     except (OSError, ValueError) as error:
         raise NoAnswer(f"{address}: {getattr(error, 'reason', error)}") from error
     if not isinstance(answer, dict) or "seconds" not in answer:
@@ -83,7 +85,9 @@ def board(answer: dict, width: int) -> Group:
         f"{totals['vllm:generation_tokens']:,} output tokens; {totals['vllm:num_preemptions']:,} preemptions"
     )
     title = f"{answer['model_name']}, up for {answer['uptime']:,.0f} s"
-    return Group(Panel(Group(lines, Text(), _latencies(answer), Text(), Text(said, style="dim")), title=title))
+    return Group(
+        Panel(Group(lines, Text(), _latencies(answer), Text(), Text(said, style="dim")), title=title)
+    )
 
 
 def _latencies(answer: dict) -> Table:
@@ -95,7 +99,9 @@ def _latencies(answer: dict) -> Table:
         kept = answer["buckets"][kind]
         guessed = [quantile(q, kept["le"], kept["cumulative"]) for q in PERCENTILES.values()]
         table.add_row(name, *("–" if value is None else f"{value * 1e3:,.1f}" for value in recent + guessed))
-    table.caption = f"left: single requests of the last {answer['window']} s; right: estimates, since the start"
+    table.caption = (
+        f"left: single requests of the last {answer['window']} s; right: estimates, since the start"
+    )
     table.caption_justify = "left"
     return table
 

@@ -9,7 +9,9 @@ from tests.part11.reading import Reading
 
 @pytest.fixture
 def measured(fake_engine):  # noqa: F811
-    """measured(**options of fake_engine) -> (an LLMEngine over the fake model, its metrics, a reader of them)."""
+    """measured(**options of fake_engine) -> (an LLMEngine over the fake model, its metrics, a reader of
+    them).
+    """
 
     def make(*args, **options):
         engine = fake_engine(*args, **options)

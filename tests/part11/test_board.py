@@ -1,27 +1,28 @@
 """The board in the terminal."""
 
+import io
 from contextlib import contextmanager
 
 import pytest
 from fastapi import FastAPI
 from rich.console import Console
 
-from engine.scheduling.continuous import ContinuousScheduler
 from engine.decoding.params import SamplingParams
+from engine.scheduling.continuous import ContinuousScheduler
 from engine.telemetry.top import NoAnswer, board, growth, read, sparkline, top
 from tests.part04.serving import serve
 from tests.part06.fakes import run_to_end
 
 
 def printed(answer: dict, width: int = 100) -> str:
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(board(answer, width))
     return console.export_text()
 
 
 ANSWER = {
     "model_name": "storyteller",
-    "uptime": 1234.5,
+    "uptime": 1234.2,
     "window": 30,
     "now": {"running": 3, "waiting": 2, "kv_usage": 0.25, "memory": None, "memory_total": 1, "gpus": []},
     "totals": {"vllm:prompt_tokens": 4321, "vllm:generation_tokens": 98765, "vllm:num_preemptions": 7},
@@ -39,7 +40,11 @@ ANSWER = {
         "running": [0, 3, 0, 3],
         "waiting": [0, 0, 0, 2],
         "kv_usage": [0, 0.5, 0.0, 0.25],
-        "ttft": {"p50": [None, 0.05, 0.05, 0.123], "p95": [None, 0.1, 0.1, 0.15], "p99": [None, 0.1, 0.1, 0.16]},
+        "ttft": {
+            "p50": [None, 0.05, 0.1, 0.123],
+            "p95": [None, 0.1, 0.1, 0.15],
+            "p99": [None, 0.1, 0.1, 0.16],
+        },
         "tpot": {"p50": [None] * 4, "p95": [None] * 4, "p99": [None] * 4},
     },
 }  # fmt: skip
@@ -63,8 +68,9 @@ def test_the_board_says_what_the_answer_says(width):
     text = printed(ANSWER, width)
     assert max(map(len, text.splitlines())) <= width
     flat = " ".join(text.split())
-    for words in ("storyteller, up for 1,234 s", "output tokens/s 250", "running 3", "waiting 2", "KV cache 25%"):
-        assert words in flat or words.replace("1,234", "1,235") in flat, words
+    said = ("storyteller, up for 1,234 s", "output tokens/s 250", "running 3", "waiting 2", "cache 25%")
+    for words in said:
+        assert words in flat, words
     assert "requests per step 6.0" in flat
 
 
@@ -103,7 +109,7 @@ def answering(path: str, answer):
 def test_it_reads_a_running_server_and_ends_when_told():
     with answering("/dashboard/data", ANSWER) as url:
         assert read(url) == read(url + "/") == ANSWER
-        console = Console(width=100, record=True, file=open("/dev/null", "w"))
+        console = Console(width=100, record=True, file=io.StringIO())
         top(url, console, enough=lambda: True)
     assert "storyteller" in console.export_text()
 

@@ -44,14 +44,14 @@ VLLM = {
     "vllm:request_params_max_tokens": "histogram",
 }
 BUCKETS = {
-    "vllm:time_to_first_token_seconds": "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 "
-    "10.0 20.0 40.0 80.0 160.0 640.0 2560.0 +Inf",
-    "vllm:inter_token_latency_seconds": "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0 7.5 10.0 "
-    "20.0 40.0 80.0 +Inf",
-    "vllm:e2e_request_latency_seconds": "0.3 0.5 0.8 1.0 1.5 2.0 2.5 5.0 10.0 15.0 20.0 30.0 40.0 50.0 60.0 120.0 "
-    "240.0 480.0 960.0 1920.0 7680.0 +Inf",
-    "vllm:iteration_tokens_total": "1.0 8.0 16.0 32.0 64.0 128.0 256.0 512.0 1024.0 2048.0 4096.0 8192.0 16384.0 "
-    "+Inf",
+    "vllm:time_to_first_token_seconds": """0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5
+        10.0 20.0 40.0 80.0 160.0 640.0 2560.0 +Inf""",
+    "vllm:inter_token_latency_seconds": """0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0 7.5
+        10.0 20.0 40.0 80.0 +Inf""",
+    "vllm:e2e_request_latency_seconds": """0.3 0.5 0.8 1.0 1.5 2.0 2.5 5.0 10.0 15.0 20.0 30.0 40.0 50.0 60.0
+        120.0 240.0 480.0 960.0 1920.0 7680.0 +Inf""",
+    "vllm:iteration_tokens_total": """1.0 8.0 16.0 32.0 64.0 128.0 256.0 512.0 1024.0 2048.0 4096.0 8192.0
+        16384.0 +Inf""",
     "vllm:request_prompt_tokens": "1.0 2.0 5.0 10.0 20.0 50.0 100.0 200.0 +Inf",  # the fake model sees 200
 }
 
@@ -72,7 +72,9 @@ def test_names_types_labels_and_buckets_are_vllms(measured):
     for name, bounds in BUCKETS.items():
         assert list(read.buckets(name)) == bounds.split()
     for name in set(found) - set(VLLM):
-        assert name.startswith(("ruvon:", "process_")), f"{name}: what vLLM has no name for begins with ruvon:"
+        assert name.startswith(("ruvon:", "process_")), (
+            f"{name}: what vLLM has no name for begins with ruvon:"
+        )
 
 
 def test_counters_begin_at_zero_so_that_the_first_event_is_an_increase(measured):
@@ -187,7 +189,11 @@ def test_an_aborted_request_leaves_its_tokens_but_is_in_no_request_metric(measur
     assert read.observed("vllm:time_to_first_token_seconds")[0] == 1
     assert read("ruvon:requests_ended_early_total", reason="abort") == 2
     assert read("vllm:request_success_total", finished_reason="length") == 0
-    for name in ("vllm:e2e_request_latency_seconds", "vllm:request_prompt_tokens", "vllm:request_queue_time_seconds"):
+    for name in (
+        "vllm:e2e_request_latency_seconds",
+        "vllm:request_prompt_tokens",
+        "vllm:request_queue_time_seconds",
+    ):
         assert read.observed(name) == (0, 0), f"{name} is of requests that ended well"
     assert metrics._tracks == {}
 

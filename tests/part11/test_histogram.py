@@ -35,7 +35,9 @@ def test_the_ranks_place_in_its_bucket_is_its_place_between_the_bounds():
     # Rank 6 of 8. Four are below 10, four lie between 10 and 20: it is the second of these four.
     found = quantile(0.75, (10, 20), [4, 8, 8])
     assert found != 20, "the answer lies inside the bucket: go on to the rank's place between its bounds"
-    assert found == 15, "rank 6 is half-way from the 4 below the bucket to the 8 at its end: half-way from 10 to 20"
+    assert found == 15, (
+        "rank 6 is half-way from the 4 below the bucket to the 8 at its end: half-way from 10 to 20"
+    )
 
 
 def test_the_first_bucket_begins_at_zero():

@@ -21,7 +21,9 @@ def test_queue_time_is_from_arrival_to_the_first_step(times):
 
 
 def test_prefill_time_begins_with_its_first_step(times):
-    assert times.prefill == 2.0, "prefill: from its first step (11), not from arrival, to its first token (13)"
+    assert times.prefill == 2.0, (
+        "prefill: from its first step (11), not from arrival, to its first token (13)"
+    )
 
 
 def test_decode_time_is_from_the_first_token_to_the_last(times):
@@ -43,8 +45,9 @@ def test_a_single_token_has_no_decode_time():
 
 @pytest.fixture
 def tokens(measured):
-    """tokens(*when) -> a step in which tokens came at these times to a request that arrived at 10 with a prompt
-    of 7; then the reader."""
+    """tokens(*when) -> a step in which tokens came at these times to a request that arrived at 10 with a
+    prompt of 7; then the reader.
+    """
     _, metrics, reading = measured()
     track = Track(make_request("a", prompt=7, output=50))
     track.request.stats.arrival = 10.0
@@ -67,7 +70,9 @@ def test_the_first_token_is_a_wait_and_no_gap(tokens):
 def test_later_tokens_are_gaps_and_no_waits(tokens):
     tokens(12.0)
     read = tokens(12.25)
-    assert read.observed(INTER) == (1, 0.25), "a gap reaches from the last token seen (12) to the newest (12.25)"
+    assert read.observed(INTER) == (1, 0.25), (
+        "a gap reaches from the last token seen (12) to the newest (12.25)"
+    )
     assert read.observed(FIRST) == (1, 2.0), "time to first token is observed once, with the first token"
 
 
@@ -82,12 +87,16 @@ def test_each_token_counts_once(tokens):
 def test_the_prompt_counts_once_with_the_first_token(tokens):
     tokens(12.0)
     read = tokens(12.5)
-    assert read("vllm:prompt_tokens_total") == 7, "the prompt's 7 tokens are counted with the first token, once"
+    assert read("vllm:prompt_tokens_total") == 7, (
+        "the prompt's 7 tokens are counted with the first token, once"
+    )
 
 
 def test_tokens_that_come_together_are_one_gap(tokens):
     tokens(12.0)
     read = tokens(12.5, 12.5, 12.5)
-    assert read.observed(INTER) == (1, 0.5), "a step is one gap, however many tokens it brought (drafts, Part 16)"
+    assert read.observed(INTER) == (1, 0.5), (
+        "a step is one gap, however many tokens it brought (drafts, Part 16)"
+    )
     assert read("vllm:generation_tokens_total") == 4
     assert tokens(12.75).observed(INTER) == (2, 0.75)

@@ -40,7 +40,9 @@ def test_metrics_are_text_that_counts_what_was_served(server):
     answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert 'vllm:generation_tokens_total{engine="0",model_name="fake"} 5.0' in answer.text
-    assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="fake"} 1.0' in answer.text
+    assert (
+        'vllm:request_success_total{engine="0",finished_reason="length",model_name="fake"} 1.0' in answer.text
+    )
 
 
 def test_metrics_come_as_openmetrics_to_who_asks_for_it(server):
