@@ -59,7 +59,7 @@ def sparkline(values: Sequence[float | None], width: int, top: float | None = No
     return "".join(bars).rjust(width)
 
 
-def board(answer: dict, width: int) -> Group:
+def board(answer: dict, width: int) -> Panel:
     """The answer as something rich can print, `width` columns wide."""
     now, seconds = answer["now"], answer["seconds"]
     output, steps = growth(seconds["generation_tokens"]), growth(seconds["steps"])
@@ -85,25 +85,25 @@ def board(answer: dict, width: int) -> Group:
         f"{totals['vllm:generation_tokens']:,} output tokens; {totals['vllm:num_preemptions']:,} preemptions"
     )
     title = f"{answer['model_name']}, up for {answer['uptime']:,.0f} s"
-    return Group(
-        Panel(Group(lines, Text(), _latencies(answer), Text(), Text(said, style="dim")), title=title)
-    )
+    return Panel(Group(lines, Text(), _latencies(answer), Text(), Text(said, style="dim")), title=title)
 
 
 def _latencies(answer: dict) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
-    for head in ("milliseconds", *PERCENTILES, *(f"{name}, by buckets" for name in PERCENTILES)):
-        table.add_column(head, justify="left" if head == "milliseconds" else "right")
+    table.add_column("milliseconds")
+    for name in PERCENTILES:
+        table.add_column(name, justify="right")
     for name, kind in (("time to first token", "ttft"), ("time per output token", "tpot")):
         recent = [column[-1] if column else None for column in answer["seconds"][kind].values()]
         kept = answer["buckets"][kind]
         guessed = [quantile(q, kept["le"], kept["cumulative"]) for q in PERCENTILES.values()]
-        table.add_row(name, *("–" if value is None else f"{value * 1e3:,.1f}" for value in recent + guessed))
-    table.caption = (
-        f"left: single requests of the last {answer['window']} s; right: estimates, since the start"
-    )
-    table.caption_justify = "left"
+        table.add_row(f"{name}, last {answer['window']} s", *map(_milliseconds, recent))
+        table.add_row("  since the start, by buckets", *map(_milliseconds, guessed), style="dim")
     return table
+
+
+def _milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value * 1e3:,.1f}"
 
 
 def top(url: str, console: Console, enough: Callable[[], bool] = lambda: False) -> None:

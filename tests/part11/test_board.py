@@ -77,8 +77,9 @@ def test_the_board_says_what_the_answer_says(width):
 def test_percentiles_of_requests_stand_beside_the_buckets_estimates():
     text = " ".join(printed(ANSWER, 120).split())
     # 20 observations, ten up to 0.1 and ten up to 0.2: rank 10 is at 0.1, rank 19 nine tenths further.
-    assert "time to first token 123.0 150.0 160.0 100.0 190.0 198.0" in text
-    assert "time per output token – – – – – –" in text
+    assert "time to first token, last 30 s 123.0 150.0 160.0" in text
+    assert "by buckets 100.0 190.0 198.0" in text
+    assert "time per output token, last 30 s – – – since the start, by buckets – – –" in text
 
 
 def test_a_server_that_has_just_begun_can_be_shown(measured):
