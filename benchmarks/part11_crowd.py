@@ -42,9 +42,7 @@ def arrivals(waves: Sequence[tuple[float, float]], seed: int = SEED) -> Iterator
         start += length
 
 
-async def come(
-    address: str, model: str, waves: Sequence[tuple[float, float]], patience: float = 0.94
-) -> Crowd:
+async def come(address: str, model: str, waves: Sequence[tuple[float, float]]) -> Crowd:
     """Let the crowd loose on the server; one in sixteen leaves in the middle of an answer."""
     crowd, rng = Crowd(), random.Random(SEED)
     limits = httpx.Limits(max_connections=None)

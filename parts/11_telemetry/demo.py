@@ -81,9 +81,7 @@ def main() -> None:
     stamped = sorted(value for _, value in metrics.history.copy().samples["ttft"])
     own, histogram = sorted(crowd.first_pieces), metrics.histograms[TTFT]
     waits = {
-        "clients' own, until the first text": [
-            percentile(sorted(crowd.first_pieces), p / 100) for p in PERCENTS
-        ],
+        "clients' own, until the first text": [percentile(own, p / 100) for p in PERCENTS],
         "time to first token, one by one": [percentile(stamped, p / 100) for p in PERCENTS],
         "estimated from the histogram's buckets": [
             quantile(p / 100, histogram.bounds, histogram.cumulative()) for p in PERCENTS
@@ -91,8 +89,8 @@ def main() -> None:
     }
     console.print(table(waits))
     console.print(
-        "\nThe first two differ by the way through HTTP. The third knows only in which bucket a wait lay: it is"
-        "\nall that Prometheus is told."
+        "\nThe first two differ by the way through HTTP. The third knows only in which bucket a wait lay:"
+        "\nit is all that Prometheus is told."
     )
 
     title(console, "3. Does it add up?")
