@@ -43,7 +43,7 @@ COUNTERS = {
 SUCCESS = ("stop", "length")  # how a request ends well
 EARLY = ("abort", "error", "reject")  # how else; vLLM counts such requests in none of its request metrics
 
-FIRST_TOKEN = (
+FIRST_TOKEN = (  # buckets, in seconds
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
     640, 2560,
 )  # fmt: skip
@@ -53,22 +53,7 @@ BETWEEN_TOKENS = (
 LATENCY = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
-TOKENS_PER_STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-STEP = (
-    0.0005,
-    0.001,
-    0.002,
-    0.005,
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-    1,
-    2,
-    5,
-)  # ours: vLLM has no such metric
+TOKENS_PER_STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # our own choice
 
 TTFT, TPOT = "vllm:time_to_first_token_seconds", "vllm:request_time_per_output_token_seconds"
 

@@ -41,7 +41,9 @@ def test_the_ranks_place_in_its_bucket_is_its_place_between_the_bounds():
 
 
 def test_the_first_bucket_begins_at_zero():
-    assert quantile(0.25, (10, 20), [4, 8, 8]) == 5, "the first bucket reaches from 0 to its bound"
+    assert quantile(0.125, (10, 20), [4, 8, 8]) == 2.5, (
+        "the first bucket reaches from 0 to its bound, and rank 1 of its 4 is a quarter of it"
+    )
 
 
 def test_of_the_last_bucket_only_its_lower_bound_is_known():

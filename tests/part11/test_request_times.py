@@ -81,7 +81,7 @@ def test_each_token_counts_once(tokens):
     tokens(12.5)
     read = tokens(13.0)
     assert read("vllm:generation_tokens_total") == 3, "each output token is counted once, in the step it came"
-    assert read.observed(INTER) == (2, 1.0)
+    assert read.observed(INTER) == (2, 1.0), "two gaps, of 0.5 and 0.5: each begins where the last one ended"
 
 
 def test_the_prompt_counts_once_with_the_first_token(tokens):
