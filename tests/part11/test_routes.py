@@ -107,7 +107,7 @@ def test_the_board_and_the_configuration_name_only_what_there_is(server):
     folder = PAGES.parent
     client = server()
     ask(client)
-    there = set(re.findall(r"^([a-z_]+(?::[a-z_]+)?)\{?", client.get("/metrics").text, re.MULTILINE))
+    there = set(re.findall(r"^([a-z0-9_]+(?::[a-z0-9_]+)?)", client.get("/metrics").text, re.MULTILINE))
     panels = json.loads((folder / "grafana.json").read_text())["panels"]
     used = {
         name
