@@ -8,9 +8,9 @@ of this folder and asks no other host for anything; its Content-Security-Policy 
 
 from pathlib import Path
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.responses import FileResponse, JSONResponse, Response
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import generate_latest
 
 from engine.server.app import Extension
 from engine.server.backend import Backend
@@ -23,6 +23,8 @@ FILES = {
     "/dashboard/dashboard.css": PAGES / "dashboard.css",
     "/dashboard/dashboard.js": PAGES / "dashboard.js",
 }
+# Whatever the reader would rather have: as OpenMetrics, prometheus_client 0.26 writes a counter's colon as `_`.
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_PATHS = frozenset({"/metrics", DATA, *FILES})
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -38,10 +40,8 @@ def telemetry(metrics: EngineMetrics) -> Extension:
 
     def extend(app: FastAPI, _: Backend) -> None:
         @app.get("/metrics", include_in_schema=False)
-        def scrape(request: Request) -> Response:
-            """In the format the reader asks for: Prometheus' text, or OpenMetrics."""
-            encode, media_type = choose_encoder(request.headers.get("accept", ""))
-            return Response(encode(metrics.registry), media_type=media_type)
+        def scrape() -> Response:
+            return Response(generate_latest(metrics.registry), media_type=TEXT)
 
         @app.get(DATA, include_in_schema=False)
         def data() -> JSONResponse:

@@ -45,10 +45,12 @@ def test_metrics_are_text_that_counts_what_was_served(server):
     )
 
 
-def test_metrics_come_as_openmetrics_to_who_asks_for_it(server):
-    answer = server().get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
-    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
-    assert answer.text.endswith("# EOF\n")
+def test_names_are_the_same_for_every_reader(server):
+    client = server()
+    for accept in ("application/openmetrics-text; version=1.0.0", "text/plain; version=1.0.0", "*/*"):
+        answer = client.get("/metrics", headers={"accept": accept})
+        assert "\nvllm:generation_tokens_total{" in answer.text, f"asked for {accept}"
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
 def test_the_dashboards_data_tells_of_what_was_served(server):

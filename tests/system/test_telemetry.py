@@ -114,18 +114,23 @@ def prometheus(target: str, folder: Path):
         process.wait(DEADLINE)
 
 
+def is_ready(url: str) -> bool:
+    try:
+        return get(f"{url}/-/ready").status_code == 200
+    except httpx.HTTPError:  # it does not listen yet
+        return False
+
+
 def test_a_real_prometheus_scrapes_it_and_answers_every_panel_of_the_board(server, tmp_path):
     panels = json.loads((TELEMETRY / "grafana.json").read_text())["panels"]
     with prometheus(server, tmp_path) as url:
 
         def ask(query: str) -> list:
-            try:
-                answer = get(f"{url}/api/v1/query", params={"query": query}).json()
-            except httpx.HTTPError:  # it is not up yet
-                return []
-            assert answer["status"] == "success", f"{query}: {answer}"
-            return answer["data"]["result"]
+            answer = get(f"{url}/api/v1/query", params={"query": query})
+            assert answer.status_code == 200, f"{query}: {answer.text[:300]}"
+            return answer.json()["data"]["result"]
 
+        wait_for(lambda: is_ready(url), "Prometheus itself")
         wait_for(lambda: ask("vllm:generation_tokens_total >= 80"), "the first scrape")
         (sample,) = ask("vllm:generation_tokens_total")
         assert sample["metric"]["model_name"] == "storyteller"
