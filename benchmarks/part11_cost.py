@@ -34,7 +34,7 @@ from engine.tokenizer import Tokenizer
 
 MODEL = "storyteller"
 PROMPT = [300] * 16
-TOKENS = 800
+TOKENS = 400
 WINDOW = 10  # steps
 SCRAPES = 50
 

@@ -46,7 +46,7 @@ async def come(address: str, model: str, waves: Sequence[tuple[float, float]]) -
     """Let the crowd loose on the server; one in sixteen leaves in the middle of an answer."""
     crowd, rng = Crowd(), random.Random(SEED)
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=address, timeout=120, limits=limits, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits, trust_env=False) as http:
         start = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for at in arrivals(waves):

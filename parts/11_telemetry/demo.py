@@ -39,7 +39,7 @@ from parts.stage import HOST, served, title, yes  # noqa: E402
 
 MODEL = "storyteller"
 SEATS = 8
-WAVES = ((6, 6), (5, 30), (7, 4))  # seconds, clients per second
+WAVES = ((5, 6), (4, 25), (6, 5))  # seconds, clients per second
 PERCENTS = (50, 95, 99)
 
 
@@ -89,8 +89,8 @@ def main() -> None:
     }
     console.print(table(waits))
     console.print(
-        "\nThe first two differ by the way through HTTP. The third knows only in which bucket a wait lay:"
-        "\nit is all that Prometheus is told."
+        "\nThe first two differ by the way through HTTP. The third knows only in which bucket a wait lay: it is all "
+        "that Prometheus is told."
     )
 
     title(console, "3. Does it add up?")
