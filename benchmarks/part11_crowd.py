@@ -1,4 +1,4 @@
-"""A crowd of clients for a server: people who come at random, in waves, read along, and sometimes leave.
+"""A crowd of clients for a server: people who come in waves, read along, and sometimes leave.
 
 The workload of Part 11's demo and of its pictures. Each client keeps a stopwatch of its own.
 """
@@ -7,7 +7,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -18,7 +18,7 @@ BEGINNINGS = (
     "Lily and her mom were in the kitchen. They wanted to bake a big cake for the party. Lily said",
     "The dog",
 )
-SEED = 11
+THINKING = 0.5  # seconds, on average, between an answer and the next question
 
 
 @dataclass
@@ -31,36 +31,36 @@ class Crowd:
     left: int = 0
 
 
-def arrivals(waves: Sequence[tuple[float, float]], seed: int = SEED) -> Iterator[float]:
-    """Seconds at which clients come: for each (seconds, clients per second), at random."""
-    rng, start = random.Random(seed), 0.0
-    for length, rate in waves:
-        at = rng.expovariate(rate)
-        while at < length:
-            yield start + at
-            at += rng.expovariate(rate)
-        start += length
-
-
-async def come(address: str, model: str, waves: Sequence[tuple[float, float]]) -> Crowd:
-    """Let the crowd loose on the server; one in sixteen leaves in the middle of an answer."""
-    crowd, rng = Crowd(), random.Random(SEED)
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits, trust_env=False) as http:
-        start = time.perf_counter()
-        async with asyncio.TaskGroup() as group:
-            for at in arrivals(waves):
-                body = {
-                    "model": model,
-                    "prompt": rng.choice(BEGINNINGS),
-                    "max_tokens": rng.randint(30, 160),
-                    "temperature": 0.8,
-                    "seed": rng.randrange(2**31),
-                }
-                leaves_after = rng.randint(5, 20) if rng.random() < 1 / 16 else None
-                await asyncio.sleep(max(0.0, start + at - time.perf_counter()))
-                group.create_task(_client(http, crowd, body, leaves_after))
+async def come(address: str, model: str, waves: Sequence[tuple[float, int]]) -> Crowd:
+    """For each (seconds, people): so many ask, read, think, and ask again, until the wave is over. One answer
+    in sixteen is left in the middle. However slow the server is, nobody asks before the last answer is read.
+    """
+    crowd, limits = Crowd(), httpx.Limits(max_connections=None)
+    async with (
+        httpx.AsyncClient(base_url=address, timeout=600, limits=limits, trust_env=False) as http,
+        asyncio.TaskGroup() as group,
+    ):
+        for number, (seconds, people) in enumerate(waves):
+            until = time.perf_counter() + seconds
+            for i in range(people):
+                group.create_task(_person(http, crowd, model, random.Random(number * 1000 + i), until))
+            await asyncio.sleep(seconds)
     return crowd
+
+
+async def _person(
+    http: httpx.AsyncClient, crowd: Crowd, model: str, rng: random.Random, until: float
+) -> None:
+    while time.perf_counter() < until:
+        await asyncio.sleep(rng.expovariate(1 / THINKING))
+        body = {
+            "model": model,
+            "prompt": rng.choice(BEGINNINGS),
+            "max_tokens": rng.randint(30, 160),
+            "temperature": 0.8,
+            "seed": rng.randrange(2**31),
+        }
+        await _client(http, crowd, body, rng.randint(5, 20) if rng.random() < 1 / 16 else None)
 
 
 async def _client(http: httpx.AsyncClient, crowd: Crowd, body: dict, leaves_after: int | None) -> None:

@@ -29,7 +29,15 @@ def main() -> None:
     edges, counts = (0, *BOUNDS), [0, *(sum(wait <= bound for wait in WAITS) for bound in BOUNDS)]
     for left, right, below, count in zip(edges, edges[1:], counts, counts[1:], strict=False):
         ax.bar((left + right) / 2, count, width=right - left, color=FILL, edgecolor="#93c5fd", lw=1)
-        ax.text((left + right) / 2, count - 0.35, f"{count - below} in here", ha="center", va="top", fontsize=8.5, color=GREY)
+        ax.text(
+            (left + right) / 2,
+            count - 0.35,
+            f"{count - below} in here",
+            ha="center",
+            va="top",
+            fontsize=8.5,
+            color=GREY,
+        )
     ax.plot(edges, counts, "-o", color=BLUE, lw=1.6, ms=5, label="what is kept, joined by straight lines")
     ax.plot([0, 437.5, 437.5], [9.5, 9.5, 0], "--", color=RED, lw=1.4)
     ax.plot(437.5, 9.5, "o", color=RED, ms=6)

@@ -22,12 +22,17 @@ from playwright.sync_api import sync_playwright  # noqa: E402
 from benchmarks.part11_crowd import come  # noqa: E402
 from parts.stage import served  # noqa: E402
 
-WAVES = ((40, 10), (15, 34), (35, 8), (12, 38), (30, 12), (8, 3), (45, 14))  # seconds, clients per second
+WAVES = ((40, 6), (20, 22), (35, 3), (15, 30), (30, 9), (12, 1), (48, 14))  # seconds, people
 ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 VIEWS = {
     "light": {"viewport": {"width": 1220, "height": 680}, "color_scheme": "light"},
     "dark": {"viewport": {"width": 1220, "height": 680}, "color_scheme": "dark"},
-    "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "is_mobile": True, "device_scale_factor": 1.5},
+    "phone": {
+        "viewport": {"width": 390, "height": 844},
+        "color_scheme": "light",
+        "is_mobile": True,
+        "device_scale_factor": 1.5,
+    },
 }
 
 

@@ -18,7 +18,9 @@ plt.rcParams.update({"svg.hashsalt": "11_stamps", "font.family": "DejaVu Sans", 
 
 def span(ax, y: float, start: float, end: float, words: str) -> None:
     """A double arrow with words above it."""
-    ax.annotate("", (start, y), (end, y), arrowprops={"arrowstyle": "<->", "color": INK, "shrinkA": 0, "shrinkB": 0})
+    ax.annotate(
+        "", (start, y), (end, y), arrowprops={"arrowstyle": "<->", "color": INK, "shrinkA": 0, "shrinkB": 0}
+    )
     ax.text((start + end) / 2, y + 0.1, words, ha="center", va="bottom", fontsize=9)
 
 

@@ -39,7 +39,7 @@ from parts.stage import HOST, served, title, yes  # noqa: E402
 
 MODEL = "storyteller"
 SEATS = 8
-WAVES = ((5, 6), (4, 25), (6, 5))  # seconds, clients per second
+WAVES = ((5, 6), (5, 24), (5, 4))  # seconds, people
 PERCENTS = (50, 95, 99)
 
 
@@ -69,8 +69,8 @@ def main() -> None:
         serve(app, HOST, 8000)
         return
 
-    seconds, clients = sum(length for length, _ in WAVES), sum(length * rate for length, rate in WAVES)
-    title(console, f"1. About {clients} clients in {seconds} s, for an engine with {SEATS} places")
+    crowds = ", then ".join(f"{people} people" for _, people in WAVES)
+    title(console, f"1. {crowds}, for an engine with {SEATS} places")
     with served(app) as address, ThreadPoolExecutor(1) as pool:
         crowd_comes = pool.submit(asyncio.run, come(address, MODEL, WAVES))
         top(address, console, enough=crowd_comes.done)
@@ -89,8 +89,8 @@ def main() -> None:
     }
     console.print(table(waits))
     console.print(
-        "\nThe first two differ by the way through HTTP. The third knows only in which bucket a wait lay: it is all "
-        "that Prometheus is told."
+        "\nThe first two differ by the way through HTTP. The third knows only in which bucket a wait lay: "
+        "it is all that Prometheus is told."
     )
 
     title(console, "3. Does it add up?")

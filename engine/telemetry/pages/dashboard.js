@@ -2,7 +2,7 @@
 "use strict";
 
 const SHOWN = 180; // seconds, as the server keeps them
-const HEIGHT = 170, LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 20;
+const HEIGHT = 170, LEFT = 50, RIGHT = 8, TOP = 10, BOTTOM = 20;
 const NO_VALUE = "–";
 
 // --- numbers as people read them ---------------------------------------------------------------------------
@@ -15,6 +15,8 @@ function seconds(v) {
   if (v >= 1) return `${v.toFixed(v >= 10 ? 1 : 2)} s`;
   return `${(1000 * v).toFixed(v >= 0.1 ? 0 : v >= 0.01 ? 1 : 2)} ms`;
 }
+// On an axis, round numbers stand without zeros behind the point.
+const short = (words) => words.replace(/\.0+(?=\D|$)/, "").replace(/(\.\d*?)0+(?=\D|$)/, "$1");
 function duration(v) {
   const s = Math.floor(v), m = Math.floor(s / 60), h = Math.floor(m / 60);
   return h ? `${h} h ${m % 60} min` : m ? `${m} min ${s % 60} s` : `${s} s`;
@@ -114,7 +116,7 @@ class Chart {
     for (const share of [0, 0.5, 1]) {
       const at = y(share * top);
       parts.push(shape("line", { class: "grid", x1: LEFT, x2: this.width - RIGHT, y1: at, y2: at }));
-      parts.push(shape("text", { class: "end", x: LEFT - 6, y: at + 4 }, share ? about.unit(share * top) : "0"));
+      parts.push(shape("text", { class: "end", x: LEFT - 6, y: at + 4 }, share ? short(about.unit(share * top)) : "0"));
     }
     for (const [back, words] of [[180, "3 min ago"], [120, "2 min"], [60, "1 min"], [1, "now"]]) {
       const anchor = back === 1 ? "end" : back === 180 ? "start" : "middle";
