@@ -29,25 +29,25 @@ def main() -> None:
     edges, counts = (0, *BOUNDS), [0, *(sum(wait <= bound for wait in WAITS) for bound in BOUNDS)]
     for left, right, below, count in zip(edges, edges[1:], counts, counts[1:], strict=False):
         ax.bar((left + right) / 2, count, width=right - left, color=FILL, edgecolor="#93c5fd", lw=1)
-        ax.text(
-            (left + right) / 2,
-            count - 0.35,
-            f"{count - below} in here",
-            ha="center",
-            va="top",
-            fontsize=8.5,
-            color=GREY,
-        )
-    ax.plot(edges, counts, "-o", color=BLUE, lw=1.6, ms=5, label="what is kept, joined by straight lines")
+        words = f"{count - below}\nin here"
+        ax.text((left + right) / 2, 0.2, words, ha="center", va="bottom", fontsize=8.5, color=GREY)
+    ax.plot(edges, counts, "-o", color=BLUE, lw=1.6, ms=5)
+    ax.text(
+        262,
+        7.75,
+        "the counts that are kept (dots),\ntaken to grow evenly in between",
+        color=BLUE,
+        fontsize=9,
+        va="top",
+    )
     ax.plot([0, 437.5, 437.5], [9.5, 9.5, 0], "--", color=RED, lw=1.4)
     ax.plot(437.5, 9.5, "o", color=RED, ms=6)
     ax.text(6, 9.6, "rank 0.95 · 10 = 9.5", color=RED, fontsize=9, va="bottom")
-    ax.text(434, 0.25, "estimate 437.5 ms", color=RED, fontsize=9, ha="right")
-    ax.annotate("largest wait: 400 ms", (400, 0), (392, 2.2), color=INK, fontsize=9, ha="right",
+    ax.text(442, 4.6, "estimate\n437.5 ms", color=RED, fontsize=9, ha="left")
+    ax.annotate("largest wait\n400 ms", (400, 0), (352, 4.4), color=INK, fontsize=9, ha="center",
                 arrowprops={"arrowstyle": "->", "color": INK})  # fmt: skip
     ax.set(xlim=(0, 510), ylim=(0, 10.9), xlabel="milliseconds", ylabel="waits of at most so much")
     ax.set_xticks(edges)
-    ax.legend(loc="lower right", bbox_to_anchor=(1.0, 0.36), frameon=False, fontsize=9)
     for one in (above, ax):
         for side in ("right", "top"):
             one.spines[side].set_visible(False)

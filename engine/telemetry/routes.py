@@ -23,7 +23,7 @@ FILES = {
     "/dashboard/dashboard.css": PAGES / "dashboard.css",
     "/dashboard/dashboard.js": PAGES / "dashboard.js",
 }
-# Whatever the reader would rather have: as OpenMetrics, prometheus_client 0.26 writes a counter's colon as `_`.
+# Whoever reads: as OpenMetrics, prometheus_client 0.26 would write a counter's colon as `_`.
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_PATHS = frozenset({"/metrics", DATA, *FILES})
 HEADERS = {
