@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -269,6 +270,38 @@ def test_what_an_executor_tells_is_added_up(measured):
     run_to_end(engine)
     assert read("ruvon:executor_total", counter="drafts") == 18
     assert read("ruvon:executor_total", counter="accepted") == 3
+
+
+def test_of_gpus_only_those_in_use_are_asked_for_their_memory(measured, monkeypatch):
+    asked = []
+
+    def mem_get_info(index):
+        asked.append(index)
+        return 3, 10
+
+    for name, value in {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 2,
+        "memory_reserved": lambda index: 5 * index,  # the first holds nothing of ours
+        "mem_get_info": mem_get_info,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    _, metrics, read = measured()
+    assert read("ruvon:gpu_memory_used_bytes", device="cuda:1") == 7
+    assert read("ruvon:gpu_memory_total_bytes", device="cuda:1") == 10
+    assert read("ruvon:gpu_memory_used_bytes", device="cuda:0") is None
+    assert metrics.snapshot()["now"]["gpus"] == [{"device": "cuda:1", "used": 7, "total": 10}]
+    assert set(asked) == {1}, "asking a GPU for its memory opens it"
+
+
+def test_memory_of_the_host_is_told(measured):
+    _, metrics, read = measured()
+    total = read("ruvon:host_memory_total_bytes")
+    assert total > 2**28
+    now = metrics.snapshot()["now"]
+    assert now["memory_total"] == total
+    assert now["memory"] is None or 0 < now["memory"] < total
 
 
 def test_two_engines_in_a_process_share_nothing(measured):

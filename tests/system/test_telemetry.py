@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ def server():
                 break
         else:
             pytest.fail("the server did not start")
+        threading.Thread(target=process.stdout.read, daemon=True).start()  # or its log would fill the pipe
         for _ in range(4):
             complete(found[0], max_tokens=20)
         yield found[0]
