@@ -1,6 +1,6 @@
 """The dashboard under load, in a real browser: light, dark, and on a phone.
 
-python articles/figures/11_dashboard.py      # writes 11_dashboard_*.png beside this file; takes three minutes
+python articles/figures/11_dashboard.py      # writes 11_dashboard_*.png beside this file; takes four minutes
 
 Needs Debian's chromium (tools/install_test_tools.sh) and the package playwright.
 """
@@ -22,7 +22,7 @@ from playwright.sync_api import sync_playwright  # noqa: E402
 from benchmarks.part11_crowd import come  # noqa: E402
 from parts.stage import served  # noqa: E402
 
-WAVES = ((40, 6), (20, 22), (35, 3), (15, 30), (30, 9), (12, 1), (48, 14))  # seconds, people
+WAVES = ((40, 6), (20, 22), (35, 3), (15, 30), (30, 9), (12, 1), (80, 14))  # seconds, people
 ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 VIEWS = {
     "light": {"viewport": {"width": 1220, "height": 680}, "color_scheme": "light"},
@@ -51,7 +51,7 @@ def main() -> None:
     with served(app) as address:
         crowd = threading.Thread(target=asyncio.run, args=[come(address, module.MODEL, WAVES)])
         crowd.start()
-        time.sleep(total - 4)
+        time.sleep(total - 32)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGUMENTS)
             for name, view in VIEWS.items():
