@@ -1,4 +1,4 @@
-"""What does being watched cost: a step of 32 sequences with and without metrics, a scrape, a look at the page?
+"""What does being watched cost: a step of 32 sequences, watched and unwatched, a scrape, a look at the page?
 
     python -m benchmarks.part11_cost [--sequences 32] [--rounds 4]
 
