@@ -104,9 +104,9 @@ def serve(
     try:
         from engine.server.app import create_app
         from engine.server.limits import MAX_REQUESTS
-        from engine.server.protocol import Completions
         from engine.server.run import max_connections
         from engine.server.run import serve as run
+        from engine.server.scored import ScoredCompletions
     except ModuleNotFoundError as error:
         sys.exit(f"ruvon serve: {error.name} is not installed; pip install 'ruvon[server]'")
     from engine.async_engine import AsyncLLMEngine
@@ -128,7 +128,8 @@ def serve(
             raise ValueError(
                 "the API key is empty; leave out --api-key and RUVON_API_KEY to serve without one"
             )
-        backend = AsyncLLMEngine(build_engine(args), name=served_model_name or _public_name(model))
+        engine = build_engine(args)
+        backend = AsyncLLMEngine(engine, name=served_model_name or _public_name(model))
     except (CheckpointError, ValueError) as error:
         sys.exit(f"ruvon serve: {error}")
     # A page in a browser may reach this machine under a name of its own, whose address it changes (DNS
@@ -140,7 +141,7 @@ def serve(
         api_key=key,
         allowed_hosts=hosts,
         max_requests=min(MAX_REQUESTS, max_connections() // 2),
-        shape=Completions(allow_priority),
+        shape=ScoredCompletions(engine.tokenizer, allow_priority),
     )
     run(app, host, port)
 
