@@ -45,7 +45,6 @@ def test_every_score_is_hugging_faces(pair, engine_over, budget):
                 )
             likeliest = row.topk(n).values.tolist()
             assert [p for _, p in scores.top(n)] == pytest.approx(likeliest, abs=1e-4)
-            assert scores[token_id].rank == 1 + int((row > row[token_id] + 1e-4).sum()) or (
-                # two tokens as good as equal may stand in either order
-                abs(scores[token_id].rank - 1 - int((row > row[token_id]).sum())) <= 1
-            )
+            # Tokens as good as equal may stand in another order there.
+            above, near = (1 + int((row > row[token_id] + margin).sum()) for margin in (1e-4, -1e-4))
+            assert above <= scores[token_id].rank <= near
