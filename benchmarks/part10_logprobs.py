@@ -1,6 +1,6 @@
 """What do log probabilities cost a step, and a prompt?
 
-    python -m benchmarks.part10_logprobs [--rounds 5] [--tokens 24]      # under two minutes
+    python -m benchmarks.part10_logprobs [--rounds 3] [--tokens 14]      # about two minutes
 
 Whole steps of the engine, in which every request asks for 0, 1, 5 or 20 of the likeliest tokens, beside
 steps in which nobody asks, and beside Part 6's executor, which cannot be asked: for 1 and 32 requests, with
@@ -43,7 +43,7 @@ PROMPT, ROOM, LONG = (
     64,
     384,
 )  # tokens: of each prompt, of each request's cache, of the prompt that is scored
-FIRST = 4  # steps that are not counted: prompts are read in them
+FIRST = 3  # steps that are not counted: prompts are read in them
 
 
 class Bench:
@@ -120,8 +120,8 @@ def bytes_per_token(bench: Bench, n: int, as_dict: bool) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=14)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows, prompts, figures = [], [], {"step": {}, "prompt": {}}
