@@ -1,11 +1,12 @@
-"""The fake model in two steps, and what its log probabilities ought to be."""
+"""The fake model in two steps, what its log probabilities ought to be, and engines that must not fail."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from engine.batch import Batch
-from tests.part06.fakes import FakeForward, fake_logits
+from engine.llm_engine import LLMEngine
+from tests.part06.fakes import FakeForward, fake_logits, run_to_end
 
 
 class ScoringFake(FakeForward):
@@ -33,3 +34,19 @@ def expected(token_ids: Sequence[int], start: int) -> list[float]:
 def told(scores, token_ids) -> list[float]:
     """The log probability of each token, out of the engine's records."""
     return [own[token_id].logprob for own, token_id in zip(scores, token_ids, strict=True)]
+
+
+def step(engine: LLMEngine) -> list:
+    """A step's outputs, none of which may have failed."""
+    outputs = engine.step()
+    for output in outputs:
+        assert not output.error, output.error
+    return outputs
+
+
+def finish(engine: LLMEngine) -> dict:
+    """request id -> its last output, none of which may have failed."""
+    done = run_to_end(engine)
+    for output in done.values():
+        assert not output.error, output.error
+    return done

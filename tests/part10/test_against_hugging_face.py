@@ -7,7 +7,7 @@ from engine.decoding.params import SamplingParams
 from engine.models.loader import load_model
 from engine.tokenizer import Tokenizer
 from tests.part01 import reference
-from tests.part06.fakes import run_to_end
+from tests.part10.scored import finish
 
 TEXTS = [
     "Once upon a time, there was a little girl named Lily. She loved to play outside.",
@@ -30,7 +30,7 @@ def test_every_score_is_hugging_faces(pair, engine_over, budget):
     sampled = {"temperature": 1.0, "max_tokens": 12, "ignore_eos": True, "logprobs": 5, "prompt_logprobs": 20}
     for i, text in enumerate(TEXTS):
         engine.add_request(str(i), text, SamplingParams(seed=i, **sampled))
-    for output in run_to_end(engine).values():
+    for output in finish(engine).values():
         (sample,), told = output.outputs, output.prompt_token_ids
         ids = [*told, *sample.token_ids]
         with torch.inference_mode():

@@ -16,7 +16,7 @@ from engine.server.protocol import CompletionRequest
 from engine.server.scored import ScoredCompletions
 from tests.part04.serving import http, openai_client, serve
 from tests.part06.fakes import TOKENIZER, BlockCache, at_rest, told_alone
-from tests.part10.scored import ScoringFake, expected
+from tests.part10.scored import ScoringFake, expected, finish
 
 PROMPT = "The dog and the ball"
 ASK = {"model": "m", "prompt": PROMPT, "temperature": 0, "max_tokens": 30, "extra_body": {"ignore_eos": True}}
@@ -26,10 +26,12 @@ ALONE = told_alone(PROMPT, GREEDY)
 
 @pytest.fixture
 def serving(passed):
-    """serving(engine) -> URL of a server in front of it."""
+    """serving(engine) -> URL of a server in front of it. What does not work without a server fails here."""
     with ExitStack() as stack:
 
         def start(engine):
+            engine.add_request("first", "x", SamplingParams(max_tokens=1, logprobs=1, prompt_logprobs=1))
+            finish(engine)
             backend = stack.enter_context(at_rest(AsyncLLMEngine(engine, "m"), passed))
             return stack.enter_context(serve(create_app(backend, shape=ScoredCompletions(engine.tokenizer))))
 
@@ -288,7 +290,7 @@ def test_fields_of_earlier_parts_have_their_effect_as_before(client):
 
 def test_a_failed_step_is_a_500_with_logprobs_too(scoring_engine, serving):
     forward = ScoringFake(BlockCache(64, 8))
-    forward.fail_at = {2: RuntimeError("the cable came loose")}
+    forward.fail_at = {3: RuntimeError("the cable came loose")}  # the first step is the fixture's
     with http(serving(scoring_engine(forward=forward))) as client:
         body = {"model": "m", "prompt": "x", "logprobs": 2, "echo": True, "ignore_eos": True}
         assert client.post("/v1/completions", json=body).status_code == 500

@@ -11,7 +11,7 @@ from engine.decoding.params import SamplingParams
 from engine.listeners import Listeners
 from engine.scheduling.request import State
 from tests.part06.fakes import TOKENIZER, BlockCache, Recorder, fake_logits, run_to_end, told_alone
-from tests.part10.scored import ScoringFake, expected, told
+from tests.part10.scored import ScoringFake, expected, finish, step, told
 
 PROMPT = "The dog and the ball"
 ASKED = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, logprobs=3, prompt_logprobs=2)
@@ -19,7 +19,7 @@ ASKED = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, logprobs=3,
 
 def ask(engine, params=ASKED, prompt=PROMPT):
     engine.add_request("r", prompt, params)
-    (output,) = run_to_end(engine).values()
+    (output,) = finish(engine).values()
     return output
 
 
@@ -121,9 +121,9 @@ def test_the_prompt_of_n_samples_is_scored_once(scoring_engine):
 def test_prompt_log_probabilities_appear_when_the_whole_prompt_was_read(scoring_engine):
     engine = scoring_engine(seats=1, budget=6)
     engine.add_request("r", PROMPT, ASKED)
-    seen = [engine.step()[0].prompt_logprobs for _ in range(4)]
+    seen = [step(engine)[0].prompt_logprobs for _ in range(4)]
     assert [found and len(found) for found in seen] == [None, None, None, 20]
-    run_to_end(engine)
+    finish(engine)
 
 
 CROWD = {
@@ -154,7 +154,7 @@ def in_peace(scoring_engine):
     for name, (prompt, params) in CROWD.items():
         engine = scoring_engine()
         engine.add_request(name, prompt, params)
-        found |= run_to_end(engine)
+        found |= finish(engine)
     return scores_of(found)
 
 
@@ -164,7 +164,7 @@ def test_batch_mates_and_the_order_of_arrival_change_nothing(scoring_engine, in_
         engine = scoring_engine(seats=6, budget=budget)
         for name in names:
             engine.add_request(name, *CROWD[name])
-        assert scores_of(run_to_end(engine)) == in_peace
+        assert scores_of(finish(engine)) == in_peace
 
 
 @pytest.mark.parametrize("budget", [8, 30])
@@ -174,7 +174,7 @@ def test_preemption_changes_nothing_and_reports_nothing_twice(scoring_engine, in
     for name in ("scored", "prompt", "sampled", "outputs", "quiet", "ends"):
         engine.add_request(name, *CROWD[name])
     engine.scheduler.cache.num_blocks = 9  # from now on there is too little
-    assert scores_of(run_to_end(engine)) == in_peace
+    assert scores_of(finish(engine)) == in_peace
     preempted = {name.partition("/")[0] for kind, name in recorder.heard if kind == "preempt"}
     assert preempted & {"scored", "prompt", "sampled"}, "nobody who scores a prompt was preempted"
 
@@ -182,14 +182,14 @@ def test_preemption_changes_nothing_and_reports_nothing_twice(scoring_engine, in
 def test_what_was_told_of_a_prompt_stays_told_while_it_is_computed_again(scoring_engine):
     engine = scoring_engine(seats=1, budget=8)
     engine.add_request("r", PROMPT, ASKED)
-    while not (output := engine.step()[0]).outputs[0].token_ids:
+    while not (output := step(engine)[0]).outputs[0].token_ids:
         pass
     (request,) = engine.scheduler.running
     engine.scheduler._preempt(request)
     assert request.prompt_logprobs == []
-    (again,) = engine.step()
+    (again,) = step(engine)
     assert again.prompt_logprobs == output.prompt_logprobs
-    (done,) = run_to_end(engine).values()
+    (done,) = finish(engine).values()
     assert_right(done, ASKED)
 
 
@@ -197,13 +197,13 @@ def test_a_step_that_is_still_under_way_when_its_request_is_preempted_adds_no_pr
     """As when the next step is launched before the last one lands (Part 13)."""
     engine = scoring_engine(seats=1, budget=8)
     engine.add_request("r", PROMPT, ASKED)
-    engine.step()
+    step(engine)
     flight = engine.launch()
     (request,) = engine.scheduler.running
     engine.scheduler._preempt(request)
     assert request.state is State.WAITING
     engine.land(flight)
-    (output,) = run_to_end(engine).values()
+    (output,) = finish(engine).values()
     assert_right(output, ASKED)
 
 
@@ -268,7 +268,7 @@ def test_rows_of_who_does_not_ask_are_not_scored(scoring_engine, monkeypatch):
     for name in "abc":
         engine.add_request(name, PROMPT, ASKED_QUIET)
     engine.add_request("d", PROMPT, replace(ASKED, prompt_logprobs=None))
-    run_to_end(engine)
+    finish(engine)
     assert rows == [1] * 9
 
 
@@ -298,11 +298,12 @@ def test_nothing_is_read_from_the_device_before_the_result_and_then_everything_a
                 patch.setattr(torch.Tensor, name, refused)
             patch.setattr(torch.Tensor, "cpu", refused)
             flight = engine.launch()
-            assert flight.pending.__class__.__name__ == "ScoredPending", getattr(flight.pending, "error", "")
+            error = getattr(flight.pending, "error", None)
+            assert not error, f"{type(error).__name__}: {error}"
             patch.setattr(torch.Tensor, "cpu", lambda tensor: reads.append(tensor.shape) or cpu(tensor))
             engine.land(flight)
     assert len(reads) == 3
-    run_to_end(engine)
+    finish(engine)
 
 
 @pytest.mark.parametrize("where", ["prompt", "output"])
@@ -322,6 +323,7 @@ def test_logits_that_are_no_numbers_fail_their_request_and_no_other(scoring_engi
         engine.add_request(name, PROMPT, ASKED)
     with caplog.at_level("CRITICAL"):
         done = run_to_end(engine)
+    assert not done["a"].error, done["a"].error
     assert done["b"].error == "ArithmeticError: the model's logits are not finite numbers"
     assert_right(done["a"], ASKED)
     assert scores_of({"x": done["a"]}) == scores_of({"x": done["c"]})
