@@ -209,9 +209,12 @@ def test_a_step_that_is_still_under_way_when_its_request_is_preempted_adds_no_pr
 
 def test_a_failed_step_that_is_computed_again_reports_nothing_twice(scoring_engine):
     forward = ScoringFake(BlockCache(64, 8))
-    forward.fail_at = {2: RuntimeError("the cable came loose"), 5: RuntimeError("again")}
-    engine = scoring_engine(seats=1, budget=8, forward=forward, recover=lambda batch, error: [])
-    assert_right(ask(engine), ASKED)
+    forward.fail_at = {2: ConnectionError("the cable came loose"), 5: ConnectionError("again")}
+
+    def recover(batch, error):
+        return [] if isinstance(error, ConnectionError) else list(batch.requests)
+
+    assert_right(ask(scoring_engine(seats=1, budget=8, forward=forward, recover=recover)), ASKED)
 
 
 def test_a_stop_string_cuts_text_and_no_scores(scoring_engine):
