@@ -1,6 +1,6 @@
 """What do log probabilities cost a step, and a prompt?
 
-    python -m benchmarks.part10_logprobs [--rounds 3] [--tokens 14]      # about two minutes on a quiet machine
+    python -m benchmarks.part10_logprobs [--rounds 3] [--tokens 14]  # two minutes on a quiet machine
 
 Whole steps of the engine, in which every request asks for 0, 1, 5 or 20 of the likeliest tokens, beside
 steps in which nobody asks, and beside Part 6's executor, which cannot be asked: for 1 and 32 requests, with
