@@ -104,9 +104,9 @@ def serve(
     try:
         from engine.server.app import create_app
         from engine.server.limits import MAX_REQUESTS
-        from engine.server.protocol import Completions
         from engine.server.run import max_connections
         from engine.server.run import serve as run
+        from engine.server.scored import ScoredCompletions
         from engine.telemetry.metrics import EngineMetrics
         from engine.telemetry.routes import OPEN_PATHS, telemetry
     except ModuleNotFoundError as error:
@@ -145,7 +145,7 @@ def serve(
         open_paths=OPEN_PATHS,
         allowed_hosts=hosts,
         max_requests=min(MAX_REQUESTS, max_connections() // 2),
-        shape=Completions(allow_priority),
+        shape=ScoredCompletions(engine.tokenizer, allow_priority),
     )
     run(app, host, port)
 

@@ -319,7 +319,8 @@ def test_log_probabilities_reach_the_output_with_their_sum(fake_engine):
                     for own in found.tokens
                 ]
                 prompt = [
-                    [{0: Logprob(-1.0, 1, "")} for row in rows if batch.positions[row] < 2]
+                    [None] * (batch.positions[0] == 0)
+                    + [{0: Logprob(-1.0, 1, "")} for row in rows if batch.positions[row] < 2]
                     for rows in batch.logit_rows
                 ]
                 return replace(found, logprobs=tokens, prompt_logprobs=prompt)
@@ -332,6 +333,6 @@ def test_log_probabilities_reach_the_output_with_their_sum(fake_engine):
     engine.add_request("a", "one", params)
     (output,) = run_to_end(engine).values()
     assert output.outputs[0].token_ids == told_alone("one", GREEDY).token_ids, "a prompt row gave a token"
-    assert len(output.prompt_logprobs) == 2
+    assert len(output.prompt_logprobs) == 3
     assert output.outputs[0].cumulative_logprob == pytest.approx(-0.5 * 6)
     assert [list(one) for one in output.outputs[0].logprobs] == [[id] for id in output.outputs[0].token_ids]

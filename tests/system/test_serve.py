@@ -83,6 +83,33 @@ def test_errors_name_the_field(client):
         client.completions.create(model="gpt-4", prompt="x")
 
 
+def test_log_probabilities_and_echo_come_as_openais_client_expects_them(client):
+    expected = LLM("storyteller").generate(
+        "Once upon a", SamplingParams(temperature=0, max_tokens=6, logprobs=2)
+    )
+    sample = expected[0].outputs[0]
+    ask = {"model": "storyteller", "prompt": "Once upon a", "temperature": 0, "max_tokens": 6, "echo": True}
+    (whole,) = client.completions.create(**ask, logprobs=2).choices
+    assert whole.text == "Once upon a" + sample.text
+    assert "".join(whole.logprobs.tokens) == whole.text
+    assert whole.logprobs.token_logprobs[0] is None
+    shown = whole.logprobs.token_logprobs[-6:]
+    scores = zip(sample.token_ids, sample.logprobs, strict=True)
+    assert shown == pytest.approx([own[id].logprob for id, own in scores], abs=1e-4)
+    (scored,) = client.completions.create(**ask | {"max_tokens": 0}, logprobs=2).choices
+    assert (scored.text, scored.finish_reason) == ("Once upon a", "length")
+    assert scored.logprobs.token_logprobs == pytest.approx(whole.logprobs.token_logprobs[:-6], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [(-1, "from 0 to 5"), (21, "from 0 to 5"), (True, "integer"), ("5", "integer")]
+)
+def test_a_number_of_log_probabilities_that_is_none_is_a_400(client, value, says):
+    with pytest.raises(openai.BadRequestError, match=says) as caught:
+        client.completions.create(model="storyteller", prompt="x", logprobs=value)
+    assert caught.value.param == "logprobs"
+
+
 def test_without_the_key_only_health_answers(address):
     assert httpx.get(f"{address}/health").json() == {"status": "ok"}
     assert httpx.get(f"{address}/v1/models").status_code == 401
