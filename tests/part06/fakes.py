@@ -179,7 +179,7 @@ class Gate:
     """A forward pass that waits for a permit: a test decides how many steps happen."""
 
     def __init__(self, forward, permits: int = 0) -> None:
-        self.forward, self.entered = forward, 0
+        self.forward, self.entered = forward, 0  # entered: passes begun, the one that waits included
         self._permits = threading.Semaphore(permits)
 
     def allow(self, steps: int) -> None:
@@ -190,7 +190,7 @@ class Gate:
 
     def __call__(self, batch: Batch) -> Tensor:
         self.entered += 1
-        assert self._permits.acquire(timeout=20), "nobody allowed this step"
+        assert self._permits.acquire(timeout=DEADLINE), "nobody allowed this step"
         return self.forward(batch)
 
 
@@ -207,6 +207,23 @@ def at_rest(engine: AsyncLLMEngine, passed: Callable[[], bool] = lambda: True) -
         assert not engine.health()
         assert engine._mailboxes == {}
         assert_idle(engine.engine)
+
+
+@contextmanager
+def held(engine: AsyncLLMEngine) -> Iterator[None]:
+    """The engine's thread stands still meanwhile; what is asked of it waits, to be taken in its order."""
+    stands, go_on = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        stands.set()
+        go_on.wait(DEADLINE)
+
+    engine._command(stand)
+    try:
+        wait_until(stands.is_set)
+        yield
+    finally:
+        go_on.set()
 
 
 async def until(condition: Callable[[], bool], *tasks: asyncio.Task) -> None:

@@ -12,8 +12,19 @@ from engine.async_engine import AsyncLLMEngine, EngineError
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.listeners import Listeners
 from engine.scheduling.fifo import FIFOScheduler
-from tests.part04.serving import wait_until
-from tests.part06.fakes import BlockCache, FakeForward, Gate, Recorder, ask, at_rest, read, told_alone, until
+from tests.part04.serving import DEADLINE, wait_until
+from tests.part06.fakes import (
+    BlockCache,
+    FakeForward,
+    Gate,
+    Recorder,
+    ask,
+    at_rest,
+    held,
+    read,
+    told_alone,
+    until,
+)
 from tests.part06.steps import Everybody
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -189,12 +200,10 @@ def test_a_failure_outside_the_forward_pass_ends_the_requests_there_are_and_the_
     with at_rest(AsyncLLMEngine(fake_engine(Tripping), "fake")) as engine, caplog.at_level(logging.CRITICAL):
 
         async def both_at_once():
-            both_have_come = threading.Event()
             engine.start()
-            engine._command(both_have_come.wait)
-            task = asyncio.create_task(run(engine))
-            await until(lambda: engine._commands.qsize() == 2, task)
-            both_have_come.set()
+            with held(engine):
+                task = asyncio.create_task(run(engine))
+                await until(lambda: engine._commands.qsize() == 2, task)
             await task
 
         asyncio.run(both_at_once())
@@ -354,20 +363,13 @@ def test_what_was_delivered_before_the_engine_ended_is_still_read(engine, gate):
 
 
 def test_a_request_that_came_while_the_engine_was_ending_is_told_so(engine):
-    busy, wait = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        busy.set()
-        wait.wait(20)
 
     async def run():
-        engine._command(hold)
-        await until(busy.is_set)
-        engine._command(engine._stop)
-        asked = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
-        await until(lambda: engine._commands.qsize() == 2)
-        wait.set()
-        return await asyncio.wait_for(asked, 20)
+        with held(engine):
+            engine._command(engine._stop)
+            asked = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
+            await until(lambda: engine._commands.qsize() == 2)
+        return await asyncio.wait_for(asked, DEADLINE)
 
     assert asyncio.run(run())[-1].outputs[0].finish_reason == "abort"
 
@@ -381,6 +383,51 @@ def test_an_engine_stopped_twice_serves_again_once_it_is_started(engine, gate):
         assert engine.health()
         last = asyncio.run(ask(engine, "hello", GREEDY, "a"))[-1]
         assert last.outputs[0].token_ids == told_alone("hello", GREEDY).token_ids
+
+
+def test_stopping_does_not_wait_for_a_step_that_hangs_and_its_reader_is_told(engine, gate, monkeypatch, caplog):
+    monkeypatch.setattr("engine.async_engine.STOP_SECONDS", 0.1)
+
+    async def run():
+        asked = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
+        await until(lambda: gate.entered, asked)
+        await asyncio.to_thread(engine.stop)
+        assert not engine.health(), "an engine whose step hangs can serve nobody"
+        with pytest.raises(EngineError, match="has not come back"):
+            await asyncio.wait_for(asked, DEADLINE)
+
+    with caplog.at_level(logging.CRITICAL):
+        asyncio.run(run())
+    with pytest.raises(EngineError, match="has not come back"):
+        engine.start()
+    gate.open()  # it comes back after all
+    engine._thread.join(DEADLINE)
+    engine.start()
+    last = asyncio.run(ask(engine, "hello", GREEDY, "a"))[-1]
+    assert last.outputs[0].token_ids == told_alone("hello", GREEDY).token_ids
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_ever_for_an_engine_that_fails_while_it_ends(fake_engine):
+    gate = Gate(FakeForward(BlockCache(64, 16)))
+    engine = AsyncLLMEngine(fake_engine(cache=gate.forward.cache, forward=gate), "fake")
+    engine.start()
+
+    def fail() -> None:
+        raise KeyError("who was that")
+
+    async def run():
+        asked = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
+        await until(lambda: gate.entered, asked)
+        engine._command(engine._stop)
+        engine._command(fail)
+        gate.open()
+        with pytest.raises(EngineError, match="the engine has ended"):
+            await asyncio.wait_for(asked, DEADLINE)
+
+    asyncio.run(run())
+    engine.stop()
+    engine.engine.abort_request("a")
 
 
 @pytest.fixture
@@ -400,11 +447,13 @@ def woken(monkeypatch):
 def test_a_step_wakes_an_event_loop_once_however_many_read_there(fake_engine, woken):
     async def run():
         async with AsyncLLMEngine(fake_engine(Everybody), "fake") as running:
-            await asyncio.gather(*[ask(running, str(i), GREEDY, str(i)) for i in range(8)])
+            with held(running):  # so that all eight are in the first step
+                asking = [asyncio.create_task(ask(running, str(i), GREEDY, str(i))) for i in range(8)]
+                await until(lambda: running._commands.qsize() == 8, *asking)
+            await asyncio.gather(*asking)
 
     asyncio.run(run())
-    # 20 steps for those who came together, as many again for who came late; 160 outputs.
-    assert 1 <= woken.count("_hand_out") <= 60
+    assert 1 <= woken.count("_hand_out") <= 20, "20 steps with 160 outputs: a call for each step, at most"
 
 
 def test_a_loop_that_is_busy_is_woken_once_for_all_that_has_come_meanwhile(engine, gate, woken):
