@@ -153,7 +153,7 @@ class AsyncLLMEngine:
         if self._thread:
             self._thread.join(STOP_SECONDS)
             if self._thread.is_alive():
-                why = f"the engine is stopped, and its last step has not come back within {STOP_SECONDS} seconds"
+                why = f"the engine is stopped, but its last step has not come back in {STOP_SECONDS} s"
                 logger.critical(why)
                 with self._lock:
                     self._running = False

@@ -27,7 +27,7 @@ FILES_UNTOLD = 512  # where the system does not say how many it lends: what `sel
 
 
 def max_connections() -> int:
-    """How many may be open at once: MAX_CONNECTIONS, or fewer if the system lends this process fewer files."""
+    """How many may be open at once: MAX_CONNECTIONS, or as many as the system lends us files for."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if resource else FILES_UNTOLD
     if resource and files == resource.RLIM_INFINITY:  # a negative number on Linux
         return MAX_CONNECTIONS

@@ -181,7 +181,11 @@ def test_as_many_connections_as_the_system_has_files_for(monkeypatch):
     lent = SimpleNamespace(RLIMIT_NOFILE=7, RLIM_INFINITY=-1)
     monkeypatch.setattr(run, "resource", lent)
     others = run.BACKLOG + run.FILES_FOR_OTHERS
-    for files, connections in {256: 256 - others, 2**20: run.MAX_CONNECTIONS, -1: run.MAX_CONNECTIONS}.items():
+    for files, connections in {
+        256: 256 - others,
+        2**20: run.MAX_CONNECTIONS,
+        -1: run.MAX_CONNECTIONS,
+    }.items():
         lent.getrlimit = lambda kind, files=files: (files, files)
         assert run.max_connections() == connections, f"the system lends {files} files"
     monkeypatch.setattr(run, "resource", None)

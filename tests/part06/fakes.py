@@ -156,6 +156,16 @@ class Recorder(Listener):
         self.heard.append(("reject", request_id))
 
 
+def recorder_of(engine: AsyncLLMEngine) -> Recorder:
+    """The one that the fixture `engine` has."""
+    return engine.engine.listeners._listeners[0]
+
+
+def steps_of(engine: AsyncLLMEngine, request_id: str) -> int:
+    """In how many steps the request was."""
+    return sum(event == "schedule" and f"{request_id}/0" in ids for event, ids in recorder_of(engine).heard)
+
+
 def assert_idle(engine: LLMEngine) -> None:
     """Nothing is left of the requests it had: no queue, no memory, no record."""
     assert not engine.has_unfinished_requests()
