@@ -1,4 +1,4 @@
-"""What the server makes of any backend's answer: pieces in order, errors in mid-stream, clients that leave."""
+"""What becomes of a backend's answer: pieces in order, errors in mid-stream, clients that leave."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""How a request ends early: its reader leaves, somebody aborts it, its event loop closes, the engine stops."""
+"""How a request ends early: its reader leaves, it is aborted, its event loop closes, the engine stops."""
 
 import asyncio
 import logging
