@@ -113,7 +113,7 @@ def main() -> None:
     message(ax, -7.9, "loop", "client", 'data: {"error": {…}}', RED)
     message(ax, -8.3, "loop", "client", "data: [DONE]")
     busy(ax, "loop", -7.75, -8.38, LOOP)
-    note(ax, -8.12, "loop", "200 has gone out: the error is one more event;\nthe lock is free")
+    note(ax, -8.12, "loop", "200 has gone out: one more event;\nthe lock is free")
     ax.plot([-1.8, 11.2], [-8.65, -8.65], color=GREY, lw=0.6)
     ax.text(-1.8, -8.88, "or: the client leaves", fontsize=9, weight="bold", va="center")
     message(ax, -9.0, "loop", "model", "next(steps)")
@@ -121,7 +121,7 @@ def main() -> None:
     message(ax, -9.25, "client", "loop", "connection closed", RED, mono=False)
     busy(ax, "loop", -9.25, -10.1, LOOP)
     message(ax, -9.65, "model", "loop", "one token, unread", GREY, mono=False)
-    note(ax, -9.92, "loop", "no further next(steps): iterator closed, its cache freed, the lock free")
+    note(ax, -9.95, "loop", "no further next(steps): iterator closed,\nits cache freed, the lock free")
 
     save(figure, __file__)
 
