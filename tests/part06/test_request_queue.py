@@ -368,7 +368,7 @@ def test_output_and_prompt_fit_in_max_model_len(fake_engine):
     assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (10, "length")
 
 
-@pytest.mark.parametrize(("slot_tokens", "max_model_len"), [(40, None), (40, 41), (200, 201)])
+@pytest.mark.parametrize(("slot_tokens", "max_model_len"), [(40, None), (40, 41), (200, 201), (400, 201)])
 def test_a_length_that_model_or_cache_cannot_hold_is_refused_when_the_engine_is_made(
     slot_tokens, max_model_len
 ):
