@@ -178,7 +178,8 @@ def main() -> None:
             rate = statistics.median(rates[side])
             over_loop, over_ct2 = ratio(rates, side, LOOP), ratio(rates, side, CT2)
             rows.append([model, side, threads, rate, over_loop, over_ct2])
-            figures.setdefault(model.replace(" ", "_"), {}).setdefault(f"threads_{threads}", {})[KEYS[side]] = {
+            own = figures.setdefault(model.replace(" ", "_"), {}).setdefault(f"threads_{threads}", {})
+            own[KEYS[side]] = {
                 "tokens_per_second": rate, "over_loop": over_loop, "over_ctranslate2": over_ct2,
             }  # fmt: skip
             print(*rows[-1], sep="  ", flush=True)
