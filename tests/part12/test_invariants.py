@@ -51,8 +51,9 @@ def keeps_a_freed_block_out_of_the_queue(cache, a, b, child):
 
 
 def replaces_a_block_of_a_table(cache, a, b, child):
+    (fresh,) = cache.blocks.allocate(1)
     cache.blocks.free([table(cache, b)[2]])
-    cache.held["b"].table._numbers[2] = cache.blocks.allocate(2)[1]
+    cache.held["b"].table._numbers[2] = fresh
 
 
 def cuts_a_table(cache, a, b, child):

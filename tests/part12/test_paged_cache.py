@@ -80,6 +80,9 @@ def test_a_known_beginning_is_not_computed_again():
     admitted(cache, a)
     assert cache.begin(b) == 12, "'a long begin' is 3 full blocks that are known"
     assert table(cache, b) == table(cache, a)[:3], "what is known is shared, not copied"
+    assert cache.blocks.references[table(cache, b)[0]] == 2, (
+        "a shared block has a reference of each of its owners"
+    )
     b.num_computed_tokens = 12
     step(cache, (b, 3))
     assert tokens_in_pages(cache, b) == b.token_ids
@@ -109,7 +112,9 @@ def test_blocks_are_given_away_when_memory_is_needed_and_the_oldest_goes_first()
         cache.release(admitted(cache, sequence(name, name * 3)))  # 2 full blocks each, of 9 letters
     admitted(cache, sequence("c", "xxxxxxxx"))
     assert cache.begin(sequence("old again", "old" * 3)) == 4, "one of its two blocks went, the last one"
-    assert cache.begin(sequence("new again", "new" * 3)) is None
+    assert cache.begin(sequence("new again", "new" * 3)) is None, (
+        "a found block that nobody has is taken from the free ones: 2 are free and found, a third is needed"
+    )
 
 
 def test_what_is_known_but_free_counts_as_taken_once_it_is_found():
@@ -195,6 +200,8 @@ def test_a_child_shares_full_blocks_and_has_a_copy_of_the_one_it_will_write(pref
     assert table(cache, child)[:2] == table(cache, a)[:2], "the prompt's full blocks are shared"
     assert table(cache, child)[2] != table(cache, a)[2], "the block both would write is not shared but copied"
     assert cache.blocks.references[table(cache, a)[2]] == 1
+    copied = tokens_in_pages(cache, child)
+    assert copied == child.token_ids[:9], "the copy holds what the parent's block holds"
     step(cache, (a, 1), (child, 1))
     child.token_ids.append(ord("y"))
     step(cache, (child, 1))

@@ -96,10 +96,13 @@ def test_equal_hashes_are_no_proof(monkeypatch):
     cache = PrefixCache(2)
     remember(cache, [1, 2, 3, 4], [0, 1])
     remember(cache, [5, 6, 3, 4], [2, 3])
-    assert cache.match([1, 2, 3, 4, 0]) == [0, 1]
-    assert cache.match([5, 6, 3, 4, 0]) == [2, 3]
-    assert cache.match([1, 2, 4, 3, 0]) == [0]
-    assert cache.match([7, 8, 3, 4, 0]) == [], "token ids are compared, down to the first"
+    for token_ids, blocks in {
+        (1, 2, 3, 4, 0): [0, 1],
+        (5, 6, 3, 4, 0): [2, 3],
+        (1, 2, 4, 3, 0): [0],
+        (7, 8, 3, 4, 0): [],
+    }.items():
+        assert cache.match(token_ids) == blocks, "token ids are compared, down to the first"
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -25,7 +25,7 @@ def test_what_comes_back_is_what_left():
     other = admitted(cache, sequence("b", "something else altogether!"))  # writes over what a left
     cache.release(other)
     seq.token_ids.append(7)
-    assert back(cache, seq) == 10
+    assert back(cache, seq) == 10, "who was swapped out starts behind what comes back"
     assert torch.equal(cache.memory[:, :, table(cache, seq)], kept)
     assert cache.swap.blocks.num_free == 8, "its room in the swap space is free again"
     assert tokens_in_pages(cache, seq, 10) == seq.token_ids[:10]
