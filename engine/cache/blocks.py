@@ -32,7 +32,8 @@ class BlockManager:
     """Counts the references to each of `num_blocks` blocks. One that nobody refers to is free."""
 
     def __init__(self, num_blocks: int, contents: Contents | None = None) -> None:
-        self.num_blocks, self.contents = num_blocks, contents or NoContents()
+        self.num_blocks = num_blocks
+        self.contents = NoContents() if contents is None else contents  # one that is empty counts
         self.references = [0] * num_blocks
         # The free blocks in the order in which they are given away. A block can leave from the middle.
         self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))

@@ -34,20 +34,18 @@ class PagedEngine(RuleBasedStateMachine):
     """An engine over pages, with a fake model that reads them."""
 
     @initialize(
-        num_blocks=st.integers(12, 40),
+        room=st.integers(52, 110),  # tokens: one request, prompt and output, fits
         block_size=st.sampled_from([1, 2, 4, 8]),
         prefix_caching=st.booleans(),
-        swap_blocks=st.sampled_from([0, 3, 20]),
-        swap=st.booleans(),
-        seats=st.integers(1, 6),
+        mode=st.sampled_from(["swap", "recompute"]),
+        swap_blocks=st.sampled_from([3, 40]),
+        seats=st.integers(2, 6),
         budget=st.sampled_from([6, 13, 64]),
     )
-    def build(self, num_blocks, block_size, prefix_caching, swap_blocks, swap, seats, budget):
+    def build(self, room, block_size, prefix_caching, mode, swap_blocks, seats, budget):
         self.cache = WatchedCache(
-            # A request's prompt and output, 51 tokens at most, fit.
-            TWO_LAYERS, num_blocks=max(num_blocks, -(-52 // block_size)), block_size=block_size,
-            enable_prefix_caching=prefix_caching, num_swap_blocks=swap_blocks,
-            preemption_mode="swap" if swap and swap_blocks else "recompute",
+            TWO_LAYERS, -(-room // block_size), block_size,
+            enable_prefix_caching=prefix_caching, num_swap_blocks=swap_blocks, preemption_mode=mode,
         )  # fmt: skip
         self.spared = True
         self.engine = fake_engine(self.cache, seats, budget, recover=self.recover)
@@ -64,18 +62,12 @@ class PagedEngine(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 2, 4]),
         greedy=st.booleans(),
         max_tokens=st.integers(1, 20),
-        every_row=st.sampled_from([None, None, None, 1]),
         salt=st.sampled_from([None, None, "salt"]),
     )
-    def add(self, beginning, end, n, greedy, max_tokens, every_row, salt):
+    def add(self, beginning, end, n, greedy, max_tokens, salt):
         name = str(len(self.asked))
-        params = SamplingParams(
-            n=n,
-            temperature=0 if greedy else 0.9,
-            seed=len(end),
-            max_tokens=max_tokens,
-            prompt_logprobs=every_row,
-        )
+        temperature = 0 if greedy else 0.9
+        params = SamplingParams(n=n, temperature=temperature, seed=len(end), max_tokens=max_tokens)
         self.engine.add_request(name, beginning + end, params, cache_salt=salt)
         self.asked[name] = beginning + end, params
         done["requests"] += 1
@@ -141,10 +133,11 @@ class PagedEngine(RuleBasedStateMachine):
         done["tokens computed"] += self.forward.computed
 
 
-def drive(runs: int) -> Counter:
-    """So many runs, of up to 40 calls each."""
+def drive(runs: int, **options) -> Counter:
+    """So many runs, of up to 30 calls each; `options`: Hypothesis's settings."""
     done.clear()
-    run_state_machine_as_test(PagedEngine, settings=settings(max_examples=runs, stateful_step_count=40))
+    chosen = settings(max_examples=runs, stateful_step_count=30, report_multiple_bugs=False, **options)
+    run_state_machine_as_test(PagedEngine, settings=chosen)
     return done
 
 

@@ -308,10 +308,10 @@ def test_request_in_a_mixed_batch_has_the_logits_of_the_same_request_alone(model
     """Sequences of unlike lengths, in steps of unlike sizes, joining, leaving and sharing pages."""
     rng = random.Random(seed)
     texts = [
-        "Once upon a time there was a little girl named",
-        "Once upon a time there was a little girl who",
-        "🦊",
         "It was raining. " * 5,
+        "Once upon a time there was a little girl named",
+        "🦊",
+        "It was raining. " * 4,
         "It was raining. " * 3 + "Tom and",
     ]
     cache = paged(40, config=model.config)
@@ -344,5 +344,5 @@ def test_request_in_a_mixed_batch_has_the_logits_of_the_same_request_alone(model
                 running.remove(seq)
                 cache.release(seq)
     assert checked == 5 * 13
-    assert cache.hit_tokens > 0 or seed
+    assert cache.hit_tokens > 0
     assert cache.usage().tokens_held == 0

@@ -58,9 +58,9 @@ def test_pages_give_the_tokens_that_slots_give(by_slots, options):
 
 def test_a_prompt_seen_before_is_not_computed_again():
     llm = LLM("storyteller", max_num_seqs=2)
-    first, second = (llm.generate(PROMPTS[0], GREEDY)[0] for _ in range(2))
+    first, second = (llm.generate(LILY + LILY, GREEDY)[0] for _ in range(2))
     assert first.num_cached_tokens == 0
-    assert second.num_cached_tokens == (len(second.prompt_token_ids) - 1) // 16 * 16 > 0
+    assert second.num_cached_tokens == (len(second.prompt_token_ids) - 1) // 16 * 16 == 16
     assert second.outputs[0].token_ids == first.outputs[0].token_ids
 
 
