@@ -34,10 +34,10 @@ class Held:
     """What an admitted sequence has."""
 
     table: BlockTable = field(default_factory=BlockTable)
+    room: int = 0  # tokens that `reserve` found room for, and up to the end of the last block
     committed: int = 0  # its first tokens whose keys are computed, and known: these alone may be shared
-    chain: list[Prefix] = field(
-        default_factory=list
-    )  # of its committed full blocks, as the prefix cache has it
+    # Of its committed full blocks, as the prefix cache has it.
+    chain: list[Prefix] = field(default_factory=list)
 
 
 class PagedCache:
@@ -141,21 +141,21 @@ class PagedCache:
         return held.committed
 
     def reserve(self, seq: CachedSequence, total: int) -> bool:
-        table = self.held[seq.id].table
-        more = self.num_blocks_for(total) - len(table)
-        if more <= 0:
+        held = self.held[seq.id]
+        if total <= held.room:  # mostly: a block lasts for many steps
             return True
-        blocks = self.blocks.allocate(more)
+        blocks = self.blocks.allocate(max(0, self.num_blocks_for(total) - len(held.table)))
         if blocks is None:
             return False
-        table.append(blocks)
+        held.table.append(blocks)
+        held.room = len(held.table) * self.block_size
         return True
 
     def commit(self, seq: CachedSequence, total: int) -> None:
         """Blocks that are full by now can be found by their tokens."""
         held, P = self.held[seq.id], self.block_size
         held.committed = total
-        if not self._enable_prefix_caching:
+        if not self._enable_prefix_caching or total < (len(held.chain) + 1) * P:  # no block has become full
             return
         for i in range(len(held.chain), total // P):
             parent = held.chain[-1] if held.chain else root(seq.adapter, seq.cache_salt)

@@ -10,11 +10,8 @@ from tests.part06.fakes import assert_idle, told_alone
 from tests.part12.pages import TWO_LAYERS, PageReader, WatchedCache
 from tests.system.test_seams import params, pipelined
 
-PROMPTS = [
-    "Once upon a time, there was a little girl named Lily. She had a",
-    "The cat",
-    "Once upon a time, there",
-]
+LILY = "Once upon a time, there was a little girl named Lily. She had a"
+PROMPTS = [LILY, "The cat", "Once upon a time, there"]
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 TOKEN_BYTES = 2 * 6 * 256 * 4  # keys and values, layers, width, fp32
 
@@ -102,7 +99,7 @@ def test_a_budget_too_small_for_one_sequence_is_refused():
 @pytest.mark.parametrize("num_blocks", [26, 60])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_one_step_ahead_over_pages_gives_everybodys_own_tokens(num_blocks, mode):
-    """A step is launched while the last one's tokens are not known yet: they are neither shared nor swapped."""
+    """A step is launched while the last one's tokens are unknown: they are neither shared nor swapped."""
     cache = WatchedCache(TWO_LAYERS, num_blocks, 8, num_swap_blocks=30, preemption_mode=mode)
     engine = pipelined(cache, PageReader(cache))
     prompts = {str(i): "the same beginning " * (i % 3) + "abc"[i % 3] * i for i in range(1, 20)}
