@@ -124,7 +124,8 @@ def main() -> None:
     record(
         "part12_paged",
         __doc__.splitlines()[0],
-        {"requests": options.requests, "prompt_tokens": "8 to 128", "output_tokens": "16 to 128", "at once": WIDTH,
+        {"requests": options.requests, "prompt_tokens": "8 to 128", "output_tokens": "16 to 128",
+         "at once": WIDTH,
          "room": ROOM, "block_size": BLOCK, "max_num_batched_tokens": BUDGET, "repeats": options.repeats,
          "torch_threads": options.threads, "crowd": f"{CROWD} requests, {SHARED} tokens shared, {OWN} own"},
         {"paged_over_slots": seconds[PAGED] / seconds[SLOTS],

@@ -26,7 +26,7 @@ from engine.config import ModelConfig
 from engine.device import on_device
 
 PreemptionMode = Literal["recompute", "swap"]
-SWAP_FROM = 32  # tokens: with fewer, computing again costs no more than copying out and in
+SWAP_FROM = 32  # tokens: who loses fewer leaves the swap space to those who lose more
 
 
 @dataclass(slots=True)

@@ -70,9 +70,12 @@ def main() -> None:
         f"1. Twenty requests in the memory of {CONTIGUOUS} contiguous ones: {blocks} blocks of {BLOCK}",
     )
     cache = PagedCache(model.config, blocks, BLOCK)
-    with Live(console=console, auto_refresh=False) as live:
+    with Live(console=console, auto_refresh=False, transient=True) as live:
         draw = partial(show, live)
         paged = play(tokenizer, model.config, cache, executor(model, cache), prompts, outputs, watch=draw)
+    fullest = max(range(len(paged.maps)), key=lambda step: paged.held[step])
+    head = f"step {fullest + 1}, when most blocks are taken: {paged.at_once[fullest]} requests run"
+    console.print(drawn(paged.maps[fullest], head))
     slot_cache = SlotCache(model.config, CONTIGUOUS)
     slots = play(tokenizer, model.config, slot_cache, executor(model, slot_cache), prompts, outputs)
     console.print(comparison([row("slots", slots), row("pages", paged)]))

@@ -101,8 +101,8 @@ def test_a_budget_too_small_for_one_sequence_is_refused():
 def test_one_step_ahead_over_pages_gives_everybodys_own_tokens(num_blocks, mode):
     """A step is launched while the last one's tokens are unknown: they are neither shared nor swapped."""
     cache = WatchedCache(TWO_LAYERS, num_blocks, 8, num_swap_blocks=30, preemption_mode=mode)
-    engine = pipelined(cache, PageReader(cache))
-    prompts = {str(i): "the same beginning " * (i % 3) + "abc"[i % 3] * i for i in range(1, 20)}
+    engine = pipelined(cache, PageReader(cache), seats=8, budget=48)
+    prompts = {str(i): "the same beginning " * (i % 3) + "abcdefg"[i % 7] * 3 * i for i in range(1, 20)}
     done = {}
     for name, prompt in prompts.items():
         engine.add_request(name, prompt, params(int(name)))
