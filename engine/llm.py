@@ -21,16 +21,17 @@ from engine.cache.manager import KVCacheManager
 from engine.cache.paged import PagedCache, PreemptionMode
 from engine.cache.slots import SlotCache
 from engine.config import ModelConfig
+from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
-from engine.decoding.sampling import SUPPORTS
-from engine.executor import Executor, ModelForward
+from engine.executor import ModelForward
 from engine.layers.packed_linear import pack_linears
 from engine.listeners import Listener, Listeners
 from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
+from engine.scoring import ScoringExecutor
 from engine.tokenizer import Tokenizer
 
 KVCache = Literal["paged", "slots"]
@@ -92,7 +93,7 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     max_model_len = args.max_model_len or model.config.max_positions
     cache = _make_cache(args, model.config, max_model_len, parameter)
     scheduler = ContinuousScheduler(cache, args.max_num_seqs, args.max_num_batched_tokens)
-    executor = Executor(ModelForward(model, cache))
+    executor = ScoringExecutor(ModelForward(model, cache), tokenizer)
     supports = SUPPORTS | {"priority"} | ({"cache_salt"} if args.kv_cache == "paged" else set())
     return LLMEngine(
         tokenizer,
