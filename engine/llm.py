@@ -3,7 +3,7 @@
     llm = LLM("storyteller")
     print(llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=50))[0].outputs[0].text)
 
-Promises vLLM's names and shapes. So far: continuous batching over slots, on weights packed for the processor.
+Promises vLLM's names and shapes. So far: continuous batching over pages, on weights packed for the processor.
 """
 
 import os
@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 
+from engine.cache.manager import KVCacheManager
+from engine.cache.paged import PagedCache, PreemptionMode
 from engine.cache.slots import SlotCache
 from engine.config import ModelConfig
 from engine.decoding.logprobs import SUPPORTS
@@ -31,8 +34,11 @@ from engine.scheduling.continuous import ContinuousScheduler
 from engine.scoring import ScoringExecutor
 from engine.tokenizer import Tokenizer
 
+KVCache = Literal["paged", "slots"]
 PromptInput = str | dict  # text, or vLLM's {"prompt_token_ids": [...]} or {"prompt": "..."}
 MEMORY_SHARE = 0.5  # of what is free once the model is loaded, for keys and values
+DEFAULT_BLOCK_SIZE = 16
+_MODES = (*get_args(PreemptionMode), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +53,30 @@ class EngineArgs:
     max_model_len: int | None = None  # prompt and output; default: what the model sees
     max_num_seqs: int = 16  # requests running at once
     max_num_batched_tokens: int = 512  # tokens in one step
+    kv_cache: KVCache = "paged"
+    kv_cache_memory_bytes: int | None = None  # for keys and values; default: `_memory_bytes`
+    block_size: int | None = None  # tokens in a block; default: 16
+    enable_prefix_caching: bool | None = None  # default: with pages
+    swap_space: float = 0  # GiB of CPU memory for preempted sequences
+    preemption_mode: PreemptionMode | None = None  # default: who has computed much is swapped, if it fits
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+        numbers = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes")
+        for name in (*numbers, "block_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: at least 1 is accepted")
+        for name, accepted in {"kv_cache": get_args(KVCache), "preemption_mode": _MODES}.items():
+            if getattr(self, name) not in accepted:
+                options = ", ".join(map(str, accepted))
+                raise ValueError(f"{name}={getattr(self, name)!r}: accepted are {options}")
+        if not 0 <= self.swap_space < float("inf"):
+            raise ValueError(f"swap_space={self.swap_space}: a number of GiB is accepted, 0 or more")
+        if self.preemption_mode == "swap" and not self.swap_space:
+            raise ValueError("preemption_mode='swap' needs a swap_space; it is 0")
+        for name in ("block_size", "enable_prefix_caching", "swap_space", "preemption_mode"):
+            if self.kv_cache == "slots" and getattr(self, name):
+                raise ValueError(f"{name}={getattr(self, name)!r} needs kv_cache='paged'; it is 'slots'")
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise ValueError(
                 f"max_num_seqs={self.max_num_seqs} is more than max_num_batched_tokens="
@@ -66,12 +90,11 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     pack = partial(pack_linears, rows=args.max_num_seqs)
     model = load_model(args.model, args.device, args.dtype, args.load_format, transform=pack)
     parameter = next(model.parameters())
-    slot_tokens = args.max_model_len or model.config.max_positions
-    num_slots = min(args.max_num_seqs, _slots_in_memory(model.config, slot_tokens, parameter))
-    cache = SlotCache(model.config, num_slots, slot_tokens, parameter.device, parameter.dtype)
+    max_model_len = args.max_model_len or model.config.max_positions
+    cache = _make_cache(args, model.config, max_model_len, parameter)
     scheduler = ContinuousScheduler(cache, args.max_num_seqs, args.max_num_batched_tokens)
     executor = ScoringExecutor(ModelForward(model, cache), tokenizer)
-    supports = SUPPORTS | {"priority"}
+    supports = SUPPORTS | {"priority"} | ({"cache_salt"} if args.kv_cache == "paged" else set())
     return LLMEngine(
         tokenizer,
         model.config,
@@ -79,22 +102,48 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
         executor,
         Listeners(listeners),
         supports=supports,
-        max_model_len=slot_tokens,
+        max_model_len=max_model_len,
     )
 
 
-def _slots_in_memory(config: ModelConfig, slot_tokens: int, parameter: torch.Tensor) -> int:
-    """How many slots the free memory holds. Raises ValueError: not even one."""
-    if parameter.is_cuda:
-        free, _ = torch.cuda.mem_get_info(parameter.device)
-    else:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    slot_bytes = slot_tokens * config.kv_bytes_per_token(parameter.element_size())
-    if slot_bytes > free * MEMORY_SHARE:
+def _make_cache(
+    args: EngineArgs, config: ModelConfig, max_model_len: int, parameter: torch.Tensor
+) -> KVCacheManager:
+    """Pages or slots, as many as the memory for them holds. Raises ValueError: no room for one sequence."""
+    token_bytes = config.kv_bytes_per_token(parameter.element_size())
+    room = args.kv_cache_memory_bytes or _memory_bytes(
+        args.max_num_seqs * max_model_len * token_bytes, parameter
+    )
+    if room < max_model_len * token_bytes:
         raise ValueError(
-            f"max_model_len={slot_tokens} needs {slot_bytes:,} bytes of cache; {free:,} are free"
+            f"max_model_len={max_model_len} needs {max_model_len * token_bytes:,} bytes of cache; "
+            f"there are {room:,}"
         )
-    return int(free * MEMORY_SHARE / slot_bytes)
+    on = parameter.device, parameter.dtype
+    if args.kv_cache == "slots":
+        num_slots = min(args.max_num_seqs, room // (max_model_len * token_bytes))
+        return SlotCache(config, num_slots, max_model_len, *on)
+    block_size = args.block_size or DEFAULT_BLOCK_SIZE
+    num_blocks = max(room // (block_size * token_bytes), -(-max_model_len // block_size))
+    return PagedCache(
+        config,
+        num_blocks,
+        block_size,
+        *on,
+        enable_prefix_caching=args.enable_prefix_caching is not False,
+        num_swap_blocks=int(args.swap_space * 2**30) // (block_size * token_bytes),
+        preemption_mode=args.preemption_mode,
+    )
+
+
+def _memory_bytes(most: int, parameter: torch.Tensor) -> int:
+    """A share of what is free, for keys and values; on a CPU, others use that memory, too: not more than
+    `most`, with which no request ever waits for memory.
+    """
+    if parameter.is_cuda:
+        return int(torch.cuda.mem_get_info(parameter.device)[0] * MEMORY_SHARE)
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return min(most, int(free * MEMORY_SHARE))
 
 
 class LLM:

@@ -20,6 +20,7 @@ class CachedSequence(Protocol):
     adapter: str | None
     cache_salt: str | None
     wants_every_row: bool
+    error: str | None  # why it failed: what it computed may be wrong (Part 12)
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,18 @@ def serve(
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt plus output, in tokens.")] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Requests running at once.")] = 16,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = 512,
+    kv_cache: Annotated[str, typer.Option(help="Keys and values: paged, or slots.")] = "paged",
+    kv_cache_memory_bytes: Annotated[
+        int | None, typer.Option(help="Bytes for them; default: by what is free.")
+    ] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens in a block of pages; default: 16.")] = None,
+    enable_prefix_caching: Annotated[
+        bool | None, typer.Option(help="Compute the beginning of a prompt once; default: with pages.")
+    ] = None,
+    swap_space: Annotated[float, typer.Option(help="GiB of CPU memory for preempted requests.")] = 0,
+    preemption_mode: Annotated[
+        str | None, typer.Option(help="recompute, or swap; default: by length.")
+    ] = None,
     device: Device = "cpu",
     dtype: DType = "auto",
     load_format: LoadFormat = "auto",
@@ -124,6 +136,12 @@ def serve(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache=kv_cache,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            block_size=block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            swap_space=swap_space,
+            preemption_mode=preemption_mode,
         )
         key = os.environ.get("RUVON_API_KEY") if api_key is None else api_key
         if key is not None and not key.strip():

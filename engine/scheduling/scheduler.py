@@ -59,7 +59,9 @@ class Queues:
         cached = self.cache.begin(request)
         if cached is None:
             return None
-        request.num_computed_tokens = request.num_cached_tokens = cached
+        request.num_computed_tokens = cached
+        if not request.num_preemptions:  # later it may find what it computed itself
+            request.num_cached_tokens = cached
         request.state = State.RUNNING
         self.waiting.pop(0)
         self.running.append(request)

@@ -1,0 +1,101 @@
+"""What do pages cost the host per step, beside the model: scheduler and block manager at 256 sequences?
+
+    python -m benchmarks.part12_host_cost [--sequences 256] [--windows 12]
+
+Processor time per step, by phase, of sequences that decode from 1,000 tokens on: `schedule` (with the
+reservation of blocks), `update` (with the commitment of full blocks to the prefix cache) and making the
+step's block tables and slot mapping. No model, no attention. Each is the mean of 20 steps in the least
+disturbed of --windows.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.record import record
+from engine.cache.paged import PagedCache
+from engine.config import ModelConfig
+from engine.decoding.params import SamplingParams
+from engine.decoding.sampling import SamplingState
+from engine.scheduling.continuous import ContinuousScheduler
+from engine.scheduling.request import Request
+
+TOKENS, WINDOW, BLOCK = 1000, 20, 16
+CONFIG = ModelConfig(
+    model_type="none", vocab_size=4096, hidden_size=1, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=1,
+    intermediate_size=1, max_positions=4096, norm_eps=0.0, activation="none", tie_word_embeddings=True,
+)  # fmt: skip
+
+
+class Endless:
+    """Stands for an output without text or end."""
+
+    token_ids: tuple = ()
+    limit = 10**9
+
+    def append(self, token_id: int) -> bool:
+        return False
+
+
+def cost(sequences: int, windows: int) -> dict[str, float]:
+    """phase -> ms of processor time per step."""
+    num_blocks = sequences * (TOKENS + (windows + 2) * WINDOW) // BLOCK + sequences
+    cache = PagedCache(CONFIG, num_blocks, BLOCK)
+    scheduler = ContinuousScheduler(cache, sequences, sequences * TOKENS)
+    params = SamplingParams()
+    for i in range(sequences):
+        ids = [(i * 7919 + j) % 4096 for j in range(TOKENS)]
+        state = SamplingState(params, ids, [], i)
+        scheduler.add(Request(str(i), str(i), ids, TOKENS, params, Endless(), state))
+    spent = {"schedule": [], "update": [], "tables and slots": []}
+    for number in range(1 + windows * WINDOW):
+        start = time.process_time()
+        batch = scheduler.schedule()
+        scheduled = time.process_time()
+        pages = cache.pages(batch)
+        new = np.diff(batch.query_start)
+        pages.places(np.repeat(np.arange(len(new)), new), np.array(batch.positions))
+        mapped = time.process_time()
+        for request in batch.requests:
+            request.confirm(number % 4096, 0.0)
+        confirmed = time.process_time()
+        scheduler.update(batch)
+        if number:  # the first one admitted everybody
+            spent["schedule"].append(scheduled - start)
+            spent["tables and slots"].append(mapped - scheduled)
+            spent["update"].append(time.process_time() - confirmed)
+    assert len(batch.requests) == sequences
+    sums = {name: np.array(times).reshape(windows, WINDOW).mean(1) for name, times in spent.items()}
+    best = int(np.argmin(sum(sums.values())))
+    return {name: float(values[best]) * 1e3 for name, values in sums.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--windows", type=int, default=12)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    figures = cost(args.sequences, args.windows)
+    both = figures["schedule"] + figures["update"]
+    rows = [[name, round(ms, 3)] for name, ms in figures.items()]
+    rows += [["scheduler and block manager", round(both, 3)], ["all three", round(sum(figures.values()), 3)]]
+    for name, ms in rows:
+        print(f"{name:30} {ms:.3f} ms")
+    record(
+        "part12_host_cost",
+        __doc__.splitlines()[0],
+        {"sequences": args.sequences, "tokens": TOKENS, "block_size": BLOCK, "windows": args.windows},
+        {"ms": figures, "scheduler_and_block_manager_ms": both},
+        {"cost": {"columns": ["phase", "ms a step"], "rows": rows}},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""What is cheaper for a preempted sequence: copying its blocks out and back, or computing its tokens again?
+
+    python -m benchmarks.part12_swap [--repeats 7]
+
+`storyteller` in fp32 on one thread, weights packed; a sequence of n tokens alone. "Swap" is the time of both
+copies; "recompute" that of one forward pass over n tokens. Below it, Part 12's scene (twenty requests in the
+memory of four contiguous ones), run to its end in both ways, with and without the prefix cache.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.part12_blocks import BLOCK, lengths, play
+from benchmarks.record import record
+from engine.cache.paged import SWAP_FROM, PagedCache
+from engine.decoding.params import SamplingParams
+from engine.decoding.sampling import SamplingState
+from engine.executor import Executor, ModelForward
+from engine.layers.packed_linear import pack_linears
+from engine.models.loader import load_model
+from engine.scheduling.request import Request
+from engine.scheduling.scheduler import take
+from engine.tokenizer import Tokenizer
+
+LENGTHS = (1, 4, 16, 32, 64, 128, 256, 512, 1000)
+
+
+def one_way_back(model, length: int, repeats: int) -> tuple[float, float]:
+    """Median seconds of (swap, recompute) for one sequence of so many tokens."""
+    cache = PagedCache(
+        model.config, 80, BLOCK, num_swap_blocks=80, preemption_mode="swap", enable_prefix_caching=False
+    )
+    forward = ModelForward(model, cache)
+    ids, params = [7 + i for i in range(length + 1)], SamplingParams()
+    request = Request("a", "a", ids, length, params, None, SamplingState(params, ids, [], 0))
+    swap, compute = [], []
+    for _ in range(repeats):
+        request.num_computed_tokens = cache.begin(request)
+        cache.reserve(request, length)
+        start = time.perf_counter()
+        forward(take([(request, length)]))
+        compute.append(time.perf_counter() - start)
+        cache.commit(request, length)
+        start = time.perf_counter()
+        cache.preempt(request)
+        found = cache.begin(request)
+        swap.append(time.perf_counter() - start)
+        assert found == length
+        cache.release(request)
+    return statistics.median(swap), statistics.median(compute)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    tokenizer = Tokenizer.from_pretrained("storyteller")
+    model = load_model("storyteller", transform=partial(pack_linears, rows=20))
+    times = {length: one_way_back(model, length, options.repeats) for length in LENGTHS}
+    rows = [[length, swap * 1e3, compute * 1e3] for length, (swap, compute) in times.items()]
+    for length, swap, compute in rows:
+        print(f"{length:5} tokens: swap {swap:7.2f} ms, recompute {compute:7.2f} ms")
+
+    asked = lengths()
+    prompts = [[100 + i] + [11 + j % 50 for j in range(prompt - 1)] for i, (prompt, _) in enumerate(asked)]
+    outputs = [output for _, output in asked]
+    scenes, reference = [], None
+    for mode in ("recompute", "swap"):
+        for prefix_caching in (False, True):
+            seconds = []
+            for _ in range(max(1, options.repeats // 3)):
+                cache = PagedCache(
+                    model.config, 4 * 1024 // BLOCK, BLOCK, num_swap_blocks=400, preemption_mode=mode,
+                    enable_prefix_caching=prefix_caching,
+                )  # fmt: skip
+                start = time.perf_counter()
+                executor = Executor(ModelForward(model, cache))
+                played = play(tokenizer, model.config, cache, executor, prompts, outputs)
+                seconds.append(time.perf_counter() - start)
+            reference = reference or played.outputs
+            assert played.outputs == reference, "swapped or recomputed, the tokens are the same"
+            name = f"{mode}, prefix cache {'on' if prefix_caching else 'off'}"
+            scenes.append(
+                [name, statistics.median(seconds), played.preempted, cache.num_swapped, cache.hit_tokens]
+            )
+            print("{:30} {:6.2f} s, {} preemptions, {} swapped, {} tokens found".format(*scenes[-1]))
+    record(
+        "part12_swap",
+        __doc__.splitlines()[0],
+        {"model": "storyteller", "repeats": options.repeats, "block_size": BLOCK, "torch_threads": 1,
+         "swap_from": SWAP_FROM, "scene": "20 requests, 256 blocks"},
+        {"ms": {str(length): {"swap": swap, "recompute": compute} for length, swap, compute in rows}},
+        {"way_back": {"columns": ["tokens", "swap out and in, ms", "compute again, ms"], "rows": rows},
+         "scene": {"columns": ["", "seconds", "preemptions", "swapped", "tokens found again"],
+                   "rows": scenes}},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Attention over keys and values that lie in pages: blocks of P tokens, anywhere in one large memory.
+
+`Pages` says where each sequence's tokens lie. Who attends gets `(q, keys, values)` of a layer and reads them
+there: `Ragged` (Part 6) where they lie, on a CPU; `Gathered` after copying them together, which needs
+nothing but PyTorch, and is what every kernel must equal. Part 13 writes one that reads pages on a GPU. Part
+12.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.attention.together import Ragged, Together, reads_only_its_own
+from engine.device import on_device
+
+
+@dataclass(frozen=True, eq=False)
+class Pages:
+    """Where S sequences lie. Made once per step, for every layer."""
+
+    tables: np.ndarray  # [S, W]: the blocks of each sequence in order; what is beyond them is never read
+    lens: np.ndarray  # [S]: its tokens
+    block_size: int
+    _on: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
+
+    @staticmethod
+    def of(tables: Sequence[np.ndarray], lens: Sequence[int], block_size: int) -> "Pages":
+        """`tables`: [n] blocks of each sequence, at least as many as its `lens` tokens need."""
+        lens = np.asarray(lens, dtype=np.int64)
+        counts = (lens + block_size - 1) // block_size
+        padded = np.zeros((len(tables), counts.max()), dtype=np.int64)
+        for row, table, count in zip(padded, tables, counts.tolist(), strict=True):
+            row[:count] = table[:count]
+        return Pages(padded, lens, block_size)
+
+    def select(self, chosen: np.ndarray) -> "Pages":
+        """Some of the sequences."""
+        return Pages(self.tables[chosen], self.lens[chosen], self.block_size)
+
+    def places(self, sequence: np.ndarray, position: np.ndarray) -> np.ndarray:
+        """Where token `position` of sequence `sequence` lies, both [N]: its block · P + its place in it."""
+        P = self.block_size
+        return self.tables[sequence, position // P] * P + position % P
+
+    def all_places(self) -> np.ndarray:
+        """[sum of lens]: where every token lies, sequence by sequence."""
+        sequence = np.repeat(np.arange(len(self.lens)), self.lens)
+        start = np.repeat(np.cumsum(self.lens) - self.lens, self.lens)
+        return self.places(sequence, np.arange(len(sequence)) - start)
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """tables[S, W] and lens[S] as int32 tensors, copied to the device at the first call only."""
+        if device not in self._on:
+            flat, lens = on_device(device, self.tables.ravel(), self.lens, dtype=torch.int32)
+            self._on[device] = flat.view(self.tables.shape), lens
+        return self._on[device]
+
+
+# How one new token of each of S sequences is attended: (pages, query heads, a layer's keys) -> the step's
+# plan, which takes q[S, Hq, Dh] and a layer's keys and values [B, P, Hkv, Dh].
+PagedDecode = Callable[[Pages, int, Tensor], Together]
+
+
+def paged_decode(pages: Pages, num_heads: int, keys: Tensor) -> Together:
+    """The plan for this kind of memory: pages are read where they lie if the CPU's sparse product can."""
+    if not reads_only_its_own(keys):
+        return Gathered(pages, num_heads, keys)
+    Hkv = keys.shape[2]
+    # A token's heads are neighbours: the next head's row is 1 further.
+    return Ragged(pages.all_places() * Hkv, pages.lens, num_heads, Hkv, 1, keys)
+
+
+def gather(memory: Tensor, places: Tensor) -> Tensor:
+    """memory[B, P, Hkv, Dh], places[K] -> [K, Hkv, Dh]: the tokens that lie there, copied together."""
+    return memory.flatten(0, 1).index_select(0, places)
+
+
+class Gathered:
+    """Copies each sequence's keys and values together, then softmax(q·kᵀ / √Dh)·v over all at once.
+
+    A shorter sequence's row is filled up with its own first token and masked: nobody else's numbers are read,
+    since a mask hides any number but NaN.
+    """
+
+    def __init__(self, pages: Pages, num_heads: int, keys: Tensor) -> None:
+        S, longest = len(pages.lens), int(pages.lens.max())
+        column = np.broadcast_to(np.arange(longest), (S, longest))
+        beyond = column >= pages.lens[:, None]  # [S, longest]
+        sequence = np.arange(S)[:, None]
+        places = pages.places(sequence, np.where(beyond, 0, column))  # [S, longest]
+        self.places, beyond = on_device(keys.device, places.ravel(), beyond.ravel())
+        mask = torch.zeros(S, longest, dtype=torch.float32, device=keys.device)
+        self.mask = mask.masked_fill_(beyond.view(S, longest).bool(), -torch.inf)[:, None, None]
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        (S, Hq, Dh), Hkv = q.shape, keys.shape[2]
+        k, v = (gather(x, self.places).view(S, -1, Hkv, Dh).transpose(1, 2) for x in (keys, values))
+        queries = (q * Dh**-0.5).view(S, Hkv, Hq // Hkv, Dh)
+        scores = queries @ k.transpose(2, 3) + self.mask  # [S, Hkv, Hq/Hkv, longest]
+        weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
+        return (weights @ v).view(S, Hq, Dh)

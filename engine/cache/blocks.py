@@ -1,0 +1,105 @@
+"""Memory in blocks of equal size, as an operating system has its pages: who owns which, and which are free.
+
+Knows numbers alone: no tensors, no tokens, no sequences. Every call costs constant time per block it names.
+Part 12. Source: Kwon et al., PagedAttention, SOSP 2023, https://arxiv.org/abs/2309.06180.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+
+class Contents(Protocol):
+    """What somebody may still look for in free blocks (a prefix cache)."""
+
+    def __contains__(self, block: int) -> bool: ...
+    def forget(self, block: int) -> None: ...
+
+
+class NoContents:
+    """Free blocks hold nothing of worth."""
+
+    def __contains__(self, block: int) -> bool:
+        return False
+
+    def forget(self, block: int) -> None:
+        pass
+
+
+class BlockManager:
+    """Counts the references to each of `num_blocks` blocks. One that nobody refers to is free."""
+
+    def __init__(self, num_blocks: int, contents: Contents | None = None) -> None:
+        self.num_blocks = num_blocks
+        self.contents = NoContents() if contents is None else contents  # one that is empty counts
+        self.references = [0] * num_blocks
+        # The free blocks in the order in which they are given away. A block can leave from the middle.
+        self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        return len(self.free_queue)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` blocks from the front of the free queue, each with one reference. What a free block still
+        held is forgotten. None: there are fewer, and nothing has changed.
+        """
+        if count > len(self.free_queue):
+            return None
+        blocks = [self.free_queue.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self.contents.forget(block)
+            self.references[block] = 1
+        return blocks
+
+    def fork(self, blocks: Sequence[int]) -> None:
+        """One reference more to each: they get another owner. A free block among them is free no longer, and
+        keeps what it holds.
+        """
+        for block in blocks:
+            if not self.references[block]:
+                del self.free_queue[block]
+            self.references[block] += 1
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """One reference less to each, `blocks` being in the order of a sequence. Who loses its last reference
+        joins the free queue: at the end if its contents may be looked for, a sequence's last block first, so
+        that a beginning, which more requests can share, is kept longest; else at the front.
+
+        Raises ValueError for a block that is free already.
+        """
+        for block in reversed(blocks):
+            if not self.references[block]:
+                raise ValueError(f"block {block} is free already")
+            self.references[block] -= 1
+            if not self.references[block]:
+                self.free_queue[block] = None
+                if block not in self.contents:
+                    self.free_queue.move_to_end(block, last=False)
+
+
+class BlockTable:
+    """The blocks of one sequence, in order: with P tokens per block, token i lies at place i % P of block
+    i // P of the table. It only ever grows at its end.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = np.empty(8, dtype=np.int64)  # room for more: doubled when it is full
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """[n]"""
+        return self._numbers[: self._length]
+
+    def append(self, blocks: Sequence[int]) -> None:
+        end = self._length + len(blocks)
+        if end > len(self._numbers):
+            self._numbers = np.resize(self._numbers, max(end, 2 * len(self._numbers)))
+        self._numbers[self._length : end] = blocks
+        self._length = end

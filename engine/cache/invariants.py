@@ -1,0 +1,109 @@
+"""What must hold of a paged cache at all times, checked by counting everything anew.
+
+Slow, and meant so: it trusts no count that the cache keeps. Tests run it at every step. Part 12.
+"""
+
+from collections import Counter
+
+from engine.batch import Batch
+from engine.cache.blocks import BlockManager
+from engine.cache.paged import Held, PagedCache
+from engine.cache.prefix import root
+
+
+class InvariantError(AssertionError):
+    """Something that must always hold does not; the message says what."""
+
+
+class Invariants:
+    """Watches one cache: some promises are about what was before."""
+
+    def __init__(self, cache: PagedCache) -> None:
+        self.cache = cache
+        self._before: dict[str, tuple[Held, list[int]]] = {}  # sequence -> what it had at the last check
+
+    def check(self, batch: Batch | None = None) -> None:
+        """All of them; with a batch, also that the step about to run may write what it will write. Raises
+        InvariantError.
+        """
+        tables = {seq_id: held.table.blocks.tolist() for seq_id, held in self.cache.held.items()}
+        _check_counts("the cache", self.cache.blocks, list(tables.values()))
+        _check_counts(
+            "the swap space", self.cache.swap.blocks, [own for own, _ in self.cache.swap._away.values()]
+        )
+        for seq_id, table in tables.items():
+            held, before = self._before.get(seq_id, (None, []))
+            if held is self.cache.held[seq_id]:
+                _must(
+                    table[: len(before)] == before,
+                    f"{seq_id}'s table was {before}, now {table}: tables only grow",
+                )
+            _must(len(set(table)) == len(table), f"a block stands twice in {seq_id}'s table {table}")
+            _must(seq_id not in self.cache.swap, f"{seq_id} is here and in the swap space")
+            self._check_held(seq_id, table)
+        self._before = {seq_id: (self.cache.held[seq_id], table) for seq_id, table in tables.items()}
+        if batch is not None:
+            self._check_step(batch)
+
+    def _check_held(self, seq_id: str, table: list[int]) -> None:
+        """A shared block holds committed tokens for everyone who has it."""
+        held, P = self.cache.held[seq_id], self.cache.block_size
+        _must(
+            held.committed <= len(table) * P, f"{seq_id} has {held.committed} tokens in {len(table)} blocks"
+        )
+        for i, block in enumerate(table):
+            if self.cache.blocks.references[block] > 1:
+                _must(
+                    (i + 1) * P <= held.committed, f"block {block} is shared, and {seq_id} has not filled it"
+                )
+
+    def _check_step(self, batch: Batch) -> None:
+        """Each new token has a place in its sequence's table, in a block of its own; a known block holds what
+        it is known for.
+        """
+        P = self.cache.block_size
+        for s, request in enumerate(batch.requests):
+            held = self.cache.held[request.id]
+            table, end = held.table.blocks.tolist(), batch.context_lens[s]
+            start = end - batch.num_new_tokens(s)
+            _must(end <= len(table) * P, f"{request.id} has no room for its {end} tokens")
+            for block in table[start // P : -(-end // P)]:
+                _must(
+                    self.cache.blocks.references[block] == 1,
+                    f"{request.id} writes block {block}, which is shared",
+                )
+                _must(
+                    block not in self.cache.prefixes,
+                    f"{request.id} writes block {block}, which others may find",
+                )
+            parent = root(request.adapter, request.cache_salt)
+            for i, prefix in enumerate(held.chain):
+                expected = tuple(request.token_ids[i * P : (i + 1) * P])
+                _must(prefix.token_ids == expected, f"block {i} of {request.id} is known for other tokens")
+                _must(prefix.parent == parent, f"block {i} of {request.id} is known after another beginning")
+                parent = prefix
+
+
+def _check_counts(where: str, manager: BlockManager, tables: list[list[int]]) -> None:
+    """Each block is free or referred to, never both, never neither; references are as many as tables say."""
+    held = Counter(block for table in tables for block in table)
+    for block, references in enumerate(manager.references):
+        _must(
+            references == held[block],
+            f"{where}: block {block} has {references} references, and stands in {held[block]} tables",
+        )
+        _must(
+            (block in manager.free_queue) == (references == 0),
+            f"{where}: block {block} has {references} references and is "
+            f"{'' if block in manager.free_queue else 'not '}free",
+        )
+    free = len(manager.free_queue)
+    _must(
+        free + len(held) == manager.num_blocks,
+        f"{where}: {free} free blocks and {len(held)} in use are not {manager.num_blocks} in all",
+    )
+
+
+def _must(holds: bool, what: str) -> None:
+    if not holds:
+        raise InvariantError(what)

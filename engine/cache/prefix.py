@@ -1,0 +1,86 @@
+"""Which blocks hold the keys and values of which tokens: so that a prompt's beginning is computed once.
+
+A key depends on its token and on all tokens before it, on the adapter, and on nothing else. So a full block
+is found by its own tokens and everything before them: a chain of hashes, each made of the last one and one
+block's tokens. Equal hashes are not taken as proof: token ids are compared. Knows no sequences and no
+tensors. Part 12.
+"""
+
+from collections.abc import Sequence
+
+
+class Prefix:
+    """The tokens of one full block, and all that stands before it. Equal to the same tokens after an equal
+    parent, and to nothing else.
+    """
+
+    __slots__ = ("_hash", "parent", "token_ids")
+
+    def __init__(self, parent: "Prefix | None", token_ids: tuple) -> None:
+        self.parent, self.token_ids = parent, token_ids
+        self._hash = hash((parent, token_ids))  # the parent has its hash at hand: one block's work
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        mine, others = self, other
+        while mine is not others:  # down to the block where both are one record; mostly that is the parent
+            if mine is None or others is None or mine.token_ids != others.token_ids:
+                return False
+            mine, others = mine.parent, others.parent
+        return True
+
+
+def root(adapter: str | None, cache_salt: str | None) -> Prefix:
+    """Where a chain starts: sequences with another adapter or another salt share nothing."""
+    return Prefix(None, (adapter, cache_salt))
+
+
+class PrefixCache:
+    """A block for each prefix that is known."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._block: dict[Prefix, int] = {}
+        self._prefix: dict[int, Prefix] = {}
+
+    def __len__(self) -> int:
+        return len(self._block)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._prefix
+
+    def prefix(self, block: int) -> Prefix:
+        """What a block holds that is known."""
+        return self._prefix[block]
+
+    def add(self, prefix: Prefix, block: int) -> Prefix:
+        """`block` holds this prefix's last tokens. If another block does so already, that one stays known.
+        Gives the record that is kept: the parent of what comes next.
+        """
+        known = self._block.setdefault(prefix, block)
+        return self._prefix.setdefault(known, prefix)
+
+    def forget(self, block: int) -> None:
+        """Its memory is given to somebody else. Does nothing for a block that is not known."""
+        prefix = self._prefix.pop(block, None)
+        if prefix is not None:
+            del self._block[prefix]
+
+    def match(
+        self, token_ids: Sequence[int], adapter: str | None = None, cache_salt: str | None = None
+    ) -> list[int]:
+        """The blocks of the longest known beginning of a sequence, in order. At most all tokens but one: the
+        last must be computed, since its logits are wanted.
+        """
+        blocks: list[int] = []
+        prefix = root(adapter, cache_salt)
+        for start in range(0, len(token_ids) - self.block_size, self.block_size):
+            prefix = Prefix(prefix, tuple(token_ids[start : start + self.block_size]))
+            block = self._block.get(prefix)
+            if block is None:
+                break
+            blocks.append(block)
+            prefix = self._prefix[block]  # the record at hand: the next comparison ends at it
+        return blocks

@@ -1,0 +1,187 @@
+"""Each invariant, broken on purpose: the check that runs at every step of the other tests sees it."""
+
+import pytest
+
+from engine.cache.blocks import BlockManager, BlockTable
+from engine.cache.invariants import InvariantError, Invariants
+from engine.scheduling.scheduler import take
+from tests.part12.pages import admitted, paged, sequence, table
+
+
+def scene(**options):
+    """(cache, its invariants, two sequences that share two blocks, a child that shares them too)"""
+    cache = paged(16, num_swap_blocks=8, preemption_mode="swap", **options)
+    watch = Invariants(cache)
+    a = admitted(cache, sequence("a", "1234567890"))
+    b = admitted(cache, sequence("b", "12345678ab"))
+    child = admitted(cache, sequence("a/1", "1234567890", parent=a))
+    watch.check()
+    return cache, watch, a, b, child
+
+
+def next_step(*seqs):
+    for seq in seqs:
+        seq.token_ids.append(7)
+    return take([(seq, 1) for seq in seqs])
+
+
+def test_nothing_is_broken_as_it_stands():
+    cache, watch, a, b, child = scene()
+    watch.check(next_step(a, b, child))
+    cache.preempt(b)
+    cache.release(a)
+    watch.check()
+
+
+def forgets_a_reference(cache, a, b, child):
+    cache.blocks.references[table(cache, a)[0]] -= 1
+
+
+def leaks_a_block(cache, a, b, child):
+    cache.blocks.free_queue.popitem()
+
+
+def frees_a_block_in_use(cache, a, b, child):
+    cache.blocks.free_queue[table(cache, b)[2]] = None
+
+
+def keeps_a_freed_block_out_of_the_queue(cache, a, b, child):
+    cache.release(b)
+    del cache.blocks.free_queue[next(iter(cache.blocks.free_queue))]
+
+
+def replaces_a_block_of_a_table(cache, a, b, child):
+    (fresh,) = cache.blocks.allocate(1)
+    cache.blocks.free([table(cache, b)[2]])
+    cache.held["b"].table._numbers[2] = fresh
+
+
+def cuts_a_table(cache, a, b, child):
+    cache.blocks.free([table(cache, b)[2]])
+    cache.held["b"].table._length = 2
+
+
+def takes_a_block_twice(cache, a, b, child):
+    cache.blocks.fork([table(cache, b)[2]])
+    cache.held["b"].table.append([table(cache, b)[2]])
+
+
+def shares_a_block_that_is_not_full(cache, a, b, child):
+    block = table(cache, a)[2]
+    cache.blocks.fork([block])
+    cache.blocks.free([table(cache, child)[2]])
+    fresh = BlockTable()
+    fresh.append([*table(cache, child)[:2], block])
+    cache.held["a/1"].table = fresh
+
+
+def swaps_and_keeps(cache, a, b, child):
+    cache.swap.put("b", cache.memory, table(cache, b), 10)
+
+
+def loses_a_block_of_the_swap_space(cache, a, b, child):
+    cache.preempt(b)
+    cache.swap._away.clear()
+
+
+@pytest.mark.parametrize(
+    ("breaks", "words"),
+    [
+        (forgets_a_reference, "references, and stands in"),
+        (leaks_a_block, "is not free"),
+        (frees_a_block_in_use, "1 references and is free"),
+        (keeps_a_freed_block_out_of_the_queue, "is not free"),
+        (replaces_a_block_of_a_table, "tables only grow"),
+        (cuts_a_table, "tables only grow"),
+        (takes_a_block_twice, "stands twice in b's table"),
+        (shares_a_block_that_is_not_full, "is shared, and a has not filled it"),
+        (swaps_and_keeps, "b is here and in the swap space"),
+        (loses_a_block_of_the_swap_space, "the swap space: block"),
+    ],
+)
+def test_a_broken_count_or_table_is_seen(breaks, words):
+    cache, watch, *seqs = scene()
+    breaks(cache, *seqs)
+    if breaks is shares_a_block_that_is_not_full:
+        watch._before.clear()  # else the replaced table is seen first
+    with pytest.raises(InvariantError, match=words):
+        watch.check()
+
+
+def writes_a_shared_block(cache, a, b, child):
+    child.num_computed_tokens = 5
+
+
+def writes_a_block_that_others_may_find(cache, a, b, child):
+    cache.release(a), cache.release(child)
+    b.num_computed_tokens = 7
+
+
+def has_no_room(cache, a, b, child):
+    b.token_ids += [1] * 9
+    b.num_computed_tokens = 18
+
+
+def is_known_for_other_tokens(cache, a, b, child):
+    b.token_ids[1] = 99
+
+
+def is_known_after_another_beginning(cache, a, b, child):
+    cache.held["b"].chain[1] = cache.held["b"].chain[1].__class__(None, cache.held["b"].chain[1].token_ids)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "words"),
+    [
+        (writes_a_shared_block, r"a/1 writes block \d+, which is shared"),
+        (writes_a_block_that_others_may_find, r"b writes block \d+, which others may find"),
+        (has_no_room, "b has no room for its 19 tokens"),
+        (is_known_for_other_tokens, "block 0 of b is known for other tokens"),
+        (is_known_after_another_beginning, "block 1 of b is known after another beginning"),
+    ],
+)
+def test_a_step_that_must_not_run_is_seen(breaks, words):
+    cache, watch, a, b, child = scene()
+    breaks(cache, a, b, child)
+    batch = next_step(child if breaks is writes_a_shared_block else b)
+    with pytest.raises(InvariantError, match=words):
+        watch.check(batch)
+
+
+def forgetful_free(self, blocks):
+    for block in blocks:
+        self.references[block] -= 1
+
+
+def eager_free(self, blocks):
+    for block in blocks:
+        self.references[block] -= 1
+        self.free_queue[block] = None
+
+
+def stingy_fork(self, blocks):
+    for block in blocks:
+        self.free_queue.pop(block, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "mutation"), [("free", forgetful_free), ("free", eager_free), ("fork", stingy_fork)]
+)
+def test_a_block_manager_that_counts_wrongly_is_seen_in_use(monkeypatch, name, mutation):
+    monkeypatch.setattr(BlockManager, name, mutation)
+    with pytest.raises((InvariantError, ValueError, KeyError)):  # noqa: PT012
+        cache, watch, a, _b, _child = scene()
+        cache.release(a)
+        watch.check()
+
+
+def test_a_fork_that_copies_nothing_is_seen(monkeypatch):
+    """Copy-on-write without the copy: the child would write into its parent's block."""
+    cache = paged(16)
+    watch = Invariants(cache)
+    a = admitted(cache, sequence("a", "1234567890"))
+    monkeypatch.setattr(cache.blocks, "allocate", lambda count: (cache.blocks.fork([2]), [2])[1])
+    child = sequence("a/1", "1234567890", parent=a)
+    child.num_computed_tokens = cache.begin(child)
+    with pytest.raises(InvariantError, match="shared"):
+        watch.check(take([(child, 1)]))

@@ -1,0 +1,116 @@
+"""`LLM` on pages: the same tokens as on slots, and every option has its effect or is refused."""
+
+import pytest
+
+from engine import LLM, SamplingParams
+from engine.cache.paged import PagedCache
+from engine.cache.slots import SlotCache
+from engine.llm import EngineArgs
+from tests.part06.fakes import assert_idle, told_alone
+from tests.part12.pages import TWO_LAYERS, PageReader, WatchedCache
+from tests.system.test_seams import params, pipelined
+
+LILY = "Once upon a time, there was a little girl named Lily. She had a"
+PROMPTS = [LILY, "The cat", "Once upon a time, there"]
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+TOKEN_BYTES = 2 * 6 * 256 * 4  # keys and values, layers, width, fp32
+
+
+def cache_of(llm: LLM) -> PagedCache | SlotCache:
+    return llm.engine.scheduler.cache
+
+
+@pytest.fixture(scope="module")
+def by_slots():
+    llm = LLM("storyteller", kv_cache="slots", max_num_seqs=3)
+    assert isinstance(cache_of(llm), SlotCache)
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"block_size": 5},
+        {"enable_prefix_caching": False},
+        {"kv_cache_memory_bytes": 64 * TOKEN_BYTES, "max_model_len": 64},
+        {
+            "kv_cache_memory_bytes": 64 * TOKEN_BYTES,
+            "max_model_len": 64,
+            "swap_space": 0.01,
+            "preemption_mode": "swap",
+        },
+    ],
+    ids=["", "blocks of 5", "no prefix cache", "little memory", "swapping"],
+)
+def test_pages_give_the_tokens_that_slots_give(by_slots, options):
+    llm = LLM("storyteller", max_num_seqs=3, **options)
+    assert isinstance(cache_of(llm), PagedCache)
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert [output.outputs[0].token_ids for output in outputs] == by_slots
+    if "preemption_mode" in options:
+        assert cache_of(llm).num_swapped > 0
+    assert cache_of(llm).usage().tokens_held == 0
+
+
+def test_a_prompt_seen_before_is_not_computed_again():
+    llm = LLM("storyteller", max_num_seqs=2)
+    first, second = (llm.generate(LILY + LILY, GREEDY)[0] for _ in range(2))
+    assert first.num_cached_tokens == 0
+    assert second.num_cached_tokens == (len(second.prompt_token_ids) - 1) // 16 * 16 == 16
+    assert second.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        ({"max_num_seqs": 2, "max_model_len": 100}, 192),
+        ({"kv_cache_memory_bytes": 1024 * TOKEN_BYTES}, 1024),
+        ({"kv_cache_memory_bytes": 1024 * TOKEN_BYTES, "block_size": 7, "max_model_len": 9}, 1022),
+    ],
+)
+def test_memory_is_what_all_need_at_most_or_the_budget_given(options, tokens):
+    assert cache_of(LLM("storyteller", **options)).usage().tokens_total == tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kv_cache": "heap"}, "kv_cache='heap': accepted are paged, slots"),
+        ({"preemption_mode": "drop"}, "preemption_mode='drop': accepted are recompute, swap, None"),
+        ({"preemption_mode": "swap"}, "preemption_mode='swap' needs a swap_space"),
+        ({"swap_space": -1}, "swap_space=-1: a number of GiB"),
+        ({"block_size": 0}, "block_size=0: at least 1"),
+        ({"kv_cache": "slots", "block_size": 16}, "block_size=16 needs kv_cache='paged'"),
+        ({"kv_cache": "slots", "enable_prefix_caching": True}, "enable_prefix_caching=True needs"),
+        ({"kv_cache": "slots", "swap_space": 1}, "swap_space=1 needs"),
+    ],
+)
+def test_an_option_that_could_have_no_effect_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        EngineArgs(**options)
+
+
+def test_a_budget_too_small_for_one_sequence_is_refused():
+    with pytest.raises(ValueError, match=r"max_model_len=1024 needs .* bytes of cache; there are 1,000"):
+        LLM("storyteller", kv_cache_memory_bytes=1000)
+
+
+@pytest.mark.parametrize("num_blocks", [26, 60])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_one_step_ahead_over_pages_gives_everybodys_own_tokens(num_blocks, mode):
+    """A step is launched while the last one's tokens are unknown: they are neither shared nor swapped."""
+    cache = WatchedCache(TWO_LAYERS, num_blocks, 8, num_swap_blocks=30, preemption_mode=mode)
+    engine = pipelined(cache, PageReader(cache), seats=8, budget=48)
+    prompts = {str(i): "the same beginning " * (i % 3) + "abcdefg"[i % 7] * 3 * i for i in range(1, 20)}
+    done = {}
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, params(int(name)))
+    while engine.has_unfinished_requests() or engine.flight:
+        done |= {output.request_id: output for output in engine.step() if output.finished}
+        cache.invariants.check()
+    for name, prompt in prompts.items():
+        assert done[name].outputs[0].token_ids == told_alone(prompt, params(int(name))).token_ids
+    assert cache.hit_tokens > 0
+    assert cache.num_swapped > 0 or mode == "recompute" or num_blocks == 60
+    assert_idle(engine)
