@@ -3,10 +3,10 @@
     python -m benchmarks.part09_prefill_gpu [--out FOLDER]       # a minute and a half on one H200
 
 Packed causal attention, bf16. Each side is captured ten times over in a CUDA graph, so that only the GPU's
-time counts; sides take turns, and the median of the rounds is kept. PyTorch's kernels for a batch (`sdpa,
-…`) take equal lengths alone; `varlen_attn` takes what we take. Then: time and memory against length, the
-steps of tuning, each undone or made by a change in the kernel's text, and a forward pass in GPT-2 XL's
-shape.
+time counts; sides take turns, and the median of the rounds is kept. PyTorch's kernels for a batch (cuDNN,
+FlashAttention 2) take equal lengths alone; `varlen_attn` takes what we take. Then: the steps of tuning, each
+made or undone by a change in the kernel's text; time and memory against length; and a forward pass in GPT-2
+XL's shape.
 """
 
 import argparse
@@ -42,21 +42,32 @@ from engine.models.loader import load_model
 from engine.prefill import run_prefill
 
 SHAPES = {  # query heads, key heads, width
-    "Dh 64": (16, 16, 64),
-    "Dh 128, grouped": (16, 8, 128),
-    "Dh 128": (16, 16, 128),
+    "dh64": (16, 16, 64),
+    "dh128_grouped": (16, 8, 128),
+    "dh128": (16, 16, 128),
 }
-WORK = {  # lengths of the sequences
-    "8 x 1,024": [1024] * 8,
-    "1 x 8,192": [8192],
-    "mixed": [2048, 100, 1500, 37, 1024, 700, 1900, 883],  # 8,192 in all
+WORK = {  # lengths of the sequences, 8,192 in all
+    "8x1024": [1024] * 8,
+    "1x8192": [8192],
+    "mixed": [2048, 100, 1500, 37, 1024, 700, 1900, 883],
 }
-BATCHED = {
-    "sdpa of a batch, cuDNN": SDPBackend.CUDNN_ATTENTION,
-    "sdpa of a batch, FlashAttention 2": SDPBackend.FLASH_ATTENTION,
+LABELS = {
+    "dh64": "16 heads of 64",
+    "dh128_grouped": "16 heads of 128, 8 key heads",
+    "dh128": "16 heads of 128",
+    "8x1024": "8 × 1,024",
+    "1x8192": "1 × 8,192",
+    "mixed": "8, from 37 to 2,048",
+    "tuned": "ours, tuned",
+    "plain": "ours, plain",
+    "varlen": "`varlen_attn`",
+    "nested": "SDPA, nested tensor",
+    "cudnn": "SDPA, batch, cuDNN",
+    "flash2": "SDPA, batch, FlashAttention 2",
 }
+PACKED = ("varlen", "nested")
+BATCHED = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash2": SDPBackend.FLASH_ATTENTION}
 CALLS, ROUNDS = 10, 9
-OURS, PLAIN, VARLEN, NESTED = "ours, tuned", "ours, plain", "varlen_attn", "sdpa of a nested tensor"
 # Steps of tuning: what changes in the text of flash_prefill.py. Each goes on from the one before.
 STAGES = ("num_stages=2", "num_stages=3")
 EXP2 = (("tl.exp(", "tl.exp2("), ("Dh**-0.5,", "Dh**-0.5 * 1.4426950408889634,"))
@@ -123,18 +134,21 @@ def microseconds(sides: dict[str, Callable[[], object]]) -> dict[str, float]:
 def sides_of(shape: tuple[int, int, int], lengths: Sequence[int]) -> dict[str, Callable[[], object]]:
     q, k, v, spans = packed(shape, lengths)
     Hq, Hkv, _ = shape
-    sides = {OURS: lambda: flash_prefill_tma(q, k, v, spans), PLAIN: lambda: flash_prefill(q, k, v, spans)}
+    sides = {
+        "tuned": partial(flash_prefill_tma, q, k, v, spans),
+        "plain": partial(flash_prefill, q, k, v, spans),
+    }
     starts, most = spans.on(q.device)[0], longest(spans.query_start)
     # Keys repeated beforehand, outside the clock, where varlen_attn knows no grouped heads.
     wide_k, wide_v = (x.repeat_interleave(Hq // Hkv, 1) if Hq != Hkv else x for x in (k, v))
-    sides[VARLEN] = lambda: varlen_attn(q, wide_k, wide_v, starts, starts, most, most, window_size=(-1, 0))
+    sides["varlen"] = lambda: varlen_attn(q, wide_k, wide_v, starts, starts, most, most, window_size=(-1, 0))
     # As jagged nested tensors, which PyTorch hands to the kernel that it holds for the best.
     bounds = {"min_seqlen": min(lengths), "max_seqlen": most}
     jagged = [
         torch.nested.nested_tensor_from_jagged(x, starts.long(), **bounds).transpose(1, 2)
         for x in (q, wide_k, wide_v)
     ]
-    sides[NESTED] = lambda: F.scaled_dot_product_attention(*jagged, is_causal=True)
+    sides["nested"] = lambda: F.scaled_dot_product_attention(*jagged, is_causal=True)
     if len(set(lengths)) > 1:  # no batch
         return sides
     batch = [
@@ -160,33 +174,33 @@ def relative_error(kernel: VarlenKernel, shape: tuple[int, int, int], lengths: S
 def race() -> tuple[dict, dict]:
     """By shape and work: microseconds of each side, our speed beside the best of PyTorch's, our error."""
     found, rows = {}, []
+    order = ("tuned", "plain", *PACKED, *BATCHED)
     for shape_name, shape in SHAPES.items():
         for work_name, lengths in WORK.items():
-            print(f"{shape_name}, {work_name}")
             times = microseconds(sides_of(shape, lengths))
-            print("  ", {name: round(value, 1) for name, value in times.items()})
-            packed_sides = {name: times[name] for name in (VARLEN, NESTED) if name in times}
-            batched = {name: times[name] for name in BATCHED if name in times}
             flops = sum(4 * n * (n + 1) / 2 * shape[0] * shape[2] for n in lengths)
-            found[f"{shape_name}, {work_name}"] = {
+            packed_best = min((name for name in PACKED if name in times), key=times.get)
+            batched_best = min((name for name in BATCHED if name in times), key=times.get, default=None)
+            found[f"{shape_name}_{work_name}"] = {
                 "us": times,
                 "tflops": {name: flops / value / 1e6 for name, value in times.items()},
-                "times_packed": min(packed_sides.values()) / times[OURS],
-                "best_packed": min(packed_sides, key=packed_sides.get),
-                "times_batched": min(batched.values()) / times[OURS] if batched else None,
-                "best_batched": min(batched, key=batched.get) if batched else None,
+                "best_packed": packed_best,
+                "times_packed": times[packed_best] / times["tuned"],
+                "best_batched": batched_best,
+                "times_batched": times[batched_best] / times["tuned"] if batched_best else None,
                 "error": relative_error(flash_prefill_tma, shape, lengths),
                 "error_plain": relative_error(flash_prefill, shape, lengths),
             }
-            rows.append(
-                [
-                    shape_name,
-                    work_name,
-                    *(times.get(name) for name in (OURS, PLAIN, VARLEN, NESTED, *BATCHED)),
-                ]
-            )
-    columns = ["heads", "sequences", *(f"{name}, µs" for name in (OURS, PLAIN, VARLEN, NESTED, *BATCHED))]
-    return found, {"columns": columns, "rows": rows}
+            print(f"{shape_name}_{work_name}", {name: round(value, 1) for name, value in times.items()})
+            rows.append([LABELS[shape_name], LABELS[work_name], *(times.get(name) for name in order)])
+    bar = [f"{shape}_{work}" for shape in ("dh64", "dh128_grouped", "dh128") for work in ("8x1024", "1x8192")]
+    for key in ("times_packed", "times_batched"):
+        found[f"least_{key}"] = min(found[name][key] for name in bar)
+        found[f"most_{key}"] = max(found[name][key] for name in bar)
+    return found, {
+        "columns": ["heads", "sequences", *(f"{LABELS[name]}, µs" for name in order)],
+        "rows": rows,
+    }
 
 
 def changed(module: ModuleType, changes: Sequence[tuple[str, str]], folder: Path) -> ModuleType:
@@ -206,7 +220,7 @@ def changed(module: ModuleType, changes: Sequence[tuple[str, str]], folder: Path
 def tuning() -> tuple[dict, dict]:
     """Microseconds after each step, on the two shapes and works of the bar."""
     plain, tuned = engine.kernels.flash_prefill, engine.kernels.flash_prefill_tma
-    cases = [(shape, work) for shape in ("Dh 64", "Dh 128, grouped") for work in ("8 x 1,024", "1 x 8,192")]
+    cases = [(shape, work) for shape in ("dh64", "dh128_grouped") for work in ("8x1024", "1x8192")]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         steps = {
@@ -226,12 +240,15 @@ def tuning() -> tuple[dict, dict]:
                 found[name].append(times[name])
             print("steps", shape, work, {name: round(value, 1) for name, value in times.items()})
     rows = [[name, *values] for name, values in found.items()]
-    return found, {"columns": ["step", *(f"{shape}, {work}, µs" for shape, work in cases)], "rows": rows}
+    return found, {
+        "columns": ["step", *(f"{LABELS[shape]}; {LABELS[work]}, µs" for shape, work in cases)],
+        "rows": rows,
+    }
 
 
 def growth() -> tuple[dict, dict]:
     """One sequence of growing length: milliseconds, and megabytes beyond the inputs at the peak."""
-    lengths, shape = (1024, 2048, 4096, 8192, 16384, 32768, 65536), SHAPES["Dh 64"]
+    lengths, shape = (1024, 2048, 4096, 8192, 16384, 32768, 65536), SHAPES["dh64"]
     names = ("eager", "tiled", "sdpa", "triton")
     found = {name: {"ms": [], "mb": []} for name in names}
     for length in lengths:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from engine.attention.kernels import NAMES as ATTENTION
+from engine.attention.kernels import attention_kernel
 from engine.cache.slots import SlotCache
 from engine.config import ModelConfig
 from engine.decoding.outputs import RequestOutput
@@ -46,12 +48,15 @@ class EngineArgs:
     max_model_len: int | None = None  # prompt and output; default: what the model sees
     max_num_seqs: int = 16  # requests running at once
     max_num_batched_tokens: int = 512  # tokens in one step
+    attention: str = "eager"  # eager, tiled, sdpa or triton
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: at least 1 is accepted")
+        if self.attention not in ATTENTION:  # before a model is loaded; what cannot run here, after
+            raise ValueError(f"attention={self.attention!r}: {', '.join(ATTENTION)} are accepted")
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise ValueError(
                 f"max_num_seqs={self.max_num_seqs} is more than max_num_batched_tokens="
@@ -65,9 +70,10 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     pack = partial(pack_linears, rows=args.max_num_seqs)
     model = load_model(args.model, args.device, args.dtype, args.load_format, transform=pack)
     parameter = next(model.parameters())
+    kernel = attention_kernel(args.attention, model.config.head_dim, parameter.device, parameter.dtype)
     slot_tokens = args.max_model_len or model.config.max_positions
     num_slots = min(args.max_num_seqs, _slots_in_memory(model.config, slot_tokens, parameter))
-    cache = SlotCache(model.config, num_slots, slot_tokens, parameter.device, parameter.dtype)
+    cache = SlotCache(model.config, num_slots, slot_tokens, parameter.device, parameter.dtype, kernel)
     scheduler = ContinuousScheduler(cache, args.max_num_seqs, args.max_num_batched_tokens)
     executor = Executor(ModelForward(model, cache))
     supports = SUPPORTS | {"priority"}

@@ -51,9 +51,8 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
 
     starts = spans.on(q.device)
     lengths = longest(spans.query_start), longest(spans.key_start)
-    return varlen_attn(
-        q, k, v, *starts, *lengths, window_size=(-1, 0)
-    )  # no key before is too far, none behind is seen
+    # The window: no key before is too far away, and none behind is seen.
+    return varlen_attn(q, k, v, *starts, *lengths, window_size=(-1, 0))  # [T, Hq, Dh]
 
 
 def takes_packed(q: Tensor, k: Tensor) -> bool:

@@ -39,8 +39,6 @@ def why_no_triton(head_dim: int, device: torch.device, dtype: torch.dtype) -> st
     """Why our Triton kernels cannot run here; empty when they can."""
     try:
         from triton import knobs
-
-        from engine.kernels.flash_prefill import MAX_HEAD_DIM
     except ImportError:
         return "needs the package triton (pip install 'ruvon[gpu]')"
     if device.type != "cuda" and not knobs.runtime.interpret:
@@ -49,6 +47,8 @@ def why_no_triton(head_dim: int, device: torch.device, dtype: torch.dtype) -> st
         return f"needs compute capability 8.0 or more, {torch.cuda.get_device_name(device)} has less"
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"computes in float32, float16 or bfloat16, not {dtype}"
+    from engine.kernels.flash_prefill import MAX_HEAD_DIM  # not before: now it can be defined for this device
+
     if head_dim > MAX_HEAD_DIM:
         return f"takes heads up to {MAX_HEAD_DIM} wide, not head_dim={head_dim}"
     return ""

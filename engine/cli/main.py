@@ -20,6 +20,9 @@ ModelName = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
 DType = Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")]
+Attention = Annotated[
+    str, typer.Option(help="eager, tiled, sdpa, or triton (a CUDA GPU): how attention is computed.")
+]
 LoadFormat = Annotated[str, typer.Option(help="auto, safetensors, pt, or dummy (random weights).")]
 
 
@@ -53,6 +56,7 @@ def generate(
     device: Device = "cpu",
     dtype: DType = "auto",
     load_format: LoadFormat = "auto",
+    attention: Attention = "eager",
 ) -> None:
     """Continue PROMPT: the text alone on stdout, as it is generated; everything else on stderr."""
     from engine.decoding.params import SamplingParams
@@ -63,7 +67,14 @@ def generate(
             max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
         )
         _one_thread_if_small(model)
-        llm = LLM(model, device=device, dtype=dtype, load_format=load_format, max_num_seqs=1)
+        llm = LLM(
+            model,
+            device=device,
+            dtype=dtype,
+            load_format=load_format,
+            max_num_seqs=1,
+            attention=attention,
+        )
         shown = 0
         for output in llm.stream(prompt, params):
             text = output.outputs[0].text
@@ -99,6 +110,7 @@ def serve(
     device: Device = "cpu",
     dtype: DType = "auto",
     load_format: LoadFormat = "auto",
+    attention: Attention = "eager",
 ) -> None:
     """Serve OpenAI's completions API over HTTP until Ctrl-C."""
     try:
@@ -122,6 +134,7 @@ def serve(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            attention=attention,
         )
         key = os.environ.get("RUVON_API_KEY") if api_key is None else api_key
         if key is not None and not key.strip():
@@ -146,13 +159,13 @@ def serve(
 
 
 @app.command()
-def demo(model: ModelName = "storyteller", max_tokens: int = 220) -> None:
+def demo(model: ModelName = "storyteller", max_tokens: int = 220, attention: Attention = "eager") -> None:
     """The main job: load a model, show tokens and ids, stream a story, show how fast."""
     from engine.cli.demo import run
 
     try:
         _one_thread_if_small(model)
-        run(model, max_tokens)
+        run(model, max_tokens, attention)
     except (CheckpointError, ValueError) as error:
         sys.exit(f"ruvon: {error}")
 
