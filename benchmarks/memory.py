@@ -7,12 +7,15 @@ everything, in a child of its own). Both on a CPU.
 
 import json
 import multiprocessing
+import os
 import resource
 import sys
 import tempfile
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler reports its own comings and goings
 
 from torch.profiler import ProfilerActivity, profile
 

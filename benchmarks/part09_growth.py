@@ -35,7 +35,8 @@ from engine.tokenizer import Tokenizer
 NAMES = ("eager", "tiled", "sdpa")
 HEADS, HEAD_DIM = 4, 64
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
-TILES = (16, 32, 64, 128, 256, 512)
+TILED_LENGTH = 2048
+TILES = (32, 64, 128, 256, 512)
 
 
 def qkv(length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,6 +72,7 @@ def tile_sizes(length: int) -> dict[str, list[float]]:
     q, k, v = qkv(length)
     calls = [lambda tile=tile: tiled_causal_attention(q, k, v, tile) for tile in TILES]
     return {
+        "length": length,
         "tiles": list(TILES),
         "seconds": [seconds(call) for call in calls],
         "mb": [peak_bytes(call) / 1e6 for call in calls],
@@ -109,7 +111,7 @@ def main() -> None:
 
     with torch.inference_mode():
         by_length = growth(lengths)
-        tiles = tile_sizes(min(4096, lengths[-1]))
+        tiles = tile_sizes(TILED_LENGTH)
     model = whole_model(arguments.repeats)
 
     table = Table("tokens", *(f"{name}, {unit}" for unit in ("ms", "MB") for name in NAMES))
@@ -153,7 +155,16 @@ def main() -> None:
             "tile_sizes": tiles,
             "model_ms": model,
         },
-        {"growth": {"columns": columns, "rows": rows}},
+        {
+            "growth": {"columns": columns, "rows": rows},
+            "tiles": {
+                "columns": ["queries, and keys, in a tile", "ms", "MB"],
+                "rows": [
+                    [size, s * 1e3, mb]
+                    for size, s, mb in zip(TILES, tiles["seconds"], tiles["mb"], strict=True)
+                ],
+            },
+        },
     )
 
 

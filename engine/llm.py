@@ -48,7 +48,7 @@ class EngineArgs:
     max_model_len: int | None = None  # prompt and output; default: what the model sees
     max_num_seqs: int = 16  # requests running at once
     max_num_batched_tokens: int = 512  # tokens in one step
-    attention: str = "eager"  # eager, tiled, sdpa or triton
+    attention: str = "sdpa"  # eager, tiled, sdpa or triton
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):

@@ -45,6 +45,8 @@ def why_no_triton(head_dim: int, device: torch.device, dtype: torch.dtype) -> st
         return f"needs a CUDA GPU, not device={str(device)!r} (TRITON_INTERPRET=1 runs it on a CPU, slowly)"
     if device.type == "cuda" and _capability(device) < (8, 0):
         return f"needs compute capability 8.0 or more, {torch.cuda.get_device_name(device)} has less"
+    if dtype == torch.bfloat16 and knobs.runtime.interpret:
+        return "computes in float32 or float16 in the interpreter, which takes bfloat16 for integers"
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"computes in float32, float16 or bfloat16, not {dtype}"
     from engine.kernels.flash_prefill import MAX_HEAD_DIM  # not before: now it can be defined for this device

@@ -56,7 +56,7 @@ def generate(
     device: Device = "cpu",
     dtype: DType = "auto",
     load_format: LoadFormat = "auto",
-    attention: Attention = "eager",
+    attention: Attention = "sdpa",
 ) -> None:
     """Continue PROMPT: the text alone on stdout, as it is generated; everything else on stderr."""
     from engine.decoding.params import SamplingParams
@@ -110,7 +110,7 @@ def serve(
     device: Device = "cpu",
     dtype: DType = "auto",
     load_format: LoadFormat = "auto",
-    attention: Attention = "eager",
+    attention: Attention = "sdpa",
 ) -> None:
     """Serve OpenAI's completions API over HTTP until Ctrl-C."""
     try:
@@ -159,7 +159,7 @@ def serve(
 
 
 @app.command()
-def demo(model: ModelName = "storyteller", max_tokens: int = 220, attention: Attention = "eager") -> None:
+def demo(model: ModelName = "storyteller", max_tokens: int = 220, attention: Attention = "sdpa") -> None:
     """The main job: load a model, show tokens and ids, stream a story, show how fast."""
     from engine.cli.demo import run
 

@@ -36,7 +36,7 @@ def story(model, tokenizer):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_request_tells_the_same_story(name, model, tokenizer, story):
-    tokens = 8 if name == "triton" else 40  # in the interpreter, every token takes its time
+    tokens = 4 if name == "triton" else 40  # in the interpreter, every token takes its time
     forward = CachedForward(model, kernel=kernel_of(name, model))
     told = generate(forward, tokenizer, model.config, PROMPT, greedy(tokens)).outputs[0].token_ids
     assert told == story[:tokens], f"{name} tells another story than eager"
@@ -44,7 +44,7 @@ def test_one_request_tells_the_same_story(name, model, tokenizer, story):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_packed_prompts_have_the_logits_they_have_alone(name, model, tokenizer):
-    prompts = [tokenizer.encode(text) for text in TEXTS]
+    prompts = [tokenizer.encode(text) for text in (TEXTS[:2] if name == "triton" else TEXTS)]
     logits = run_prefill(model, prompts, kernel_of(name, model))
     for prompt, row in zip(prompts, logits, strict=True):
         assert (row - FullForward(model)(prompt)).abs().max() <= 1e-4, f"{name}: {len(prompt)} tokens"
@@ -52,13 +52,13 @@ def test_packed_prompts_have_the_logits_they_have_alone(name, model, tokenizer):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_many_requests_in_chunks_tell_the_same_stories(name, model, tokenizer):
-    tokens = 4 if name == "triton" else 20
+    tokens, texts = (2, TEXTS[:2]) if name == "triton" else (20, TEXTS)
     told = {}
     for kernel in (kernel_of("eager", model), kernel_of(name, model)):
         cache = SlotCache(model.config, 2, kernel=kernel)
-        scheduler = ContinuousScheduler(cache, max_num_seqs=2, max_num_batched_tokens=24)
+        scheduler = ContinuousScheduler(cache, max_num_seqs=2, max_num_batched_tokens=12)
         engine = LLMEngine(tokenizer, model.config, scheduler, Executor(ModelForward(model, cache)))
-        for text in TEXTS:
+        for text in texts:
             engine.add_request(text, text, greedy(tokens))
         told[kernel] = {key: out.outputs[0].token_ids for key, out in run_to_end(engine).items()}
     first, second = told.values() if len(told) == 2 else [*told.values()] * 2
