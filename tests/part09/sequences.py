@@ -8,6 +8,14 @@ from torch import Tensor
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Spans
 
+try:
+    import triton  # noqa: F401
+
+    TRITON = ["triton", "triton_tma"]  # the plain kernel, or what suits the GPU; the one for Hopper
+except ImportError:
+    TRITON = []
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 def spans_of(lengths: list[tuple[int, int]]) -> Spans:
     """One sequence for each (number of queries, number of keys)."""

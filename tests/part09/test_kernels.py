@@ -14,15 +14,8 @@ from engine.attention.flash import sdpa_attention
 from engine.attention.kernels import NAMES, attention_kernel, why_no_triton
 from engine.attention.tiled import TILE, tiled_attention
 from engine.attention.varlen import longest
-from tests.part09.sequences import random_qkv, reference, wrong_sequences
+from tests.part09.sequences import DEVICE, TRITON, random_qkv, reference, wrong_sequences
 
-try:
-    import triton  # noqa: F401
-
-    TRITON = ["triton", "triton_tma"]
-except ImportError:
-    TRITON = []
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 in_the_interpreter = pytest.mark.skipif(DEVICE == "cuda", reason="a GPU runs the kernels themselves")
 needs_triton = pytest.mark.skipif(not TRITON, reason="needs the package triton")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 0.005, torch.bfloat16: 0.04}
