@@ -1,12 +1,13 @@
 """Does one request through the whole engine run as fast as Part 3's loop, and as CTranslate2?
 
-    python -m benchmarks.one_request [--repeats 5] [--threads 1 2]
+    python -m benchmarks.one_request [--repeats 12] [--threads 1 2]
 
 One prompt, 256 tokens after it, greedy, end of sequence ignored, fp32 arithmetic. Two checkpoints:
-storyteller, whose weights came from fp16, and a twin whose weights fp16 cannot hold, as GPT-2's own.
-`ruvon generate` and `ruvon demo` are run as a user runs them, the latter in a terminal; their story may end
-early, and their time is per token, start-up apart. Each measurement has a process of its own; the sides take
-turns; figures are medians.
+storyteller, whose weights came from fp16, and a twin whose weights fp16 cannot hold, as GPT-2's own. All
+sides share a process and take turns, so that a machine that wavers wavers for all: each ratio is the median
+over the rounds of one round's two times. `ruvon generate` and `ruvon demo` are run as a user runs them, the
+latter in a terminal, each between two runs of the loop in processes of their own; their story may end early,
+and their time is per token, start-up apart.
 """
 
 import argparse
@@ -38,26 +39,14 @@ from engine.models.loader import load_model
 from engine.tokenizer import Tokenizer
 
 NEW_TOKENS = 256
-WITHIN = 5  # runs in each process, of which the fastest counts
 PARAMS = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-Side = Callable[[str, int], float]  # model folder, threads -> tokens per second
+Side = Callable[[str, int], Callable[[], object]]  # model folder, threads -> a run
 
 
-def fastest(run: Callable[[], object]) -> float:
-    """Tokens per second of the fastest run after one to warm up."""
-    run()
-    seconds = []
-    for _ in range(WITHIN):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return NEW_TOKENS / min(seconds)
-
-
-def loop(model: str, threads: int, pack: Callable = pack_linears) -> float:
+def loop(model: str, threads: int, pack: Callable = pack_linears) -> Callable[[], object]:
     tokenizer, packed = Tokenizer.from_pretrained(model), load_model(model, transform=pack)
     prompt = tokenizer.encode(PROMPT)
-    return fastest(lambda: generate(CachedForward(packed), tokenizer, packed.config, prompt, PARAMS))
+    return lambda: generate(CachedForward(packed), tokenizer, packed.config, prompt, PARAMS)
 
 
 def shared_half(model: torch.nn.Module) -> torch.nn.Module:
@@ -65,13 +54,13 @@ def shared_half(model: torch.nn.Module) -> torch.nn.Module:
     return replace_linears(model, lambda name, linear: SharedHalf(linear))
 
 
-def llm(model: str, threads: int, **options) -> float:
+def llm(model: str, threads: int, **options) -> Callable[[], object]:
     engine = LLM(model, **options)
     prompt = {"prompt_token_ids": engine.tokenizer.encode(PROMPT)}
-    return fastest(lambda: engine.generate(prompt, PARAMS))
+    return lambda: engine.generate(prompt, PARAMS)
 
 
-def ctranslate2(model: str, threads: int) -> float:
+def ctranslate2(model: str, threads: int) -> Callable[[], object]:
     import ctranslate2
     from ctranslate2.converters import TransformersConverter
 
@@ -83,10 +72,10 @@ def ctranslate2(model: str, threads: int) -> float:
     names = {id: name for name, id in vocabulary.items()}
     prompt = [[names[id] for id in tokenizer.encode(PROMPT)]]
     options = {"max_length": NEW_TOKENS, "end_token": [], "include_prompt_in_result": False}
-    return fastest(lambda: generator.generate_batch(prompt, **options))
+    return lambda: generator.generate_batch(prompt, **options)
 
 
-def ruvon_generate(model: str, threads: int) -> float:
+def ruvon_generate(model: str) -> float:
     """Time from the first piece of text to the last, by the tokens in between."""
     command = [sys.executable, "-m", "engine.cli.main", "generate", PROMPT, "--model", model]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -98,7 +87,7 @@ def ruvon_generate(model: str, threads: int) -> float:
     return (tokens - 1) / (times[-1] - times[0])
 
 
-def ruvon_demo(model: str, threads: int) -> float:
+def ruvon_demo(model: str) -> float:
     """What it says itself, in a terminal."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "engine.cli.main", "demo", "--model", model]
@@ -113,70 +102,92 @@ def ruvon_demo(model: str, threads: int) -> float:
     return float(re.search(r"([\d,]+) tokens/s", shown.decode())[1].replace(",", ""))
 
 
-LOOP, PLAIN, CT2 = "Part 3's loop, packed weights", "`LLM()`", "CTranslate2, float32"
+LOOP, CT2 = "Part 3's loop, packed weights", "CTranslate2, float32"
+OLD = "Part 3's loop, without the operator that will be removed"
 SIDES: dict[str, Side] = {
     LOOP: loop,
-    PLAIN: llm,
+    "`LLM()`": llm,
     "`LLM(max_num_seqs=1)`": partial(llm, max_num_seqs=1),
-    "`ruvon generate`": ruvon_generate,
-    "`ruvon demo`": ruvon_demo,
     CT2: ctranslate2,
-    "Part 3's loop, without the operator that will be removed": partial(loop, pack=shared_half),
+    OLD: partial(loop, pack=shared_half),
 }
-ONE_THREAD = ("`ruvon generate`", "`ruvon demo`")  # they choose it themselves for a small model
-FROM_FP16 = ("Part 3's loop, without the operator that will be removed",)
+COMMANDS = {"`ruvon generate`": ruvon_generate, "`ruvon demo`": ruvon_demo}
 MODELS = ("storyteller", "fp32 twin")
+
+
+def take_turns(model: str, sides: list[str], threads: int, rounds: int) -> dict[str, list[float]]:
+    """side -> tokens per second of each round. To be called in a fresh process."""
+    torch.set_num_threads(threads)
+    runs = {name: SIDES[name](model, threads) for name in sides}
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            rates[name].append(NEW_TOKENS / (time.perf_counter() - start))
+    return {name: values[1:] for name, values in rates.items()}  # the first round warms up
+
+
+def in_a_process(model: str, sides: list[str], threads: int, rounds: int) -> dict[str, list[float]]:
+    command = [sys.executable, "-m", "benchmarks.one_request", "--sides", *sides, "--folder", model]
+    command += ["--threads", str(threads), "--repeats", str(rounds)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def beside_the_loop(model: str, rounds: int) -> dict[str, list[float]]:
+    """As `in_a_process`, of the commands, which use one thread for a small model."""
+    rates: dict[str, list[float]] = {name: [] for name in (LOOP, *COMMANDS)}
+    for _ in range(rounds):
+        before = statistics.median(in_a_process(model, [LOOP], 1, 3)[LOOP])
+        for name, run in COMMANDS.items():
+            rates[name].append(run(model))
+        after = statistics.median(in_a_process(model, [LOOP], 1, 3)[LOOP])
+        rates[LOOP].append((before + after) / 2)
+    return rates
+
+
+def ratio(rates: dict[str, list[float]], side: str, other: str) -> float | None:
+    if other not in rates:
+        return None
+    return statistics.median(a / b for a, b in zip(rates[side], rates[other], strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=12)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--side", choices=SIDES, help="measure this one alone, in this process")
-    parser.add_argument("--folder", help="with --side: the model")
+    parser.add_argument("--sides", choices=SIDES, nargs="+", help="measure these alone, in this process")
+    parser.add_argument("--folder", help="with --sides: the model")
     options = parser.parse_args()
-    if options.side:
-        torch.set_num_threads(options.threads[0])
-        print(SIDES[options.side](options.folder, options.threads[0]))
+    if options.sides:
+        print(json.dumps(take_turns(options.folder, options.sides, options.threads[0], options.repeats)))
         return
     folders = dict(
         zip(MODELS, (str(ZOO / "storyteller"), str(fp32_twin(Path(tempfile.mkdtemp())))), strict=True)
     )
-
-    def run(model: str, side: str, threads: int) -> float:
-        command = [sys.executable, "-m", "benchmarks.one_request", "--side", side]
-        command += ["--folder", folders[model], "--threads", str(threads)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return float(done.stdout.splitlines()[-1])
-
-    wanted = [
-        (model, side, threads)
-        for model in MODELS
-        for threads in options.threads
-        for side in SIDES
-        if not (side in ONE_THREAD and threads != 1) and not (side in FROM_FP16 and model != "storyteller")
-    ]
-    found: dict[tuple, list[float]] = {key: [] for key in wanted}
-    for _ in range(options.repeats):
-        for key in wanted:
-            found[key].append(run(*key))
-    speed = {key: statistics.median(values) for key, values in found.items()}
     rows, figures = [], {}
-    for (model, side, threads), rate in speed.items():
-        over_loop, over_ct2 = rate / speed[model, LOOP, threads], rate / speed[model, CT2, threads]
-        rows.append([model, side, threads, rate, over_loop, over_ct2])
-        figures.setdefault(model.replace(" ", "_"), {}).setdefault(f"threads_{threads}", {})[side] = {
-            "tokens_per_second": rate, "over_loop": over_loop, "over_ctranslate2": over_ct2,
-        }  # fmt: skip
-        print(
-            f"{model:12} {side:60} {threads} {rate:6.0f} tokens/s {over_loop:5.2f} {over_ct2:5.2f}",
-            flush=True,
-        )
+
+    def note(model: str, threads: int, rates: dict[str, list[float]], sides: list[str]) -> None:
+        for side in sides:
+            rate = statistics.median(rates[side])
+            over_loop, over_ct2 = ratio(rates, side, LOOP), ratio(rates, side, CT2)
+            rows.append([model, side, threads, rate, over_loop, over_ct2])
+            figures.setdefault(model.replace(" ", "_"), {}).setdefault(f"threads_{threads}", {})[side] = {
+                "tokens_per_second": rate, "over_loop": over_loop, "over_ctranslate2": over_ct2,
+            }  # fmt: skip
+            print(*rows[-1], sep="  ", flush=True)
+
+    for model, folder in folders.items():
+        for threads in options.threads:
+            sides = [side for side in SIDES if side != OLD or model == "storyteller"]
+            note(model, threads, in_a_process(folder, sides, threads, options.repeats), sides)
+        note(model, 1, beside_the_loop(folder, max(1, options.repeats // 3)), list(COMMANDS))
     record(
         "one_request",
         "Does one request through the whole engine run as fast as Part 3's loop, and as CTranslate2?",
-        {"new_tokens": NEW_TOKENS, "batch": 1, "arithmetic": "float32", "repeats": options.repeats,
+        {"new_tokens": NEW_TOKENS, "batch": 1, "arithmetic": "float32", "rounds": options.repeats,
          "torch_threads": options.threads},
         figures,
         {"race": {"columns": ["weights", "side", "threads", "tokens/s", "× Part 3's loop", "× CTranslate2"],

@@ -2,9 +2,10 @@
 
     python -m benchmarks.part08_host_cost [--sequences 256] [--windows 12]
 
-Processor time of a step with all sequences decoding and no model (logits are handed out ready-made), once the
-outputs have 100, 1,000 and 4,000 tokens: in synchronous use, and through AsyncLLMEngine with a reader each. It is
-the mean of WINDOW steps, in the least disturbed of --windows: other people's work on the same processor only adds.
+Processor time of a step with all sequences decoding and no model (logits are handed out ready-made), once
+the outputs have 100, 1,000 and 4,000 tokens: in synchronous use, and through AsyncLLMEngine with a reader
+each. It is the mean of WINDOW steps, in the least disturbed of --windows: what others do on the same
+processor only adds to it.
 """
 
 import argparse
@@ -111,7 +112,7 @@ async def async_cost(sequences: int, windows: int) -> dict[int, float]:
 
 
 def _least(seen: list[tuple[int, float]], length: int, windows: int) -> float:
-    """ms per step in the cheapest window behind `length` tokens; a reader may skip a step, so windows differ."""
+    """ms per step in the cheapest window behind `length` tokens; readers may miss a step: windows differ."""
     marks = [next(pair for pair in seen if pair[0] >= length + i * WINDOW) for i in range(windows + 1)]
     return min((b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(marks)) * 1e3
 
