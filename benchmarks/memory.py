@@ -17,11 +17,19 @@ from pathlib import Path
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler reports its own comings and goings
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 
-def peak_bytes(call: Callable[[], object]) -> int:
-    """The most bytes that PyTorch held at a time during the call, beyond those before it."""
+def peak_bytes(call: Callable[[], object], device: str = "cpu") -> int:
+    """The most bytes that PyTorch held at a time on the device during the call, beyond those before it."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         call()
     with tempfile.TemporaryDirectory() as folder:

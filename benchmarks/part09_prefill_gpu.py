@@ -30,6 +30,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 import engine.kernels.flash_prefill
 import engine.kernels.flash_prefill_tma
+from benchmarks.memory import peak_bytes
 from benchmarks.record import RESULTS, record
 from benchmarks.workloads import gpt2_like
 from engine.attention.dense import causal_attention, dense_attention
@@ -270,10 +271,8 @@ def growth() -> tuple[dict, dict]:
             kernel = attention_kernel(name, shape[2], "cuda", torch.bfloat16)
             if not (name == "tiled" and length > 8192):  # a loop of small calls: nothing new to see, and slow
                 try:
-                    kernel(q, k, v, spans)
-                    torch.cuda.synchronize()
-                    before = torch.cuda.memory_allocated()
-                    torch.cuda.reset_peak_memory_stats()
+                    kernel(q, k, v, spans)  # compiles, and warms up
+                    mb = peak_bytes(partial(kernel, q, k, v, spans), "cuda") / 1e6
                     times = []
                     for _ in range(3):
                         start = time.perf_counter()
@@ -281,7 +280,6 @@ def growth() -> tuple[dict, dict]:
                         torch.cuda.synchronize()
                         times.append(time.perf_counter() - start)
                     ms = statistics.median(times) * 1e3
-                    mb = (torch.cuda.max_memory_allocated() - before) / 1e6
                 except torch.OutOfMemoryError:
                     print(f"{name} at {length}: out of memory")
             torch.cuda.empty_cache()

@@ -48,19 +48,23 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     console = Console(highlight=False)
+    device = "cuda" if arguments.attention == "triton" and torch.cuda.is_available() else "cpu"
     names = list(dict.fromkeys(["eager", arguments.attention])) if arguments.attention else [*NAMES[:3]]
     try:
-        kernels = {name: attention_kernel(name, HEAD_DIM) for name in names}
+        kernels = {name: attention_kernel(name, HEAD_DIM, device) for name in names}
     except ValueError as error:
         sys.exit(str(error))
+
+    lengths = LENGTHS
+    if "triton" in names and device == "cpu":  # its interpreter takes its time
+        lengths, arguments.max_tokens = LENGTHS[:2], min(4, arguments.max_tokens)
 
     title(console, "1. A softmax that takes its numbers in tiles, and keeps none")
     figures = {"by_hand": by_hand(console)}
     title(console, "2. The same story with every kernel")
-    figures["story"] = story(console, kernels, arguments.max_tokens)
+    figures["story"] = story(console, kernels, device, arguments.max_tokens)
     title(console, "3. What a longer text costs, here")
-    lengths = LENGTHS[:3] if "triton" in names else LENGTHS  # its interpreter is slow
-    figures["growth"] = growth(console, kernels, lengths)
+    figures["growth"] = growth(console, kernels, device, lengths)
     title(console, "4. What it costs on a GPU (recorded)")
     on_a_gpu(console)
 
@@ -94,20 +98,20 @@ def by_hand(console: Console) -> list[dict[str, float]]:
         }
         found.append(held)
         told = [", ".join(map(str, exponentials)), ", ".join(f"{value:g}" for value in values)]
-        table.add_row(*told, *(f"{number:.4g}" for number in held.values()))
+        table.add_row(*told, *(f"{number:.5g}" for number in held.values()))
     console.print(table)
     terms = [(x, value) for tile in TILES for x, value in zip(*tile, strict=True)]
     mean = sum(x * value for x, value in terms) / sum(x for x, _ in terms)
     same = abs(mean - found[-1]["mean"]) < 1e-5
     console.print(
-        f"\nAll six at once give {mean:.4g}. The same: {yes(same)}. Held between two tiles: three numbers, "
+        f"\nAll six at once give {mean:.5g}. The same: {yes(same)}. Held between two tiles: three numbers, "
         "whether the text has six tokens or a million."
     )
     return found
 
 
-def story(console: Console, kernels: dict, most: int) -> dict[str, object]:
-    tokenizer, model = Tokenizer.from_pretrained(MODEL), load_model(MODEL)
+def story(console: Console, kernels: dict, device: str, most: int) -> dict[str, object]:
+    tokenizer, model = Tokenizer.from_pretrained(MODEL), load_model(MODEL, device, "float32")
     params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
     told = {}
     for name, kernel in kernels.items():
@@ -122,25 +126,29 @@ def story(console: Console, kernels: dict, most: int) -> dict[str, object]:
     return {"tokens": most, "same": same}
 
 
-def growth(console: Console, kernels: dict, lengths: tuple[int, ...]) -> dict[str, dict[str, list[float]]]:
-    """One layer's attention over a whole text, storyteller's heads, fp32, one thread."""
+def growth(
+    console: Console, kernels: dict, device: str, lengths: tuple[int, ...]
+) -> dict[str, dict[str, list[float]]]:
+    """One layer's attention over a whole text, storyteller's heads, fp32; on a CPU, one thread."""
     found = {name: {"ms": [], "mb": []} for name in kernels}
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("tokens", justify="right")
-    for what in ("ms", "MB beyond the inputs"):
+    for what in ("ms", "MB"):
         for name in kernels:
             table.add_column(f"{name}, {what}", justify="right", style=COLOURS[name])
     for length in lengths:
         generator = torch.Generator().manual_seed(0)
-        q, k, v = (torch.randn(length, HEADS, HEAD_DIM, generator=generator) for _ in range(3))
+        q, k, v = (torch.randn(length, HEADS, HEAD_DIM, generator=generator).to(device) for _ in range(3))
         for name, kernel in kernels.items():
             with console.status(f"{name}, {length} tokens"), torch.inference_mode():
                 call = partial(kernel, q, k, v, Spans.of_one(length, length))
-                found[name]["mb"].append(peak_bytes(call) / 1e6)
+                found[name]["mb"].append(peak_bytes(call, device) / 1e6)
                 seconds = []
                 for _ in range(3):
                     start = time.perf_counter()
                     call()
+                    if device == "cuda":
+                        torch.cuda.synchronize()
                     seconds.append(time.perf_counter() - start)
                 found[name]["ms"].append(statistics.median(seconds) * 1e3)
         row = [found[name][what][-1] for what in ("ms", "mb") for name in kernels]
@@ -149,7 +157,7 @@ def growth(console: Console, kernels: dict, lengths: tuple[int, ...]) -> dict[st
         )
     console.print(table)
     most = max(values["mb"][-1] for values in found.values())
-    console.print(f"\nMemory at {lengths[-1]:,} tokens:\n")
+    console.print(f"\nMemory beyond the inputs, at {lengths[-1]:,} tokens:\n")
     for name, values in found.items():
         bar = "█" * max(1, round(60 * values["mb"][-1] / most))
         console.print(
@@ -169,7 +177,7 @@ def on_a_gpu(console: Console) -> None:
     rows = recorded["figures"]["growth"]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("tokens", justify="right")
-    for what in ("ms", "MB beyond the inputs"):
+    for what in ("ms", "MB"):
         for name in COLOURS:
             table.add_column(f"{name}, {what}", justify="right", style=COLOURS[name])
     for i, length in enumerate(rows["lengths"]):
@@ -179,10 +187,11 @@ def on_a_gpu(console: Console) -> None:
     console.print(table)
     machine = f"{recorded['machine']['gpu']}, torch {recorded['versions']['torch']}, {recorded['date']}"
     console.print(
-        f"\n{machine}, bf16, 16 heads of 64, one sequence. Empty: out of memory, or (tiled) not run. From "
-        "benchmarks/results/part09_prefill_gpu.json."
+        f"\n{machine}, bf16, 16 heads of 64, one sequence, MB beyond the inputs. Empty: out of memory, or "
+        "(tiled) not run. From benchmarks/results/part09_prefill_gpu.json."
     )
-    reason = why_no_triton(HEAD_DIM, torch.device("cpu"), torch.float32)
+    gpu_or_cpu = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    reason = why_no_triton(HEAD_DIM, gpu_or_cpu, torch.float32)
     here = f"Not here: our Triton kernel {reason}." if reason else "It runs here: --attention triton."
     console.print(f"[dim]{here}[/]")
 
