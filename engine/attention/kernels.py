@@ -43,6 +43,8 @@ def why_no_triton(head_dim: int, device: torch.device, dtype: torch.dtype) -> st
         return "needs the package triton (pip install 'ruvon[gpu]')"
     if device.type != "cuda" and not knobs.runtime.interpret:
         return f"needs a CUDA GPU, not device={str(device)!r} (TRITON_INTERPRET=1 runs it on a CPU, slowly)"
+    if knobs.runtime.interpret and not _is_interpreted():
+        return "runs in the interpreter only if TRITON_INTERPRET=1 is set before triton is imported"
     if device.type == "cuda" and _capability(device) < (8, 0):
         return f"needs compute capability 8.0 or more, {torch.cuda.get_device_name(device)} has less"
     if dtype == torch.bfloat16 and knobs.runtime.interpret:
@@ -54,6 +56,13 @@ def why_no_triton(head_dim: int, device: torch.device, dtype: torch.dtype) -> st
     if head_dim > MAX_HEAD_DIM:
         return f"takes heads up to {MAX_HEAD_DIM} wide, not head_dim={head_dim}"
     return ""
+
+
+def _is_interpreted() -> bool:
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
+
+    return isinstance(tl.zeros, InterpretedFunction)  # Triton's own functions are made when it is imported
 
 
 def _capability(device: torch.device | str) -> tuple[int, int]:

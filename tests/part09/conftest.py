@@ -1,10 +1,3 @@
-"""Without a GPU, Triton's kernels run in its interpreter, which must be asked for before they are defined."""
-
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+"""The trained model. Without a GPU, Triton's kernels run in its interpreter (tests/conftest.py)."""
 
 from tests.part04.conftest import model, tokenizer  # noqa: F401
