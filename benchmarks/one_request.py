@@ -113,6 +113,10 @@ SIDES: dict[str, Side] = {
 }
 COMMANDS = {"`ruvon generate`": ruvon_generate, "`ruvon demo`": ruvon_demo}
 MODELS = ("storyteller", "fp32 twin")
+KEYS = {
+    LOOP: "loop", "`LLM()`": "llm", "`LLM(max_num_seqs=1)`": "llm_one_seat", CT2: "ctranslate2",
+    OLD: "loop_without_operator", "`ruvon generate`": "ruvon_generate", "`ruvon demo`": "ruvon_demo",
+}  # fmt: skip
 
 
 def take_turns(model: str, sides: list[str], threads: int, rounds: int) -> dict[str, list[float]]:
@@ -174,7 +178,8 @@ def main() -> None:
             rate = statistics.median(rates[side])
             over_loop, over_ct2 = ratio(rates, side, LOOP), ratio(rates, side, CT2)
             rows.append([model, side, threads, rate, over_loop, over_ct2])
-            figures.setdefault(model.replace(" ", "_"), {}).setdefault(f"threads_{threads}", {})[side] = {
+            own = figures.setdefault(model.replace(" ", "_"), {}).setdefault(f"threads_{threads}", {})
+            own[KEYS[side]] = {
                 "tokens_per_second": rate, "over_loop": over_loop, "over_ctranslate2": over_ct2,
             }  # fmt: skip
             print(*rows[-1], sep="  ", flush=True)

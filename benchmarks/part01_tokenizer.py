@@ -20,10 +20,8 @@ from pathlib import Path
 import regex
 import tokenizers
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.record import ROOT, record
+from benchmarks.record import ROOT, record, show
 from engine.checkpoint import read_json, resolve
 from engine.tokenizer import Tokenizer
 from engine.tokenizer_files import GPT2_PATTERN
@@ -174,13 +172,7 @@ def main() -> None:
         tables={"speed": speed, "long_word": long_word},
     )
 
-    console = Console()
-    for title, content in (("Text", speed), ("One long word", long_word)):
-        table = Table(*content["columns"], title=title)
-        for row in content["rows"]:
-            table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
-        console.print(table)
-    console.print(f"Written to {path.relative_to(ROOT)}")
+    show(path, {"Text": speed, "One long word": long_word})
 
 
 if __name__ == "__main__":

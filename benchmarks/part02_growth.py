@@ -18,11 +18,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is in the repository
 
 import torch
 import transformers
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.record import ROOT, record
+from benchmarks.record import record, show
 from engine.attention.dense import causal
 from engine.checkpoint import resolve
 from engine.decoding.greedy import Forward, FullForward, generate
@@ -201,13 +199,7 @@ def main() -> None:
         workload, figures, {"growth": growth, "story": story, "sides": compared},
     )  # fmt: skip
 
-    console = Console()
-    for title, content in (("One step", growth), ("One story", story), (f"{tokens} tokens", compared)):
-        table = Table(*content["columns"], title=title)
-        for row in content["rows"]:
-            table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
-        console.print(table)
-    console.print(f"Written to {path.relative_to(ROOT)}")
+    show(path, {"One step": growth, "One story": story, f"{tokens} tokens": compared})
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is in the repository
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from transformers.generation.logits_process import (
     LogitsProcessorList,
@@ -29,7 +27,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from benchmarks.record import ROOT, record
+from benchmarks.record import record, show
 from engine.cache.single import CachedForward
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState, distribution, sample
@@ -195,17 +193,14 @@ def main() -> None:
         {"cost": cost, "step": step, "sort": sort},
     )  # fmt: skip
 
-    console = Console()
-    for title, content in (
-        ("Microseconds per row", cost),
-        (f"Beside {forward:.0f} µs of forward", step),
-        ("Putting a row in order", sort),
-    ):
-        table = Table(*content["columns"], title=title)
-        for row in content["rows"]:
-            table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
-        console.print(table)
-    console.print(f"Written to {path.relative_to(ROOT)}")
+    show(
+        path,
+        {
+            "Microseconds per row": cost,
+            f"Beside {forward:.0f} µs of forward": step,
+            "Putting a row in order": sort,
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -44,6 +44,20 @@ def record(
     return path
 
 
+def show(path: Path, tables: dict[str, dict[str, list]]) -> None:
+    """Print tables under their titles, and where the record lies."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for title, content in tables.items():
+        table = Table(*content["columns"], title=title)
+        for row in content["rows"]:
+            table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
+        console.print(table)
+    console.print(f"Written to {path.relative_to(ROOT)}")
+
+
 def machine() -> dict[str, Any]:
     """Processor, cores, memory in GiB, torch threads, and the GPU where there is one."""
     import torch

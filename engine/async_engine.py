@@ -22,6 +22,7 @@ from engine.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
 SHORT = 1000  # characters or ids: a prompt tokenized sooner than a thread is asked to
+STOP_SECONDS = 30  # for the step under way, once the engine is to stop: one that takes longer hangs
 
 
 class EngineError(RuntimeError):
@@ -127,23 +128,36 @@ class AsyncLLMEngine:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.RLock()  # between who commands and the thread that ends
         self._running = self._stopping = False
-        self._mailboxes: dict[str, Mailbox] = {}  # touched by the engine's thread only
+        self._mailboxes: dict[str, Mailbox] = {}  # changed by the engine's thread only
         self._posts: WeakValueDictionary[asyncio.AbstractEventLoop, Post] = WeakValueDictionary()
         self._thread: threading.Thread | None = None
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
 
     def start(self) -> None:
+        """Raises EngineError while a step of the last run hangs."""
         if not self._running:
+            if self._thread and self._thread.is_alive():
+                raise EngineError("the engine has been stopped, and its last step has not come back")
             self._running, self._stopping = True, False
             self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """End the step loop; unfinished requests are aborted."""
+        """End the step loop; unfinished requests are aborted.
+
+        A step that has not come back after STOP_SECONDS is left behind in its thread, which keeps no process
+        alive: readers get EngineError, and the log says so. Should it come back, the loop ends then.
+        """
         with suppress(EngineError):  # it has ended already
             self._command(self._stop)
         if self._thread:
-            self._thread.join()
+            self._thread.join(STOP_SECONDS)
+            if self._thread.is_alive():
+                why = f"the engine is stopped, but its last step has not come back in {STOP_SECONDS} s"
+                logger.critical(why)
+                with self._lock:
+                    self._running = False
+                self._give_up(why)
 
     async def __aenter__(self) -> "AsyncLLMEngine":
         self.start()
@@ -199,6 +213,12 @@ class AsyncLLMEngine:
             self._posts[loop] = post
         return post
 
+    def _give_up(self, why: str) -> None:
+        """Tell all who read, without asking the engine."""
+        for mailbox in list(self._mailboxes.values()):
+            with suppress(RuntimeError):  # its loop has closed
+                mailbox.post.send({mailbox: EngineError(why)})
+
     def _command(self, function: Callable[..., None], *arguments: object) -> None:
         """Have the engine's thread call it. Raises EngineError: there is no such thread any more."""
         with self._lock:
@@ -224,10 +244,14 @@ class AsyncLLMEngine:
             with self._lock:
                 self._running = False
             # No command can come any more. Those that have come are heard, then whoever is left is told.
-            while not self._commands.empty():
-                self._commands.get()()
-            for request_id in self.engine.unfinished_request_ids():
-                self._abort(request_id)
+            try:
+                while not self._commands.empty():
+                    self._commands.get()()
+                for request_id in self.engine.unfinished_request_ids():
+                    self._abort(request_id)
+            finally:  # also if that fails: nobody may wait for ever
+                self._give_up("the engine has ended")
+                self._mailboxes.clear()
 
     def _stop(self) -> None:
         self._stopping = True

@@ -49,18 +49,27 @@ class Pending:
 
 
 class ModelForward:
-    """Batch -> logits[R, V], for the rows the batch wants."""
+    """Batch -> logits[R, V], for the rows the batch wants; or in two steps: `hidden`, `logits` (Part 10)."""
 
     def __init__(self, model: nn.Module, cache: KVCacheManager) -> None:
         self.model, self.cache = model, cache
         self.device = next(model.parameters()).device
 
-    @torch.inference_mode()
     def __call__(self, batch: Batch) -> Tensor:
+        return self.logits(self.hidden(batch))
+
+    @torch.inference_mode()
+    def hidden(self, batch: Batch) -> Tensor:
+        """hidden[R, D] of these rows, before the output layer."""
         rows = [row for rows in batch.logit_rows for row in rows]
         token_ids, positions, wanted = on_device(self.device, batch.token_ids, batch.positions, rows)
         hidden = self.model(token_ids, positions, self.cache.attention(batch))  # [T, D]
-        return self.model.logits(hidden if len(rows) == batch.num_tokens else hidden[wanted])  # [R, V]
+        return hidden if len(rows) == batch.num_tokens else hidden[wanted]
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden[R, D] -> logits[R, V]."""
+        return self.model.logits(hidden)
 
 
 @torch.inference_mode()

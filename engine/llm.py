@@ -20,16 +20,17 @@ from engine.attention.kernels import NAMES as ATTENTION
 from engine.attention.kernels import attention_kernel
 from engine.cache.slots import SlotCache
 from engine.config import ModelConfig
+from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
-from engine.decoding.sampling import SUPPORTS
-from engine.executor import Executor, ModelForward
+from engine.executor import ModelForward
 from engine.layers.packed_linear import pack_linears
 from engine.listeners import Listener, Listeners
 from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
+from engine.scoring import ScoringExecutor
 from engine.tokenizer import Tokenizer
 
 PromptInput = str | dict  # text, or vLLM's {"prompt_token_ids": [...]} or {"prompt": "..."}
@@ -75,7 +76,7 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     num_slots = min(args.max_num_seqs, _slots_in_memory(model.config, slot_tokens, parameter))
     cache = SlotCache(model.config, num_slots, slot_tokens, parameter.device, parameter.dtype, kernel)
     scheduler = ContinuousScheduler(cache, args.max_num_seqs, args.max_num_batched_tokens)
-    executor = Executor(ModelForward(model, cache))
+    executor = ScoringExecutor(ModelForward(model, cache), tokenizer)
     supports = SUPPORTS | {"priority"}
     return LLMEngine(
         tokenizer,

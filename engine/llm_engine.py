@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from engine.batch import Batch
 from engine.config import ModelConfig
-from engine.decoding.outputs import CompletionOutput, FinishReason, Prefix, RequestOutput
+from engine.decoding.outputs import CompletionOutput, FinishReason, Logprobs, Prefix, RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
 from engine.decoding.prompts import Prompt, prompt_token_ids
 from engine.decoding.sampling import NO_TOKEN, SUPPORTS, SamplingState, new_seed
@@ -53,12 +53,13 @@ class Flight:
     scheduled: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class Asked:
     """What one user asked for."""
 
     prompt: str | None  # None: it came as token ids
     samples: list[Request]
+    prompt_logprobs: Logprobs | None = None  # once complete; a preempted request forgets its own
 
 
 class LLMEngine:
@@ -304,19 +305,22 @@ class LLMEngine:
                     grown.stop_reason,
                     request.cumulative_logprob,
                     logprobs,
+                    seen(request.text_offsets) if logprobs else None,
                 )
             )
             finished, error = finished and reason is not None, error or request.error
         if finished:
             del self._asked[request_id]
         first = asked.samples[0]
+        if asked.prompt_logprobs is None and len(first.prompt_logprobs) == first.num_prompt_tokens:
+            asked.prompt_logprobs = first.prompt_logprobs
         return RequestOutput(
             request_id,
             asked.prompt,
             first.sampling.prompt_ids,
             completions,
             finished,
-            first.prompt_logprobs or None,
+            asked.prompt_logprobs,
             first.num_cached_tokens,
             error,
             first.stats,
@@ -328,14 +332,15 @@ def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
     its neighbours do not notice.
     """
     try:
-        if result.prompt_logprobs:
+        if result.prompt_logprobs and request.state is State.RUNNING:  # else preempted: found again later
             request.prompt_logprobs += result.prompt_logprobs[s]
         for i, token_id in enumerate(result.tokens[s]):
             if token_id == NO_TOKEN:
                 raise ArithmeticError("the model's logits are not finite numbers")
-            if result.logprobs:
+            if result.logprobs and result.logprobs[s]:  # empty: not asked for
                 logprobs = result.logprobs[s][i]
                 request.logprobs.append(logprobs)
+                request.text_offsets.append(len(request.output.text))
                 request.cumulative_logprob = (request.cumulative_logprob or 0.0) + logprobs[token_id].logprob
             if request.confirm(token_id, now):
                 return True

@@ -16,6 +16,7 @@ PARTS_PLANNED = 20
 SHARED = (
     ".gitignore",
     "LICENSE",
+    "articles/figures/drawing.py",
     "benchmarks/record.py",
     "constraints.txt",
     "parts/*.py",

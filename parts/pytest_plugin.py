@@ -6,6 +6,8 @@ once more at the end, in its own words. Test files run in the order of the manif
 Loaded by the conftest.py of a start tree alone.
 """
 
+import sys
+import threading
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +21,7 @@ from parts.tree import read_cut
 
 ROOT = Path(__file__).resolve().parents[1]
 PART = find_part(load_parts(ROOT), read_cut(ROOT).part)
+CALLED = pytest.StashKey[set[str]]()  # exercises, by `where`
 ORDER = list(dict.fromkeys(path for exercise in PART.exercises for path in exercise.tests))
 
 
@@ -37,8 +40,32 @@ def pytest_collection_modifyitems(items) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Where a file is about several exercises, note which of them the test calls."""
+    asked = {(str(ROOT / e.path), e.name): e.where for e in PART.exercises if _file(item) in e.tests}
+    called = item.stash[CALLED] = set()
+    if len(asked) < 2:
+        called.update(asked.values())
+        return (yield)
+
+    def note(frame, event, _) -> None:
+        code = frame.f_code
+        if event == "call" and (where := asked.get((code.co_filename, code.co_qualname))):
+            called.add(where)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        return (yield)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
+    report.called = sorted(item.stash.get(CALLED, ()))
     text = report.longreprtext + report.caplog  # a server in a thread fails in its log
     if report.failed and (exercise := PART.announced(text)):
         report.longrepr = f"NotImplementedError: {PART.announcement(exercise)}"  # no traceback needed
@@ -83,6 +110,7 @@ def _point_out(report, write) -> None:
         exercise.where
         for exercise in PART.exercises
         if path in exercise.tests
+        and exercise.where in getattr(report, "called", ())
         and not is_stub((ROOT / exercise.path).read_text(encoding="utf-8"), exercise.name, exercise.path)
     ]
     write(f"\nLook here first: {report.nodeid}")

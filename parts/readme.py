@@ -54,7 +54,7 @@ The folder stands on its own: it holds the engine up to this part and nothing of
 def _exercises(part: Part, solved: bool) -> str:
     lines = ["## What was written" if solved else "## Third, write", ""]
     for number, exercise in enumerate(part.exercises, 1):
-        tests = ", ".join(f"`{path}`" for path in exercise.tests)
+        tests = ", ".join(f"`{path}`{_unless(path)}" for path in exercise.tests)
         lines += [
             f"{number}. **`{exercise.name}`**{exercise.stars} in [`{exercise.path}`]({exercise.path})  ",
             f"   {exercise.write[0].upper()}{exercise.write[1:]}.  ",
@@ -69,6 +69,10 @@ def _exercises(part: Part, solved: bool) -> str:
             f"`NotImplementedError: Part {part.number}: ...`. Replace that line. Write them in this order.",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _unless(path: str) -> str:
+    return " (skipped without a GPU)" if path.endswith("_gpu.py") else ""
 
 
 def _check(part: Part, solved: bool) -> str:

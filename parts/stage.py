@@ -5,10 +5,13 @@ Not part of the tool, and the only module here that demos import. `app` is any A
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
 
 HOST = "127.0.0.1"  # this machine alone can reach it
 
@@ -22,6 +25,30 @@ def title(console: Console, text: str) -> None:
 
 def yes(same: bool) -> str:
     return "yes" if same else "NO"
+
+
+class Runner(Protocol):
+    clock: float  # seconds that it has taken so far
+
+    def advance(self) -> bool:
+        """Take a step; False when there is none left."""
+
+
+def side_by_side(
+    console: Console, runners: Sequence[Runner], panel: Callable[[Runner], RenderableType]
+) -> None:
+    """Panels side by side, until all are done. Whoever has taken the least time takes the next step."""
+    with Live(console=console, refresh_per_second=12) as live:
+        running = list(runners)
+        while running:
+            runner = min(running, key=lambda runner: runner.clock)
+            if not runner.advance():
+                running.remove(runner)
+            panels = Table.grid(expand=True)
+            for _ in runners:
+                panels.add_column(ratio=1)
+            panels.add_row(*map(panel, runners))
+            live.update(panels)
 
 
 @contextmanager

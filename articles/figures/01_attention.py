@@ -3,13 +3,9 @@
 python articles/figures/01_attention.py      # writes 01_attention.svg beside this file
 """
 
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import torch
+from drawing import save
 
 from engine.attention.dense import causal_attention
 
@@ -18,7 +14,6 @@ Q = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 2.0]])  # [T, Dh]
 K = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 V = torch.tensor([[4.0, 0.0], [0.0, 4.0], [2.0, 2.0]])
 INK, CELL, HIDDEN = "#222222", "#dbeafe", "#e5e7eb"
-plt.rcParams.update({"svg.hashsalt": "01_attention", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def grid(
@@ -63,7 +58,7 @@ def main() -> None:
     ax.text(5.2, -3.2, "columns: the token looked at", ha="center", fontsize=8.5, color="#555555")
     ax.text(-1.2, -3.2, "rows: the token that looks", ha="left", fontsize=8.5, color="#555555")
     figure.tight_layout(pad=0.3)
-    figure.savefig(Path(__file__).with_suffix(".svg"), metadata={"Date": None})
+    save(figure, __file__, tight=False)
 
 
 if __name__ == "__main__":

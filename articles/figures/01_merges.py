@@ -4,18 +4,14 @@ python articles/figures/01_merges.py      # writes 01_merges.svg beside this fil
 """
 
 from itertools import pairwise
-from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import save
 
 from engine.checkpoint import read_json, resolve
 from engine.tokenizer import Tokenizer, byte_alphabet
 
 WORD = " unbelievable"
-plt.rcParams.update({"svg.hashsalt": "01_merges", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def main() -> None:
@@ -73,7 +69,7 @@ def main() -> None:
     ax.set(xlim=(-2.4, len(WORD) - 0.4), ylim=(-1.2, top + 0.8))
     ax.axis("off")
     figure.tight_layout(pad=0.3)
-    figure.savefig(Path(__file__).with_suffix(".svg"), metadata={"Date": None})
+    save(figure, __file__, tight=False)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,9 @@
 python articles/figures/01_road.py      # writes 01_road.svg beside this file, from the embedded model
 """
 
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import torch
+from drawing import save
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from engine.attention.dense import causal
@@ -18,7 +14,6 @@ from engine.tokenizer import Tokenizer
 
 PROMPT = "Once upon a"
 INK, TOKEN, MEET, ALONE = "#222222", "#dbeafe", "#fde68a", "#d1fae5"
-plt.rcParams.update({"svg.hashsalt": "01_road", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def box(ax, x: float, y: float, width: float, text: str, colour: str, height: float = 0.5) -> None:
@@ -88,7 +83,7 @@ def main() -> None:
     heading(ax, 9.15, "final vectors", "[T, D]", "Model.norm")
     heading(ax, 11.1, "next word", "logits [R, V]", "Model.logits\nsoftmax")
     figure.tight_layout(pad=0.3)
-    figure.savefig(Path(__file__).with_suffix(".svg"), metadata={"Date": None})
+    save(figure, __file__, tight=False)
 
 
 def strip(ax, x: float, y: float, values: torch.Tensor) -> None:

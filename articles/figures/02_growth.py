@@ -3,21 +3,14 @@
 python articles/figures/02_growth.py    # writes 02_growth.svg beside this file, from part02_growth.json
 """
 
-import json
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import bare, result, save
 
-RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "part02_growth.json"
 ATTENTION, ELSE = "#b45309", "#60a5fa"
-plt.rcParams.update({"svg.hashsalt": "02_growth", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def main() -> None:
-    measured = json.loads(RESULT.read_text())
+    measured = result("part02_growth")
     lengths, whole, _, all_else, _ = zip(*measured["tables"]["growth"]["rows"], strict=True)
     base = measured["figures"]["base"]  # tokens: the proportional line goes through this measurement
     per_token = whole[lengths.index(base)] / base
@@ -38,10 +31,8 @@ def main() -> None:
     ax.set_title("Attention bends the curve", loc="left", weight="bold")
     ax.grid(alpha=0.3)
     ax.legend(frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
-    target = Path(__file__).with_suffix(".svg")
-    figure.savefig(target, bbox_inches="tight", metadata={"Date": None})
-    print(target.name)
+    bare(ax)
+    save(figure, __file__)
 
 
 if __name__ == "__main__":

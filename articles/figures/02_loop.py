@@ -3,16 +3,11 @@
 python articles/figures/02_loop.py      # writes 02_loop.svg beside this file
 """
 
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import save
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 INK, IDS, MODEL, TEXT, END = "#222222", "#dbeafe", "#fde68a", "#d1fae5", "#fecaca"
-plt.rcParams.update({"svg.hashsalt": "02_loop", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def box(ax, x: float, y: float, what: str, example: str, colour: str, width: float = 1.9) -> None:
@@ -69,9 +64,7 @@ def main() -> None:
         (6.2, -0.98, "engine/decoding/stopping.py: GrowingOutput"),
     ]:
         ax.text(x, y, where, ha="center", family="DejaVu Sans Mono", fontsize=8.5, color="#555555")
-    target = Path(__file__).with_suffix(".svg")
-    figure.savefig(target, bbox_inches="tight", metadata={"Date": None})
-    print(target.name)
+    save(figure, __file__)
 
 
 if __name__ == "__main__":

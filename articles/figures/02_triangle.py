@@ -3,17 +3,12 @@
 python articles/figures/02_triangle.py      # writes 02_triangle.svg beside this file
 """
 
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import save
 from matplotlib.patches import Patch, Rectangle
 
 PROMPT, NEW = 4, 12  # tokens
 FIRST_TIME, AGAIN = "#2563eb", "#fde68a"
-plt.rcParams.update({"svg.hashsalt": "02_triangle", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def main() -> None:
@@ -40,9 +35,7 @@ def main() -> None:
         Patch(color=AGAIN, label="computed again, to the same result"),
     ]
     ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False)
-    target = Path(__file__).with_suffix(".svg")
-    figure.savefig(target, bbox_inches="tight", metadata={"Date": None})
-    print(target.name)
+    save(figure, __file__)
 
 
 if __name__ == "__main__":

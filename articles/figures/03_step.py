@@ -3,12 +3,8 @@
 python articles/figures/03_step.py    # writes 03_step.svg beside this file
 """
 
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import save
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 TOKENS = ["0: a", "1: red", "2: ball", "3", "4"]
@@ -17,7 +13,6 @@ K = [[1, 0], [0, 1], [1, 1]]
 V = [[4, 0], [0, 4], [2, 2]]
 PLACES, LEFT, WIDTH = 5, 2.6, 1.75
 OLD, NEW, FREE, INK = "#dbe7f0", "#fdba74", "white", "#1f2937"
-plt.rcParams.update({"svg.hashsalt": "03_step", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def pair(numbers: list[int]) -> str:
@@ -79,9 +74,7 @@ def main() -> None:
         ax.text(x + 0.55, -0.65, text, va="center")
     ax.set(xlim=(-0.6, LEFT + PLACES * WIDTH + 0.6), ylim=(-1.1, 7.5))
     ax.axis("off")
-    target = Path(__file__).with_suffix(".svg")
-    figure.savefig(target, bbox_inches="tight", metadata={"Date": None})
-    print(target.name)
+    save(figure, __file__)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,10 @@ python articles/figures/03_time_per_token.py    # writes 03_time_per_token.svg b
 Without: Part 2's measurement, part02_growth.json. With: part03_kv_cache.json.
 """
 
-import json
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import bare, result, save
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NONE, CACHE, PACKED = "#b45309", "#0f766e", "#1d4ed8"
-plt.rcParams.update({"svg.hashsalt": "03_time_per_token", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def line(ax: plt.Axes, lengths: list, times: list, colour: str, label: str, first: bool) -> None:
@@ -29,8 +22,8 @@ def line(ax: plt.Axes, lengths: list, times: list, colour: str, label: str, firs
 
 
 def main() -> None:
-    growth = json.loads((RESULTS / "part02_growth.json").read_text())["tables"]["growth"]["rows"]
-    curve = json.loads((RESULTS / "part03_kv_cache.json").read_text())["figures"]["curve"]
+    growth = result("part02_growth")["tables"]["growth"]["rows"]
+    curve = result("part03_kv_cache")["figures"]["curve"]
     figure, (both, below) = plt.subplots(1, 2, figsize=(8.8, 3.7))
     line(both, [row[0] for row in growth], [row[1] for row in growth], NONE, "no cache (Part 2)", False)
     line(both, curve["length"], curve["cached_ms"], CACHE, "cache", False)
@@ -42,13 +35,11 @@ def main() -> None:
         ax.set_ylim(0, 1.15 * max(max(drawn.get_ydata()) for drawn in ax.lines))
         ax.grid(alpha=0.3)
         ax.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
-        ax.spines[["top", "right"]].set_visible(False)
+        bare(ax)
     scale = both.get_ylim()[1] / below.get_ylim()[1]
     below.set_title(f"The lower curve, {scale:.0f} times enlarged", loc="left", weight="bold", fontsize=10)
     figure.tight_layout()
-    target = Path(__file__).with_suffix(".svg")
-    figure.savefig(target, bbox_inches="tight", metadata={"Date": None})
-    print(target.name)
+    save(figure, __file__)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,12 @@
 python articles/figures/04_arrivals.py    # writes 04_arrivals.svg, from part04_server_overhead.json
 """
 
-import json
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
-
-RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "part04_server_overhead.json"
-plt.rcParams.update({"svg.hashsalt": "04_arrivals", "font.family": "DejaVu Sans", "font.size": 10})
+from drawing import bare, result, save
 
 
 def main() -> None:
-    figures = json.loads(RESULT.read_text())["figures"]
+    figures = result("part04_server_overhead")["figures"]
     arrivals, whole, tokens = figures["arrivals_ms"], figures["first_ms_in_one_piece"], figures["new_tokens"]
 
     figure, ax = plt.subplots(figsize=(7.2, 3.6))
@@ -26,10 +18,8 @@ def main() -> None:
     ax.set_title("A stream begins at once", loc="left", weight="bold")
     ax.grid(alpha=0.3)
     ax.legend(frameon=False, loc="upper left")
-    ax.spines[["top", "right"]].set_visible(False)
-    target = Path(__file__).with_suffix(".svg")
-    figure.savefig(target, bbox_inches="tight", metadata={"Date": None})
-    print(target.name)
+    bare(ax)
+    save(figure, __file__)
 
 
 if __name__ == "__main__":

@@ -3,18 +3,13 @@
 python articles/figures/04_life.py      # writes 04_life.svg beside this file
 """
 
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import save
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 INK, GREY = "#222222", "#666666"
-CLIENT, LOOP, MODEL, BAD = "#d1fae5", "#dbeafe", "#fde68a", "#fecaca"
+CLIENT, LOOP, MODEL, RED = "#d1fae5", "#dbeafe", "#fde68a", "#b91c1c"
 X = {"client": 0.0, "loop": 4.3, "model": 8.6}
-plt.rcParams.update({"svg.hashsalt": "04_life", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def head(ax, x: float, what: str, where: str, colour: str) -> None:
@@ -64,21 +59,21 @@ def busy(ax, where: str, top: float, bottom: float, colour: str) -> None:
 
 
 def main() -> None:
-    figure, ax = plt.subplots(figsize=(10.5, 7.6))
-    ax.set(xlim=(-1.9, 11.3), ylim=(-8.75, 1.15))
+    figure, ax = plt.subplots(figsize=(10.5, 8.8))
+    ax.set(xlim=(-1.9, 11.3), ylim=(-10.35, 1.15))
     ax.axis("off")
     head(ax, X["client"], "client", "curl · openai · httpx", CLIENT)
     head(ax, X["loop"], "event loop", "app.py · sse.py", LOOP)
     head(ax, X["model"], "model thread", "backend.py", MODEL)
     for x in X.values():
-        ax.plot([x, x], [0.1, -8.6], color=GREY, lw=0.8, ls=(0, (4, 4)), zorder=0)
+        ax.plot([x, x], [0.1, -10.2], color=GREY, lw=0.8, ls=(0, (4, 4)), zorder=0)
 
     # 1. Everything that can be refused is refused here.
     message(ax, -0.6, "client", "loop", "POST /v1/completions")
     busy(ax, "loop", -0.6, -1.75, LOOP)
     note(ax, -0.88, "loop", "fields: known? right type?   protocol.py")
     note(ax, -1.2, "loop", "values, prompt: in range?   params.py")
-    message(ax, -1.6, "loop", "client", "or 400 {error: …}, and that was it", "#b91c1c")
+    message(ax, -1.6, "loop", "client", "or 400 {error: …}, and that was it", RED)
 
     # 2. From here on the status is fixed.
     message(ax, -2.3, "loop", "client", "200, text/event-stream")
@@ -103,7 +98,7 @@ def main() -> None:
         color=GREY, ha="right", va="center",
     )  # fmt: skip
 
-    # 4. Two ends.
+    # 4. Three ends.
     ax.plot([-1.8, 11.2], [-5.55, -5.55], color=GREY, lw=0.6)
     ax.text(-1.8, -5.78, "either: it ends", fontsize=9, weight="bold", va="center")
     message(ax, -6.2, "loop", "client", 'data: {…"finish_reason": "stop"}')
@@ -111,16 +106,24 @@ def main() -> None:
     busy(ax, "loop", -6.1, -6.68, LOOP)
     note(ax, -6.4, "loop", "the lock is free")
     ax.plot([-1.8, 11.2], [-7.0, -7.0], color=GREY, lw=0.6)
-    ax.text(-1.8, -7.23, "or: the client leaves", fontsize=9, weight="bold", va="center")
-    message(ax, -7.65, "client", "loop", "connection closed", "#b91c1c", mono=False)
-    busy(ax, "loop", -7.65, -8.3, LOOP)
-    busy(ax, "model", -7.4, -8.05, MODEL)
-    note(ax, -8.0, "loop", "no further next(steps): iterator closed,\nits cache freed, the lock free")
-    note(ax, -7.72, "model", "the step under way\nis finished, unread")
+    ax.text(-1.8, -7.23, "or: a step fails", fontsize=9, weight="bold", va="center")
+    message(ax, -7.35, "loop", "model", "next(steps)")
+    busy(ax, "model", -7.35, -7.75, MODEL)
+    message(ax, -7.75, "model", "loop", "an exception", RED, mono=False)
+    message(ax, -7.9, "loop", "client", 'data: {"error": {…}}', RED)
+    message(ax, -8.3, "loop", "client", "data: [DONE]")
+    busy(ax, "loop", -7.75, -8.38, LOOP)
+    note(ax, -8.12, "loop", "200 has gone out: one more event;\nthe lock is free")
+    ax.plot([-1.8, 11.2], [-8.65, -8.65], color=GREY, lw=0.6)
+    ax.text(-1.8, -8.88, "or: the client leaves", fontsize=9, weight="bold", va="center")
+    message(ax, -9.0, "loop", "model", "next(steps)")
+    busy(ax, "model", -9.0, -9.65, MODEL)
+    message(ax, -9.25, "client", "loop", "connection closed", RED, mono=False)
+    busy(ax, "loop", -9.25, -10.1, LOOP)
+    message(ax, -9.65, "model", "loop", "one token, unread", GREY, mono=False)
+    note(ax, -9.95, "loop", "no further next(steps): iterator closed,\nits cache freed, the lock free")
 
-    target = Path(__file__).with_suffix(".svg")
-    figure.savefig(target, bbox_inches="tight", metadata={"Date": None})
-    print(target.name)
+    save(figure, __file__)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,8 @@
 python articles/figures/05_knobs.py      # writes 05_knobs.svg beside this file, from the embedded model
 """
 
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import bare, save
 
 from engine.cache.single import CachedForward
 from engine.decoding.params import SamplingParams
@@ -27,7 +23,7 @@ KNOBS = {
     "1.5, then top-p 0.9": {"temperature": 1.5, "top_p": 0.9},
     "1.5, then min-p 0.1": {"temperature": 1.5, "min_p": 0.1},
 }
-plt.rcParams.update({"svg.hashsalt": "05_knobs", "font.family": "DejaVu Sans", "font.size": 9})
+plt.rcParams["font.size"] = 9
 
 
 def main() -> None:
@@ -49,14 +45,12 @@ def main() -> None:
         ax.text(SHOWN - 0.8, 0.66, f"{possible:,} tokens possible", ha="right", va="top", color="#555555")
         ax.tick_params(axis="x", rotation=90)
         ax.set_ylim(0, 0.75)
-        ax.spines[["top", "right"]].set_visible(False)
+        bare(ax)
     for ax in axes[:, 0]:
         ax.set_ylabel("probability")
     figure.suptitle(f"“{PROMPT} …”: what the {len(logits):,} tokens share", x=0.02, ha="left")
     figure.tight_layout()
-    target = Path(__file__).with_suffix(".svg")
-    figure.savefig(target, metadata={"Date": None})
-    print(target.name)
+    save(figure, __file__, tight=False)
 
 
 if __name__ == "__main__":

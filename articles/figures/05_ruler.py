@@ -4,12 +4,9 @@ python articles/figures/05_ruler.py      # writes 05_ruler.svg beside this file,
 """
 
 from itertools import accumulate
-from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import bare, save
 
 from engine.cache.single import CachedForward
 from engine.decoding.params import SamplingParams
@@ -20,7 +17,6 @@ from engine.tokenizer import Tokenizer
 PROMPT, SEED, POSITIONS = "Lily opened the box and found a", 7, 3
 KNOBS = SamplingParams(temperature=1.5, min_p=0.2)  # few pieces, wide enough for their words
 RED = "#b91c1c"
-plt.rcParams.update({"svg.hashsalt": "05_ruler", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def main() -> None:
@@ -46,13 +42,11 @@ def main() -> None:
         told = tokenizer.decode(ids)[len("Lily opened the box and ") :]
         ax.set_title(f"… {told} …", loc="left", fontsize=10, weight="bold", pad=2)
         ax.set(xlim=(-0.003, 1.003), ylim=(-0.45, 1.1), yticks=[])
-        ax.spines[["top", "right", "left"]].set_visible(False)
+        bare(ax, "left")
         ids.append(drawn)
     axes[-1].set_xlabel("probabilities of the next token, laid end to end")
     figure.tight_layout()
-    target = Path(__file__).with_suffix(".svg")
-    figure.savefig(target, metadata={"Date": None})
-    print(target.name)
+    save(figure, __file__, tight=False)
 
 
 if __name__ == "__main__":

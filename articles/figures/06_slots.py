@@ -3,17 +3,12 @@
 python articles/figures/06_slots.py      # writes 06_slots.svg beside this file
 """
 
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import bare, save
 
 PLACES = 16
 SEQUENCES = {"A": (5, 1), "B": (0, 4), "C": (9, 1)}  # tokens computed before, new in this step
 OLD, NEW, EMPTY, SEEN = "#bae6fd", "#0f766e", "#f1f5f9", "#b45309"
-plt.rcParams.update({"svg.hashsalt": "06_slots", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def main() -> None:
@@ -35,12 +30,10 @@ def main() -> None:
     ax.set(yticks=range(len(names)), yticklabels=names, xlim=(-0.05, PLACES + 0.05), ylim=(2.6, -0.9))
     ax.set(xticks=[place + 0.5 for place in range(PLACES)], xticklabels=range(PLACES), xlabel="position")
     ax.tick_params(length=0)
-    ax.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    bare(ax, "left", "bottom")
     ax.legend(frameon=False, ncol=3, loc="upper left", bbox_to_anchor=(0, 1.08))
     figure.tight_layout()
-    target = Path(__file__).with_suffix(".svg")
-    figure.savefig(target, metadata={"Date": None})
-    print(target.name)
+    save(figure, __file__, tight=False)
 
 
 if __name__ == "__main__":

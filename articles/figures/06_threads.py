@@ -3,18 +3,13 @@
 python articles/figures/06_threads.py      # writes 06_threads.svg beside this file
 """
 
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import save
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 INK, GREY = "#222222", "#666666"
 LOOP, ENGINE, QUEUE, FREE = "#dbeafe", "#d1fae5", "#fde68a", "#ffffff"
 MONO = "DejaVu Sans Mono"
-plt.rcParams.update({"svg.hashsalt": "06_threads", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def box(ax, x: float, y: float, width: float, height: float, colour: str, text: str = "", **style) -> None:
@@ -97,9 +92,7 @@ def main() -> None:
         (11.8, "", FREE),
     ):
         box(ax, x, 0.6, 0.65, 0.7, colour, text, weight="bold")
-    target = Path(__file__).with_suffix(".svg")
-    figure.savefig(target, bbox_inches="tight", metadata={"Date": None})
-    print(target.name)
+    save(figure, __file__)
 
 
 if __name__ == "__main__":

@@ -3,21 +3,14 @@
 python articles/figures/06_timeline.py      # writes 06_timeline.svg, from part06_queue.json
 """
 
-import json
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import bare, result, save
 
-RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "part06_queue.json"
 WAITING, READING, WRITING, BAD = "#e2e8f0", "#0f766e", "#5eead4", "#b91c1c"
 TITLES = {
     "all_stay": "First in, first out: C waits for two whole stories",
     "two_leave": "B gives up after step 2, A after step 4: C runs in the next step",
 }
-plt.rcParams.update({"svg.hashsalt": "06_timeline", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def draw(ax: plt.Axes, seen: dict[str, dict], title: str) -> None:
@@ -42,11 +35,11 @@ def draw(ax: plt.Axes, seen: dict[str, dict], title: str) -> None:
     ax.set_yticks(range(len(seen)), list(seen))
     ax.invert_yaxis()
     ax.set_title(title, loc="left", weight="bold")
-    ax.spines[["top", "right"]].set_visible(False)
+    bare(ax)
 
 
 def main() -> None:
-    scenes = json.loads(RESULT.read_text())["figures"]["timeline"]
+    scenes = result("part06_queue")["figures"]["timeline"]
     figure, axes = plt.subplots(2, 1, figsize=(8.6, 4.3), sharex=True)
     for ax, (name, title) in zip(axes, TITLES.items(), strict=True):
         draw(ax, scenes[name], title)
@@ -58,9 +51,7 @@ def main() -> None:
         0.99, 0.005, "numbers: tokens computed in the step", ha="right", fontsize=8.5, color="#666666"
     )
     figure.tight_layout()
-    target = Path(__file__).with_suffix(".svg")
-    figure.savefig(target, bbox_inches="tight", metadata={"Date": None})
-    print(target.name)
+    save(figure, __file__)
 
 
 if __name__ == "__main__":

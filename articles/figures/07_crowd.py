@@ -3,26 +3,19 @@
 python articles/figures/07_crowd.py    # writes 07_crowd.svg, from part07_batching.json
 """
 
-import json
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import bare, result, save
 
-RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "part07_batching.json"
 MODELS = {
     "storyteller": "storyteller, {:.0f} MB of weights",
     "gpt2_shape": "GPT-2's shape, {:.0f} MB of weights",
 }
 PARTS = {"linear": "linear layers (the weights)", "attention": "attention", "rest": "the rest"}
 COLOURS, INK = ("#1d4ed8", "#b45309", "#94a3b8"), "#334155"
-plt.rcParams.update({"svg.hashsalt": "07_crowd", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def main() -> None:
-    figures = json.loads(RESULT.read_text())["figures"]
+    figures = result("part07_batching")["figures"]
     crowds = figures["crowds"]
     figure, axes = plt.subplots(1, 2, figsize=(9, 4.1), layout="constrained")
     for ax, (name, title) in zip(axes, MODELS.items(), strict=True):
@@ -35,11 +28,9 @@ def main() -> None:
         ax.set_ylim(0, step[-1] * 1.25)
         ax.set_title(title.format(found["megabytes"]), loc="left", weight="bold")
         ax.grid(alpha=0.3)
-        ax.spines[["top", "right"]].set_visible(False)
+        bare(ax)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    target = Path(__file__).with_suffix(".svg")
-    figure.savefig(target, bbox_inches="tight", metadata={"Date": None})
-    print(target.name)
+    save(figure, __file__)
 
 
 if __name__ == "__main__":

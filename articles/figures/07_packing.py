@@ -4,18 +4,14 @@ python articles/figures/07_packing.py    # writes 07_packing.svg beside this fil
 """
 
 from itertools import accumulate, pairwise
-from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import save
 from matplotlib.patches import Polygon, Rectangle
 
 LENGTHS = (9, 3, 7, 2, 5)
 COLOURS = ("#1d4ed8", "#b45309", "#047857", "#7c3aed", "#be123c")
 FILLER, EDGE, INK = "#e5e7eb", "white", "#334155"
-plt.rcParams.update({"svg.hashsalt": "07_packing", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def cell(ax: plt.Axes, x: float, y: float, colour: str, text: str = "") -> None:
@@ -60,9 +56,7 @@ def main() -> None:
     ax.text(total + 1, -3.47, "query_start", va="center", color=INK)
     ax.set(xlim=(-1.2, total + 4.6), ylim=(-4, 7.6), aspect="equal")
     ax.axis("off")
-    target = Path(__file__).with_suffix(".svg")
-    figure.savefig(target, bbox_inches="tight", metadata={"Date": None})
-    print(target.name)
+    save(figure, __file__)
 
 
 if __name__ == "__main__":

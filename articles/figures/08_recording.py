@@ -6,14 +6,11 @@ python articles/figures/08_recording.py    # writes 08_recording.svg, from 08_re
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import bare, save
 
 RECORDING = Path(__file__).with_suffix(".txt")
 COLOURS = ("#0f766e", "#b45309", "#2563eb")
-plt.rcParams.update({"svg.hashsalt": "08_recording", "font.family": "DejaVu Sans", "font.size": 10})
 
 
 def main() -> None:
@@ -41,12 +38,10 @@ def main() -> None:
     bottom.set(xlabel="ms since the first client began", yticks=(0, 1, 2, 3), ylim=(0, 3.4))
     bottom.set_title("Requests in each of the engine's steps", loc="left", fontsize=10)
     for ax in (top, bottom):
-        ax.spines[["top", "right"]].set_visible(False)
+        bare(ax)
     figure.suptitle("Joining and leaving in full flow", x=0.02, ha="left", weight="bold")
     figure.tight_layout()
-    target = Path(__file__).with_suffix(".svg")
-    figure.savefig(target, bbox_inches="tight", metadata={"Date": None})
-    print(target.name)
+    save(figure, __file__)
 
 
 if __name__ == "__main__":

@@ -112,13 +112,15 @@ def serve(
     load_format: LoadFormat = "auto",
     attention: Attention = "sdpa",
 ) -> None:
-    """Serve OpenAI's completions API over HTTP until Ctrl-C."""
+    """Serve OpenAI's completions API over HTTP until Ctrl-C, with /metrics and a live /dashboard."""
     try:
         from engine.server.app import create_app
         from engine.server.limits import MAX_REQUESTS
-        from engine.server.protocol import Completions
         from engine.server.run import max_connections
         from engine.server.run import serve as run
+        from engine.server.scored import ScoredCompletions
+        from engine.telemetry.metrics import EngineMetrics
+        from engine.telemetry.routes import OPEN_PATHS, telemetry
     except ModuleNotFoundError as error:
         sys.exit(f"ruvon serve: {error.name} is not installed; pip install 'ruvon[server]'")
     from engine.async_engine import AsyncLLMEngine
@@ -141,7 +143,8 @@ def serve(
             raise ValueError(
                 "the API key is empty; leave out --api-key and RUVON_API_KEY to serve without one"
             )
-        backend = AsyncLLMEngine(build_engine(args), name=served_model_name or _public_name(model))
+        engine, name = build_engine(args), served_model_name or _public_name(model)
+        backend = AsyncLLMEngine(engine, name)
     except (CheckpointError, ValueError) as error:
         sys.exit(f"ruvon serve: {error}")
     # A page in a browser may reach this machine under a name of its own, whose address it changes (DNS
@@ -150,12 +153,33 @@ def serve(
     hosts = [*LOCAL_NAMES, *(allowed_host or ())] if local or allowed_host else []
     app = create_app(
         backend,
+        extensions=[telemetry(EngineMetrics(engine, name))],
         api_key=key,
+        open_paths=OPEN_PATHS,
         allowed_hosts=hosts,
         max_requests=min(MAX_REQUESTS, max_connections() // 2),
-        shape=Completions(allow_priority),
+        shape=ScoredCompletions(engine.tokenizer, allow_priority),
     )
     run(app, host, port)
+
+
+@app.command()
+def top(
+    url: Annotated[str, typer.Argument(help="Where the server is.")] = "http://127.0.0.1:8000",
+    once: Annotated[bool, typer.Option("--once", help="Show the board once, and end.")] = False,
+) -> None:
+    """Watch a running server: tokens per second, latencies, queue and memory, until Ctrl-C."""
+    from rich.console import Console
+
+    from engine.telemetry.top import NoAnswer
+    from engine.telemetry.top import top as watch
+
+    try:
+        watch(url, Console(highlight=False), enough=lambda: once)
+    except NoAnswer as error:
+        sys.exit(f"ruvon top: {error}")
+    except KeyboardInterrupt:
+        pass
 
 
 @app.command()

@@ -3,7 +3,7 @@
 Records only. A field that no part has filled yet is None. Part 2.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
@@ -20,7 +20,7 @@ class Logprob:
     decoded_token: str
 
 
-Logprobs = list[dict[int, Logprob] | None]
+Logprobs = list[Mapping[int, Logprob] | None]  # None: nothing comes before the first token of a prompt
 
 
 class Prefix(Sequence):
@@ -59,7 +59,8 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None  # None while it runs
     stop_reason: int | str | None = None  # the stop token or stop string; None for end of sequence
     cumulative_logprob: float | None = None
-    logprobs: Sequence[dict[int, Logprob] | None] | None = None
+    logprobs: Sequence[Mapping[int, Logprob]] | None = None  # of each token, if asked for
+    text_offsets: Sequence[int] | None = None  # with logprobs: where each token begins in the text decoded
 
 
 @dataclass
@@ -95,7 +96,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    prompt_logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None  # of each prompt token, once the whole prompt was read
     num_cached_tokens: int | None = None  # prompt tokens found in a cache (Part 12)
     error: str | None = None  # why it failed, with finish reason "error" (Part 6)
     stats: RequestStats | None = None

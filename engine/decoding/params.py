@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKEN_IDS = 16, 256, 1024
+MAX_LOGPROBS = 20  # likeliest tokens shown at each place
 
 
 class ParameterError(ValueError):
@@ -89,8 +90,8 @@ class SamplingParams:
         self._check("presence_penalty", float, -2.0, 2.0)
         self._check("seed", int, -(2**63), 2**63 - 1, optional=True)
         self._check("n", int, 1, 128)
-        self._check("logprobs", int, 0, optional=True)
-        self._check("prompt_logprobs", int, 0, optional=True)
+        self._check("logprobs", int, 0, MAX_LOGPROBS, optional=True)
+        self._check("prompt_logprobs", int, 0, MAX_LOGPROBS, optional=True)
         if self.logit_bias is not None and not isinstance(self.logit_bias, dict):
             raise ParameterError(
                 "logit_bias", f"logit_bias={self.logit_bias!r}: a map from token id to bias is accepted"

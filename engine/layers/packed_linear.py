@@ -111,7 +111,8 @@ SIZES = [2**i for i in range(8)]  # rows, 1 to 128, at which two forms are compa
 
 def pack_linears(model: nn.Module, rows: int = 1) -> nn.Module:
     """Replace the model's linear layers by their fastest lossless form, in place: that for `rows` rows, and
-    beside it that for a single row, if it is another and much faster there.
+    beside it that for a single row, if it is another and much faster there. Which of two serves a number of
+    rows is measured at powers of two; where they are equal, the one for `rows` does.
 
     For `load_model(..., transform=pack_linears)`. Leaves a model alone that is not in fp32 on a CPU, or for
     which nothing beats nn.Linear; and layers that are no nn.Linear. Takes less than a second per ten million

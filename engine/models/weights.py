@@ -37,6 +37,12 @@ class Module(nn.Module):
         super().__setattr__(name, value)
         if isinstance(value, nn.Module | nn.Parameter):
             self.__dict__[name] = value
+        elif value is None and name in self._parameters | self._modules:  # it was one, and is taken away
+            self.__dict__.pop(name, None)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        self.__dict__.pop(name, None)
 
     def _apply(self, *args, **options):
         """What `to`, `half` and their kin do: on another device, parameters are new objects."""

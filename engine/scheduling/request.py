@@ -50,6 +50,7 @@ class Request:
     draft_ids: list[int] = field(default_factory=list)  # proposed, not yet confirmed (Part 16)
     stats: RequestStats = field(default_factory=lambda: RequestStats(arrival=time.perf_counter()))
     logprobs: Logprobs = field(default_factory=list)  # of the output tokens, if asked for (Part 10)
+    text_offsets: list[int] = field(default_factory=list)  # with logprobs: where in the text each begins
     cumulative_logprob: float | None = None
     prompt_logprobs: Logprobs = field(default_factory=list)
     error: str | None = None
@@ -63,8 +64,10 @@ class Request:
 
     @property
     def wants_every_row(self) -> bool:
-        """Its prompt's logits are asked for, so a cached prefix must not be taken as computed (Part 12)."""
-        return self.params.prompt_logprobs is not None
+        """Its prompt's logits are asked for, so a cached prefix must not be taken as computed (Part 12). Of n
+        samples, the first finds them for all.
+        """
+        return self.params.prompt_logprobs is not None and self.parent is None
 
     def expect(self) -> None:
         """A token is on its way: a placeholder (-1) takes its place, so that the next step can be scheduled

@@ -106,11 +106,12 @@ def create_app(
             except Exception as error:
                 # Answered here: past the routes, an error nobody knows would also close the connection.
                 raise as_request_error(error) from error
-        choices = [
-            {"index": i * params.n + sample.index} | shape.choice(body, output, sample)
-            for i, output in enumerate(outputs)
-            for sample in output.outputs
-        ]
+        choices = []
+        for i, output in enumerate(outputs):
+            for sample in output.outputs:
+                index = {"index": i * params.n + sample.index}
+                choices.append(index | shape.choice(body, output, sample))
+                await asyncio.sleep(0)  # a choice with its prompt's log probabilities is long
         return JSONResponse(head | {"choices": choices, "usage": shape.usage(body, outputs)})
 
     def _known(name: str) -> None:

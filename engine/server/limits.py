@@ -11,11 +11,12 @@ MAX_STOP_CHARACTERS = 64  # each token is compared with all of them
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
 MAX_NAME_CHARACTERS = 256  # of model, user, cache_salt
+MAX_COMPLETION_LOGPROBS = 5  # likeliest tokens shown at each place (Part 10)
 MAX_PRIORITY = 2  # -2 to 2, and only if the operator lets clients choose
 MAX_MESSAGE_CHARACTERS = 500  # of an error, which may quote what it is about
 
 MAX_REQUESTS = 1000  # under way at once; the next is a 503
-MAX_CONNECTIONS = 2000  # fewer if the system lends this process fewer files
+MAX_CONNECTIONS = 2000  # fewer if the system lends this process fewer files, or does not say (`run`)
 REQUEST_SECONDS = 20  # to send a request, from the connection or the last answer on
 STALL_SECONDS = 30  # for which a client may read nothing of its answer
 SHUTDOWN_SECONDS = 10  # for answers under way, after Ctrl-C or SIGTERM

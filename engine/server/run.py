@@ -7,7 +7,6 @@ nobody out; and that Ctrl-C or SIGTERM ends the process, whatever clients do. Th
 import asyncio
 import gc
 import logging
-import resource
 import socket
 import sys
 
@@ -17,13 +16,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engine.server.limits import MAX_CONNECTIONS, REQUEST_SECONDS, SHUTDOWN_SECONDS, STALL_SECONDS
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 BACKLOG = 64  # connections the system holds ready: so many may be taken at once, before one is turned away
 FILES_FOR_OTHERS = 64  # of those the system lends this process
+FILES_UNTOLD = 512  # where the system does not say how many it lends: what `select` takes on Windows
 
 
 def max_connections() -> int:
-    """How many may be open at once."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    """How many may be open at once: MAX_CONNECTIONS, or as many as the system lends us files for."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if resource else FILES_UNTOLD
+    if resource and files == resource.RLIM_INFINITY:  # a negative number on Linux
+        return MAX_CONNECTIONS
     return max(1, min(MAX_CONNECTIONS, files - BACKLOG - FILES_FOR_OTHERS))
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console, Group
-from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +28,7 @@ from engine.decoding.params import ParameterError, SamplingParams  # noqa: E402
 from engine.layers.packed_linear import pack_linears  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
 from engine.tokenizer import Tokenizer  # noqa: E402
+from parts.stage import side_by_side  # noqa: E402
 
 MODEL = "storyteller"
 PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
@@ -96,17 +96,7 @@ def main() -> None:
     console.print(memory(forwards["cache"], config))
     console.rule("[bold]2. The race: each side computes for the same time", align="left")
     console.print()
-    with Live(console=console, refresh_per_second=12) as live:
-        running = [full, cached]
-        while running:
-            runner = min(running, key=lambda runner: runner.clock)
-            if not runner.advance():
-                running.remove(runner)
-            panels = Table.grid(expand=True)
-            panels.add_column(ratio=1)
-            panels.add_column(ratio=1)
-            panels.add_row(full.panel(console), cached.panel(console))
-            live.update(panels)
+    side_by_side(console, [full, cached], lambda runner: runner.panel(console))
     while lean.advance():
         pass
 

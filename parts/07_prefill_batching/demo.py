@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console, Group
-from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -35,7 +34,7 @@ from engine.scheduling.fifo import FIFOScheduler  # noqa: E402
 from engine.scheduling.scheduler import Scheduler  # noqa: E402
 from engine.scheduling.static import StaticScheduler  # noqa: E402
 from engine.tokenizer import Tokenizer  # noqa: E402
-from parts.stage import title, yes  # noqa: E402
+from parts.stage import side_by_side, title, yes  # noqa: E402
 
 MODEL = "storyteller"
 PROMPTS = {
@@ -167,17 +166,7 @@ def race(
     static = StaticScheduler(SlotCache(crowd.config, WIDTH), WIDTH)
     batch = Runner("together", tokenizer, crowd, static, tokens)
     runners = [queue, batch]
-    with Live(console=console, refresh_per_second=12) as live:
-        running = list(runners)
-        while running:
-            runner = min(running, key=lambda runner: runner.clock)
-            if not runner.advance():
-                running.remove(runner)
-            panels = Table.grid(expand=True)
-            panels.add_column(ratio=1)
-            panels.add_column(ratio=1)
-            panels.add_row(*(runner.panel(console.width // 2, console) for runner in runners))
-            live.update(panels)
+    side_by_side(console, runners, lambda runner: runner.panel(console.width // 2, console))
 
     columns = (
         "",

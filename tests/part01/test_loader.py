@@ -154,6 +154,10 @@ def test_dummy_weights_need_only_the_config_and_are_the_same_each_time(folder, e
     assert first.head.weight is first.embed.weight
     one, other = first.blocks[0].attention.qkv.weight, first.blocks[1].attention.qkv.weight
     assert not torch.equal(one, other), "each layer draws weights of its own"
+    drawn = torch.empty_like(first.embed.weight).normal_(0, 0.02, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(first.embed.weight, drawn), "the numbers are those of seed 0, as load_model says"
+    norm = first.blocks[1].norm2
+    assert (set(norm.weight.tolist()), set(norm.bias.tolist())) == ({1.0}, {0.0}), "a norm changes nothing"
 
 
 def test_dummy_weights_leave_the_callers_random_numbers_alone(folder):

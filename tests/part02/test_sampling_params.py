@@ -25,7 +25,7 @@ REFUSED = [
     *[("logit_bias", value) for value in ([5], {True: 1})],
     *[("seed", value) for value in (1.0, 2**63, -(2**63) - 1, "x", True)],
     *[("n", value) for value in (0, -1, 1.5, None)],
-    *[(name, value) for name in ("logprobs", "prompt_logprobs") for value in (-1, 1.5, True)],
+    *[(name, value) for name in ("logprobs", "prompt_logprobs") for value in (-1, 21, 1.5, True)],
 ]  # fmt: skip
 
 ACCEPTED = [

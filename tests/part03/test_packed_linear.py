@@ -176,6 +176,40 @@ def test_two_forms_share_the_work_by_the_number_of_rows(monkeypatch):
         assert served == few | dict.fromkeys((8, 100, 1000), Blocked), "each form where it is the faster"
 
 
+@needs_fbgemm
+@needs_mkldnn
+def test_the_cheaper_form_serves_each_number_of_rows_and_equals_stay_with_the_one_for_many(monkeypatch):
+    """What full precision loses in use counts: 4 rows take 4.5, and 1.15 times 4."""
+    pace = {
+        Half: {1: 1, 2: 3, 4: 4.5, 8: 9, 16: 1.15 * 4},
+        Blocked: {1: 4, 2: 4, 4: 4, 8: 4, 16: 4, 32: 1, 64: 1, 128: 1},
+    }
+    timed(monkeypatch, lambda form, rows: pace.get(form, {}).get(rows, 1e9))
+    (layer,) = pack_linears(nn.Sequential(linear(8, 8)), rows=128)
+    assert [type(form) for form in layer.by_size] == [Half] * 3 + [Blocked] * 5
+
+
+@needs_mkldnn
+@torch.inference_mode()
+def test_a_number_of_rows_goes_to_the_form_of_its_size():
+    """by_size[i] serves 2**i rows and more, the last one all there are beyond."""
+    given = []
+
+    class Noting(nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+        def forward(self, x):
+            given.append((len(x), self.name))
+            return x
+
+    layer = ByRows([Noting(name) for name in "abc"])
+    for rows in (1, 2, 3, 4, 5, 7, 8, 1000):
+        layer(torch.zeros(rows, 8))
+    assert given == [(1, "a"), (2, "b"), (3, "b"), (4, "c"), (5, "c"), (7, "c"), (8, "c"), (1000, "c")]
+
+
 @needs_mkldnn
 @pytest.mark.parametrize(("gain", "forms"), [(0.95, Blocked), (0.5, ByRows)])
 def test_a_second_form_must_be_worth_its_memory(monkeypatch, gain, forms):
@@ -252,6 +286,28 @@ class Quantized(nn.Module):
 
     def forward(self, x):
         return x @ (self.steps.float() / 64).T
+
+
+@needs_mkldnn
+@torch.inference_mode()
+def test_a_wrapper_that_is_a_linear_layer_itself_stays_and_what_it_wraps_is_packed(monkeypatch):
+    """As most of LoRA's wrappers are: they say `in_features`, so they are found, and so is what is inside."""
+    timed(monkeypatch, lambda form, rows: 0.5 if form is Blocked else 1.0)
+
+    class Telling(Adapted):
+        def __init__(self, linear):
+            super().__init__(linear)
+            self.in_features, self.out_features = linear.in_features, linear.out_features
+
+    model = nn.Sequential(linear(8, 8), linear(8, 8, seed=1))
+    replace_linears(model, lambda name, layer: Telling(layer) if name == "1" else layer)
+    assert linear_names(model) == ["0", "1", "1.base"]
+    before, x = list(model), torch.randn(3, 8)
+    expected = model(x)
+    pack_linears(model)
+    assert model[1] is before[1]
+    assert [type(model[0]), type(model[1].base)] == [Blocked, Blocked]
+    torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
 
 
 @needs_mkldnn

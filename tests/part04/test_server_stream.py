@@ -1,11 +1,10 @@
-"""What the server makes of any backend: order, errors in mid-stream, clients that leave, extensions."""
+"""What becomes of a backend's answer: pieces in order, errors in mid-stream, clients that leave."""
 
 import asyncio
 import json
 import select
 import socket
-import threading
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 
 import openai
 import pytest
@@ -15,18 +14,18 @@ from engine.decoding.params import ParameterError
 from engine.server import sse
 from engine.server.app import _news, create_app
 from engine.server.errors import RequestError
-from engine.server.gates import ApiKey
 from engine.server.protocol import Completions
-from tests.part04.serving import DEADLINE, ScriptedBackend, http, openai_client, serve, wait_until
+from tests.part04.serving import (
+    DEADLINE,
+    ScriptedBackend,
+    client_of,
+    http,
+    openai_client,
+    serve,
+    wait_until,
+)
 
 ASK = {"model": "script", "prompt": "go"}
-
-
-@contextmanager
-def client_of(backend, **options):
-    with serve(create_app(backend, **options)) as url, http(url) as client:
-        yield client
-    assert backend.open == 0, "a stream was left open"
 
 
 def events(answer) -> list:
@@ -229,89 +228,6 @@ def test_a_slow_client_does_not_hold_up_others():
             assert other.post("/v1/completions", json=ASK).json()["choices"][0]["text"] == "quick"
 
 
-def test_health_and_errors_show_a_backend_that_is_down():
-    backend = ScriptedBackend()
-    backend.healthy = False
-    with client_of(backend) as client:
-        assert client.get("/health").status_code == 503
-
-
-def test_a_model_name_may_have_a_slash():
-    with client_of(ScriptedBackend()) as client:
-        assert client.get("/v1/models/team/script-2").json()["id"] == "team/script-2"
-        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [
-            "script",
-            "team/script-2",
-        ]
-
-
-def test_an_extension_adds_a_route_behind_the_same_gate():
-    def extension(app, backend):
-        @app.get("/v1/extra")
-        async def extra():
-            return {"models": backend.models()}
-
-        @app.get("/")
-        @app.get("/board")
-        async def page():
-            return "anyone may look"
-
-        @app.get("/v1/broken")
-        async def broken():
-            raise RequestError(503, "later", retry_after=7)
-
-    with client_of(
-        ScriptedBackend(), extensions=[extension], api_key="k", open_paths=["/", "/board"]
-    ) as client:
-        assert client.get("/v1/extra").status_code == 401
-        assert [client.get(path).status_code for path in ("/", "/board", "/health")] == [200] * 3
-        assert [client.get(path).status_code for path in ("/board/", "/docs", "/healthy")] == [401] * 3
-        key = {"authorization": "Bearer k"}
-        assert client.get("/v1/extra", headers=key).json() == {"models": ["script", "team/script-2"]}
-        answer = client.get("/v1/broken", headers=key)
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
-    assert answer.json()["error"]["message"] == "later"
-
-
-def test_the_backend_starts_and_stops_with_the_server():
-    backend = ScriptedBackend()
-    with client_of(backend):
-        assert backend.life == ["started"]
-    assert backend.life == ["started", "stopped"]
-
-
-def test_options_reach_the_backend_and_only_when_given():
-    backend = ScriptedBackend(supports=frozenset(["priority", "cache_salt"]))
-    with client_of(backend, shape=Completions(allow_priority=True)) as client:
-        client.post("/v1/completions", json=ASK)
-        client.post("/v1/completions", json=ASK | {"priority": -2, "cache_salt": "me", "user": "someone"})
-        for priority in (3, -3, -(2**31)):
-            assert client.post("/v1/completions", json=ASK | {"priority": priority}).status_code == 400
-    assert [options for *_, options in backend.asked] == [{}, {"priority": -2, "cache_salt": "me"}]
-
-
-def test_a_shape_decides_which_options_reach_the_backend():
-    class Adapters(Completions):
-        """What Part 18 needs: an adapter goes by the name of a model."""
-
-        def options(self, body):
-            return super().options(body) | ({"adapter": body.model} if body.model != "script" else {})
-
-    backend = ScriptedBackend()
-    with client_of(backend, shape=Adapters()) as client:
-        for model in ("script", "team/script-2"):
-            client.post("/v1/completions", json=ASK | {"model": model})
-    assert [options for *_, options in backend.asked] == [{}, {"adapter": "team/script-2"}]
-
-
-def test_priorities_are_the_operators_to_allow():
-    backend = ScriptedBackend(supports=frozenset(["priority"]))
-    with client_of(backend) as client:
-        answers = [client.post("/v1/completions", json=ASK | {"priority": p}) for p in (0, 1, -1)]
-    assert [answer.status_code for answer in answers] == [200, 400, 400]
-    assert "operator" in answers[1].json()["error"]["message"]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_when_a_later_prompt_is_refused_none_stays_admitted(stream):
     class Full(ScriptedBackend):
@@ -368,72 +284,3 @@ def test_a_stream_whose_client_is_gone_is_closed_before_it_is_forgotten(messages
         return response
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize(("header", "let_in"), [(b"bearer k", True), (b"bearer x", False), (None, False)])
-def test_a_websocket_needs_the_key_too(header, let_in):
-    async def run():
-        sent, reached = [], []
-
-        async def app(scope, receive, send):
-            reached.append(scope["path"])
-
-        async def send(message):
-            sent.append(message["type"])
-
-        scope = {
-            "type": "websocket",
-            "path": "/v1/live",
-            "headers": [(b"authorization", header)] if header else [],
-        }
-        await ApiKey(app, "k", ["/health"])(scope, None, send)
-        assert (reached, sent) == ((["/v1/live"], []) if let_in else ([], ["websocket.close"]))
-
-    asyncio.run(run())
-
-
-def test_an_empty_key_is_no_key():
-    for key in ("", "  "):
-        with pytest.raises(ValueError, match="empty"):
-            create_app(ScriptedBackend(), api_key=key)
-
-
-def test_a_request_must_be_meant_for_one_of_the_allowed_hosts():
-    with client_of(ScriptedBackend(), allowed_hosts=["localhost", "[::1]"]) as client:
-        for host, status in {
-            "localhost": 200,
-            "LOCALHOST:80": 200,
-            "[::1]:9": 200,
-            "evil.example": 400,
-        }.items():
-            assert client.get("/v1/models", headers={"host": host}).status_code == status, host
-
-
-def test_one_request_too_many_is_told_to_come_again_but_health_is_answered():
-    backend = ScriptedBackend(endless=True)
-    with client_of(backend, max_requests=1) as client, http(str(client.base_url)) as other:
-        with client.stream("POST", "/v1/completions", json=ASK | {"stream": True}):
-            answer = other.post("/v1/completions", json=ASK)
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            assert other.get("/health").status_code == 200
-        backend.endless = False
-        wait_until(lambda: other.post("/v1/completions", json=ASK).status_code == 200)
-
-
-def test_a_body_limit_is_an_argument():
-    def body(size: int) -> bytes:
-        return json.dumps(ASK).encode().ljust(size)
-
-    with client_of(ScriptedBackend(), max_body_bytes=200) as client:
-        for size, status in {200: 200, 201: 413}.items():
-            answer = client.post(
-                "/v1/completions", content=body(size), headers={"content-type": "application/json"}
-            )
-            assert answer.status_code == status, f"a body of {size} bytes where 200 are allowed"
-
-
-def test_no_thread_outlives_the_server():
-    before = set(threading.enumerate())
-    with client_of(ScriptedBackend()) as client:
-        client.post("/v1/completions", json=ASK)
-    wait_until(lambda: set(threading.enumerate()) <= before)

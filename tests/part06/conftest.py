@@ -2,12 +2,23 @@
 
 import pytest
 
+from engine.async_engine import AsyncLLMEngine
 from engine.cache.slots import SlotCache
 from engine.executor import Executor, ModelForward
+from engine.listeners import Listeners
 from engine.llm_engine import LLMEngine
 from engine.scheduling.fifo import FIFOScheduler
 from tests.part04.conftest import alone, model, tokenizer  # noqa: F401
-from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, assert_idle
+from tests.part06.fakes import (
+    CONFIG,
+    TOKENIZER,
+    BlockCache,
+    FakeForward,
+    Gate,
+    Recorder,
+    assert_idle,
+    at_rest,
+)
 
 PASSED = pytest.StashKey[bool]()
 
@@ -56,3 +67,19 @@ def real_engine(passed, model, tokenizer):  # noqa: F811
     yield make
     for engine in made if passed() else ():
         assert_idle(engine)
+
+
+@pytest.fixture
+def gate() -> Gate:
+    """What `engine` waits at before each step."""
+    return Gate(FakeForward(BlockCache(64, 16)))
+
+
+@pytest.fixture
+def engine(fake_engine, gate, passed):
+    """An engine in its own thread that makes as many steps as the test allows, and is recorded."""
+    engine = fake_engine(cache=gate.forward.cache, forward=gate, listeners=Listeners([Recorder()]))
+    with at_rest(AsyncLLMEngine(engine, "fake"), passed) as running:
+        running.start()
+        yield running
+        gate.open()

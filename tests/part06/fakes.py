@@ -156,6 +156,16 @@ class Recorder(Listener):
         self.heard.append(("reject", request_id))
 
 
+def recorder_of(engine: AsyncLLMEngine) -> Recorder:
+    """The one that the fixture `engine` has."""
+    return engine.engine.listeners._listeners[0]
+
+
+def steps_of(engine: AsyncLLMEngine, request_id: str) -> int:
+    """In how many steps the request was."""
+    return sum(event == "schedule" and f"{request_id}/0" in ids for event, ids in recorder_of(engine).heard)
+
+
 def assert_idle(engine: LLMEngine) -> None:
     """Nothing is left of the requests it had: no queue, no memory, no record."""
     assert not engine.has_unfinished_requests()
@@ -179,7 +189,7 @@ class Gate:
     """A forward pass that waits for a permit: a test decides how many steps happen."""
 
     def __init__(self, forward, permits: int = 0) -> None:
-        self.forward, self.entered = forward, 0
+        self.forward, self.entered = forward, 0  # entered: passes begun, the one that waits included
         self._permits = threading.Semaphore(permits)
 
     def allow(self, steps: int) -> None:
@@ -190,7 +200,7 @@ class Gate:
 
     def __call__(self, batch: Batch) -> Tensor:
         self.entered += 1
-        assert self._permits.acquire(timeout=20), "nobody allowed this step"
+        assert self._permits.acquire(timeout=DEADLINE), "nobody allowed this step"
         return self.forward(batch)
 
 
@@ -207,6 +217,23 @@ def at_rest(engine: AsyncLLMEngine, passed: Callable[[], bool] = lambda: True) -
         assert not engine.health()
         assert engine._mailboxes == {}
         assert_idle(engine.engine)
+
+
+@contextmanager
+def held(engine: AsyncLLMEngine) -> Iterator[None]:
+    """The engine's thread stands still meanwhile; what is asked of it waits, to be taken in its order."""
+    stands, go_on = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        stands.set()
+        go_on.wait(DEADLINE)
+
+    engine._command(stand)
+    try:
+        wait_until(stands.is_set)
+        yield
+    finally:
+        go_on.set()
 
 
 async def until(condition: Callable[[], bool], *tasks: asyncio.Task) -> None:

@@ -39,6 +39,23 @@ def test_logits_are_wanted_for_the_last_token_once_the_step_reaches_it():
     assert [list(rows) for rows in batch.logit_rows] == [[3], [], [11], [12]]
 
 
+def test_a_single_token_wants_logits_only_if_it_is_the_last_known():
+    """A prompt's chunk of one token, its last token, a draft alone, and a token of a growing output."""
+    chunk, last = request(4, computed=1), request(4, computed=3)
+    draft, growing = request(4, computed=4, draft_ids=[77]), request(6, computed=5, prompt=4)
+    batch = make_batch([(chunk, 1), (last, 1), (draft, 1), (growing, 1)])
+    assert batch.token_ids == (11, 13, 77, 15)
+    assert (batch.positions, batch.context_lens) == ((1, 3, 4, 5), (2, 4, 5, 6))
+    assert [list(rows) for rows in batch.logit_rows] == [[], [1], [2], [3]], (
+        "a token of the prompt whose successor is known has no row, however short the chunk"
+    )
+
+
+def test_a_single_token_of_a_prompt_has_its_row_where_every_row_is_wanted():
+    batch = make_batch([(request(4, computed=1, prompt_logprobs=1), 1), (request(2, computed=1), 1)])
+    assert [list(rows) for rows in batch.logit_rows] == [[0], [1]]
+
+
 def test_drafts_follow_the_tokens_and_each_predecessor_has_its_row():
     speculating = request(5, computed=4, draft_ids=[77, 78])
     assert speculating.num_tokens_to_compute == 3

@@ -109,6 +109,34 @@ def test_recover_may_fail_someone_who_was_not_in_the_step(fake_engine):
     assert done["b"].error == "RuntimeError: the cable came loose"
 
 
+def test_who_has_ended_before_does_not_fail_whatever_recover_says(fake_engine):
+    cache, forward = failing_at(2)
+    ended, recorder = [], Recorder()
+    engine = fake_engine(
+        cache=cache,
+        forward=forward,
+        recover=lambda batch, error: [*ended, *batch.requests],
+        listeners=Listeners([recorder]),
+    )
+    engine.add_request("a", "one", SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
+    engine.add_request("b", "two", GREEDY)
+    ended += engine.scheduler.waiting[:1]
+    done = run_to_end(engine)
+    assert (done["a"].outputs[0].finish_reason, done["a"].error) == ("length", None)
+    assert done["b"].outputs[0].finish_reason == "error"
+    assert ended[0].output.finish_reason == "length", "what has ended keeps its reason"
+    assert [what for event, what in recorder.heard if event == "finish"] == ["a/0", "b/0"]
+
+
+def test_who_left_while_a_step_was_under_way_that_fails_gets_nothing_more(fake_engine):
+    cache, forward = failing_at(1)
+    engine = fake_engine(cache=cache, forward=forward)
+    engine.add_request("a", "one", GREEDY)
+    flight = engine.launch()
+    assert engine.abort_request("a").outputs[0].finish_reason == "abort"
+    assert engine.land(flight) == []
+
+
 def test_when_one_of_n_samples_fails_the_others_go_on_and_the_error_is_told(fake_engine):
     cache, forward = failing_at(2)
     engine = fake_engine(cache=cache, forward=forward)
@@ -319,7 +347,8 @@ def test_log_probabilities_reach_the_output_with_their_sum(fake_engine):
                     for own in found.tokens
                 ]
                 prompt = [
-                    [{0: Logprob(-1.0, 1, "")} for row in rows if batch.positions[row] < 2]
+                    [None] * (batch.positions[0] == 0)
+                    + [{0: Logprob(-1.0, 1, "")} for row in rows if batch.positions[row] < 2]
                     for rows in batch.logit_rows
                 ]
                 return replace(found, logprobs=tokens, prompt_logprobs=prompt)
@@ -332,6 +361,6 @@ def test_log_probabilities_reach_the_output_with_their_sum(fake_engine):
     engine.add_request("a", "one", params)
     (output,) = run_to_end(engine).values()
     assert output.outputs[0].token_ids == told_alone("one", GREEDY).token_ids, "a prompt row gave a token"
-    assert len(output.prompt_logprobs) == 2
+    assert len(output.prompt_logprobs) == 3
     assert output.outputs[0].cumulative_logprob == pytest.approx(-0.5 * 6)
     assert [list(one) for one in output.outputs[0].logprobs] == [[id] for id in output.outputs[0].token_ids]

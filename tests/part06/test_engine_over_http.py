@@ -10,7 +10,7 @@ from engine.decoding.params import SamplingParams
 from engine.listeners import Listeners
 from engine.server.app import create_app
 from tests.part04.serving import http, openai_client, serve, wait_until
-from tests.part06.fakes import BlockCache, FakeForward, Recorder, at_rest, told_alone
+from tests.part06.fakes import BlockCache, FakeForward, Gate, Recorder, at_rest, told_alone
 
 PROMPTS = ["Once upon a time", "The little dog", "A red ball"]
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
@@ -24,11 +24,12 @@ def recorder():
 
 @pytest.fixture
 def serving(passed):
-    """serving(engine) -> URL of a server in front of it."""
+    """serving(engine or backend) -> URL of a server in front of it."""
     with ExitStack() as stack:
 
         def start(engine):
-            backend = stack.enter_context(at_rest(AsyncLLMEngine(engine, "m"), passed))
+            backend = engine if isinstance(engine, AsyncLLMEngine) else AsyncLLMEngine(engine, "m")
+            stack.enter_context(at_rest(backend, passed))
             return stack.enter_context(serve(create_app(backend)))
 
         yield start
@@ -101,15 +102,23 @@ def test_a_client_that_leaves_frees_its_memory_and_the_next_one_is_served(
     real_engine, serving, recorder, alone
 ):
     engine = real_engine(listeners=Listeners([recorder]))
-    url = serving(engine)
+    gate = engine.executor.forward = Gate(engine.executor.forward, permits=2)
+    backend = AsyncLLMEngine(engine, "m")
+    url = serving(backend)
     ask = ASK | {"prompt": PROMPTS[0], "stream": True, "max_tokens": 1000, "ignore_eos": True}
     with http(url) as client:
         with client.stream("POST", "/v1/completions", json=ask) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()  # kept: the connection closes with the iterator
+            first = next(lines)
+            assert "error" not in first, first
+            wait_until(lambda: gate.entered == 3)  # the third step is under way, and waits
+        wait_until(lambda: not backend._commands.empty())  # word of the departure has reached the engine
+        gate.open()
         served = client.post("/v1/completions", json=ASK | {"prompt": PROMPTS[1]})
     assert served.status_code == 200, served.text
     assert served.json()["choices"][0]["text"] == alone(PROMPTS[1], GREEDY).text
-    assert len(recorder.records) < 1000
+    steps = 3 + len(alone(PROMPTS[1], GREEDY).token_ids)
+    assert len(recorder.records) == steps, "the one who left had another step after the one under way"
 
 
 def test_health_is_that_of_the_step_loop(fake_engine):

@@ -235,8 +235,9 @@ def test_a_request_is_finished_when_all_of_its_samples_are_whichever_ends_last(f
     assert [len(sample.token_ids) for sample in outputs[-1].outputs] == [5, 1]
 
 
-def test_aborting_n_samples_keeps_what_is_finished(fake_engine):
-    engine = fake_engine()
+def test_aborting_n_samples_keeps_what_is_finished_and_each_is_said_to_end_once(fake_engine):
+    recorder = Recorder()
+    engine = fake_engine(listeners=Listeners([recorder]))
     params = SamplingParams(n=3, seed=7, max_tokens=4, ignore_eos=True)
     engine.add_request("a", "hello", params)
     for _ in range(6):
@@ -244,6 +245,7 @@ def test_aborting_n_samples_keeps_what_is_finished(fake_engine):
     output = engine.abort_request("a")
     assert [sample.finish_reason for sample in output.outputs] == ["length", "abort", "abort"]
     assert [len(sample.token_ids) for sample in output.outputs] == [4, 2, 0]
+    assert [what for event, what in recorder.heard if event == "finish"] == ["a/0", "a/1", "a/2"]
 
 
 def test_aborting_keeps_the_reason_of_a_request_that_has_just_ended(fake_engine):
@@ -302,6 +304,12 @@ def test_a_snapshot_of_a_running_output_stays_as_it_was_and_the_last_one_is_a_li
 def test_priorities_have_few_levels_so_that_nobody_starves(fake_engine, priority):
     with pytest.raises(ParameterError, match="-100 to 100"):
         fake_engine(supports=SUPPORTS | {"priority"}).make_requests("a", "hello", priority=priority)
+
+
+@pytest.mark.parametrize("priority", [-100, 100])
+def test_the_outermost_priorities_are_accepted(fake_engine, priority):
+    (made,) = fake_engine(supports=SUPPORTS | {"priority"}).make_requests("a", "hello", priority=priority)
+    assert made.priority == priority
 
 
 def test_seeded_samples_equal_the_loop_alone(fake_engine):
@@ -368,7 +376,7 @@ def test_output_and_prompt_fit_in_max_model_len(fake_engine):
     assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (10, "length")
 
 
-@pytest.mark.parametrize(("slot_tokens", "max_model_len"), [(40, None), (40, 41), (200, 201)])
+@pytest.mark.parametrize(("slot_tokens", "max_model_len"), [(40, None), (40, 41), (200, 201), (400, 201)])
 def test_a_length_that_model_or_cache_cannot_hold_is_refused_when_the_engine_is_made(
     slot_tokens, max_model_len
 ):

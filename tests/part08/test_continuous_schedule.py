@@ -1,23 +1,14 @@
-"""Who runs in which step: one budget, no phases, in order of rank, and who gives way when memory is short.
+"""Who runs in which step: one budget, no phases, in order of rank. There is memory for all.
 
-From small to large: one request, several, a budget, ranks, then memory that refuses. The scheduler is alone:
-each step is taken to go well, and each request whose known tokens are all computed gets one more.
+From small to large: one request, several, a budget, ranks. The scheduler is alone: each step is taken to go
+well, and each request whose known tokens are all computed gets one more.
 """
 
 import pytest
 
-from engine.decoding.params import SamplingParams
-from engine.listeners import Listener, Listeners
-from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.request import State
-from tests.part06.fakes import BlockCache
 from tests.part06.steps import chosen, make_request, play
-
-
-def scheduler(max_num_seqs=4, budget=16, blocks=100, block_tokens=4, listeners=None) -> ContinuousScheduler:
-    made = ContinuousScheduler(BlockCache(blocks, block_tokens), max_num_seqs, budget)
-    made.listeners = listeners or Listeners()
-    return made
+from tests.part08.schedulers import scheduler
 
 
 @pytest.mark.parametrize(("max_num_seqs", "budget"), [(0, 5), (5, 4), (-1, 5), (1, 0)])
@@ -188,182 +179,6 @@ def test_a_better_newcomer_does_not_take_the_seat_of_one_who_runs():
     )
 
 
-# Giving up memory
-
-
-class Told(Listener):
-    def __init__(self):
-        self.names = []
-
-    def on_preempt(self, request):
-        self.names.append(request.id)
-
-
-def test_a_preempted_request_goes_back_to_its_old_place_with_nothing_computed():
-    """b comes between a, who runs, and c, who came after it and waits."""
-    s = scheduler()
-    a, b, c = (make_request(name, prompt=5, output=9) for name in "abc")
-    for request in (a, b, c):
-        s.add(request)
-    s.admit_next()
-    s.admit_next()
-    b.num_computed_tokens, b.draft_ids, b.prompt_logprobs = 5, [91], [{7: None}]
-    rank = b.rank
-    s._preempt(b)
-    assert [request.id for request in s.running] == ["a"], "who is preempted runs no longer"
-    assert b.rank == rank, "the rank given at arrival never changes"
-    assert [request.id for request in s.waiting] == ["b", "c"], (
-        "who is preempted goes back to its old place: before those who came later, behind those before it"
-    )
-    assert b.state is State.WAITING, "who is preempted waits again"
-    assert s.cache.usage().num_sequences == 1, "the cache takes back a preempted request's memory"
-    assert b.num_computed_tokens == 0, "without its memory, none of a request's tokens counts as computed"
-    assert (b.draft_ids, b.prompt_logprobs) == ([], []), (
-        "drafts and the prompt's log probabilities are forgotten: they will be found again"
-    )
-
-
-def test_one_who_came_earlier_stays_before_a_preempted_request():
-    s = scheduler()
-    first, second = make_request("first", prompt=5, output=9), make_request("second", prompt=5, output=9)
-    s.add(first)
-    s.add(second)
-    s.admit_next()
-    s.admit_next()
-    s._preempt(first)
-    s._preempt(second)
-    assert [request.id for request in s.waiting] == ["first", "second"], (
-        "who is preempted goes back to its old place: before those who came later, behind those before it"
-    )
-
-
-def test_preempting_is_counted_and_told():
-    told = Told()
-    s = scheduler(listeners=Listeners([told]))
-    a = make_request("a", prompt=5, output=9)
-    s.add(a)
-    s.admit_next()
-    s._preempt(a)
-    assert a.num_preemptions == 1
-    assert told.names == ["a"]
-
-
-# Memory refuses: a newcomer
-
-
-def test_a_newcomer_starts_only_with_room_for_its_whole_prompt():
-    """Two blocks of four tokens are free. The first chunk, 5 tokens, would fit; the prompt, 12, does not."""
-    s = scheduler(budget=6, blocks=4, block_tokens=4)
-    s.add(make_request("a", prompt=5, output=2))
-    play(s)
-    s.add(make_request("long", prompt=12, output=1))
-    assert chosen(play(s)) == {"a": 1}, (
-        "a newcomer starts only when the cache has room for all its known tokens, "
-        "even if it will read them in chunks"
-    )
-    assert chosen(play(s)) == {"long": 6}
-    assert s.cache.blocks == {"long": 3}, "room for all its known tokens is reserved at the start"
-
-
-def test_a_newcomer_for_whom_there_is_no_room_yet_waits_and_is_not_called_preempted():
-    told = Told()
-    s = scheduler(budget=30, blocks=4, block_tokens=4, listeners=Listeners([told]))
-    s.add(make_request("a", prompt=8, output=3))
-    play(s)
-    newcomer = make_request("big", prompt=12, output=1)
-    s.add(newcomer)
-    assert chosen(play(s)) == {"a": 1}
-    assert s.cache.usage().num_sequences == 1, "a newcomer that is put back gives up its seat in the cache"
-    assert (newcomer.num_preemptions, told.names) == (0, []), (
-        "a newcomer that finds no room has never run: it is put back, not preempted"
-    )
-    assert (newcomer.state, newcomer.num_computed_tokens) == (State.WAITING, 0)
-    play(s)
-    assert chosen(play(s)) == {"big": 12}
-
-
-def test_the_queue_stays_in_order_even_if_one_behind_would_fit():
-    s = scheduler(budget=30, blocks=4, block_tokens=4)
-    s.add(make_request("a", prompt=8, output=3))
-    play(s)
-    s.add(make_request("big", prompt=12, output=1))
-    s.add(make_request("small", prompt=2, output=1))
-    assert chosen(play(s)) == {"a": 1}, (
-        "when the first in the queue finds no room, nobody behind it is admitted"
-    )
-    assert [request.id for request in s.waiting] == ["big", "small"], "one who is put back keeps its place"
-
-
-# Memory refuses: a running request
-
-
-def test_when_memory_is_short_the_newest_gives_way_and_comes_back_whole():
-    told = Told()
-    s = scheduler(budget=30, blocks=4, block_tokens=4, listeners=Listeners([told]))
-    a, b = make_request("a", prompt=8, output=6), make_request("b", prompt=7, output=3)
-    s.add(a)
-    s.add(b)
-    assert chosen(play(s)) == {"a": 8, "b": 7}  # two blocks each: all four
-    assert chosen(play(s)) == {"a": 1}, (
-        "a needs a third block (`reserve` is asked for all of a's tokens, computed and new): b, the worst in "
-        "rank, gives way, and `reserve` is asked again"
-    )
-    assert told.names == ["b"]
-    assert (b.state, b.num_computed_tokens, b.num_preemptions) == (State.WAITING, 0, 1)
-    assert [chosen(play(s)) for _ in range(3)] == [{"a": 1}] * 3, "b waits until there is room for all of it"
-    assert chosen(play(s)) == {"a": 1}
-    assert a.state is State.FINISHED
-    assert chosen(play(s)) == {"b": 8}, "its prompt and the one token it had are computed again"
-    assert chosen(play(s)) == {"b": 1}
-    assert b.state is State.FINISHED
-    assert told.names == ["b"]
-
-
-def test_the_worst_priority_gives_way_however_old():
-    told = Told()
-    s = scheduler(budget=30, blocks=4, block_tokens=4, listeners=Listeners([told]))
-    s.add(make_request("old but idle", prompt=7, output=9, priority=9))
-    play(s)
-    s.add(make_request("new", prompt=8, output=9))
-    play(s)
-    play(s)
-    assert told.names == ["old but idle"], "the worst rank gives way, not the newest request"
-    assert [request.id for request in s.running] == ["new"]
-
-
-def test_one_that_is_worst_itself_gives_way_itself():
-    told = Told()
-    s = scheduler(budget=30, blocks=4, block_tokens=4, listeners=Listeners([told]))
-    s.add(make_request("a", prompt=5, output=9))
-    s.add(make_request("b", prompt=8, output=9))
-    play(s)
-    assert chosen(play(s)) == {"a": 1}, "b needs more room and is itself the worst in rank: it gives way"
-    assert told.names == ["b"]
-
-
-def test_a_preempted_request_goes_before_those_who_came_after_it():
-    s = scheduler(max_num_seqs=2, budget=30, blocks=4, block_tokens=4)
-    for name, prompt, output in (("a", 8, 3), ("b", 7, 3), ("c", 1, 1)):
-        s.add(make_request(name, prompt=prompt, output=output))
-    play(s)
-    assert chosen(play(s)) == {"a": 1}
-    assert [request.id for request in s.waiting] == ["b", "c"]
-    play(s)
-    assert list(chosen(play(s))) == ["b", "c"]
-
-
-def test_in_a_step_that_preempts_nobody_new_is_admitted():
-    s = scheduler(max_num_seqs=2, budget=30, blocks=4, block_tokens=4)
-    s.add(make_request("a", prompt=8, output=9))
-    s.add(make_request("b", prompt=7, output=9, priority=3))
-    play(s)
-    s.add(make_request("c", prompt=1, output=1))
-    assert chosen(play(s)) == {"a": 1}, (
-        "a step that preempts admits nobody: c would get the seat and the memory that b has just lost"
-    )
-    assert chosen(play(s)) == {"a": 1, "c": 1}
-
-
 # What later parts bring, and steps that go wrong
 
 
@@ -406,25 +221,6 @@ def test_drafts_are_tokens_like_any_other_and_rejected_ones_are_computed_no_more
     assert a.num_computed_tokens == len(a.token_ids) - 1
     assert a.draft_ids == [94]
     assert chosen(s.schedule()) == {"a": 2}
-
-
-def test_after_a_preemption_only_the_prompts_rows_are_asked_for_again():
-    """The first chunk is the prompt, six tokens; the second is what was said since, and its last row asks."""
-    s = scheduler(budget=6)
-    a = make_request("a", prompt=6, output=9)
-    s.add(a)
-    for _ in range(3):
-        play(s)
-    s._preempt(a)
-    a.params = SamplingParams(temperature=0, prompt_logprobs=1)
-    first = s.schedule()
-    s.update(first)
-    second = s.schedule()
-    assert (chosen(first), chosen(second)) == ({"a": 6}, {"a": 3})
-    assert [list(rows) for rows in first.logit_rows] == [[0, 1, 2, 3, 4, 5]]
-    assert [list(rows) for rows in second.logit_rows] == [[2]], (
-        "a chunk that begins where the prompt ends wants its last row alone"
-    )
 
 
 def test_finishing_frees_memory_wherever_the_request_is_and_only_once():

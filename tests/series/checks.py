@@ -15,8 +15,9 @@ from parts.tree import tree_files
 LAST = 20
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)|<img[^>]+src=\"([^\"]+)\"")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
-# `ruvon` where a command stands: first on a line of code, after a prompt or a notebook's `!`.
-COMMAND = re.compile(r"^[`\s]*[!$%]*\s*ruvon\b", re.MULTILINE)
+# `ruvon` where a command stands: first on a line of code, after a prompt or a notebook's `!`. The prefix of a
+# metric (`ruvon:steps_total`) is none.
+COMMAND = re.compile(r"^[`\s]*[!$%]*\s*ruvon\b(?!:)", re.MULTILINE)
 
 
 def ownership(files: list[str], parts: list[Part]) -> list[str]:

@@ -177,6 +177,24 @@ def test_the_start_tree_lists_waiting_tests_by_exercise_apart_from_real_failures
     )
 
 
+def test_a_failure_names_the_exercises_that_its_test_calls(repo, tmp_path):
+    """Both are written, one wrongly, and the same file is about both."""
+    x = tmp_path / "x"
+    start(repo, 2, x, solved=False)
+    (x / "engine/two.py").write_text((repo / "engine/two.py").read_text().replace('"two"', "2"))
+    said = parts(x, "test", "2").stdout
+    assert "    It checks engine/two.py:words.\n" in said
+
+
+def test_a_file_that_needs_a_gpu_is_said_to_be_skipped_without_one(repo, tmp_path):
+    manifest = repo / "parts/02_two/part.toml"
+    tests = 'tests = ["tests/part02/test_two.py"'
+    manifest.write_text(manifest.read_text().replace(tests, f'{tests}, "tests/part02/test_on_a_gpu.py"'))
+    start(repo, 2, tmp_path / "x", solved=False)
+    said = "`tests/part02/test_two.py`, `tests/part02/test_on_a_gpu.py` (skipped without a GPU)"
+    assert said in (tmp_path / "x/README.md").read_text()
+
+
 def test_all_is_green_only_when_the_whole_part_ran(repo, tmp_path):
     x = tmp_path / "x"
     start(repo, 2, x, solved=False)

@@ -236,7 +236,7 @@ class Neighbour:
 
     def __init__(self, server: Process) -> None:
         self.server, self.times, self.stopping = server, [], False
-        self.thread = threading.Thread(target=self._read)
+        self.thread = threading.Thread(target=self._read, daemon=True)  # also when it never begins
 
     def _read(self) -> None:
         with self.server.client() as client:

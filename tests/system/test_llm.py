@@ -3,6 +3,7 @@
 from itertools import pairwise, zip_longest
 
 import pytest
+import torch
 
 from engine import LLM, CheckpointError, RequestOutput, SamplingParams
 from engine.decoding.params import ParameterError
@@ -75,10 +76,28 @@ def test_a_prompt_that_cannot_be_run_is_refused(llm, prompt):
         llm.generate(prompt, greedy())
 
 
-def test_what_no_part_has_brought_yet_is_refused_naming_its_part(llm):
-    with pytest.raises(ParameterError, match=r"logprobs=2 .*Part 10"):
-        llm.generate(["a", "b"], [greedy(), SamplingParams(logprobs=2)])
-    assert not llm.engine.has_unfinished_requests()
+def test_log_probabilities_of_prompt_and_output_are_hugging_faces(llm):
+    params = greedy(logprobs=3, prompt_logprobs=0, max_tokens=8)
+    (output,) = llm.generate("One day, Tim found a", params)
+    told, sample = output.prompt_token_ids, output.outputs[0]
+    ids = torch.tensor([[*told, *sample.token_ids]])
+    with torch.inference_mode():
+        expected = reference.load("storyteller")(ids).logits[0].log_softmax(-1)  # [T, V]
+    assert output.prompt_logprobs[0] is None
+    for i, token_id in enumerate([*told, *sample.token_ids][1:]):
+        scores = [*output.prompt_logprobs[1:], *sample.logprobs][i]
+        assert scores[token_id].logprob == pytest.approx(float(expected[i, token_id]), abs=1e-4)
+    assert [len(scores) for scores in sample.logprobs] == [3] * 8
+    assert sample.cumulative_logprob == pytest.approx(
+        sum(scores[id].logprob for id, scores in zip(sample.token_ids, sample.logprobs, strict=True))
+    )
+
+
+@pytest.mark.parametrize("value", [-1, 21, True, "5"])
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_a_number_of_log_probabilities_that_is_none_is_refused(llm, field, value):
+    with pytest.raises(ParameterError, match=rf"{field}=.*from 0 to 20"):
+        llm.generate("a", SamplingParams(**{field: value}))
 
 
 def test_a_seed_gives_the_same_samples_alone_and_in_a_batch(llm):

@@ -16,6 +16,7 @@ from engine.checkpoint import ZOO
 from engine.cli.main import app
 
 ROOT = Path(__file__).parents[2]
+DEADLINE = 120.0  # seconds after which what we wait for will never come: not a promise about speed
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
@@ -40,7 +41,7 @@ def address():
         pytest.fail("the server did not start:\n" + "".join(log))
     yield f"http://127.0.0.1:{found[1]}"
     process.send_signal(2)
-    rest = process.communicate(timeout=30)[0]
+    rest = process.communicate(timeout=DEADLINE)[0]
     assert process.returncode == 0, rest
     assert "Traceback" not in rest
 
@@ -83,14 +84,42 @@ def test_errors_name_the_field(client):
         client.completions.create(model="gpt-4", prompt="x")
 
 
+def test_log_probabilities_and_echo_come_as_openais_client_expects_them(client):
+    expected = LLM("storyteller").generate(
+        "Once upon a", SamplingParams(temperature=0, max_tokens=6, logprobs=2)
+    )
+    sample = expected[0].outputs[0]
+    ask = {"model": "storyteller", "prompt": "Once upon a", "temperature": 0, "max_tokens": 6, "echo": True}
+    (whole,) = client.completions.create(**ask, logprobs=2).choices
+    assert whole.text == "Once upon a" + sample.text
+    assert "".join(whole.logprobs.tokens) == whole.text
+    assert whole.logprobs.token_logprobs[0] is None
+    shown = whole.logprobs.token_logprobs[-6:]
+    scores = zip(sample.token_ids, sample.logprobs, strict=True)
+    assert shown == pytest.approx([own[id].logprob for id, own in scores], abs=1e-4)
+    (scored,) = client.completions.create(**ask | {"max_tokens": 0}, logprobs=2).choices
+    assert (scored.text, scored.finish_reason) == ("Once upon a", "length")
+    assert scored.logprobs.token_logprobs == pytest.approx(whole.logprobs.token_logprobs[:-6], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [(-1, "from 0 to 5"), (21, "from 0 to 5"), (True, "integer"), ("5", "integer")]
+)
+def test_a_number_of_log_probabilities_that_is_none_is_a_400(client, value, says):
+    with pytest.raises(openai.BadRequestError, match=says) as caught:
+        client.completions.create(model="storyteller", prompt="x", logprobs=value)
+    assert caught.value.param == "logprobs"
+
+
 def test_without_the_key_only_health_answers(address):
-    assert httpx.get(f"{address}/health").json() == {"status": "ok"}
-    assert httpx.get(f"{address}/v1/models").status_code == 401
+    with httpx.Client(base_url=address, timeout=DEADLINE, trust_env=False) as client:
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/v1/models").status_code == 401
 
 
 def test_a_server_that_cannot_start_says_why_in_one_line():
     process = start("--model", "no-such-model")
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=DEADLINE)[0]
     assert process.returncode == 1
     assert said.startswith("ruvon serve: model 'no-such-model' is neither")
 

@@ -1,0 +1,186 @@
+"""What do log probabilities cost a step, and a prompt?
+
+    python -m benchmarks.part10_logprobs [--rounds 3] [--tokens 14]  # two minutes on a quiet machine
+
+Whole steps of the engine, in which every request asks for 0, 1, 5 or 20 of the likeliest tokens, beside
+steps in which nobody asks, and beside Part 6's executor, which cannot be asked: for 1 and 32 requests, with
+storyteller and with random weights in the shape of GPT-2 124M. The sides take turns; compared are medians of
+processor time, on one thread.
+`prompt`: one prompt read with and without its tokens' log probabilities. `bytes_per_token`: what a token's
+scores take as the engine keeps them, and as a dict of records.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+import tracemalloc
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.record import ROOT, record
+from benchmarks.workloads import gpt2_like, interleaved
+from engine.cache.slots import SlotCache
+from engine.decoding.logprobs import SUPPORTS
+from engine.decoding.params import SamplingParams
+from engine.executor import Executor, ModelForward
+from engine.layers.packed_linear import pack_linears
+from engine.llm_engine import LLMEngine
+from engine.models.loader import load_model
+from engine.scheduling.continuous import ContinuousScheduler
+from engine.scoring import ScoringExecutor
+from engine.tokenizer import Tokenizer
+
+MODELS = {"storyteller": None, "GPT-2 124M's shape": (12, 768, 12, 50257)}
+BATCHES = (1, 32)
+SIDES = {"cannot be asked": None, "nobody asks": None, "0": 0, "1": 1, "5": 5, "20": 20}
+PROMPT, ROOM, LONG = (
+    8,
+    64,
+    384,
+)  # tokens: of each prompt, of each request's cache, of the prompt that is scored
+FIRST = 3  # steps that are not counted: prompts are read in them
+
+
+class Bench:
+    """One model, one cache, and an engine for each side over both."""
+
+    def __init__(self, where: str | Path, load_format: str, seats: int, room: int = ROOM) -> None:
+        self.tokenizer, self.random = Tokenizer.from_pretrained(where), Random(0)
+        self.model = load_model(
+            where, load_format=load_format, transform=partial(pack_linears, rows=max(BATCHES))
+        )
+        self.cache = SlotCache(self.model.config, seats, room)
+        self.seats, self.room = seats, room
+
+    def engine(self, scoring: bool = True) -> LLMEngine:
+        forward = ModelForward(self.model, self.cache)
+        return LLMEngine(
+            self.tokenizer,
+            self.model.config,
+            ContinuousScheduler(self.cache, self.seats, max(512, self.seats)),
+            ScoringExecutor(forward, self.tokenizer) if scoring else Executor(forward),
+            supports=SUPPORTS,
+            max_model_len=self.room,
+        )
+
+    def prompt(self, tokens: int) -> list[int]:
+        return [self.random.randrange(1, 4096) for _ in range(tokens)]
+
+    def step_seconds(self, side: str, requests: int, tokens: int) -> float:
+        """Median of the steps in which all requests decode."""
+        engine = self.engine(side != "cannot be asked")
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=SIDES[side])
+        for i in range(requests):
+            engine.add_request(str(i), self.prompt(PROMPT), params)
+        taken = []
+        while engine.has_unfinished_requests():
+            start = time.process_time()
+            engine.step()
+            taken.append(time.process_time() - start)
+        return statistics.median(taken[FIRST:])
+
+    def prompt_seconds(self, n: int | None) -> float:
+        """From a prompt's arrival to its first token."""
+        engine = self.engine()
+        engine.add_request(
+            "0", self.prompt(LONG), SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=n)
+        )
+        start = time.process_time()
+        engine.step()
+        seconds = time.process_time() - start
+        assert not engine.has_unfinished_requests()
+        return seconds
+
+
+def bytes_per_token(bench: Bench, n: int, as_dict: bool) -> float:
+    """Memory that the scores of a prompt's tokens hold, beyond those of the first run."""
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=n)
+    kept = []
+    for turn in range(2):
+        engine = bench.engine()
+        engine.add_request("0", bench.prompt(LONG), params)
+        (output,) = engine.step()
+        if turn:
+            tracemalloc.start()
+            kept = [
+                dict(scores)
+                if as_dict
+                else type(scores)(scores._ids.copy(), scores._logprobs.copy(), scores._rank, scores._text)
+                for scores in output.prompt_logprobs[1:]
+            ]
+            held, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+    return held / len(kept)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=14)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows, prompts, figures = [], [], {"step": {}, "prompt": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, shape in MODELS.items():
+            where = gpt2_like(Path(folder), *shape) if shape else name
+            bench = Bench(where, "dummy" if shape else "auto", max(BATCHES))
+            for requests in BATCHES:
+                sides = {
+                    side: partial(bench.step_seconds, side, requests, arguments.tokens) for side in SIDES
+                }
+                ms = {side: s * 1e3 for side, s in interleaved(sides, arguments.rounds).items()}
+                over = {side: ms[side] / ms["cannot be asked"] for side in SIDES}
+                ratios = [f"{ratio:.2f}" for ratio in list(over.values())[1:]]
+                rows.append([name, requests, ms["cannot be asked"], *ratios])
+                key = "gpt2_shape" if shape else name
+                figures["step"][f"{key}_{requests}"] = {"ms": ms, "ratio": over}
+            # A cache of one slot, long enough for the prompt.
+            bench.cache, bench.seats, bench.room = SlotCache(bench.model.config, 1, LONG + 8), 1, LONG + 8
+            sides = {str(n): partial(bench.prompt_seconds, n) for n in (None, 0, 5, 20)}
+            ms = {side: s * 1e3 for side, s in interleaved(sides, arguments.rounds).items()}
+            over = {side: ms[side] / ms["None"] for side in ms}
+            prompts.append([name, LONG, ms["None"], *(f"{over[n]:.2f}" for n in ("0", "5", "20"))])
+            figures["prompt"]["gpt2_shape" if shape else name] = {"ms": ms, "ratio": over}
+            if not shape:
+                figures["bytes_per_token"] = {
+                    "arrays": bytes_per_token(bench, 20, as_dict=False),
+                    "dict": bytes_per_token(bench, 20, as_dict=True),
+                }
+    step = {
+        "columns": [
+            "model", "requests", "step that cannot be asked, processor ms", "nobody asks", "logprobs 0", "1",
+            "5", "20",
+        ],
+        "rows": rows,
+    }  # fmt: skip
+    prompt = {
+        "columns": ["model", "prompt tokens", "read, processor ms", "prompt_logprobs 0", "5", "20"],
+        "rows": prompts,
+    }
+    workload = {
+        "prompt_tokens": PROMPT, "output_tokens": arguments.tokens, "rounds": arguments.rounds,
+        "statistic": "processor time, median of steps, median of rounds", "sides": list(SIDES),
+        "dtype": "float32",
+    }  # fmt: skip
+    path = record(
+        "part10_logprobs", "What do log probabilities cost?", workload, figures,
+        {"step": step, "prompt": prompt},
+    )  # fmt: skip
+    console = Console()
+    for title, content in (("A step, times that of one that cannot be asked", step), ("A prompt", prompt)):
+        table = Table(*content["columns"], title=title)
+        for row in content["rows"]:
+            table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
+        console.print(table)
+    console.print(figures["bytes_per_token"])
+    console.print(f"Written to {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""What the engine does, as numbers that Prometheus can read, under the names vLLM gave them. Part 11.
+
+Promises that every figure comes from what the engine tells its listeners (RequestStats, StepRecord), that
+times are differences of one monotonic clock, and that nothing is global: each engine has a registry of its
+own. Counters and histograms are kept up to date by the engine's thread; gauges are read when somebody asks.
+Knows no HTTP (routes.py).
+
+Source of names, labels, buckets and of what counts when: vLLM's V1 engine, vllm/v1/metrics/loggers.py and
+stats.py, https://github.com/vllm-project/vllm. What vLLM has no name for begins with `ruvon:`.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from engine.decoding.outputs import RequestStats
+from engine.listeners import Listener, StepRecord
+from engine.llm_engine import LLMEngine
+from engine.scheduling.request import Request
+from engine.telemetry.histogram import Histogram
+from engine.telemetry.history import History, Point
+
+LABELS = ("model_name", "engine")
+ENGINE = "0"  # vLLM numbers its replicas; one server here is one engine
+
+COUNTERS = {
+    "vllm:prompt_tokens": "Prompt tokens, counted when the prompt's first answer token is there.",
+    "vllm:generation_tokens": "Output tokens.",
+    "vllm:num_preemptions": "Running requests whose memory was taken for others.",
+    "vllm:prefix_cache_queries": "Prompt tokens looked up in the cache when their request first ran.",
+    "vllm:prefix_cache_hits": "Of these, tokens whose keys and values were there (Part 12).",
+    "ruvon:steps": "Steps of the engine.",
+    "ruvon:failed_steps": "Steps that ended with an error, so that their work was for nothing.",
+    "ruvon:step_sequences": "Requests in all steps together; divided by the steps: the batch size.",
+    "ruvon:step_tokens": "Tokens computed in all steps together, prompts and outputs.",
+}
+SUCCESS = ("stop", "length")  # how a request ends well
+EARLY = ("abort", "error", "reject")  # how else; vLLM counts such requests in none of its request metrics
+
+FIRST_TOKEN = (  # buckets, in seconds
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
+    640, 2560,
+)  # fmt: skip
+BETWEEN_TOKENS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+LATENCY = (
+    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+)  # fmt: skip
+TOKENS_PER_STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # our own choice
+
+TTFT, TPOT = "vllm:time_to_first_token_seconds", "vllm:request_time_per_output_token_seconds"
+
+
+def one_two_five(most: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50, … up to `most`: vLLM's buckets for counts that the model's length bounds."""
+    return tuple(m * 10**e for e in range(len(str(most))) for m in (1, 2, 5) if m * 10**e <= most)
+
+
+def histograms(max_model_len: int) -> dict[str, tuple[str, tuple[float, ...]]]:
+    """name -> (what it is of, its buckets)."""
+    lengths = one_two_five(max_model_len)
+    return {
+        "vllm:iteration_tokens_total": ("Tokens computed in a step.", TOKENS_PER_STEP),
+        TTFT: ("Seconds from arrival to the first output token.", FIRST_TOKEN),
+        "vllm:inter_token_latency_seconds": ("Seconds between a request's output tokens.", BETWEEN_TOKENS),
+        TPOT: ("Mean seconds between a finished request's output tokens.", BETWEEN_TOKENS),
+        "vllm:e2e_request_latency_seconds": ("Seconds from arrival to the last output token.", LATENCY),
+        "vllm:request_queue_time_seconds": ("Seconds from arrival to the first step it is in.", LATENCY),
+        "vllm:request_prefill_time_seconds": ("Seconds from there to the first output token.", LATENCY),
+        "vllm:request_decode_time_seconds": ("Seconds from the first output token to the last.", LATENCY),
+        "vllm:request_inference_time_seconds": ("Seconds from its first step to its last token.", LATENCY),
+        "vllm:request_prompt_tokens": ("Prompt tokens of a finished request.", lengths),
+        "vllm:request_generation_tokens": ("Output tokens of a finished request.", lengths),
+        "vllm:request_params_max_tokens": ("max_tokens that finished requests asked for.", lengths),
+        "vllm:request_params_n": ("n of a request, once for all its samples.", (1, 2, 5, 10, 20)),
+        "ruvon:step_seconds": ("Seconds that a step took.", STEP),
+    }
+
+
+@dataclass(frozen=True)
+class Times:
+    """Where the seconds of a finished request went. queue + prefill + decode = e2e."""
+
+    queue: float  # from arrival to the first step it was in
+    prefill: float  # from there to its first output token
+    decode: float  # from its first output token to its last
+    inference: float  # prefill and decode
+    e2e: float  # from arrival to its last output token
+
+
+def times_of(stats: RequestStats, scheduled: float) -> Times:
+    """The times of a request that has ended well, and so has an output token at least.
+
+    `scheduled` is when it was first chosen for a step. If it was preempted, the time it waited for its second
+    admission belongs to prefill when it had no output token yet, and to decode when it had (as in vLLM).
+    """
+    first, last = stats.token_times[0], stats.token_times[-1]
+    return Times(
+        queue=scheduled - stats.arrival,
+        prefill=first - scheduled,
+        decode=last - first,
+        inference=last - scheduled,
+        e2e=last - stats.arrival,
+    )
+
+
+@dataclass(slots=True)
+class Track:
+    """A request under way."""
+
+    request: Request
+    scheduled: float | None = None  # when it was first chosen for a step
+    seen: int = 0  # of its output tokens, how many have been counted
+
+
+class EngineMetrics(Listener):
+    """Listens to one engine, and is the collector of its registry."""
+
+    def __init__(self, engine: LLMEngine, model_name: str) -> None:
+        """Begins to listen. `model_name` is the label's value: what clients call the model."""
+        self.engine, self.model_name = engine, model_name
+        self.started = time.perf_counter()
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.succeeded, self.ended_early = dict.fromkeys(SUCCESS, 0), dict.fromkeys(EARLY, 0)
+        self.from_executor: dict[str, float] = {}  # StepRecord.counters, added up
+        self._about = histograms(engine.max_model_len)
+        self.histograms = {name: Histogram(bounds) for name, (_, bounds) in self._about.items()}
+        self.history = History(self.started)
+        self._tracks: dict[str, Track] = {}  # by the request's own id
+        self._lock = threading.Lock()  # between the engine's thread and those who read
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self._process = ProcessCollector(registry=self.registry)  # memory and processor time of this process
+        engine.listeners.add(self)
+
+    # What happens, as the engine tells it.
+
+    def on_arrival(self, request: Request) -> None:
+        with self._lock:
+            self._tracks[request.id] = Track(request)
+
+    def on_reject(self, request_id: str, error: Exception) -> None:
+        with self._lock:
+            self.ended_early["reject"] += 1
+
+    def on_preempt(self, request: Request) -> None:
+        with self._lock:
+            self.counters["vllm:num_preemptions"] += 1
+
+    def on_step(self, record: StepRecord) -> None:
+        with self._lock:
+            counters, tracks = self.counters, self._tracks
+            # 1. Each request in the step: is it its first, and has it new tokens?
+            for s, request_id in enumerate(record.request_ids):
+                track = tracks.get(request_id)
+                if track is None:  # aborted while the step was under way
+                    continue
+                if track.scheduled is None:
+                    track.scheduled = record.start + record.schedule_seconds
+                    counters["vllm:prefix_cache_queries"] += track.request.num_prompt_tokens
+                    counters["vllm:prefix_cache_hits"] += record.tokens_cached[s]
+                if len(track.request.stats.token_times) > track.seen:
+                    self._tokens_came(track)
+            # 2. The step itself.
+            tokens = sum(record.tokens_computed)
+            counters["ruvon:steps"] += 1
+            counters["ruvon:step_sequences"] += len(record.request_ids)
+            counters["ruvon:step_tokens"] += tokens
+            counters["ruvon:failed_steps"] += record.error is not None
+            for name, amount in record.counters.items():
+                self.from_executor[name] = self.from_executor.get(name, 0) + amount
+            self.histograms["vllm:iteration_tokens_total"].observe(tokens)
+            self.histograms["ruvon:step_seconds"].observe(record.end - record.start)
+            # 3. Where that leaves us, for the dashboard.
+            self.history.note(record.end, self._point())
+
+    def _tokens_came(self, track: Track) -> None:
+        """Count what is new of a request: `stats.token_times` beyond the `seen` first, one at least.
+
+        All of it goes to vllm:generation_tokens. With the first output token the wait for it is observed,
+        and the prompt's tokens go to vllm:prompt_tokens. Later, one inter-token latency is observed for a
+        step: from the last token that was seen to the newest, as in vLLM, however many came at once (Part
+        16). Then `seen` is brought up to date.
+        """
+        stats, counters = track.request.stats, self.counters
+        times = stats.token_times
+        counters["vllm:generation_tokens"] += len(times) - track.seen
+        if track.seen:
+            gap = times[-1] - times[track.seen - 1]
+            self.histograms["vllm:inter_token_latency_seconds"].observe(gap)
+        else:
+            counters["vllm:prompt_tokens"] += track.request.num_prompt_tokens
+            self.histograms[TTFT].observe(stats.time_to_first_token)
+            self.history.sample("ttft", times[0], stats.time_to_first_token)
+        track.seen = len(times)
+
+    def on_finish(self, request: Request) -> None:
+        """A request that ended well is in every request metric; any other only in ours."""
+        with self._lock:
+            track = self._tracks.pop(request.id, None)
+            if track is None:  # it was here before we listened
+                return
+            reason = request.output.finish_reason
+            if reason in self.succeeded:
+                self.succeeded[reason] += 1
+                self._observe_finished(request, track.scheduled)
+            else:
+                self.ended_early[reason] += 1
+            self.history.note(time.perf_counter(), self._point())
+
+    def _observe_finished(self, request: Request, scheduled: float) -> None:
+        stats, params, observed = request.stats, request.params, self.histograms
+        times = times_of(stats, scheduled)
+        observed["vllm:e2e_request_latency_seconds"].observe(times.e2e)
+        observed["vllm:request_queue_time_seconds"].observe(times.queue)
+        observed["vllm:request_prefill_time_seconds"].observe(times.prefill)
+        observed["vllm:request_decode_time_seconds"].observe(times.decode)
+        observed["vllm:request_inference_time_seconds"].observe(times.inference)
+        observed[TPOT].observe(stats.time_per_output_token)
+        if len(stats.token_times) > 1:  # a single token has no rhythm
+            self.history.sample("tpot", stats.token_times[-1], stats.time_per_output_token)
+        observed["vllm:request_prompt_tokens"].observe(request.num_prompt_tokens)
+        observed["vllm:request_generation_tokens"].observe(len(stats.token_times))
+        if params.max_tokens is not None:
+            observed["vllm:request_params_max_tokens"].observe(params.max_tokens)
+        if request.parent is None:
+            observed["vllm:request_params_n"].observe(params.n)
+
+    # What others read, in threads of their own.
+
+    def _point(self) -> Point:
+        """Where things stand now."""
+        scheduler, counters = self.engine.scheduler, self.counters
+        return Point(
+            counters["vllm:generation_tokens"],
+            counters["vllm:prompt_tokens"],
+            counters["ruvon:steps"],
+            counters["ruvon:step_sequences"],
+            len(scheduler.running),
+            len(scheduler.waiting),
+            scheduler.cache.usage().share,
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry. Numbers are taken in one moment, so that they fit together."""
+        with self._lock:
+            counters = dict(self.counters)
+            by_label = {
+                ("vllm:request_success", "finished_reason"): (
+                    "Requests that ended well.",
+                    dict(self.succeeded),
+                ),
+                ("ruvon:requests_ended_early", "reason"): (
+                    "Requests that were aborted, failed, or were refused by the engine.",
+                    dict(self.ended_early),
+                ),
+                ("ruvon:executor", "counter"): (
+                    "What the executor told of its steps.",
+                    dict(self.from_executor),
+                ),
+            }
+            observed = {name: (h.bounds, h.cumulative(), h.sum) for name, h in self.histograms.items()}
+        own = (self.model_name, ENGINE)
+        for name, count in counters.items():
+            family = CounterMetricFamily(name, COUNTERS[name], labels=LABELS)
+            family.add_metric(own, count)
+            yield family
+        for (name, label), (about, values) in by_label.items():
+            family = CounterMetricFamily(name, about, labels=(*LABELS, label))
+            for value, count in values.items():
+                family.add_metric((*own, value), count)
+            yield family
+        for name, (bounds, cumulative, total) in observed.items():
+            family = HistogramMetricFamily(name, self._about[name][0], labels=LABELS)
+            les = [*(str(float(bound)) for bound in bounds), "+Inf"]
+            family.add_metric(own, list(zip(les, cumulative, strict=True)), total)
+            yield family
+        for name, about, value in self._gauges():
+            family = GaugeMetricFamily(name, about, labels=LABELS)
+            family.add_metric(own, value)
+            yield family
+        for kind, about in (("used", "in use, by anyone"), ("total", "there is")):
+            family = GaugeMetricFamily(
+                f"ruvon:gpu_memory_{kind}_bytes", f"GPU memory that is {about}.", labels=(*LABELS, "device")
+            )
+            for gpu in gpus():
+                family.add_metric((*own, gpu["device"]), gpu[kind])
+            yield family
+
+    def _gauges(self) -> Iterator[tuple[str, str, float]]:
+        point = self._point()
+        yield "vllm:num_requests_running", "Requests that hold memory in the cache.", point.running
+        yield "vllm:num_requests_waiting", "Requests in the queue.", point.waiting
+        yield "vllm:kv_cache_usage_perc", "Share of the cache that is taken, 0 to 1.", point.kv_usage
+        yield "ruvon:host_memory_total_bytes", "Memory of this machine.", host_memory_total()
+
+    def snapshot(self) -> dict:
+        """All that the dashboards show, as JSON has it. See `History.read` for `seconds`."""
+        now = time.perf_counter()
+        resident = {metric.name: metric.samples[0].value for metric in self._process.collect()}
+        with self._lock:
+            point = self._point()
+            snapshot = {
+                "model_name": self.model_name,
+                "uptime": round(now - self.started, 3),
+                "now": {
+                    "running": point.running,
+                    "waiting": point.waiting,
+                    "kv_usage": point.kv_usage,
+                    "memory": resident.get("process_resident_memory_bytes"),  # None where there is no /proc
+                    "memory_total": host_memory_total(),
+                    "gpus": gpus(),
+                },
+                "totals": dict(self.counters),
+                "ended": self.succeeded | self.ended_early,
+                "buckets": {
+                    short: {
+                        "le": self.histograms[name].bounds,
+                        "cumulative": self.histograms[name].cumulative(),
+                    }
+                    for short, name in (("ttft", TTFT), ("tpot", TPOT))
+                },
+            }
+            recent = self.history.copy()
+        return snapshot | {"window": recent.window, "seconds": recent.read(now)}
+
+
+def gpus() -> list[dict]:
+    """Of each GPU that this process has touched: device, bytes used (by anyone) and in total."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        if not torch.cuda.memory_reserved(index):  # asking would open it
+            continue
+        free, total = torch.cuda.mem_get_info(index)
+        found.append({"device": f"cuda:{index}", "used": total - free, "total": total})
+    return found
+
+
+def host_memory_total() -> int:
+    """Bytes of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,277 @@
+"""How a request ends early: its reader leaves, it is aborted, its event loop closes, the engine stops."""
+
+import asyncio
+import logging
+from contextlib import aclosing
+
+import pytest
+
+from engine.async_engine import AsyncLLMEngine, EngineError
+from engine.decoding.params import SamplingParams
+from tests.part04.serving import DEADLINE, wait_until
+from tests.part06.fakes import (
+    BlockCache,
+    FakeForward,
+    Gate,
+    ask,
+    at_rest,
+    held,
+    read,
+    recorder_of,
+    steps_of,
+    told_alone,
+    until,
+)
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+
+
+def test_a_reader_who_leaves_frees_the_memory_by_the_next_step(engine, gate):
+    gate.allow(2)
+
+    async def run():
+        async with aclosing(await engine.generate("hello", GREEDY, "a")) as outputs:
+            while len((await anext(outputs)).outputs[0].token_ids) < 2:
+                pass
+
+    asyncio.run(run())
+    gate.open()  # a third step may have been under way; no fourth one
+    wait_until(lambda: not engine.engine.has_unfinished_requests())
+    assert steps_of(engine, "a") <= 3
+    assert ("finish", "a/0") in recorder_of(engine).heard
+
+
+def test_a_reader_whose_task_is_cancelled_has_left(engine, gate):
+    async def run():
+        task = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
+        await until(lambda: gate.entered, task)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(run())
+    gate.open()
+    wait_until(lambda: not engine.engine.has_unfinished_requests())
+    assert steps_of(engine, "a") == 1
+
+
+def test_abort_gives_the_reader_a_last_output(engine, gate):
+    gate.allow(1)
+
+    async def run():
+        outputs = await engine.generate("hello", GREEDY, "a")
+        await anext(outputs)
+        await engine.abort("a")
+        gate.open()
+        return (await read(outputs))[-1]
+
+    output = asyncio.run(run())
+    assert output.finished
+    assert output.outputs[0].finish_reason == "abort"
+    assert 1 <= len(output.outputs[0].token_ids) <= 2
+
+
+def test_a_waiting_request_can_be_aborted_and_is_never_run(engine, gate):
+    async def run():
+        first = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
+        second = asyncio.create_task(ask(engine, "there", GREEDY, "b"))
+        await until(lambda: len(recorder_of(engine).heard) >= 2, first, second)
+        await engine.abort("b")
+        await engine.abort("nobody")
+        gate.open()
+        return await asyncio.gather(first, second)
+
+    first, second = asyncio.run(run())
+    assert first[-1].outputs[0].finish_reason == "length"
+    assert second[-1].outputs[0].finish_reason == "abort"
+    assert steps_of(engine, "b") == 0
+
+
+def test_stop_aborts_what_is_running_and_waiting(fake_engine):
+    gate = Gate(FakeForward(BlockCache(64, 16)), permits=2)
+    engine = AsyncLLMEngine(fake_engine(cache=gate.forward.cache, forward=gate), "fake")
+
+    async def run():
+        async with engine:
+            asked = [asyncio.create_task(ask(engine, name, GREEDY, name)) for name in "ab"]
+            told = engine._commands.qsize
+            await until(lambda: gate.entered == 3 and ("b" in engine._mailboxes or told() == 1), *asked)
+            before = told()
+            stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
+            await until(lambda: told() > before)
+            gate.open()
+            await stopping
+            return await asyncio.gather(*asked)
+
+    with at_rest(engine):
+        a, b = asyncio.run(run())
+    assert [outputs[-1].outputs[0].finish_reason for outputs in (a, b)] == ["abort", "abort"]
+    assert len(a[-1].outputs[0].token_ids) <= 3
+    assert b[-1].outputs[0].token_ids == []
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_an_engine_that_is_not_running_says_so_instead_of_waiting_for_ever(fake_engine, started):
+    engine = AsyncLLMEngine(fake_engine(), "fake")
+    if started:
+        engine.start()
+        assert engine.health()
+        engine.stop()
+    assert not engine.health()
+    with pytest.raises(EngineError, match="not running"):
+        asyncio.run(ask(engine, "hello", GREEDY, "a"))
+    engine.stop()
+
+
+def test_a_reader_whose_event_loop_has_closed_disturbs_nobody(engine, gate):
+    loop = asyncio.new_event_loop()
+    gate.allow(1)
+    try:
+        outputs = loop.run_until_complete(engine.generate("hello", GREEDY, "a"))
+        loop.run_until_complete(anext(outputs))
+    finally:
+        loop.close()
+    gate.open()
+    other = asyncio.run(ask(engine, "there", GREEDY, "b"))
+    assert other[-1].outputs[0].token_ids == told_alone("there", GREEDY).token_ids
+
+
+def test_a_reader_that_is_dropped_in_mid_answer_has_left(engine, gate):
+    gate.allow(1)
+
+    async def run():
+        stream = await engine.generate("hello", GREEDY, "a")
+        async for _ in stream:
+            break
+        del stream
+        gate.open()
+        await until(lambda: not engine.engine.has_unfinished_requests())
+
+    asyncio.run(run())
+    assert steps_of(engine, "a") < 20, "the request went on to its end, with nobody reading"
+
+
+def test_a_stream_that_was_never_read_costs_nothing(engine, gate):
+    async def run():
+        stream = await engine.generate("hello", GREEDY, "a")
+        await stream.aclose()
+        assert await read(stream) == []
+
+    asyncio.run(run())
+    gate.open()
+    assert engine._commands.empty()
+    assert recorder_of(engine).heard == []
+
+
+def test_leaving_late_does_not_abort_another_request_of_the_same_name(engine, gate):
+    gate.allow(1)
+
+    async def run():
+        first = await engine.generate("hello", GREEDY, "a")
+        await anext(first)
+        await engine.abort("a")
+        gate.allow(1)
+        await until(lambda: not engine.engine.has_unfinished_requests())
+        second = await engine.generate("there", GREEDY, "a")
+        gate.allow(1)
+        await anext(second)
+        await first.aclose()  # it never read its last output
+        gate.open()
+        return await read(second)
+
+    assert asyncio.run(run())[-1].outputs[0].token_ids == told_alone("there", GREEDY).token_ids
+
+
+def test_what_was_delivered_before_the_engine_ended_is_still_read(engine, gate):
+    """On a busy machine a reader may come back only when all is over."""
+    gate.allow(1)
+
+    async def run():
+        stream = await engine.generate("hello", GREEDY, "a")
+        await anext(stream)
+        gate.open()
+        await asyncio.to_thread(wait_until, lambda: not engine.engine.has_unfinished_requests())
+        await asyncio.to_thread(engine.stop)
+        return await read(stream)
+
+    assert asyncio.run(run())[-1].outputs[0].token_ids == told_alone("hello", GREEDY).token_ids
+
+
+def test_a_request_that_came_while_the_engine_was_ending_is_told_so(engine):
+
+    async def run():
+        with held(engine):
+            engine._command(engine._stop)
+            asked = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
+            await until(lambda: engine._commands.qsize() == 2)
+        return await asyncio.wait_for(asked, DEADLINE)
+
+    assert asyncio.run(run())[-1].outputs[0].finish_reason == "abort"
+
+
+def test_an_engine_stopped_twice_serves_again_once_it_is_started(engine, gate):
+    gate.open()
+    for _ in range(2):
+        engine.stop()
+        engine.stop()
+        engine.start()
+        assert engine.health()
+        last = asyncio.run(ask(engine, "hello", GREEDY, "a"))[-1]
+        assert last.outputs[0].token_ids == told_alone("hello", GREEDY).token_ids
+
+
+def test_stopping_does_not_wait_for_a_step_that_hangs_and_its_reader_is_told(
+    engine, gate, monkeypatch, caplog
+):
+    monkeypatch.setattr("engine.async_engine.STOP_SECONDS", 0.1)
+
+    async def run():
+        asked = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
+        await until(lambda: gate.entered, asked)
+        await asyncio.to_thread(engine.stop)
+        assert not engine.health(), "an engine whose step hangs can serve nobody"
+        with pytest.raises(EngineError, match="has not come back"):
+            await asyncio.wait_for(asked, DEADLINE)
+
+    with caplog.at_level(logging.CRITICAL):
+        asyncio.run(run())
+    with pytest.raises(EngineError, match="has not come back"):
+        engine.start()
+    gate.open()  # it comes back after all
+    engine._thread.join(DEADLINE)
+    engine.start()
+    last = asyncio.run(ask(engine, "hello", GREEDY, "a"))[-1]
+    assert last.outputs[0].token_ids == told_alone("hello", GREEDY).token_ids
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_ever_for_an_engine_that_fails_while_it_ends(fake_engine):
+    gate = Gate(FakeForward(BlockCache(64, 16)))
+    engine = AsyncLLMEngine(fake_engine(cache=gate.forward.cache, forward=gate), "fake")
+    engine.start()
+
+    def fail() -> None:
+        raise KeyError("who was that")
+
+    async def run():
+        asked = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
+        await until(lambda: gate.entered, asked)
+        engine._command(engine._stop)
+        engine._command(fail)
+        gate.open()
+        with pytest.raises(EngineError, match="the engine has ended"):
+            await asyncio.wait_for(asked, DEADLINE)
+
+    asyncio.run(run())
+    engine.stop()
+    engine.engine.abort_request("a")
+
+
+def test_a_reader_whose_loop_has_closed_is_aborted(engine, gate):
+    loop = asyncio.new_event_loop()
+    stream = loop.run_until_complete(engine.generate("hello", GREEDY, "a"))
+    gate.allow(1)
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    gate.allow(2)
+    wait_until(lambda: not engine.engine.has_unfinished_requests())
+    assert steps_of(engine, "a") <= 3

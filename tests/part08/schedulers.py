@@ -1,0 +1,11 @@
+"""A continuous scheduler over memory in blocks, without tensors."""
+
+from engine.listeners import Listeners
+from engine.scheduling.continuous import ContinuousScheduler
+from tests.part06.fakes import BlockCache
+
+
+def scheduler(max_num_seqs=4, budget=16, blocks=100, block_tokens=4, listeners=None) -> ContinuousScheduler:
+    made = ContinuousScheduler(BlockCache(blocks, block_tokens), max_num_seqs, budget)
+    made.listeners = listeners or Listeners()
+    return made

@@ -1,0 +1,126 @@
+"""/metrics and /dashboard, over HTTP."""
+
+import re
+
+import pytest
+import yaml
+
+from engine.async_engine import AsyncLLMEngine
+from engine.scheduling.continuous import ContinuousScheduler
+from engine.server.app import create_app
+from engine.telemetry.routes import FILES, OPEN_PATHS, PAGES, telemetry
+from tests.part04.serving import http, serve
+
+
+@pytest.fixture
+def server(measured):
+    """server(**settings of create_app) -> a client of a server over the fake model."""
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+
+        def start(**settings):
+            engine, metrics, _ = measured(lambda cache: ContinuousScheduler(cache, 4, 16))
+            app = create_app(
+                AsyncLLMEngine(engine, "fake"), [telemetry(metrics)], open_paths=OPEN_PATHS, **settings
+            )
+            return stack.enter_context(http(stack.enter_context(serve(app))))
+
+        yield start
+
+
+def ask(client, **headers) -> None:
+    body = {"model": "fake", "prompt": "hello", "max_tokens": 5, "ignore_eos": True, "temperature": 0}
+    assert client.post("/v1/completions", json=body, headers=headers).status_code == 200
+
+
+def test_metrics_are_text_that_counts_what_was_served(server):
+    client = server()
+    ask(client)
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert 'vllm:generation_tokens_total{engine="0",model_name="fake"} 5.0' in answer.text
+    assert (
+        'vllm:request_success_total{engine="0",finished_reason="length",model_name="fake"} 1.0' in answer.text
+    )
+
+
+def test_names_are_the_same_for_every_reader(server):
+    client = server()
+    for accept in ("application/openmetrics-text; version=1.0.0", "text/plain; version=1.0.0", "*/*"):
+        answer = client.get("/metrics", headers={"accept": accept})
+        assert "\nvllm:generation_tokens_total{" in answer.text, f"asked for {accept}"
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_the_dashboards_data_tells_of_what_was_served(server):
+    client = server()
+    ask(client)
+    answer = client.get("/dashboard/data")
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.json()["totals"]["vllm:generation_tokens"] == 5
+    assert answer.json()["ended"]["length"] == 1
+    assert "hello" not in answer.text
+
+
+def test_they_are_open_when_a_key_is_set_and_nothing_else_is(server):
+    client = server(api_key="secret")
+    ask(client, Authorization="Bearer secret")
+    for path in OPEN_PATHS:
+        assert client.get(path).status_code == 200, path
+    assert client.get("/v1/models").status_code == 401
+    assert client.get("/dashboard/../v1/models").status_code == 401
+    assert client.get("/metrics/").status_code in (401, 404)
+
+
+def test_whoever_asks_under_another_name_is_turned_away(server):
+    client = server(allowed_hosts=["127.0.0.1"])
+    for path in OPEN_PATHS:
+        assert client.get(path).status_code == 200
+        assert client.get(path, headers={"host": "evil.example"}).status_code == 400
+
+
+def test_the_page_may_talk_to_its_own_server_alone(server):
+    client = server()
+    for path in FILES:
+        answer = client.get(path)
+        policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert policy["frame-ancestors"] == "'none'"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    kinds = {path: client.get(path).headers["content-type"].split(";")[0] for path in FILES}
+    assert kinds["/dashboard"] == "text/html"
+    assert kinds["/dashboard/dashboard.css"] == "text/css"
+    assert kinds["/dashboard/dashboard.js"] in ("text/javascript", "application/javascript")
+
+
+def test_the_page_asks_no_other_host_and_carries_no_inline_code():
+    for file in FILES.values():
+        text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"(https?:)?//[a-z0-9-]+\.", text), f"{file.name} names another host"
+    page = (PAGES / "dashboard.html").read_text()
+    assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|<style|\sstyle=", page)
+
+
+def test_the_board_and_the_configuration_name_only_what_there_is(server):
+    import json
+
+    folder = PAGES.parent
+    client = server()
+    ask(client)
+    there = set(re.findall(r"^([a-z0-9_]+(?::[a-z0-9_]+)?)", client.get("/metrics").text, re.MULTILINE))
+    panels = json.loads((folder / "grafana.json").read_text())["panels"]
+    used = {
+        name
+        for panel in panels
+        for target in panel["targets"]
+        for name in re.findall(r"\b(?:vllm|ruvon):\w+|\bprocess_\w+", target["expr"])
+    }
+    assert len(panels) == 12
+    gpu = {name for name in used if "gpu" in name}  # there only where a GPU is in use
+    assert gpu == {"ruvon:gpu_memory_used_bytes"}
+    assert used - gpu <= there
+    (job,) = yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["127.0.0.1:8000"]}]
+    assert "metrics_path" not in job  # /metrics is Prometheus' own default
