@@ -17,6 +17,9 @@ from typing import Literal, get_args
 
 import torch
 
+from engine.attention.interface import VarlenKernel
+from engine.attention.kernels import NAMES as ATTENTION
+from engine.attention.kernels import attention_kernel
 from engine.cache.manager import KVCacheManager
 from engine.cache.paged import PagedCache, PreemptionMode
 from engine.cache.slots import SlotCache
@@ -53,7 +56,8 @@ class EngineArgs:
     max_model_len: int | None = None  # prompt and output; default: what the model sees
     max_num_seqs: int = 16  # requests running at once
     max_num_batched_tokens: int = 512  # tokens in one step
-    kv_cache: KVCache = "paged"
+    attention: str = "sdpa"  # eager, tiled, sdpa or triton
+    kv_cache: KVCache = "slots"  # pages cost one request alone a quarter of its speed so far
     kv_cache_memory_bytes: int | None = None  # for keys and values; default: `_memory_bytes`
     block_size: int | None = None  # tokens in a block; default: 16
     enable_prefix_caching: bool | None = None  # default: with pages
@@ -77,6 +81,8 @@ class EngineArgs:
         for name in ("block_size", "enable_prefix_caching", "swap_space", "preemption_mode"):
             if self.kv_cache == "slots" and getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} needs kv_cache='paged'; it is 'slots'")
+        if self.attention not in ATTENTION:  # before a model is loaded; what cannot run here, after
+            raise ValueError(f"attention={self.attention!r}: {', '.join(ATTENTION)} are accepted")
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise ValueError(
                 f"max_num_seqs={self.max_num_seqs} is more than max_num_batched_tokens="
@@ -91,7 +97,8 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     model = load_model(args.model, args.device, args.dtype, args.load_format, transform=pack)
     parameter = next(model.parameters())
     max_model_len = args.max_model_len or model.config.max_positions
-    cache = _make_cache(args, model.config, max_model_len, parameter)
+    kernel = attention_kernel(args.attention, model.config.head_dim, parameter.device, parameter.dtype)
+    cache = _make_cache(args, model.config, max_model_len, parameter, kernel)
     scheduler = ContinuousScheduler(cache, args.max_num_seqs, args.max_num_batched_tokens)
     executor = ScoringExecutor(ModelForward(model, cache), tokenizer)
     supports = SUPPORTS | {"priority"} | ({"cache_salt"} if args.kv_cache == "paged" else set())
@@ -107,7 +114,11 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
 
 
 def _make_cache(
-    args: EngineArgs, config: ModelConfig, max_model_len: int, parameter: torch.Tensor
+    args: EngineArgs,
+    config: ModelConfig,
+    max_model_len: int,
+    parameter: torch.Tensor,
+    kernel: VarlenKernel,
 ) -> KVCacheManager:
     """Pages or slots, as many as the memory for them holds. Raises ValueError: no room for one sequence."""
     token_bytes = config.kv_bytes_per_token(parameter.element_size())
@@ -119,17 +130,17 @@ def _make_cache(
             f"max_model_len={max_model_len} needs {max_model_len * token_bytes:,} bytes of cache; "
             f"there are {room:,}"
         )
-    on = parameter.device, parameter.dtype
+    how = parameter.device, parameter.dtype, kernel
     if args.kv_cache == "slots":
         num_slots = min(args.max_num_seqs, room // (max_model_len * token_bytes))
-        return SlotCache(config, num_slots, max_model_len, *on)
+        return SlotCache(config, num_slots, max_model_len, *how)
     block_size = args.block_size or DEFAULT_BLOCK_SIZE
     num_blocks = max(room // (block_size * token_bytes), -(-max_model_len // block_size))
     return PagedCache(
         config,
         num_blocks,
         block_size,
-        *on,
+        *how,
         enable_prefix_caching=args.enable_prefix_caching is not False,
         num_swap_blocks=int(args.swap_space * 2**30) // (block_size * token_bytes),
         preemption_mode=args.preemption_mode,

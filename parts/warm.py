@@ -10,6 +10,7 @@ imports nothing of `parts` or `engine`, which belong to the trees. Needs `os.for
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,6 +72,10 @@ class Warm:
     def __init__(self) -> None:
         env = {key: value for key, value in os.environ.items() if not key.startswith(NOT_THE_LEARNERS)}
         env |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONNODEBUGRANGES": "1"}
+        if not shutil.which(
+            "nvidia-smi"
+        ):  # as tests/conftest.py, which comes after transformers and triton here
+            env |= {"TRITON_INTERPRET": "1"}
         env |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # to ask for a GPU must not start CUDA before the fork
         command = [sys.executable, str(Path(__file__).resolve())]
         pipe = subprocess.PIPE

@@ -12,6 +12,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+if not torch.cuda.is_available():
+    # Triton's kernels run in its interpreter, which must be asked for before anybody imports triton.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 torch.set_num_threads(1)  # results must not depend on the machine's cores
 # The same examples on every machine, however slow it is, and nothing kept between runs.
 settings.register_profile("ruvon", derandomize=True, deadline=None, database=None)

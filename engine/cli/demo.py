@@ -13,7 +13,7 @@ from engine.llm import LLM
 PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
 
 
-def run(model: str, max_tokens: int, prompt: str = PROMPT) -> None:
+def run(model: str, max_tokens: int, attention: str = "sdpa", prompt: str = PROMPT) -> None:
     """Load, show the prompt's tokens, stream a story, and say how fast it was. Ends by itself."""
     console = Console()
     console.print(
@@ -21,7 +21,7 @@ def run(model: str, max_tokens: int, prompt: str = PROMPT) -> None:
     )
 
     with console.status(f"Loading {model}"):
-        llm = LLM(model, max_num_seqs=1)
+        llm = LLM(model, max_num_seqs=1, attention=attention)
     config = llm.config
     console.print(
         f"[bold]1. Model[/]   {model}: {config.model_type}, {config.num_layers} layers, "

@@ -20,6 +20,9 @@ ModelName = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
 DType = Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")]
+Attention = Annotated[
+    str, typer.Option(help="eager, tiled, sdpa, or triton (a CUDA GPU): how attention is computed.")
+]
 LoadFormat = Annotated[str, typer.Option(help="auto, safetensors, pt, or dummy (random weights).")]
 
 
@@ -53,6 +56,7 @@ def generate(
     device: Device = "cpu",
     dtype: DType = "auto",
     load_format: LoadFormat = "auto",
+    attention: Attention = "sdpa",
 ) -> None:
     """Continue PROMPT: the text alone on stdout, as it is generated; everything else on stderr."""
     from engine.decoding.params import SamplingParams
@@ -63,7 +67,14 @@ def generate(
             max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
         )
         _one_thread_if_small(model)
-        llm = LLM(model, device=device, dtype=dtype, load_format=load_format, max_num_seqs=1)
+        llm = LLM(
+            model,
+            device=device,
+            dtype=dtype,
+            load_format=load_format,
+            max_num_seqs=1,
+            attention=attention,
+        )
         shown = 0
         for output in llm.stream(prompt, params):
             text = output.outputs[0].text
@@ -96,7 +107,7 @@ def serve(
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt plus output, in tokens.")] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Requests running at once.")] = 16,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = 512,
-    kv_cache: Annotated[str, typer.Option(help="Keys and values: paged, or slots.")] = "paged",
+    kv_cache: Annotated[str, typer.Option(help="Keys and values: paged, or slots.")] = "slots",
     kv_cache_memory_bytes: Annotated[
         int | None, typer.Option(help="Bytes for them; default: by what is free.")
     ] = None,
@@ -111,6 +122,7 @@ def serve(
     device: Device = "cpu",
     dtype: DType = "auto",
     load_format: LoadFormat = "auto",
+    attention: Attention = "sdpa",
 ) -> None:
     """Serve OpenAI's completions API over HTTP until Ctrl-C, with /metrics and a live /dashboard."""
     try:
@@ -136,6 +148,7 @@ def serve(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            attention=attention,
             kv_cache=kv_cache,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             block_size=block_size,
@@ -188,13 +201,13 @@ def top(
 
 
 @app.command()
-def demo(model: ModelName = "storyteller", max_tokens: int = 220) -> None:
+def demo(model: ModelName = "storyteller", max_tokens: int = 220, attention: Attention = "sdpa") -> None:
     """The main job: load a model, show tokens and ids, stream a story, show how fast."""
     from engine.cli.demo import run
 
     try:
         _one_thread_if_small(model)
-        run(model, max_tokens)
+        run(model, max_tokens, attention)
     except (CheckpointError, ValueError) as error:
         sys.exit(f"ruvon: {error}")
 

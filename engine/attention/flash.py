@@ -1,0 +1,68 @@
+"""PyTorch's own attention in tiles: `scaled_dot_product_attention`, and on a GPU its kernel for packed
+sequences. Part 9.
+
+Promises what `dense.py` promises, up to rounding, in memory that grows with the length. On a GPU, packed
+sequences in 16 bits go through `varlen_attn` in one call. Elsewhere each sequence has a call of its own.
+Document: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.attention.interface import Spans
+from engine.attention.varlen import each_alone, longest
+
+ROWS = 256  # queries that have a mask at a time
+
+
+def sdpa_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of one sequence's last Tq tokens over its Tk ≥ Tq tokens; none sees a later one.
+
+    q[Tq, Hq, Dh], k[Tk, Hkv, Dh], v[Tk, Hkv, Dh] -> [Tq, Hq, Dh]. PyTorch's `is_causal=True` lets query i
+    see keys 0 to i, which is right only where Tq = Tk. A single query sees all keys and needs no mask.
+    Queries with a past get a mask, ROWS of them at a time, over the keys that their last one sees: a mask
+    for all of them would grow with Tq · Tk.
+    """
+    Tq, Tk, grouped = len(q), len(k), q.shape[1] != k.shape[1]
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, Hq, Tq, Dh], [1, Hkv, Tk, Dh]
+    if Tq == 1 or Tq == Tk:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1, enable_gqa=grouped)
+        return out[0].transpose(0, 1)  # [Tq, Hq, Dh]
+    pieces = []
+    for first in range(0, Tq, ROWS):
+        rows = q[:, :, first : first + ROWS]  # [1, Hq, R, Dh]
+        R = rows.shape[2]
+        seen = Tk - Tq + first + R
+        mask = torch.ones(R, seen, dtype=torch.bool, device=q.device).tril_(seen - R)  # [R, seen]
+        keys, values = k[:, :, :seen], v[:, :, :seen]
+        pieces.append(F.scaled_dot_product_attention(rows, keys, values, mask, enable_gqa=grouped))
+    return torch.cat(pieces, dim=2)[0].transpose(0, 1)  # [Tq, Hq, Dh]
+
+
+_one_by_one = each_alone(sdpa_causal_attention)
+
+
+def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
+    """The varlen kernel of `interface.py`."""
+    if not takes_packed(q, k):
+        return _one_by_one(q, k, v, spans)
+    from torch.nn.attention.varlen import varlen_attn  # here: it reads kernels that a CPU does not need
+
+    starts = spans.on(q.device)
+    lengths = longest(spans.query_start), longest(spans.key_start)
+    # The window: no key before is too far away, and none behind is seen.
+    return varlen_attn(q, k, v, *starts, *lengths, window_size=(-1, 0))  # [T, Hq, Dh]
+
+
+def takes_packed(q: Tensor, k: Tensor) -> bool:
+    """What `varlen_attn` of torch 2.11 takes: 16 bits, a GPU from Ampere on, as many key heads as query
+    heads.
+    """
+    return (
+        q.is_cuda
+        and q.element_size() == 2
+        and q.shape[1] == k.shape[1]
+        and q.shape[2] % 8 == 0
+        and torch.cuda.get_device_capability(q.device) >= (8, 0)
+    )

@@ -1,0 +1,69 @@
+"""Which varlen kernel a name stands for, and whether it can run here. Part 9.
+
+Promises a kernel that runs on this device, with this type and this width of heads, or a ValueError with the
+reason. The names: `eager` holds all scores at once, `tiled` a tile of them, in plain PyTorch, `sdpa` is
+PyTorch's own kernels, `triton` is ours.
+"""
+
+import torch
+
+from engine.attention.dense import dense_attention
+from engine.attention.flash import sdpa_attention
+from engine.attention.interface import VarlenKernel
+from engine.attention.tiled import tiled_attention
+
+PLAIN = {"eager": dense_attention, "tiled": tiled_attention, "sdpa": sdpa_attention}
+NAMES = (*PLAIN, "triton")
+
+
+def attention_kernel(
+    name: str, head_dim: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> VarlenKernel:
+    """The kernel called `name`. Raises ValueError: unknown, or why it cannot run here."""
+    if name in PLAIN:
+        return PLAIN[name]
+    if name not in NAMES:
+        raise ValueError(f"attention={name!r}: {', '.join(NAMES)} are accepted")
+    if reason := why_no_triton(head_dim, torch.device(device), dtype):
+        raise ValueError(f"attention='triton' {reason}; {', '.join(PLAIN)} run here")
+    if dtype.itemsize == 2 and torch.device(device).type == "cuda" and _capability(device) >= (9, 0):
+        from engine.kernels.flash_prefill_tma import flash_prefill_tma
+
+        return flash_prefill_tma
+    from engine.kernels.flash_prefill import flash_prefill  # here: triton is optional
+
+    return flash_prefill
+
+
+def why_no_triton(head_dim: int, device: torch.device, dtype: torch.dtype) -> str:
+    """Why our Triton kernels cannot run here; empty when they can."""
+    try:
+        from triton import knobs
+    except ImportError:
+        return "needs the package triton (pip install 'ruvon[gpu]')"
+    if device.type != "cuda" and not knobs.runtime.interpret:
+        return f"needs a CUDA GPU, not device={str(device)!r} (TRITON_INTERPRET=1 runs it on a CPU, slowly)"
+    if knobs.runtime.interpret and not _is_interpreted():
+        return "runs in the interpreter only if TRITON_INTERPRET=1 is set before triton is imported"
+    if device.type == "cuda" and _capability(device) < (8, 0):
+        return f"needs compute capability 8.0 or more, {torch.cuda.get_device_name(device)} has less"
+    if dtype == torch.bfloat16 and knobs.runtime.interpret:
+        return "computes in float32 or float16 in the interpreter, which takes bfloat16 for integers"
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"computes in float32, float16 or bfloat16, not {dtype}"
+    from engine.kernels.flash_prefill import MAX_HEAD_DIM  # not before: now it can be defined for this device
+
+    if head_dim > MAX_HEAD_DIM:
+        return f"takes heads up to {MAX_HEAD_DIM} wide, not head_dim={head_dim}"
+    return ""
+
+
+def _is_interpreted() -> bool:
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
+
+    return isinstance(tl.zeros, InterpretedFunction)  # Triton's own functions are made when it is imported
+
+
+def _capability(device: torch.device | str) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)

@@ -1,0 +1,94 @@
+"""`tiled.py` as a GPU kernel in Triton: a program for each tile of queries, of each head, of each sequence.
+Part 9.
+
+Promises what `dense.py` promises, up to rounding (products of fp32 are IEEE's, not TF32), for packed
+sequences, grouped heads and heads up to 128 wide. Knows pointers and masks only, so it runs on any GPU that
+Triton supports, and with TRITON_INTERPRET=1 on a CPU, slowly. What tuning adds for Hopper is in
+`flash_prefill_tma.py`. Needs the package triton. Source: Dao 2023, https://arxiv.org/abs/2307.08691.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.attention.interface import Spans
+from engine.attention.varlen import longest
+
+MAX_HEAD_DIM = 128
+TILES = {2: 64, 4: 32}  # bytes of a number -> queries, and keys, in a tile
+
+
+def flash_prefill(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
+    """The varlen kernel of `interface.py`. Raises ValueError for heads wider than MAX_HEAD_DIM."""
+    (T, Hq, Dh), (_, Hkv, _) = q.shape, k.shape
+    if Dh > MAX_HEAD_DIM:
+        raise ValueError(f"head_dim={Dh}: this kernel accepts up to {MAX_HEAD_DIM}")
+    q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
+    out = torch.empty(T, Hq, Dh, dtype=q.dtype, device=q.device)
+    tile = TILES[q.element_size()]
+    strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]  # of a token, of a head
+    grid = triton.cdiv(longest(spans.query_start), tile), Hq, len(spans.query_start) - 1
+    _kernel[grid](
+        q, k, v, out, *spans.on(q.device), *strides, Dh**-0.5,
+        GROUP=Hq // Hkv, DH=Dh, DH_PADDED=max(16, triton.next_power_of_2(Dh)), ROWS=tile, COLS=tile,
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _kernel(
+    q, k, v, out, query_start, key_start,
+    q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head,  # strides
+    scale,
+    GROUP: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    # 1. Which tile of queries, which head, which sequence is mine?
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    q_start, k_start = tl.load(query_start + sequence), tl.load(key_start + sequence)
+    Tq, Tk = tl.load(query_start + sequence + 1) - q_start, tl.load(key_start + sequence + 1) - k_start
+    first = tl.program_id(0) * ROWS
+    if first >= Tq:  # the grid is as long as the longest sequence needs
+        return
+    past = Tk - Tq
+
+    # 2. The tile of queries. What lies beyond the sequence's end, or the head's width, reads as 0.
+    row = first + tl.arange(0, ROWS)  # [ROWS]
+    col = tl.arange(0, COLS)  # [COLS]
+    d = tl.arange(0, DH_PADDED)  # [DH_PADDED]
+    q += (q_start + row).to(tl.int64)[:, None] * q_token + head * q_head + d[None, :]
+    out += (q_start + row).to(tl.int64)[:, None] * out_token + head * out_head + d[None, :]
+    k += (k_start + col).to(tl.int64)[None, :] * k_token + head // GROUP * k_head + d[:, None]
+    v += (k_start + col).to(tl.int64)[:, None] * v_token + head // GROUP * v_head + d[None, :]
+    inside = (row < Tq)[:, None] & (d < DH)[None, :]
+    queries = tl.load(q, mask=inside, other=0.0)  # [ROWS, DH_PADDED]
+
+    # 3. The running softmax, as in `RunningSoftmax`.
+    maximum = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    weighted = tl.zeros([ROWS, DH_PADDED], tl.float32)
+    for start in range(0, past + tl.minimum(first + ROWS, Tq), COLS):
+        # a. Scores of a tile of keys, in fp32. Nobody sees a later key, nor what is beyond the end.
+        there = start + col < Tk
+        step = tl.cast(start, tl.int64)
+        keys = tl.load(
+            k + step * k_token, mask=there[None, :] & (d < DH)[:, None], other=0.0
+        )  # [DH_PADDED, COLS]
+        scores = tl.dot(queries, keys, input_precision="ieee") * scale  # [ROWS, COLS]
+        scores = tl.where((start + col)[None, :] <= (past + row)[:, None], scores, -float("inf"))
+        # b. A new maximum: what was summed so far shrinks.
+        new = tl.maximum(maximum, tl.max(scores, 1))  # [ROWS]
+        shrink = tl.exp(maximum - new)
+        weights = tl.exp(scores - new[:, None])  # [ROWS, COLS]
+        # c. Add the tile.
+        values = tl.load(
+            v + step * v_token, mask=there[:, None] & (d < DH)[None, :], other=0.0
+        )  # [COLS, DH_PADDED]
+        total = total * shrink + tl.sum(weights, 1)
+        weighted = weighted * shrink[:, None]
+        weighted = tl.dot(weights.to(values.dtype), values, weighted, input_precision="ieee")
+        maximum = new
+
+    # 4. The mean, each value by its weight.
+    tl.store(out, (weighted / total[:, None]).to(out.dtype.element_ty), mask=inside)

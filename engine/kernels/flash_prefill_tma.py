@@ -1,0 +1,114 @@
+"""`flash_prefill.py` tuned for Hopper. What is added, each measured by `benchmarks/part09_prefill_gpu.py`:
+
+1. Tiles are fetched by the tensor memory accelerator (TMA): a descriptor of the whole tensor and a tile's
+   place in it take the place of an address for each number.
+2. The loop is cut in two: only the tiles on the diagonal have a future to hide.
+3. exp2 with the factor log2(e) folded into the scale.
+4. The heaviest tiles, the last ones of a sequence, begin first; of neighbouring programs, heads are
+   neighbours: those that share keys run at the same time.
+
+Promises the same results. Falls back to the plain kernel for what a descriptor cannot describe: fp32 is not
+worth it, and strides and the start must be multiples of 16 bytes. Part 9.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from engine.attention.interface import Spans
+from engine.attention.varlen import longest
+from engine.kernels.flash_prefill import MAX_HEAD_DIM, flash_prefill
+
+TILE = 64  # queries, and keys
+LOG2_E = 1.4426950408889634  # exp(x) = 2 ** (x · log2 e)
+
+
+def describable(x: Tensor) -> bool:
+    """Whether the accelerator can fetch tiles of x[T, H, Dh]: 16 bits, Dh neighbours, the rest in steps of 16
+    bytes.
+    """
+    steps = (x.data_ptr(), *(stride * x.element_size() for stride in x.stride()[:2]))
+    return x.element_size() == 2 and x.stride(2) == 1 and all(step % 16 == 0 for step in steps)
+
+
+def flash_prefill_tma(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
+    """The varlen kernel of `interface.py`. Raises ValueError for heads wider than MAX_HEAD_DIM."""
+    (T, Hq, Dh), (_, Hkv, _) = q.shape, k.shape
+    if Dh > MAX_HEAD_DIM or not all(map(describable, (q, k, v))):
+        return flash_prefill(q, k, v, spans)
+    out = torch.empty(T, Hq, Dh, dtype=q.dtype, device=q.device)
+    padded = max(16, triton.next_power_of_2(Dh))
+    grid = Hq, triton.cdiv(longest(spans.query_start), TILE), len(spans.query_start) - 1
+    _kernel[grid](
+        *(_described(x, padded) for x in (q, k, v)), out, *spans.on(q.device),
+        out.stride(0), Dh**-0.5 * LOG2_E,
+        GROUP=Hq // Hkv, DH=Dh, DH_PADDED=padded, TILE=TILE, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out
+
+
+def _described(x: Tensor, padded: int) -> TensorDescriptor:
+    """x[T, H, Dh] in tiles of one head and TILE tokens; what lies outside reads as 0."""
+    (T, H, Dh), (token, head, _) = x.shape, x.stride()
+    return TensorDescriptor(x, [H, T, Dh], [head, token, 1], [1, TILE, padded])
+
+
+@triton.jit
+def _kernel(
+    q, k, v, out, query_start, key_start, out_token, scale,
+    GROUP: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    # 1. Which head, which tile of queries (the last ones begin first), which sequence is mine?
+    head, sequence = tl.program_id(0), tl.program_id(2)
+    q_start, k_start = tl.load(query_start + sequence), tl.load(key_start + sequence)
+    Tq, Tk = tl.load(query_start + sequence + 1) - q_start, tl.load(key_start + sequence + 1) - k_start
+    first = (tl.num_programs(1) - 1 - tl.program_id(1)) * TILE
+    if first >= Tq:
+        return
+    past = Tk - Tq
+
+    # 2. The tile of queries. Rows beyond the sequence's end are a neighbour's: computed, and never stored.
+    row = first + tl.arange(0, TILE)  # [TILE]
+    col = tl.arange(0, TILE)  # [TILE]
+    queries = q.load([head, q_start + first, 0]).reshape(TILE, DH_PADDED)
+    kv_head = head // GROUP
+    maximum = tl.full([TILE], -float("inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    weighted = tl.zeros([TILE, DH_PADDED], tl.float32)
+
+    # 3. Tiles of keys that every query here sees: nothing to hide.
+    common = (past + first) // TILE * TILE
+    for start in range(0, common, TILE):
+        keys = k.load([kv_head, k_start + start, 0]).reshape(TILE, DH_PADDED)
+        scores = tl.dot(queries, keys.T)  # [TILE, TILE]
+        new = tl.maximum(maximum, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - new[:, None])
+        shrink = tl.exp2(maximum - new)
+        weighted = weighted * shrink[:, None]
+        values = v.load([kv_head, k_start + start, 0]).reshape(TILE, DH_PADDED)
+        weighted = tl.dot(weights.to(values.dtype), values, weighted)
+        total = total * shrink + tl.sum(weights, 1)
+        maximum = new
+
+    # 4. The tiles on the diagonal. A value beyond the end is a neighbour's: 0 times NaN would be NaN.
+    for start in range(common, past + tl.minimum(first + TILE, Tq), TILE):
+        keys = k.load([kv_head, k_start + start, 0]).reshape(TILE, DH_PADDED)
+        scores = tl.dot(queries, keys.T)  # [TILE, TILE]
+        scores = tl.where((start + col)[None, :] <= (past + row)[:, None], scores * scale, -float("inf"))
+        new = tl.maximum(maximum, tl.max(scores, 1))
+        weights = tl.exp2(scores - new[:, None])
+        shrink = tl.exp2(maximum - new)
+        weighted = weighted * shrink[:, None]
+        values = v.load([kv_head, k_start + start, 0]).reshape(TILE, DH_PADDED)
+        values = tl.where((start + col < Tk)[:, None], values, 0.0)
+        weighted = tl.dot(weights.to(values.dtype), values, weighted)
+        total = total * shrink + tl.sum(weights, 1)
+        maximum = new
+
+    # 5. The mean, each value by its weight.
+    d = tl.arange(0, DH_PADDED)
+    out += (q_start + row).to(tl.int64)[:, None] * out_token + head * DH + d[None, :]
+    inside = (row < Tq)[:, None] & (d < DH)[None, :]
+    tl.store(out, (weighted / total[:, None]).to(out.dtype.element_ty), mask=inside)
