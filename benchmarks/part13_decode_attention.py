@@ -1,4 +1,4 @@
-"""How close does decode attention over pages come to the speed of memory on a GPU, and what does split-K bring?
+"""How close does decode attention over pages come to the speed of memory, and what does split-K gain?
 
     python -m benchmarks.part13_decode_attention [--out FOLDER]       # half a minute on one H200
 

@@ -1,4 +1,4 @@
-"""Decode attention that reads pages where they lie: one new token of each of S sequences, in one Triton kernel.
+"""Decode attention that reads pages where they lie: one new token of each of S sequences. A Triton kernel.
 Part 13.
 
 Promises what `Gathered` of `engine/attention/paged.py` gives, up to rounding, and copies nothing together.

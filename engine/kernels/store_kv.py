@@ -1,7 +1,7 @@
 """New keys and values into their pages, in one launch: what two `index_copy_` do. Part 13.
 
-Promises that token t's heads end at slot `slots[t]` (block · P + place) of the layer's pages, and that a slot of
--1 is no token: a CUDA graph runs with as many rows as it was captured for, used or not.
+Promises that token t's heads end at slot `slots[t]` (block · P + place) of the layer's pages, and that a
+slot of -1 is no token: a CUDA graph runs with as many rows as it was captured for, used or not.
 """
 
 import triton

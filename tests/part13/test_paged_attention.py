@@ -1,4 +1,4 @@
-"""The decode kernel against gathering in plain PyTorch: on a GPU where there is one, else in the interpreter."""
+"""The decode kernel against gathering in plain PyTorch: on a GPU if there is one, else interpreted."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_sequences_of_unlike_lengths_read_their_own_pages_alone():
     assert_same([3, 100, 1, 64, 33], Hq=2, Hkv=2, Dh=32, splits=1)
 
 
-@pytest.mark.parametrize("Hq, Hkv", [(4, 1), (6, 2), (3, 3), (20, 1)])
+@pytest.mark.parametrize(("Hq", "Hkv"), [(4, 1), (6, 2), (3, 3), (20, 1)])
 def test_query_heads_that_share_a_key_head(Hq, Hkv):
     assert_same([5, 70], Hq=Hq, Hkv=Hkv, Dh=32, splits=1)
 
