@@ -3,7 +3,7 @@
     llm = LLM("storyteller")
     print(llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=50))[0].outputs[0].text)
 
-Promises vLLM's names and shapes. So far: continuous batching over slots or pages, on weights packed for the processor.
+Promises vLLM's names and shapes. So far: continuous batching over slots or pages, on packed weights.
 """
 
 import os
