@@ -141,6 +141,10 @@ def test_a_prompt_in_chunks_counts_once_and_steps_count_what_they_computed(measu
     assert read("ruvon:step_sequences_total") == 8
     assert read("ruvon:step_tokens_total") == 45
     assert read.buckets("vllm:iteration_tokens_total")["1.0"] == 5
+    steps, seconds = read.observed("ruvon:step_seconds")
+    assert steps == 8
+    lasted = sum(record.end - record.start for record in recorder.records)
+    assert seconds == pytest.approx(lasted), "a step lasts from its start to its end"
 
 
 def test_preemption_neither_counts_a_prompt_twice_nor_begins_the_clock_anew(measured):
