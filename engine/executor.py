@@ -61,10 +61,14 @@ class ModelForward:
     @torch.inference_mode()
     def hidden(self, batch: Batch) -> Tensor:
         """hidden[R, D] of these rows, before the output layer."""
-        rows = [row for rows in batch.logit_rows for row in rows]
-        token_ids, positions, wanted = on_device(self.device, batch.token_ids, batch.positions, rows)
+        token_ids, positions, wanted = self.inputs(batch)
         hidden = self.model(token_ids, positions, self.cache.attention(batch))  # [T, D]
-        return hidden if len(rows) == batch.num_tokens else hidden[wanted]
+        return hidden if len(wanted) == batch.num_tokens else hidden[wanted]
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """token ids[T], positions[T], and which of the T rows the batch wants, [R], on the device."""
+        rows = [row for rows in batch.logit_rows for row in rows]
+        return on_device(self.device, batch.token_ids, batch.positions, rows)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -8,15 +8,18 @@ Promises vLLM's names and shapes. So far: continuous batching over slots or page
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Literal, get_args
 
 import torch
+from torch import nn
 
+from engine.ahead import AheadEngine, AheadExecutor, AheadForward, LastTokens
 from engine.attention.interface import VarlenKernel
 from engine.attention.kernels import NAMES as ATTENTION
 from engine.attention.kernels import attention_kernel
@@ -28,7 +31,6 @@ from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
-from engine.executor import ModelForward
 from engine.layers.packed_linear import pack_linears
 from engine.listeners import Listener, Listeners
 from engine.llm_engine import LLMEngine
@@ -50,19 +52,21 @@ class EngineArgs:
 
     model: str | Path = "storyteller"
     tokenizer: str | Path | None = None  # default: the model's own
-    device: str | torch.device = "cpu"
+    device: str | torch.device = "auto"  # a CUDA GPU that our kernels run on, else the CPU
     dtype: str | torch.dtype = "auto"
     load_format: str = "auto"
     max_model_len: int | None = None  # prompt and output; default: what the model sees
-    max_num_seqs: int = 16  # requests running at once
-    max_num_batched_tokens: int = 512  # tokens in one step
-    attention: str = "sdpa"  # eager, tiled, sdpa or triton
+    max_num_seqs: int | None = None  # requests running at once; default: 16, on a GPU 256
+    max_num_batched_tokens: int | None = None  # tokens in one step; default: 512, on a GPU 8192
+    attention: str = "auto"  # eager, tiled, sdpa or triton; default: triton on a GPU, sdpa on a CPU
     kv_cache: KVCache = "slots"  # pages cost one request alone a quarter of its speed so far
     kv_cache_memory_bytes: int | None = None  # for keys and values; default: `_memory_bytes`
     block_size: int | None = None  # tokens in a block; default: 16
     enable_prefix_caching: bool | None = None  # default: with pages
     swap_space: float = 0  # GiB of CPU memory for preempted sequences
     preemption_mode: PreemptionMode | None = None  # default: who has computed much is swapped, if it fits
+    enforce_eager: bool = False  # no CUDA graphs
+    async_scheduling: bool | None = None  # launch a step before the last one's tokens are read; default: GPU
 
     def __post_init__(self) -> None:
         numbers = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes")
@@ -81,9 +85,14 @@ class EngineArgs:
         for name in ("block_size", "enable_prefix_caching", "swap_space", "preemption_mode"):
             if self.kv_cache == "slots" and getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} needs kv_cache='paged'; it is 'slots'")
-        if self.attention not in ATTENTION:  # before a model is loaded; what cannot run here, after
-            raise ValueError(f"attention={self.attention!r}: {', '.join(ATTENTION)} are accepted")
-        if self.max_num_seqs > self.max_num_batched_tokens:
+        if self.attention not in (
+            "auto",
+            *ATTENTION,
+        ):  # before a model is loaded; what cannot run here, after
+            raise ValueError(f"attention={self.attention!r}: auto, {', '.join(ATTENTION)} are accepted")
+        if None not in (seats := self.max_num_seqs, self.max_num_batched_tokens) and (
+            seats > self.max_num_batched_tokens
+        ):
             raise ValueError(
                 f"max_num_seqs={self.max_num_seqs} is more than max_num_batched_tokens="
                 f"{self.max_num_batched_tokens}: each running request needs a token in every step"
@@ -92,6 +101,7 @@ class EngineArgs:
 
 def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEngine:
     """Load the model and compose the parts. Raises CheckpointError or ValueError."""
+    args = _settled(args)
     tokenizer = Tokenizer.from_pretrained(args.tokenizer or args.model)
     pack = partial(pack_linears, rows=args.max_num_seqs)
     model = load_model(args.model, args.device, args.dtype, args.load_format, transform=pack)
@@ -100,9 +110,10 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     kernel = attention_kernel(args.attention, model.config.head_dim, parameter.device, parameter.dtype)
     cache = _make_cache(args, model.config, max_model_len, parameter, kernel)
     scheduler = ContinuousScheduler(cache, args.max_num_seqs, args.max_num_batched_tokens)
-    executor = ScoringExecutor(ModelForward(model, cache), tokenizer)
+    executor = _make_executor(args, model, cache, max_model_len, tokenizer)
     supports = SUPPORTS | {"priority"} | ({"cache_salt"} if args.kv_cache == "paged" else set())
-    return LLMEngine(
+    engine = AheadEngine if args.async_scheduling else LLMEngine
+    return engine(
         tokenizer,
         model.config,
         scheduler,
@@ -111,6 +122,36 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
         supports=supports,
         max_model_len=max_model_len,
     )
+
+
+def _settled(args: EngineArgs) -> EngineArgs:
+    """What was left open, by what there is here."""
+    gpu = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0) and find_spec("triton")
+    device = ("cuda" if gpu else "cpu") if args.device == "auto" else args.device
+    on_gpu = str(device).startswith("cuda")
+    seats = args.max_num_seqs or (256 if on_gpu else 16)
+    return replace(
+        args,
+        device=device,
+        attention=("triton" if on_gpu else "sdpa") if args.attention == "auto" else args.attention,
+        max_num_seqs=seats,
+        max_num_batched_tokens=args.max_num_batched_tokens or max(seats, 8192 if on_gpu else 512),
+        async_scheduling=on_gpu if args.async_scheduling is None else args.async_scheduling,
+    )
+
+
+def _make_executor(
+    args: EngineArgs, model: nn.Module, cache: KVCacheManager, max_model_len: int, tokenizer: Tokenizer
+) -> ScoringExecutor:
+    """Who runs the steps: with kernels that read pages, decode steps run as graphs, where there is a GPU."""
+    device = next(model.parameters()).device
+    last = LastTokens(args.max_num_seqs, device)
+    if args.attention == "triton" and args.kv_cache == "paged" and not args.enforce_eager:
+        from engine.graphs import GraphForward  # here: triton is optional
+
+        forward = GraphForward(model, cache, last, max_model_len, capture=device.type == "cuda")
+        return AheadExecutor(forward, tokenizer, last, sampler=forward.choose)
+    return AheadExecutor(AheadForward(model, cache, last), tokenizer, last)
 
 
 def _make_cache(
@@ -144,7 +185,18 @@ def _make_cache(
         enable_prefix_caching=args.enable_prefix_caching is not False,
         num_swap_blocks=int(args.swap_space * 2**30) // (block_size * token_bytes),
         preemption_mode=args.preemption_mode,
+        **_kernels_for_pages(args.attention),
     )
+
+
+def _kernels_for_pages(attention: str) -> dict[str, Callable]:
+    """Who reads pages; by default PyTorch does."""
+    if attention != "triton":
+        return {}
+    from engine.kernels.paged_attention import PagedAttention
+    from engine.kernels.paged_prefill import PagedPrefill
+
+    return {"decode": PagedAttention, "prefill": PagedPrefill}
 
 
 def _memory_bytes(most: int, parameter: torch.Tensor) -> int:

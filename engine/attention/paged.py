@@ -62,6 +62,8 @@ class Pages:
 # How one new token of each of S sequences is attended: (pages, query heads, a layer's keys) -> the step's
 # plan, which takes q[S, Hq, Dh] and a layer's keys and values [B, P, Hkv, Dh].
 PagedDecode = Callable[[Pages, int, Tensor], Together]
+# The same for several new tokens of each: (pages, query_start[S+1], a layer's keys) -> its plan (Part 13).
+PagedPrefill = Callable[[Pages, Sequence[int], Tensor], Together]
 
 
 def paged_decode(pages: Pages, num_heads: int, keys: Tensor) -> Together:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Attend, Spans, VarlenKernel
-from engine.attention.paged import PagedDecode, Pages, gather, paged_decode
+from engine.attention.paged import PagedDecode, PagedPrefill, Pages, gather, paged_decode
 from engine.batch import Batch
 from engine.cache.blocks import BlockManager, BlockTable
 from engine.cache.manager import CachedSequence, Usage
@@ -52,11 +52,14 @@ class PagedCache:
         dtype: torch.dtype = torch.float32,
         kernel: VarlenKernel = dense_attention,
         decode: PagedDecode = paged_decode,
+        prefill: PagedPrefill | None = None,
         enable_prefix_caching: bool = True,
         num_swap_blocks: int = 0,
         preemption_mode: PreemptionMode | None = None,
     ) -> None:
-        """`preemption_mode`: "recompute" never swaps, "swap" always does if there is room, None swaps
+        """`prefill` reads pages for sequences with several new tokens; without it, `kernel` gets them gathered.
+
+        `preemption_mode`: "recompute" never swaps, "swap" always does if there is room, None swaps
         sequences with at least SWAP_FROM computed tokens. Raises ValueError: to swap, with no room for it.
         """
         if preemption_mode not in (None, "recompute", "swap"):
@@ -73,7 +76,8 @@ class PagedCache:
         self.held: dict[str, Held] = {}
         self.queried_tokens = self.hit_tokens = 0  # of sequences admitted, as vLLM counts its prefix cache
         self.num_swapped = 0  # preempted sequences whose blocks were copied out
-        self._num_heads, self._kernel, self._decode = config.num_heads, kernel, decode
+        self._num_heads, self._kernel = config.num_heads, kernel
+        self._decode, self._prefill = decode, prefill
         self._enable_prefix_caching, self._mode = enable_prefix_caching, preemption_mode
 
     def num_blocks_for(self, total: int) -> int:
@@ -210,9 +214,9 @@ class PagedCache:
         slots = pages.places(sequence, np.array(batch.positions))  # [T]
         # 2. Who attends how: the rows of the step, and their plan.
         single = new == 1
-        ones, rest = np.flatnonzero(single[sequence]), np.flatnonzero(~single[sequence])
-        slots, ones, rest = on_device(device, slots, ones, rest)
-        looks: list[tuple[Tensor, Attend]] = []
+        (slots,) = on_device(device, slots)
+        ones, rest = (self._rows(mask) for mask in (single[sequence], ~single[sequence]))
+        looks: list[tuple[slice | Tensor, Attend]] = []
         if single.any():
             plan = self._decode(pages.select(single), self._num_heads, self.keys[0])
             looks.append((ones, lambda layer, q, k, v: plan(q, self.keys[layer], self.values[layer])))
@@ -231,12 +235,24 @@ class PagedCache:
 
         return attend
 
+    def _rows(self, mask: np.ndarray) -> slice | Tensor:
+        """The rows of a step for which mask[T] is true: a slice, whose tensors are views, where they are
+        neighbours.
+        """
+        rows = np.flatnonzero(mask)
+        if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+            return slice(int(rows[0]), int(rows[-1]) + 1)
+        return on_device(self.memory.device, rows)[0]
+
     def _several(self, pages: Pages, new: np.ndarray) -> Attend:
         """Sequences with several new tokens each, by the varlen kernel."""
         query_start = (0, *np.cumsum(new).tolist())
         if (new == pages.lens).all():  # prompts from their start: all they see was computed just now
             spans = Spans(query_start, query_start)
             return lambda layer, q, k, v: self._kernel(q, k, v, spans)
+        if self._prefill is not None:
+            plan = self._prefill(pages, query_start, self.keys[0])
+            return lambda layer, q, k, v: plan(q, self.keys[layer], self.values[layer])
         spans = Spans(query_start, (0, *np.cumsum(pages.lens).tolist()))
         (places,) = on_device(self.memory.device, pages.all_places())
 

@@ -1,0 +1,169 @@
+"""How fast is the engine on a GPU, as it is used? GPT-2 XL's shape with random bf16 weights, on one H200.
+
+    python -m benchmarks.part13_engine [--only step one many prefill peers] [--out FOLDER]
+
+step: a whole decode step at a context of 512, as `LLM` runs it (host, logits, sampling), as a share of the
+floor: the time in which a copy moves as many bytes as there are weights, keys and values to read. one: a
+request of 482 tokens in and 256 out. many: 256 requests of 50 to 512 tokens in and out. prefill: 8 prompts of
+1,024 tokens in one pass, beside the matrix products in it alone. peers: Hugging Face's, on the same work.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from triton.testing import do_bench
+
+from benchmarks.part13_decode_attention import copy_bandwidth
+from benchmarks.record import RESULTS, record
+from benchmarks.shapes import GPT2_XL, dummy_folder
+from engine.decoding.params import SamplingParams
+from engine.llm import LLM
+
+CONTEXT = 512
+WINDOW = 16  # steps on either side of it
+BATCHES = (1, 64, 256)
+SEED = 0
+PARTS = ("step", "one", "many", "prefill")
+
+
+def greedy(tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+
+
+def random_prompt(rng: random.Random, length: int) -> dict:
+    return {"prompt_token_ids": [rng.randrange(GPT2_XL["vocab_size"]) for _ in range(length)]}
+
+
+def step_milliseconds(llm: LLM, batch: int) -> float:
+    """The mean of 2 · WINDOW steps, in the middle of which every sequence has CONTEXT tokens."""
+    rng, engine = random.Random(SEED), llm.engine
+    ids = [f"step{i}" for i in range(batch)]
+    for name in ids:
+        prompt = random_prompt(rng, CONTEXT - 3 * WINDOW)["prompt_token_ids"]
+        engine.add_request(name, prompt, greedy(6 * WINDOW))
+    seen, times = 0, []
+    while len(times) <= 2 * WINDOW:
+        outputs = engine.step()
+        if outputs and len(outputs) == batch:
+            seen = min(len(output.outputs[0].token_ids) for output in outputs)
+        if seen >= 2 * WINDOW:
+            times.append(time.perf_counter())
+    for name in ids:
+        engine.abort_request(name)
+    while engine.has_unfinished_requests():
+        engine.step()
+    return (times[-1] - times[0]) / (len(times) - 1) * 1e3
+
+
+def steps(llm: LLM, bandwidth: float) -> tuple[dict, list[list]]:
+    config, figures, rows = llm.config, {}, []
+    model = llm.engine.executor.forward.model
+    # of the positions' embeddings a row is read; the tokens' are the output layer's weights, too
+    weights = sum(p.nbytes for p in model.parameters()) - model.embed_position.weight.nbytes
+    for batch in BATCHES:
+        found = [step_milliseconds(llm, batch) for _ in range(3)]
+        moved = weights + batch * CONTEXT * config.kv_bytes_per_token(2)
+        floor = moved / bandwidth * 1e3
+        ms = statistics.median(found)
+        figures[f"b{batch}"] = {"ms": ms, "all_ms": found, "floor_ms": floor, "of_floor": floor / ms}
+        rows.append([batch, floor, ms, floor / ms, batch / ms * 1e3])
+        print("step", *rows[-1], flush=True)
+    return figures, rows
+
+
+def timed(llm: LLM, prompts: list[dict], lengths: list[int]) -> float:
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, [greedy(length) for length in lengths])
+    seconds = time.perf_counter() - start
+    assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
+    return seconds
+
+
+def one(llm: LLM) -> dict:
+    rng = random.Random(SEED)
+    found = [256 / timed(llm, [random_prompt(rng, 482)], [256]) for _ in range(4)][1:]
+    return {"tokens_per_second": statistics.median(found), "all": found}
+
+
+def mixed() -> tuple[list[dict], list[int]]:
+    rng = random.Random(SEED)
+    prompts = [random_prompt(rng, rng.randint(50, 512)) for _ in range(256)]
+    return prompts, [rng.randint(50, 512) for _ in prompts]
+
+
+def many(llm: LLM) -> dict:
+    rng, (prompts, lengths) = random.Random(SEED + 1), mixed()
+    found = []
+    for _ in range(4):
+        prompts = [random_prompt(rng, len(p["prompt_token_ids"])) for p in prompts]  # no prefix is known
+        found.append(sum(lengths) / timed(llm, prompts, lengths))
+    found = found[1:]
+    return {"tokens_per_second": statistics.median(found), "all": found, "tokens": sum(lengths)}
+
+
+@torch.inference_mode()
+def prefill(llm: LLM) -> dict:
+    model, rng = llm.engine.executor.forward.model, random.Random(SEED)
+    config, T = llm.config, 8 * 1024
+    seconds = []
+    for round in range(6):
+        for i in range(8):
+            prompt = random_prompt(rng, 1023)["prompt_token_ids"]
+            llm.engine.add_request(f"{round}/{i}", prompt, greedy(1))
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        while llm.engine.has_unfinished_requests():
+            llm.engine.step()
+        seconds.append(time.perf_counter() - start)
+    ours = statistics.median(seconds[1:]) * 1e3
+    products = 0.0
+    for linear in (layer for layer in model.blocks[0].modules() if isinstance(layer, torch.nn.Linear)):
+        x = torch.randn(T, linear.in_features, device="cuda", dtype=torch.bfloat16)
+        products += config.num_layers * do_bench(lambda: x @ linear.weight.t(), return_mode="median")
+    return {
+        "ms": ours,
+        "all_ms": [s * 1e3 for s in seconds[1:]],
+        "products_ms": products,
+        "of_products": products / ours,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    bandwidth = copy_bandwidth()
+    torch.cuda.empty_cache()
+    figures, tables = {"copy_terabytes_per_second": bandwidth / 1e12}, {}
+    folder = dummy_folder(Path(tempfile.mkdtemp()), GPT2_XL)
+    start = time.perf_counter()
+    llm = LLM(folder, load_format="dummy", kv_cache="paged")
+    figures["load_seconds"] = time.perf_counter() - start
+    print("loaded", figures["load_seconds"], flush=True)
+    if "step" in options.only:
+        figures["step"], rows = steps(llm, bandwidth)
+        columns = ["sequences", "floor, ms", "step, ms", "of the floor", "tokens/s"]
+        tables["step"] = {"columns": columns, "rows": rows}
+    for name, measure in (("one", one), ("many", many), ("prefill", prefill)):
+        if name in options.only:
+            figures[name] = measure(llm)
+            print(name, json.dumps(figures[name]), flush=True)
+    record(
+        "part13_engine",
+        "How fast is the engine on a GPU, as it is used?",
+        {"model": "GPT-2 XL's shape, random bf16 weights", "context": CONTEXT, "seed": SEED},
+        figures,
+        tables,
+        folder=options.out,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Folders of models in a true shape without weights, for `load_format="dummy"`: speed work needs no download."""
+
+import json
+import shutil
+from pathlib import Path
+
+from engine.checkpoint import ZOO
+
+GPT2_XL = {
+    "model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25, "n_positions": 1024, "vocab_size": 50257,
+    "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "eos_token_id": 50256, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def dummy_folder(folder: Path, config: dict) -> Path:
+    """A config.json, and storyteller's tokenizer with tokens that no text has up to the model's number."""
+    (folder / "config.json").write_text(json.dumps(config))
+    add_tokenizer(folder, config["vocab_size"])
+    return folder
+
+
+def add_tokenizer(folder: Path, vocab_size: int) -> None:
+    tokenizer = json.loads((ZOO / "storyteller" / "tokenizer.json").read_text())
+    known = tokenizer["model"]["vocab"]
+    known |= {f"<unused{i}>": i for i in range(len(known), vocab_size)}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    shutil.copy(ZOO / "storyteller" / "tokenizer_config.json", folder)

@@ -1,0 +1,174 @@
+"""Decode steps as CUDA graphs: hundreds of kernels launched by one call. Part 13.
+
+A step of a model with 48 layers launches some 300 kernels, each by Python, one after the other; with few
+sequences the GPU waits for the host most of the time. A graph records them once, with their addresses and
+numbers of rows, and replays them in one call. So everything that changes from step to step (tokens, positions,
+where keys go, block tables, lengths) lies in buffers whose addresses never change, and there is a graph for
+each size of a ladder: a step of 5 sequences runs in the graph for 8, three rows of which are nobody's.
+
+Promises the numbers of the model's forward pass up to rounding, and `sample`'s choice for greedy rows. Only
+steps in which everyone has one new token; others go the usual way. Without a GPU, or with `capture=False`,
+the same kernels run without a graph. Document: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from engine.ahead import AheadForward, LastTokens
+from engine.batch import Batch
+from engine.cache.paged import PagedCache
+from engine.executor import sample_batch
+from engine.kernels.greedy import Greedy, fetch
+from engine.kernels.many_rows import ManyRows
+from engine.kernels.paged_attention import num_splits, paged_attention
+from engine.kernels.single_row import SingleRow
+from engine.kernels.store_kv import store_kv
+
+# logits[S, at least V] = step(token_ids[S], positions[S], slots[S], tables[S, W], lens[S])
+Step = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+ROWS = 5  # numbers of a sequence beside its block table: token, source, position, slot, length
+
+
+def ladder(most: int) -> list[int]:
+    """The numbers of rows there are graphs for: vLLM's 1, 2, 4, then multiples of 8, up to `most`."""
+    return sorted({size for size in (1, 2, 4, *range(8, most, 8)) if size < most} | {most})
+
+
+class ModelStep:
+    """Any model's own forward pass, with our attention and store."""
+
+    def __init__(self, model: nn.Module, keys: list[Tensor], values: list[Tensor]) -> None:
+        """keys and values by layer: [B, P, Hkv, Dh]."""
+        self.model, self.keys, self.values = model, keys, values
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
+    ) -> Tensor:
+        """Each [S], tables[S, W] -> logits[S, V]."""
+        splits = num_splits(len(lens), self.model.config.num_kv_heads, lens.device)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self.keys[layer], self.values[layer]
+            store_kv(k, v, keys, values, slots)
+            return paged_attention(q, keys, values, tables, lens, splits)
+
+        return self.model.logits(self.model(token_ids, positions, attend))
+
+
+def steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int], Step]:
+    """How a step of so many rows is computed: by the fastest way that fits the model."""
+    memory = list(cache.keys), list(cache.values)
+    if not SingleRow.fits(model):
+        step = ModelStep(model, *memory)
+        return lambda rows: step
+    one, many = SingleRow(model, *memory), ManyRows(model, *memory, max_rows)
+    return lambda rows: one if rows == 1 else many
+
+
+class DecodeGraphs:
+    """A graph for each size of the ladder, over the same buffers."""
+
+    def __init__(
+        self, step: Callable[[int], Step], last: LastTokens, vocab_size: int, max_rows: int, width: int,
+        capture: bool,
+    ) -> None:  # fmt: skip
+        """`width`: blocks of the longest sequence there may be."""
+        device = last.chosen.device
+        self.width, self.sizes, self._step, self._last = width, ladder(max_rows), step, last
+        numbers = max_rows * (ROWS + width)
+        # Two copies on the host: while the device reads one, the next step's numbers go into the other.
+        self._host = [torch.zeros(numbers, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in "ab"]
+        self._inputs = torch.zeros(numbers, dtype=torch.int32, device=device)
+        self._token_ids = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._greedy = Greedy(vocab_size, max_rows, device)
+        self._turn = 0
+        self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}  # replay, and where its logits are
+        if capture:
+            self._capture()
+
+    def __call__(self, batch: Batch, cache: PagedCache) -> Tensor:
+        """A batch of one new token each -> logits[S, at least V]; the likeliest are in `last.chosen`[S]."""
+        S = len(batch.requests)
+        size = next(size for size in self.sizes if size >= S)
+        # 1. The step's numbers, on the host: rows beyond S have no slot and no length.
+        self._turn = 1 - self._turn
+        host = self._host[self._turn]
+        numbers = self._views(host.numpy(), size)
+        pages = cache.pages(batch)
+        positions = np.array(batch.positions)
+        numbers[0][:S], numbers[1][:S], numbers[2][:S] = batch.token_ids, self._last.sources(batch), positions
+        numbers[3][:S], numbers[4][:S] = pages.places(np.arange(S), positions), pages.lens
+        numbers[1][S:], numbers[3][S:], numbers[4][S:] = -1, -1, 0
+        numbers[5][:S, : pages.tables.shape[1]] = pages.tables
+        # 2. One copy, one call.
+        count = size * (ROWS + self.width)
+        self._inputs[:count].copy_(host[:count], non_blocking=True)
+        if size in self._graphs:
+            replay, logits = self._graphs[size]
+            replay()
+        else:
+            logits = self._run(size)
+        return logits[:S]
+
+    def _views(self, numbers, size: int) -> list:
+        """token, source, position, slot and length[size] each, and the block tables[size, width]."""
+        head = numbers[: ROWS * size].reshape(ROWS, size)
+        return [*head, numbers[ROWS * size : (ROWS + self.width) * size].reshape(size, self.width)]
+
+    def _run(self, size: int) -> Tensor:
+        """What a graph records."""
+        given, sources, positions, slots, lens, tables = self._views(self._inputs, size)
+        chosen, token_ids = self._last.chosen, self._token_ids[:size]
+        fetch(given, sources, chosen, token_ids)
+        logits = self._step(size)(token_ids, positions, slots, tables, lens)
+        self._greedy(logits, chosen)
+        return logits
+
+    @torch.inference_mode()
+    def _capture(self) -> None:
+        """The largest first: the others find room in its memory."""
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        for size in reversed(self.sizes):
+            inputs = self._views(self._inputs, size)
+            self._inputs.zero_()
+            inputs[1].fill_(-1), inputs[3].fill_(-1)  # nobody is there
+            with torch.cuda.stream(stream):
+                self._run(size)  # kernels are compiled before they are recorded
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                logits = self._run(size)
+            self._graphs[size] = graph.replay, logits
+
+
+class GraphForward(AheadForward):
+    """Batch -> logits[R, V], by a graph if everyone in it has one new token."""
+
+    def __init__(
+        self, model: nn.Module, cache: PagedCache, last: LastTokens, max_model_len: int, capture: bool
+    ) -> None:
+        super().__init__(model, cache, last)
+        rows = len(last.chosen)
+        self._V = model.config.vocab_size
+        self.graphs = DecodeGraphs(
+            steps(model, cache, rows), last, self._V, rows, cache.num_blocks_for(max_model_len), capture
+        )
+        self._chosen_from: Tensor | None = None  # the logits whose likeliest tokens are in `last.chosen`
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch) -> Tensor:
+        if batch.num_tokens != len(batch.requests) or not all(batch.logit_rows):
+            self._chosen_from = None
+            return super().__call__(batch)
+        self._chosen_from = self.graphs(batch, self.cache)[:, : self._V]
+        return self._chosen_from
+
+    def choose(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The sampler that goes with it: greedy rows' tokens were chosen in the graph."""
+        states = [request.sampling for request in batch.requests]
+        if logits is self._chosen_from and not any(s.temperature or s.is_adjusted for s in states):
+            return self.last.chosen[: len(states)]
+        return sample_batch(logits, batch)

@@ -1,0 +1,194 @@
+"""A decode step's attention in one kernel: the new token's key and value into their page, then its query over
+all of them. Part 13: what tuning adds to `store_kv.py` and `paged_attention.py`.
+
+Promises what these two give for a model whose query heads have a key head each. The new token's numbers are
+still in the qkv layer's output, so nobody waits until they have been stored. Old keys are no kernel's output
+in this step: with PDL they are on their way before the qkv layer is done. And where a sequence is split among
+programs, the one that ends last joins the parts, which saves the second kernel.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.pdl import release, wait
+
+FEW = {"TOKENS": 64, "num_warps": 2}  # tokens read at a time
+MANY = {"TOKENS": 128, "num_warps": 4, "num_stages": 2}
+ROWS = 16  # the fewest rows a matrix product on tensor cores takes
+
+
+class AppendAttend:
+    """The kernel with its scratch memory."""
+
+    def __init__(self, num_heads: int, head_dim: int, device: torch.device) -> None:
+        self.heads, self.head_dim = num_heads, head_dim
+        self.programs = 8  # the interpreter: a few splits, to show that they are right
+        if device.type == "cuda":
+            self.programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count
+        self.parts = torch.empty(self.programs, head_dim, device=device)
+        self.stats = torch.empty(2, self.programs, device=device)  # maximum and total of each part
+        self.arrived = torch.zeros(self.programs, device=device, dtype=torch.int32)
+
+    def splits(self, rows: int) -> int:
+        """Among how many programs each head of `rows` sequences is split: a power of two, so that there are no
+        more than `programs` in all.
+        """
+        return max(1, triton.next_power_of_2(self.programs // (rows * self.heads) + 1) // 2)
+
+    def __call__(
+        self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
+        lens: Tensor, out: Tensor, pdl: bool,
+    ) -> None:  # fmt: skip
+        """qkv[S, 3·D] (plus bias[3·D]), keys and values[B, P, H, Dh], slots[S], tables[S, W], lens[S], the new
+        token counted -> out[S, D]. A slot of -1 or a length of 0: nobody is there.
+        """
+        S, splits = len(qkv), self.splits(len(qkv))
+        tensors = qkv, bias, keys, values, slots, tables, lens, out
+        numbers = tables.stride(0), self.head_dim**-0.5
+        shape = {"H": self.heads, "DH": self.head_dim, "P": keys.shape[1], "BIAS": bias is not None}
+        if splits == 1:
+            _many[(self.heads, S)](*tensors, *numbers, **shape, **MANY, ROWS=ROWS, PDL=pdl, launch_pdl=pdl)
+        else:
+            _few[(self.heads, S, splits)](
+                *tensors, self.parts, *self.stats, self.arrived, *numbers,
+                **shape, **FEW, SPLITS=splits, PDL=pdl, launch_pdl=pdl,
+            )  # fmt: skip
+
+
+@triton.jit
+def _new(
+    qkv, bias, head, sequence, dtype: tl.constexpr, H: tl.constexpr, DH: tl.constexpr, BIAS: tl.constexpr
+):
+    """The new token's query, key and value, [DH] each, rounded as if they had been stored."""
+    D: tl.constexpr = H * DH
+    d = tl.arange(0, DH)
+    own = qkv + sequence * 3 * D + head * DH + d
+    query, key, value = tl.load(own), tl.load(own + D), tl.load(own + 2 * D)
+    if BIAS:
+        at = bias + head * DH + d
+        query = (query.to(tl.float32) + tl.load(at).to(tl.float32)).to(dtype)
+        key = (key.to(tl.float32) + tl.load(at + D).to(tl.float32)).to(dtype)
+        value = (value.to(tl.float32) + tl.load(at + 2 * D).to(tl.float32)).to(dtype)
+    return query, key, value
+
+
+@triton.jit
+def _many(
+    qkv, bias, keys, values, slots, tables, lens, out, width, scale,
+    H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+    BIAS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program takes a head of a sequence, and begins its running softmax with the new token."""
+    head, sequence = tl.program_id(0), tl.program_id(1)
+    length = tl.load(lens + sequence)
+    release(PDL)
+    wait(PDL)
+    if length == 0:
+        return
+    d, r = tl.arange(0, DH), tl.arange(0, ROWS)
+    query, key, value = _new(qkv, bias, head, sequence, keys.dtype.element_ty, H, DH, BIAS)
+    slot = tl.load(slots + sequence).to(tl.int64)
+    tl.store(keys + (slot * H + head) * DH + d, key, mask=(slot >= 0) & (d < DH))
+    tl.store(values + (slot * H + head) * DH + d, value, mask=(slot >= 0) & (d < DH))
+    # One query is one row of a matrix; the rows below are zeros, and nobody reads their results.
+    queries = tl.where((r == 0)[:, None], query[None, :], 0.0).to(key.dtype)  # [ROWS, DH]
+    maximum = tl.zeros([ROWS], tl.float32) + tl.sum(query.to(tl.float32) * key.to(tl.float32), 0) * scale
+    total = tl.full([ROWS], 1.0, tl.float32)
+    weighted = tl.zeros([ROWS, DH], tl.float32) + value.to(tl.float32)[None, :]
+    tables += sequence * width
+    i = tl.arange(0, TOKENS)
+    block = tl.load(tables + i // P, mask=i < length - 1, other=0)
+    for start in range(0, length - 1, TOKENS):
+        token = start + i
+        there = token < length - 1
+        address = ((block.to(tl.int64) * P + token % P) * H + head)[:, None] * DH + d[None, :]
+        block = tl.load(tables + (token + TOKENS) // P, mask=token + TOKENS < length - 1, other=0)
+        k = tl.load(keys + address, mask=there[:, None], other=0.0)
+        v = tl.load(values + address, mask=there[:, None], other=0.0)
+        scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.where(there[None, :], scores, -float("inf"))
+        new = tl.maximum(maximum, tl.max(scores, 1))
+        shrink = tl.exp(maximum - new)
+        weights = tl.exp(scores - new[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        weighted = tl.dot(weights.to(v.dtype), v, weighted * shrink[:, None], input_precision="ieee")
+        maximum = new
+    mean = tl.sum(tl.where((r == 0)[:, None], weighted / total[:, None], 0.0), 0)
+    tl.store(out + (sequence * H + head) * DH + d, mean.to(out.dtype.element_ty))
+
+
+@triton.jit
+def _few(
+    qkv, bias, keys, values, slots, tables, lens, out, parts, maxima, totals, arrived, width, scale,
+    H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, SPLITS: tl.constexpr,
+    BIAS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The same, with a sequence's tokens split among programs."""
+    # 1. Which head, which sequence, and which of its old tokens are mine? The new one is the last part's.
+    head, sequence, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    d, i = tl.arange(0, DH), tl.arange(0, TOKENS)
+    length = tl.load(lens + sequence)
+    share = tl.cdiv(tl.cdiv(length, SPLITS), TOKENS) * TOKENS
+    first = part * share
+    release(PDL)
+    if first >= length:
+        return
+    last = tl.minimum(first + share, length)
+    mine = last == length  # the new token
+    end = tl.minimum(last, length - 1)
+    # 2. My first old keys and values.
+    tables += sequence * width
+    there = first + i < end
+    block = tl.load(tables + (first + i) // P, mask=there, other=0).to(tl.int64)
+    address = ((block * P + (first + i) % P) * H + head)[:, None] * DH + d[None, :]
+    k = tl.load(keys + address, mask=there[:, None], other=0.0)
+    v = tl.load(values + address, mask=there[:, None], other=0.0)
+    slot = tl.load(slots + sequence).to(tl.int64)
+    # 3. What the qkv layer has found: the query, and the new key and value, which go to their page.
+    wait(PDL)
+    query, key, value = _new(qkv, bias, head, sequence, k.dtype, H, DH, BIAS)
+    stored = (slot * H + head) * DH + d
+    keep = mine & (slot >= 0) & (d < DH)
+    tl.store(keys + stored, key, mask=keep)
+    tl.store(values + stored, value, mask=keep)
+    # 4. The running softmax begins with the new token, where it is mine, and goes on with the old ones; the
+    #    next ones are on their way meanwhile.
+    query = query.to(tl.float32) * scale
+    maximum = tl.where(mine, tl.sum(query * key.to(tl.float32), 0), -float("inf"))
+    total = tl.where(mine, 1.0, 0.0)
+    weighted = tl.where(mine, value.to(tl.float32), 0.0)  # [DH]
+    for start in range(first, end, TOKENS):
+        token = start + TOKENS + i
+        more = token < end
+        block = tl.load(tables + token // P, mask=more, other=0).to(tl.int64)
+        address = ((block * P + token % P) * H + head)[:, None] * DH + d[None, :]
+        next_k = tl.load(keys + address, mask=more[:, None], other=0.0)
+        next_v = tl.load(values + address, mask=more[:, None], other=0.0)
+        scores = tl.sum(k.to(tl.float32) * query[None, :], 1)
+        scores = tl.where(start + i < end, scores, -float("inf"))
+        new = tl.maximum(maximum, tl.max(scores, 0))
+        shrink = tl.exp(maximum - new)
+        weights = tl.exp(scores - new)
+        total = total * shrink + tl.sum(weights, 0)
+        weighted = weighted * shrink + tl.sum(v.to(tl.float32) * weights[:, None], 0)
+        maximum = new
+        k, v = next_k, next_v
+    # 5. One part of the result. Who comes last joins all parts.
+    row = sequence * H + head
+    tl.store(parts + (row * SPLITS + part) * DH + d, weighted)
+    tl.store(maxima + row * SPLITS + part, maximum)
+    tl.store(totals + row * SPLITS + part, total)
+    tl.debug_barrier()
+    count = tl.cdiv(length, share)
+    if tl.atomic_add(arrived + row, 1) == count - 1:
+        s = tl.arange(0, SPLITS)
+        m = tl.load(maxima + row * SPLITS + s, mask=s < count, other=-float("inf"), volatile=True)
+        t = tl.load(totals + row * SPLITS + s, mask=s < count, other=0.0, volatile=True)
+        at_parts = parts + (row * SPLITS + s)[:, None] * DH + d[None, :]
+        w = tl.load(at_parts, mask=(s < count)[:, None], other=0.0, volatile=True)
+        factor = tl.exp(m - tl.max(m, 0))
+        mean = tl.sum(w * factor[:, None], 0) / tl.sum(t * factor, 0)
+        tl.store(out + row * DH + d, mean.to(out.dtype.element_ty))
+        tl.store(arrived + row, 0)

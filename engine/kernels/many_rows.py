@@ -1,0 +1,161 @@
+"""A decode step of many sequences: PyTorch's matrix products, and Triton for everything between them. Part 13:
+what tuning adds for a batch.
+
+Promises GPT-2's numbers up to rounding. A product has no bias: whoever reads it next adds it, on numbers that
+are in registers anyway. The residual sum, the bias and the norm are one kernel. Up to SPLIT_ROWS rows the two
+products with few columns are cut along their inner dimension too (split-K), since else most of the GPU is
+idle; the kernel behind them sums the parts. The output layer's weights are a copy with a multiple of 128 rows:
+GPT-2's own number, 50,257, is odd, and sends the product to a kernel several times slower.
+"""
+
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from engine.kernels.append_attend import AppendAttend
+from engine.kernels.pdl import has_pdl, release, wait
+
+SPLIT_ROWS = 64
+SPLITS = 5  # divides 1,600 and 6,400, GPT-2 XL's inner dimensions, into whole tiles
+COLS, INNER = (
+    32,
+    64,
+)  # a tile of split-K: columns of the product, and how much of the inner dimension at a time
+
+
+class ManyRows:
+    """GPT-2's forward pass of S ≤ max_rows sequences' next tokens, over buffers whose addresses never change."""
+
+    def __init__(self, model: nn.Module, keys: list[Tensor], values: list[Tensor], max_rows: int) -> None:
+        """keys and values by layer: [B, P, H, Dh]."""
+        config = self.config = model.config
+        device, dtype = model.embed.weight.device, model.embed.weight.dtype
+        D, V = config.hidden_size, config.vocab_size
+        empty = partial(torch.empty, device=device, dtype=dtype)
+        self.model, self.keys, self.values = model, keys, values
+        self.attend = AppendAttend(config.num_heads, config.head_dim, device)
+        self.pdl = has_pdl(device)
+        self.head = model.head.weight
+        if V % 128:
+            self.head = torch.cat([self.head, self.head.new_zeros(-V % 128, D)])
+        self.x = torch.empty(max_rows, D, device=device)
+        self.normed, self.attended, self.product = (empty(max_rows, D) for _ in range(3))
+        self.qkv = empty(max_rows, 3 * D)
+        self.parts = torch.empty(SPLITS * min(max_rows, SPLIT_ROWS) * D, device=device)
+        self.logits = empty(max_rows, len(self.head))
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
+    ) -> Tensor:
+        """Each [S], tables[S, W] -> logits[S, at least V]."""
+        model, S = self.model, len(token_ids)
+        D = self.config.hidden_size
+        x, normed, attended, qkv = (b[:S] for b in (self.x, self.normed, self.attended, self.qkv))
+        pdl = self.pdl and S <= SPLIT_ROWS
+        shape = {"D": D, "PADDED": triton.next_power_of_2(D), "PDL": pdl, "num_warps": 8, "launch_pdl": pdl}
+        norms = [norm for block in model.blocks for norm in (block.norm1, block.norm2)] + [model.norm]
+        eps = self.config.norm_eps
+        _embed_norm[(S,)](
+            token_ids, positions, model.embed.weight, model.embed_position.weight, x,
+            norms[0].weight, norms[0].bias, normed, eps, **shape,
+        )  # fmt: skip
+        for layer, block in enumerate(model.blocks):
+            torch.mm(normed, block.attention.qkv.weight.t(), out=qkv)
+            self.attend(
+                qkv, block.attention.qkv.bias, self.keys[layer], self.values[layer], slots, tables, lens,
+                attended, pdl,
+            )  # fmt: skip
+            self._add_norm(attended, block.attention.proj, norms[2 * layer + 1], **shape)
+            up = block.mlp.up
+            inner = torch._addmm_activation(up.bias, normed, up.weight.t(), use_gelu=True)
+            self._add_norm(inner, block.mlp.down, norms[2 * layer + 2], **shape)
+        return torch.mm(normed, self.head.t(), out=self.logits[:S])
+
+    def _add_norm(self, a: Tensor, linear: nn.Module, norm: nn.Module, **shape) -> None:
+        """x += linear(a), and its norm."""
+        S, D = len(a), self.config.hidden_size
+        if S <= SPLIT_ROWS and linear.in_features % (SPLITS * INNER) == 0 and D % COLS == 0:
+            product, splits = self.parts, SPLITS
+            _split_linear[(D // COLS, SPLITS)](
+                a, linear.weight, product, S, N=D, K=linear.in_features,
+                ROWS=max(16, triton.next_power_of_2(S)), COLS=COLS, INNER=INNER, SPLITS=SPLITS,
+                PDL=shape["PDL"], num_warps=4, num_stages=4, launch_pdl=shape["PDL"],
+            )  # fmt: skip
+        else:
+            product, splits = torch.mm(a, linear.weight.t(), out=self.product[:S]), 1
+        _add_norm[(S,)](
+            self.x, product, linear.bias, norm.weight, norm.bias, self.normed, self.config.norm_eps, S * D,
+            SPLITS=splits, **shape,
+        )  # fmt: skip
+
+
+@triton.jit
+def _norm(x, gain, bias, i, inside, eps, D: tl.constexpr):
+    """x[PADDED] in fp32, 0 beyond D."""
+    mean = tl.sum(x, 0) / D
+    away = tl.where(inside, x - mean, 0.0)
+    rstd = tl.rsqrt(tl.sum(away * away, 0) / D + eps)
+    g = tl.load(gain + i, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(bias + i, mask=inside, other=0.0).to(tl.float32)
+    return away * rstd * g + b
+
+
+@triton.jit
+def _embed_norm(
+    token_ids, positions, embed, embed_position, x, gain, bias, normed, eps,
+    D: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    release(PDL)
+    wait(PDL)
+    row, i = tl.program_id(0), tl.arange(0, PADDED)
+    inside = i < D
+    token, position = tl.load(token_ids + row).to(tl.int64), tl.load(positions + row).to(tl.int64)
+    a = tl.load(embed + token * D + i, mask=inside, other=0.0).to(tl.float32)
+    a += tl.load(embed_position + position * D + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x + row * D + i, a, mask=inside)
+    a = _norm(a, gain, bias, i, inside, eps, D)
+    tl.store(normed + row * D + i, a.to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_norm(
+    x, product, linear_bias, gain, bias, normed, eps, part,
+    SPLITS: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """x[S, D] += sum of product[SPLITS, S, D] + linear_bias[D]; normed = norm(x)."""
+    release(PDL)
+    wait(PDL)
+    row, i = tl.program_id(0), tl.arange(0, PADDED)
+    inside = i < D
+    a = tl.load(x + row * D + i, mask=inside, other=0.0)
+    a += tl.load(linear_bias + i, mask=inside, other=0.0).to(tl.float32)
+    for s in tl.static_range(SPLITS):
+        a += tl.load(product + s * part + row * D + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x + row * D + i, a, mask=inside)
+    a = _norm(a, gain, bias, i, inside, eps, D)
+    tl.store(normed + row * D + i, a.to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _split_linear(
+    a, weight, parts, S,
+    N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
+    SPLITS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """parts[split, S, N] = a[S, my share of K] · weight[N, my share of K]ᵀ, in fp32."""
+    release(PDL)
+    wait(PDL)
+    row, col = tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)
+    k = tl.program_id(1) * (K // SPLITS) + tl.arange(0, INNER)
+    a += row[:, None] * K + k[None, :]
+    weight += col[None, :] * K + k[:, None]
+    total = tl.zeros([ROWS, COLS], tl.float32)
+    for start in range(0, K // SPLITS, INNER):
+        x = tl.load(a + start, mask=(row < S)[:, None], other=0.0)
+        w = tl.load(weight + start)
+        total = tl.dot(x, w, total, input_precision="ieee")
+    out = parts + (tl.program_id(1) * S + row)[:, None] * N + col[None, :]
+    tl.store(out, total, mask=(row < S)[:, None])

@@ -1,0 +1,89 @@
+"""`flash_prefill.py` over pages: several new tokens of each sequence see all it has, where it lies. Part 13.
+
+Promises what the varlen kernel gives on keys and values gathered from their pages, and gathers nothing: a
+chunk of a prompt sees the chunks before it, and a prompt whose beginning was found in the prefix cache sees
+that. New tokens' keys must be stored first.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.attention.paged import Pages
+from engine.device import on_device
+from engine.kernels.flash_prefill import MAX_HEAD_DIM, TILES
+
+
+class PagedPrefill:
+    """A step's plan: (pages, where each sequence's queries start and end, a layer's keys)."""
+
+    def __init__(self, pages: Pages, query_start: Sequence[int], keys: Tensor) -> None:
+        """query_start[S+1]. Raises ValueError for heads wider than MAX_HEAD_DIM."""
+        if keys.shape[-1] > MAX_HEAD_DIM:
+            raise ValueError(f"head_dim={keys.shape[-1]}: this kernel accepts up to {MAX_HEAD_DIM}")
+        self.tables, self.lens = pages.on(keys.device)  # [S, W], [S]
+        (self.query_start,) = on_device(keys.device, query_start, dtype=torch.int32)
+        self.longest = max(end - start for start, end in zip(query_start, query_start[1:], strict=False))
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """q[T, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [T, Hq, Dh]."""
+        (T, Hq, Dh), (_, P, Hkv, _) = q.shape, keys.shape
+        q = q if q.stride(2) == 1 else q.contiguous()
+        out = torch.empty(T, Hq, Dh, dtype=q.dtype, device=q.device)
+        tile = TILES[q.element_size()]
+        _paged_prefill[(triton.cdiv(self.longest, tile), Hq, len(self.lens))](
+            q, keys, values, out, self.query_start, self.tables, self.lens, self.tables.stride(0),
+            q.stride(0), q.stride(1), out.stride(0), out.stride(1), Dh**-0.5,
+            GROUP=Hq // Hkv, HKV=Hkv, DH=Dh, DH_PADDED=max(16, triton.next_power_of_2(Dh)), P=P,
+            ROWS=tile, COLS=tile, num_warps=4, num_stages=2,
+        )  # fmt: skip
+        return out
+
+
+@triton.jit
+def _paged_prefill(
+    q, keys, values, out, query_start, tables, lens, width, q_token, q_head, out_token, out_head, scale,
+    GROUP: tl.constexpr, HKV: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, P: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    # 1. Which tile of queries, which head, which sequence is mine?
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    start = tl.load(query_start + sequence)
+    Tq, Tk = tl.load(query_start + sequence + 1) - start, tl.load(lens + sequence)
+    first = tl.program_id(0) * ROWS
+    if first >= Tq:  # the grid is as long as the longest sequence needs
+        return
+    past = Tk - Tq
+    row = first + tl.arange(0, ROWS)  # [ROWS]
+    col = tl.arange(0, COLS)  # [COLS]
+    d = tl.arange(0, DH_PADDED)  # [DH_PADDED]
+    inside = (row < Tq)[:, None] & (d < DH)[None, :]
+    token = (start + row).to(tl.int64)[:, None]
+    queries = tl.load(q + token * q_token + head * q_head + d[None, :], mask=inside, other=0.0)
+    # 2. The running softmax, over tiles of keys found by the block table.
+    maximum = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    weighted = tl.zeros([ROWS, DH_PADDED], tl.float32)
+    for begin in range(0, past + tl.minimum(first + ROWS, Tq), COLS):
+        there = begin + col < Tk
+        block = tl.load(tables + sequence * width + (begin + col) // P, mask=there, other=0).to(tl.int64)
+        place = (block * P + (begin + col) % P) * HKV + head // GROUP  # [COLS]: the row of keys[-1, DH]
+        at = place[:, None] * DH + d[None, :]  # [COLS, DH_PADDED]
+        known = there[:, None] & (d < DH)[None, :]
+        k = tl.load(keys + at, mask=known, other=0.0)
+        scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [ROWS, COLS]
+        scores = tl.where((begin + col)[None, :] <= (past + row)[:, None], scores, -float("inf"))
+        new = tl.maximum(maximum, tl.max(scores, 1))
+        shrink = tl.exp(maximum - new)
+        weights = tl.exp(scores - new[:, None])
+        v = tl.load(values + at, mask=known, other=0.0)
+        total = total * shrink + tl.sum(weights, 1)
+        weighted = weighted * shrink[:, None]
+        weighted = tl.dot(weights.to(v.dtype), v, weighted, input_precision="ieee")
+        maximum = new
+    # 3. The mean, each value by its weight.
+    out += token * out_token + head * out_head + d[None, :]
+    tl.store(out, (weighted / total[:, None]).to(out.dtype.element_ty), mask=inside)
