@@ -101,7 +101,8 @@ class DecodeGraphs:
         positions = np.array(batch.positions)
         numbers[0][:S], numbers[1][:S], numbers[2][:S] = batch.token_ids, self._last.sources(batch), positions
         numbers[3][:S], numbers[4][:S] = pages.places(np.arange(S), positions), pages.lens
-        numbers[1][S:], numbers[3][S:], numbers[4][S:] = -1, -1, 0
+        for row, nobody in zip(numbers, (0, -1, 0, -1, 0), strict=False):
+            row[S:] = nobody
         numbers[5][:S, : pages.tables.shape[1]] = pages.tables
         # 2. One copy, one call.
         count = size * (ROWS + self.width)
@@ -135,6 +136,7 @@ class DecodeGraphs:
             inputs = self._views(self._inputs, size)
             self._inputs.zero_()
             inputs[1].fill_(-1), inputs[3].fill_(-1)  # nobody is there
+            stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self._run(size)  # kernels are compiled before they are recorded
             stream.synchronize()

@@ -99,12 +99,11 @@ def _many(
     weighted = tl.zeros([ROWS, DH], tl.float32) + value.to(tl.float32)[None, :]
     tables += sequence * width
     i = tl.arange(0, TOKENS)
-    block = tl.load(tables + i // P, mask=i < length - 1, other=0)
     for start in range(0, length - 1, TOKENS):
         token = start + i
         there = token < length - 1
-        address = ((block.to(tl.int64) * P + token % P) * H + head)[:, None] * DH + d[None, :]
-        block = tl.load(tables + (token + TOKENS) // P, mask=token + TOKENS < length - 1, other=0)
+        block = tl.load(tables + token // P, mask=there, other=0).to(tl.int64)
+        address = ((block * P + token % P) * H + head)[:, None] * DH + d[None, :]
         k = tl.load(keys + address, mask=there[:, None], other=0.0)
         v = tl.load(values + address, mask=there[:, None], other=0.0)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale

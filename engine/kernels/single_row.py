@@ -31,10 +31,10 @@ class Tile(NamedTuple):
 
 
 TILES = {
-    "qkv": Tile(2, 4, 6),
-    "proj": Tile(4, 4, None),
+    "qkv": Tile(2, 4, 7),
+    "proj": Tile(2, 2, None),
     "up": Tile(2, 4, 6),
-    "down": Tile(1, 8, None),
+    "down": Tile(1, 4, None),
     "head": Tile(4, 4, 8),
 }
 
