@@ -74,7 +74,6 @@ def steps(llm: LLM, bandwidth: float) -> tuple[dict, list[list]]:
         figures[f"b{batch}"] = {
             "ms": ms,
             "all_ms": found,
-            "graph_ms": graph_ms,
             "floor_ms": floor,
             "of_floor": floor / ms,
         }
