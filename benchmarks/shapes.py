@@ -8,7 +8,8 @@ from engine.checkpoint import ZOO
 
 GPT2_XL = {
     "model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25, "n_positions": 1024,
-    "vocab_size": 50257, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "eos_token_id": 50256, "dtype": "bfloat16",
+    "vocab_size": 50257, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+    "eos_token_id": 50256, "dtype": "bfloat16",
 }  # fmt: skip
 
 

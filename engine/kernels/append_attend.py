@@ -50,8 +50,8 @@ class AppendAttend:
         self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
         lens: Tensor, out: Tensor, pdl: bool,
     ) -> None:  # fmt: skip
-        """qkv[S, 3·D] (plus bias[3·D]), keys and values[B, P, H, Dh], slots[S], tables[S, W], lens[S] with the
-        new token -> out[S, D]. A slot of -1 or a length of 0: nobody is there.
+        """qkv[S, 3·D] (plus bias[3·D]), keys and values[B, P, H, Dh], slots[S], tables[S, W], lens[S] with
+        the new token -> out[S, D]. A slot of -1 or a length of 0: nobody is there.
         """
         S, splits = len(qkv), self.splits(len(qkv))
         tensors = qkv, bias, keys, values, slots, tables, lens, out
