@@ -142,7 +142,7 @@ def peers() -> dict:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     with torch.device("cuda"):
-        model = GPT2LMHeadModel(GPT2Config(**GPT2_XL)).to(torch.bfloat16).eval()
+        model = GPT2LMHeadModel(GPT2Config.from_dict(GPT2_XL)).to(torch.bfloat16).eval()
     found = {}
     for batch in BATCHES:
         ids = torch.randint(0, GPT2_XL["vocab_size"], (batch, CONTEXT - WINDOW), device="cuda")
