@@ -127,8 +127,10 @@ def test_an_empty_key_is_no_key():
 
 
 def test_a_request_must_be_meant_for_one_of_the_allowed_hosts():
-    with client_of(ScriptedBackend(), allowed_hosts=["localhost", "[::1]"]) as client:
+    with client_of(ScriptedBackend(), allowed_hosts=["localhost", "[::1]", "www.here.example"]) as client:
         for host, status in {
+            "www.here.example": 200,
+            "here.example": 400,  # not sent on to the one with www
             "localhost": 200,
             "LOCALHOST:80": 200,
             "[::1]:9": 200,
