@@ -210,7 +210,13 @@ def at_rest(engine: AsyncLLMEngine, passed: Callable[[], bool] = lambda: True) -
     try:
         yield engine
         if passed() and engine.health():
-            wait_until(lambda: not engine.engine.has_unfinished_requests() and engine._commands.empty())
+            wait_until(
+                lambda: (
+                    not engine.engine.has_unfinished_requests()
+                    and engine._commands.empty()
+                    and not engine._mailboxes
+                )
+            )
     finally:
         engine.stop()
     if passed():
