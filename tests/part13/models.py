@@ -11,10 +11,12 @@ def save_gpt2(folder: Path, vocab_size=67, width=24, layers=2, heads=3, position
 
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=vocab_size, n_positions=positions, n_embd=width, n_layer=layers, n_head=heads, **options
+        vocab_size=vocab_size, n_positions=positions, n_embd=width, n_layer=layers, n_head=heads,
+        bos_token_id=vocab_size - 1, eos_token_id=vocab_size - 1, **options,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 0.05, 0.3)
+    for name, parameter in model.named_parameters():
+        is_gain = ".ln_" in name and name.endswith("weight")
+        torch.nn.init.normal_(parameter, float(is_gain), 0.3)
     model.save_pretrained(folder)
     return folder

@@ -14,6 +14,7 @@ from tests.part13.test_paged_attention import DEVICE, P
 
 SHAPES = {"narrow": {"width": 24, "heads": 3}, "split": {"width": 320, "heads": 5}}  # 320: of split-K
 VOCAB = 70  # padded to 128
+TOLERANCE = 2e-4 if DEVICE == "cuda" else 5e-3  # PyTorch's fused GELU is no tanh's on a CPU
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -71,7 +72,7 @@ class Step:
             logits, stored = self.want()
             for _ in range(2):  # a second run over the same buffers: nothing is left behind by the first
                 got = step(*inputs)[self.live, :VOCAB]
-                assert torch.allclose(got, logits, atol=3e-4), "each row's logits are the model's"
+                assert torch.allclose(got, logits, atol=TOLERANCE), "each row's logits are the model's"
         assert torch.allclose(memory, stored, atol=1e-5), (
             "the new tokens' keys and values lie in their slots, and nothing else has changed"
         )
