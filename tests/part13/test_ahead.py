@@ -23,6 +23,7 @@ from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.request import PLACEHOLDER
 from engine.scheduling.scheduler import take
 from engine.scoring import ScoringExecutor
+from tests.part01.reference import random_gpt2, save
 from tests.part06.fakes import (
     CONFIG,
     TOKENIZER,
@@ -37,7 +38,6 @@ from tests.part06.fakes import (
 )
 from tests.part10.test_scoring_executor import assert_right
 from tests.part12.pages import TWO_LAYERS, PageReader, WatchedCache, sequence
-from tests.part13.models import save_gpt2
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -385,8 +385,8 @@ def test_many_users_at_once_through_the_engines_thread():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = save_gpt2(tmp_path_factory.mktemp("gpt2"), CONFIG.vocab_size, width=32, heads=2, positions=128)
-    return load_model(folder)
+    theirs = random_gpt2(vocab_size=CONFIG.vocab_size, n_positions=128)
+    return load_model(save(theirs, tmp_path_factory.mktemp("gpt2")))
 
 
 def real_cache(model, name: str):

@@ -19,9 +19,9 @@ from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.request import PLACEHOLDER
 from engine.scheduling.scheduler import take
+from tests.part01.reference import random_gpt2, save
 from tests.part06.fakes import TOKENIZER, assert_idle, run_to_end
 from tests.part12.pages import sequence
-from tests.part13.models import save_gpt2
 from tests.part13.test_many_rows import TOLERANCE
 from tests.part13.test_paged_attention import DEVICE
 
@@ -31,7 +31,7 @@ DRAWN = SamplingParams(temperature=0.8, seed=3, max_tokens=4, ignore_eos=True)
 MODELS = {
     "fits": {},
     "another activation": {"activation_function": "relu"},
-    "odd heads": {"heads": 1},
+    "odd heads": {"n_head": 1},
 }  # of width 24
 
 
@@ -45,9 +45,9 @@ def test_the_ladder_is_vllms_and_ends_with_the_most_there_may_be(most, sizes):
 
 
 def made(tmp_path_factory, name: str):
-    options = {"heads": 3} | MODELS[name]
-    folder = save_gpt2(tmp_path_factory.mktemp("gpt2"), VOCAB, layers=1, positions=MAX_LEN, **options)
-    return load_model(folder, DEVICE, "float32")
+    options = {"n_head": 3, "n_embd": 24, "n_layer": 1, "n_positions": MAX_LEN} | MODELS[name]
+    theirs = random_gpt2(vocab_size=VOCAB, **options)
+    return load_model(save(theirs, tmp_path_factory.mktemp("gpt2")), DEVICE, "float32")
 
 
 @pytest.fixture(scope="module", params=MODELS)
