@@ -1,5 +1,4 @@
-"""Twenty requests in the memory of five, drawn block by block; samples that share a prompt; a prompt seen
-before.
+"""Twenty requests in the memory of five, block by block; samples of one prompt; a prompt seen before.
 
 python -m parts run 12                  # ends by itself
 """
