@@ -136,7 +136,7 @@ def drawn(owner: list[int], head: str) -> Group:
         for number in owner[start : start + WIDE]:
             line.append(*cell(number))
         rows.append(line)
-    legend = Text(" a letter: a request's block   #: of several   ░: free, its tokens may be found   ·: free")
+    legend = Text(" a letter: a request's block   #: of several   ░: free, can be found   ·: free")
     return Group(Text(head, style="bold"), *rows, legend, Text())
 
 
