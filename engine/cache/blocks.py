@@ -42,16 +42,23 @@ class BlockManager:
     def num_free(self) -> int:
         return len(self.free_queue)
 
-    def allocate(self, count: int) -> list[int] | None:
-        """`count` blocks from the front of the free queue, each with one reference. What a free block still
-        held is forgotten. None: there are fewer, and nothing has changed.
+    def allocate(self, count: int, after: int | None = None) -> list[int] | None:
+        """`count` free blocks, each with one reference. Each is the one right behind the last (the first: right
+        behind block `after`) if that is free and nobody can look for what it holds; else the front of the
+        free queue, so that no contents are lost for the sake of order. What a free block still held is
+        forgotten. None: there are fewer, and nothing has changed.
         """
         if count > len(self.free_queue):
             return None
-        blocks = [self.free_queue.popitem(last=False)[0] for _ in range(count)]
-        for block in blocks:
-            self.contents.forget(block)
-            self.references[block] = 1
+        blocks = []
+        for _ in range(count):
+            behind = None if after is None else after + 1
+            ordered = behind in self.free_queue and behind not in self.contents
+            after = behind if ordered else next(iter(self.free_queue))
+            del self.free_queue[after]
+            self.contents.forget(after)
+            self.references[after] = 1
+            blocks.append(after)
         return blocks
 
     def fork(self, blocks: Sequence[int]) -> None:
@@ -88,6 +95,7 @@ class BlockTable:
     def __init__(self) -> None:
         self._numbers = np.empty(8, dtype=np.int64)  # room for more: doubled when it is full
         self._length = 0
+        self.is_run = True  # each block lies right behind the one before it
 
     def __len__(self) -> int:
         return self._length
@@ -97,9 +105,15 @@ class BlockTable:
         """[n]"""
         return self._numbers[: self._length]
 
+    @property
+    def last(self) -> int | None:
+        return int(self._numbers[self._length - 1]) if self._length else None
+
     def append(self, blocks: Sequence[int]) -> None:
         end = self._length + len(blocks)
         if end > len(self._numbers):
             self._numbers = np.resize(self._numbers, max(end, 2 * len(self._numbers)))
         self._numbers[self._length : end] = blocks
+        added = self._numbers[max(0, self._length - 1) : end]
+        self.is_run = self.is_run and bool((np.diff(added) == 1).all())
         self._length = end
