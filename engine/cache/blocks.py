@@ -43,10 +43,11 @@ class BlockManager:
         return len(self.free_queue)
 
     def allocate(self, count: int, after: int | None = None) -> list[int] | None:
-        """`count` free blocks, each with one reference. Each is the one right behind the last (the first: right
-        behind block `after`) if that is free and nobody can look for what it holds; else the front of the
-        free queue, so that no contents are lost for the sake of order. What a free block still held is
-        forgotten. None: there are fewer, and nothing has changed.
+        """`count` free blocks, each with one reference; `after`: the block that they are to follow, if any.
+
+        Each is the one right behind the last if that is free and nobody can look for what it holds: so blocks
+        mostly follow one another, and no contents are lost for the sake of order. Else it is the front of the
+        free queue, and what it still held is forgotten. None: fewer are free, and nothing has changed.
         """
         if count > len(self.free_queue):
             return None
@@ -95,6 +96,7 @@ class BlockTable:
     def __init__(self) -> None:
         self._numbers = np.empty(8, dtype=np.int64)  # room for more: doubled when it is full
         self._length = 0
+        self.last: int | None = None
         self.is_run = True  # each block lies right behind the one before it
 
     def __len__(self) -> int:
@@ -105,15 +107,12 @@ class BlockTable:
         """[n]"""
         return self._numbers[: self._length]
 
-    @property
-    def last(self) -> int | None:
-        return int(self._numbers[self._length - 1]) if self._length else None
-
     def append(self, blocks: Sequence[int]) -> None:
         end = self._length + len(blocks)
         if end > len(self._numbers):
             self._numbers = np.resize(self._numbers, max(end, 2 * len(self._numbers)))
         self._numbers[self._length : end] = blocks
-        added = self._numbers[max(0, self._length - 1) : end]
-        self.is_run = self.is_run and bool((np.diff(added) == 1).all())
         self._length = end
+        for block in blocks:
+            self.is_run = self.is_run and self.last in (None, block - 1)
+            self.last = block

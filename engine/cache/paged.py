@@ -19,6 +19,7 @@ from engine.attention.interface import Attend, Spans, VarlenKernel
 from engine.attention.paged import PagedDecode, PagedPrefill, Pages, gather, paged_decode
 from engine.attention.together import side_by_side
 from engine.batch import Batch
+from engine.cache.alone import Alone
 from engine.cache.blocks import BlockManager, BlockTable
 from engine.cache.manager import CachedSequence, Usage
 from engine.cache.prefix import Prefix, PrefixCache, root
@@ -58,7 +59,8 @@ class PagedCache:
         num_swap_blocks: int = 0,
         preemption_mode: PreemptionMode | None = None,
     ) -> None:
-        """`prefill` reads pages for sequences with several new tokens; without it, `kernel` gets them gathered.
+        """`prefill` reads pages for sequences with several new tokens; without it, `kernel` gets them in one
+        piece.
 
         `preemption_mode`: "recompute" never swaps, "swap" always does if there is room, None swaps
         sequences with at least SWAP_FROM computed tokens. Raises ValueError: to swap, with no room for it.
@@ -79,7 +81,8 @@ class PagedCache:
         self.num_swapped = 0  # preempted sequences whose blocks were copied out
         self._num_heads, self._kernel = config.num_heads, kernel
         self._decode, self._prefill = decode, prefill
-        self._reads_pages = self.memory.is_cuda or prefill is not None
+        self._kernels_read_pages = self.memory.is_cuda or prefill is not None
+        self._alone = Alone(self.memory, kernel)
         self._enable_prefix_caching, self._mode = enable_prefix_caching, preemption_mode
 
     def num_blocks_for(self, total: int) -> int:
@@ -188,6 +191,7 @@ class PagedCache:
 
     def _give_up(self, seq: CachedSequence) -> None:
         held = self.held.pop(seq.id, None)
+        self._alone.forget()
         if held is not None:
             self.blocks.free(held.table.blocks.tolist())
 
@@ -206,20 +210,23 @@ class PagedCache:
     def attention(self, batch: Batch) -> Attend:
         """The `attend` of one step. What is the same in every layer is worked out here, once.
 
-        All new keys and values are stored by their slot mapping (block · P + place). Then sequences with one
-        new token each read pages together (`_decode`); everybody else goes to the varlen kernel in one call,
-        on keys that were computed just now, or that are gathered from the pages if some were there before.
+        1. A sequence alone goes to the varlen kernel in one piece, unless there are kernels that read pages.
+        2. Else all new keys and values are stored by their slot mapping (block · P + place). Then sequences
+           with one new token each read pages together (`_decode`); everybody else goes to the varlen kernel
+           in one call, on keys that were computed just now, or that are gathered from the pages if some were
+           there before.
         """
+        if len(batch.requests) == 1 and not self._kernels_read_pages:
+            table = self.held[batch.requests[0].id].table
+            return self._alone.attention(table, batch.num_tokens, batch.context_lens[0])
+        self._alone.forget()
         device = self.memory.device
-        alone = len(batch.requests) == 1 and not self._reads_pages
-        if alone and (table := self.held[batch.requests[0].id].table).is_run:
-            return self._alone(table, batch.num_tokens, *batch.context_lens)
         pages, new = self.pages(batch), np.diff(batch.query_start)
-        # 1. The slot mapping: where each of the T new tokens is stored.
+        # The slot mapping: where each of the T new tokens is stored.
         sequence = np.repeat(np.arange(len(new)), new)  # [T]
         slots = pages.places(sequence, np.array(batch.positions))  # [T]
-        # 2. Who attends how: the rows of the step, and their plan.
-        single = (new == 1) & (not alone)  # a plan for one costs more than a call
+        # Who attends how: the rows of the step, and their plan.
+        single = new == 1
         (slots,) = on_device(device, slots)
         ones, rest = (self._rows(mask) for mask in (single[sequence], ~single[sequence]))
         looks: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
@@ -234,22 +241,6 @@ class PagedCache:
             for memory, x in ((self.keys[layer], k), (self.values[layer], v)):
                 memory.flatten(0, 1).index_copy_(0, slots, x)  # [B·P, Hkv, Dh], a view
             return look(layer, q, k, v)
-
-        return attend
-
-    def _alone(self, table: BlockTable, T: int, end: int) -> Attend:
-        """The only sequence of a step, in blocks that follow one another: its last T of `end` tokens are new.
-        The kernel reads views of the memory, which copy nothing.
-        """
-        start = int(table.blocks[0]) * self.block_size
-        own = self.memory.flatten(2, 3)[:, :, start : start + end]  # [2, L, end, Hkv, Dh]
-        keys, values = (layers.unbind() for layers in own)
-        spans = Spans.of_one(T, end)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys[layer][-T:].copy_(k)
-            values[layer][-T:].copy_(v)
-            return self._kernel(q, keys[layer], values[layer], spans)
 
         return attend
 
