@@ -18,6 +18,9 @@ from tests.part12.pages import admitted, paged, sequence, step, table, tokens_in
 def test_a_sequence_holds_what_it_needs_rounded_up_to_a_block():
     cache, seq = paged(10), sequence("a", range(9))
     assert cache.begin(seq) == 0
+    assert table(cache, seq) == [], (
+        "begin takes what it finds and no more: reserve takes blocks as steps need them"
+    )
     for total, blocks in [(1, 1), (4, 1), (5, 2), (9, 3), (2, 3)]:
         assert cache.reserve(seq, total)
         assert len(table(cache, seq)) == blocks
