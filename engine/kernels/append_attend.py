@@ -15,7 +15,10 @@ from torch import Tensor
 from engine.kernels.pdl import release, wait
 
 FEW = {"TOKENS": 64, "num_warps": 2}  # tokens read at a time
-MANY = {"TOKENS": 128, "num_warps": 4, "num_stages": 2}
+# For many sequences, by how many programs of each tile a multiprocessor holds. When a grid is a little more
+# than what fits at once, the last few programs run alone, for as long as all the others before them.
+TILES = {3: (128, 4), 7: (64, 2), 13: (32, 2)}  # tokens, warps
+SLACK = 1.02
 ROWS = 16  # the fewest rows a matrix product on tensor cores takes
 
 
@@ -24,9 +27,10 @@ class AppendAttend:
 
     def __init__(self, num_heads: int, head_dim: int, device: torch.device) -> None:
         self.heads, self.head_dim = num_heads, head_dim
-        self.programs = 8  # the interpreter: a few splits, to show that they are right
+        self.multiprocessors = 4  # the interpreter: a few splits, to show that they are right
         if device.type == "cuda":
-            self.programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count
+            self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        self.programs = 2 * self.multiprocessors
         self.parts = torch.empty(self.programs, head_dim, device=device)
         self.stats = torch.empty(2, self.programs, device=device)  # maximum and total of each part
         self.arrived = torch.zeros(self.programs, device=device, dtype=torch.int32)
@@ -36,6 +40,11 @@ class AppendAttend:
         more than `programs` in all.
         """
         return max(1, triton.next_power_of_2(self.programs // (rows * self.heads) + 1) // 2)
+
+    def tile(self, rows: int) -> tuple[int, int]:
+        """Tokens and warps: the largest tile of which all programs fit at once; if there is none, the largest."""
+        each = rows * self.heads / self.multiprocessors
+        return next((tile for fit, tile in TILES.items() if each <= SLACK * fit), TILES[3])
 
     def __call__(
         self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
@@ -49,7 +58,11 @@ class AppendAttend:
         numbers = tables.stride(0), self.head_dim**-0.5
         shape = {"H": self.heads, "DH": self.head_dim, "P": keys.shape[1], "BIAS": bias is not None}
         if splits == 1:
-            _many[(self.heads, S)](*tensors, *numbers, **shape, **MANY, ROWS=ROWS, PDL=pdl, launch_pdl=pdl)
+            tokens, warps = self.tile(S)
+            _many[(self.heads, S)](
+                *tensors, *numbers, **shape, TOKENS=tokens, ROWS=ROWS, PDL=pdl, launch_pdl=pdl,
+                num_warps=warps, num_stages=2,
+            )  # fmt: skip
         else:
             _few[(self.heads, S, splits)](
                 *tensors, self.parts, *self.stats, self.arrived, *numbers,

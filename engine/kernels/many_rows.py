@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from engine.kernels.append_attend import AppendAttend
 from engine.kernels.pdl import has_pdl, release, wait
 
-SPLIT_ROWS = 64
+SPLIT_ROWS = 128
 SPLITS = 5  # divides 1,600 and 6,400, GPT-2 XL's inner dimensions, into whole tiles
 COLS, INNER = (
     32,

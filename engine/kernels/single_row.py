@@ -32,9 +32,9 @@ class Tile(NamedTuple):
 
 TILES = {
     "qkv": Tile(2, 4, 7),
-    "proj": Tile(2, 2, None),
+    "proj": Tile(4, 2, None),
     "up": Tile(2, 4, 6),
-    "down": Tile(1, 4, None),
+    "down": Tile(2, 4, None),
     "head": Tile(4, 4, 8),
 }
 
@@ -69,7 +69,12 @@ def _norm_linear(
     k = tl.arange(0, PADDED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = (k < K)[None, :]
-    w = tl.load(weight + row[:, None] * K + k[None, :], mask=inside & (row < N)[:, None], other=0.0)
+    w = tl.load(
+        weight + row[:, None] * K + k[None, :],
+        mask=inside & (row < N)[:, None],
+        other=0.0,
+        eviction_policy="evict_first",
+    )
     wg = tl.load(weight_gain + row, mask=row < N, other=0.0)
     wb = tl.load(weight_bias + row, mask=row < N, other=0.0)
     g = tl.load(gain + k, mask=k < K, other=0.0)
@@ -86,7 +91,10 @@ def _norm_linear(
         if PROGRAMS * ROWS < N:
             later = row + PROGRAMS * ROWS
             ahead = tl.load(
-                weight + later[:, None] * K + k[None, :], mask=inside & (later < N)[:, None], other=0.0
+                weight + later[:, None] * K + k[None, :],
+                mask=inside & (later < N)[:, None],
+                other=0.0,
+                eviction_policy="evict_first",
             )
             next_wg = tl.load(weight_gain + later, mask=later < N, other=0.0)
             next_wb = tl.load(weight_bias + later, mask=later < N, other=0.0)
@@ -109,7 +117,12 @@ def _linear_add(
     k = tl.arange(0, PADDED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = (k < K)[None, :]
-    w = tl.load(weight + row[:, None] * K + k[None, :], mask=inside & (row < N)[:, None], other=0.0)
+    w = tl.load(
+        weight + row[:, None] * K + k[None, :],
+        mask=inside & (row < N)[:, None],
+        other=0.0,
+        eviction_policy="evict_first",
+    )
     b = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
     release(PDL)
     wait(PDL)
@@ -120,7 +133,10 @@ def _linear_add(
         if PROGRAMS * ROWS < N:
             later = row + PROGRAMS * ROWS
             ahead = tl.load(
-                weight + later[:, None] * K + k[None, :], mask=inside & (later < N)[:, None], other=0.0
+                weight + later[:, None] * K + k[None, :],
+                mask=inside & (later < N)[:, None],
+                other=0.0,
+                eviction_policy="evict_first",
             )
             next_b = tl.load(bias + later, mask=later < N, other=0.0).to(tl.float32)
             next_before = tl.load(x + later, mask=later < N, other=0.0)
