@@ -94,8 +94,8 @@ class AheadExecutor(ScoringExecutor):
     def submit(self, batch: Batch) -> Pending:
         pending = super().submit(batch)
         self.last.remember(pending.batch, pending.token_ids)
-        if not pending.token_ids.is_cuda:
-            return pending
+        if not pending.token_ids.is_cuda:  # a copy: the next step chooses its tokens in the same place
+            return replace(pending, token_ids=pending.token_ids.clone())
         if isinstance(pending, ScoredPending):
             return replace(pending, packed=OnItsWay(pending.packed))
         return replace(pending, token_ids=OnItsWay(pending.token_ids))

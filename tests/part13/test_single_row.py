@@ -8,6 +8,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 from engine.attention.paged import Gathered, Pages
 from engine.kernels.single_row import SingleRow
 from engine.models.loader import load_model
+from tests.part13.models import save_gpt2
 from tests.part13.test_paged_attention import DEVICE, P
 
 LAYERS, WIDTH, HEADS = 2, 24, 3
@@ -15,16 +16,7 @@ LAYERS, WIDTH, HEADS = 2, 24, 3
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    folder = tmp_path_factory.mktemp("gpt2")
-    torch.manual_seed(0)
-    theirs = GPT2LMHeadModel(
-        GPT2Config(vocab_size=67, n_positions=256, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS)
-    )
-    for parameter in theirs.parameters():  # norms and biases that do something
-        torch.nn.init.normal_(parameter, 0.05, 0.3)
-    theirs.save_pretrained(folder)
+    folder = save_gpt2(tmp_path_factory.mktemp("gpt2"), width=WIDTH, layers=LAYERS, heads=HEADS)
     return load_model(folder, DEVICE, "float32")
 
 
