@@ -1,4 +1,4 @@
-"""Folders of models in a true shape without weights, for `load_format="dummy"`: speed work needs no download."""
+"""Folders of models in a true shape without weights, for `load_format="dummy"`: no download."""
 
 import json
 import shutil
@@ -7,8 +7,9 @@ from pathlib import Path
 from engine.checkpoint import ZOO
 
 GPT2_XL = {
-    "model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25, "n_positions": 1024, "vocab_size": 50257,
-    "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "eos_token_id": 50256, "dtype": "bfloat16",
+    "model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25, "n_positions": 1024,
+    "vocab_size": 50257, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+    "eos_token_id": 50256, "dtype": "bfloat16",
 }  # fmt: skip
 
 

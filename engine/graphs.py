@@ -2,9 +2,9 @@
 
 A step of a model with 48 layers launches some 300 kernels, each by Python, one after the other; with few
 sequences the GPU waits for the host most of the time. A graph records them once, with their addresses and
-numbers of rows, and replays them in one call. So everything that changes from step to step (tokens, positions,
-where keys go, block tables, lengths) lies in buffers whose addresses never change, and there is a graph for
-each size of a ladder: a step of 5 sequences runs in the graph for 8, three rows of which are nobody's.
+numbers of rows, and replays them in one call. So everything that changes from step to step (tokens,
+positions, where keys go, block tables, lengths) lies in buffers whose addresses never change, and there is a
+graph for each size of a ladder: a step of 5 sequences runs in the graph for 8, and three rows are nobody's.
 
 Promises the numbers of the model's forward pass up to rounding, and `sample`'s choice for greedy rows. Only
 steps in which everyone has one new token; others go the usual way. Without a GPU, or with `capture=False`,

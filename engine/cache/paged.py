@@ -57,7 +57,7 @@ class PagedCache:
         num_swap_blocks: int = 0,
         preemption_mode: PreemptionMode | None = None,
     ) -> None:
-        """`prefill` reads pages for sequences with several new tokens; without it, `kernel` gets them gathered.
+        """`prefill` reads the pages of sequences with several new tokens; else `kernel` gets them gathered.
 
         `preemption_mode`: "recompute" never swaps, "swap" always does if there is room, None swaps
         sequences with at least SWAP_FROM computed tokens. Raises ValueError: to swap, with no room for it.

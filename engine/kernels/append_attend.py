@@ -36,13 +36,13 @@ class AppendAttend:
         self.arrived = torch.zeros(self.programs, device=device, dtype=torch.int32)
 
     def splits(self, rows: int) -> int:
-        """Among how many programs each head of `rows` sequences is split: a power of two, so that there are no
-        more than `programs` in all.
+        """Among how many programs each head of `rows` sequences is split: a power of two, and no more than
+        `programs` in all.
         """
         return max(1, triton.next_power_of_2(self.programs // (rows * self.heads) + 1) // 2)
 
     def tile(self, rows: int) -> tuple[int, int]:
-        """Tokens and warps: the largest tile of which all programs fit at once; if there is none, the largest."""
+        """Tokens and warps: the largest tile of which all programs fit at once; else the largest."""
         each = rows * self.heads / self.multiprocessors
         return next((tile for fit, tile in TILES.items() if each <= SLACK * fit), TILES[3])
 
@@ -50,8 +50,8 @@ class AppendAttend:
         self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
         lens: Tensor, out: Tensor, pdl: bool,
     ) -> None:  # fmt: skip
-        """qkv[S, 3·D] (plus bias[3·D]), keys and values[B, P, H, Dh], slots[S], tables[S, W], lens[S], the new
-        token counted -> out[S, D]. A slot of -1 or a length of 0: nobody is there.
+        """qkv[S, 3·D] (plus bias[3·D]), keys and values[B, P, H, Dh], slots[S], tables[S, W], lens[S] with
+        the new token -> out[S, D]. A slot of -1 or a length of 0: nobody is there.
         """
         S, splits = len(qkv), self.splits(len(qkv))
         tensors = qkv, bias, keys, values, slots, tables, lens, out

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.attention.paged import Pages
+from engine.attention.varlen import longest
 from engine.device import on_device
 from engine.kernels.flash_prefill import MAX_HEAD_DIM, TILES
 
@@ -26,7 +27,7 @@ class PagedPrefill:
             raise ValueError(f"head_dim={keys.shape[-1]}: this kernel accepts up to {MAX_HEAD_DIM}")
         self.tables, self.lens = pages.on(keys.device)  # [S, W], [S]
         (self.query_start,) = on_device(keys.device, query_start, dtype=torch.int32)
-        self.longest = max(end - start for start, end in zip(query_start, query_start[1:], strict=False))
+        self.longest = longest(query_start)
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """q[T, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [T, Hq, Dh]."""

@@ -207,7 +207,8 @@ class SingleRow:
         for layer, (qkv, proj, up, down) in enumerate(self.layers):
             self._norm_linear("qkv", qkv, self.qkv)
             self.attend(
-                self.qkv, None, self.keys[layer], self.values[layer], slots, tables, lens, self.attended, self.pdl,
+                self.qkv, None, self.keys[layer], self.values[layer], slots, tables, lens, self.attended,
+                self.pdl,
             )  # fmt: skip
             self._linear_add("proj", self.attended, proj)
             self._norm_linear("up", up, self.inner, gelu=True)

@@ -1,6 +1,6 @@
 """How fast is the engine on a GPU, as it is used? GPT-2 XL's shape with random bf16 weights, on one H200.
 
-    python -m benchmarks.part13_engine [--only step one many prefill peers] [--out FOLDER]
+    python -m benchmarks.engine_on_a_gpu [--only step one many prefill peers] [--out FOLDER]
 
 step: a whole decode step at a context of 512, as `LLM` runs it (host, logits, sampling), as a share of the
 floor: the time in which a copy moves as many bytes as there are weights, keys and values to read. one: a
@@ -14,6 +14,7 @@ import random
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ CONTEXT = 512
 WINDOW = 16  # steps on either side of it
 BATCHES = (1, 64, 256)
 SEED = 0
-PARTS = ("step", "one", "many", "prefill")
+PARTS = ("step", "one", "many", "prefill", "peers")
 
 
 def greedy(tokens: int) -> SamplingParams:
@@ -74,7 +75,6 @@ def steps(llm: LLM, bandwidth: float) -> tuple[dict, list[list]]:
         figures[f"b{batch}"] = {
             "ms": ms,
             "all_ms": found,
-            "graph_ms": graph_ms,
             "floor_ms": floor,
             "of_floor": floor / ms,
         }
@@ -131,13 +131,29 @@ def prefill(llm: LLM) -> dict:
     products = 0.0
     for linear in (layer for layer in model.blocks[0].modules() if isinstance(layer, torch.nn.Linear)):
         x = torch.randn(T, linear.in_features, device="cuda", dtype=torch.bfloat16)
-        products += config.num_layers * do_bench(lambda: x @ linear.weight.t(), return_mode="median")
-    return {
-        "ms": ours,
-        "all_ms": [s * 1e3 for s in seconds[1:]],
-        "products_ms": products,
-        "of_products": products / ours,
-    }
+        product = partial(torch.mm, x, linear.weight.t())
+        products += config.num_layers * do_bench(product, return_mode="median")
+    seconds = [value * 1e3 for value in seconds[1:]]
+    return {"ms": ours, "all_ms": seconds, "products_ms": products, "of_products": products / ours}
+
+
+def peers() -> dict:
+    """Milliseconds of a step of Hugging Face's `generate` as it comes, at the same contexts."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with torch.device("cuda"):
+        model = GPT2LMHeadModel(GPT2Config.from_dict(GPT2_XL)).to(torch.bfloat16).eval()
+    found = {}
+    for batch in BATCHES:
+        ids = torch.randint(0, GPT2_XL["vocab_size"], (batch, CONTEXT - WINDOW), device="cuda")
+        times = {}
+        for new in (1, 2 * WINDOW + 1, 1, 2 * WINDOW + 1):  # the first two warm up
+            start = time.perf_counter()
+            model.generate(ids, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0)
+            torch.cuda.synchronize()
+            times[new] = time.perf_counter() - start
+        found[f"b{batch}"] = {"ms": (times[2 * WINDOW + 1] - times[1]) / (2 * WINDOW) * 1e3}
+    return found
 
 
 def main() -> None:
@@ -161,6 +177,9 @@ def main() -> None:
         if name in options.only:
             figures[name] = measure(llm)
             print(name, json.dumps(figures[name]), flush=True)
+    if "peers" in options.only:
+        figures["peers"] = peers()
+        print("peers", json.dumps(figures["peers"]), flush=True)
     record(
         "part13_engine",
         "How fast is the engine on a GPU, as it is used?",
