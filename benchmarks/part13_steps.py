@@ -15,7 +15,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -203,12 +203,14 @@ def scattered(S: int, N: int, Hkv: int, Dh: int) -> tuple[Pages, Tensor, Tensor]
     return Pages.of(list(order), [N] * S, P), keys, values
 
 
-def attention() -> tuple[dict, dict]:
+def attention(heads: Iterable[str] = HEADS, work: Iterable[str] = WORK) -> tuple[dict, dict]:
     figures, tables = {}, {}
-    for name, (Hq, Hkv, Dh) in HEADS.items():
+    for name in heads:
+        Hq, Hkv, Dh = HEADS[name]
         found = {step: {} for step in STEPS}
         by_tile: dict[str, list[float]] = {}
-        for work, (S, N) in WORK.items():
+        for label in work:
+            S, N = WORK[label]
             pages, keys, values = scattered(S, N, Hkv, Dh)
             q = torch.randn(S, Hq, Dh, device="cuda", dtype=torch.bfloat16)
             given = q, keys, values, *pages.on(q.device)
@@ -224,15 +226,15 @@ def attention() -> tuple[dict, dict]:
             for step, run in kernels.items():
                 error = (run().float() - want).norm() / want.norm()
                 assert error < 1e-2, f"{step}: relative error {error:.1e}"
-                found[step][f"s{work}"] = 1e3 * milliseconds(run)
-            by_tile[f"s{work}"] = [1e3 * milliseconds(partial(tiles, *given, size)) for size in TILES]
-            print(name, work, {step: round(us[f"s{work}"], 1) for step, us in found.items()})
-            print("tiles", TILES, [round(us, 1) for us in by_tile[f"s{work}"]], flush=True)
+                found[step][f"s{label}"] = 1e3 * milliseconds(run)
+            by_tile[f"s{label}"] = [1e3 * milliseconds(partial(tiles, *given, size)) for size in TILES]
+            print(name, label, {step: round(us[f"s{label}"], 1) for step, us in found.items()})
+            print("tiles", TILES, [round(us, 1) for us in by_tile[f"s{label}"]], flush=True)
         figures[name] = {"us": found, "tiles": TILES, "tile_us": by_tile}
-        columns = ["step, µs", *(f"{S} × {N:,}" for S, N in WORK.values())]
+        columns = ["step, µs", *(f"{S} × {N:,}" for S, N in map(WORK.get, work))]
         rows = [[STEPS[step], *us.values()] for step, us in found.items()]
         tables[name] = {"columns": columns, "rows": rows}
-        sizes = [[size, *(by_tile[work][i] for work in by_tile)] for i, size in enumerate(TILES)]
+        sizes = [[size, *(by_tile[label][i] for label in by_tile)] for i, size in enumerate(TILES)]
         tables[f"{name}_tiles"] = {"columns": ["tokens at a time", *columns[1:]], "rows": sizes}
     return figures, tables
 
@@ -288,9 +290,8 @@ def step_milliseconds(engine, batch: int) -> float:
     return (times[-1] - times[0]) / (len(times) - 1) * 1e3
 
 
-def launches() -> tuple[dict, dict]:
-    from triton.testing import do_bench
-
+def engines(model, tokenizer, rows: int, length: int) -> dict[str, Callable[[], object]]:
+    """By the names of LAUNCHES: what makes an engine for `rows` sequences of `length` tokens."""
     from engine.ahead import AheadEngine, AheadExecutor, AheadForward, LastTokens
     from engine.attention.kernels import attention_kernel
     from engine.cache.paged import PagedCache
@@ -298,18 +299,13 @@ def launches() -> tuple[dict, dict]:
     from engine.kernels.paged_attention import PagedAttention
     from engine.kernels.paged_prefill import PagedPrefill
     from engine.llm_engine import LLMEngine
-    from engine.models.loader import load_model
     from engine.scheduling.continuous import ContinuousScheduler
-    from engine.tokenizer import Tokenizer
 
-    folder = dummy_folder(Path(tempfile.mkdtemp()), GPT2_XL)
-    model, tokenizer = load_model(folder, "cuda", "bfloat16", "dummy"), Tokenizer.from_pretrained(folder)
-    config, device, rows = model.config, torch.device("cuda"), max(BATCHES)
-    how = device, torch.bfloat16, attention_kernel("triton", config.head_dim, device, torch.bfloat16)
+    config, parameter = model.config, next(model.parameters())
+    device, dtype = parameter.device, parameter.dtype
+    how = device, dtype, attention_kernel("triton", config.head_dim, device, dtype)
     kernels = {"decode": PagedAttention, "prefill": PagedPrefill, "enable_prefix_caching": False}
-    length = CONTEXT + 4 * WINDOW
-    cache = PagedCache(config, rows * length // P, P, *how, **kernels)
-    width = cache.num_blocks_for(length)
+    cache = PagedCache(config, rows * -(-length // P), P, *how, **kernels)
 
     def engine(kind: type, forward: AheadForward, last: LastTokens, **options) -> LLMEngine:
         executor = AheadExecutor(forward, tokenizer, last, **options)
@@ -321,6 +317,7 @@ def launches() -> tuple[dict, dict]:
         forward = GraphForward(model, cache, last, length, capture=tuned)
         if not tuned:
             own = ModelStep(model, list(cache.keys), list(cache.values))
+            width = cache.num_blocks_for(length)
             forward.graphs = DecodeGraphs(lambda _: own, last, config.vocab_size, rows, width, capture=True)
         return engine(kind, forward, last, sampler=forward.choose)
 
@@ -328,12 +325,23 @@ def launches() -> tuple[dict, dict]:
         last = LastTokens(rows, device)
         return engine(LLMEngine, AheadForward(model, cache, last), last)
 
-    ways = {
+    return {
         "eager": one_by_one,
         "graph": partial(in_graphs, LLMEngine, tuned=False),
         "tuned": partial(in_graphs, LLMEngine, tuned=True),
         "ahead": partial(in_graphs, AheadEngine, tuned=True),
     }
+
+
+def launches() -> tuple[dict, dict]:
+    from triton.testing import do_bench
+
+    from engine.models.loader import load_model
+    from engine.tokenizer import Tokenizer
+
+    folder = dummy_folder(Path(tempfile.mkdtemp()), GPT2_XL)
+    model, tokenizer = load_model(folder, "cuda", "bfloat16", "dummy"), Tokenizer.from_pretrained(folder)
+    ways = engines(model, tokenizer, max(BATCHES), CONTEXT + 4 * WINDOW)
     figures: dict = {name: {} for name in ways}
     for name, make in ways.items():
         made = make()
