@@ -196,8 +196,8 @@ def recorded(console: Console) -> None:
         step = whole["figures"]["step"][name]
         peer = whole["figures"]["peers"][name]["ms"]
         console.print(
-            f"a step of {name[1:]:>3}: {step['ms']:5.2f} ms, {step['of_floor']:.0%} of the floor's speed, bar "
-            f"{bar:.0%}; HF generate {peer:4.0f} ms"
+            f"a step of {name[1:]:>3}: {step['ms']:5.2f} ms, {step['of_floor']:.0%} of the floor's speed, "
+            f"bar {bar:.0%}; HF generate {peer:4.0f} ms"
         )
     machine = f"{kernels['machine']['gpu']}, torch {kernels['versions']['torch']}, {kernels['date']}"
     console.print(
