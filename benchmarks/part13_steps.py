@@ -32,7 +32,7 @@ from engine.kernels.paged_attention import num_splits, paged_attention
 P = 16
 HEADS = {"gpt2_xl": (25, 25, 64), "grouped": (16, 8, 128)}  # query heads, key heads, width
 WORK = {"64x512": (64, 512), "256x1024": (256, 1024), "1x8192": (1, 8192)}
-TILES = (4, 16, 32, 64, 128, 256)
+TILES = (1, 4, 16, 32, 64, 128, 256)
 STEPS = {
     "gather": "gather, then PyTorch",
     "two_passes": "a token at a time, two passes",
