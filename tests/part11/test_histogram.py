@@ -69,8 +69,11 @@ def test_the_articles_example():
 
 @pytest.mark.parametrize("q", [0, -0.1, 1.01, 50, float("nan")])
 def test_a_share_that_is_none_is_refused_by_name(q):
-    with pytest.raises(ValueError, match=f"^q={q}: accepted"):
+    with pytest.raises(ValueError) as refused:
         quantile(q, (1,), [1, 1])
+    assert str(refused.value).startswith(f"q={q}: accepted"), (
+        "the message begins with the q that was given, and with what is accepted: see the docstring"
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
