@@ -31,6 +31,7 @@ from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
+from engine.executor import ModelForward
 from engine.layers.packed_linear import pack_linears
 from engine.listeners import Listener, Listeners
 from engine.llm_engine import LLMEngine
@@ -151,7 +152,9 @@ def _make_executor(
 
         forward = GraphForward(model, cache, last, max_model_len, capture=device.type == "cuda")
         return AheadExecutor(forward, tokenizer, last, sampler=forward.choose)
-    return AheadExecutor(AheadForward(model, cache, last), tokenizer, last)
+    if args.async_scheduling:
+        return AheadExecutor(AheadForward(model, cache, last), tokenizer, last)
+    return ScoringExecutor(ModelForward(model, cache), tokenizer)
 
 
 def _make_cache(

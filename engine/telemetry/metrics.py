@@ -187,8 +187,8 @@ class EngineMetrics(Listener):
 
         1. All of it goes to vllm:generation_tokens.
         2. With the first output token, the wait for it is observed twice: in the histogram TTFT, for
-           Prometheus, and as a sample "ttft" of `history`, at the time of that token, for the dashboards. The
-           prompt's tokens go to vllm:prompt_tokens. There is no gap yet, whatever came with that token.
+           Prometheus, and one by one for the dashboards (`history.sample`, kind "ttft", when it came, how
+           long). The prompt's tokens go to vllm:prompt_tokens. No gap yet, whatever came with that token.
         3. In any later step, one inter-token latency is observed: from the last token that was seen to the
            newest, as in vLLM, however many came at once (Part 16).
         4. `seen` is brought up to date.
