@@ -177,12 +177,28 @@ def test_a_new_client_is_let_in_however_many_say_nothing(monkeypatch):
         assert gone == [True] * 15, "the ones that have been silent longest make room"
 
 
+def test_one_connection_too_many_closes_one_only_the_one_that_has_said_nothing_longest(
+    monkeypatch, connections
+):
+    monkeypatch.setattr(run, "max_connections", lambda: 3)
+    with serving(monkeypatch) as (url, _), ExitStack() as stack:
+        silent = []
+        for count in range(1, 5):
+            silent.append(stack.enter_context(connect(url)))
+            wait_until(lambda count=count: len(connections) == count)
+        assert is_closed(silent[0]), "three may be open, and four are"
+        for connection in silent[1:]:
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b"200 OK" in connection.recv(2**16), "one of the three was closed"
+
+
 def test_as_many_connections_as_the_system_has_files_for(monkeypatch):
     lent = SimpleNamespace(RLIMIT_NOFILE=7, RLIM_INFINITY=-1)
     monkeypatch.setattr(run, "resource", lent)
     others = run.BACKLOG + run.FILES_FOR_OTHERS
     for files, connections in {
         256: 256 - others,
+        others - 20: 1,
         2**20: run.MAX_CONNECTIONS,
         -1: run.MAX_CONNECTIONS,
     }.items():
