@@ -38,15 +38,16 @@ def connections(monkeypatch):
     return made
 
 
-def pass_deadline(protocol) -> None:
-    """As if its time for a request were over now."""
+def in_its_loop(protocol, *functions) -> None:
+    """Called one after the other, with nothing in between."""
     over = threading.Event()
 
-    def late() -> None:
-        protocol._request_is_late()
+    def call() -> None:
+        for function in functions:
+            function()
         over.set()
 
-    protocol.loop.call_soon_threadsafe(late)
+    protocol.loop.call_soon_threadsafe(call)
     assert over.wait(DEADLINE)
 
 
@@ -148,13 +149,23 @@ def test_an_answer_that_takes_longer_than_a_request_may_is_not_cut_off(monkeypat
     with serving(monkeypatch) as (_, client), client.stream("GET", "/flood/1") as answer:
         pieces = answer.iter_bytes()
         next(pieces)
-        pass_deadline(connections[0])
+        in_its_loop(connections[0], connections[0]._request_is_late)  # as if its time were over now
         more = 0
         with suppress(httpx.TransportError):
             while more < 100:
                 next(pieces)
                 more += 1
         assert more == 100, "the stream was cut off"
+
+
+def test_a_connection_that_has_become_a_websocket_has_no_deadline_for_a_request():
+    for taken_over in (False, True):
+        gone = []
+        transport = SimpleNamespace(abort=lambda gone=gone: gone.append(True))
+        protocol = SimpleNamespace(transport=transport, waits_for_client=lambda: True)
+        transport.get_protocol = lambda one=None if taken_over else protocol: one
+        run.PatientProtocol._request_is_late(protocol)
+        assert bool(gone) != taken_over, "uvicorn gives an upgraded connection another protocol"
 
 
 def test_who_does_not_read_is_cut_off_and_what_it_had_is_given_back(monkeypatch):
@@ -166,6 +177,30 @@ def test_who_does_not_read_is_cut_off_and_what_it_had_is_given_back(monkeypatch)
         connection.sendall(FLOOD)
         wait_until(lambda: "flooding" in backend.life)
         wait_until(lambda: backend.open == 0)
+
+
+def test_who_reads_on_in_time_is_not_cut_off(monkeypatch, connections):
+    with serving(monkeypatch) as (url, _), connect(url):
+        wait_until(lambda: connections)
+        in_its_loop(connections[0], connections[0].pause_writing, connections[0].resume_writing)
+        assert connections[0]._stalled.cancelled(), "it has read on, and its deadline still holds"
+
+
+def test_who_makes_room():
+    gone = []
+
+    def one(since: float, waits: bool = True, closing: bool = False) -> SimpleNamespace:
+        transport = SimpleNamespace(is_closing=lambda: closing, abort=lambda: gone.append(since))
+        return SimpleNamespace(waiting_since=since, waits_for_client=lambda: waits, transport=transport)
+
+    def make_room(*connections) -> list[float]:
+        gone.clear()
+        run.PatientProtocol._make_room(SimpleNamespace(connections=connections, max_connections=2))
+        return gone
+
+    assert make_room(one(3), one(1), one(2)) == [1], "the one that has kept us waiting longest goes"
+    assert make_room(one(3), one(1, waits=False), one(2)) == [2], "one that is being served stays"
+    assert make_room(one(3), one(1, closing=True), one(2)) == [], "one that is closing has made room already"
 
 
 def test_a_new_client_is_let_in_however_many_say_nothing(monkeypatch):
