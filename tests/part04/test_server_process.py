@@ -249,3 +249,14 @@ def test_the_server_stops_whatever_its_clients_do(monkeypatch, sent):
         connection = stack.enter_context(connect(url, (socket.SO_RCVBUF, 4096)))
         connection.sendall(sent)
         time.sleep(SHORT)
+
+
+def test_a_server_whose_backend_does_not_start_ends_with_an_error(monkeypatch):
+    class Broken(ScriptedBackend):
+        async def __aenter__(self):
+            raise RuntimeError("no memory")
+
+    monkeypatch.setattr(run.gc, "freeze", lambda: None)  # for a process of its own
+    with pytest.raises(SystemExit) as ended:
+        run.serve(create_app(Broken()), "127.0.0.1", 0, log_level="critical")
+    assert ended.value.code == 1, "who started it learns from the exit code that it does not run"
