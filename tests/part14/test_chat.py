@@ -1,7 +1,6 @@
 """OpenAI's chat API and /generate, judged by OpenAI's own client."""
 
 import json
-from contextlib import ExitStack
 
 import openai
 import pytest
@@ -11,7 +10,6 @@ from engine.chat_template import ChatTemplate
 from engine.decoding.params import SamplingParams
 from engine.server.app import create_app
 from engine.server.chat import chat
-from engine.server.generate import generate
 from tests.part04.serving import http, openai_client, serve
 from tests.part06.fakes import TOKENIZER, at_rest, told_alone
 
@@ -26,12 +24,8 @@ ALONE = told_alone(TEMPLATE.render(QUESTION), GREEDY)
 
 
 @pytest.fixture
-def url(scoring_engine, passed):
-    with ExitStack() as stack:
-        engine = scoring_engine()
-        backend = stack.enter_context(at_rest(AsyncLLMEngine(engine, "m"), passed))
-        extensions = [chat(engine.tokenizer, engine.config, TEMPLATE), generate]
-        yield stack.enter_context(serve(create_app(backend, extensions)))
+def url(serving):
+    return serving()
 
 
 @pytest.fixture
