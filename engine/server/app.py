@@ -5,6 +5,7 @@ Knows nothing of models or scheduling. Later parts add routes through `extension
 """
 
 import asyncio
+import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
@@ -131,10 +132,10 @@ async def complete(
     for i, output in enumerate(outputs):
         for sample in output.outputs:
             index = {"index": i * params.n + sample.index}
-            choices.append(index | shape.choice(body, output, sample))
+            choices.append(_json(index | shape.choice(body, output, sample)))
             await asyncio.sleep(0)  # a choice with its prompt's log probabilities is long
-    whole = {"object": shape.object, "choices": choices, "usage": shape.usage(body, outputs)}
-    return JSONResponse(head | whole)
+    parts = _json(head | {"object": shape.object})[:-1], b",".join(choices), _json(shape.usage(body, outputs))
+    return Response(b'%b,"choices":[%b],"usage":%b}' % parts, media_type="application/json")
 
 
 def _refuse_unknown(name: str, backend: Backend) -> None:
@@ -143,6 +144,11 @@ def _refuse_unknown(name: str, backend: Backend) -> None:
         raise RequestError(
             404, f"model {name!r} does not exist; here are: {known}", "model", "model_not_found"
         )
+
+
+def _json(data: dict) -> bytes:
+    """A piece of an answer that is written piece by piece, so that others have their turn between two."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 async def _gather(streams: list[OutputStream]) -> list[RequestOutput]:

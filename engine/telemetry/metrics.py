@@ -186,9 +186,10 @@ class EngineMetrics(Listener):
         """Count what is new of a request: `stats.token_times` beyond the `seen` first, one at least.
 
         All of it goes to vllm:generation_tokens. With the first output token the wait for it is observed,
-        and the prompt's tokens go to vllm:prompt_tokens. Later, one inter-token latency is observed for a
-        step: from the last token that was seen to the newest, as in vLLM, however many came at once (Part
-        16). Then `seen` is brought up to date.
+        and noted for the dashboard (`history.sample`, kind "ttft", when it came, how long); the prompt's
+        tokens go to vllm:prompt_tokens. Later, one inter-token latency is observed for a step: from the last
+        token that was seen to the newest, as in vLLM, however many came at once (Part 16). Then `seen` is
+        brought up to date.
         """
         stats, counters = track.request.stats, self.counters
         times = stats.token_times

@@ -49,6 +49,7 @@ def tokens(measured):
     prompt of 7; then the reader.
     """
     _, metrics, reading = measured()
+    reading.history = metrics.history
     track = Track(make_request("a", prompt=7, output=50))
     track.request.stats.arrival = 10.0
 
@@ -65,6 +66,13 @@ def test_the_first_token_is_a_wait_and_no_gap(tokens):
     assert read.observed(FIRST) == (1, 2.0), "the first token: its wait since arrival (10 to 12) is observed"
     assert read.observed(INTER) == (0, 0.0), "the first token has none before it: no inter-token latency"
     assert read("vllm:generation_tokens_total") == 1
+
+
+def test_the_first_tokens_wait_is_noted_for_the_dashboard(tokens):
+    noted = list(tokens(12.0).history.copy().samples["ttft"])
+    assert noted == [(12.0, 2.0)], (
+        "the first token's wait goes to history.sample, kind ttft: it came at 12, after 2 seconds"
+    )
 
 
 def test_later_tokens_are_gaps_and_no_waits(tokens):

@@ -5,26 +5,33 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
-from engine.ahead import LastTokens
+from engine.ahead import AheadEngine, AheadExecutor, LastTokens
 from engine.batch import Batch
 from engine.cache.paged import PagedCache
+from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import NO_TOKEN
-from engine.executor import ModelForward
+from engine.executor import Executor, ModelForward
 from engine.graphs import DecodeGraphs, GraphForward, ModelStep, ladder, steps
 from engine.kernels.many_rows import ManyRows
 from engine.kernels.single_row import SingleRow
+from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
+from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.request import PLACEHOLDER
 from engine.scheduling.scheduler import take
+from tests.part01.reference import random_gpt2, save
+from tests.part06.fakes import TOKENIZER, assert_idle, run_to_end
 from tests.part12.pages import sequence
-from tests.part13.models import save_gpt2
+from tests.part13.test_many_rows import TOLERANCE
 from tests.part13.test_paged_attention import DEVICE
 
 VOCAB, P, MAX_LEN = 50, 4, 30
+GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+DRAWN = SamplingParams(temperature=0.8, seed=3, max_tokens=4, ignore_eos=True)
 MODELS = {
     "fits": {},
     "another activation": {"activation_function": "relu"},
-    "odd heads": {"heads": 1},
+    "odd heads": {"n_head": 1},
 }  # of width 24
 
 
@@ -37,13 +44,15 @@ def test_the_ladder_is_vllms_and_ends_with_the_most_there_may_be(most, sizes):
     assert ladder(most) == sizes
 
 
+def made(tmp_path_factory, name: str):
+    options = {"n_head": 3, "n_embd": 24, "n_layer": 1, "n_positions": MAX_LEN} | MODELS[name]
+    theirs = random_gpt2(vocab_size=VOCAB, **options)
+    return load_model(save(theirs, tmp_path_factory.mktemp("gpt2")), DEVICE, "float32")
+
+
 @pytest.fixture(scope="module", params=MODELS)
 def model(request, tmp_path_factory):
-    folder = save_gpt2(
-        tmp_path_factory.mktemp("gpt2"), VOCAB, layers=1, positions=MAX_LEN,
-        **{"heads": 3} | MODELS[request.param],
-    )  # fmt: skip
-    return load_model(folder, DEVICE, "float32")
+    return made(tmp_path_factory, request.param)
 
 
 class Told:
@@ -90,7 +99,7 @@ def test_every_step_gives_the_logits_of_the_models_forward_pass(model):
         batch = mine.tell(i, *names)
         got, want = forward(batch), plain(theirs.tell(i, *names))
         assert got.shape == want.shape
-        assert torch.allclose(got, want, atol=5e-4), f"step {i} of {len(names)} sequences"
+        assert torch.allclose(got, want, atol=TOLERANCE), f"step {i} of {len(names)} sequences"
         assert torch.equal(forward.choose(got, batch), want.argmax(-1)), "the likeliest tokens are chosen"
     assert torch.allclose(mine.cache.memory, theirs.cache.memory, atol=1e-4), "the same keys are stored"
 
@@ -114,10 +123,14 @@ class Looking:
         return torch.nn.functional.one_hot(positions.long() + 1, VOCAB).float()  # chosen: position + 1
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plain_model(tmp_path_factory):
-    folder = save_gpt2(tmp_path_factory.mktemp("gpt2"), VOCAB, layers=1, positions=MAX_LEN)
-    return load_model(folder, DEVICE, "float32")
+    return made(tmp_path_factory, "fits")
+
+
+@pytest.fixture(scope="module")
+def relu_model(tmp_path_factory):
+    return made(tmp_path_factory, "another activation")
 
 
 def watched(told: Told, max_rows: int = 8) -> tuple[DecodeGraphs, Looking, LastTokens]:
@@ -199,3 +212,31 @@ def test_a_sampled_or_adjusted_row_is_not_chosen_by_the_graph(plain_model):
     batch.requests[0].sampling.temperature = 0
     batch.requests[1].sampling.is_adjusted = True
     assert forward.choose(logits, batch).tolist() == likeliest, "a penalty is no business of the graph"
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_one_step_ahead_gives_the_tokens_of_one_step_at_a_time(relu_model, params):
+    """The next step's tokens are chosen in the place where the last one's were: those have been read."""
+    model = relu_model
+    prompts = {name: [(ord(name) * 7 + 3 * i) % VOCAB for i in range(n)] for name, n in PROMPTS.items()}
+
+    def told(engine_class, forward_class) -> dict[str, list[int]]:
+        cache = PagedCache(model.config, 20, P, DEVICE)
+        last = LastTokens(3, torch.device(DEVICE))
+        if forward_class is GraphForward:
+            forward = GraphForward(model, cache, last, MAX_LEN, capture=False)
+            executor = AheadExecutor(forward, TOKENIZER, last, sampler=forward.choose)
+        else:
+            executor = Executor(ModelForward(model, cache))
+        scheduler = ContinuousScheduler(cache, 3, 8)
+        engine = engine_class(TOKENIZER, model.config, scheduler, executor)
+        for name, prompt in prompts.items():
+            engine.add_request(name, prompt, params)
+        done = run_to_end(engine)
+        assert_idle(engine)
+        return {name: output.outputs[0].token_ids for name, output in done.items()}
+
+    want = told(LLMEngine, ModelForward)
+    assert len({tuple(tokens) for tokens in want.values()}) == 4
+    assert told(LLMEngine, GraphForward) == want, "one step at a time"
+    assert told(AheadEngine, GraphForward) == want, "one step ahead"

@@ -1,4 +1,4 @@
-"""The ends of a decode step: the choice of the likeliest tokens against `sample`, and where tokens come from."""
+"""The ends of a decode step: the choice of the likeliest tokens as `sample` does it, and where tokens lie."""
 
 import pytest
 import torch

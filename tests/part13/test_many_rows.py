@@ -9,22 +9,18 @@ from engine.attention.paged import Gathered, Pages
 from engine.kernels import many_rows
 from engine.kernels.many_rows import ManyRows
 from engine.models.loader import load_model
-from tests.part13.models import save_gpt2
+from tests.part01.reference import random_gpt2, save
 from tests.part13.test_paged_attention import DEVICE, P
 
-SHAPES = {"narrow": {"width": 24, "heads": 3}, "split": {"width": 320, "heads": 5}}  # 320: of split-K
+SHAPES = {"narrow": {"n_embd": 24, "n_head": 3}, "split": {"n_embd": 320, "n_head": 5}}  # 320: of split-K
 VOCAB = 70  # padded to 128
+TOLERANCE = 2e-4 if DEVICE == "cuda" else 5e-3  # PyTorch's fused GELU is no tanh's on a CPU
 
 
 @pytest.fixture(scope="module", params=SHAPES)
 def model(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gpt2")
-    save_gpt2(folder, VOCAB, layers=1, **SHAPES[request.param])
-    model = load_model(folder, DEVICE, "float32")
-    if request.param == "split":  # the residual stays small, so that rounding does
-        for parameter in model.parameters():
-            parameter.data *= 0.3 if parameter.ndim > 1 else 1
-    return model
+    theirs = random_gpt2(vocab_size=VOCAB, n_layer=1, **SHAPES[request.param])
+    return load_model(save(theirs, tmp_path_factory.mktemp("gpt2")), DEVICE, "float32")
 
 
 class Step:
@@ -71,7 +67,7 @@ class Step:
             logits, stored = self.want()
             for _ in range(2):  # a second run over the same buffers: nothing is left behind by the first
                 got = step(*inputs)[self.live, :VOCAB]
-                assert torch.allclose(got, logits, atol=3e-4), "each row's logits are the model's"
+                assert torch.allclose(got, logits, atol=TOLERANCE), "each row's logits are the model's"
         assert torch.allclose(memory, stored, atol=1e-5), (
             "the new tokens' keys and values lie in their slots, and nothing else has changed"
         )

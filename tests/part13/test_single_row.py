@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 from engine.attention.paged import Gathered, Pages
 from engine.kernels.single_row import SingleRow
 from engine.models.loader import load_model
-from tests.part13.models import save_gpt2
+from tests.part01.reference import random_gpt2, save
 from tests.part13.test_paged_attention import DEVICE, P
 
 LAYERS, WIDTH, HEADS = 2, 24, 3
@@ -16,7 +16,8 @@ LAYERS, WIDTH, HEADS = 2, 24, 3
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = save_gpt2(tmp_path_factory.mktemp("gpt2"), width=WIDTH, layers=LAYERS, heads=HEADS)
+    theirs = random_gpt2(vocab_size=67, n_positions=256, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS)
+    folder = save(theirs, tmp_path_factory.mktemp("gpt2"))
     return load_model(folder, DEVICE, "float32")
 
 
