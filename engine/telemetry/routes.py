@@ -49,12 +49,14 @@ def telemetry(metrics: EngineMetrics) -> Extension:
             return JSONResponse(metrics.snapshot(), headers={"Cache-Control": "no-store"})
 
         for path, file in FILES.items():
-            app.get(path, include_in_schema=False)(_file(file))
+            app.get(path, include_in_schema=False)(send_file(file))
 
     return extend
 
 
-def _file(file: Path):
+def send_file(file: Path):
+    """A route that sends this file, with headers that keep its page to this server."""
+
     def send() -> FileResponse:
         return FileResponse(file, headers=HEADERS)
 
