@@ -53,11 +53,14 @@ class Chat:
             if line.startswith("/"):
                 self._command(*line[1:].split(maxsplit=1))
             elif line:
-                self.ask(line)
+                try:
+                    self.ask(line)
+                except ChatFailed as error:
+                    self.console.print(f"\n{shown(str(error))}", style="red", markup=False)
 
     def ask(self, question: str) -> None:
-        """One question, and the answer as it comes. What fails leaves the conversation as it was; what was
-        stopped is kept as far as it came.
+        """One question, and the answer as it comes. What was stopped is kept as far as it came. Raises
+        ChatFailed: then the conversation is as it was.
         """
         self.turns.append({"role": "user", "content": question})
         answer = Answer()
@@ -68,10 +71,9 @@ class Chat:
                 self.console.out(shown(text), end="", highlight=False)
         except KeyboardInterrupt:
             self.console.print(" [stopped]", style="dim", markup=False, end="")
-        except ChatFailed as error:
-            self.console.print(f"\n{shown(str(error))}", style="red", markup=False)
+        except ChatFailed:
             self.turns.pop()
-            return
+            raise
         finally:
             pieces.close()  # the server stops, too
         self.console.print()

@@ -9,7 +9,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from engine.server.backend import Backend
-from engine.telemetry.routes import send_file
+from engine.telemetry.routes import page
 
 PAGES = Path(__file__).parent / "pages"
 FILES = {
@@ -23,4 +23,4 @@ OPEN_PATHS = frozenset(FILES)
 def chat_page(app: FastAPI, _: Backend) -> None:
     """An extension for `create_app`; hand it OPEN_PATHS as `open_paths`."""
     for path, file in FILES.items():
-        app.get(path, include_in_schema=False)(send_file(file))
+        app.get(path, include_in_schema=False)(page(file))
