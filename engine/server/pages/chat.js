@@ -92,6 +92,22 @@ function tokenElement(entry, about) {
   return token;
 }
 
+// What has come is drawn once a frame, however fast it comes.
+class Drawing {
+  constructor(draw) {
+    this.draw = draw;
+    this.planned = null;
+  }
+  plan() {
+    this.planned ??= requestAnimationFrame(() => this.now());
+  }
+  now() {
+    cancelAnimationFrame(this.planned);
+    this.planned = null;
+    this.draw();
+  }
+}
+
 class Conversation {
   constructor() {
     made += 1;
@@ -176,6 +192,15 @@ class Conversation {
     this.part(".stop").hidden = false;
     const start = performance.now();
     let [content, first, last, tokens, reason, problem] = ["", null, null, null, null, null];
+    let [drawn, entries] = [0, []];
+    const drawing = new Drawing(() => {
+      if (entries.length) words.append(...entries.map((entry) => tokenElement(entry, about)));
+      else if (!words.childElementCount) words.append(content.slice(drawn));
+      words.childElementCount || words.normalize();
+      [drawn, entries] = [content.length, []];
+      if (first !== null) took.textContent = `first word after ${first.toFixed(0)} ms`;
+      this.show(null);
+    });
     try {
       if (!model) await findModel();
       const body = JSON.stringify({ model, messages, ...wishes() });
@@ -193,11 +218,9 @@ class Conversation {
             first ??= last;
             content += piece;
           }
-          if (choice.logprobs) words.append(...choice.logprobs.content.map((e) => tokenElement(e, about)));
-          else if (piece) words.append(piece);
-          this.show(null);
+          if (choice.logprobs) entries.push(...choice.logprobs.content);
+          drawing.plan();
         }
-        if (first !== null) took.textContent = `first word after ${first.toFixed(0)} ms`;
       }
       if (reason === null) throw new TypeError();
       status("ready");
@@ -206,6 +229,7 @@ class Conversation {
       else if (error instanceof TypeError) problem = "the connection to the server broke off";
       else problem = error.message;
     }
+    drawing.now();
     this.underWay = null;
     this.part(".send").hidden = false;
     this.part(".stop").hidden = true;
