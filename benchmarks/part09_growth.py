@@ -43,7 +43,7 @@ def qkv(length: int) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.randn(length, HEADS, HEAD_DIM, generator=generator) for _ in range(3))
 
 
-def seconds(call: Callable[[], object], least: float = 0.05) -> float:
+def seconds(call: Callable[[], object], least: float = 0.5) -> float:
     """The quickest of as many calls as fit into `least` seconds, three at least: others' work only adds."""
     found: list[float] = []
     while len(found) < 3 or sum(found) < least:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.record import ROOT, record
 from engine.cache.slots import SlotCache
-from engine.decoding.logprobs import SUPPORTS, perplexity
+from engine.decoding.logprobs import SUPPORTS, perplexity, token_text
 from engine.decoding.params import SamplingParams
 from engine.executor import ModelForward
 from engine.layers.packed_linear import pack_linears
@@ -82,13 +82,17 @@ def run(engine: LLMEngine, prompt: str, params: SamplingParams):
 
 
 def as_tokens(tokenizer: Tokenizer, ids: list[int], scores: list) -> list[Token]:
-    """A text's tokens with what was said of them."""
+    """A text's tokens with what was said of them. Bytes that are no text by themselves are shown as \\xf0."""
+
+    def text(id: int) -> str:
+        return token_text(tokenizer, id).removeprefix("bytes:")
+
     return [
         Token(
-            tokenizer.decode([id]),
+            text(id),
             own and own.logprob,
             own and own[id].rank,
-            [(tokenizer.decode([other]), math.exp(p)) for other, p in own.top(INSTEAD)] if own else [],
+            [(text(other), math.exp(p)) for other, p in own.top(INSTEAD)] if own else [],
         )
         for id, own in zip(ids, scores, strict=True)
     ]

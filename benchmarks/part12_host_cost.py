@@ -19,18 +19,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.record import record
+from benchmarks.shapes import no_model
 from engine.cache.paged import PagedCache
-from engine.config import ModelConfig
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.request import Request
 
 TOKENS, WINDOW, BLOCK = 1000, 20, 16
-CONFIG = ModelConfig(
-    model_type="none", vocab_size=4096, hidden_size=1, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=1,
-    intermediate_size=1, max_positions=4096, norm_eps=0.0, activation="none", tie_word_embeddings=True,
-)  # fmt: skip
 
 
 class Endless:
@@ -46,7 +42,7 @@ class Endless:
 def cost(sequences: int, windows: int) -> dict[str, float]:
     """phase -> ms of processor time per step."""
     num_blocks = sequences * (TOKENS + (windows + 2) * WINDOW) // BLOCK + sequences
-    cache = PagedCache(CONFIG, num_blocks, BLOCK)
+    cache = PagedCache(no_model(4096), num_blocks, BLOCK)
     scheduler = ContinuousScheduler(cache, sequences, sequences * TOKENS)
     params = SamplingParams()
     for i in range(sequences):

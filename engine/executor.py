@@ -37,12 +37,14 @@ class Pending:
 
     def result(self) -> StepResult:
         found = self.token_ids.tolist()  # the one place that waits for the device
-        if len(found) == len(self.batch.requests):  # a row each: all decode
+        batch = self.batch
+        one_each = len(found) == len(batch.requests) == batch.num_tokens  # a token each, and its row
+        if one_each and not any(request.wants_every_row for request in batch.requests):  # all decode
             return StepResult([[token_id] for token_id in found])
         tokens, start = [], 0
-        for request, rows in zip(self.batch.requests, self.batch.logit_rows, strict=True):
+        for request, rows in zip(batch.requests, batch.logit_rows, strict=True):
             # What follows a token inside the prompt is known: only its log probability was wanted (Part 10).
-            inside = sum(self.batch.positions[row] < request.num_prompt_tokens - 1 for row in rows)
+            inside = sum(batch.positions[row] < request.num_prompt_tokens - 1 for row in rows)
             tokens.append(found[start + inside : start + len(rows)])
             start += len(rows)
         return StepResult(tokens)

@@ -1,4 +1,5 @@
-"""A running softmax over six keys in three tiles: what is held, how it shrinks, what a tile adds.
+"""A running softmax over six keys in three tiles: what is held, how it shrinks, what a tile adds. The last is
+left open.
 
 python articles/figures/09_running.py    # writes 09_running.svg beside this file
 """
@@ -43,23 +44,25 @@ def main() -> None:
         keys = "\n".join(f"e^score {e}, value {value}" for e, value in tile)
         box(ax, x, 2.6, f"tile {step + 1}\n{keys}", ORANGE, width=2.9, height=1.5)
         ax.annotate("", (x, 0.85), (x, 1.75), arrowprops={"arrowstyle": "->", "color": ORANGE})
+        left_open = step == len(TILES) - 1  # the article asks for this one
         adding = f"relative to {said(new)}:\n+ {said(adds[0])}   + {said(adds[1])}"
+        adding = "relative to ?\n+ ?   + ?" if left_open else adding
         ax.text(x + 0.15, 1.3, adding, va="center", color=ORANGE, fontsize=9)
         largest, total, weighted = new, total * shrink + adds[0], weighted * shrink + adds[1]
         held = f"maximum  ln {said(largest)}\ntotal  {said(total)}\nweighted  {said(weighted)}"
-        box(ax, x, 0, held, BLUE)
+        box(ax, x, 0, "maximum  ?\ntotal  ?\nweighted  ?" if left_open else held, BLUE)
         if step:
             ax.annotate("", (x - 1.25, 0), (x - 3.05, 0), arrowprops={"arrowstyle": "->", "color": BLUE})
-            ax.text(x - 2.15, 0.12, f"both · {shrink}", ha="center", va="bottom", color=BLUE, fontsize=9.5)
-    mean = weighted / total
-    ax.text(
-        8.6,
-        -1.15,
-        f"mean = {said(weighted)} / {said(total)} = {said(mean)}",
-        ha="center",
-        weight="bold",
-        color=INK,
-    )
+            ax.text(
+                x - 2.15,
+                0.12,
+                f"both · {'?' if left_open else shrink}",
+                ha="center",
+                va="bottom",
+                color=BLUE,
+                fontsize=9.5,
+            )
+    ax.text(8.6, -1.15, "mean = weighted / total = ?", ha="center", weight="bold", color=INK)
     ax.text(-1.5, -1.15, "held between two tiles: three numbers", color=BLUE)
     ax.set_xlim(-1.6, 10.6)
     ax.set_ylim(-1.5, 3.5)

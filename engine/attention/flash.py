@@ -22,7 +22,8 @@ def sdpa_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q[Tq, Hq, Dh], k[Tk, Hkv, Dh], v[Tk, Hkv, Dh] -> [Tq, Hq, Dh]. PyTorch's `is_causal=True` lets query i
     see keys 0 to i, which is right only where Tq = Tk. A single query sees all keys and needs no mask.
     Queries with a past get a mask, ROWS of them at a time, over the keys that their last one sees: a mask
-    for all of them would grow with Tq · Tk.
+    for all of them would grow with Tq · Tk. PyTorch takes fewer key heads than
+    query heads if told so: `enable_gqa`.
     """
     Tq, Tk, grouped = len(q), len(k), q.shape[1] != k.shape[1]
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, Hq, Tq, Dh], [1, Hkv, Tk, Dh]

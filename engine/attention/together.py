@@ -14,9 +14,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention.interface import Attend
 from engine.device import on_device
 
 warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
+
+
+def side_by_side(looks: Sequence[tuple[slice | Tensor, Attend]]) -> Attend:
+    """One `attend` of several: each looks at some of the T rows of a step, all of them together at all T."""
+    if len(looks) == 1:
+        return looks[0][1]
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.empty_like(q)  # [T, Hq, Dh]
+        for rows, look in looks:
+            out[rows] = look(layer, q[rows], k[rows], v[rows])
+        return out
+
+    return attend
 
 
 class Together(Protocol):

@@ -42,16 +42,24 @@ class BlockManager:
     def num_free(self) -> int:
         return len(self.free_queue)
 
-    def allocate(self, count: int) -> list[int] | None:
-        """`count` blocks from the front of the free queue, each with one reference. What a free block still
-        held is forgotten. None: there are fewer, and nothing has changed.
+    def allocate(self, count: int, after: int | None = None) -> list[int] | None:
+        """`count` free blocks, each with one reference; `after`: the block that they are to follow, if any.
+
+        Each is the one right behind the last if that is free and nobody can look for what it holds: so blocks
+        mostly follow one another, and no contents are lost for the sake of order. Else it is the front of the
+        free queue, and what it still held is forgotten. None: fewer are free, and nothing has changed.
         """
         if count > len(self.free_queue):
             return None
-        blocks = [self.free_queue.popitem(last=False)[0] for _ in range(count)]
-        for block in blocks:
-            self.contents.forget(block)
-            self.references[block] = 1
+        blocks = []
+        for _ in range(count):
+            behind = None if after is None else after + 1
+            ordered = behind in self.free_queue and behind not in self.contents
+            after = behind if ordered else next(iter(self.free_queue))
+            del self.free_queue[after]
+            self.contents.forget(after)
+            self.references[after] = 1
+            blocks.append(after)
         return blocks
 
     def fork(self, blocks: Sequence[int]) -> None:
@@ -88,6 +96,8 @@ class BlockTable:
     def __init__(self) -> None:
         self._numbers = np.empty(8, dtype=np.int64)  # room for more: doubled when it is full
         self._length = 0
+        self.last: int | None = None
+        self.is_run = True  # each block lies right behind the one before it
 
     def __len__(self) -> int:
         return self._length
@@ -103,3 +113,6 @@ class BlockTable:
             self._numbers = np.resize(self._numbers, max(end, 2 * len(self._numbers)))
         self._numbers[self._length : end] = blocks
         self._length = end
+        for block in blocks:
+            self.is_run = self.is_run and self.last in (None, block - 1)
+            self.last = block

@@ -17,7 +17,9 @@ from torch import Tensor
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Attend, Spans, VarlenKernel
 from engine.attention.paged import PagedDecode, PagedPrefill, Pages, gather, paged_decode
+from engine.attention.together import side_by_side
 from engine.batch import Batch
+from engine.cache.alone import Alone
 from engine.cache.blocks import BlockManager, BlockTable
 from engine.cache.manager import CachedSequence, Usage
 from engine.cache.prefix import Prefix, PrefixCache, root
@@ -78,6 +80,8 @@ class PagedCache:
         self.num_swapped = 0  # preempted sequences whose blocks were copied out
         self._num_heads, self._kernel = config.num_heads, kernel
         self._decode, self._prefill = decode, prefill
+        self._kernels_read_pages = self.memory.is_cuda or prefill is not None
+        self._alone = Alone(self.memory, kernel)
         self._enable_prefix_caching, self._mode = enable_prefix_caching, preemption_mode
 
     def num_blocks_for(self, total: int) -> int:
@@ -148,7 +152,8 @@ class PagedCache:
         held = self.held[seq.id]
         if total <= held.room:  # mostly: a block lasts for many steps
             return True
-        blocks = self.blocks.allocate(max(0, self.num_blocks_for(total) - len(held.table)))
+        missing = max(0, self.num_blocks_for(total) - len(held.table))
+        blocks = self.blocks.allocate(missing, held.table.last)
         if blocks is None:
             return False
         held.table.append(blocks)
@@ -185,6 +190,7 @@ class PagedCache:
 
     def _give_up(self, seq: CachedSequence) -> None:
         held = self.held.pop(seq.id, None)
+        self._alone.forget()
         if held is not None:
             self.blocks.free(held.table.blocks.tolist())
 
@@ -203,35 +209,37 @@ class PagedCache:
     def attention(self, batch: Batch) -> Attend:
         """The `attend` of one step. What is the same in every layer is worked out here, once.
 
-        All new keys and values are stored by their slot mapping (block · P + place). Then sequences with one
-        new token each read pages together (`_decode`); everybody else goes to the varlen kernel in one call,
-        on keys that were computed just now, or that are gathered from the pages if some were there before.
+        1. A sequence alone goes to the varlen kernel in one piece, unless there are kernels that read pages.
+        2. Else all new keys and values are stored by their slot mapping (block · P + place). Then sequences
+           with one new token each read pages together (`_decode`); everybody else goes to the varlen kernel
+           in one call, on keys that were computed just now, or that are gathered from the pages if some were
+           there before.
         """
+        if len(batch.requests) == 1 and not self._kernels_read_pages:
+            table = self.held[batch.requests[0].id].table
+            return self._alone.attention(table, batch.num_tokens, batch.context_lens[0])
+        self._alone.forget()
         device = self.memory.device
         pages, new = self.pages(batch), np.diff(batch.query_start)
-        # 1. The slot mapping: where each of the T new tokens is stored.
+        # The slot mapping: where each of the T new tokens is stored.
         sequence = np.repeat(np.arange(len(new)), new)  # [T]
         slots = pages.places(sequence, np.array(batch.positions))  # [T]
-        # 2. Who attends how: the rows of the step, and their plan.
+        # Who attends how: the rows of the step, and their plan.
         single = new == 1
         (slots,) = on_device(device, slots)
         ones, rest = (self._rows(mask) for mask in (single[sequence], ~single[sequence]))
-        looks: list[tuple[slice | Tensor, Attend]] = []
+        looks: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
         if single.any():
             plan = self._decode(pages.select(single), self._num_heads, self.keys[0])
             looks.append((ones, lambda layer, q, k, v: plan(q, self.keys[layer], self.values[layer])))
         if not single.all():
             looks.append((rest, self._several(pages.select(~single), new[~single])))
+        look = side_by_side(looks)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             for memory, x in ((self.keys[layer], k), (self.values[layer], v)):
                 memory.flatten(0, 1).index_copy_(0, slots, x)  # [B·P, Hkv, Dh], a view
-            if len(looks) == 1:
-                return looks[0][1](layer, q, k, v)
-            out = torch.empty_like(q)  # [T, Hq, Dh]
-            for rows, look in looks:
-                out[rows] = look(layer, q[rows], k[rows], v[rows])
-            return out
+            return look(layer, q, k, v)
 
         return attend
 

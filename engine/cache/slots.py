@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Attend, Spans, VarlenKernel
-from engine.attention.together import reads_only_its_own, together
+from engine.attention.together import reads_only_its_own, side_by_side, together
 from engine.batch import Batch
 from engine.cache.manager import CachedSequence, Usage
 from engine.config import ModelConfig
@@ -109,16 +109,7 @@ class SlotCache:
             looks.append((rows, self._together(single)))
         looks += [(slice(run[0].first_row, run[-1].last_row), self._whole(run)) for run in prompts]
         looks += [(slice(part.first_row, part.last_row), self._alone(part)) for part in others]
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if len(looks) == 1:
-                return looks[0][1](layer, q, k, v)
-            out = torch.empty_like(q)  # [T, Hq, Dh]
-            for rows, look in looks:
-                out[rows] = look(layer, q[rows], k[rows], v[rows])
-            return out
-
-        return attend
+        return side_by_side(looks)
 
     def _alone(self, part: "_Part") -> Attend:
         """One sequence. The keys and values of its `num_new` new tokens are stored in its slot, at their

@@ -18,10 +18,13 @@ LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 ModelName = Annotated[
     str, typer.Option(help=f"Embedded ({', '.join(embedded_models())}), a folder, or a hub id.")
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
+Device = Annotated[str, typer.Option(help="auto (a CUDA GPU, if there is one), cpu, cuda, cuda:1, …")]
 DType = Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")]
 Attention = Annotated[
-    str, typer.Option(help="eager, tiled, sdpa, or triton (a CUDA GPU): how attention is computed.")
+    str,
+    typer.Option(
+        help="How attention is computed: eager, tiled, sdpa, or triton (a CUDA GPU); auto: triton, else sdpa."
+    ),
 ]
 LoadFormat = Annotated[str, typer.Option(help="auto, safetensors, pt, or dummy (random weights).")]
 
@@ -53,10 +56,10 @@ def generate(
         float, typer.Option(help="Choose among the likeliest that reach this probability.")
     ] = 1.0,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: DType = "auto",
     load_format: LoadFormat = "auto",
-    attention: Attention = "sdpa",
+    attention: Attention = "auto",
 ) -> None:
     """Continue PROMPT: the text alone on stdout, as it is generated; everything else on stderr."""
     from engine.decoding.params import SamplingParams
@@ -105,9 +108,13 @@ def serve(
         list[str] | None, typer.Option(help="A name clients reach this server by, beside localhost's.")
     ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt plus output, in tokens.")] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Requests running at once.")] = 16,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = 512,
-    kv_cache: Annotated[str, typer.Option(help="Keys and values: paged, or slots.")] = "slots",
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Requests running at once; default: 16, on a GPU 256.")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Tokens in one step; default: 512, on a GPU 8192.")
+    ] = None,
+    kv_cache: Annotated[str, typer.Option(help="Keys and values: paged, or slots.")] = "paged",
     kv_cache_memory_bytes: Annotated[
         int | None, typer.Option(help="Bytes for them; default: by what is free.")
     ] = None,
@@ -119,10 +126,17 @@ def serve(
     preemption_mode: Annotated[
         str | None, typer.Option(help="recompute, or swap; default: by length.")
     ] = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: DType = "auto",
     load_format: LoadFormat = "auto",
-    attention: Attention = "sdpa",
+    attention: Attention = "auto",
+    enforce_eager: Annotated[
+        bool, typer.Option("--enforce-eager", help="Launch each kernel by itself: no CUDA graphs.")
+    ] = False,
+    async_scheduling: Annotated[
+        bool | None,
+        typer.Option(help="Launch a step before the last one's tokens are read; default: on a GPU."),
+    ] = None,
 ) -> None:
     """Serve OpenAI's completions API over HTTP until Ctrl-C, with /metrics and a live /dashboard."""
     try:
@@ -155,6 +169,8 @@ def serve(
             enable_prefix_caching=enable_prefix_caching,
             swap_space=swap_space,
             preemption_mode=preemption_mode,
+            enforce_eager=enforce_eager,
+            async_scheduling=async_scheduling,
         )
         key = os.environ.get("RUVON_API_KEY") if api_key is None else api_key
         if key is not None and not key.strip():
@@ -201,7 +217,7 @@ def top(
 
 
 @app.command()
-def demo(model: ModelName = "storyteller", max_tokens: int = 220, attention: Attention = "sdpa") -> None:
+def demo(model: ModelName = "storyteller", max_tokens: int = 220, attention: Attention = "auto") -> None:
     """The main job: load a model, show tokens and ids, stream a story, show how fast."""
     from engine.cli.demo import run
 

@@ -58,7 +58,7 @@ def perplexity(logprobs: Sequence[float]) -> float:
     """e to the power of the mean surprise (the negated log probability): among how many equally likely tokens
     the model might as well have been guessing, on average. 1 is certainty.
 
-    Raises ValueError: no log probabilities.
+    Raises ValueError without any: "at least one log probability is needed".
     """
     if not logprobs:
         raise ValueError("perplexity of no tokens: at least one log probability is needed")

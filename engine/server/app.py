@@ -5,6 +5,7 @@ Knows nothing of models or scheduling. Later parts add routes through `extension
 """
 
 import asyncio
+import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
@@ -110,9 +111,10 @@ def create_app(
         for i, output in enumerate(outputs):
             for sample in output.outputs:
                 index = {"index": i * params.n + sample.index}
-                choices.append(index | shape.choice(body, output, sample))
+                choices.append(_json(index | shape.choice(body, output, sample)))
                 await asyncio.sleep(0)  # a choice with its prompt's log probabilities is long
-        return JSONResponse(head | {"choices": choices, "usage": shape.usage(body, outputs)})
+        parts = _json(head)[:-1], b",".join(choices), _json(shape.usage(body, outputs))
+        return Response(b'%b,"choices":[%b],"usage":%b}' % parts, media_type="application/json")
 
     def _known(name: str) -> None:
         if name not in backend.models():
@@ -127,6 +129,11 @@ def create_app(
     for extend in extensions:
         extend(app, backend)
     return app
+
+
+def _json(data: dict) -> bytes:
+    """A piece of an answer that is written piece by piece, so that others have their turn between two."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 async def _gather(streams: list[OutputStream]) -> list[RequestOutput]:

@@ -41,7 +41,7 @@ def quantile(q: float, bounds: Sequence[float], cumulative: Sequence[int]) -> fl
     its upper one. Of the last bucket, which has no upper bound, only its lower bound is known: that is the
     answer.
 
-    Raises ValueError unless 0 < q <= 1.
+    Raises ValueError unless 0 < q <= 1: "q=2: accepted are shares above 0, up to 1".
     """
     if not 0 < q <= 1:
         raise ValueError(f"q={q}: accepted are shares above 0, up to 1")

@@ -185,10 +185,13 @@ class EngineMetrics(Listener):
     def _tokens_came(self, track: Track) -> None:
         """Count what is new of a request: `stats.token_times` beyond the `seen` first, one at least.
 
-        All of it goes to vllm:generation_tokens. With the first output token the wait for it is observed,
-        and the prompt's tokens go to vllm:prompt_tokens. Later, one inter-token latency is observed for a
-        step: from the last token that was seen to the newest, as in vLLM, however many came at once (Part
-        16). Then `seen` is brought up to date.
+        1. All of it goes to vllm:generation_tokens.
+        2. With the first output token, the wait for it is observed twice: in the histogram TTFT, for
+           Prometheus, and one by one for the dashboards (`history.sample`, kind "ttft", when it came, how
+           long). The prompt's tokens go to vllm:prompt_tokens. No gap yet, whatever came with that token.
+        3. In any later step, one inter-token latency is observed: from the last token that was seen to the
+           newest, as in vLLM, however many came at once (Part 16).
+        4. `seen` is brought up to date.
         """
         stats, counters = track.request.stats, self.counters
         times = stats.token_times

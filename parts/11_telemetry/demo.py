@@ -77,7 +77,7 @@ def main() -> None:
         crowd = crowd_comes.result()
         answer = at_rest(address, crowd)
 
-    title(console, "2. The same waits, three times: clients' stopwatches, the engine's stamps, the buckets")
+    title(console, "2. The same waits by stopwatch, by stamp and by bucket")
     stamped = sorted(value for _, value in metrics.history.copy().samples["ttft"])
     own, histogram = sorted(crowd.first_pieces), metrics.histograms[TTFT]
     waits = {

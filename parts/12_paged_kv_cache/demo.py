@@ -1,5 +1,4 @@
-"""Twenty requests in the memory of five, drawn block by block; samples that share a prompt; a prompt seen
-before.
+"""Twenty requests in the memory of five, block by block; samples of one prompt; a prompt seen before.
 
 python -m parts run 12                  # ends by itself
 """
@@ -137,9 +136,7 @@ def drawn(owner: list[int], head: str) -> Group:
         for number in owner[start : start + WIDE]:
             line.append(*cell(number))
         rows.append(line)
-    legend = Text(
-        " a letter: a request's block   #: of several   ░: free, its tokens may be found again   ·: free"
-    )
+    legend = Text(" a letter: a request's block   #: of several   ░: free, can be found   ·: free")
     return Group(Text(head, style="bold"), *rows, legend, Text())
 
 

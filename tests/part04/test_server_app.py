@@ -127,8 +127,10 @@ def test_an_empty_key_is_no_key():
 
 
 def test_a_request_must_be_meant_for_one_of_the_allowed_hosts():
-    with client_of(ScriptedBackend(), allowed_hosts=["localhost", "[::1]"]) as client:
+    with client_of(ScriptedBackend(), allowed_hosts=["localhost", "[::1]", "www.here.example"]) as client:
         for host, status in {
+            "www.here.example": 200,
+            "here.example": 400,  # not sent on to the one with www
             "localhost": 200,
             "LOCALHOST:80": 200,
             "[::1]:9": 200,
@@ -146,6 +148,18 @@ def test_one_request_too_many_is_told_to_come_again_but_health_is_answered():
             assert other.get("/health").status_code == 200
         backend.endless = False
         wait_until(lambda: other.post("/v1/completions", json=ASK).status_code == 200)
+
+
+def test_who_has_no_key_is_told_so_also_while_the_server_is_full():
+    key = {"authorization": "Bearer k"}
+    with client_of(ScriptedBackend(endless=True), api_key="k", max_requests=1) as client:
+        with client.stream("POST", "/v1/completions", json=ASK | {"stream": True}, headers=key):
+            with http(str(client.base_url)) as other:
+                assert other.get("/v1/models", headers=key).status_code == 503
+                assert other.get("/v1/models").status_code == 401, (
+                    "the key is asked for first: how busy the server is concerns nobody without one, and who "
+                    "has none takes no place"
+                )
 
 
 def test_a_body_limit_is_an_argument():

@@ -3,10 +3,12 @@
 import dataclasses
 
 import pytest
+import torch
 
 from engine.batch import make_batch
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState
+from engine.executor import Pending
 from engine.scheduling.request import Request
 from engine.scheduling.scheduler import take
 
@@ -79,6 +81,25 @@ def test_prompt_logprobs_want_every_row_of_the_prompt():
     assert [r.wants_every_row for r in (whole, output, request(4))] == [True, True, False]
     batch = make_batch([(whole, 4), (second_chunk, 4), (output, 1)])
     assert [list(rows) for rows in batch.logit_rows] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+
+
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [
+        ([({"tokens": 4, "computed": 3}, 1), ({"tokens": 2, "computed": 1}, 1)], [[90], [91]]),
+        (
+            [({"tokens": 4, "computed": 1, "prompt_logprobs": 1}, 1), ({"tokens": 2, "computed": 1}, 1)],
+            [[], [91]],
+        ),
+        ([({"tokens": 5, "computed": 4, "draft_ids": [77]}, 2), ({"tokens": 9}, 4)], [[90, 91], []]),
+    ],
+    ids=["all decode", "a row inside a prompt", "two rows and none"],
+)
+def test_a_result_has_a_token_for_each_row_whose_successor_is_not_known(work, told):
+    """As many rows as requests, each time; only in the first case each request has one of its own."""
+    batch = make_batch([(request(**fields), n) for fields, n in work])
+    got = Pending(batch, torch.tensor([90, 91])).result().tokens
+    assert got == told, f"tokens by sequence: {told}, not {got}"
 
 
 def test_a_batch_cannot_be_changed():

@@ -14,7 +14,8 @@ from tests.part09.sequences import furthest, random_qkv
 def right(Tq: int, Tk: int, Hq: int = 2, Hkv: int = 2) -> bool:
     q, k, v, _ = random_qkv([(Tq, Tk)], Hq, Hkv)
     got = outcome(sdpa_causal_attention, q, k, v)
-    assert isinstance(got, Tensor), f"sdpa_causal_attention raised {got}"
+    hint = "" if Hq == Hkv else "fewer key heads than query heads: enable_gqa says so to PyTorch; "
+    assert isinstance(got, Tensor), f"{hint}sdpa_causal_attention raised {got}"
     assert got.shape == q.shape, (
         "[Tq, Hq, Dh] comes back; PyTorch's kernel wants heads before tokens, and a batch"
     )

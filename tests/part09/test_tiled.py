@@ -97,10 +97,11 @@ def test_sums_are_kept_in_fp32(dtype):
     """2,000 keys alike: added up in bf16, their weights would stop growing at 256."""
     q, k, v = (torch.ones(n, 1, 8, dtype=dtype) for n in (3, 2000, 2000))
     got = outcome(tiled_causal_attention, q, k, v)
-    assert isinstance(got, Tensor), f"tiled_causal_attention raised {got}"
+    made = "queries, keys and values are made fp32 tile by tile, before the product"
+    assert isinstance(got, Tensor), f"{made}; tiled_causal_attention raised {got}"
     assert got.dtype == dtype, "what comes out has the type of q"
     near = furthest(got, torch.ones(3, 1, 8)) <= 1e-5
-    assert near, "queries, keys and values are made fp32 tile by tile, before the product"
+    assert near, made
 
 
 def test_scores_that_float16_cannot_hold_do_not_overflow():

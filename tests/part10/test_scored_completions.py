@@ -11,6 +11,7 @@ from engine.async_engine import AsyncLLMEngine
 from engine.decoding.logprobs import TokenScores
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import SamplingParams
+from engine.server import app
 from engine.server.app import create_app
 from engine.server.protocol import CompletionRequest
 from engine.server.scored import ScoredCompletions
@@ -211,6 +212,17 @@ def test_several_prompts_are_each_scored(client):
     for choice, prompt in zip(answer.choices, prompts, strict=True):
         ids = TOKENIZER.encode(prompt)
         assert choice.logprobs.token_logprobs == [None, *map(pytest.approx, expected(ids, 1))]
+
+
+def test_a_long_answer_is_written_choice_by_choice(client, monkeypatch):
+    """128 prompts of 1,000 tokens in one piece would keep every other stream waiting."""
+    pieces, whole = [], app._json
+    monkeypatch.setattr(app, "_json", lambda data: pieces.append(data) or whole(data))
+    ask = ASK | {"prompt": ["one", "two"], "n": 2, "temperature": 1, "echo": True, "logprobs": 1}
+    answer = client.completions.create(**ask)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [piece["index"] for piece in pieces if "index" in piece] == [0, 1, 2, 3], "a piece for each choice"
+    assert not any("choices" in piece for piece in pieces), "no piece holds several"
 
 
 def test_vllms_prompt_logprobs_come_by_token_id(client):

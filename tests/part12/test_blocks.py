@@ -1,8 +1,7 @@
 """Blocks: who owns which, and in which order the free ones are given away."""
 
-import pytest
-
 from engine.cache.blocks import BlockManager, BlockTable
+from tests.part01.outcome import outcome
 
 
 class Known(set):
@@ -24,6 +23,19 @@ def test_more_blocks_than_are_free_are_refused_and_nothing_changes():
     assert manager.allocate(2) is None
     assert (manager.references, manager.num_free) == ([1, 1, 0], 1), "a refusal changes nothing"
     assert manager.allocate(0) == []
+
+
+def test_a_sequences_next_block_is_the_one_right_behind_its_last():
+    manager = BlockManager(8)
+    assert manager.allocate(2) == [0, 1]
+    assert manager.allocate(1) == [2]
+    assert manager.allocate(2, after=1) == [3, 4], (
+        "block 2 has an owner: the front of the queue, and on from it"
+    )
+    manager.free([2])
+    assert manager.allocate(1, after=4) == [5], "the block right behind, not the front of the queue"
+    assert manager.allocate(2, after=1) == [2, 6], "each follows the last one, if that can be"
+    assert manager.allocate(1, after=7) == [7], "there is nothing behind the last block of all"
 
 
 def test_a_freed_block_can_be_given_away_again():
@@ -51,8 +63,10 @@ def test_a_block_freed_too_often_is_an_error_and_stands_in_the_queue_once():
     manager = BlockManager(2)
     blocks = manager.allocate(1)
     manager.free(blocks)
-    with pytest.raises(ValueError, match="block 0 is free already"):
-        manager.free(blocks)
+    error = outcome(manager.free, blocks)
+    assert error == "ValueError: block 0 is free already", (
+        f"who frees a block that nobody has is told: ValueError, 'block 0 is free already', not {error}"
+    )
     assert (manager.references, list(manager.free_queue).count(0)) == ([0, 0], 1)
 
 
@@ -101,6 +115,17 @@ def test_contents_are_forgotten_when_a_block_is_given_away_and_not_before():
     assert known == {0}, "who gets a block writes over what it holds"
 
 
+def test_contents_are_not_lost_for_the_sake_of_order():
+    known = Known()
+    manager = BlockManager(4, known)
+    manager.allocate(3)
+    known |= {1, 2}
+    manager.free([1, 2])
+    assert manager.allocate(1, after=0) == [3], "block 1 holds what may be looked for, block 3 nothing"
+    assert known == {1, 2}
+    assert manager.allocate(1, after=0) == [2], "all hold something: the least recently used goes"
+
+
 def test_a_free_block_that_is_found_again_leaves_the_queue_from_the_middle():
     known = Known()
     manager = BlockManager(3, known)
@@ -121,3 +146,11 @@ def test_a_table_grows_at_its_end_and_nothing_else_changes():
         expected += blocks
         assert table.blocks.tolist() == expected
         assert len(table) == len(expected)
+
+
+def test_a_table_is_a_run_while_each_block_lies_right_behind_the_one_before():
+    table = BlockTable()
+    for blocks, is_run in ([[], True], [[4, 5], True], [[6], True], [[8, 9], False], [[10], False]):
+        table.append(blocks)
+        assert table.is_run is is_run, f"blocks {table.blocks.tolist()}"
+    assert table.last == 10

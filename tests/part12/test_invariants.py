@@ -180,7 +180,7 @@ def test_a_fork_that_copies_nothing_is_seen(monkeypatch):
     cache = paged(16)
     watch = Invariants(cache)
     a = admitted(cache, sequence("a", "1234567890"))
-    monkeypatch.setattr(cache.blocks, "allocate", lambda count: (cache.blocks.fork([2]), [2])[1])
+    monkeypatch.setattr(cache.blocks, "allocate", lambda count, after=None: (cache.blocks.fork([2]), [2])[1])
     child = sequence("a/1", "1234567890", parent=a)
     child.num_computed_tokens = cache.begin(child)
     with pytest.raises(InvariantError, match="shared"):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.attention.dense import dense_attention
 from engine.cache.invariants import Invariants
 from engine.cache.single import CachedForward, SingleCache
 from engine.executor import ModelForward
@@ -17,6 +18,9 @@ from tests.part12.pages import admitted, paged, sequence, step, table, tokens_in
 def test_a_sequence_holds_what_it_needs_rounded_up_to_a_block():
     cache, seq = paged(10), sequence("a", range(9))
     assert cache.begin(seq) == 0
+    assert table(cache, seq) == [], (
+        "begin takes what it finds and no more: reserve takes blocks as steps need them"
+    )
     for total, blocks in [(1, 1), (4, 1), (5, 2), (9, 3), (2, 3)]:
         assert cache.reserve(seq, total)
         assert len(table(cache, seq)) == blocks
@@ -278,6 +282,80 @@ def test_attention_of_mixed_steps_equals_each_sequences_single_cache(q_heads, kv
                 assert (out[part] - expected).abs().max() <= 1e-5
         for s, n in zip(chosen, new, strict=True):
             singles[s].advance(n)
+
+
+# One sequence alone in a step: in one piece.
+
+
+class Seen:
+    """A kernel that notes the keys it is given."""
+
+    def __init__(self) -> None:
+        self.keys = []
+
+    def __call__(self, q, k, v, spans):
+        self.keys.append(k)
+        return dense_attention(q, k, v, spans)
+
+
+def test_who_is_alone_and_in_blocks_that_follow_one_another_is_read_where_it_lies():
+    kernel = Seen()
+    cache, a = paged(8, kernel=kernel), sequence("a", range(1, 12))
+    other = admitted(cache, sequence("other", [50, 51]))
+    a.num_computed_tokens = cache.begin(a)
+    for n, mean in [(6, 3.5), (1, 4), (4, 6)]:
+        assert step(cache, (a, n))[-1] == mean, "the last row is the mean of all tokens so far"
+        assert kernel.keys[-1].data_ptr() == cache.keys[1][1].data_ptr(), (
+            "views of the pages: nothing is copied"
+        )
+        cache.release(other)  # block 0 is at the front of the queue
+    assert table(cache, a) == [1, 2, 3], (
+        "a sequence's next block is the one right behind its last, if it is free"
+    )
+    assert tokens_in_pages(cache, a) == a.token_ids
+
+
+def test_who_is_alone_in_scattered_blocks_is_copied_together_once():
+    kernel = Seen()
+    cache, a = paged(40, kernel=kernel), sequence("a", range(1, 90))
+    a.num_computed_tokens = cache.begin(a)
+    step(cache, (a, 3))
+    admitted(cache, sequence("other", [50, 51]))  # has block 1
+    while a.num_tokens_to_compute:
+        n = min(a.num_computed_tokens % 7 + 1, a.num_tokens_to_compute)
+        assert abs(step(cache, (a, n))[-1] - (a.num_computed_tokens + 1) / 2) < 1e-4
+        assert tokens_in_pages(cache, a) == a.token_ids[: a.num_computed_tokens], "pages hold all tokens, too"
+    assert table(cache, a)[:3] == [0, 2, 3]
+    where = {keys.data_ptr() for keys in kernel.keys[::2]}  # layer 0
+    assert len(where) <= 4, "a copy is made once, and again when it is full, not at every step"
+
+
+def test_a_copy_is_not_used_once_others_were_in_a_step():
+    """What was stored among others is not in it."""
+    cache, a, b = paged(20), sequence("a", range(1, 30)), sequence("b", range(100, 130))
+    for seq in (a, b):
+        seq.num_computed_tokens = cache.begin(seq)
+        step(cache, (seq, 3))
+    for _ in range(3):
+        assert abs(step(cache, (a, 2))[-1] - (a.num_computed_tokens + 1) / 2) < 1e-4
+        step(cache, (a, 1), (b, 1))
+        assert abs(step(cache, (a, 4))[-1] - (a.num_computed_tokens + 1) / 2) < 1e-4
+        assert abs(step(cache, (b, 2))[-1] - 99 - (b.num_computed_tokens + 1) / 2) < 1e-4
+    assert not cache.held["a"].table.is_run
+
+
+def test_who_comes_back_alone_is_not_read_from_its_old_copy():
+    cache, a, b = paged(20, enable_prefix_caching=False), sequence("a", range(1, 30)), sequence("b", [7])
+    a.num_computed_tokens = cache.begin(a)
+    step(cache, (a, 3))
+    admitted(cache, b)
+    step(cache, (a, 5))
+    cache.preempt(a)
+    a.num_computed_tokens, a.token_ids[0] = cache.begin(a), 10
+    step(cache, (a, 8))
+    assert abs(step(cache, (a, 1)).item() - (45 + 9) / 9) < 1e-4, (
+        "what it computed anew, not what it had before"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
