@@ -232,7 +232,6 @@ def test_a_sampled_or_adjusted_row_is_not_chosen_by_the_graph(plain_model):
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_one_step_ahead_gives_the_tokens_of_one_step_at_a_time(relu_model, params):
     """The next step's tokens are chosen in the place where the last one's were: those have been read."""
-    model = relu_model
     prompts = {name: [(ord(name) * 7 + 3 * i) % VOCAB for i in range(n)] for name, n in PROMPTS.items()}
     scheduler_for = partial(ContinuousScheduler, max_num_seqs=3, max_num_batched_tokens=8)
 
@@ -243,11 +242,11 @@ def test_one_step_ahead_gives_the_tokens_of_one_step_at_a_time(relu_model, param
         assert_idle(engine)
         return {name: output.outputs[0].token_ids for name, output in done.items()}
 
-    cache = PagedCache(model.config, 20, P, DEVICE)
-    executor = Executor(ModelForward(model, cache))
-    want = told(LLMEngine(TOKENIZER, model.config, scheduler_for(cache), executor))
+    cache = PagedCache(relu_model.config, 20, P, DEVICE)
+    executor = Executor(ModelForward(relu_model, cache))
+    want = told(LLMEngine(TOKENIZER, relu_model.config, scheduler_for(cache), executor))
     assert all(len(set(tokens)) > 2 for tokens in want.values()), "tokens that tell a mistake"
-    cache, last = PagedCache(model.config, 20, P, DEVICE), LastTokens(3, torch.device(DEVICE))
-    forward = GraphForward(model, cache, last, MAX_LEN, capture=False)
+    cache, last = PagedCache(relu_model.config, 20, P, DEVICE), LastTokens(3, torch.device(DEVICE))
+    forward = GraphForward(relu_model, cache, last, MAX_LEN, capture=False)
     executor = AheadExecutor(forward, TOKENIZER, last, sampler=forward.choose)
-    assert told(AheadEngine(TOKENIZER, model.config, scheduler_for(cache), executor)) == want
+    assert told(AheadEngine(TOKENIZER, relu_model.config, scheduler_for(cache), executor)) == want
