@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 import time
@@ -260,3 +261,36 @@ def test_a_server_whose_backend_does_not_start_ends_with_an_error(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         run.serve(create_app(Broken()), "127.0.0.1", 0, log_level="critical")
     assert ended.value.code, "who started it learns from the exit code that it does not run"
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_a_second_interrupt_cuts_off_clients_and_the_backend_is_still_stopped(monkeypatch, interrupts):
+    """uvicorn itself stops the backend (its lifespan) after the first interrupt alone."""
+    done = []
+
+    async def uvicorns_own(self, sockets=None):
+        done.append("uvicorn")
+
+    async def stop_backend():
+        done.append("backend")
+
+    async def shut_down() -> bool:
+        server = run.Server(run.config(create_app(ScriptedBackend()), "127.0.0.1", 0))
+        server.force_exit = interrupts == 2
+        server.lifespan = SimpleNamespace(shutdown=stop_backend)
+        answer = asyncio.create_task(asyncio.Event().wait())
+        server.server_state.tasks.add(answer)
+        await server.shutdown()
+        return answer.cancelling() > 0
+
+    monkeypatch.setattr(run.uvicorn.Server, "shutdown", uvicorns_own)
+    assert asyncio.run(shut_down()) == (interrupts == 2), "an answer under way is cut off by the second alone"
+    assert done == ["uvicorn", "backend"][:interrupts]
+
+
+def test_an_answer_that_the_shutdown_cuts_off_has_no_traceback_in_the_log():
+    run.config(create_app(ScriptedBackend()), "127.0.0.1", 0)
+    (kept,) = {one for one in logging.getLogger("uvicorn.error").filters if one is run._unless_cancelled}
+    for error, logged in ((asyncio.CancelledError(), False), (ValueError(), True)):
+        record = logging.LogRecord("x", logging.ERROR, "x", 1, "x", (), (type(error), error, None))
+        assert kept(record) == logged, f"{type(error).__name__}: logged is {not logged}"
