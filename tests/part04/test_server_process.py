@@ -216,7 +216,7 @@ def test_one_connection_too_many_closes_one_only_the_one_that_has_said_nothing_l
     monkeypatch, connections
 ):
     monkeypatch.setattr(run, "max_connections", lambda: 3)
-    with serving(monkeypatch) as (url, _), ExitStack() as stack:
+    with serving(monkeypatch, REQUEST_SECONDS=10 * DEADLINE) as (url, _), ExitStack() as stack:
         silent = []
         for count in range(1, 5):
             silent.append(stack.enter_context(connect(url)))
