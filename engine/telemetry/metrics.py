@@ -79,7 +79,7 @@ def histograms(max_model_len: int) -> dict[str, tuple[str, tuple[float, ...]]]:
         "vllm:request_inference_time_seconds": ("Seconds from its first step to its last token.", LATENCY),
         "vllm:request_prompt_tokens": ("Prompt tokens of a finished request.", lengths),
         "vllm:request_generation_tokens": ("Output tokens of a finished request.", lengths),
-        "vllm:request_params_max_tokens": ("max_tokens that finished requests asked for.", lengths),
+        "vllm:request_params_max_tokens": ("max_tokens of finished requests, at most the model's.", lengths),
         "vllm:request_params_n": ("n of a request, once for all its samples.", (1, 2, 5, 10, 20)),
         "ruvon:step_seconds": ("Seconds that a step took.", STEP),
     }
@@ -185,11 +185,13 @@ class EngineMetrics(Listener):
     def _tokens_came(self, track: Track) -> None:
         """Count what is new of a request: `stats.token_times` beyond the `seen` first, one at least.
 
-        All of it goes to vllm:generation_tokens. With the first output token the wait for it is observed,
-        and noted for the dashboard (`history.sample`, kind "ttft", when it came, how long); the prompt's
-        tokens go to vllm:prompt_tokens. Later, one inter-token latency is observed for a step: from the last
-        token that was seen to the newest, as in vLLM, however many came at once (Part 16). Then `seen` is
-        brought up to date.
+        1. All of it goes to vllm:generation_tokens.
+        2. With the first output token, the wait for it is observed twice: in the histogram TTFT, for
+           Prometheus, and one by one for the dashboards (`history.sample`, kind "ttft", when it came, how
+           long). The prompt's tokens go to vllm:prompt_tokens. No gap yet, whatever came with that token.
+        3. In any later step, one inter-token latency is observed: from the last token that was seen to the
+           newest, as in vLLM, however many came at once (Part 16).
+        4. `seen` is brought up to date.
         """
         stats, counters = track.request.stats, self.counters
         times = stats.token_times
@@ -231,7 +233,10 @@ class EngineMetrics(Listener):
         observed["vllm:request_prompt_tokens"].observe(request.num_prompt_tokens)
         observed["vllm:request_generation_tokens"].observe(len(stats.token_times))
         if params.max_tokens is not None:
-            observed["vllm:request_params_max_tokens"].observe(params.max_tokens)
+            most = min(
+                params.max_tokens, self.engine.max_model_len
+            )  # the client's number, which may be no float
+            observed["vllm:request_params_max_tokens"].observe(most)
         if request.parent is None:
             observed["vllm:request_params_n"].observe(params.n)
 

@@ -2,14 +2,19 @@
 
 An extension for `create_app`. Both are open, with an API key too: vLLM guards /v1 alone, a scraper has no
 key, and what is shown are counts, times and the model's name, never a text. Whom the server answers at all,
-by the name it is asked for (`allowed_hosts`), holds for them as for every route. The page comes from files
-of this folder and asks no other host for anything; its Content-Security-Policy lets it do nothing else.
+by the name it is asked for (`allowed_hosts`), holds for them as for every route. Anybody may ask, as often as
+they like: a crowd that asks at once shares one answer, so that it takes little of the engine's time. The page
+comes from files of this folder, read at the start, and asks no other host for anything; its
+Content-Security-Policy lets it do nothing else.
 """
 
+import asyncio
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 from fastapi import FastAPI
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client import generate_latest
 
 from engine.server.app import Extension
@@ -23,6 +28,7 @@ FILES = {
     "/dashboard/dashboard.css": PAGES / "dashboard.css",
     "/dashboard/dashboard.js": PAGES / "dashboard.js",
 }
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 # Whoever reads: as OpenMetrics, prometheus_client 0.26 would write a counter's colon as `_`.
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_PATHS = frozenset({"/metrics", DATA, *FILES})
@@ -39,23 +45,49 @@ def telemetry(metrics: EngineMetrics) -> Extension:
     """Routes that show `metrics`. Hand OPEN_PATHS to `create_app` as `open_paths`."""
 
     def extend(app: FastAPI, _: Backend) -> None:
+        scraped = Shared(lambda: generate_latest(metrics.registry))
+        drawn = Shared(lambda: json.dumps(metrics.snapshot(), separators=(",", ":")).encode())
+
         @app.get("/metrics", include_in_schema=False)
-        def scrape() -> Response:
-            return Response(generate_latest(metrics.registry), media_type=TEXT)
+        async def scrape() -> Response:
+            return Response(await scraped.answer(), media_type=TEXT)
 
         @app.get(DATA, include_in_schema=False)
-        def data() -> JSONResponse:
+        async def data() -> Response:
             """What the page and the terminal's board draw, once a second."""
-            return JSONResponse(metrics.snapshot(), headers={"Cache-Control": "no-store"})
+            headers = {"Cache-Control": "no-store"}
+            return Response(await drawn.answer(), media_type="application/json", headers=headers)
 
         for path, file in FILES.items():
-            app.get(path, include_in_schema=False)(_file(file))
+            app.get(path, include_in_schema=False)(page(file))
 
     return extend
 
 
-def _file(file: Path):
-    def send() -> FileResponse:
-        return FileResponse(file, headers=HEADERS)
+class Shared:
+    """An answer that `make` takes milliseconds for, in a thread: one at a time, and one for all who wait."""
+
+    def __init__(self, make: Callable[[], bytes]) -> None:
+        self._make, self._turn = make, asyncio.Lock()
+        self._begun = 0  # how many have been begun
+        self._latest = (0, b"")  # the number of the last that was made, and what it is
+
+    async def answer(self) -> bytes:
+        """Made from numbers that are not older than the asking."""
+        older = self._begun
+        async with self._turn:
+            if self._latest[0] <= older:  # else it was begun while we waited, for us too
+                self._begun += 1
+                number = self._begun
+                self._latest = (number, await asyncio.to_thread(self._make))
+            return self._latest[1]
+
+
+def page(file: Path):
+    """A route that sends this file, with headers that keep its page to this server."""
+    content, kind = file.read_bytes(), KINDS[file.suffix]
+
+    async def send() -> Response:
+        return Response(content, media_type=kind, headers=HEADERS)
 
     return send

@@ -40,7 +40,9 @@ def test_end_to_end_begins_with_arrival(times):
 
 def test_a_single_token_has_no_decode_time():
     times = times_of(RequestStats(arrival=10.0, token_times=[13.0]), scheduled=11.0)
-    assert times == Times(queue=1.0, prefill=2.0, decode=0.0, inference=2.0, e2e=3.0)
+    assert times == Times(queue=1.0, prefill=2.0, decode=0.0, inference=2.0, e2e=3.0), (
+        "a single token is the first and the last: its decode time is 0"
+    )
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def test_the_first_token_is_a_wait_and_no_gap(tokens):
     read = tokens(12.0)
     assert read.observed(FIRST) == (1, 2.0), "the first token: its wait since arrival (10 to 12) is observed"
     assert read.observed(INTER) == (0, 0.0), "the first token has none before it: no inter-token latency"
-    assert read("vllm:generation_tokens_total") == 1
+    assert read("vllm:generation_tokens_total") == 1, "the first token counts as an output token"
 
 
 def test_the_first_tokens_wait_is_noted_for_the_dashboard(tokens):
@@ -73,6 +75,12 @@ def test_the_first_tokens_wait_is_noted_for_the_dashboard(tokens):
     assert noted == [(12.0, 2.0)], (
         "the first token's wait goes to history.sample, kind ttft: it came at 12, after 2 seconds"
     )
+
+
+def test_tokens_that_come_with_the_first_are_no_gap(tokens):
+    read = tokens(12.0, 12.0)
+    assert read.observed(INTER) == (0, 0.0), "a gap begins with a token seen in an earlier step"
+    assert read("vllm:generation_tokens_total") == 2, "each output token is counted once, in the step it came"
 
 
 def test_later_tokens_are_gaps_and_no_waits(tokens):
@@ -106,5 +114,5 @@ def test_tokens_that_come_together_are_one_gap(tokens):
     assert read.observed(INTER) == (1, 0.5), (
         "a step is one gap, however many tokens it brought (drafts, Part 16)"
     )
-    assert read("vllm:generation_tokens_total") == 4
-    assert tokens(12.75).observed(INTER) == (2, 0.75)
+    assert read("vllm:generation_tokens_total") == 4, "all tokens of a step are counted"
+    assert tokens(12.75).observed(INTER) == (2, 0.75), "the next gap begins with the newest of them"
