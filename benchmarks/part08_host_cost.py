@@ -8,7 +8,6 @@ each. It is the mean of WINDOW steps, in the least disturbed of --windows: what 
 processor only adds to it.
 """
 
-import argparse
 import asyncio
 import itertools
 import sys
@@ -19,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.record import record
+from benchmarks.record import record, whole_numbers
 from benchmarks.shapes import no_model
 from engine.async_engine import AsyncLLMEngine
 from engine.cache.manager import Usage
@@ -114,10 +113,7 @@ def _least(seen: list[tuple[int, float]], length: int, windows: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sequences", type=int, default=256)
-    parser.add_argument("--windows", type=int, default=12)
-    args = parser.parse_args()
+    args = whole_numbers(__doc__.splitlines()[0], sequences=256, windows=12)
     torch.set_num_threads(1)
     sync = sync_cost(args.sequences, args.windows)
     through = asyncio.run(async_cost(args.sequences, args.windows))

@@ -8,7 +8,6 @@ step's block tables and slot mapping. No model, no attention. Each is the mean o
 disturbed of --windows.
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.record import record
+from benchmarks.record import record, whole_numbers
 from benchmarks.shapes import no_model
 from engine.cache.paged import PagedCache
 from engine.decoding.params import SamplingParams
@@ -73,10 +72,7 @@ def cost(sequences: int, windows: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sequences", type=int, default=256)
-    parser.add_argument("--windows", type=int, default=12)
-    args = parser.parse_args()
+    args = whole_numbers(__doc__.splitlines()[0], sequences=256, windows=12)
     torch.set_num_threads(1)
     figures = cost(args.sequences, args.windows)
     both = figures["schedule"] + figures["update"]

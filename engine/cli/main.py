@@ -138,9 +138,13 @@ def serve(
         typer.Option(help="Launch a step before the last one's tokens are read; default: on a GPU."),
     ] = None,
 ) -> None:
-    """Serve OpenAI's completions API over HTTP until Ctrl-C, with /metrics and a live /dashboard."""
+    """Serve OpenAI's API over HTTP until Ctrl-C, with a chat page at /, /metrics and a live /dashboard."""
     try:
         from engine.server.app import create_app
+        from engine.server.chat import chat
+        from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
+        from engine.server.chat_page import chat_page
+        from engine.server.generate import generate as generate_route
         from engine.server.limits import MAX_REQUESTS
         from engine.server.run import max_connections
         from engine.server.run import serve as run
@@ -150,6 +154,7 @@ def serve(
     except ModuleNotFoundError as error:
         sys.exit(f"ruvon serve: {error.name} is not installed; pip install 'ruvon[server]'")
     from engine.async_engine import AsyncLLMEngine
+    from engine.chat_template import ChatTemplate
     from engine.llm import EngineArgs, build_engine
 
     try:
@@ -177,6 +182,7 @@ def serve(
             raise ValueError(
                 "the API key is empty; leave out --api-key and RUVON_API_KEY to serve without one"
             )
+        template = ChatTemplate.from_pretrained(args.tokenizer or model)
         engine, name = build_engine(args), served_model_name or _public_name(model)
         backend = AsyncLLMEngine(engine, name)
     except (CheckpointError, ValueError) as error:
@@ -187,14 +193,58 @@ def serve(
     hosts = [*LOCAL_NAMES, *(allowed_host or ())] if local or allowed_host else []
     app = create_app(
         backend,
-        extensions=[telemetry(EngineMetrics(engine, name))],
+        extensions=[
+            telemetry(EngineMetrics(engine, name)),
+            chat(engine.tokenizer, engine.config, template, allow_priority),
+            generate_route,
+            chat_page,
+        ],
         api_key=key,
-        open_paths=OPEN_PATHS,
+        open_paths=OPEN_PATHS | CHAT_PATHS,
         allowed_hosts=hosts,
         max_requests=min(MAX_REQUESTS, max_connections() // 2),
         shape=ScoredCompletions(engine.tokenizer, allow_priority),
     )
     run(app, host, port)
+
+
+@app.command()
+def chat(
+    question: Annotated[
+        str | None, typer.Argument(help="Ask this and print the answer alone; default: a conversation.")
+    ] = None,
+    url: Annotated[str, typer.Option(help="Any server with OpenAI's chat API.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Default: the server's first.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Default: RUVON_API_KEY, if set.", envvar="RUVON_API_KEY")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: the server's.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Of an answer, at most; default: the server's.")
+    ] = None,
+) -> None:
+    """Talk to a model: words as they come, Ctrl-C stops an answer. A question may come through a pipe."""
+    from rich.console import Console
+
+    from engine.client.stream import ChatClient, ChatFailed
+    from engine.client.terminal import Chat
+
+    wishes = {"temperature": temperature, "max_completion_tokens": max_tokens}
+    client = ChatClient(url, api_key, model)
+    given = {name: value for name, value in wishes.items() if value is not None}
+    talk = Chat(client, Console(highlight=False), system, **given)
+    if question is None and not sys.stdin.isatty():
+        question = sys.stdin.read().strip()
+    try:
+        if question is None:
+            talk.run()
+        else:
+            talk.ask(question)
+    except ChatFailed as error:
+        sys.exit(f"ruvon chat: {error}")
+    finally:
+        client.close()
 
 
 @app.command()

@@ -79,7 +79,7 @@ def histograms(max_model_len: int) -> dict[str, tuple[str, tuple[float, ...]]]:
         "vllm:request_inference_time_seconds": ("Seconds from its first step to its last token.", LATENCY),
         "vllm:request_prompt_tokens": ("Prompt tokens of a finished request.", lengths),
         "vllm:request_generation_tokens": ("Output tokens of a finished request.", lengths),
-        "vllm:request_params_max_tokens": ("max_tokens that finished requests asked for.", lengths),
+        "vllm:request_params_max_tokens": ("max_tokens of finished requests, at most the model's.", lengths),
         "vllm:request_params_n": ("n of a request, once for all its samples.", (1, 2, 5, 10, 20)),
         "ruvon:step_seconds": ("Seconds that a step took.", STEP),
     }
@@ -233,7 +233,10 @@ class EngineMetrics(Listener):
         observed["vllm:request_prompt_tokens"].observe(request.num_prompt_tokens)
         observed["vllm:request_generation_tokens"].observe(len(stats.token_times))
         if params.max_tokens is not None:
-            observed["vllm:request_params_max_tokens"].observe(params.max_tokens)
+            most = min(
+                params.max_tokens, self.engine.max_model_len
+            )  # the client's number, which may be no float
+            observed["vllm:request_params_max_tokens"].observe(most)
         if request.parent is None:
             observed["vllm:request_params_n"].observe(params.n)
 

@@ -68,7 +68,7 @@ def board(answer: dict, width: int) -> Panel:
     lines.add_column(style="dim")
     lines.add_column(justify="right", min_width=8)
     lines.add_column()
-    room = max(20, width - 40)
+    room = max(4, width - 40)
     latest_batch = batch[-1] if batch else None
     for name, shown, values, top, colour in (
         ("output tokens/s", f"{output[-1]:,.0f}" if output else "–", output, None, "output"),

@@ -173,6 +173,16 @@ def test_preemption_neither_counts_a_prompt_twice_nor_begins_the_clock_anew(meas
     assert read.observed("vllm:request_queue_time_seconds")[1] == pytest.approx(queued)
 
 
+def test_whoever_asks_for_more_tokens_than_fit_spoils_no_sum(measured):
+    """10**400 is no float: it once ended the listener, and 10**300 was the histogram's sum for ever."""
+    engine, metrics, read = measured()
+    for exponent in (300, 400):
+        engine.add_request(str(exponent), "prompt", replace(GREEDY, max_tokens=10**exponent))
+    run_to_end(engine)
+    assert read.observed("vllm:request_params_max_tokens") == (2, 2 * engine.max_model_len)
+    assert sum(metrics.succeeded.values()) == read.observed("vllm:request_params_n")[0] == 2
+
+
 def test_n_samples_are_n_requests_that_asked_once(measured):
     engine, _, read = measured(SEVERAL)
     engine.add_request("a", "prompt", SamplingParams(n=3, seed=1, max_tokens=4, ignore_eos=True))

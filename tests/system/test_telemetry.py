@@ -209,6 +209,8 @@ def test_the_page_shows_what_the_engine_did(page, server):
         "Output tokens per second", "Time to first token", "Time per output token", "Requests",
         "Requests per step, mean", "KV cache in use",
     ]  # fmt: skip
+    ended = get(f"{server}/dashboard/data").json()["ended"]
+    assert one.inner_text("#early").endswith(f": {ended['abort']} aborted, 0 failed, 0 refused.")
     complete(server, max_tokens=25)
     one.wait_for_function(
         "words => [...document.querySelectorAll('.tile .note')].some(note => note.textContent === words)",
@@ -220,12 +222,14 @@ def test_pointing_at_a_second_shows_its_values_in_every_chart(page):
     one = page()
     chart = one.locator("svg").first
     box = chart.bounding_box()
+    before = one.locator(".chart").last.bounding_box()
     one.mouse.move(box["x"] + box["width"] - 12, box["y"] + box["height"] / 2)
-    one.wait_for_selector(".legend b")
-    assert one.locator(".legend b").count() == 6
-    assert all(re.fullmatch(r"\d+ s ago", words) for words in one.locator(".legend b").all_inner_texts())
+    one.wait_for_selector(".chart b:not(:empty)")
+    words = one.locator(".chart b").all_inner_texts()
+    assert len(words) == 6 and all(re.fullmatch(r"\d+ s ago", said) for said in words)
+    assert one.locator(".chart").last.bounding_box() == before, "pointing moves nothing"
     one.mouse.move(2, 2)
-    one.wait_for_selector(".legend b", state="detached")
+    one.wait_for_selector(".chart b:not(:empty)", state="detached")
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
@@ -266,6 +270,9 @@ def test_the_page_says_when_the_server_no_longer_answers(page):
     one.route("**/dashboard/data", lambda route: route.fulfill(status=503, body="{}"))
     one.wait_for_selector("#status[data-state=lost]")
     assert "503" in one.inner_text("#status")
+    assert float(one.evaluate("getComputedStyle(document.querySelector('main')).opacity")) < 1, (
+        "what is shown is no longer how things are, and must not look so"
+    )
     one.unroute("**/dashboard/data")
     one.wait_for_selector("#status[data-state=live]")
 

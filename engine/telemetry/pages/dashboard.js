@@ -8,7 +8,7 @@ const NO_VALUE = "–";
 // --- numbers as people read them ---------------------------------------------------------------------------
 
 const count = (v) => (v === null ? NO_VALUE : v >= 100 || Number.isInteger(v) ? Math.round(v).toLocaleString("en") : v.toFixed(1));
-const percent = (v) => (v === null ? NO_VALUE : `${(100 * v).toFixed(v < 0.1 ? 1 : 0)}%`);
+const percent = (v) => (v === null ? NO_VALUE : `${(100 * v).toFixed(v && v < 0.1 ? 1 : 0)}%`);
 const bytes = (v) => (v >= 2 ** 30 ? `${(v / 2 ** 30).toFixed(1)} GiB` : `${Math.round(v / 2 ** 20)} MiB`);
 function seconds(v) {
   if (v === null) return NO_VALUE;
@@ -45,11 +45,13 @@ function series(columns) {
 const TILES = [
   ["Output tokens/s", (d, s) => [count(last(s.output)), `${count(d.totals["vllm:generation_tokens"])} in all`]],
   ["Requests", (d) => [`${d.now.running} running`, `${d.now.waiting} waiting, ${count(d.ended.stop + d.ended.length)} done`]],
-  ["Time to first token", (d, s) => [seconds(last(s.ttft.p50)), `p95 ${seconds(last(s.ttft.p95))}`]],
-  ["Time per output token", (d, s) => [seconds(last(s.tpot.p50)), `p95 ${seconds(last(s.tpot.p95))}`]],
+  ["Time to first token", (d, s) => [seconds(last(s.ttft.p50)), `median; p95 ${seconds(last(s.ttft.p95))}`]],
+  ["Time per output token", (d, s) => [seconds(last(s.tpot.p50)), `median; p95 ${seconds(last(s.tpot.p95))}`]],
   ["Requests per step", (d, s) => [count(last(s.perStep)), `${count(last(s.prompt))} prompt tokens/s`]],
   ["KV cache", (d) => [percent(d.now.kv_usage), `${count(d.totals["vllm:num_preemptions"])} preemptions`]],
 ];
+// The times above tell little of whoever left before the end.
+const EARLY = (d) => `Requests without a whole answer: ${count(d.ended.abort)} aborted, ${count(d.ended.error)} failed, ${count(d.ended.reject)} refused.`;
 
 const THREE = (kind) => (s) => [["p50", "a", s[kind].p50], ["p95", "b", s[kind].p95], ["p99", "c", s[kind].p99]];
 const CHARTS = [
@@ -89,7 +91,8 @@ class Chart {
     this.box = element("article", { class: "chart" });
     const head = element("div", { class: "head" });
     this.legend = element("div", { class: "legend" });
-    head.append(element("h2", {}, about.title), this.legend);
+    this.when = element("b"); // beside the title: the legend must not wrap because of it
+    head.append(this.when, element("h2", {}, about.title), this.legend);
     this.svg = shape("svg", { role: "img", "aria-label": about.title });
     this.box.append(head, this.svg);
     parent.append(this.box);
@@ -118,7 +121,7 @@ class Chart {
       parts.push(shape("line", { class: "grid", x1: LEFT, x2: this.width - RIGHT, y1: at, y2: at }));
       parts.push(shape("text", { class: "end", x: LEFT - 6, y: at + 4 }, share ? short(about.unit(share * top)) : "0"));
     }
-    for (const [back, words] of [[180, "3 min ago"], [120, "2 min"], [60, "1 min"], [1, "now"]]) {
+    for (const [back, words] of [[180, this.width < 330 ? "3 min" : "3 min ago"], [120, "2 min"], [60, "1 min"], [1, "now"]]) {
       const anchor = back === 1 ? "end" : back === 180 ? "start" : "middle";
       parts.push(shape("text", { class: anchor, x: this.x(this.first + SHOWN - back), y: HEIGHT - 4 }, words));
     }
@@ -130,14 +133,13 @@ class Chart {
         parts.push(shape("path", { class: `curve ${colour}`, d: `M${path}${run.length === 1 ? "h.1" : ""}` }));
       }
     }
-    if (!values.length) parts.push(shape("text", { class: "none", x: (LEFT + this.width) / 2, y: HEIGHT / 2 }, "nothing to show yet"));
+    if (!values.length) parts.push(shape("text", { class: "none", x: (LEFT + this.width) / 2, y: y(top / 2) - 8 }, "nothing to show yet"));
     const at = pointed === null ? -1 : data.second.indexOf(pointed);
     if (at >= 0) parts.push(shape("line", { class: "cursor", x1: this.x(pointed), x2: this.x(pointed), y1: TOP, y2: HEIGHT - BOTTOM }));
     svg.replaceChildren(...parts);
-    const legend = lines.map(([name, colour, column]) =>
-      element("span", { class: colour }, `${name} ${about.unit(at >= 0 ? column[at] : last(column))}`));
-    if (at >= 0) legend.unshift(element("b", {}, `${last(data.second) - pointed + 1} s ago`));
-    this.legend.replaceChildren(...legend);
+    this.when.textContent = at >= 0 ? `${last(data.second) - pointed + 1} s ago` : "";
+    this.legend.replaceChildren(...lines.map(([name, colour, column]) =>
+      element("span", { class: colour }, `${name} ${about.unit(at >= 0 ? column[at] : last(column))}`)));
   }
 }
 
@@ -175,6 +177,8 @@ function show(answer) {
     tile.append(element("h2", {}, title), element("p", { class: "value" }, value), element("p", { class: "note" }, note));
     return tile;
   }));
+  $("early").textContent = EARLY(answer);
+  $("early").dataset.failed = answer.ended.error > 0;
   const { memory, memory_total: total, gpus } = answer.now;
   const lines = memory === null ? [] : [`This process holds ${bytes(memory)} of the machine's ${bytes(total)}.`];
   for (const gpu of gpus) lines.push(`${gpu.device}: ${bytes(gpu.used)} of ${bytes(gpu.total)} in use.`);
@@ -200,7 +204,7 @@ async function poll() {
       show(answer);
       say("live", `live, up for ${duration(answer.uptime)}`);
     } catch (error) {
-      say("lost", `no answer: ${error.message}`);
+      say("lost", `no answer: ${error instanceof TypeError ? "the server cannot be reached" : error.message}`);
     }
   }
   setTimeout(poll, 1000);
