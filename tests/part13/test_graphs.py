@@ -251,6 +251,7 @@ def test_one_step_ahead_gives_the_tokens_of_one_step_at_a_time(relu_model, param
         for name, prompt in prompts.items():
             engine.add_request(name, prompt, params)
         done = run_to_end(engine)
+        assert [output.error for output in done.values() if output.error] == []
         assert_idle(engine)
         return {name: output.outputs[0].token_ids for name, output in done.items()}
 
