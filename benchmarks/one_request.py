@@ -108,13 +108,15 @@ SIDES: dict[str, Side] = {
     LOOP: loop,
     "`LLM()`": llm,
     "`LLM(max_num_seqs=1)`": partial(llm, max_num_seqs=1),
+    '`LLM(kv_cache="slots")`': partial(llm, kv_cache="slots"),
     CT2: ctranslate2,
     OLD: partial(loop, pack=shared_half),
 }
 COMMANDS = {"`ruvon generate`": ruvon_generate, "`ruvon demo`": ruvon_demo}
 MODELS = ("storyteller", "fp32 twin")
 KEYS = {
-    LOOP: "loop", "`LLM()`": "llm", "`LLM(max_num_seqs=1)`": "llm_one_seat", CT2: "ctranslate2",
+    LOOP: "loop", "`LLM()`": "llm", "`LLM(max_num_seqs=1)`": "llm_one_seat",
+    "`LLM(kv_cache=\"slots\")`": "llm_slots", CT2: "ctranslate2",
     OLD: "loop_without_operator", "`ruvon generate`": "ruvon_generate", "`ruvon demo`": "ruvon_demo",
 }  # fmt: skip
 

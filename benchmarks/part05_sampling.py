@@ -9,7 +9,6 @@ do without. The sides take turns in one run. Before anything is timed, our proba
 Hugging Face's.
 """
 
-import argparse
 import os
 import statistics
 import time
@@ -27,7 +26,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from benchmarks.record import record, show
+from benchmarks.record import record, show, whole_numbers
 from engine.cache.single import CachedForward
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState, distribution, sample
@@ -146,10 +145,7 @@ def forward_us(repeats: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
+    arguments = whole_numbers(__doc__.splitlines()[0], repeats=15, threads=1)
     torch.set_num_threads(arguments.threads)
 
     measured = {(V, R): measure(V, R, arguments.repeats) for V in VOCABULARIES for R in BATCHES}

@@ -12,7 +12,6 @@ alone, and each has its weights packed for its own number of rows. Beside it:
 - what padding and static batches waste, which is counted and the same on every machine.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -26,7 +25,7 @@ from rich import print
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.record import record
+from benchmarks.record import record, whole_numbers
 from benchmarks.workloads import gpt2_like, interleaved, jobs, run_engine
 from engine.attention.interface import Attend
 from engine.batch import Batch
@@ -258,10 +257,7 @@ def share_wasted(batches: Sequence[Sequence[int]]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
+    options = whole_numbers(__doc__.splitlines()[0], repeats=7, threads=1)
     torch.set_num_threads(options.threads)
     tokenizer = Tokenizer.from_pretrained(MODEL)
     work = [(tokenizer.encode(prompt), TOKENS) for prompt in PROMPTS]

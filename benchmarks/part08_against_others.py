@@ -10,7 +10,6 @@ has a process of its own, since threads that one side leaves behind cost the nex
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.record import ROOT, record
+from benchmarks.shapes import add_tokenizer
 from benchmarks.workloads import Job, fp32_twin, interleaved, jobs, run_engine
 from engine.checkpoint import ZOO
 from engine.layers.packed_linear import pack_linears
@@ -42,12 +42,7 @@ def gpt2_shape(folder: Path) -> Path:
     torch.manual_seed(0)
     config = GPT2Config()
     GPT2LMHeadModel(config).save_pretrained(folder)
-    # storyteller's tokenizer, with tokens that no text has up to GPT-2's number of them
-    tokenizer = json.loads((ZOO / "storyteller" / "tokenizer.json").read_text())
-    known = tokenizer["model"]["vocab"]
-    known |= {f"<unused{i}>": i for i in range(len(known), config.vocab_size)}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    shutil.copy(ZOO / "storyteller" / "tokenizer_config.json", folder)
+    add_tokenizer(folder, config.vocab_size)
     return folder
 
 

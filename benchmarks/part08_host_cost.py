@@ -8,7 +8,6 @@ each. It is the mean of WINDOW steps, in the least disturbed of --windows: what 
 processor only adds to it.
 """
 
-import argparse
 import asyncio
 import itertools
 import sys
@@ -19,10 +18,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.record import record
+from benchmarks.record import record, whole_numbers
+from benchmarks.shapes import no_model
 from engine.async_engine import AsyncLLMEngine
 from engine.cache.manager import Usage
-from engine.config import ModelConfig
 from engine.decoding.params import SamplingParams
 from engine.executor import Executor
 from engine.llm_engine import LLMEngine
@@ -61,11 +60,7 @@ class Room:
 
 def make_engine(sequences: int) -> LLMEngine:
     tokenizer = Tokenizer.from_pretrained("storyteller")
-    config = ModelConfig(
-        model_type="none", vocab_size=4096, hidden_size=1, num_layers=1, num_heads=1, num_kv_heads=1,
-        head_dim=1, intermediate_size=1, max_positions=3 * max(LENGTHS), norm_eps=0.0, activation="none",
-        tie_word_embeddings=True,
-    )  # fmt: skip
+    config = no_model(3 * max(LENGTHS))
     logits = torch.rand(sequences, VOCAB, generator=torch.Generator().manual_seed(0))
     logits[:, :300] = -1  # words, not bytes
     scheduler = ContinuousScheduler(Room(), sequences, sequences * len(PROMPT))
@@ -118,10 +113,7 @@ def _least(seen: list[tuple[int, float]], length: int, windows: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sequences", type=int, default=256)
-    parser.add_argument("--windows", type=int, default=12)
-    args = parser.parse_args()
+    args = whole_numbers(__doc__.splitlines()[0], sequences=256, windows=12)
     torch.set_num_threads(1)
     sync = sync_cost(args.sequences, args.windows)
     through = asyncio.run(async_cost(args.sequences, args.windows))

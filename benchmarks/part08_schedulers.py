@@ -9,7 +9,6 @@ batches are run twice: as Part 7 does, where a request that has ended leaves its
 Then twelve short requests beside two long ones: how long do the short ones wait?
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.record import record
+from benchmarks.record import record, whole_numbers
 from benchmarks.workloads import Job, interleaved, jobs, run_engine
 from engine.cache.slots import SlotCache
 from engine.layers.packed_linear import pack_linears
@@ -67,9 +66,7 @@ class Side:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
+    options = whole_numbers(__doc__.splitlines()[0], repeats=3)
     tokenizer = Tokenizer.from_pretrained("storyteller")
     sides = [Side(name, threads, tokenizer) for name in SCHEDULERS for threads in (1, 2)]
     work = jobs(128, sides[0].model.config.vocab_size)

@@ -10,7 +10,6 @@ processor time, on one thread.
 scores take as the engine keeps them, and as a dict of records.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -23,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.record import ROOT, record
+from benchmarks.record import ROOT, record, whole_numbers
 from benchmarks.workloads import gpt2_like, interleaved
 from engine.cache.slots import SlotCache
 from engine.decoding.logprobs import SUPPORTS
@@ -120,10 +119,7 @@ def bytes_per_token(bench: Bench, n: int, as_dict: bool) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=14)
-    arguments = parser.parse_args()
+    arguments = whole_numbers(__doc__.splitlines()[0], rounds=3, tokens=14)
     torch.set_num_threads(1)
     rows, prompts, figures = [], [], {"step": {}, "prompt": {}}
     with tempfile.TemporaryDirectory() as folder:

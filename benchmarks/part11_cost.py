@@ -7,7 +7,6 @@ Processor time of each window, in the same thread; the cost is the median differ
 it, the time inside the listener alone, which other people's work on the machine disturbs least.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -19,7 +18,7 @@ from prometheus_client import generate_latest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.record import record
+from benchmarks.record import record, whole_numbers
 from engine.cache.slots import SlotCache
 from engine.decoding.params import SamplingParams
 from engine.executor import Executor, ModelForward
@@ -88,10 +87,7 @@ def milliseconds(work, times: int = SCRAPES) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sequences", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=4)
-    args = parser.parse_args()
+    args = whole_numbers(__doc__.splitlines()[0], sequences=32, rounds=4)
     torch.set_num_threads(1)
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=args.sequences))

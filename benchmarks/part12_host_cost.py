@@ -8,7 +8,6 @@ step's block tables and slot mapping. No model, no attention. Each is the mean o
 disturbed of --windows.
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -18,19 +17,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.record import record
+from benchmarks.record import record, whole_numbers
+from benchmarks.shapes import no_model
 from engine.cache.paged import PagedCache
-from engine.config import ModelConfig
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.request import Request
 
 TOKENS, WINDOW, BLOCK = 1000, 20, 16
-CONFIG = ModelConfig(
-    model_type="none", vocab_size=4096, hidden_size=1, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=1,
-    intermediate_size=1, max_positions=4096, norm_eps=0.0, activation="none", tie_word_embeddings=True,
-)  # fmt: skip
 
 
 class Endless:
@@ -46,7 +41,7 @@ class Endless:
 def cost(sequences: int, windows: int) -> dict[str, float]:
     """phase -> ms of processor time per step."""
     num_blocks = sequences * (TOKENS + (windows + 2) * WINDOW) // BLOCK + sequences
-    cache = PagedCache(CONFIG, num_blocks, BLOCK)
+    cache = PagedCache(no_model(4096), num_blocks, BLOCK)
     scheduler = ContinuousScheduler(cache, sequences, sequences * TOKENS)
     params = SamplingParams()
     for i in range(sequences):
@@ -77,10 +72,7 @@ def cost(sequences: int, windows: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sequences", type=int, default=256)
-    parser.add_argument("--windows", type=int, default=12)
-    args = parser.parse_args()
+    args = whole_numbers(__doc__.splitlines()[0], sequences=256, windows=12)
     torch.set_num_threads(1)
     figures = cost(args.sequences, args.windows)
     both = figures["schedule"] + figures["update"]

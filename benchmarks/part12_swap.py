@@ -7,7 +7,6 @@ copies; "recompute" that of one forward pass over n tokens. Below it, Part 12's 
 memory of four contiguous ones), run to its end in both ways, with and without the prefix cache.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -19,7 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.part12_blocks import BLOCK, lengths, play
-from benchmarks.record import record
+from benchmarks.record import record, whole_numbers
 from engine.cache.paged import SWAP_FROM, PagedCache
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState
@@ -59,9 +58,7 @@ def one_way_back(model, length: int, repeats: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
-    options = parser.parse_args()
+    options = whole_numbers(__doc__.splitlines()[0], repeats=7)
     torch.set_num_threads(1)
     tokenizer = Tokenizer.from_pretrained("storyteller")
     model = load_model("storyteller", transform=partial(pack_linears, rows=20))

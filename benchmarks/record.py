@@ -1,9 +1,10 @@
 """Writes a measurement down so that it can be judged later: machine, versions, commit, workload.
 
-Every benchmark and demo ends here. Tables in articles and README are rendered from these files by
-`tools/render_tables.py`.
+Every benchmark and demo ends here; those that take nothing but whole numbers begin here, too. Tables in
+articles and README are rendered from these files by `tools/render_tables.py`.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -16,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"  # committed
 OUT = ROOT / "out"  # not committed: what demos write
-PACKAGES = ("torch", "transformers", "tokenizers", "ctranslate2", "numpy")
+PACKAGES = ("torch", "triton", "transformers", "tokenizers", "ctranslate2", "numpy")
 
 
 def record(
@@ -42,6 +43,14 @@ def record(
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
+
+
+def whole_numbers(question: str, **defaults: int) -> argparse.Namespace:
+    """The command line of a benchmark that takes whole numbers: `--name N` for each of `defaults`."""
+    parser = argparse.ArgumentParser(description=question)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    return parser.parse_args()
 
 
 def show(path: Path, tables: dict[str, dict[str, list]]) -> None:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from engine.checkpoint import ZOO
+from engine.config import ModelConfig
 
 GPT2_XL = {
     "model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25, "n_positions": 1024,
@@ -13,14 +14,24 @@ GPT2_XL = {
 }  # fmt: skip
 
 
+def no_model(max_positions: int) -> ModelConfig:
+    """For engines whose logits are handed out ready-made: a cache of it costs next to nothing."""
+    return ModelConfig(
+        model_type="none", vocab_size=4096, hidden_size=1, num_layers=1, num_heads=1, num_kv_heads=1,
+        head_dim=1, intermediate_size=1, max_positions=max_positions, norm_eps=0.0, activation="none",
+        tie_word_embeddings=True,
+    )  # fmt: skip
+
+
 def dummy_folder(folder: Path, config: dict) -> Path:
-    """A config.json, and storyteller's tokenizer with tokens that no text has up to the model's number."""
+    """A config.json and a tokenizer."""
     (folder / "config.json").write_text(json.dumps(config))
     add_tokenizer(folder, config["vocab_size"])
     return folder
 
 
 def add_tokenizer(folder: Path, vocab_size: int) -> None:
+    """storyteller's, with tokens that no text has up to `vocab_size` of them."""
     tokenizer = json.loads((ZOO / "storyteller" / "tokenizer.json").read_text())
     known = tokenizer["model"]["vocab"]
     known |= {f"<unused{i}>": i for i in range(len(known), vocab_size)}

@@ -110,9 +110,15 @@ class AheadEngine(LLMEngine):
         return self._flight is not None or super().has_unfinished_requests()
 
     def step(self) -> list[RequestOutput]:
-        """Launch a step, and land the one before it: an output for each request that was in that one."""
+        """Launch a step, and land the one before it, if any: an output for each request that was in that one.
+
+        Whoever gets a token from a launched step (`_choosing`; nobody, if the launch is `Failed`) has to
+        `expect` it. Penalties count the output on the host: if a running request has any (`is_adjusted`), the
+        last step lands and none is launched. If the last step failed, what was launched on top of it is
+        rolled back before it lands. With nothing in flight and nobody to launch: `_stuck`.
+        """
         landing = self._flight
-        # 1. Penalties count the output on the host: whoever has any waits for the last token.
+        # 1. Whoever has penalties waits for the last token.
         if landing and any(request.sampling.is_adjusted for request in self.scheduler.running):
             self._flight = None
             return self.land(landing)

@@ -3,7 +3,7 @@
     llm = LLM("storyteller")
     print(llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=50))[0].outputs[0].text)
 
-Promises vLLM's names and shapes. So far: continuous batching over slots or pages, on packed weights.
+Promises vLLM's names and shapes. So far: continuous batching over pages or slots, on packed weights.
 """
 
 import os
@@ -60,7 +60,7 @@ class EngineArgs:
     max_num_seqs: int | None = None  # requests running at once; default: 16, on a GPU 256
     max_num_batched_tokens: int | None = None  # tokens in one step; default: 512, on a GPU 8192
     attention: str = "auto"  # eager, tiled, sdpa or triton; default: triton on a GPU, sdpa on a CPU
-    kv_cache: KVCache = "slots"  # pages cost one request alone a quarter of its speed so far
+    kv_cache: KVCache = "paged"  # or slots of max_model_len tokens, one for each running request
     kv_cache_memory_bytes: int | None = None  # for keys and values; default: `_memory_bytes`
     block_size: int | None = None  # tokens in a block; default: 16
     enable_prefix_caching: bool | None = None  # default: with pages
@@ -86,10 +86,7 @@ class EngineArgs:
         for name in ("block_size", "enable_prefix_caching", "swap_space", "preemption_mode"):
             if self.kv_cache == "slots" and getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} needs kv_cache='paged'; it is 'slots'")
-        if self.attention not in (
-            "auto",
-            *ATTENTION,
-        ):  # before a model is loaded; what cannot run here, after
+        if self.attention not in ("auto", *ATTENTION):  # what cannot run here is found out later
             raise ValueError(f"attention={self.attention!r}: auto, {', '.join(ATTENTION)} are accepted")
         if None not in (seats := self.max_num_seqs, self.max_num_batched_tokens) and (
             seats > self.max_num_batched_tokens

@@ -26,7 +26,8 @@ from engine.cache.single import CachedForward
 from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model
 from tools.render_tables import render
-from tools.train_storyteller import ASSISTANT, NOUNS, USER, contains, held_out, phrase, tell, window_losses
+from tools.storyteller_texts import ASSISTANT, NOUNS, USER, contains, held_out, phrase
+from tools.train_storyteller import tell, window_losses
 
 ZOO = Path(__file__).parent.parent / "engine" / "zoo"
 NAMES = ("storyteller", "storyteller-draft")

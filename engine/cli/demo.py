@@ -13,7 +13,7 @@ from engine.llm import LLM
 PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
 
 
-def run(model: str, max_tokens: int, attention: str = "sdpa", prompt: str = PROMPT) -> None:
+def run(model: str, max_tokens: int, attention: str = "auto", prompt: str = PROMPT) -> None:
     """Load, show the prompt's tokens, stream a story, and say how fast it was. Ends by itself."""
     console = Console()
     console.print(

@@ -18,10 +18,13 @@ LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 ModelName = Annotated[
     str, typer.Option(help=f"Embedded ({', '.join(embedded_models())}), a folder, or a hub id.")
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")]
+Device = Annotated[str, typer.Option(help="auto (a CUDA GPU, if there is one), cpu, cuda, cuda:1, …")]
 DType = Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")]
 Attention = Annotated[
-    str, typer.Option(help="eager, tiled, sdpa, or triton (a CUDA GPU): how attention is computed.")
+    str,
+    typer.Option(
+        help="How attention is computed: eager, tiled, sdpa, or triton (a CUDA GPU); auto: triton, else sdpa."
+    ),
 ]
 LoadFormat = Annotated[str, typer.Option(help="auto, safetensors, pt, or dummy (random weights).")]
 
@@ -53,10 +56,10 @@ def generate(
         float, typer.Option(help="Choose among the likeliest that reach this probability.")
     ] = 1.0,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: DType = "auto",
     load_format: LoadFormat = "auto",
-    attention: Attention = "sdpa",
+    attention: Attention = "auto",
 ) -> None:
     """Continue PROMPT: the text alone on stdout, as it is generated; everything else on stderr."""
     from engine.decoding.params import SamplingParams
@@ -105,9 +108,13 @@ def serve(
         list[str] | None, typer.Option(help="A name clients reach this server by, beside localhost's.")
     ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt plus output, in tokens.")] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Requests running at once.")] = 16,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = 512,
-    kv_cache: Annotated[str, typer.Option(help="Keys and values: paged, or slots.")] = "slots",
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Requests running at once; default: 16, on a GPU 256.")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Tokens in one step; default: 512, on a GPU 8192.")
+    ] = None,
+    kv_cache: Annotated[str, typer.Option(help="Keys and values: paged, or slots.")] = "paged",
     kv_cache_memory_bytes: Annotated[
         int | None, typer.Option(help="Bytes for them; default: by what is free.")
     ] = None,
@@ -119,14 +126,25 @@ def serve(
     preemption_mode: Annotated[
         str | None, typer.Option(help="recompute, or swap; default: by length.")
     ] = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: DType = "auto",
     load_format: LoadFormat = "auto",
-    attention: Attention = "sdpa",
+    attention: Attention = "auto",
+    enforce_eager: Annotated[
+        bool, typer.Option("--enforce-eager", help="Launch each kernel by itself: no CUDA graphs.")
+    ] = False,
+    async_scheduling: Annotated[
+        bool | None,
+        typer.Option(help="Launch a step before the last one's tokens are read; default: on a GPU."),
+    ] = None,
 ) -> None:
-    """Serve OpenAI's completions API over HTTP until Ctrl-C, with /metrics and a live /dashboard."""
+    """Serve OpenAI's API over HTTP until Ctrl-C, with a chat page at /, /metrics and a live /dashboard."""
     try:
         from engine.server.app import create_app
+        from engine.server.chat import chat
+        from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
+        from engine.server.chat_page import chat_page
+        from engine.server.generate import generate as generate_route
         from engine.server.limits import MAX_REQUESTS
         from engine.server.run import max_connections
         from engine.server.run import serve as run
@@ -136,6 +154,7 @@ def serve(
     except ModuleNotFoundError as error:
         sys.exit(f"ruvon serve: {error.name} is not installed; pip install 'ruvon[server]'")
     from engine.async_engine import AsyncLLMEngine
+    from engine.chat_template import ChatTemplate
     from engine.llm import EngineArgs, build_engine
 
     try:
@@ -155,12 +174,15 @@ def serve(
             enable_prefix_caching=enable_prefix_caching,
             swap_space=swap_space,
             preemption_mode=preemption_mode,
+            enforce_eager=enforce_eager,
+            async_scheduling=async_scheduling,
         )
         key = os.environ.get("RUVON_API_KEY") if api_key is None else api_key
         if key is not None and not key.strip():
             raise ValueError(
                 "the API key is empty; leave out --api-key and RUVON_API_KEY to serve without one"
             )
+        template = ChatTemplate.from_pretrained(args.tokenizer or model)
         engine, name = build_engine(args), served_model_name or _public_name(model)
         backend = AsyncLLMEngine(engine, name)
     except (CheckpointError, ValueError) as error:
@@ -171,14 +193,58 @@ def serve(
     hosts = [*LOCAL_NAMES, *(allowed_host or ())] if local or allowed_host else []
     app = create_app(
         backend,
-        extensions=[telemetry(EngineMetrics(engine, name))],
+        extensions=[
+            telemetry(EngineMetrics(engine, name)),
+            chat(engine.tokenizer, engine.config, template, allow_priority),
+            generate_route,
+            chat_page,
+        ],
         api_key=key,
-        open_paths=OPEN_PATHS,
+        open_paths=OPEN_PATHS | CHAT_PATHS,
         allowed_hosts=hosts,
         max_requests=min(MAX_REQUESTS, max_connections() // 2),
         shape=ScoredCompletions(engine.tokenizer, allow_priority),
     )
     run(app, host, port)
+
+
+@app.command()
+def chat(
+    question: Annotated[
+        str | None, typer.Argument(help="Ask this and print the answer alone; default: a conversation.")
+    ] = None,
+    url: Annotated[str, typer.Option(help="Any server with OpenAI's chat API.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Default: the server's first.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Default: RUVON_API_KEY, if set.", envvar="RUVON_API_KEY")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: the server's.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Of an answer, at most; default: the server's.")
+    ] = None,
+) -> None:
+    """Talk to a model: words as they come, Ctrl-C stops an answer. A question may come through a pipe."""
+    from rich.console import Console
+
+    from engine.client.stream import ChatClient, ChatFailed
+    from engine.client.terminal import Chat
+
+    wishes = {"temperature": temperature, "max_completion_tokens": max_tokens}
+    client = ChatClient(url, api_key, model)
+    given = {name: value for name, value in wishes.items() if value is not None}
+    talk = Chat(client, Console(highlight=False), system, **given)
+    if question is None and not sys.stdin.isatty():
+        question = sys.stdin.read().strip()
+    try:
+        if question is None:
+            talk.run()
+        else:
+            talk.ask(question)
+    except ChatFailed as error:
+        sys.exit(f"ruvon chat: {error}")
+    finally:
+        client.close()
 
 
 @app.command()
@@ -201,7 +267,7 @@ def top(
 
 
 @app.command()
-def demo(model: ModelName = "storyteller", max_tokens: int = 220, attention: Attention = "sdpa") -> None:
+def demo(model: ModelName = "storyteller", max_tokens: int = 220, attention: Attention = "auto") -> None:
     """The main job: load a model, show tokens and ids, stream a story, show how fast."""
     from engine.cli.demo import run
 

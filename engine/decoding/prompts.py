@@ -9,8 +9,11 @@ from engine.tokenizer import Tokenizer
 Prompt = str | Sequence[int]
 
 
-def prompt_token_ids(prompt: Prompt, tokenizer: Tokenizer, config: ModelConfig) -> list[int]:
-    """Token ids of a text, or the given ids once each is known to the model.
+def prompt_token_ids(
+    prompt: Prompt, tokenizer: Tokenizer, config: ModelConfig, add_special_tokens: bool = True
+) -> list[int]:
+    """Token ids of a text, or the given ids once each is known to the model. `add_special_tokens`: those that
+    the tokenizer puts around every text; a chat template writes its own (Part 14).
 
     Raises ParameterError (field `prompt`): empty, too long to leave room for one token, an id out of range,
     or text that is not Unicode. What is too long is refused before it is worked on: a text so long that no
@@ -28,7 +31,7 @@ def prompt_token_ids(prompt: Prompt, tokenizer: Tokenizer, config: ModelConfig) 
     if fewest >= config.max_positions:
         _refuse_length(f"at least {fewest}", config)
     try:
-        token_ids = tokenizer.encode(prompt)
+        token_ids = tokenizer.encode(prompt, add_special_tokens)
     except ValueError as error:
         raise ParameterError("prompt", f"prompt: {error}") from None
     _check_length(len(token_ids), config)

@@ -23,6 +23,10 @@ def store_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) 
 
 @triton.jit
 def _store(k, v, keys, values, slots, k_token, v_token, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """A program for each token: its WIDTH = Hkv · Dh numbers, which lie together, go to row slots[token] of
+    keys[B · P, WIDTH], and those of v to values. Token t's begin `k_token` · t numbers into k, `v_token` · t
+    into v. A slot of -1 is no token. PADDED is the next power of two above WIDTH: `tl.arange` takes no other.
+    """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     if slot < 0:

@@ -16,12 +16,13 @@ from fastapi.responses import JSONResponse, Response
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
+from engine.decoding.prompts import Prompt
 from engine.server import errors, sse
 from engine.server.backend import Backend, OutputStream
 from engine.server.errors import RequestError, as_request_error
 from engine.server.gates import ApiKey, AtMost, BodyLimit, RequestId
 from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS
-from engine.server.protocol import CompletionRequest, Completions
+from engine.server.protocol import CompletionRequest, Completions, SamplingFields
 
 Extension = Callable[[FastAPI, Backend], None]  # adds routes to the app
 OPEN_PATHS = frozenset(["/health"])
@@ -78,50 +79,16 @@ def create_app(
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict:
-        _known(name)
+        _refuse_unknown(name, backend)
         return _model(name)
 
     @app.post("/v1/completions", response_model=None)
     @app.post("/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        _known(body.model)
-        params, prompts, options = shape.params(body), body.prompts(), shape.options(body)
-        head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": body.model,
-        }
-        # All prompts are admitted or none: what was admitted is closed in the end, whatever happens.
-        async with AsyncExitStack() as admitted:
-            streams = []
-            for i, prompt in enumerate(prompts):
-                stream = await backend.generate(prompt, params, f"{head['id']}-{i}", **options)
-                admitted.push_async_callback(stream.aclose)
-                streams.append(stream)
-                await asyncio.sleep(0)  # others have their turn between two of many prompts
-            if body.stream:
-                return sse.stream(_chunks(head, streams, params.n, body, shape), admitted.pop_all())
-            try:
-                outputs = await _unless_client_leaves(request, _gather(streams))
-            except Exception as error:
-                # Answered here: past the routes, an error nobody knows would also close the connection.
-                raise as_request_error(error) from error
-        choices = []
-        for i, output in enumerate(outputs):
-            for sample in output.outputs:
-                index = {"index": i * params.n + sample.index}
-                choices.append(_json(index | shape.choice(body, output, sample)))
-                await asyncio.sleep(0)  # a choice with its prompt's log probabilities is long
-        parts = _json(head)[:-1], b",".join(choices), _json(shape.usage(body, outputs))
-        return Response(b'%b,"choices":[%b],"usage":%b}' % parts, media_type="application/json")
+        async def prompts() -> list[Prompt]:
+            return body.prompts()
 
-    def _known(name: str) -> None:
-        if name not in backend.models():
-            known = ", ".join(backend.models())
-            raise RequestError(
-                404, f"model {name!r} does not exist; here are: {known}", "model", "model_not_found"
-            )
+        return await complete(backend, request, body, prompts, shape)
 
     def _model(name: str) -> dict:
         return {"id": name, "object": "model", "created": started, "owned_by": "ruvon"}
@@ -129,6 +96,54 @@ def create_app(
     for extend in extensions:
         extend(app, backend)
     return app
+
+
+async def complete(
+    backend: Backend,
+    request: Request,
+    body: SamplingFields,
+    prompts: Callable[[], Awaitable[list[Prompt]]],
+    shape: Completions,
+) -> Response:
+    """Answer a request: check it, have it admitted, and send what the engine finds, whole or as a stream.
+
+    `prompts` gives what the engine is to continue, once the rest of the body has been found right.
+    """
+    _refuse_unknown(body.model, backend)
+    params, options = shape.params(body), shape.options(body)
+    head = {"id": f"{shape.id_prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
+    # All prompts are admitted or none: what was admitted is closed in the end, whatever happens.
+    async with AsyncExitStack() as admitted:
+        streams = []
+        for i, prompt in enumerate(await prompts()):
+            stream = await backend.generate(prompt, params, f"{head['id']}-{i}", **options)
+            admitted.push_async_callback(stream.aclose)
+            streams.append(stream)
+            await asyncio.sleep(0)  # others have their turn between two of many prompts
+        if body.stream:
+            chunks = _chunks(head | {"object": shape.chunk_object}, streams, params.n, body, shape)
+            return sse.stream(chunks, admitted.pop_all())
+        try:
+            outputs = await _unless_client_leaves(request, _gather(streams))
+        except Exception as error:
+            # Answered here: past the routes, an error nobody knows would also close the connection.
+            raise as_request_error(error) from error
+    choices = []
+    for i, output in enumerate(outputs):
+        for sample in output.outputs:
+            index = {"index": i * params.n + sample.index}
+            choices.append(_json(index | shape.choice(body, output, sample)))
+            await asyncio.sleep(0)  # a choice with its prompt's log probabilities is long
+    parts = _json(head | {"object": shape.object})[:-1], b",".join(choices), _json(shape.usage(body, outputs))
+    return Response(b'%b,"choices":[%b],"usage":%b}' % parts, media_type="application/json")
+
+
+def _refuse_unknown(name: str, backend: Backend) -> None:
+    if name not in backend.models():
+        known = ", ".join(backend.models())
+        raise RequestError(
+            404, f"model {name!r} does not exist; here are: {known}", "model", "model_not_found"
+        )
 
 
 def _json(data: dict) -> bytes:
@@ -182,7 +197,7 @@ async def _chunks(
     head: dict,
     streams: list[OutputStream],
     n: int,
-    body: CompletionRequest,
+    body: SamplingFields,
     shape: Completions,
 ) -> AsyncGenerator[dict, None]:
     """OpenAI's chunks: what is new in each choice, in the order it comes; usage last, if asked for."""
@@ -201,6 +216,8 @@ async def _chunks(
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     extra = {"usage": None} if include_usage else {}
     try:
+        for choice in shape.opening(body):
+            yield head | {"choices": [choice]} | extra
         while len(latest) < len(streams) or not all(output.finished for output in latest.values()):
             i, output = await arriving.get()
             if isinstance(output, Exception):

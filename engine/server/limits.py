@@ -12,6 +12,8 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
 MAX_NAME_CHARACTERS = 256  # of model, user, cache_salt
 MAX_COMPLETION_LOGPROBS = 5  # likeliest tokens shown at each place (Part 10)
+MAX_MESSAGES = 2048  # of one conversation (Part 14)
+MAX_TEXT_PARTS = 128  # of one message
 MAX_PRIORITY = 2  # -2 to 2, and only if the operator lets clients choose
 MAX_MESSAGE_CHARACTERS = 500  # of an error, which may quote what it is about
 

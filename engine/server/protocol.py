@@ -38,6 +38,8 @@ from engine.server.limits import (
     MAX_STOPS,
 )
 
+DEFAULT_MAX_TOKENS = SamplingParams.max_tokens
+
 
 def _kind(value: Any) -> str | None:
     """Which of the kinds below a value is meant to be, by its first item. Only that kind's check is run."""
@@ -96,11 +98,10 @@ class StreamOptions(Fields):
     include_obfuscation: StrictBool | None = None
 
 
-class CompletionRequest(Fields):
-    """POST /v1/completions. OpenAI's fields, then those vLLM adds. null means: as if not given."""
+class SamplingFields(Fields):
+    """What completions and chats (Part 14) have in common."""
 
     model: Name
-    prompt: Prompts
     max_tokens: StrictInt | None = None
     temperature: Number | None = None
     top_p: Number | None = None
@@ -112,10 +113,6 @@ class CompletionRequest(Fields):
     frequency_penalty: Number | None = None
     logit_bias: Annotated[dict[str, Number], BeforeValidator(_few)] | None = None
     seed: StrictInt | None = None
-    logprobs: StrictInt | None = None
-    echo: StrictBool | None = None
-    best_of: StrictInt | None = None
-    suffix: StrictStr | None = None
     user: Name | None = None
 
     top_k: StrictInt | None = None
@@ -126,9 +123,19 @@ class CompletionRequest(Fields):
     ignore_eos: StrictBool | None = None
     include_stop_str_in_output: StrictBool | None = None
     skip_special_tokens: StrictBool | None = None
-    prompt_logprobs: StrictInt | None = None
     priority: StrictInt | None = None
     cache_salt: Name | None = None
+
+
+class CompletionRequest(SamplingFields):
+    """POST /v1/completions. OpenAI's fields, then those vLLM adds. null means: as if not given."""
+
+    prompt: Prompts
+    logprobs: StrictInt | None = None
+    echo: StrictBool | None = None
+    best_of: StrictInt | None = None
+    suffix: StrictStr | None = None
+    prompt_logprobs: StrictInt | None = None
 
     def prompts(self) -> list[Prompt]:
         """One prompt or several, each text or token ids. Raises RequestError: none, or too many choices."""
@@ -142,7 +149,7 @@ class CompletionRequest(Fields):
             raise RequestError(400, message, param="n")
         return prompts
 
-    def sampling_params(self) -> SamplingParams:
+    def sampling_params(self, default_max_tokens: int | None = DEFAULT_MAX_TOKENS) -> SamplingParams:
         """Raises ParameterError or RequestError for a value out of range or a field we do not have."""
         if self.suffix:  # "" asks for nothing
             raise RequestError(
@@ -160,9 +167,8 @@ class CompletionRequest(Fields):
         given = {
             name: getattr(self, name) for name in SamplingParams.__dataclass_fields__ if name != "logit_bias"
         }
-        return SamplingParams(
-            **{name: value for name, value in given.items() if value is not None}, logit_bias=self._bias()
-        )
+        given = {name: value for name, value in given.items() if value is not None}
+        return SamplingParams(**{"max_tokens": default_max_tokens} | given, logit_bias=self._bias())
 
     def _bias(self) -> dict[int, float] | None:
         """JSON's keys are strings; token ids are numbers, written plainly."""
@@ -176,6 +182,8 @@ class Completions:
     """What a body asks of the engine, and how outputs are shown to its client. A subclass can do more: log
     probabilities and the prompt's echo come that way (Part 10).
     """
+
+    id_prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, allow_priority: bool = False) -> None:
         """`allow_priority`: clients may choose their own."""
@@ -198,6 +206,10 @@ class Completions:
             raise RequestError(400, message, param="priority")
         given = {"priority": body.priority, "cache_salt": body.cache_salt}
         return {name: value for name, value in given.items() if value is not None}
+
+    def opening(self, body: CompletionRequest) -> list[dict]:
+        """Choices that a stream shows before there is anything to show."""
+        return []
 
     def choice(
         self,

@@ -77,7 +77,7 @@ class ScoredCompletions(Completions):
                 offsets = _offsets(self.tokenizer, output.prompt_token_ids, prompt)
                 lists.add(output.prompt_token_ids, output.prompt_logprobs, offsets)
             if not silent:
-                new = range(_told(shown), _told(sample))
+                new = range(told(shown), told(sample))
                 offsets = [len(prompt) + min(sample.text_offsets[i], len(sample.text)) for i in new]
                 lists.add([sample.token_ids[i] for i in new], [sample.logprobs[i] for i in new], offsets)
             choice["logprobs"] = lists.shown()
@@ -163,7 +163,7 @@ def _entries(scores: TokenScores, n: int) -> dict[str, dict]:
     }
 
 
-def _told(sample: CompletionOutput | None) -> int:
+def told(sample: CompletionOutput | None) -> int:
     """How many of a sample's tokens go with the text it shows: those that begin in it, and in the end all."""
     if sample is None or sample.text_offsets is None:
         return 0

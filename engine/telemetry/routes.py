@@ -59,7 +59,7 @@ def telemetry(metrics: EngineMetrics) -> Extension:
             return Response(await drawn.answer(), media_type="application/json", headers=headers)
 
         for path, file in FILES.items():
-            app.get(path, include_in_schema=False)(_page(file))
+            app.get(path, include_in_schema=False)(page(file))
 
     return extend
 
@@ -83,7 +83,8 @@ class Shared:
             return self._latest[1]
 
 
-def _page(file: Path):
+def page(file: Path):
+    """A route that sends this file, with headers that keep its page to this server."""
     content, kind = file.read_bytes(), KINDS[file.suffix]
 
     async def send() -> Response:

@@ -166,9 +166,9 @@ def test_the_event_loop_does_not_tokenize(watched, monkeypatch):
     turned = threading.Event()
     encode = watched.backend.tokenizer.encode
 
-    def patient(text):
+    def patient(text, *options):
         assert turned.wait(DEADLINE), "the event loop was blocked by the tokenizer"
-        return encode(text)
+        return encode(text, *options)
 
     monkeypatch.setattr(watched.backend.tokenizer, "encode", patient)
 

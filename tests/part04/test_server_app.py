@@ -127,8 +127,10 @@ def test_an_empty_key_is_no_key():
 
 
 def test_a_request_must_be_meant_for_one_of_the_allowed_hosts():
-    with client_of(ScriptedBackend(), allowed_hosts=["localhost", "[::1]"]) as client:
+    with client_of(ScriptedBackend(), allowed_hosts=["localhost", "[::1]", "www.here.example"]) as client:
         for host, status in {
+            "www.here.example": 200,
+            "here.example": 400,  # not sent on to the one with www
             "localhost": 200,
             "LOCALHOST:80": 200,
             "[::1]:9": 200,
@@ -146,6 +148,41 @@ def test_one_request_too_many_is_told_to_come_again_but_health_is_answered():
             assert other.get("/health").status_code == 200
         backend.endless = False
         wait_until(lambda: other.post("/v1/completions", json=ASK).status_code == 200)
+
+
+def test_who_has_no_key_is_told_so_also_while_the_server_is_full():
+    key = {"authorization": "Bearer k"}
+    with (
+        client_of(ScriptedBackend(endless=True), api_key="k", max_requests=1) as client,
+        client.stream("POST", "/v1/completions", json=ASK | {"stream": True}, headers=key),
+    ):
+        assert client.get("/v1/models", headers=key).status_code == 503
+        assert client.get("/v1/models").status_code == 401, (
+            "the key is asked for first: who has none takes no place, and is not told how busy it is"
+        )
+
+
+def test_others_have_their_turn_between_two_of_many_prompts_and_two_of_many_choices():
+    turns, prompts, choices = [], [], []  # how many turns others have had, at each prompt and at each choice
+
+    def note(seen: list[int]) -> None:
+        seen.append(len(turns))
+        asyncio.get_running_loop().call_soon(turns.append, None)
+
+    class Noting(ScriptedBackend):
+        async def generate(self, *asked, **options):
+            note(prompts)
+            return await super().generate(*asked, **options)
+
+    class NotingShape(Completions):
+        def choice(self, *shown):
+            note(choices)
+            return super().choice(*shown)
+
+    with client_of(Noting(), shape=NotingShape()) as client:
+        assert client.post("/v1/completions", json=ASK | {"prompt": ["a"] * 4}).status_code == 200
+    assert prompts == [0, 1, 2, 3], "the event loop had no turn between two prompts"
+    assert len(set(choices)) == 4, "the event loop had no turn between two choices"
 
 
 def test_a_body_limit_is_an_argument():

@@ -12,9 +12,9 @@ import pytest
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import ParameterError
 from engine.server import sse
-from engine.server.app import _news, create_app
+from engine.server.app import _chunks, _news, create_app
 from engine.server.errors import RequestError
-from engine.server.protocol import Completions
+from engine.server.protocol import CompletionRequest, Completions
 from tests.part04.serving import (
     DEADLINE,
     ScriptedBackend,
@@ -245,6 +245,49 @@ def test_when_a_later_prompt_is_refused_none_stays_admitted(stream):
         assert backend.open == 0, "prompts that were admitted before the refused one were not closed"
         whole = client.post("/v1/completions", json=ask | {"prompt": ["a", "b"]})
         assert whole.status_code == 200
+
+
+def test_a_stream_is_read_no_faster_than_its_client_reads():
+    taken = []
+
+    async def outputs():
+        for count in range(1, 101):
+            taken.append(count)
+            sample = CompletionOutput(0, "x" * count, [], None)
+            yield RequestOutput("r", "go", [7], [sample], finished=False)
+
+    async def run():
+        chunks = _chunks({}, [outputs()], 1, CompletionRequest(**ASK), Completions())
+        await anext(chunks)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await chunks.aclose()
+
+    asyncio.run(run())
+    assert len(taken) <= 3, (
+        "one is shown, one lies ready, one waits for its place: no more are held in memory"
+    )
+
+
+def test_when_the_chunks_are_closed_nobody_reads_the_streams_any_more():
+    over = []
+
+    async def outputs():
+        try:
+            yield RequestOutput("r", "go", [7], [CompletionOutput(0, "x", [], None)], finished=False)
+            await asyncio.sleep(DEADLINE)
+        finally:
+            await asyncio.sleep(0)  # unwinding takes a turn
+            over.append(True)
+
+    async def run():
+        chunks = _chunks({}, [outputs()], 1, CompletionRequest(**ASK), Completions())
+        await anext(chunks)
+        await asyncio.sleep(0)
+        await chunks.aclose()
+        assert over == [True], "a stream that is being read cannot be closed: its reader must have unwound"
+
+    asyncio.run(run())
 
 
 class Sent(Exception):

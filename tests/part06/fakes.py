@@ -210,7 +210,13 @@ def at_rest(engine: AsyncLLMEngine, passed: Callable[[], bool] = lambda: True) -
     try:
         yield engine
         if passed() and engine.health():
-            wait_until(lambda: not engine.engine.has_unfinished_requests() and engine._commands.empty())
+            wait_until(
+                lambda: (
+                    not engine.engine.has_unfinished_requests()
+                    and engine._commands.empty()
+                    and not engine._mailboxes
+                )
+            )
     finally:
         engine.stop()
     if passed():
@@ -257,3 +263,14 @@ async def ask(backend, *asked, **options) -> list:
     """All outputs of one request to a `Backend`."""
     async with aclosing(await backend.generate(*asked, **options)) as outputs:
         return await read(outputs)
+
+
+def leave_in_the_third_step(client, ask: dict, gate: Gate, backend: AsyncLLMEngine) -> None:
+    """A client reads how a stream begins, and hangs up. `gate` allows two steps, and is open in the end."""
+    with client.stream("POST", "/v1/completions", json=ask | {"stream": True}) as answer:
+        lines = answer.iter_lines()  # kept: the connection closes with the iterator
+        first = next(lines)
+        assert "error" not in first, first
+        wait_until(lambda: gate.entered == 3)  # the third step is under way, and waits
+    wait_until(lambda: not backend._commands.empty())  # word of the departure has reached the engine
+    gate.open()

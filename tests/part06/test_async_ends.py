@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from engine.async_engine import AsyncLLMEngine, EngineError
+from engine.async_engine import AsyncLLMEngine, EngineError, Mailbox, Post
 from engine.decoding.params import SamplingParams
 from tests.part04.serving import DEADLINE, wait_until
 from tests.part06.fakes import (
@@ -52,6 +52,21 @@ def test_a_reader_whose_task_is_cancelled_has_left(engine, gate):
     gate.open()
     wait_until(lambda: not engine.engine.has_unfinished_requests())
     assert steps_of(engine, "a") == 1
+
+
+def test_who_stops_waiting_for_an_output_has_left_though_the_stream_is_still_held(engine, gate):
+    async def run():
+        stream = await engine.generate("hello", GREEDY, "a")
+        waiting = asyncio.create_task(anext(stream))
+        await until(lambda: gate.entered, waiting)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        gate.open()
+        await until(lambda: not engine.engine.has_unfinished_requests())
+        assert await read(stream) == [], "who has left hears no more"
+
+    asyncio.run(run())
+    assert steps_of(engine, "a") == 1, "the request went on, with nobody waiting for it"
 
 
 def test_abort_gives_the_reader_a_last_output(engine, gate):
@@ -109,6 +124,21 @@ def test_stop_aborts_what_is_running_and_waiting(fake_engine):
     assert b[-1].outputs[0].token_ids == []
 
 
+def test_leaving_the_context_waits_for_the_last_step_beside_the_event_loop(fake_engine):
+    gate = Gate(FakeForward(BlockCache(64, 16)))
+    engine = AsyncLLMEngine(fake_engine(cache=gate.forward.cache, forward=gate), "fake")
+
+    async def run():
+        async with engine:
+            asked = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
+            await until(lambda: gate.entered, asked)
+            asyncio.get_running_loop().call_soon(gate.open)  # its turn comes while the context is left
+        return await asked
+
+    with at_rest(engine):
+        assert asyncio.run(run())[-1].finished
+
+
 @pytest.mark.parametrize("started", [False, True])
 def test_an_engine_that_is_not_running_says_so_instead_of_waiting_for_ever(fake_engine, started):
     engine = AsyncLLMEngine(fake_engine(), "fake")
@@ -119,6 +149,7 @@ def test_an_engine_that_is_not_running_says_so_instead_of_waiting_for_ever(fake_
     assert not engine.health()
     with pytest.raises(EngineError, match="not running"):
         asyncio.run(ask(engine, "hello", GREEDY, "a"))
+    asyncio.run(engine.abort("a"))  # nobody has it: nothing to do
     engine.stop()
 
 
@@ -234,6 +265,7 @@ def test_stopping_does_not_wait_for_a_step_that_hangs_and_its_reader_is_told(
 
     with caplog.at_level(logging.CRITICAL):
         asyncio.run(run())
+    assert "has not come back" in caplog.text, "the operator finds it in the log"
     with pytest.raises(EngineError, match="has not come back"):
         engine.start()
     gate.open()  # it comes back after all
@@ -264,6 +296,18 @@ def test_nobody_waits_for_ever_for_an_engine_that_fails_while_it_ends(fake_engin
     asyncio.run(run())
     engine.stop()
     engine.engine.abort_request("a")
+
+
+def test_a_closed_loop_keeps_no_other_reader_from_being_told_of_the_end(fake_engine):
+    engine = AsyncLLMEngine(fake_engine(), "fake")
+    closed, loop = asyncio.new_event_loop(), asyncio.new_event_loop()
+    closed.close()
+    engine._mailboxes = {"gone": Mailbox(Post(closed)), "reads": Mailbox(Post(loop))}
+    engine._give_up("it is over")
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert str(engine._mailboxes["reads"].unread) == "it is over"
 
 
 def test_a_reader_whose_loop_has_closed_is_aborted(engine, gate):

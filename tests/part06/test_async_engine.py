@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine.async_engine import AsyncLLMEngine, EngineError
+from engine.async_engine import AsyncLLMEngine, EngineError, Mailbox, Post
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.scheduling.fifo import FIFOScheduler
 from tests.part04.serving import wait_until
@@ -147,6 +147,19 @@ def test_readers_in_several_event_loops_are_served(engine, gate):
     assert results == [told_alone(f"prompt {i}", GREEDY).token_ids for i in range(8)]
 
 
+def test_each_event_loop_gets_the_outputs_of_its_own_readers_alone(fake_engine):
+    """One in another's thread could wake nobody safely."""
+
+    class NotingPost(Post):
+        def send(self, news):
+            self.sent = news
+
+    one, other = NotingPost(None), NotingPost(None)
+    a, b, c = Mailbox(one), Mailbox(other), Mailbox(one)
+    AsyncLLMEngine(fake_engine(), "fake")._send({a: "for a", b: "for b", c: "for c"})
+    assert (one.sent, other.sent) == ({a: "for a", c: "for c"}, {b: "for b"})
+
+
 def test_n_samples_reach_one_reader(engine, gate):
     gate.open()
     params = SamplingParams(n=3, seed=4, max_tokens=8)
@@ -194,6 +207,23 @@ def test_a_loop_that_is_busy_is_woken_once_for_all_that_has_come_meanwhile(engin
 
     assert asyncio.run(run())[-1].finished
     assert woken.count("_hand_out") <= 3, "19 steps were delivered one by one to a loop that could not listen"
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["still waits", "has gone"])
+def test_a_mailbox_takes_what_comes_before_its_reader_has_had_a_turn(gone):
+    """One that raised would keep what was handed out behind it from its reader, too."""
+
+    async def run():
+        mailbox = Mailbox(Post(asyncio.get_running_loop()))
+        waits = mailbox.filled()
+        if gone:
+            waits.cancel()
+        for output in ("first", "second"):
+            mailbox.put(output)
+        assert waits.cancelled() if gone else waits.done()
+        assert mailbox.unread == "second", "the latest output replaces the one that was not read"
+
+    asyncio.run(run())
 
 
 def test_a_long_prompt_is_tokenized_beside_the_event_loop_and_a_short_one_at_once(engine, gate, monkeypatch):

@@ -10,7 +10,15 @@ from engine.decoding.params import SamplingParams
 from engine.listeners import Listeners
 from engine.server.app import create_app
 from tests.part04.serving import http, openai_client, serve, wait_until
-from tests.part06.fakes import BlockCache, FakeForward, Gate, Recorder, at_rest, told_alone
+from tests.part06.fakes import (
+    BlockCache,
+    FakeForward,
+    Gate,
+    Recorder,
+    at_rest,
+    leave_in_the_third_step,
+    told_alone,
+)
 
 PROMPTS = ["Once upon a time", "The little dog", "A red ball"]
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
@@ -105,15 +113,9 @@ def test_a_client_that_leaves_frees_its_memory_and_the_next_one_is_served(
     gate = engine.executor.forward = Gate(engine.executor.forward, permits=2)
     backend = AsyncLLMEngine(engine, "m")
     url = serving(backend)
-    ask = ASK | {"prompt": PROMPTS[0], "stream": True, "max_tokens": 1000, "ignore_eos": True}
+    ask = ASK | {"prompt": PROMPTS[0], "max_tokens": 1000, "ignore_eos": True}
     with http(url) as client:
-        with client.stream("POST", "/v1/completions", json=ask) as answer:
-            lines = answer.iter_lines()  # kept: the connection closes with the iterator
-            first = next(lines)
-            assert "error" not in first, first
-            wait_until(lambda: gate.entered == 3)  # the third step is under way, and waits
-        wait_until(lambda: not backend._commands.empty())  # word of the departure has reached the engine
-        gate.open()
+        leave_in_the_third_step(client, ask, gate, backend)
         served = client.post("/v1/completions", json=ASK | {"prompt": PROMPTS[1]})
     assert served.status_code == 200, served.text
     assert served.json()["choices"][0]["text"] == alone(PROMPTS[1], GREEDY).text

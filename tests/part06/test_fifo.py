@@ -126,18 +126,51 @@ def test_tokens_count_as_computed_until_the_step_is_taken_back(fifo):
     assert (request.state, request.num_computed_tokens) == (State.RUNNING, 0)
     assert chosen(play(fifo)) == {"a": 5}
     batch = fifo.schedule()
+    request.expect()
     fifo.rollback(batch)
     assert request.num_computed_tokens == 5
+    assert (request.num_expected, request.token_ids) == (0, [*range(5), 7]), (
+        "what the step would have brought is not expected any more: its placeholder goes"
+    )
     assert chosen(play(fifo)) == {"a": 1}
 
 
-def test_rejected_drafts_were_never_computed(fifo):
+@pytest.mark.parametrize(("drafts", "new"), [([[94]], [94]), (None, [])], ids=["new drafts", "no drafts"])
+def test_rejected_drafts_were_never_computed(fifo, drafts, new):
     request = make_request("a", prompt=5, output=9)
     fifo.add(request)
     play(fifo)
     request.draft_ids = [91, 92, 93]
-    confirm(request, fifo, fifo.schedule(), drafts=[[94]])
-    assert (request.num_computed_tokens, request.draft_ids, request.num_tokens_to_compute) == (6, [94], 2)
+    confirm(request, fifo, fifo.schedule(), drafts)
+    assert request.num_computed_tokens == 6, "rejected drafts were never computed"
+    assert (request.draft_ids, request.num_tokens_to_compute) == (new, 1 + len(new))
+
+
+def test_no_more_is_committed_than_is_computed_and_confirmed(fifo, monkeypatch):
+    """Three drafts are rejected, and one token more is on its way (Part 13)."""
+    request = make_request("a", prompt=5, output=9)
+    fifo.add(request)
+    play(fifo)
+    request.draft_ids = [91, 92, 93]
+    batch = fifo.schedule()
+    request.confirm(7, 0.0)
+    request.expect()
+    committed = []
+    monkeypatch.setattr(fifo.cache, "commit", lambda seq, total: committed.append(total))
+    fifo.update(batch)
+    assert committed == [6], "7 tokens are confirmed; the last of them comes from this step's logits"
+
+
+def test_a_step_that_succeeds_does_not_concern_who_has_left_meanwhile(fifo, monkeypatch):
+    request = make_request("a", prompt=5, output=9)
+    fifo.add(request)
+    batch = fifo.schedule()
+    fifo.finish(request)
+    committed = []
+    monkeypatch.setattr(fifo.cache, "commit", lambda seq, total: committed.append(seq.id))
+    fifo.update(batch, drafts=[[94]])
+    assert committed == [], "its memory was given back: nothing of it can be committed"
+    assert request.draft_ids == [], "it has no next step to propose for"
 
 
 @pytest.mark.parametrize("finished", ["a", "b"])

@@ -17,7 +17,17 @@ from engine.scheduling.continuous import ContinuousScheduler
 from engine.server.app import create_app
 from engine.server.protocol import Completions
 from tests.part04.serving import DEADLINE, http, serve, wait_until
-from tests.part06.fakes import BlockCache, FakeForward, Gate, Recorder, at_rest, run_to_end, told_alone, until
+from tests.part06.fakes import (
+    BlockCache,
+    FakeForward,
+    Gate,
+    Recorder,
+    at_rest,
+    leave_in_the_third_step,
+    run_to_end,
+    told_alone,
+    until,
+)
 
 WHO = [
     "a dog",
@@ -155,13 +165,7 @@ def test_a_client_who_leaves_frees_its_slot_by_the_next_step(fake_engine, servin
     backend = AsyncLLMEngine(engine, "m")
     ask = {"model": "m", "prompt": "hello", "temperature": 0, "max_tokens": 100, "ignore_eos": True}
     with at_rest(backend), serve(create_app(backend)) as url, http(url) as client:
-        with client.stream("POST", "/v1/completions", json=ask | {"stream": True}) as answer:
-            lines = answer.iter_lines()  # kept: the connection closes with the iterator
-            first = next(lines)
-            assert "error" not in first, first
-            wait_until(lambda: gate.entered == 3)  # the third step is under way, and waits
-        wait_until(lambda: not backend._commands.empty())  # word of the departure has reached the engine
-        gate.open()
+        leave_in_the_third_step(client, ask, gate, backend)
         wait_until(lambda: cache.usage().num_sequences == 0)
         seen = client.post("/v1/completions", json=ask | {"max_tokens": 3})
     assert (

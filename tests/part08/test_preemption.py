@@ -69,6 +69,18 @@ def test_preempting_is_counted_and_told():
     assert told.names == ["a"]
 
 
+def test_what_a_preempted_request_finds_again_is_no_hit():
+    """As with a prefix cache (Part 12): the memory that it gave up still holds four of its tokens."""
+    s = scheduler()
+    a = make_request("a", prompt=5, output=9)
+    s.add(a)
+    play(s)
+    s._preempt(a)
+    s.cache.begin = lambda seq, begin=s.cache.begin: begin(seq) or 4
+    assert chosen(play(s)) == {"a": 2}, "of its 6 tokens, the cache still has 4"
+    assert a.num_cached_tokens == 0, "num_cached_tokens: what the cache had when the request first began"
+
+
 # Memory refuses: a newcomer
 
 

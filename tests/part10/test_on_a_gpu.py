@@ -1,7 +1,6 @@
 """Scores on a GPU: the processor's, and waited for once a step: `pytest -m gpu`."""
 
 import pytest
-import torch
 
 from engine.cache.slots import SlotCache
 from engine.decoding.logprobs import SUPPORTS
@@ -11,12 +10,10 @@ from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scoring import ScoringExecutor
+from tests.part08.on_a_gpu import full_precision, on_a_gpu, run_without_waiting  # noqa: F401
 from tests.part10.scored import finish
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = on_a_gpu
 TEXTS = ["Once upon a time, in a", "The", "Tom and Lily went to the park. They saw", "A cat"]
 
 
@@ -35,10 +32,7 @@ def make_engine(tokenizer, device: str, dtype: str = "float32") -> LLMEngine:
 
 
 def test_a_gpus_scores_are_the_processors(tokenizer):
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
     gpu, cpu = (finish(make_engine(tokenizer, device)) for device in ("cuda", "cpu"))
-    torch.set_float32_matmul_precision(before)
     for text in TEXTS:
         (mine,), (theirs,) = gpu[text].outputs, cpu[text].outputs
         assert mine.token_ids == theirs.token_ids
@@ -54,14 +48,4 @@ def test_a_gpus_scores_are_the_processors(tokenizer):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_step_that_scores_waits_for_the_gpu_once(tokenizer, dtype):
-    """Launching raises if anything in it waits."""
-    engine = make_engine(tokenizer, "cuda", dtype)
-    while engine.has_unfinished_requests():
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            flight = engine.launch()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        assert flight.pending.__class__.__name__ in ("Pending", "ScoredPending"), flight.pending
-        for output in engine.land(flight):
-            assert output.error is None
+    run_without_waiting(make_engine(tokenizer, "cuda", dtype), ("Pending", "ScoredPending"))

@@ -6,3 +6,5 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+from tests.part04.conftest import tokenizer  # noqa: F401

@@ -385,7 +385,7 @@ def test_many_users_at_once_through_the_engines_thread():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    theirs = random_gpt2(vocab_size=CONFIG.vocab_size, n_positions=128)
+    theirs = random_gpt2(vocab_size=CONFIG.vocab_size, n_positions=128, tie_word_embeddings=False)
     return load_model(save(theirs, tmp_path_factory.mktemp("gpt2")))
 
 

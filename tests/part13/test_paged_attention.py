@@ -8,7 +8,6 @@ pytest.importorskip("triton", reason="needs the package triton")
 
 from engine.attention.paged import Gathered, Pages
 from engine.kernels.paged_attention import PagedAttention, paged_attention
-from engine.kernels.store_kv import store_kv
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 P = 16
@@ -70,7 +69,8 @@ def test_large_scores_do_not_overflow():
     q = torch.randn(2, 2, 32, generator=generator).to(DEVICE) * 300
     for splits in (1, 4):
         got = paged_attention(q, keys, values, *pages.on(keys.device), splits)
-        assert torch.allclose(got, Gathered(pages, 2, keys)(q, keys, values), atol=1e-4)
+        same = torch.allclose(got, Gathered(pages, 2, keys)(q, keys, values), atol=1e-4)
+        assert same, "the maximum never falls, so that no e^x overflows, however large the scores"
 
 
 def test_half_precision():
@@ -90,16 +90,3 @@ def test_too_wide_heads_are_refused():
     pages, keys, _, _ = scattered([4], Dh=272)
     with pytest.raises(ValueError, match="head_dim=272: this kernel accepts up to 256"):
         PagedAttention(pages, 2, keys)
-
-
-def test_new_keys_and_values_end_in_their_slots_and_a_slot_of_minus_one_is_no_token():
-    qkv = torch.randn(4, 3, 2, 32, device=DEVICE)  # as a fused layer gives them: rows apart, heads together
-    _, k, v = qkv.unbind(1)
-    keys, values = torch.zeros(2, 3, P, 2, 32, device=DEVICE)
-    slots = torch.tensor([5, 40, -1, 0], device=DEVICE)
-    store_kv(k, v, keys, values, slots)
-    for memory, x in ((keys, k), (values, v)):
-        flat = memory.flatten(0, 1)
-        assert torch.equal(flat[[5, 40, 0]], x[[0, 1, 3]]), "each token lies where its slot says"
-        flat[[5, 40, 0]] = 0
-        assert not flat.any(), "nothing else was written"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parts.manifest import SeriesError, load_parts
+from parts.manifest import Exercise, Part, SeriesError, load_parts
 from parts.stubs import is_stub, stub
 from parts.tree import history, start
 from tests.series.tiny import contents, write
@@ -396,3 +396,14 @@ def test_an_exercise_counts_as_written_once_it_no_longer_raises(words):
     assert not is_stub(source, "f", "f.py")
     announcement = ast.parse(cut).body[0].body[-1].exc.args[0]
     assert ast.literal_eval(announcement) == f"Part 1: {words}"
+
+
+@pytest.mark.parametrize(
+    "shown", ["NotImplementedError: {}", 'raise NotImplementedError("{}")', "NotImplementedError('{}')"]
+)
+def test_an_open_exercise_is_recognised_as_python_and_as_triton_show_it(shown):
+    one, two = (Exercise(f"engine/a.py:{name}", f"write {name}", ()) for name in ("one", "two"))
+    part = Part(3, "a", "A", "A", "a", 1, True, exercises=(one, two))
+    assert part.announced("E   " + shown.format("Part 3: write two")) == two
+    assert part.announced("E   " + shown.format("Part 4: write two")) is None
+    assert part.announced("AssertionError: Part 3: write two") is None

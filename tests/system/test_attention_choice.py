@@ -37,7 +37,7 @@ def test_every_kernel_tells_the_same_stories():
 
 
 def test_an_unknown_name_is_refused_before_a_model_is_loaded():
-    with pytest.raises(ValueError, match="attention='flashy': eager, tiled, sdpa, triton are accepted"):
+    with pytest.raises(ValueError, match="attention='flashy': auto, eager, tiled, sdpa, triton are accepted"):
         EngineArgs(model="no-such-model", attention="flashy")
 
 

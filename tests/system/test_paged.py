@@ -44,7 +44,7 @@ def by_slots():
     ids=["", "blocks of 5", "no prefix cache", "little memory", "swapping"],
 )
 def test_pages_give_the_tokens_that_slots_give(by_slots, options):
-    llm = LLM("storyteller", kv_cache="paged", max_num_seqs=3, **options)
+    llm = LLM("storyteller", max_num_seqs=3, **options)
     assert isinstance(cache_of(llm), PagedCache)
     outputs = llm.generate(PROMPTS, GREEDY)
     assert [output.outputs[0].token_ids for output in outputs] == by_slots
@@ -54,7 +54,7 @@ def test_pages_give_the_tokens_that_slots_give(by_slots, options):
 
 
 def test_a_prompt_seen_before_is_not_computed_again():
-    llm = LLM("storyteller", kv_cache="paged", max_num_seqs=2)
+    llm = LLM("storyteller", max_num_seqs=2)
     first, second = (llm.generate(LILY + LILY, GREEDY)[0] for _ in range(2))
     assert first.num_cached_tokens == 0
     assert second.num_cached_tokens == (len(second.prompt_token_ids) - 1) // 16 * 16 == 16
@@ -70,7 +70,7 @@ def test_a_prompt_seen_before_is_not_computed_again():
     ],
 )
 def test_memory_is_what_all_need_at_most_or_the_budget_given(options, tokens):
-    assert cache_of(LLM("storyteller", kv_cache="paged", **options)).usage().tokens_total == tokens
+    assert cache_of(LLM("storyteller", **options)).usage().tokens_total == tokens
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_memory_is_what_all_need_at_most_or_the_budget_given(options, tokens):
     [
         ({"kv_cache": "heap"}, "kv_cache='heap': accepted are paged, slots"),
         ({"preemption_mode": "drop"}, "preemption_mode='drop': accepted are recompute, swap, None"),
-        ({"kv_cache": "paged", "preemption_mode": "swap"}, "preemption_mode='swap' needs a swap_space"),
+        ({"preemption_mode": "swap"}, "preemption_mode='swap' needs a swap_space"),
         ({"swap_space": -1}, "swap_space=-1: a number of GiB"),
         ({"block_size": 0}, "block_size=0: at least 1"),
         ({"kv_cache": "slots", "block_size": 16}, "block_size=16 needs kv_cache='paged'"),

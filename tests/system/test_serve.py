@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+import engine.llm
 from engine import LLM, SamplingParams
 from engine.checkpoint import ZOO
 from engine.cli.main import app
@@ -153,6 +154,31 @@ def test_what_an_operator_gets_wrong_is_said_in_one_line_at_once(arguments, name
     assert message.startswith("ruvon serve: ")
     assert named in message
     assert "\n" not in message
+
+
+OPTIONS = {
+    "max_model_len": 100, "max_num_seqs": 3, "max_num_batched_tokens": 30, "kv_cache_memory_bytes": 1 << 20,
+    "block_size": 8, "enable_prefix_caching": False, "swap_space": 0.5, "preemption_mode": "swap",
+    "device": "cpu", "dtype": "float16", "load_format": "dummy", "attention": "tiled", "enforce_eager": True,
+    "async_scheduling": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS, {"kv_cache": "slots", "async_scheduling": True}])
+def test_each_option_reaches_the_engine_and_what_is_left_out_is_the_engines_default(options, monkeypatch):
+    built = []
+
+    def build(args):
+        built.append(args)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(engine.llm, "build_engine", build)
+    arguments = []
+    for name, value in options.items():
+        flag = ("--" if value is not False else "--no-") + name.replace("_", "-")
+        arguments += [flag] if isinstance(value, bool) else [flag, str(value)]
+    assert refusal(*arguments) == "ruvon serve: enough"
+    assert built == [engine.llm.EngineArgs(**options)]
 
 
 def test_a_key_of_the_environment_may_not_be_empty_either(monkeypatch):

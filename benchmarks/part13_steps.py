@@ -1,0 +1,389 @@
+"""What does each step of writing the decode kernel gain, and what does each step of launching it?
+
+    python -m benchmarks.part13_steps [--only attention store launches] [--out FOLDER]    # about a minute
+
+attention: one new token of each sequence over pages of 16 in random order, bf16, GPT-2 XL's heads and grouped
+ones; each kernel replayed in a CUDA graph with the GPU's cache flushed, median. store: new keys and values
+into their pages. launches: whole decode steps of GPT-2 XL's shape through the engine at a context of 512,
+with kernels launched one by one, in a graph, in a graph of tuned kernels, and one step ahead.
+
+The kernels of the first steps are here, and nowhere in the engine: article and notebook begin with them.
+"""
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from benchmarks.record import RESULTS, record
+from benchmarks.shapes import GPT2_XL, dummy_folder
+from engine.attention.paged import Gathered, Pages
+from engine.kernels.paged_attention import num_splits, paged_attention
+
+P = 16
+HEADS = {"gpt2_xl": (25, 25, 64), "grouped": (16, 8, 128)}  # query heads, key heads, width
+WORK = {"64x512": (64, 512), "256x1024": (256, 1024), "1x8192": (1, 8192)}
+TILES = (1, 4, 16, 32, 64, 128, 256)
+STEPS = {
+    "gather": "gather, then PyTorch",
+    "two_passes": "a token at a time, two passes",
+    "one_pass": "a running softmax: one pass",
+    "tiles": "64 tokens at a time",
+    "packed": "query heads share a key head: `tl.dot`",
+    "split": "several programs for a sequence",
+}
+CONTEXT = 512
+WINDOW = 16  # steps on either side of it
+BATCHES = (1, 64)
+LAUNCHES = {
+    "eager": "one launch after the other",
+    "graph": "the same kernels in a graph",
+    "tuned": "a graph of tuned kernels",
+    "ahead": "and one step ahead",
+}
+
+
+# The first kernels. A program takes one query head of one sequence.
+
+
+def by_query_head(kernel, q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lens: Tensor, **options):
+    """q[S, Hq, Dh], keys and values[B, P, Hkv, Dh], tables[S, W], lens[S] -> [S, Hq, Dh]."""
+    (S, Hq, Dh), (_, P, Hkv, _) = q.shape, keys.shape
+    out = torch.empty(S, Hq, Dh, dtype=q.dtype, device=q.device)
+    kernel[(Hq, S)](
+        q, keys, values, tables, lens, out, tables.stride(0), Dh**-0.5,
+        HQ=Hq, HKV=Hkv, DH=Dh, WIDE=triton.next_power_of_2(Dh), P=P, **options,
+    )  # fmt: skip
+    return out
+
+
+def two_passes(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lens: Tensor) -> Tensor:
+    """The largest score first, then everything else: each key is read twice."""
+    return by_query_head(_two_passes, q, keys, values, tables, lens, num_warps=1)
+
+
+def one_pass(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lens: Tensor) -> Tensor:
+    """With a running softmax, each key is read once."""
+    return by_query_head(_one_pass, q, keys, values, tables, lens, num_warps=1)
+
+
+def tiles(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    lens: Tensor,
+    tokens: int = 64,
+    num_warps: int = 4,
+) -> Tensor:
+    """`tokens` keys at a time."""
+    return by_query_head(_tiles, q, keys, values, tables, lens, TOKENS=tokens, num_warps=num_warps)
+
+
+@triton.jit
+def _key_row(tables, sequence, token, width, head, P: tl.constexpr, HKV: tl.constexpr):
+    """Which row of keys[-1, DH] holds this token's key: one number, or a tile of them."""
+    block = tl.load(tables + sequence * width + token // P).to(tl.int64)
+    return (block * P + token % P) * HKV + head
+
+
+@triton.jit
+def _two_passes(
+    q, keys, values, tables, lens, out, width, scale,
+    HQ: tl.constexpr, HKV: tl.constexpr, DH: tl.constexpr, WIDE: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    head, sequence = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, WIDE)
+    own = (sequence * HQ + head) * DH + d
+    query = tl.load(q + own, mask=d < DH, other=0.0).to(tl.float32) * scale  # [WIDE]
+    length = tl.load(lens + sequence)
+    maximum = tl.full([], -float("inf"), tl.float32)
+    for token in range(0, length):
+        row = _key_row(tables, sequence, token, width, head // (HQ // HKV), P, HKV)
+        k = tl.load(keys + row * DH + d, mask=d < DH, other=0.0).to(tl.float32)
+        maximum = tl.maximum(maximum, tl.sum(query * k, 0))
+    total = tl.full([], 0.0, tl.float32)
+    weighted = tl.zeros([WIDE], tl.float32)
+    for token in range(0, length):
+        row = _key_row(tables, sequence, token, width, head // (HQ // HKV), P, HKV)
+        k = tl.load(keys + row * DH + d, mask=d < DH, other=0.0).to(tl.float32)
+        v = tl.load(values + row * DH + d, mask=d < DH, other=0.0).to(tl.float32)
+        weight = tl.exp(tl.sum(query * k, 0) - maximum)
+        total += weight
+        weighted += weight * v
+    tl.store(out + own, (weighted / total).to(out.dtype.element_ty), mask=d < DH)
+
+
+@triton.jit
+def _one_pass(
+    q, keys, values, tables, lens, out, width, scale,
+    HQ: tl.constexpr, HKV: tl.constexpr, DH: tl.constexpr, WIDE: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    head, sequence = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, WIDE)
+    own = (sequence * HQ + head) * DH + d
+    query = tl.load(q + own, mask=d < DH, other=0.0).to(tl.float32) * scale  # [WIDE]
+    length = tl.load(lens + sequence)
+    maximum = tl.full([], -float("inf"), tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    weighted = tl.zeros([WIDE], tl.float32)
+    for token in range(0, length):
+        row = _key_row(tables, sequence, token, width, head // (HQ // HKV), P, HKV)
+        k = tl.load(keys + row * DH + d, mask=d < DH, other=0.0).to(tl.float32)
+        v = tl.load(values + row * DH + d, mask=d < DH, other=0.0).to(tl.float32)
+        score = tl.sum(query * k, 0)
+        new = tl.maximum(maximum, score)
+        shrink, weight = tl.exp(maximum - new), tl.exp(score - new)
+        total = total * shrink + weight
+        weighted = weighted * shrink + weight * v
+        maximum = new
+    tl.store(out + own, (weighted / total).to(out.dtype.element_ty), mask=d < DH)
+
+
+@triton.jit
+def _tiles(
+    q, keys, values, tables, lens, out, width, scale,
+    HQ: tl.constexpr, HKV: tl.constexpr, DH: tl.constexpr, WIDE: tl.constexpr, P: tl.constexpr,
+    TOKENS: tl.constexpr,
+):  # fmt: skip
+    head, sequence = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, WIDE)
+    own = (sequence * HQ + head) * DH + d
+    query = tl.load(q + own, mask=d < DH, other=0.0).to(tl.float32) * scale  # [WIDE]
+    length = tl.load(lens + sequence)
+    maximum = tl.full([], -float("inf"), tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    weighted = tl.zeros([WIDE], tl.float32)
+    for start in range(0, length, TOKENS):
+        token = start + tl.arange(0, TOKENS)  # [TOKENS]
+        there = token < length
+        # beyond the end: the last token's address, so that nobody else's block is looked up
+        row = _key_row(tables, sequence, tl.minimum(token, length - 1), width, head // (HQ // HKV), P, HKV)
+        address = row[:, None] * DH + d[None, :]  # [TOKENS, WIDE]
+        inside = there[:, None] & (d < DH)[None, :]
+        k = tl.load(keys + address, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(values + address, mask=inside, other=0.0).to(tl.float32)
+        scores = tl.where(there, tl.sum(query[None, :] * k, 1), -float("inf"))  # [TOKENS]
+        new = tl.maximum(maximum, tl.max(scores, 0))
+        shrink, weights = tl.exp(maximum - new), tl.exp(scores - new)
+        total = total * shrink + tl.sum(weights, 0)
+        weighted = weighted * shrink + tl.sum(weights[:, None] * v, 0)
+        maximum = new
+    tl.store(out + own, (weighted / total).to(out.dtype.element_ty), mask=d < DH)
+
+
+# Measuring attention
+
+
+def milliseconds(run: Callable[[], object]) -> float:
+    """A graph's replay."""
+    from triton.testing import do_bench
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return do_bench(graph.replay, warmup=25, rep=100, return_mode="median")
+
+
+def scattered(S: int, N: int, Hkv: int, Dh: int) -> tuple[Pages, Tensor, Tensor]:
+    """S sequences of N tokens each, their blocks in random order: pages, keys and values."""
+    keys, values = torch.randn(2, S * N // P, P, Hkv, Dh, device="cuda", dtype=torch.bfloat16)
+    order = torch.randperm(len(keys)).view(S, -1).numpy()
+    return Pages.of(list(order), [N] * S, P), keys, values
+
+
+def attention(heads: Iterable[str] = HEADS, work: Iterable[str] = WORK) -> tuple[dict, dict]:
+    figures, tables = {}, {}
+    for name in heads:
+        Hq, Hkv, Dh = HEADS[name]
+        found = {step: {} for step in STEPS}
+        by_tile: dict[str, list[float]] = {}
+        for label in work:
+            S, N = WORK[label]
+            pages, keys, values = scattered(S, N, Hkv, Dh)
+            q = torch.randn(S, Hq, Dh, device="cuda", dtype=torch.bfloat16)
+            given = q, keys, values, *pages.on(q.device)
+            kernels = {
+                "gather": partial(Gathered(pages, Hq, keys), q, keys, values),
+                "two_passes": partial(two_passes, *given),
+                "one_pass": partial(one_pass, *given),
+                "tiles": partial(tiles, *given),
+                "packed": partial(paged_attention, *given, 1),
+                "split": partial(paged_attention, *given, num_splits(S, Hkv, q.device)),
+            }
+            want = kernels["one_pass"]().float()
+            for step, run in kernels.items():
+                error = (run().float() - want).norm() / want.norm()
+                assert error < 1e-2, f"{step}: relative error {error:.1e}"
+                found[step][f"s{label}"] = 1e3 * milliseconds(run)
+            by_tile[f"s{label}"] = [1e3 * milliseconds(partial(tiles, *given, size)) for size in TILES]
+            print(name, label, {step: round(us[f"s{label}"], 1) for step, us in found.items()})
+            print("tiles", TILES, [round(us, 1) for us in by_tile[f"s{label}"]], flush=True)
+        figures[name] = {"us": found, "tiles": TILES, "tile_us": by_tile}
+        columns = ["step, µs", *(f"{S} × {N:,}" for S, N in map(WORK.get, work))]
+        rows = [[STEPS[step], *us.values()] for step, us in found.items()]
+        tables[name] = {"columns": columns, "rows": rows}
+        sizes = [[size, *(by_tile[label][i] for label in by_tile)] for i, size in enumerate(TILES)]
+        tables[f"{name}_tiles"] = {"columns": ["tokens at a time", *columns[1:]], "rows": sizes}
+    return figures, tables
+
+
+def store() -> tuple[dict, dict]:
+    """New keys and values of T tokens into one layer's pages."""
+    from engine.kernels.store_kv import store_kv
+
+    _, Hkv, Dh = HEADS["gpt2_xl"]
+    figures, rows = {}, []
+    for T in (1, 64, 256, 8192):
+        k, v = torch.randn(2, T, Hkv, Dh, device="cuda", dtype=torch.bfloat16)
+        keys, values = torch.zeros(2, 1024, P, Hkv, Dh, device="cuda", dtype=torch.bfloat16)
+        slots = torch.randperm(1024 * P, device="cuda")[:T]
+
+        def copies(keys=keys, values=values, k=k, v=v, slots=slots) -> None:
+            for memory, x in ((keys, k), (values, v)):
+                memory.flatten(0, 1).index_copy_(0, slots, x)
+
+        ours = 1e3 * milliseconds(partial(store_kv, k, v, keys, values, slots))
+        theirs = 1e3 * milliseconds(copies)
+        figures[f"t{T}"] = {"store_kv_us": ours, "index_copy_us": theirs}
+        rows.append([T, theirs, ours])
+        print("store", *rows[-1], flush=True)
+    return figures, {
+        "store": {"columns": ["tokens", "two `index_copy_`, µs", "`store_kv`, µs"], "rows": rows}
+    }
+
+
+# Measuring whole steps
+
+
+def step_milliseconds(engine, batch: int) -> float:
+    """The mean of 2 · WINDOW steps, in the middle of which every sequence has CONTEXT tokens."""
+    from engine.decoding.params import SamplingParams
+
+    rng, params = random.Random(0), SamplingParams(temperature=0, max_tokens=6 * WINDOW, ignore_eos=True)
+    ids = [f"step{i}" for i in range(batch)]
+    for name in ids:
+        prompt = [rng.randrange(GPT2_XL["vocab_size"]) for _ in range(CONTEXT - 3 * WINDOW)]
+        engine.add_request(name, prompt, params)
+    seen, times = 0, []
+    while len(times) <= 2 * WINDOW:
+        outputs = engine.step()
+        if outputs and len(outputs) == batch:
+            seen = min(len(output.outputs[0].token_ids) for output in outputs)
+        if seen >= 2 * WINDOW:
+            times.append(time.perf_counter())
+    for name in ids:
+        engine.abort_request(name)
+    while engine.has_unfinished_requests():
+        engine.step()
+    return (times[-1] - times[0]) / (len(times) - 1) * 1e3
+
+
+def engines(model, tokenizer, rows: int, length: int) -> dict[str, Callable[[], object]]:
+    """By the names of LAUNCHES: what makes an engine for `rows` sequences of `length` tokens."""
+    from engine.ahead import AheadEngine, AheadExecutor, AheadForward, LastTokens
+    from engine.attention.kernels import attention_kernel
+    from engine.cache.paged import PagedCache
+    from engine.graphs import DecodeGraphs, GraphForward, ModelStep
+    from engine.kernels.paged_attention import PagedAttention
+    from engine.kernels.paged_prefill import PagedPrefill
+    from engine.llm_engine import LLMEngine
+    from engine.scheduling.continuous import ContinuousScheduler
+
+    config, parameter = model.config, next(model.parameters())
+    device, dtype = parameter.device, parameter.dtype
+    how = device, dtype, attention_kernel("triton", config.head_dim, device, dtype)
+    kernels = {"decode": PagedAttention, "prefill": PagedPrefill, "enable_prefix_caching": False}
+    cache = PagedCache(config, rows * -(-length // P), P, *how, **kernels)
+
+    def engine(kind: type, forward: AheadForward, last: LastTokens, **options) -> LLMEngine:
+        executor = AheadExecutor(forward, tokenizer, last, **options)
+        scheduler = ContinuousScheduler(cache, rows, 8192)
+        return kind(tokenizer, config, scheduler, executor, max_model_len=length)
+
+    def in_graphs(kind: type, tuned: bool) -> LLMEngine:
+        last = LastTokens(rows, device)
+        forward = GraphForward(model, cache, last, length, capture=tuned)
+        if not tuned:
+            own = ModelStep(model, list(cache.keys), list(cache.values))
+            width = cache.num_blocks_for(length)
+            forward.graphs = DecodeGraphs(lambda _: own, last, config.vocab_size, rows, width, capture=True)
+        return engine(kind, forward, last, sampler=forward.choose)
+
+    def one_by_one() -> LLMEngine:
+        last = LastTokens(rows, device)
+        return engine(LLMEngine, AheadForward(model, cache, last), last)
+
+    return {
+        "eager": one_by_one,
+        "graph": partial(in_graphs, LLMEngine, tuned=False),
+        "tuned": partial(in_graphs, LLMEngine, tuned=True),
+        "ahead": partial(in_graphs, AheadEngine, tuned=True),
+    }
+
+
+def launches() -> tuple[dict, dict]:
+    from triton.testing import do_bench
+
+    from engine.models.loader import load_model
+    from engine.tokenizer import Tokenizer
+
+    folder = dummy_folder(Path(tempfile.mkdtemp()), GPT2_XL)
+    model, tokenizer = load_model(folder, "cuda", "bfloat16", "dummy"), Tokenizer.from_pretrained(folder)
+    ways = engines(model, tokenizer, max(BATCHES), CONTEXT + 4 * WINDOW)
+    figures: dict = {name: {} for name in ways}
+    for name, make in ways.items():
+        made = make()
+        for batch in BATCHES:
+            found = [step_milliseconds(made, batch) for _ in range(4)][1:]
+            figures[name][f"b{batch}"] = statistics.median(found)
+        print("launches", name, figures[name], flush=True)
+    graphs = made.executor.forward.graphs
+    sizes = graphs.sizes
+    replays = [do_bench(graphs._graphs[size][0], return_mode="median") for size in sizes]
+    figures["ladder"] = {"sizes": sizes, "replay_ms": replays}
+    print("ladder", dict(zip(sizes, replays, strict=True)), flush=True)
+    columns = ["ms a step", *(f"{batch} sequence{'s' * (batch > 1)}" for batch in BATCHES)]
+    table = [[LAUNCHES[name], *figures[name].values()] for name in LAUNCHES]
+    return figures, {"launches": {"columns": columns, "rows": table}}
+
+
+@torch.inference_mode()
+def main() -> None:
+    parts = {"attention": attention, "store": store, "launches": launches}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    found = {}
+    for name in options.only:
+        start = time.perf_counter()
+        found[name] = parts[name]()
+        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
+    timing = "graph replay with a cold cache, median"
+    kernels = {"dtype": "bfloat16", "tokens_per_page": P, "timing": timing}
+    whole = {"model": "GPT-2 XL's shape, random bf16 weights", "context": CONTEXT, "ladder": timing}
+    for result, workload, names in (
+        ("part13_steps", kernels, ("attention", "store")),
+        ("part13_launches", whole, ("launches",)),
+    ):
+        if set(names) <= set(found):
+            figures = {name: found[name][0] for name in names}
+            tables = {key: table for name in names for key, table in found[name][1].items()}
+            record(result, __doc__.splitlines()[0], workload, figures, tables, options.out)
+
+
+if __name__ == "__main__":
+    main()

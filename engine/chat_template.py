@@ -1,0 +1,97 @@
+"""A conversation as the text its model was trained on: the checkpoint's own chat template. Part 14.
+
+Promises the text of Hugging Face's `apply_chat_template`. A template is a small program (Jinja) that comes
+with a checkpoint: it runs in a sandbox, which keeps it from this process and its files. Knows no roles: which
+there are, and in which order, is the template's business. Document:
+https://huggingface.co/docs/transformers/chat_templating
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.checkpoint import CheckpointError, read_json, read_text, resolve
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class ChatError(ValueError):
+    """A conversation that the template refuses, in the template's own words."""
+
+
+class ChatTemplate:
+    """How a conversation is written down for one model."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        """`special_tokens`: bos_token and its kin, which templates may use. Raises CheckpointError: `source`
+        is no template.
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise CheckpointError(f"the chat template cannot be read: {error}") from None
+        self._special_tokens = dict(special_tokens or {})
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path) -> "ChatTemplate | None":
+        """The template of an embedded model, a folder or a hub id: chat_template.jinja, else what
+        tokenizer_config.json says; of several, the one called default. None: the model has none.
+
+        Raises CheckpointError for a file that cannot be read.
+        """
+        folder = resolve(name)
+        path = folder / "tokenizer_config.json"
+        config = read_json(path) if path.exists() else {}
+        source = config.get("chat_template")
+        if isinstance(source, list):
+            source = {entry.get("name"): entry.get("template") for entry in source}.get("default")
+        if (file := folder / "chat_template.jinja").exists():
+            source = read_text(file)
+        if not isinstance(source, str):
+            return None
+        tokens = {name: _text(config.get(name)) for name in SPECIAL_TOKENS}
+        return cls(source, {name: text for name, text in tokens.items() if text is not None})
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The text of these messages ({"role", "content"}), and the beginning of the answer to come.
+
+        Raises ChatError: the template refuses them, or fails.
+        """
+        try:
+            return self._template.render(
+                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special_tokens
+            )
+        except TemplateError as error:
+            raise ChatError(str(error)) from None
+        except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
+            raise ChatError(f"the model's chat template failed: {type(error).__name__}: {error}") from None
+
+
+def _text(token: Any) -> str | None:
+    """A special token in tokenizer_config.json: its text, or a record with it."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+    """As Hugging Face's, and unlike Jinja's own: nothing is escaped for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)

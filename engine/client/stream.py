@@ -1,0 +1,131 @@
+"""A conversation with any server that speaks OpenAI's chat API, word by word. Part 14.
+
+Promises each piece of text as soon as the server has sent it, an error in the server's own words, and that
+leaving a stream closes its connection: by that the server knows that nobody reads on, and stops. Sources:
+https://platform.openai.com/docs/api-reference/chat, https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+
+CONNECT_SECONDS = 10
+SILENCE_SECONDS = 300  # for which a server may send nothing: a long queue
+
+
+class ChatFailed(Exception):
+    """What the server said, or why nobody answered."""
+
+
+@dataclass
+class Answer:
+    """One answer, while it comes. Times are seconds since the question was sent."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    num_tokens: int | None = None  # as the server counts them; None: it does not say
+    first_word: float | None = None
+    last_word: float | None = None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of all tokens but the first, since the first came; None while that means nothing."""
+        if self.num_tokens is None or self.first_word is None or self.last_word <= self.first_word:
+            return None
+        return (self.num_tokens - 1) / (self.last_word - self.first_word)
+
+
+class ChatClient:
+    """A server's address, and who one is there."""
+
+    def __init__(self, url: str, api_key: str | None = None, model: str | None = None) -> None:
+        """`url`: with or without /v1. `model`: default: the first that the server has."""
+        base = httpx.URL(url)
+        base = base.copy_with(path="/v1") if base.path in ("", "/") else base
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
+        self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout)
+        self._model = model
+
+    def close(self) -> None:
+        self._http.close()
+
+    @property
+    def model(self) -> str:
+        """Raises ChatFailed: nobody is there, or no model."""
+        if self._model is None:
+            with self._told():
+                answer = self._http.get("models")
+                _raise_for_error(answer)
+                names = [entry["id"] for entry in answer.json()["data"]]
+            if not names:
+                raise ChatFailed(f"{self._http.base_url} has no model")
+            self._model = names[0]
+        return self._model
+
+    def stream(self, messages: Sequence[Mapping], **options) -> Iterator[tuple[str, Answer]]:
+        """Each new piece of text, and the answer so far; the last piece is empty and its answer complete.
+
+        `options`: further fields of the request. Raises ChatFailed; what had come is in the last answer.
+        """
+        body = {"model": self.model, "messages": list(messages), "stream": True}
+        body |= {"stream_options": {"include_usage": True}} | options
+        answer, start = Answer(), time.perf_counter()
+        with self._told(), self._http.stream("POST", "chat/completions", json=body) as response:
+            if response.is_error:
+                response.read()
+            _raise_for_error(response)
+            for chunk in _events(response.iter_lines()):
+                if "error" in chunk:
+                    raise ChatFailed(_message(chunk))
+                if chunk.get("usage"):
+                    answer.num_tokens = chunk["usage"].get("completion_tokens")
+                for choice in chunk.get("choices") or ():
+                    text = (choice.get("delta") or {}).get("content") or ""
+                    answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+                    if text:
+                        answer.text += text
+                        answer.last_word = time.perf_counter() - start
+                        answer.first_word = answer.first_word or answer.last_word
+                        yield text, answer
+        if answer.finish_reason is None:
+            raise ChatFailed("the answer broke off: the server closed the connection")
+        yield "", answer
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.TimeoutException:
+            raise ChatFailed(f"{self._http.base_url} did not answer in time") from None
+        except httpx.HTTPError as error:
+            raise ChatFailed(f"{self._http.base_url}: {error}") from None
+        except (ValueError, LookupError, TypeError, AttributeError) as error:  # no JSON, or another shape
+            raise ChatFailed(f"{self._http.base_url} does not speak OpenAI's chat API: {error}") from None
+
+
+def _events(lines: Iterator[str]) -> Iterator[dict]:
+    """The JSON of each event, up to OpenAI's mark of the end. Comments and other fields are passed over."""
+    for line in lines:
+        if line.startswith("data:"):
+            data = line.removeprefix("data:").strip()
+            if data == "[DONE]":
+                return
+            yield json.loads(data)
+
+
+def _raise_for_error(response: httpx.Response) -> None:
+    if response.is_error:
+        try:
+            raise ChatFailed(_message(response.json()))
+        except ValueError:
+            raise ChatFailed(f"{response.url}: {response.status_code} {response.reason_phrase}") from None
+
+
+def _message(body: dict) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
+    return str(error.get("message")) if isinstance(error, dict) else str(error or body)

@@ -1,0 +1,173 @@
+"""OpenAI's chat API: a conversation in, a message back, whole or in deltas. Part 14.
+
+Promises OpenAI's shapes. A conversation is the model's chat template away from a prompt: what comes after is
+Part 4's completion, shown otherwise. Every field has its effect or is refused by name: what these models
+cannot do (tools, images, audio) is no field here. Shapes: https://platform.openai.com/docs/api-reference/chat
+"""
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
+
+from engine.chat_template import ChatError, ChatTemplate
+from engine.config import ModelConfig
+from engine.decoding.outputs import CompletionOutput, RequestOutput
+from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
+from engine.decoding.prompts import prompt_token_ids
+from engine.server.app import Extension, complete
+from engine.server.backend import Backend
+from engine.server.errors import RequestError
+from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
+from engine.server.protocol import CompletionRequest, Fields, SamplingFields
+from engine.server.scored import ScoredCompletions, entry, told
+from engine.tokenizer import Tokenizer
+
+
+def _content_kind(value: Any) -> str | None:
+    return "text" if isinstance(value, str) else "parts" if isinstance(value, list) else None
+
+
+class TextPart(Fields):
+    type: Literal["text"]
+    text: StrictStr
+
+
+TextParts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True)]
+
+
+class Message(Fields):
+    """One turn. Several text parts are joined by line breaks; a developer is a system by another name."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        Annotated[StrictStr, Tag("text")] | Annotated[TextParts, Tag("parts")],
+        Discriminator(_content_kind, "content_kind", "a text or a list of text parts is accepted"),
+    ]
+
+    def plain(self) -> dict[str, str]:
+        """As templates want it."""
+        content = self.content
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+def _text_format(value: Any) -> Any:
+    if value in (None, {"type": "text"}):
+        return None
+    raise ValueError('only {"type": "text"} is supported')
+
+
+class ChatRequest(SamplingFields):
+    """POST /v1/chat/completions. OpenAI's fields, then those vLLM adds. null means: as if not given."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    max_completion_tokens: StrictInt | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: StrictInt | None = None
+    response_format: Annotated[None, BeforeValidator(_text_format)] = None
+
+    def completion(self) -> CompletionRequest:
+        """The same wishes for a completion; its prompt is still to come."""
+        shared = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        if self.max_completion_tokens is not None:
+            shared["max_tokens"] = self.max_completion_tokens
+        shared["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
+        return CompletionRequest.model_construct(prompt=None, **shared)
+
+
+class Chat(ScoredCompletions):
+    """How a chat is asked of the engine, and shown."""
+
+    id_prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def params(self, body: ChatRequest) -> SamplingParams:
+        """An answer may be as long as the model allows, unless `max_completion_tokens` says otherwise (or
+        `max_tokens`, its old name). Raises ParameterError or RequestError for a value out of range.
+        """
+        old, new = body.max_tokens, body.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            message = (
+                f"max_tokens={old} contradicts max_completion_tokens={new}: the one is the other's old name"
+            )
+            raise RequestError(400, message, param="max_completion_tokens")
+        if body.top_logprobs is not None:
+            if not body.logprobs:
+                raise RequestError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
+            if not 0 <= body.top_logprobs <= MAX_LOGPROBS:
+                message = (
+                    f"top_logprobs={body.top_logprobs}: a whole number from 0 to {MAX_LOGPROBS} is accepted"
+                )
+                raise RequestError(400, message, param="top_logprobs")
+        try:
+            return body.completion().sampling_params(default_max_tokens=None)
+        except ParameterError as error:
+            if error.field == "max_tokens" and new is not None:
+                message = str(error).replace("max_tokens", "max_completion_tokens", 1)
+                raise ParameterError("max_completion_tokens", message) from None
+            raise
+
+    def opening(self, body: ChatRequest) -> list[dict]:
+        """Who speaks, before the first word is there: a client shows that its question has arrived."""
+        delta = {"role": "assistant", "content": ""}
+        return [
+            {"index": i, "delta": delta, "logprobs": None, "finish_reason": None} for i in range(body.n or 1)
+        ]
+
+    def choice(
+        self,
+        body: ChatRequest,
+        output: RequestOutput,
+        sample: CompletionOutput,
+        shown: CompletionOutput | None = None,
+    ) -> dict:
+        """OpenAI's choice, but for its index: a whole message, or what is new of it."""
+        text = sample.text[len(shown.text) if shown else 0 :]
+        message = (
+            {"content": text} if body.stream else {"role": "assistant", "content": text, "refusal": None}
+        )
+        logprobs = None
+        if body.logprobs:
+            new = range(told(shown), told(sample))
+            entries = [entry(self.tokenizer, sample.logprobs[i], body.top_logprobs or 0) for i in new]
+            logprobs = {"content": entries, "refusal": None}
+        name = "delta" if body.stream else "message"
+        return {name: message, "logprobs": logprobs, "finish_reason": sample.finish_reason}
+
+
+def chat(
+    tokenizer: Tokenizer, config: ModelConfig, template: ChatTemplate | None, allow_priority: bool = False
+) -> Extension:
+    """The route. `config.max_positions` bounds prompt and answer; without a `template` the model has no chat,
+    and a request is told so.
+    """
+    shape = Chat(tokenizer, allow_priority)
+
+    def extend(app: FastAPI, backend: Backend) -> None:
+        @app.post("/v1/chat/completions", response_model=None)
+        @app.post("/chat/completions", response_model=None)
+        async def chat_completions(body: ChatRequest, request: Request) -> Response:
+            async def prompts() -> list[list[int]]:
+                # Rendering and tokenizing a long conversation takes its time: others have theirs meanwhile.
+                return [await asyncio.to_thread(_prompt, body, tokenizer, config, template)]
+
+            return await complete(backend, request, body, prompts, shape)
+
+    return extend
+
+
+def _prompt(
+    body: ChatRequest, tokenizer: Tokenizer, config: ModelConfig, template: ChatTemplate | None
+) -> list[int]:
+    if template is None:
+        message = f"model {body.model!r} has no chat template: use /v1/completions"
+        raise RequestError(400, message, param="model")
+    try:
+        text = template.render([message.plain() for message in body.messages])
+        # The template writes special tokens itself: none is added twice.
+        return prompt_token_ids(text, tokenizer, config, add_special_tokens=False)
+    except (ChatError, ParameterError) as error:
+        raise RequestError(400, f"messages: {error}", param="messages") from None

@@ -1,0 +1,36 @@
+"""The fixtures of Part 10, and a server with a chat."""
+
+from contextlib import ExitStack
+
+import pytest
+
+from engine.async_engine import AsyncLLMEngine
+from engine.chat_template import ChatTemplate
+from engine.server.app import create_app
+from engine.server.chat import chat
+from engine.server.generate import generate
+from tests.part04.serving import serve
+from tests.part06.fakes import at_rest
+from tests.part10.conftest import (  # noqa: F401
+    fake_engine,
+    passed,
+    pytest_runtest_makereport,
+    scoring_engine,
+)
+
+
+@pytest.fixture
+def serving(scoring_engine, passed):  # noqa: F811
+    """serving(**options of create_app) -> URL of a server of the fake model, called m, with chat and
+    /generate; `serving.backend` is behind it. In the end nothing is left of any request.
+    """
+    with ExitStack() as stack:
+
+        def start(**options) -> str:
+            engine = scoring_engine()
+            start.backend = stack.enter_context(at_rest(AsyncLLMEngine(engine, "m"), passed))
+            template = ChatTemplate.from_pretrained("storyteller")
+            extensions = [chat(engine.tokenizer, engine.config, template), generate]
+            return stack.enter_context(serve(create_app(start.backend, extensions, **options)))
+
+        yield start

@@ -1,0 +1,186 @@
+"""OpenAI's chat API and /generate, judged by OpenAI's own client."""
+
+import json
+
+import openai
+import pytest
+
+from engine.async_engine import AsyncLLMEngine
+from engine.chat_template import ChatTemplate
+from engine.decoding.params import SamplingParams
+from engine.server.app import create_app
+from engine.server.chat import chat
+from tests.part04.serving import http, openai_client, serve
+from tests.part06.fakes import TOKENIZER, at_rest, told_alone
+
+TEMPLATE = ChatTemplate.from_pretrained("storyteller")
+QUESTION = [{"role": "user", "content": "Tell me about the dog."}]
+ASK = {
+    "model": "m", "messages": QUESTION, "temperature": 0, "max_completion_tokens": 20,
+    "extra_body": {"ignore_eos": True},
+}  # fmt: skip
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+ALONE = told_alone(TEMPLATE.render(QUESTION), GREEDY)
+
+
+@pytest.fixture
+def url(serving):
+    return serving()
+
+
+@pytest.fixture
+def client(url):
+    with openai_client(url) as client:
+        yield client
+
+
+def test_a_message_is_what_the_model_says_after_the_template(client):
+    answer = client.chat.completions.create(**ASK)
+    (choice,) = answer.choices
+    assert answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-")
+    assert (choice.message.role, choice.message.content) == ("assistant", ALONE.text)
+    assert choice.finish_reason == "length"
+    assert choice.logprobs is None
+    assert answer.usage.prompt_tokens == len(TOKENIZER.encode(TEMPLATE.render(QUESTION)))
+    assert answer.usage.completion_tokens == 20
+
+
+def test_a_stream_begins_with_the_role_and_its_deltas_are_the_message(client):
+    chunks = list(
+        client.chat.completions.create(**ASK, n=2, stream=True, stream_options={"include_usage": True})
+    )
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    *chunks, last = chunks
+    assert last.choices == []
+    assert last.usage.completion_tokens == 40
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    opening, deltas = choices[:2], choices[2:]
+    assert [(c.index, c.delta.role, c.delta.content) for c in opening] == [
+        (0, "assistant", ""),
+        (1, "assistant", ""),
+    ]
+    assert not any(c.delta.role for c in deltas), "the role comes once"
+    for index in (0, 1):
+        own = [c for c in deltas if c.index == index]
+        assert "".join(c.delta.content for c in own) == ALONE.text
+        assert [c.finish_reason for c in own if c.finish_reason] == ["length"]
+
+
+def test_parts_of_text_are_lines_and_a_developer_is_a_system(client):
+    parts = [{"type": "text", "text": "Tell me"}, {"type": "text", "text": "about the dog."}]
+    one = client.chat.completions.create(
+        **ASK
+        | {"messages": [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": parts}]}
+    )
+    other = client.chat.completions.create(
+        **ASK | {"messages": [
+            {"role": "system", "content": "Be kind."}, {"role": "user", "content": "Tell me\nabout the dog."}
+        ]}
+    )  # fmt: skip
+    assert one.choices[0].message.content == other.choices[0].message.content
+    assert one.usage == other.usage
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_in_the_chat_shape(client, stream):
+    answer = client.chat.completions.create(**ASK, logprobs=True, top_logprobs=3, stream=stream)
+    choices = [c for chunk in answer for c in chunk.choices] if stream else answer.choices
+    entries = [e for c in choices if c.logprobs for e in c.logprobs.content]
+    assert b"".join(bytes(e.bytes) for e in entries).decode(errors="replace") == ALONE.text
+    assert len(entries) == 20
+    assert all(len(e.top_logprobs) == 3 for e in entries)
+    for e in entries:
+        assert e.top_logprobs[0].token == e.token, "greedy: the likeliest"
+        assert e.top_logprobs[0].logprob == e.logprob
+
+
+def test_no_logprobs_but_the_chosen_tokens(client):
+    answer = client.chat.completions.create(**ASK, logprobs=True)
+    assert all(e.top_logprobs == [] for e in answer.choices[0].logprobs.content)
+
+
+def test_an_answer_is_as_long_as_the_model_allows_unless_a_length_is_given(client):
+    ask = {name: value for name, value in ASK.items() if name != "max_completion_tokens"}
+    answer = client.chat.completions.create(**ask)
+    assert answer.usage.completion_tokens > 100
+    assert answer.choices[0].finish_reason == "length"
+    for name in ("max_tokens", "max_completion_tokens"):
+        assert client.chat.completions.create(**ask | {name: 3}).usage.completion_tokens == 3
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+REFUSED = {
+    "no messages": ({"messages": []}, "messages"),
+    "a role": ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+    "no content": ({"messages": [{"role": "user", "content": None}]}, "messages"),
+    "a number for content": ({"messages": [{"role": "user", "content": 3}]}, "messages"),
+    "an image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages"),
+    "a name": ({"messages": [{"role": "user", "content": "x", "name": "bob"}]}, "messages"),
+    "too many messages": ({"messages": QUESTION * 3000}, "messages"),
+    "too long": ({"messages": [{"role": "user", "content": "dog " * 5000}]}, "messages"),
+    "tools": ({"tools": []}, "tools"),
+    "a format": ({"response_format": {"type": "json_object"}}, "response_format"),
+    "top without logprobs": ({"top_logprobs": 2}, "top_logprobs"),
+    "too many top": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    "a completion's logprobs": ({"logprobs": 3}, "logprobs"),
+    "lengths that differ": ({"max_tokens": 3}, "max_completion_tokens"),
+    "no length": ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    "echo": ({"extra_body": {"echo": True}}, "echo"),
+    "options without stream": ({"stream_options": {"include_usage": True}}, "stream_options"),
+    "another model": ({"model": "gpt-4"}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "param"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_supported_is_refused_by_name(client, body, param):
+    with pytest.raises(openai.BadRequestError if param else openai.NotFoundError) as refused:
+        client.chat.completions.create(**ASK | body)
+    if param:
+        assert refused.value.param == param
+        assert param in refused.value.message
+
+
+def test_a_plain_text_format_is_what_there_is(client):
+    answer = client.chat.completions.create(**ASK, response_format={"type": "text"})
+    assert answer.choices[0].message.content == ALONE.text
+
+
+def test_a_model_without_a_template_has_no_chat(scoring_engine, passed):
+    engine = scoring_engine()
+    with at_rest(AsyncLLMEngine(engine, "m"), passed) as backend:
+        app = create_app(backend, [chat(engine.tokenizer, engine.config, None)])
+        refused = pytest.raises(openai.BadRequestError, match="no chat template")
+        with serve(app) as url, openai_client(url) as client, refused:
+            client.chat.completions.create(**ASK)
+
+
+def test_generate_streams_text_and_says_why_it_ended(url):
+    prompt = "The dog and the ball"
+    with (
+        http(url) as client,
+        client.stream(
+            "POST", "/generate", json={"prompt": prompt, "max_tokens": 8, "temperature": 0}
+        ) as answer,
+    ):
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    alone = told_alone(prompt, SamplingParams(temperature=0, max_tokens=8))
+    assert "".join(event["text"] for event in events) == alone.text
+    assert [event.get("finish_reason") for event in events] == [None] * (len(events) - 1) + [
+        alone.finish_reason
+    ]
+    assert events[-1]["completion_tokens"] == len(alone.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
+     ({"prompt": "x", "stream": True}, "stream"), ({"prompt": "x", "temperature": -1}, "temperature")],
+)  # fmt: skip
+def test_generate_refuses_by_name(url, body, param):
+    with http(url) as client:
+        answer = client.post("/generate", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
