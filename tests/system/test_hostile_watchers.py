@@ -1,5 +1,5 @@
-"""`ruvon serve` under clients that mean harm, on the routes of Parts 10 and 11: /metrics, /dashboard, echo and
-log probabilities. A key is set, and two streams run all the while. Bounded in time and count.
+"""`ruvon serve` under clients that mean harm, on the routes of Parts 10 and 11: /metrics, /dashboard, echo
+and log probabilities. A key is set, and two streams run all the while. Bounded in time and count.
 """
 
 import json
@@ -250,7 +250,7 @@ ATTACKS: dict[str, Callable[[Keyed], object]] = {
     "many echoes": lambda server: ask(server, prompt=["a b"] * 128, echo=True, logprobs=5, max_tokens=0),
     "long echoes": lambda server: ask(server, prompt=[LONG] * 16, echo=True, logprobs=5, max_tokens=0),
     "all of a prompt": lambda server: ask(server, prompt=LONG, prompt_logprobs=20, max_tokens=1),
-    "all of it, n times": lambda server: ask(server, prompt="word " * 40, prompt_logprobs=20, n=64, max_tokens=1),
+    "all of it, n times": lambda server: ask(server, prompt=LONG[:200], prompt_logprobs=20, n=64, max_tokens=1),
 }  # fmt: skip
 
 
@@ -262,12 +262,15 @@ def test_no_stream_pauses_for_watchers_or_echoes(server, neighbour, name):
         crowd(server, "/health", 50)
         ask(server, prompt=LONG, max_tokens=2)
 
-    ATTACKS[name](server)  # the first one warms up
+    def attack() -> float:
+        return neighbour.longest_pause(lambda: ATTACKS[name](server))
+
+    usual = max(neighbour.longest_pause(honest) for _ in range(2))
+    pauses = [attack()]  # the first one warms up
     held = server.holds()
-    usual = max(neighbour.longest_pause(honest) for _ in range(3))
-    pauses = [neighbour.longest_pause(lambda: ATTACKS[name](server)) for _ in range(3)]
+    pauses += [attack(), attack()]
     print(f"{name}: {min(pauses):.3f} s, honest {usual:.3f} s; {held:.0f} MB, then {server.holds():.0f} MB")
-    assert min(pauses) < max(0.25, 2 * usual)
+    assert min(pauses) < max(0.25, 3 * usual)
     assert server.holds() < held + 60, "memory grows with what is asked"
 
 
