@@ -148,8 +148,8 @@ def _merge(
 ):  # fmt: skip
     """Program (query head, sequence): its parts, each relative to its own maximum, become a mean[DH] in out.
 
-    parts[S, HQ, SPLITS, DH], maxima and totals[S, HQ, SPLITS]. Only parts with tokens (`_share`) were written;
-    what lies in the others may be anything.
+    parts[S, HQ, SPLITS, DH], maxima and totals[S, HQ, SPLITS]. A part without tokens (`_share`) was never
+    written: what lies there may be anything.
     """
     head, sequence = tl.program_id(0), tl.program_id(1)
     part, d = tl.arange(0, SPLITS), tl.arange(0, DH_PADDED)
