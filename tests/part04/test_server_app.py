@@ -8,7 +8,7 @@ import pytest
 
 from engine.server.app import create_app
 from engine.server.errors import RequestError
-from engine.server.gates import ApiKey
+from engine.server.gates import ApiKey, AtMost
 from engine.server.protocol import Completions
 from tests.part04.serving import ScriptedBackend, client_of, http, wait_until
 
@@ -148,6 +148,20 @@ def test_one_request_too_many_is_told_to_come_again_but_health_is_answered():
             assert other.get("/health").status_code == 200
         backend.endless = False
         wait_until(lambda: other.post("/v1/completions", json=ASK).status_code == 200)
+
+
+def test_a_request_that_fails_gives_its_place_back():
+    async def run():
+        async def app(scope, receive, send):
+            raise ValueError("the route fails")
+
+        gate = AtMost(app, limit=1, open_paths=())
+        for _ in range(3):
+            with pytest.raises(ValueError, match="the route fails"):
+                await gate({"type": "http", "path": "/v1/models"}, None, None)
+        assert gate.under_way == 0
+
+    asyncio.run(run())
 
 
 def test_who_has_no_key_is_told_so_also_while_the_server_is_full():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 import time
@@ -38,15 +39,16 @@ def connections(monkeypatch):
     return made
 
 
-def pass_deadline(protocol) -> None:
-    """As if its time for a request were over now."""
+def in_its_loop(protocol, *functions) -> None:
+    """Called one after the other, with nothing in between."""
     over = threading.Event()
 
-    def late() -> None:
-        protocol._request_is_late()
+    def call() -> None:
+        for function in functions:
+            function()
         over.set()
 
-    protocol.loop.call_soon_threadsafe(late)
+    protocol.loop.call_soon_threadsafe(call)
     assert over.wait(DEADLINE)
 
 
@@ -148,13 +150,22 @@ def test_an_answer_that_takes_longer_than_a_request_may_is_not_cut_off(monkeypat
     with serving(monkeypatch) as (_, client), client.stream("GET", "/flood/1") as answer:
         pieces = answer.iter_bytes()
         next(pieces)
-        pass_deadline(connections[0])
+        in_its_loop(connections[0], connections[0]._request_is_late)  # as if its time were over now
         more = 0
         with suppress(httpx.TransportError):
             while more < 100:
                 next(pieces)
                 more += 1
         assert more == 100, "the stream was cut off"
+
+
+def test_a_connection_that_has_become_a_websocket_has_no_deadline_for_a_request():
+    protocol, gone = SimpleNamespace(waits_for_client=lambda: True), []
+    for owner, cut_off in ((protocol, [True]), ("uvicorn's for WebSockets", [])):
+        gone.clear()
+        protocol.transport = SimpleNamespace(get_protocol=lambda o=owner: o, abort=lambda: gone.append(True))
+        run.PatientProtocol._request_is_late(protocol)
+        assert gone == cut_off, f"late, and the connection is that of {owner}"
 
 
 def test_who_does_not_read_is_cut_off_and_what_it_had_is_given_back(monkeypatch):
@@ -168,6 +179,30 @@ def test_who_does_not_read_is_cut_off_and_what_it_had_is_given_back(monkeypatch)
         wait_until(lambda: backend.open == 0)
 
 
+def test_who_reads_on_in_time_is_not_cut_off(monkeypatch, connections):
+    with serving(monkeypatch) as (url, _), connect(url):
+        wait_until(lambda: connections)
+        in_its_loop(connections[0], connections[0].pause_writing, connections[0].resume_writing)
+        assert connections[0]._stalled.cancelled(), "it has read on, and its deadline still holds"
+
+
+def test_who_makes_room():
+    gone = []
+
+    def one(since: float, waits: bool = True, closing: bool = False) -> SimpleNamespace:
+        transport = SimpleNamespace(is_closing=lambda: closing, abort=lambda: gone.append(since))
+        return SimpleNamespace(waiting_since=since, waits_for_client=lambda: waits, transport=transport)
+
+    def make_room(*connections) -> list[float]:
+        gone.clear()
+        run.PatientProtocol._make_room(SimpleNamespace(connections=connections, max_connections=2))
+        return gone
+
+    assert make_room(one(3), one(1), one(2)) == [1], "the one that has kept us waiting longest goes"
+    assert make_room(one(3), one(1, waits=False), one(2)) == [2], "one that is being served stays"
+    assert make_room(one(3), one(1, closing=True), one(2)) == [], "one that is closing has made room already"
+
+
 def test_a_new_client_is_let_in_however_many_say_nothing(monkeypatch):
     monkeypatch.setattr(run, "max_connections", lambda: 10)
     with serving(monkeypatch) as (url, client), ExitStack() as stack:
@@ -177,12 +212,28 @@ def test_a_new_client_is_let_in_however_many_say_nothing(monkeypatch):
         assert gone == [True] * 15, "the ones that have been silent longest make room"
 
 
+def test_one_connection_too_many_closes_one_only_the_one_that_has_said_nothing_longest(
+    monkeypatch, connections
+):
+    monkeypatch.setattr(run, "max_connections", lambda: 3)
+    with serving(monkeypatch) as (url, _), ExitStack() as stack:
+        silent = []
+        for count in range(1, 5):
+            silent.append(stack.enter_context(connect(url)))
+            wait_until(lambda count=count: len(connections) == count)
+        assert is_closed(silent[0]), "three may be open, and four are"
+        for connection in silent[1:]:
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b"200 OK" in connection.recv(2**16), "one of the three was closed"
+
+
 def test_as_many_connections_as_the_system_has_files_for(monkeypatch):
     lent = SimpleNamespace(RLIMIT_NOFILE=7, RLIM_INFINITY=-1)
     monkeypatch.setattr(run, "resource", lent)
     others = run.BACKLOG + run.FILES_FOR_OTHERS
     for files, connections in {
         256: 256 - others,
+        others - 20: 1,
         2**20: run.MAX_CONNECTIONS,
         -1: run.MAX_CONNECTIONS,
     }.items():
@@ -199,3 +250,47 @@ def test_the_server_stops_whatever_its_clients_do(monkeypatch, sent):
         connection = stack.enter_context(connect(url, (socket.SO_RCVBUF, 4096)))
         connection.sendall(sent)
         time.sleep(SHORT)
+
+
+def test_a_server_whose_backend_does_not_start_ends_with_an_error(monkeypatch):
+    class Broken(ScriptedBackend):
+        async def __aenter__(self):
+            raise RuntimeError("no memory")
+
+    monkeypatch.setattr(run.gc, "freeze", lambda: None)  # for a process of its own
+    with pytest.raises(SystemExit) as ended:
+        run.serve(create_app(Broken()), "127.0.0.1", 0, log_level="critical")
+    assert ended.value.code, "who started it learns from the exit code that it does not run"
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_a_second_interrupt_cuts_off_clients_and_the_backend_is_still_stopped(monkeypatch, interrupts):
+    """uvicorn itself stops the backend (its lifespan) after the first interrupt alone."""
+    done = []
+
+    async def uvicorns_own(self, sockets=None):
+        done.append("uvicorn")
+
+    async def stop_backend():
+        done.append("backend")
+
+    async def shut_down() -> bool:
+        server = run.Server(run.config(create_app(ScriptedBackend()), "127.0.0.1", 0))
+        server.force_exit = interrupts == 2
+        server.lifespan = SimpleNamespace(shutdown=stop_backend)
+        answer = asyncio.create_task(asyncio.Event().wait())
+        server.server_state.tasks.add(answer)
+        await server.shutdown()
+        return answer.cancelling() > 0
+
+    monkeypatch.setattr(run.uvicorn.Server, "shutdown", uvicorns_own)
+    assert asyncio.run(shut_down()) == (interrupts == 2), "an answer under way is cut off by the second alone"
+    assert done == ["uvicorn", "backend"][:interrupts]
+
+
+def test_an_answer_that_the_shutdown_cuts_off_has_no_traceback_in_the_log():
+    run.config(create_app(ScriptedBackend()), "127.0.0.1", 0)
+    (kept,) = {one for one in logging.getLogger("uvicorn.error").filters if one is run._unless_cancelled}
+    for error, logged in ((asyncio.CancelledError(), False), (ValueError(), True)):
+        record = logging.LogRecord("x", logging.ERROR, "x", 1, "x", (), (type(error), error, None))
+        assert kept(record) == logged, f"{type(error).__name__}: logged is {not logged}"

@@ -44,11 +44,13 @@ def test_the_lowest_free_slot_is_taken_first(cache):
     a, b, c, d = map(sequence, "abcd")
     for seq in (a, b, c):
         cache.begin(seq)
+    cache.attention(take([(a, 3)]))(0, *[torch.ones(3, 1, 1)] * 3)
+    assert [bool(slot.any()) for slot in cache.keys[0]] == [True, False, False], "all are free: the first"
     cache.release(a)
     cache.release(c)
     cache.begin(d)
     cache.attention(take([(d, 3)]))(0, *[torch.ones(3, 1, 1)] * 3)
-    assert [bool(slot.any()) for slot in cache.keys[0]] == [True, False, False]
+    assert [bool(slot.any()) for slot in cache.keys[0]] == [True, False, False], "0 and 2 are free: 0"
 
 
 def told(cache, seq, value, layer=0) -> float:
