@@ -250,7 +250,7 @@ ATTACKS: dict[str, Callable[[Keyed], object]] = {
     "many echoes": lambda server: ask(server, prompt=["a b"] * 128, echo=True, logprobs=5, max_tokens=0),
     "long echoes": lambda server: ask(server, prompt=[LONG] * 16, echo=True, logprobs=5, max_tokens=0),
     "all of a prompt": lambda server: ask(server, prompt=LONG, prompt_logprobs=20, max_tokens=1),
-    "all of it, n times": lambda server: ask(server, prompt=LONG[:200], prompt_logprobs=20, n=64, max_tokens=1),
+    "all of it, n times": lambda server: ask(server, prompt=LONG[:200], prompt_logprobs=20, n=64),
 }  # fmt: skip
 
 
