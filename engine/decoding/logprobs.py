@@ -109,6 +109,18 @@ class TokenScores(Mapping[int, Logprob]):
         """(id, log probability) of the n likeliest, or of as many as were asked of the engine."""
         return list(zip(self._ids[1 : n + 1].tolist(), self._logprobs[1 : n + 1].tolist(), strict=True))
 
+    def first(self, n: int) -> dict[int, Logprob]:
+        """The token that stands there, then the n likeliest: as `self[id]` has them, but all in one pass."""
+        ids, logprobs = self._ids[: n + 1].tolist(), self._logprobs[: n + 1].tolist()
+        found = {ids[0]: Logprob(logprobs[0], self._rank, self._text(ids[0]))}
+        rank = 1
+        for place in range(1, len(ids)):
+            if logprobs[place] != logprobs[max(place - 1, 1)]:  # equals share a rank
+                rank = place
+            if ids[place] not in found:
+                found[ids[place]] = Logprob(logprobs[place], rank, self._text(ids[place]))
+        return found
+
     def __getitem__(self, token_id: int) -> Logprob:
         places = (self._ids == token_id).nonzero()[0]
         if not len(places):

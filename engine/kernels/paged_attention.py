@@ -87,9 +87,9 @@ def _attend(
     """One part of the tokens of one sequence, for one key head and the query heads that share it: program
     (key head, sequence, part). tables[S, width]; PADDED and DH_PADDED are powers of two, at least 16.
 
-    A part is `_share` tokens; a part with none writes nothing. With SPLITS = 1 the mean goes to out[S, HQ, DH].
-    Else each query head's weighted sum goes to parts[S, HQ, SPLITS, DH], and its maximum and its total, to
-    which that sum is relative, to maxima and totals[S, HQ, SPLITS].
+    A part is `_share` tokens; a part with none writes nothing. With SPLITS = 1 the mean goes to
+    out[S, HQ, DH]. Else each query head's weighted sum goes to parts[S, HQ, SPLITS, DH], the maximum to which
+    it is relative to maxima[S, HQ, SPLITS], and its total to totals[S, HQ, SPLITS].
     """
     # 1. Which key head, which sequence, and which part of its tokens is mine? Heads are neighbours in memory
     #    and in the grid.
@@ -146,10 +146,10 @@ def _merge(
     parts, maxima, totals, lens, out,
     TOKENS: tl.constexpr, HQ: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (query head, sequence): its parts, each relative to its own maximum, become one mean[DH] in out.
+    """Program (query head, sequence): its parts, each relative to its own maximum, become a mean[DH] in out.
 
-    parts[S, HQ, SPLITS, DH], maxima and totals[S, HQ, SPLITS]. Only parts with tokens were written (`_share`);
-    what lies in the others may be anything.
+    parts[S, HQ, SPLITS, DH], maxima and totals[S, HQ, SPLITS]. A part without tokens (`_share`) was never
+    written: what lies there may be anything.
     """
     head, sequence = tl.program_id(0), tl.program_id(1)
     part, d = tl.arange(0, SPLITS), tl.arange(0, DH_PADDED)

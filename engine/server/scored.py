@@ -157,11 +157,9 @@ def entry(tokenizer: Tokenizer, scores: TokenScores, n: int) -> dict:
 
 def _entries(scores: TokenScores, n: int) -> dict[str, dict]:
     """vLLM's entry of one prompt token: the token, and the n likeliest."""
-    ids = dict.fromkeys([scores.token_id, *(id for id, _ in scores.top(n))])
-    found = {str(id): scores[id] for id in ids}
     return {
-        id: {"logprob": max(one.logprob, LEAST), "rank": one.rank, "decoded_token": one.decoded_token}
-        for id, one in found.items()
+        str(id): {"logprob": max(one.logprob, LEAST), "rank": one.rank, "decoded_token": one.decoded_token}
+        for id, one in scores.first(n).items()
     }
 
 

@@ -233,9 +233,7 @@ class EngineMetrics(Listener):
         observed["vllm:request_prompt_tokens"].observe(request.num_prompt_tokens)
         observed["vllm:request_generation_tokens"].observe(len(stats.token_times))
         if params.max_tokens is not None:
-            most = min(
-                params.max_tokens, self.engine.max_model_len
-            )  # the client's number, which may be no float
+            most = min(params.max_tokens, self.engine.max_model_len)  # 10**400 would be no float
             observed["vllm:request_params_max_tokens"].observe(most)
         if request.parent is None:
             observed["vllm:request_params_n"].observe(params.n)

@@ -52,6 +52,23 @@ def test_equals_among_the_likeliest_share_a_rank():
 
 
 @pytest.mark.parametrize(
+    "own",
+    [
+        scores([3, 3, 4, 5], [-1, -1, -1, -2], rank=1),
+        scores([7, 3, 4, 5, 6], [-9, -0.5, -0.5, -2, -2], rank=40),
+        scores([5, 3, 5], [-1.5, -0.5, -1.5], rank=2),
+        scores([5, 3, 4], [-0.5, -0.5, -0.5], rank=1),
+        scores([5, 3, 4], [-math.inf, -0.5, -math.inf], rank=2),
+        scores([7], [-4], rank=9),
+    ],
+)
+def test_the_first_of_them_in_one_pass_are_what_they_are_one_by_one(own):
+    for n in range(6):
+        ids = dict.fromkeys([own.token_id, *(id for id, _ in own.top(n))])
+        assert own.first(n) == {id: own[id] for id in ids}
+
+
+@pytest.mark.parametrize(
     ("token_id", "shown"),
     [(ord("a"), "a"), (ord("\n"), "\n"), (0xF0, "bytes:\\xf0"), (EOS, "<end>"), (400, "token_id:400")],
 )

@@ -25,19 +25,6 @@ def test_more_blocks_than_are_free_are_refused_and_nothing_changes():
     assert manager.allocate(0) == []
 
 
-def test_a_sequences_next_block_is_the_one_right_behind_its_last():
-    manager = BlockManager(8)
-    assert manager.allocate(2) == [0, 1]
-    assert manager.allocate(1) == [2]
-    assert manager.allocate(2, after=1) == [3, 4], (
-        "block 2 has an owner: the front of the queue, and on from it"
-    )
-    manager.free([2])
-    assert manager.allocate(1, after=4) == [5], "the block right behind, not the front of the queue"
-    assert manager.allocate(2, after=1) == [2, 6], "each follows the last one, if that can be"
-    assert manager.allocate(1, after=7) == [7], "there is nothing behind the last block of all"
-
-
 def test_a_freed_block_can_be_given_away_again():
     manager = BlockManager(3)
     blocks = manager.allocate(3)
@@ -113,6 +100,19 @@ def test_contents_are_forgotten_when_a_block_is_given_away_and_not_before():
     assert known == {0, 1}, "a free block still holds what it held"
     manager.allocate(1)
     assert known == {0}, "who gets a block writes over what it holds"
+
+
+def test_a_sequences_next_block_is_the_one_right_behind_its_last():
+    manager = BlockManager(8)
+    assert manager.allocate(2) == [0, 1]
+    assert manager.allocate(1) == [2]
+    assert manager.allocate(2, after=1) == [3, 4], (
+        "block 2 has an owner: the front of the queue, and on from it"
+    )
+    manager.free([2])
+    assert manager.allocate(1, after=4) == [5], "the block right behind, not the front of the queue"
+    assert manager.allocate(2, after=1) == [2, 6], "each follows the last one, if that can be"
+    assert manager.allocate(1, after=7) == [7], "there is nothing behind the last block of all"
 
 
 def test_contents_are_not_lost_for_the_sake_of_order():

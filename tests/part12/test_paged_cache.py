@@ -344,6 +344,20 @@ def test_a_copy_is_not_used_once_others_were_in_a_step():
     assert not cache.held["a"].table.is_run
 
 
+def test_what_a_step_takes_back_is_written_over_in_a_copy_too():
+    """A step failed, or drafts were rejected: the next one writes other tokens at the same positions."""
+    cache, a = paged(20), sequence("a", range(1, 30))
+    a.num_computed_tokens = cache.begin(a)
+    step(cache, (a, 3))
+    admitted(cache, sequence("other", [50, 51]))
+    step(cache, (a, 7))
+    a.num_computed_tokens, a.token_ids[8:10] = 8, [90, 100]
+    assert abs(step(cache, (a, 1)).item() - (36 + 90) / 9) < 1e-4
+    assert abs(step(cache, (a, 1)).item() - (36 + 190) / 10) < 1e-4
+    assert tokens_in_pages(cache, a) == a.token_ids[:10]
+    assert not cache.held["a"].table.is_run
+
+
 def test_who_comes_back_alone_is_not_read_from_its_old_copy():
     cache, a, b = paged(20, enable_prefix_caching=False), sequence("a", range(1, 30)), sequence("b", [7])
     a.num_computed_tokens = cache.begin(a)

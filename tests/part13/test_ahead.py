@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -13,6 +14,7 @@ from engine.async_engine import AsyncLLMEngine
 from engine.cache.paged import PagedCache
 from engine.cache.slots import SlotCache
 from engine.decoding.logprobs import SUPPORTS
+from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import NO_TOKEN
 from engine.executor import ModelForward, Pending
@@ -33,7 +35,6 @@ from tests.part06.fakes import (
     ask,
     assert_idle,
     at_rest,
-    run_to_end,
     told_alone,
 )
 from tests.part10.test_scoring_executor import assert_right
@@ -41,6 +42,7 @@ from tests.part12.pages import TWO_LAYERS, PageReader, WatchedCache, sequence
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+MOST_STEPS = 2000  # more than any test here needs
 
 
 class FakeAhead(AheadForward):
@@ -77,6 +79,22 @@ def ahead(cache, seats=5, budget=24, executor_class=AheadExecutor, **options) ->
 
 def forward_of(engine: AheadEngine) -> FakeAhead:
     return engine.executor.forward
+
+
+def steps_of(engine: LLMEngine) -> Iterator[list[RequestOutput]]:
+    """What each step gives, until nothing is unfinished."""
+    for _ in range(MOST_STEPS):
+        if not engine.has_unfinished_requests():
+            return
+        yield engine.step()
+    raise AssertionError("the engine comes to no end")
+
+
+def run_to_end(engine: LLMEngine) -> dict[str, RequestOutput]:
+    """request id -> its last output."""
+    return {
+        output.request_id: output for outputs in steps_of(engine) for output in outputs if output.finished
+    }
 
 
 def log_of(engine: AheadEngine) -> list[str]:
@@ -179,9 +197,7 @@ def test_there_is_something_unfinished_until_the_last_flight_has_landed():
     engine = ahead(BlockCache(60, 8))
     params = replace(GREEDY, max_tokens=50, stop=("z", "y", "x", "a", "e"))
     engine.add_request("a", "hello", params)
-    outputs = []
-    while not any(output.finished for output in outputs):
-        outputs = engine.step()
+    next(outputs for outputs in steps_of(engine) if any(output.finished for output in outputs))
     assert engine.unfinished_request_ids() == []
     assert engine.has_unfinished_requests(), "a step was launched for it, and has not landed"
     assert engine.step() == [], "nobody hears of a token after the end"
@@ -342,13 +358,15 @@ def test_everybody_gets_the_tokens_of_one_step_at_a_time(name, blocks, seed):
     same = "the same beginning "
     prompts = {str(i): same * (i % 3) + "abcdefgh"[i % 8] * rng.randint(1, 60) for i in range(28)}
     waiting, done, aborted = list(prompts), {}, set()
-    while waiting or engine.has_unfinished_requests():
+    for _ in range(MOST_STEPS):
         for request in waiting[: rng.choice([0, 1, 4])]:
             engine.add_request(request, prompts[request], mixed(int(request)))
             waiting.remove(request)
         if rng.random() < 0.03 and engine.abort_request(request := rng.choice(list(prompts))):
             aborted.add(request)
         done |= {output.request_id: output for output in engine.step() if output.finished}
+        if not waiting and not engine.has_unfinished_requests():
+            break
     assert set(done) | aborted == set(prompts)
     assert aborted
     for request, output in done.items():

@@ -174,6 +174,18 @@ def test_a_step_gets_its_sequences_own_numbers(plain_model):
     assert last.chosen[:3].tolist() == [13, 10, 3], "the likeliest tokens"
 
 
+def test_the_last_steps_numbers_stay_on_the_host_while_the_next_ones_are_written(plain_model):
+    """The device may still be reading them."""
+    told = Told(plain_model, {"a": 9, "b": 2})
+    graphs, _, _ = watched(told)
+    written = []
+    for i in range(4):
+        before = [numbers.clone() for numbers in graphs._host]
+        graphs(told.tell(20 + i, "a", "b"), told.cache)
+        written.append([not torch.equal(*pair) for pair in zip(before, graphs._host, strict=True)])
+    assert written in ([[True, False], [False, True]] * 2, [[False, True], [True, False]] * 2)
+
+
 def test_a_placeholder_is_the_token_that_was_chosen_in_the_step_before(plain_model):
     told = Told(plain_model, {"a": 9, "b": 2, "c": 12})
     graphs, look, last = watched(told)
@@ -239,6 +251,7 @@ def test_one_step_ahead_gives_the_tokens_of_one_step_at_a_time(relu_model, param
         for name, prompt in prompts.items():
             engine.add_request(name, prompt, params)
         done = run_to_end(engine)
+        assert [output.error for output in done.values() if output.error] == []
         assert_idle(engine)
         return {name: output.outputs[0].token_ids for name, output in done.items()}
 
