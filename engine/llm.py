@@ -286,6 +286,8 @@ class LLM:
         for request_id in ids:
             self.engine.abort_request(request_id)
             self._inbox.pop(request_id, None)
+        while self.engine.has_unfinished_requests() and not self.engine.unfinished_request_ids():
+            self.engine.step()  # one step ahead, a last step has still to land
 
 
 def _prompt(prompt: PromptInput) -> Prompt:

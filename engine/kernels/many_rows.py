@@ -11,6 +11,7 @@ rows: GPT-2's own number, 50,257, is odd, and sends the product to a kernel seve
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
@@ -72,7 +73,7 @@ class ManyRows:
             )  # fmt: skip
             self._add_norm(attended, block.attention.proj, norms[2 * layer + 1], **shape)
             up = block.mlp.up
-            inner = torch._addmm_activation(up.bias, normed, up.weight.t(), use_gelu=True)
+            inner = _linear_gelu(normed, up)
             self._add_norm(inner, block.mlp.down, norms[2 * layer + 2], **shape)
         return torch.mm(normed, self.head.t(), out=self.logits[:S])
 
@@ -92,6 +93,13 @@ class ManyRows:
             self.x, product, linear.bias, norm.weight, norm.bias, self.normed, self.config.norm_eps, S * D,
             SPLITS=splits, **shape,
         )  # fmt: skip
+
+
+def _linear_gelu(x: Tensor, linear: nn.Module) -> Tensor:
+    """GPT-2's gelu is the one by tanh: so is that in a GPU's product, and not that in a CPU's."""
+    if x.is_cuda:
+        return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)
+    return F.gelu(F.linear(x, linear.weight, linear.bias), approximate="tanh")
 
 
 @triton.jit

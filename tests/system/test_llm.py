@@ -145,3 +145,15 @@ def test_a_folder_and_another_tokenizer_may_be_named(tiny_gpt2):
 def test_a_model_that_is_not_there_is_named():
     with pytest.raises(CheckpointError, match="no-such-model"):
         LLM("no-such-model")
+
+
+def test_one_step_ahead_nothing_is_in_flight_when_an_answer_is_there():
+    """A stop string and a reader who leaves are found out one step late."""
+    llm = LLM("storyteller", async_scheduling=True, max_num_seqs=2)
+    text = llm.generate("The dog", greedy(max_tokens=20))[0].outputs[0].text
+    stopped = llm.generate("The dog", greedy(max_tokens=20, stop=(text[10:14],)))[0].outputs[0]
+    assert text.startswith(stopped.text)
+    assert not llm.engine.has_unfinished_requests(), "a step is still in flight"
+    next(stream := llm.stream("The dog", greedy(max_tokens=20)))
+    stream.close()
+    assert not llm.engine.has_unfinished_requests(), "a step is still in flight"
