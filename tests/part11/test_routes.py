@@ -1,6 +1,8 @@
 """/metrics and /dashboard, over HTTP."""
 
+import asyncio
 import re
+import threading
 
 import pytest
 import yaml
@@ -8,8 +10,8 @@ import yaml
 from engine.async_engine import AsyncLLMEngine
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.server.app import create_app
-from engine.telemetry.routes import FILES, OPEN_PATHS, PAGES, telemetry
-from tests.part04.serving import http, serve
+from engine.telemetry.routes import FILES, OPEN_PATHS, PAGES, Shared, telemetry
+from tests.part04.serving import DEADLINE, http, serve
 
 
 @pytest.fixture
@@ -124,3 +126,23 @@ def test_the_board_and_the_configuration_name_only_what_there_is(server):
     (job,) = yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"]
     assert job["static_configs"] == [{"targets": ["127.0.0.1:8000"]}]
     assert "metrics_path" not in job  # /metrics is Prometheus' own default
+
+
+def test_who_asks_at_once_shares_an_answer_that_is_not_older_than_the_asking():
+    """The first one's answer was begun before the others asked: they wait for the next, all for the same."""
+    made, goes_on = [], threading.Event()
+
+    def make() -> bytes:
+        made.append(len(made))
+        assert goes_on.wait(DEADLINE)
+        return b"%d" % made[-1]
+
+    async def crowd() -> list[bytes]:
+        shared = Shared(make)
+        asked = [asyncio.create_task(shared.answer()) for _ in range(50)]
+        await asyncio.sleep(0)  # each of them has asked
+        goes_on.set()
+        return await asyncio.gather(*asked)
+
+    assert asyncio.run(crowd()) == [b"0"] + [b"1"] * 49
+    assert made == [0, 1]

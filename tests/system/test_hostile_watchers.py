@@ -208,17 +208,9 @@ def crowd(server: Keyed, path: str, size: int, pipelined: int = 1) -> Counter:
 
 
 @pytest.mark.parametrize("path", WATCHED)
-def test_a_crowd_of_watchers_costs_about_as_much_as_one_that_asks_for_nothing(server, neighbour, path):
-    """Each scrape took 6 ms of its own, in a thread of its own. Streams run meanwhile, here as there."""
-
-    def cost(path: str) -> float:
-        before = server.cpu()
-        assert crowd(server, path, 100) == {b"200": 100}
-        return server.cpu() - before
-
-    cost(path)  # the first one warms up
-    shared, least = min(cost(path) for _ in range(3)), max(cost("/health") for _ in range(3))
-    assert shared < 2.5 * least + 0.1, f"{shared:.2f} s of processor time; for /health {least:.2f} s"
+def test_a_crowd_of_watchers_is_answered(server, neighbour, path):
+    """What it costs is held by `tests/part11/test_routes.py`: one answer serves all who wait for it."""
+    assert crowd(server, path, 100) == {b"200": 100}
 
 
 def unread(server: Keyed) -> None:
