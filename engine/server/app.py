@@ -25,6 +25,7 @@ from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS
 from engine.server.protocol import CompletionRequest, Completions, SamplingFields
 
 Extension = Callable[[FastAPI, Backend], None]  # adds routes to the app
+ROUNDS = 8
 OPEN_PATHS = frozenset(["/health"])
 
 
@@ -133,7 +134,7 @@ async def complete(
         for sample in output.outputs:
             index = {"index": i * params.n + sample.index}
             choices.append(_json(index | shape.choice(body, output, sample)))
-            await asyncio.sleep(0)  # a choice with its prompt's log probabilities is long
+            await _others_turn()  # a choice with its prompt's log probabilities is long
     parts = _json(head | {"object": shape.object})[:-1], b",".join(choices), _json(shape.usage(body, outputs))
     return Response(b'%b,"choices":[%b],"usage":%b}' % parts, media_type="application/json")
 
@@ -144,6 +145,12 @@ def _refuse_unknown(name: str, backend: Backend) -> None:
         raise RequestError(
             404, f"model {name!r} does not exist; here are: {known}", "model", "model_not_found"
         )
+
+
+async def _others_turn() -> None:
+    """What wakes a stream takes some rounds of the event loop until its words are at the socket."""
+    for _ in range(ROUNDS):
+        await asyncio.sleep(0)
 
 
 def _json(data: dict) -> bytes:
