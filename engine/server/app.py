@@ -112,7 +112,12 @@ async def complete(
     """
     _refuse_unknown(body.model, backend)
     params, options = shape.params(body), shape.options(body)
-    head = {"id": f"{shape.id_prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
+    head = {
+        "id": f"{shape.id_prefix}-{uuid.uuid4().hex}",
+        "object": shape.chunk_object if body.stream else shape.object,
+        "created": int(time.time()),
+        "model": body.model,
+    }
     # All prompts are admitted or none: what was admitted is closed in the end, whatever happens.
     async with AsyncExitStack() as admitted:
         streams = []
@@ -122,8 +127,7 @@ async def complete(
             streams.append(stream)
             await asyncio.sleep(0)  # others have their turn between two of many prompts
         if body.stream:
-            chunks = _chunks(head | {"object": shape.chunk_object}, streams, params.n, body, shape)
-            return sse.stream(chunks, admitted.pop_all())
+            return sse.stream(_chunks(head, streams, params.n, body, shape), admitted.pop_all())
         try:
             outputs = await _unless_client_leaves(request, _gather(streams))
         except Exception as error:
@@ -135,7 +139,7 @@ async def complete(
             index = {"index": i * params.n + sample.index}
             choices.append(_json(index | shape.choice(body, output, sample)))
             await _others_turn()  # a choice with its prompt's log probabilities is long
-    parts = _json(head | {"object": shape.object})[:-1], b",".join(choices), _json(shape.usage(body, outputs))
+    parts = _json(head)[:-1], b",".join(choices), _json(shape.usage(body, outputs))
     return Response(b'%b,"choices":[%b],"usage":%b}' % parts, media_type="application/json")
 
 
