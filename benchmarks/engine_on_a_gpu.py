@@ -21,13 +21,12 @@ import torch
 from triton.testing import do_bench
 
 from benchmarks.part13_decode_attention import copy_bandwidth
+from benchmarks.part13_steps import CONTEXT, WINDOW, step_milliseconds
 from benchmarks.record import RESULTS, record
 from benchmarks.shapes import GPT2_XL, dummy_folder
 from engine.decoding.params import SamplingParams
 from engine.llm import LLM
 
-CONTEXT = 512
-WINDOW = 16  # steps on either side of it
 BATCHES = (1, 64, 256)
 SEED = 0
 PARTS = ("step", "one", "many", "prefill", "peers")
@@ -41,34 +40,15 @@ def random_prompt(rng: random.Random, length: int) -> dict:
     return {"prompt_token_ids": [rng.randrange(GPT2_XL["vocab_size"]) for _ in range(length)]}
 
 
-def step_milliseconds(llm: LLM, batch: int) -> float:
-    """The mean of 2 · WINDOW steps, in the middle of which every sequence has CONTEXT tokens."""
-    rng, engine = random.Random(SEED), llm.engine
-    ids = [f"step{i}" for i in range(batch)]
-    for name in ids:
-        prompt = random_prompt(rng, CONTEXT - 3 * WINDOW)["prompt_token_ids"]
-        engine.add_request(name, prompt, greedy(6 * WINDOW))
-    seen, times = 0, []
-    while len(times) <= 2 * WINDOW:
-        outputs = engine.step()
-        if outputs and len(outputs) == batch:
-            seen = min(len(output.outputs[0].token_ids) for output in outputs)
-        if seen >= 2 * WINDOW:
-            times.append(time.perf_counter())
-    for name in ids:
-        engine.abort_request(name)
-    while engine.has_unfinished_requests():
-        engine.step()
-    return (times[-1] - times[0]) / (len(times) - 1) * 1e3
-
-
 def steps(llm: LLM, bandwidth: float) -> tuple[dict, list[list]]:
     config, figures, rows = llm.config, {}, []
     model = llm.engine.executor.forward.model
     # of the positions' embeddings a row is read; the tokens' are the output layer's weights, too
     weights = sum(p.nbytes for p in model.parameters()) - model.embed_position.weight.nbytes
     for batch in BATCHES:
-        found = [step_milliseconds(llm, batch) for _ in range(9)][4:]  # its clock rises for half a second
+        found = [step_milliseconds(llm.engine, batch) for _ in range(9)][
+            4:
+        ]  # its clock rises for half a second
         moved = weights + batch * CONTEXT * config.kv_bytes_per_token(2)
         floor = moved / bandwidth * 1e3
         ms = statistics.median(found)

@@ -12,26 +12,13 @@ from engine.server.chat import chat
 from engine.server.chat_page import OPEN_PATHS, chat_page
 from tests.part04.serving import ScriptedBackend, serve, wait_until
 from tests.part06.fakes import CONFIG, TOKENIZER
-from tests.system.test_telemetry import ARGUMENTS
-from tests.system.tools import program
+from tests.system.tools import DEADLINE, browser  # noqa: F401
 
-DEADLINE = 90.0  # seconds after which what we wait for will never come: not a promise about speed
 TEMPLATE = ChatTemplate.from_pretrained("storyteller")
 
 
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    executable = program("chromium")
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS, timeout=DEADLINE * 1e3)
-        yield made
-        made.close()
-
-
 @pytest.fixture
-def page(browser):
+def page(browser):  # noqa: F811
     """page(backend, **options of create_app) -> the chat page of a server of this backend; in the end the
     browser has complained of nothing but a refused or broken connection, and no stream is open.
     """

@@ -22,7 +22,7 @@ from engine.telemetry.metrics import EngineMetrics
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, run_to_end
 from tests.system.test_seams import LateReading, OneAhead
 from tests.system.test_serve import ENVIRONMENT, ROOT, start
-from tests.system.tools import program
+from tests.system.tools import browser, program  # noqa: F401
 
 TELEMETRY = ROOT / "engine" / "telemetry"
 DEADLINE = 90.0  # seconds after which what we wait for will never come: not a promise about speed
@@ -154,26 +154,9 @@ def test_a_real_prometheus_scrapes_it_and_answers_every_panel_of_the_board(serve
 
 # --- the page, in a browser ---------------------------------------------------------------------------------
 
-ARGUMENTS = [
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--disable-dev-shm-usage",
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    executable = program("chromium")
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS, timeout=DEADLINE * 1e3)
-        yield made
-        made.close()
-
 
 @pytest.fixture
-def page(browser, server):
+def page(browser, server):  # noqa: F811
     """page(**options of a browser's context) -> the dashboard once it shows numbers, without a complaint."""
     contexts, complaints, hosts = [], [], set()
 

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+DEADLINE = 90.0  # seconds after which what we wait for will never come: not a promise about speed
 INSTALL = "tools/install_test_tools.sh installs it on Debian"
 
 
@@ -15,3 +16,21 @@ def program(name: str) -> str:
         assert not os.environ.get("RUVON_REQUIRE_TOOLS"), f"{name} is not here; {INSTALL}"
         pytest.skip(f"needs {name}; {INSTALL}")
     return found
+
+
+ARGUMENTS = [
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-dev-shm-usage",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    executable = program("chromium")
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS, timeout=DEADLINE * 1e3)
+        yield made
+        made.close()
