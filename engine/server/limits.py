@@ -22,3 +22,4 @@ MAX_CONNECTIONS = 2000  # fewer if the system lends this process fewer files, or
 REQUEST_SECONDS = 20  # to send a request, from the connection or the last answer on
 STALL_SECONDS = 30  # for which a client may read nothing of its answer
 SHUTDOWN_SECONDS = 10  # for answers under way, after Ctrl-C or SIGTERM
+SWITCH_SECONDS = 0.0005  # a thread that computes in Python, a tokenizer, hands the interpreter on

@@ -257,10 +257,15 @@ def test_a_server_whose_backend_does_not_start_ends_with_an_error(monkeypatch):
         async def __aenter__(self):
             raise RuntimeError("no memory")
 
-    monkeypatch.setattr(run.gc, "freeze", lambda: None)  # for a process of its own
+    for_a_process_of_its_own = []
+    monkeypatch.setattr(run.gc, "freeze", lambda: None)
+    monkeypatch.setattr(run.sys, "setswitchinterval", for_a_process_of_its_own.append)
     with pytest.raises(SystemExit) as ended:
         run.serve(create_app(Broken()), "127.0.0.1", 0, log_level="critical")
     assert ended.value.code, "who started it learns from the exit code that it does not run"
+    assert [seconds < 0.001 for seconds in for_a_process_of_its_own] == [True], (
+        "at Python's 5 ms a time, a thread that computes in Python makes others' steps wait"
+    )
 
 
 @pytest.mark.parametrize("interrupts", [1, 2])

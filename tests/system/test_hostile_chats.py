@@ -49,10 +49,4 @@ def test_an_odd_body_is_answered_and_pauses_nobody(client, neighbour, name):  # 
         assert answers == [status]
         return pause
 
-    def honest() -> None:
-        client.post(
-            "/v1/completions", json={"model": "storyteller", "prompt": "word " * 400, "max_tokens": 2}
-        )
-
-    usual = neighbour.longest_pause(honest)
-    assert min(attack() for _ in range(2)) < max(0.25, 3 * usual)
+    assert min(attack() for _ in range(2)) < neighbour.bearable_pause()

@@ -248,21 +248,17 @@ ATTACKS: dict[str, Callable[[Keyed], object]] = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_no_stream_pauses_for_watchers_or_echoes(server, neighbour, name):
-    """The best of three, beside what as many honest clients do on this machine just now."""
-
-    def honest() -> None:
-        crowd(server, "/health", 50)
-        ask(server, prompt=LONG, max_tokens=2)
+    """The best of three, beside what honest clients do on this machine just now."""
 
     def attack() -> float:
         return neighbour.longest_pause(lambda: ATTACKS[name](server))
 
-    usual = max(neighbour.longest_pause(honest) for _ in range(2))
+    bearable = neighbour.bearable_pause()
     pauses = [attack()]  # the first one warms up
     held = server.holds()
     pauses += [attack(), attack()]
-    print(f"{name}: {min(pauses):.3f} s, honest {usual:.3f} s; {held:.0f} MB, then {server.holds():.0f} MB")
-    assert min(pauses) < max(0.25, 3 * usual)
+    print(f"{name}: {min(pauses):.3f} s; {held:.0f} MB, then {server.holds():.0f} MB")
+    assert min(pauses) < bearable
     assert server.holds() < held + 60, "memory grows with what is asked"
 
 
