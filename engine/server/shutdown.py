@@ -6,6 +6,7 @@ there is and why; and the process ends with exit code 0.
 """
 
 import asyncio
+import logging
 import socket
 
 import uvicorn
@@ -13,6 +14,7 @@ import uvicorn
 from engine.server.admission import Admission
 from engine.server.run import Server
 
+logger = logging.getLogger("uvicorn.error")  # the server's own
 TICK = 0.05  # seconds between two looks whether all are done, or Ctrl-C came again
 LAST_WORDS_SECONDS = 3  # to read what one is told at the end
 
@@ -27,6 +29,7 @@ class DrainingServer(Server):
         self.admission, self.shutdown_timeout = admission, shutdown_timeout
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logger.info("Shutting down: answers under way have %g seconds", self.shutdown_timeout)
         # 1. Nobody new; the others go on. A second Ctrl-C (`force_exit`) ends the waiting.
         self.admission.begin_shutdown(self.shutdown_timeout)
         end = asyncio.get_running_loop().time() + self.shutdown_timeout
