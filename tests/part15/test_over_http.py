@@ -1,4 +1,4 @@
-"""Admission control as clients meet it: OpenAI's own client, deadlines in a header, and clients that leave."""
+"""Admission control as clients meet it: OpenAI's client, deadlines in a header, and clients that leave."""
 
 import json
 import socket
@@ -59,7 +59,7 @@ def test_openais_client_comes_again_when_it_is_told_to(serving, gate, monkeypatc
 
 
 def test_a_refusal_has_openais_shape(serving, gate):
-    _, url, backend = serving(reqs=2)
+    _, url, _ = serving(reqs=2)
     with http(url) as client:
         answer = client.post("/v1/completions", json=ASK | {"n": 3})
         assert answer.status_code == 400
@@ -94,7 +94,7 @@ def test_a_deadline_in_the_queue(serving, gate, stream):
 
 
 def test_the_operators_deadline(serving, gate):
-    _, url, backend = serving(request_timeout=0.05)
+    _, url, _ = serving(request_timeout=0.05)
     with http(url) as client:
         answer = client.post("/v1/completions", json=ASK, headers={"X-Request-Timeout": "1000"})
         assert answer.json()["error"]["code"] == "queue_timeout", "the operator's bound is the sooner one"

@@ -2,7 +2,6 @@
 
 import json
 
-from engine.server.limits import SHUTDOWN_SECONDS
 from tests.part04.serving import DEADLINE, http, wait_until
 from tests.part15.test_over_http import ASK, TEXT
 
@@ -76,7 +75,3 @@ def test_a_second_interrupt_waits_for_nobody(serving, gate):
         server.force_exit = True
         wait_until(lambda: backend.idle)
         gate.open()
-
-
-def test_without_an_option_it_is_part_4s_time():
-    assert SHUTDOWN_SECONDS == 10
