@@ -289,8 +289,9 @@ def test_what_the_failed_step_held_is_free_before_the_next_one():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_pages_and_a_step_in_flight_are_right_whenever_memory_runs_out(seed):
+def test_pages_and_a_step_in_flight_are_right_whenever_memory_runs_out(seed, monkeypatch):
     """Over pages with garbage left by each failed step, with a step in flight, in memory that changes."""
+    monkeypatch.setattr("engine.scheduling.elastic.CALM_STEPS", 2)  # so it is soon too large again
     rng = random.Random(seed)
     cache = WatchedCache(TWO_LAYERS, 60, 4)
     last = LastTokens(5, torch.device("cpu"))
@@ -299,7 +300,7 @@ def test_pages_and_a_step_in_flight_are_right_whenever_memory_runs_out(seed):
 
     def short(batch):
         steps.append(batch.num_tokens)
-        most = 1 + (len(steps) // 7 * 5 + seed) % 24
+        most = 1 + (len(steps) // 3 * 5 + seed) % 24
         if batch.num_tokens > most:
             pages.fail_next = NO_MEMORY
         return pages(batch)
@@ -322,5 +323,5 @@ def test_pages_and_a_step_in_flight_are_right_whenever_memory_runs_out(seed):
         output = done[name].outputs[0]
         assert done[name].error is None, "a step of one token has always had room"
         assert output.token_ids == told_alone(prompt, replace(GREEDY, max_tokens=4 + int(name))).token_ids
-    assert scheduler.num_out_of_memory > 5, "memory hardly ever ran out"
+    assert scheduler.num_out_of_memory > 10, "memory hardly ever ran out"
     assert_idle(engine)
