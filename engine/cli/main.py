@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -231,20 +232,18 @@ def chat(
     from engine.client.terminal import Chat
 
     wishes = {"temperature": temperature, "max_completion_tokens": max_tokens}
-    client = ChatClient(url, api_key, model)
     given = {name: value for name, value in wishes.items() if value is not None}
-    talk = Chat(client, Console(highlight=False), system, **given)
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.read().strip()
     try:
-        if question is None:
-            talk.run()
-        else:
-            talk.ask(question)
+        with closing(ChatClient(url, api_key, model)) as client:
+            talk = Chat(client, Console(highlight=False), system, **given)
+            if question is None:
+                talk.run()
+            else:
+                talk.ask(question)
     except ChatFailed as error:
         sys.exit(f"ruvon chat: {error}")
-    finally:
-        client.close()
 
 
 @app.command()
