@@ -32,6 +32,7 @@ class Answer:
     num_tokens: int | None = None  # as the server counts them; None: it does not say
     first_word: float | None = None
     last_word: float | None = None
+    num_prompt_tokens: int | None = None  # the whole conversation, as the server counts it
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -95,8 +96,9 @@ class ChatClient:
             for chunk in _chunks(response.iter_bytes()):
                 if "error" in chunk:
                     raise ChatFailed(_message(chunk))
-                if chunk.get("usage"):
-                    answer.num_tokens = chunk["usage"].get("completion_tokens")
+                if usage := chunk.get("usage"):
+                    answer.num_tokens = usage.get("completion_tokens")
+                    answer.num_prompt_tokens = usage.get("prompt_tokens")
                 for choice in chunk.get("choices") or ():
                     text = (choice.get("delta") or {}).get("content") or ""
                     answer.finish_reason = choice.get("finish_reason") or answer.finish_reason

@@ -13,7 +13,7 @@ from engine.client.stream import Answer, ChatClient, ChatFailed
 from engine.client.terminal import Chat, shown, stats
 from engine.decoding.params import SamplingParams
 from tests.part04.serving import DEADLINE, wait_until
-from tests.part06.fakes import told_alone
+from tests.part06.fakes import TOKENIZER, told_alone
 from tests.part14.test_chat import ALONE, QUESTION, TEMPLATE
 
 ASK = {"temperature": 0, "max_completion_tokens": 20, "ignore_eos": True}
@@ -52,6 +52,7 @@ def test_the_pieces_are_the_answer_and_the_last_one_tells_what_it_took(client):
     assert text == ""
     assert "".join(text for text, _ in pieces) == answer.text == ALONE.text
     assert (answer.finish_reason, answer.num_tokens) == ("length", 20)
+    assert answer.num_prompt_tokens == len(TOKENIZER.encode(TEMPLATE.render(QUESTION)))
     assert 0 < answer.first_word <= answer.last_word
 
 
