@@ -111,10 +111,13 @@ class Chat:
 
     def _save(self, name: str) -> None:
         """Writes over no file but its own."""
-        text = json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n"
         try:
+            if not name:
+                raise ValueError("a file's name is wanted")
             path = Path(name).expanduser().resolve()
-            path.open("wb" if path in self._saved else "xb").write(text.encode())
+            text = json.dumps(self.messages, ensure_ascii=False, indent=1).encode() + b"\n"
+            with path.open("wb" if path in self._saved else "xb") as file:
+                file.write(text)
         except (OSError, ValueError, RuntimeError) as error:  # of no file's name, and of ~nobody, too
             reason = getattr(error, "strerror", None) or error
             self.console.print(shown(f"/save {name}: {reason}"), style="red", markup=False)
