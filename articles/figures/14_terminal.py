@@ -1,6 +1,6 @@
-"""The chat in a terminal while others use the server, too: a recording that plays once, and ends as a picture.
+"""The chat in a terminal while others use the server, too: a recording that plays once and ends as a picture.
 
-python articles/figures/14_terminal.py --record    # writes 14_terminal.txt: seconds and what came, in JSON lines
+python articles/figures/14_terminal.py --record    # writes 14_terminal.txt: lines of JSON, seconds and text
 python articles/figures/14_terminal.py             # writes 14_terminal.svg, from 14_terminal.txt
 """
 
@@ -25,7 +25,8 @@ CROWD = ((12, 6),)  # seconds, people
 CELL, LINE, EDGE = 8.4, 19, 16  # pixels
 FRAME = 0.08  # seconds: what comes closer together is shown together
 STYLE = """
-text { font: 14px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #e8edf3; white-space: pre; }
+text { font: 14px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #e8edf3; }
+text { white-space: pre; }
 .dim { fill: #9aa6b4; } .own { fill: #8ab4ff; } .then { visibility: hidden; }
 @keyframes on { from, to { visibility: visible; } }
 @keyframes off { from, to { visibility: hidden; } }
@@ -92,11 +93,11 @@ def text(number: int, cells: list, since: float, until: float | None) -> str:
     for dim, run in groupby(cells, key=lambda cell: cell[1]):
         words = escape("".join(one for one, _ in run))
         runs.append(f'<tspan class="dim">{words}</tspan>' if dim else words)
-    kind = ["own"] * own + ["then"] * (until is not None)
+    kind = " ".join(["own"] * own + ["then"] * (until is not None))
     motion = f"off {since:.2f}s" if until is None else f"on {until - since:.2f}s {since:.2f}s"
     return (
-        f'<text x="{EDGE}" y="{EDGE + LINE * (number + 0.75):g}" xml:space="preserve" class="{" ".join(kind)}"'
-        f' style="animation:{motion}">{"".join(runs)}</text>'
+        f'<text x="{EDGE}" y="{EDGE + LINE * (number + 0.75):g}" xml:space="preserve" class="{kind}" '
+        f'style="animation:{motion}">{"".join(runs)}</text>'
     )
 
 

@@ -141,7 +141,7 @@ class Wrap:
         if not self._console.is_terminal:
             return text
         width = self._console.width - 1  # in the last column, terminals differ in what a backspace does
-        return "".join(self._one(character, width) for character in text.expandtabs(4))
+        return "".join(self._one(character, width) for character in text.replace("\t", "    "))
 
     def _one(self, character: str, width: int) -> str:
         cells = cell_len(character)

@@ -55,7 +55,7 @@ class Screen:
 
     @property
     def lines(self) -> list[str]:
-        return ["".join(one for one, _ in row).rstrip() for row in self.rows]
+        return ["".join(one for one, _ in row) for row in self.rows]
 
 
 class Terminal:

@@ -104,3 +104,8 @@ def ask(one, text="Hello", number=1) -> None:
     box = one.get_by_label(f"message of conversation {number}")
     box.fill(text)
     box.press("Enter")
+
+
+def said(one, words: str):
+    """Where these words stand among the turns. What is read out by a screen reader stands elsewhere."""
+    return one.locator(".turns").get_by_text(words)

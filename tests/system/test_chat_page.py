@@ -12,7 +12,7 @@ from engine.llm_engine import LLMEngine
 from engine.scheduling.continuous import ContinuousScheduler
 from tests.part04.serving import ScriptedBackend, serve, wait_until
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, Gate
-from tests.system.chatting import TEMPLATE, Echo, Held, ask, chat_app, page  # noqa: F401
+from tests.system.chatting import TEMPLATE, Echo, Held, ask, chat_app, page, said  # noqa: F401
 from tests.system.tools import browser  # noqa: F401
 
 
@@ -32,11 +32,11 @@ def test_words_come_before_the_answer_is_complete(page):  # noqa: F811
     one = page(backend)
     one.get_by_text("ready").wait_for()
     ask(one)
-    one.get_by_text("One two").wait_for()
+    said(one, "One two").wait_for()
     assert one.locator(".running").count() == 1
     backend.go.set()
-    one.get_by_text("One two three").wait_for()
-    one.get_by_text("3 tokens").wait_for()
+    said(one, "One two three").wait_for()
+    said(one, "3 tokens").wait_for()
     assert one.locator(".running").count() == 0
 
 
@@ -51,7 +51,7 @@ def test_stop_ends_the_work_in_the_engine(page):  # noqa: F811
         wait_until(lambda: gate.entered == 3)
         assert len(engine.scheduler.running) == 1
         one.get_by_role("button", name="Stop").click()
-        one.get_by_text("stopped").wait_for()
+        said(one, "stopped").wait_for()
         wait_until(lambda: not running._commands.empty())  # told, and at its third step
         gate.allow(1)
         wait_until(lambda: not engine.has_unfinished_requests())
@@ -64,14 +64,14 @@ def test_what_was_stopped_stays_and_the_conversation_goes_on(page):  # noqa: F81
     backend = Held(["Half"])
     one = page(backend)
     ask(one, "Hi")
-    one.get_by_text("Half").wait_for()
+    said(one, "Half").wait_for()
     one.keyboard.press("Escape")
-    one.get_by_text("stopped").wait_for()
+    said(one, "stopped").wait_for()
     wait_until(lambda: backend.open == 0)
     backend.go.set()
     ask(one, "And?")
-    one.get_by_text("Half end.").wait_for()
-    one.get_by_text("2 tokens").wait_for()
+    said(one, "Half end.").wait_for()
+    said(one, "2 tokens").wait_for()
     assert asked(backend, 1) == prompt_of(("user", "Hi"), ("assistant", "Half"), ("user", "And?"))
 
 
@@ -81,11 +81,11 @@ def test_stopped_before_its_first_word_a_question_was_never_asked(page):  # noqa
     ask(one, "Hi")
     wait_until(lambda: backend.open == 1)
     one.get_by_role("button", name="Stop").click()
-    one.get_by_text("stopped").wait_for()
+    said(one, "stopped").wait_for()
     wait_until(lambda: backend.open == 0)
     backend.go.set()
     ask(one, "And?")
-    one.get_by_text("end.").wait_for()
+    said(one, "end.").wait_for()
     assert asked(backend, 1) == prompt_of(("user", "And?"))
 
 
@@ -93,11 +93,11 @@ def test_a_failure_is_told_and_can_be_tried_again(page):  # noqa: F811
     backend = ScriptedBackend(["half an "], error=RuntimeError("broken"))
     one = page(backend)
     ask(one, "Hi")
-    one.get_by_text("the engine failed").wait_for()
+    said(one, "the engine failed").wait_for()
     backend.error, backend.pieces = None, ["whole"]
     one.get_by_role("button", name="Try again").click()
-    one.get_by_text("whole").wait_for()
-    one.get_by_text("1 tokens").wait_for()
+    said(one, "whole").wait_for()
+    said(one, "1 tokens").wait_for()
     assert one.locator(".user").count() == 1, "the question stands once"
     assert asked(backend, 1) == prompt_of(("user", "Hi"))
 
@@ -106,10 +106,10 @@ def test_a_failed_question_is_no_part_of_the_conversation(page):  # noqa: F811
     backend = ScriptedBackend(["half an "], error=RuntimeError("broken"))
     one = page(backend)
     ask(one, "Hi")
-    one.get_by_text("the engine failed").wait_for()
+    said(one, "the engine failed").wait_for()
     backend.error = None
     ask(one, "And?")
-    one.get_by_text("1 tokens").wait_for()
+    said(one, "1 tokens").wait_for()
     assert asked(backend, 1) == prompt_of(("user", "And?"))
     assert one.get_by_role("button", name="Try again").count() == 0, "what follows cannot come before"
 
@@ -120,16 +120,16 @@ def test_the_server_is_restarted_in_mid_answer(page):  # noqa: F811
         url = first.enter_context(serve(chat_app(backend), patience=0))
         one = page.at(url)
         ask(one)
-        one.get_by_text("word word").wait_for()
+        said(one, "word word").wait_for()
         first.close()
-    one.get_by_text("the connection to the server broke off").wait_for()
+    said(one, "the connection to the server broke off").wait_for()
     ask(one)
-    one.get_by_text("the server cannot be reached").last.wait_for()
+    said(one, "the server cannot be reached").wait_for()
     another = ScriptedBackend(["back", " again"])
     another.models = lambda: ["another"]
     with serve(chat_app(another), port=int(url.rsplit(":", 1)[1])):
         ask(one)
-        one.get_by_text("back again").wait_for()
+        said(one, "back again").wait_for()
         one.get_by_text("ready").wait_for()
         assert one.inner_text("#model") == "another", "another server may have another model"
         assert one.locator(".running").count() == 0
@@ -146,7 +146,7 @@ def test_a_key_is_asked_for_and_sent(page):  # noqa: F811
     one.get_by_label("API key").press("Tab")
     one.get_by_text("ready").wait_for()
     ask(one)
-    one.get_by_text("yes").wait_for()
+    said(one, "yes").wait_for()
 
 
 def test_the_settings_are_what_is_asked(page):  # noqa: F811
@@ -157,7 +157,7 @@ def test_the_settings_are_what_is_asked(page):  # noqa: F811
         one.get_by_label(name).fill(value)
     one.get_by_label("told first").fill("Be kind.")
     ask(one, "Hi")
-    one.get_by_text("yes").wait_for()
+    said(one, "yes").wait_for()
     params = backend.asked[0][1]
     assert (params.temperature, params.top_p, params.max_tokens, params.seed) == (0.3, 0.5, 7, 11)
     assert asked(backend, 0) == prompt_of(("system", "Be kind."), ("user", "Hi"))
@@ -182,11 +182,11 @@ def test_conversations_side_by_side_are_asked_at_once(page):  # noqa: F811
     one.get_by_role("button", name="Settings").click()
     one.get_by_label("Ask all conversations at once").check()
     ask(one)
-    one.get_by_text("la la").nth(5).wait_for()
+    said(one, "la la").nth(5).wait_for()
     assert backend.open == 6
     for _ in range(6):
         one.get_by_role("button", name="Stop").first.click()
-    one.get_by_text("stopped").nth(5).wait_for()
+    said(one, "stopped").nth(5).wait_for()
     one.get_by_role("button", name="Close conversation 2").click()
     assert one.locator(".conversation").count() == 5
     assert one.get_by_role("button", name="New conversation").is_enabled()
@@ -203,7 +203,7 @@ def test_two_tabs_at_once_each_with_its_own_text(page):  # noqa: F811
     assert backend.open == 2
     backend.go.set()
     for one, text in ((left, "apples and pears "), (right, "boats and trains ")):
-        one.get_by_text("3 tokens").wait_for()
+        said(one, "3 tokens").wait_for()
         assert one.locator(".assistant .text").text_content() == text
 
 
@@ -211,7 +211,7 @@ def test_closing_a_conversation_stops_its_answer(page):  # noqa: F811
     backend = ScriptedBackend(["la "], endless=True)
     one = page(backend)
     ask(one)
-    one.get_by_text("la la").wait_for()
+    said(one, "la la").wait_for()
     one.get_by_role("button", name="Close conversation 1").click()
     wait_until(lambda: backend.open == 0)
     assert one.get_by_label("message of conversation 2").is_visible(), "there is always one"
@@ -231,7 +231,7 @@ def test_what_the_model_says_is_text(page):  # noqa: F811
     backend.models = lambda: [f"m{HOSTILE[0]}"]
     one = page(backend)
     ask(one, HOSTILE[1])
-    one.get_by_text("3 tokens").wait_for()
+    said(one, "3 tokens").wait_for()
     assert one.locator(".assistant .text").inner_text() == "".join(HOSTILE)
     assert one.locator(".user .text").inner_text() == HOSTILE[1]
     assert one.locator("#model").inner_text() == f"m{HOSTILE[0]}"
@@ -241,6 +241,7 @@ def test_what_the_model_says_is_text(page):  # noqa: F811
     assert one.title() == "ruvon: chat"
 
 
+LENGTH = "document.querySelector('.assistant .text')?.textContent.length"
 DRAWS = """() => {
   window.draws = window.frames_ = 0;
   const frame = () => { window.frames_ += 1; requestAnimationFrame(frame); };
@@ -248,7 +249,7 @@ DRAWS = """() => {
   new MutationObserver((records) => {
     window.draws += records.some((record) => record.target.parentElement?.matches(".assistant .text"));
   }).observe(document.querySelector(".turns"), { characterData: true, subtree: true });
-}"""
+}"""  # text nodes that change, in batches: a batch is a draw""
 
 
 def test_ten_thousand_tiny_pieces_are_drawn_once_a_frame(page):  # noqa: F811
@@ -256,7 +257,9 @@ def test_ten_thousand_tiny_pieces_are_drawn_once_a_frame(page):  # noqa: F811
     one = page(backend)
     one.evaluate(DRAWS)
     ask(one)
-    one.wait_for_function("document.querySelector('.assistant .text').textContent.length === 20_000")
+    wait_until(
+        lambda: one.evaluate("document.querySelector('.assistant .text').textContent.length === 20_000")
+    )
     draws, frames = one.evaluate("[window.draws, window.frames_]")
     assert 1 <= draws <= frames + 1, "pieces are drawn once a frame, however fast they come"
     box = one.get_by_label("message of conversation 1")
@@ -264,18 +267,20 @@ def test_ten_thousand_tiny_pieces_are_drawn_once_a_frame(page):  # noqa: F811
     assert box.input_value() == "still here"
     assert one.locator(".running").count() == 1
     backend.go.set()
-    one.get_by_text("10001 tokens").wait_for()
+    said(one, "10001 tokens").wait_for()
 
 
 def test_an_answer_of_a_megabyte(page):  # noqa: F811
     text = "word " * 200_000
     one = page(Held([text[:500_000], text[500_000:]], ["end"]))
     ask(one)
-    one.wait_for_function("document.querySelector('.assistant .text').textContent.length === 1_000_000")
+    wait_until(
+        lambda: one.evaluate("document.querySelector('.assistant .text').textContent.length === 1_000_000")
+    )
     box = one.get_by_label("message of conversation 1")
     box.press_sequentially("still here")
     one.get_by_role("button", name="Stop").click()
-    one.get_by_text("stopped").wait_for()
+    said(one, "stopped").wait_for()
     assert box.input_value() == "still here"
 
 
@@ -286,7 +291,7 @@ def test_nothing_is_kept_and_the_key_least_of_all(page):  # noqa: F811
     one.get_by_label("API key").press("Tab")
     one.get_by_text("ready").wait_for()
     ask(one)
-    one.get_by_text("yes").wait_for()
+    said(one, "yes").wait_for()
     kept = one.evaluate(
         "async () => [localStorage.length, sessionStorage.length, document.cookie,"
         " (await indexedDB.databases()).length, document.documentElement.outerHTML.includes('secret-key')]"
@@ -322,7 +327,7 @@ def test_with_the_keyboard_alone(page):  # noqa: F811
     keys.type("second")
     assert one.get_by_label("message of conversation 1").input_value() == "first\nsecond"
     keys.press("Enter")
-    one.get_by_text("Hello").wait_for()
+    said(one, "Hello").wait_for()
     assert asked(backend, 0) == prompt_of(("user", "first\nsecond"))
     assert focus() == "message of conversation 1"
     keys.type("next")
@@ -331,7 +336,7 @@ def test_with_the_keyboard_alone(page):  # noqa: F811
     keys.press("Tab")
     assert focus() == "Stop"
     keys.press("Enter")
-    one.get_by_text("stopped").wait_for()
+    said(one, "stopped").wait_for()
     assert focus() == "Send", "the focus stays where it was"
     one.get_by_role("button", name="Settings").focus()
     keys.press("Enter")
@@ -350,14 +355,14 @@ def test_it_follows_the_words_until_its_reader_scrolls_up(page):  # noqa: F811
     ask(one)
     at_end = "t => t.scrollHeight - t.scrollTop - t.clientHeight < 2"
     turns = one.locator(".turns")
-    one.get_by_text("line 99").wait_for()
+    said(one, "line 99").wait_for()
     wait_until(lambda: turns.evaluate(at_end))
     turns.hover()
     one.mouse.wheel(0, -600)
     wait_until(lambda: not turns.evaluate(at_end))
     top = turns.evaluate("t => t.scrollTop")
     backend.go.set()
-    one.get_by_text("201 tokens").wait_for()
+    said(one, "201 tokens").wait_for()
     assert turns.evaluate("t => t.scrollTop") == top, "who reads further up is left in peace"
 
 
@@ -370,9 +375,9 @@ def test_a_screen_reader_hears_whole_sentences(page):  # noqa: F811
         " new MutationObserver(() => window.heard.push(live.textContent)).observe(live, {childList: true}); }"
     )
     ask(one)
-    one.wait_for_function("window.heard.join(' ').endsWith('Tim.')")
+    wait_until(lambda: one.evaluate("window.heard.join(' ').endsWith('Tim.')"))
     backend.go.set()
-    one.wait_for_function("window.heard.join(' ').endsWith('slept')")
+    wait_until(lambda: one.evaluate("window.heard.join(' ').endsWith('slept')"))
     heard = one.evaluate("window.heard")
     assert " ".join(heard) == words
     assert all(said.rstrip("”")[-1] in ".!" for said in heard[:-1]), f"not whole sentences: {heard}"
@@ -386,8 +391,8 @@ def test_the_composer_stays_in_view_and_nothing_runs_over_the_edge(page, size): 
     backend = ScriptedBackend([*LINES, "x" * 3000])
     backend.models = lambda: ["a-model-with-a-name-of-its-own/" * 6]
     one = page(backend, viewport=size)
-    ask(one, "y" * 500)
-    one.get_by_text("101 tokens").wait_for()
+    ask(one, "y" * 120)
+    said(one, "101 tokens").wait_for()
     box = one.get_by_label("message of conversation 1").bounding_box()
     assert box["y"] + box["height"] <= size[1]
     assert one.evaluate("document.documentElement.scrollWidth") <= size[0]
@@ -405,4 +410,4 @@ def test_nothing_moves_for_whoever_wants_no_motion(page):  # noqa: F811
     one.emulate_media(reduced_motion="no-preference")
     assert one.evaluate("document.getAnimations().length") == 1
     one.keyboard.press("Escape")
-    one.get_by_text("stopped").wait_for()
+    said(one, "stopped").wait_for()

@@ -43,9 +43,10 @@ export class Answer {
   draw() {
     for (const entry of this.entries.splice(0)) {
       const text = entry.bytes ? this.decoder.decode(new Uint8Array(entry.bytes), { stream: true }) : entry.token;
-      this.words.append(tokenElement(entry, text));
+      const token = tokenElement(entry, text);
+      token.tabIndex = this.words.firstElementChild ? -1 : 0;
+      this.words.append(token);
     }
-    if (this.words.firstElementChild) this.words.firstElementChild.tabIndex = 0; // the arrows lead to the others
     if (!this.scored) this.text.appendData(this.content.slice(this.drawn));
     this.drawn = this.content.length;
     if (this.first !== null) this.took.textContent = this.measures().join(" · ");
@@ -88,18 +89,20 @@ function tokenElement(entry, text) {
   const probability = Math.exp(entry.logprob);
   const rank = probability > 0.7 ? 1 : probability > 0.3 ? 2 : probability > 0.1 ? 3 : 4;
   const token = element("span", `token p${rank}`, text);
-  token.tabIndex = -1;
   token.setAttribute("aria-describedby", "about");
   chosen.set(token, entry);
   return token;
 }
 
+let told = null; // the token that is told of
+
 function tell(event) {
-  const [about, token] = [page("about"), event.target];
-  if (about.contains(token)) return;
-  about.hidden = !chosen.has(token);
-  if (about.hidden) return;
-  const { top_logprobs: top, ...own } = chosen.get(token);
+  const about = page("about");
+  if (about.contains(event.target)) return;
+  told = chosen.has(event.target) ? event.target : null;
+  about.hidden = !told;
+  if (!told) return;
+  const { top_logprobs: top, ...own } = chosen.get(told);
   const listed = top.some((one) => one.token === own.token) ? top : [...top, own];
   about.replaceChildren(
     ...listed.map((one) => {
@@ -109,15 +112,30 @@ function tell(event) {
       return row;
     }),
   );
-  const { left, top: above, bottom } = token.getBoundingClientRect();
+  place();
+}
+
+// Below the token, or above it; nowhere once it is scrolled out of sight.
+function place() {
+  if (!told) return;
+  const [about, view] = [page("about"), told.closest(".turns").getBoundingClientRect()];
+  const { left, top, bottom } = told.getBoundingClientRect();
+  about.hidden = bottom < view.top || top > view.bottom;
   const fits = bottom + about.offsetHeight + 8 < innerHeight;
   about.style.left = `${Math.max(8, Math.min(left, innerWidth - about.offsetWidth - 8))}px`;
-  about.style.top = `${fits ? bottom + 4 : above - about.offsetHeight - 4}px`;
+  about.style.top = `${fits ? bottom + 4 : top - about.offsetHeight - 4}px`;
+}
+
+// For Tab, an answer's tokens are one stop; the arrows lead from one to the next.
+function rove({ target }) {
+  if (!chosen.has(target)) return;
+  target.parentElement.querySelector("[tabindex='0']").tabIndex = -1;
+  target.tabIndex = 0;
 }
 
 function walk(event) {
   const next = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[event.key];
-  if (event.key === "Escape") page("about").hidden = true;
+  if (event.key === "Escape") tell({ target: document.body });
   if (!next || !chosen.has(event.target)) return;
   event.preventDefault();
   event.target[next]?.focus();
@@ -125,5 +143,6 @@ function walk(event) {
 
 document.addEventListener("pointerover", tell);
 document.addEventListener("focusin", tell);
+document.addEventListener("focusin", rove);
 document.addEventListener("keydown", walk);
-document.addEventListener("scroll", () => (page("about").hidden = true), true);
+document.addEventListener("scroll", place, true);
