@@ -38,9 +38,9 @@ def test_no_data_no_event():
 
 
 def test_comments_and_other_names_are_passed_over():
-    assert list(events([": still here", "data: one", "id: 7", "event: x", "retry: 9", ": x", ""])) == [
-        "one"
-    ], "a comment and other names say nothing here, and end nothing"
+    rule = "a comment and other names say nothing here, and end nothing"
+    assert list(events([": still here", "data: one", "id: 7", "event: x", "retry: 9", ""])) == ["one"], rule
+    assert list(events(["data: one", ": x", "data: two", ""])) == ["one\ntwo"], rule
     assert list(events(["database: no", " data: no", "Data: no", ""])) == [], "the name is `data`, exactly"
 
 
