@@ -16,14 +16,17 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
+from fastapi import FastAPI
 
-from benchmarks.part14_readers import WORDS_PER_SECOND, Seen, at_once, crowd, streamed, wire_bytes
+from benchmarks.part14_readers import WORDS_PER_SECOND, Seen, at_once, crowd, question, streamed, wire_bytes
 from benchmarks.record import record, show, whole_numbers
 from engine.async_engine import AsyncLLMEngine
 from engine.cache.slots import SlotCache
 from engine.chat_template import ChatTemplate
+from engine.client.stream import ChatClient
 from engine.executor import Executor, ModelForward
 from engine.layers.packed_linear import pack_linears
+from engine.listeners import Listener, StepRecord
 from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
@@ -33,10 +36,11 @@ from engine.tokenizer import Tokenizer
 from parts.stage import served
 
 MODEL, USERS = "storyteller", (1, 8, 32)
+STOP_ALLOWED, STOP_AFTER = 200, 20  # tokens, pieces
 WAYS = {"stream": streamed, "one piece": at_once}
 
 
-def app():
+def build() -> tuple[LLMEngine, FastAPI]:
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=max(USERS)))
     cache = SlotCache(model.config, max(USERS), 256)
@@ -44,16 +48,39 @@ def app():
     executor = Executor(ModelForward(model, cache))
     engine = LLMEngine(tokenizer, model.config, scheduler, executor, max_model_len=256)
     template = ChatTemplate.from_pretrained(MODEL)
-    return create_app(AsyncLLMEngine(engine, MODEL), [chat(tokenizer, model.config, template)])
+    return engine, create_app(AsyncLLMEngine(engine, MODEL), [chat(tokenizer, model.config, template)])
 
 
 @contextmanager
-def clocked() -> Iterator[tuple[str, int]]:
+def clocked(app: FastAPI) -> Iterator[tuple[str, int]]:
     """(address, clock of its event loop's thread) of a server."""
     others = set(threading.enumerate())
-    with served(app()) as address:
+    with served(app) as address:
         (loop,) = [t for t in threading.enumerate() if t not in others and t.name != "engine"]
         yield address, time.pthread_getcpuclockid(loop.ident)
+
+
+class Computed(Listener):
+    """How many tokens went through the model."""
+
+    tokens = 0
+
+    def on_step(self, record: StepRecord) -> None:
+        self.tokens += sum(record.tokens_computed)
+
+
+def stopped(address: str, engine: LLMEngine) -> dict[str, int]:
+    """A reader who leaves: how long the answer might have become, and what was computed of it."""
+    computed, client = Computed(), ChatClient(address)
+    engine.listeners.add(computed)
+    pieces = client.stream(question(0), max_completion_tokens=STOP_ALLOWED, ignore_eos=True, temperature=0)
+    for _ in range(STOP_AFTER):
+        next(pieces)
+    pieces.close()
+    while engine.has_unfinished_requests():
+        time.sleep(0.01)
+    client.close()
+    return {"allowed": STOP_ALLOWED, "pieces_read": STOP_AFTER, "tokens_computed": computed.tokens}
 
 
 def main() -> None:
@@ -62,17 +89,19 @@ def main() -> None:
     wishes = {"max_completion_tokens": args.tokens, "temperature": 0.8, "ignore_eos": True}
     found: dict[tuple[int, str], list[tuple[list[Seen], float]]] = {}
     spawn = multiprocessing.get_context("spawn")
-    with clocked() as (address, clock), ProcessPoolExecutor(1, spawn) as readers:
+    engine, app = build()
+    with clocked(app) as (address, clock), ProcessPoolExecutor(1, spawn) as readers:
         for way in WAYS.values():  # to warm up
             readers.submit(crowd, address, [way], wishes).result()
         stream_bytes = wire_bytes(address, 0, wishes)
+        stop = stopped(address, engine)
         for _ in range(args.repeats):
             for users in USERS:
                 for name, way in WAYS.items():
                     before = time.clock_gettime(clock)
                     seen = readers.submit(crowd, address, [way] * users, wishes).result()
                     found.setdefault((users, name), []).append((seen, time.clock_gettime(clock) - before))
-    figures = {"bytes_per_token": {}, "users": {}}
+    figures = {"bytes_per_token": {}, "users": {}, "stop": stop}
     for (users, name), rounds in found.items():
         everyone = [seen for seen, _ in rounds for seen in seen]
         figures["users"].setdefault(str(users), {})[name] = {
@@ -89,7 +118,7 @@ def main() -> None:
             (one,) = rounds[0][0]
             figures["bytes_per_token"] = {
                 "stream": stream_bytes / one.num_tokens,
-                "one piece": one.bytes_read / one.num_tokens,
+                "one_piece": one.bytes_read / one.num_tokens,
             }
         if users == max(USERS):
             figures.setdefault("trace", {})[name] = [round(when, 4) for when in everyone[-1].words]

@@ -2,14 +2,15 @@
 
 Promises the text of Hugging Face's `apply_chat_template`, and a way to keep special tokens the template's
 own (`guarded`). A template is a small program (Jinja) that comes with a checkpoint: it runs in a sandbox,
-which keeps it from this process and its files. Knows no roles: which there are, and in which order, is the
-template's business. Document: https://huggingface.co/docs/transformers/chat_templating
+which keeps it from this process and its files, though not from taking time and memory. Knows no roles: which
+there are, and in which order, is the template's business. Document:
+https://huggingface.co/docs/transformers/chat_templating
 """
 
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,12 +44,17 @@ def guarded(
     guard = next((guard for guard in GUARDS if guard not in contents), None)
     if guard is None:
         raise ChatError(f"the contents hold all {len(GUARDS)} noncharacters from U+FDD0 on")
-    # A look ahead takes no text, so the search goes on one character later and finds what overlaps.
-    spelled = "|".join(map(re.escape, special_tokens)) or "(?!)"  # which is found nowhere
-    first = re.compile(f"(?={spelled}).", re.DOTALL)
-    return [
-        {**message, "content": first.sub(rf"\g<0>{guard}", message["content"])} for message in messages
-    ], guard
+    found = []
+    for message in messages:
+        content, places = message["content"], set()
+        for token in special_tokens:
+            start = content.find(token)
+            while start >= 0:
+                places.add(start + 1)
+                start = content.find(token, start + 1)  # what overlaps is found, too
+        pieces = (content[a:b] for a, b in pairwise([0, *sorted(places), len(content)]))
+        found.append({**message, "content": guard.join(pieces)})
+    return found, guard
 
 
 class ChatTemplate:

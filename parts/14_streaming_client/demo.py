@@ -134,12 +134,15 @@ def seen_by_the_model(console: Console, tokenizer: Tokenizer) -> list[int]:
         ids = tokenizer.encode(text, False, taken_out)
         shown = Text()
         for id in ids:
-            special = id in tokenizer.special_ids
-            shown.append(tokenizer.decode([id]), style="bold reverse cyan" if special else "")
+            word = tokenizer.decode([id])
+            if id in tokenizer.special_ids:
+                shown.append(f"⟦{word}⟧", style="bold cyan")
+            else:
+                shown.append(word)
         console.print(Panel(shown, title=name, title_align="left"))
         counts.append(sum(id in tokenizer.special_ids for id in ids))
     console.print(
-        f"Special tokens are marked: {counts[0]}, of which the template wrote {counts[1]}. "
+        f"Special tokens are in ⟦ ⟧: {counts[0]}, of which the template wrote {counts[1]}. "
         "The others came out of a message."
     )
     return counts
@@ -163,6 +166,7 @@ def readers(console: Console, address: str) -> dict:
                         live.update(side_by_side(latest), refresh=True)
 
                 seen = crowd(address, [streamed, at_once] * (users // 2), WISHES, watch)
+            console.print()
         else:
             seen = crowd(address, [streamed, at_once] * (users // 2), WISHES)
         waits[users] = {

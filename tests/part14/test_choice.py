@@ -73,6 +73,7 @@ def test_the_last_delta_may_be_empty():
 
 def test_logprobs_of_a_message():
     got = choice(sample(2, "Hi", "length"), logprobs=True)["logprobs"]
+    assert isinstance(got, dict), "logprobs are an object with the entries as `content`"
     assert set(got) == {"content", "refusal"}, "logprobs are an object with the entries as `content`"
     assert got["refusal"] is None
     assert [entry["token"] for entry in got["content"]] == ["H", "i"], "an entry for each token"

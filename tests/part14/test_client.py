@@ -84,7 +84,7 @@ def test_nobody_there():
 
 def test_what_is_no_address_and_no_key_is_told():
     with pytest.raises(ChatFailed, match="no address"):
-        ChatClient("http://[")
+        ChatClient("http://x:port")
     with pytest.raises(ChatFailed, match="begins with http://"):
         ChatClient("localhost:8000")
     with pytest.raises(ChatFailed, match="API key"):

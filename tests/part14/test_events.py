@@ -6,7 +6,10 @@ from engine.client.sse import events, lines
 
 
 def test_an_empty_line_ends_an_event():
-    assert list(events(["data: one", "", "data: two", ""])) == ["one", "two"]
+    got = list(events(["data: one", "", "data: two", ""]))
+    assert got == ["one", "two"], (
+        "an empty line ends an event, and data of the last event are not those of the next"
+    )
 
 
 def test_an_event_is_there_as_soon_as_its_empty_line_is():
@@ -28,19 +31,17 @@ def test_several_data_lines_are_lines_of_one_event():
         "the values of `data` are the lines of one event, joined by line breaks"
     )
     assert list(events(["data: one", "data:", "data: two", ""])) == ["one\n\ntwo"], "an empty value is a line"
-    got = list(events(["data: one", "", "data: two", ""]))
-    assert got == ["one", "two"], "data of the last event are not those of the next"
-
-
-def test_comments_and_other_names_are_passed_over():
-    assert list(events([": still here", "data: one", "id: 7", "event: x", "retry: 9", ": x", ""])) == [
-        "one"
-    ], "a comment and other names say nothing here, and end nothing"
-    assert list(events(["database: no", " data: no", "Data: no", ""])) == [], "the name is `data`, exactly"
 
 
 def test_no_data_no_event():
     assert list(events(["", "", ": comment", "", "event: x", ""])) == [], "an event without `data` is none"
+
+
+def test_comments_and_other_names_are_passed_over():
+    rule = "a comment and other names say nothing here, and end nothing"
+    assert list(events([": still here", "data: one", "id: 7", "event: x", "retry: 9", ""])) == ["one"], rule
+    assert list(events(["data: one", ": x", "data: two", ""])) == ["one\ntwo"], rule
+    assert list(events(["database: no", " data: no", "Data: no", ""])) == [], "the name is `data`, exactly"
 
 
 def test_a_line_without_a_colon_is_a_name():
