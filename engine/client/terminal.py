@@ -75,7 +75,8 @@ class Chat:
             try:
                 for text, so_far in stream:
                     answer = so_far
-                    self.console.out(wrap.push(shown(text)), end="", highlight=False)
+                    self.console.file.write(wrap.push(shown(text)))  # rich would take backspaces out
+                    self.console.file.flush()
             except KeyboardInterrupt:
                 self.console.print(" [stopped]", style="dim", markup=False, end="")
             except ChatFailed:
