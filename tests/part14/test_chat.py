@@ -67,6 +67,19 @@ def test_a_stream_begins_with_the_role_and_its_deltas_are_the_message(client):
         assert [c.finish_reason for c in own if c.finish_reason] == ["length"]
 
 
+def test_openais_own_helper_puts_the_message_together(client):
+    stop = ALONE.text[10:12]
+    ask = {**ASK, "logprobs": True, "stop": stop, "stream_options": {"include_usage": True}}
+    with client.chat.completions.stream(**ask) as stream:
+        deltas = [event.delta for event in stream if event.type == "content.delta"]
+        final = stream.get_final_completion()
+    (choice,) = final.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", ALONE.text.partition(stop)[0])
+    assert "".join(deltas) == choice.message.content
+    assert choice.finish_reason == "stop"
+    assert len(choice.logprobs.content) == final.usage.completion_tokens, "those of the stop string, too"
+
+
 def test_parts_of_text_are_lines_and_a_developer_is_a_system(client):
     parts = [{"type": "text", "text": "Tell me"}, {"type": "text", "text": "about the dog."}]
     one = client.chat.completions.create(
