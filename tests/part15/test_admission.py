@@ -62,7 +62,7 @@ def test_who_finds_no_room_is_told_when_to_come_again():
         await backend.generate("prompt", PARAMS, "r")
         error = await refused(backend)
         assert (error.status, error.code) == (429, "queue_full"), "no room now: a 429, queue_full"
-        assert error.headers == {"Retry-After": "5"}, "nothing has ended yet: the first guess"
+        assert error.headers == {"Retry-After": "2"}, "nothing has ended yet: the first guess"
         assert "the queue is full" in error.message
         assert error.body()["error"]["type"] == "rate_limit_error"
         assert backend.refused["queue_full"] == 1
