@@ -90,7 +90,7 @@ class CostMeter(Listener):
             self._tracks[request.id] = Track(request, account)
 
     def on_step(self, record: StepRecord) -> None:
-        """Give out the time that this step ends: from the last moment that somebody has to `record.end`.
+        """Give out the time that this step ends (`_take`), up to `record.end`. Holds the lock: others read.
 
         1. If the step failed, all of it is the operator's, as `failed`, and nobody has got anywhere.
         2. Else every request in it has its work (`_work`). A request without a track has left: what was done

@@ -131,10 +131,12 @@ class Costs:
         CostShown(self.meter, metrics)
         return self.meter
 
-    def end(self) -> None:
-        """The log's last lines: with them it adds up to the bill."""
+    def end(self) -> Bill:
+        """The bill so far; the log gets its last lines, with which it adds up to that."""
+        bill = self.meter.read()
         if self.log:
-            self.log.close(self.meter.read(), self.meter.unfinished())
+            self.log.close(bill, self.meter.unfinished())
+        return bill
 
 
 def parse_weights(text: str) -> Weights:
