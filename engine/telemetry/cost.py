@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from engine.listeners import Listener, StepRecord
 from engine.scheduling.request import Request
 from engine.telemetry.bill import PAID, UNPAID, ApiPrice, Bill, Price
-from engine.telemetry.shares import Weights, share_out, work_of
+from engine.telemetry.shares import Weights, Work, share_out, work_of
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +123,13 @@ class CostMeter(Listener):
     def _work(self, track: Track, start: int, end: int) -> list[tuple[str, int]]:
         """(kind, weight) of what a step did for a request: tokens `start` to `end`. It counts its tokens."""
         request = track.request
-        prompt = request.num_prompt_tokens
+        prompt, said = request.num_prompt_tokens, len(request.stats.token_times)
+        if start == track.reached >= prompt and end == start + 1 and said == track.said + 1:
+            # One more output token: what follows finds the same, slower, and all of a crowd come this way.
+            track.reached, track.said = end, said
+            self._tokens["output"] += 1
+            track.account.tokens["output"] += 1
+            return [("output", self.weights.output + end * self.weights.held)]
         # 1. It begins behind what it had reached: somebody else had computed that.
         found = max(start - track.reached, 0)
         track.cached, track.reached = track.cached + found, track.reached + found
@@ -138,17 +144,13 @@ class CostMeter(Listener):
         # 2. What is new of it: tokens of the prompt, and tokens that were said.
         known = len(request.token_ids) - request.num_expected
         reached = max(track.reached, min(end, known - 1))  # rejected drafts are computed anew (Part 16)
-        said = len(request.stats.token_times)
-        new = {
-            "cached": found,
-            "input": max(min(reached, prompt) - track.reached, 0),
-            "output": said - track.said,
-        }
+        read = max(min(reached, prompt) - track.reached, 0)
+        for kind, tokens in (("cached", found), ("input", read), ("output", said - track.said)):
+            if tokens:
+                self._tokens[kind] += tokens
+                track.account.tokens[kind] += tokens
         track.reached, track.said = reached, said
-        for kind, tokens in new.items():
-            self._tokens[kind] += tokens
-            track.account.tokens[kind] += tokens
-        return [(kind, weight) for kind, weight in zip(work._fields, work, strict=True) if weight]
+        return [(kind, weight) for kind, weight in zip(Work._fields, work) if weight]
 
     def on_finish(self, request: Request) -> None:
         with self._lock:

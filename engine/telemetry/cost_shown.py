@@ -142,6 +142,6 @@ class Costs:
 def parse_weights(text: str) -> Weights:
     """From "input,output,held". Raises ValueError."""
     names, given = [field.name for field in fields(Weights)], text.split(",")
-    if len(given) != len(names) or not all(re.fullmatch("[0-9]{1,10}", number) for number in given):
+    if len(given) != len(names) or not all(re.fullmatch("[0-9]{1,10}", number.strip()) for number in given):
         raise ValueError(f"cost_weights={text!r}: whole nanoseconds are accepted, as {','.join(names)}")
     return Weights(*(int(number) for number in given))

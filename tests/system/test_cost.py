@@ -1,4 +1,4 @@
-"""`ruvon serve --price-per-hour`: what answers cost, where it is shown, and a log that adds up to the bill."""
+"""`ruvon serve --price-per-hour`: what answers cost, where that is shown, and a log that adds up."""
 
 import csv
 import re
