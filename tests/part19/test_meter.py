@@ -50,6 +50,15 @@ def test_a_step_is_shared_by_work_not_by_heads(played):
     assert (paid(long), paid(short)) == ({"input": 3}, {"input": 1}), "30 tokens and 10: three to one"
 
 
+def test_the_last_nanosecond_is_given_out(played):
+    three = [Asked(name, 1) for name in "abc"]
+    played.arrive(0, *three)
+    played.step(0, 10e-9, dict.fromkeys(three, 1))
+    assert [request.stats.account.total_ns for request in three] == [4, 3, 3], (
+        "10 ns among three equals: one share of all works (share_out), so that none is lost"
+    )
+
+
 def test_time_between_two_steps_belongs_to_the_step_that_ends_it(played):
     one = Asked("a")
     played.arrive(0, one)
@@ -119,15 +128,6 @@ def test_what_is_computed_again_is_not_on_the_account(played):
         "ten tokens again, one new: the ten are the operator's"
     )
     assert one.stats.account.tokens == {"cached": 0, "input": 10, "output": 2}
-
-
-def test_the_last_nanosecond_is_given_out(played):
-    three = [Asked(name, 1) for name in "abc"]
-    played.arrive(0, *three)
-    played.step(0, 10e-9, dict.fromkeys(three, 1))
-    assert [request.stats.account.total_ns for request in three] == [4, 3, 3], (
-        "10 ns among three equals: one share of all works (share_out), so that none is lost"
-    )
 
 
 def test_samples_of_a_request_share_its_account(played):
