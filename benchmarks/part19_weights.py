@@ -4,8 +4,8 @@
 
 `storyteller` over pages, as the server has it. Steps of known composition: some sequences that get a token
 each, with so many tokens behind them, and beside them so many tokens of a prompt. Of each composition the
-fastest of the rounds counts, by the processor's time: others' work on the machine disturbs it least. Least squares, each step
-weighed by 1 / its time, so that a short step counts as a long one, and no number below 0:
+fastest of the rounds counts, by the processor's time: others' work on the machine disturbs it least. Least
+squares, each step weighed by 1 / its time, so that a short step counts as a long one, and no number below 0:
 
     time = whatever is in it + input · prompt tokens + output · chosen tokens + held · tokens held
 """

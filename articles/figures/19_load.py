@@ -19,7 +19,10 @@ def main() -> None:
     ax.plot(tokens, whole, "o-", color=BLUE, label="the whole bill, by its output tokens")
     ax.plot(tokens, paid, "o-", color=ORANGE, label="what requests pay for their output tokens")
     ax.fill_between(tokens, paid, whole, color=BLUE, alpha=0.08, lw=0)
-    for point, x, y in zip(points, tokens, whole, strict=True):
+    following = [*tokens[1:], float("inf")]
+    for point, x, y, right in zip(points, tokens, whole, following, strict=True):
+        if right < 1.08 * x:  # its words would lie on the next one's
+            continue
         words = f"{point['used']:.0%}"
         ax.annotate(words, (x, y), (4, 6), textcoords="offset points", fontsize=8.5, color=GREY)
     ax.set(
@@ -31,6 +34,8 @@ def main() -> None:
     ax.set_title(
         "Beside the points: the share of the time that requests pay for", loc="left", fontsize=9, color=GREY
     )
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter("{x:g}")
     ax.grid(alpha=0.3, which="both")
     ax.legend(frameon=False)
     bare(ax)

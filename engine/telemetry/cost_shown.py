@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from engine.llm_engine import LLMEngine
-from engine.telemetry.bill import ApiPrice, Bill, Price, money
+from engine.telemetry.bill import PAID, ApiPrice, Bill, Price, money
 from engine.telemetry.cost import CostMeter
 from engine.telemetry.cost_log import CostLog
 from engine.telemetry.metrics import ENGINE, LABELS, EngineMetrics
@@ -45,7 +45,7 @@ class CostShown:
             "value": money(bill.total),
             "note": self._note(bill),
             "rows": [
-                [LABEL[kind], ns / (bill.total_ns or 1), money(bill.price.of(ns))]
+                [LABEL[kind], ns / bill.total_ns, money(bill.price.of(ns)), "a" if kind in PAID else "b"]
                 for kind, ns in bill.ns.items()
                 if ns and kind != "under_way"
             ],
@@ -53,7 +53,10 @@ class CostShown:
 
     def _note(self, bill: Bill) -> str:
         """In words: the price of a token, what of the time was used, and the comparison if there is one."""
-        words = [f"{money(bill.per_output_token)} per output token, idle time included"]
+        each = bill.per_output_token
+        words = [f"{money(each)} per output token, idle time included"]
+        if each:
+            words[0] += f" ({money(each * 10**6)} a million)"
         words.append(f"{bill.used:.0%} of the time is paid by requests")
         if self.meter.api_price:
             words.append(f"the same tokens at the API's price: {money(self.meter.api_price.of(bill.tokens))}")

@@ -131,7 +131,8 @@ class EngineMetrics(Listener):
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.succeeded, self.ended_early = dict.fromkeys(SUCCESS, 0), dict.fromkeys(EARLY, 0)
         self.from_executor: dict[str, float] = {}  # StepRecord.counters, added up
-        # What others add to the dashboards: title, value and note as text, rows of [label, share, text].
+        # What others add to the dashboards: title, value and note as text, rows of
+        # [label, share, text, colour "a" or "b"].
         self.panels: list[Callable[[], dict]] = []
         self._about = histograms(engine.max_model_len)
         self.histograms = {name: Histogram(bounds) for name, (_, bounds) in self._about.items()}

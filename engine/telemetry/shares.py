@@ -44,9 +44,9 @@ class Weights:
     of `storyteller` on the machine that its results name, rounded.
     """
 
-    input: int = 100_000  # a token of a prompt, read with others
-    output: int = 500_000  # a token that is chosen by itself
-    held: int = 500  # a token whose keys and values are read
+    input: int = 200_000  # a token of a prompt, read with others
+    output: int = 400_000  # a token that is chosen by itself
+    held: int = 2_000  # a token whose keys and values are read
 
     def __post_init__(self) -> None:
         for field in fields(self):

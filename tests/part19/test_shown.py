@@ -76,8 +76,11 @@ def test_the_dashboards_data_has_a_panel(shown):
     assert panel["value"].startswith("$")
     assert "per output token, idle time included" in panel["note"]
     assert "the same tokens at the API's price: $" in panel["note"]
-    labels, shares, amounts = zip(*panel["rows"], strict=True)
+    labels, shares, amounts, colours = zip(*panel["rows"], strict=True)
     assert set(labels) >= {"prompt tokens", "output tokens", "idle"}
+    of_nobody = {label for label, colour in zip(labels, colours, strict=True) if colour == "b"}
+    assert "idle" in of_nobody, "what no request pays for has a colour of its own"
+    assert not of_nobody & {"prompt tokens", "output tokens"}
     assert 0 < sum(shares) <= 1 + 1e-9
     assert all(amount.startswith("$") for amount in amounts)
     assert meter.read().requests == 1

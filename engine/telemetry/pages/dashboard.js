@@ -171,9 +171,9 @@ function point(second) { // the same second is pointed at in every chart
 // What an extension adds: a number, what it means, and how it divides.
 function panel({ title, value, note, rows }) {
   const box = element("article", { class: "tile panel" }), list = element("ul");
-  for (const [label, share, text] of rows) {
+  for (const [label, share, text, colour] of rows) {
     const row = element("li"), bar = shape("svg", { class: "bar", "aria-hidden": "true" });
-    bar.append(shape("rect", { width: `${(100 * share).toFixed(2)}%`, height: "100%" }));
+    bar.append(shape("rect", { class: colour, width: `${(100 * share).toFixed(2)}%`, height: "100%" }));
     row.append(element("span", {}, label), bar, element("span", {}, percent(share)), element("b", {}, text));
     list.append(row);
   }
