@@ -16,7 +16,7 @@ from engine.telemetry.bill import PAID, Price
 from engine.telemetry.cost import CostMeter
 from engine.telemetry.shares import Weights
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward
-from tests.part13.test_ahead import ahead
+from tests.part13.test_ahead import ahead, forward_of
 from tests.part19.metering import Asked, Loud, Played
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -90,11 +90,12 @@ def test_an_engine_with_joins_aborts_preemptions_failures_and_pauses(kind, seed,
     options = {"listeners": Loud(), "max_model_len": 64}
     if kind == "one step ahead":
         engine = ahead(cache, **options)
+        forward = forward_of(engine).fake
     else:
         forward = FakeForward(cache)
-        forward.fail_at = {rng.randint(1, 40): RuntimeError("broken") for _ in range(rng.randint(0, 3))}
         scheduler = ContinuousScheduler(cache, 5, 24)
         engine = LLMEngine(TOKENIZER, CONFIG, scheduler, Executor(forward), **options)
+    forward.fail_at = {rng.randint(1, 40): RuntimeError("broken") for _ in range(rng.randint(0, 3))}
     weights = Weights(rng.randint(1, 10**6), rng.randint(1, 10**6), rng.randint(0, 1000))
     meter = CostMeter(Price(Fraction(rng.randint(1, 10**6), 1000)), weights, clock=clock.perf_counter)
     engine.listeners.add(meter)

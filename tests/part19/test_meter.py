@@ -130,6 +130,18 @@ def test_what_is_computed_again_is_not_on_the_account(played):
     assert one.stats.account.tokens == {"cached": 0, "input": 10, "output": 2}
 
 
+def test_rejected_drafts_are_not_computed_again_but_for_the_first_time(played):
+    """Part 16: a step computes four tokens and one of them stands; the next begins behind that one."""
+    one = Asked("a")
+    played.arrive(0, one)
+    played.step(0, 1, {one: 10})
+    played.step(1, 2, {one: 4})
+    one.computed = 11
+    played.step(2, 3, {one: 4})
+    assert played.seconds(3) == {"input": 1, "output": 2}, "what a rejected draft left behind was not reached"
+    assert one.stats.account.tokens == {"cached": 0, "input": 10, "output": 3}
+
+
 def test_samples_of_a_request_share_its_account(played):
     first, second = Asked("a/0", request_id="a"), Asked("a/1", request_id="a")
     played.arrive(0, first, second)

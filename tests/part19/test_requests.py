@@ -5,10 +5,12 @@ from functools import partial
 import pytest
 
 from engine.decoding.params import SamplingParams
+from engine.executor import Executor
+from engine.llm_engine import LLMEngine
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.telemetry.bill import PAID
 from engine.telemetry.cost import Account, CostMeter
-from tests.part06.fakes import BlockCache, FakeForward, assert_idle, run_to_end
+from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, assert_idle, run_to_end
 from tests.part12.pages import PageReader, paged
 from tests.part13.test_ahead import ahead
 from tests.part19.metering import DOLLAR_A_SECOND, EVEN, Loud
@@ -86,13 +88,9 @@ def test_tokens_found_in_the_cache_are_cached_tokens():
     assert_all_is_given_out(meter, done)
 
 
-def pages_engine(cache):
-    from engine.executor import Executor
-    from engine.llm_engine import LLMEngine
-    from tests.part06.fakes import CONFIG, TOKENIZER
-
+def pages_engine(cache, **options) -> LLMEngine:
     scheduler = ContinuousScheduler(cache, 4, 32)
-    return LLMEngine(TOKENIZER, CONFIG, scheduler, Executor(PageReader(cache)), Loud())
+    return LLMEngine(TOKENIZER, CONFIG, scheduler, Executor(PageReader(cache)), Loud(), **options)
 
 
 def test_preempted_requests_pay_no_token_twice(metered):
@@ -113,6 +111,21 @@ def test_preempted_requests_pay_no_token_twice(metered):
         "tokens computed again after a preemption are no tokens of the request"
     )
     assert meter.read().ns["recomputed"] > 0, "somebody has to pay for them: the operator"
+    assert_all_is_given_out(meter, done)
+
+
+def test_who_comes_back_from_swap_space_has_nothing_computed_again():
+    cache = paged(8, num_swap_blocks=64, preemption_mode="swap", enable_prefix_caching=False)
+    engine = pages_engine(cache, max_model_len=32)
+    meter = CostMeter(DOLLAR_A_SECOND)
+    engine.listeners.add(meter)
+    done = accounts(meter)
+    for name in "ab":
+        engine.add_request(name, "a prompt", SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))
+    run_to_end(engine)
+    assert cache.num_swapped > 0, "this cache is too small for both"
+    assert meter.read().ns["recomputed"] == 0, "what was copied out and back was computed once"
+    assert {used(account) for account in done.values()} == {(0, 8, 16)}
     assert_all_is_given_out(meter, done)
 
 
