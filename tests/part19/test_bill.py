@@ -46,12 +46,12 @@ def test_another_api_price_is_refused(wrong):
 
 
 def test_the_bill_is_all_the_time_there_was():
-    found = bill(tokens=(10, 20, 100), input=HOUR // 4, output=HOUR // 4, idle=HOUR // 2)
+    found = bill(tokens=(10, 20, 100), cached=HOUR // 8, input=HOUR // 8, output=HOUR // 4, idle=HOUR // 2)
     assert found.total == Fraction(5, 2)
     assert found.used == 0.5
     assert found.per_output_token == Fraction(5, 200), "idle time is in the price of a token"
-    assert found.per_token("input") == Fraction(5, 8) / 20
-    assert found.per_token("cached") == 0
+    assert found.per_token("input") == Fraction(5, 16) / 20
+    assert found.per_token("cached") == Fraction(5, 16) / 10
 
 
 def test_without_tokens_or_time_there_is_no_price_of_a_token():

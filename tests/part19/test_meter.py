@@ -70,6 +70,16 @@ def test_time_between_two_steps_belongs_to_the_step_that_ends_it(played):
     assert played.seconds(6) == {"input": 2, "output": 4}
 
 
+def test_a_second_arrival_makes_no_time_idle(played):
+    one, other = Asked("a"), Asked("b")
+    played.arrive(0, one)
+    played.arrive(2, other)
+    played.step(1, 3, {one: 10})
+    assert paid(one) == {"input": 3}, (
+        "somebody was there when the second came: the step has all three seconds"
+    )
+
+
 def test_steps_that_overlap_have_each_second_once(played):
     one, other = Asked("a"), Asked("b")
     played.arrive(0, one, other)
@@ -130,11 +140,29 @@ def test_what_is_computed_again_is_not_on_the_account(played):
     assert one.stats.account.tokens == {"cached": 0, "input": 10, "output": 2}
 
 
-def test_rejected_drafts_are_not_computed_again_but_for_the_first_time(played):
-    """Part 16: a step computes four tokens and one of them stands; the next begins behind that one."""
+def test_cached_tokens_bear_their_reading_in_each_chunk_of_the_prompt():
+    played = Played(Weights(input=1, output=1, held=1))
+    one = Asked("a", 20)
+    played.arrive(0, one)
+    one.computed = 8  # found in the cache
+    played.step(0, 20, {one: 6})  # 6 computed and 14 held
+    played.step(20, 46, {one: 6})  # 6 computed and 20 held
+    assert paid(one) == {"cached": 8 + 8, "input": 12 + 18}, (
+        "the eight that were found are read by both chunks"
+    )
+    assert one.stats.account.tokens == {"cached": 8, "input": 12, "output": 1}, "and are counted once"
+
+
+@pytest.mark.parametrize("expected", [0, 1])
+def test_rejected_drafts_are_not_computed_again_but_for_the_first_time(played, expected):
+    """Part 16: a step computes four tokens and one of them stands; the next begins behind that one. A token
+    that is expected (Part 13) is not known.
+    """
     one = Asked("a")
     played.arrive(0, one)
     played.step(0, 1, {one: 10})
+    one.token_ids += [-1] * expected
+    one.num_expected = expected
     played.step(1, 2, {one: 4})
     one.computed = 11
     played.step(2, 3, {one: 4})
