@@ -230,6 +230,34 @@ def test_a_request_that_can_never_run_fails_as_ever():
     assert_idle(engine)
 
 
+class CountingExecutor(AheadExecutor):
+    """Counts how often each step's result is asked for."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.asked: list[int] = []
+
+    def submit(self, batch):
+        pending, number = super().submit(batch), len(self.asked)
+        self.asked.append(0)
+
+        def result():
+            self.asked[number] += 1
+            return type(pending).result(pending)
+
+        object.__setattr__(pending, "result", result)
+        return pending
+
+
+def test_a_steps_result_is_asked_for_once():
+    engine = ahead(BlockCache(60, 8), executor_class=CountingExecutor)
+    for number in range(6):
+        engine.add_request(str(number), "hello", mixed(number))
+    run_to_end(engine)
+    rule = "`land` alone asks: with log probabilities, a result is a good deal of work for the host"
+    assert set(engine.executor.asked) == {1}, rule
+
+
 # 3. What goes wrong.
 
 
