@@ -172,6 +172,17 @@ def test_the_next_step_is_launched_before_the_last_one_lands():
     assert log == ["launch", "launch", "land", "launch", "land", "land"]
 
 
+def test_rows_inside_a_prompt_give_no_token():
+    engine = ahead(BlockCache(60, 8), seats=4, budget=4)
+    engine.add_request("a", "hello, you", replace(GREEDY, max_tokens=3, prompt_logprobs=0))
+    engine.step()
+    (request,) = engine.scheduler.running
+    rule = "a chunk inside a prompt wants rows for their scores, and chooses no token: none is expected"
+    assert PLACEHOLDER not in request.token_ids, rule
+    (output,) = run_to_end(engine).values()
+    assert output.outputs[0].token_ids == told_alone("hello, you", replace(GREEDY, max_tokens=3)).token_ids
+
+
 def test_an_end_by_length_wastes_no_step_and_one_by_a_stop_wastes_one():
     for params, wasted in ((GREEDY, 0), (replace(GREEDY, max_tokens=50, stop=("z", "y", "x", "a", "e")), 1)):
         engine = ahead(BlockCache(60, 8))
