@@ -17,8 +17,10 @@ from engine.config import ModelConfig
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
 from engine.decoding.prompts import prompt_token_ids
+from engine.server.answers import described
 from engine.server.app import Extension, complete
 from engine.server.backend import Backend
+from engine.server.chat_answers import ChatCompletion
 from engine.server.errors import RequestError
 from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
 from engine.server.protocol import CompletionRequest, Fields, SamplingFields
@@ -147,8 +149,10 @@ def chat(
     shape = Chat(tokenizer, allow_priority)
 
     def extend(app: FastAPI, backend: Backend) -> None:
-        @app.post("/v1/chat/completions", response_model=None)
-        @app.post("/chat/completions", response_model=None)
+        completion = described(ChatCompletion, "deltas of it")
+
+        @app.post("/v1/chat/completions", response_model=None, responses=completion)
+        @app.post("/chat/completions", response_model=None, responses=completion)
         async def chat_completions(body: ChatRequest, request: Request) -> Response:
             async def prompts() -> list[list[int]]:
                 # Rendering and tokenizing a long conversation takes its time: others have theirs meanwhile.

@@ -116,14 +116,21 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 1}}}
 RESPONSES: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "A field is wrong or not supported; `param` names it"},
     401: {"model": ErrorBody, "description": "The API key is missing or wrong"},
     404: {"model": ErrorBody, "description": "No such model"},
+    405: {"model": ErrorBody, "description": "Not with this method"},
     413: {"model": ErrorBody, "description": "The body is too large"},
+    429: {"model": ErrorBody, "description": "No room now: try again", "headers": RETRY_AFTER},
     500: {"model": ErrorBody, "description": "The engine failed"},
-    503: {"model": ErrorBody, "description": "Too many requests at once"},
-    "default": {"model": ErrorBody, "description": "Any other error"},
+    503: {
+        "model": ErrorBody,
+        "description": "Too many requests, or no engine",
+        "headers": RETRY_AFTER,
+    },
+    "4XX": {"model": ErrorBody, "description": "Any other error of the client's"},
 }
 
 

@@ -26,7 +26,7 @@ class GenerateRequest(Fields):
 def generate(app: FastAPI, backend: Backend) -> None:
     """The route; an extension of `create_app`."""
 
-    @app.post("/generate", response_model=None)
+    @app.post("/generate", response_model=None, response_class=sse.EventStream)
     async def generate(body: GenerateRequest) -> sse.EventStream:
         given = {"max_tokens": body.max_tokens, "temperature": body.temperature}
         params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
