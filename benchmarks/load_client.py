@@ -112,15 +112,13 @@ class Target:
 async def _read(received: AsyncIterator[bytes], seen: Seen) -> None:
     """Fill in `seen` from a stream. Without [DONE] and a finish_reason, it was broken off."""
     now = asyncio.get_running_loop().time
-    pieces, finished = [], False
+    pieces, finished, done, failed = [], False, False, False
     async for data in _events(received):
         if data == b"[DONE]":
-            seen.outcome = OK if finished else BROKEN
-            break
+            done = True
+            continue
         chunk = json.loads(data)
-        if "error" in chunk:
-            seen.outcome = ERROR_EVENT
-            break
+        failed = failed or "error" in chunk
         if usage := chunk.get("usage"):
             seen.prompt_tokens, seen.tokens = usage["prompt_tokens"], usage["completion_tokens"]
         for choice in chunk.get("choices") or ():
@@ -131,6 +129,7 @@ async def _read(received: AsyncIterator[bytes], seen: Seen) -> None:
                 if seen.first is None:
                     seen.first = seen.last
     seen.text = "".join(pieces)
+    seen.outcome = ERROR_EVENT if failed else OK if done and finished else BROKEN
 
 
 async def _events(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
