@@ -68,10 +68,10 @@ class Run:
         """Do `work`; meanwhile `tick` is called, and each time it is noted how late the call was."""
 
         async def watch() -> None:
-            loop = asyncio.get_running_loop()
+            loop, due = asyncio.get_running_loop(), self.start
             while True:
-                due = loop.time() + TICK
-                await asyncio.sleep(TICK)
+                due += TICK
+                await asyncio.sleep(max(0.0, due - loop.time()))
                 self.wakeups.append(loop.time() - due)
                 tick(self)
 

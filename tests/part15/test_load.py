@@ -53,7 +53,7 @@ def test_known_latencies_in_known_percentiles_out(api):
     assert found["ttft_seconds"] == pytest.approx(
         {"count": 100, "mean": 0.505, "p50": 0.505, "p95": 0.9505, "p99": 0.9901, "max": 1.0}
     )
-    assert found["tpot_seconds"]["p50"] == found["tpot_seconds"]["p99"] == pytest.approx(0.02)
+    assert [found["tpot_seconds"][p] for p in ("p50", "p99")] == pytest.approx([0.02, 0.02])
     assert found["e2e_seconds"]["p95"] == pytest.approx(0.9505 + 4 * 0.02)
     assert (found["prompt_tokens"], found["output_tokens"]) == (700, 500), "tokens are the server's own count"
     assert found["seconds"] == pytest.approx(99 * 2 + 1.0 + 0.08), "to the end of the last answer"
@@ -96,7 +96,7 @@ def test_arrivals_do_not_wait_for_answers_and_a_stall_is_charged_to_all_who_came
 
 
 def test_a_generator_that_is_late_says_so_and_counts_from_when_each_request_was_due():
-    """Its own computer is busy for 0.35 s: three requests are sent late, and their times hold the delay."""
+    """Its own computer is busy for 0.35 s: four requests are sent late, and their times hold the delay."""
 
     async def tell(i, body):
         return words([0.05])
@@ -196,7 +196,7 @@ def test_every_request_is_counted_whatever_became_of_it():
     async def tell(i, body):
         return await ENDS[i][0]()
 
-    seen, found = open_loop(Script(tell), every(1000, len(ENDS)), limits=Limits(ttft=1), timeout=600)
+    seen, found = open_loop(Script(tell), every(70, len(ENDS)), limits=Limits(ttft=1), timeout=60)
     assert [one.outcome for one in seen] == [name for _, name in ENDS]
     assert found["refused"] == {"429": 2, "503": 1}
     assert sum(found["failed"].values()) == 5
@@ -252,17 +252,17 @@ def test_a_limit_that_is_none_is_refused(text):
 
 
 def test_poisson_arrivals_keep_the_rate_and_know_nothing_of_each_other():
-    jobs = poisson(5, 4000, (8, 128), (16, 64), Random(1))
-    assert jobs == poisson(5, 4000, (8, 128), (16, 64), Random(1)), "the same seed, the same jobs"
-    assert jobs != poisson(5, 4000, (8, 128), (16, 64), Random(2))
-    assert len(jobs) == pytest.approx(20_000, rel=0.03)
+    jobs = poisson(5, 2000, (8, 32), (16, 64), Random(1))
+    assert jobs == poisson(5, 2000, (8, 32), (16, 64), Random(1)), "the same seed, the same jobs"
+    assert jobs != poisson(5, 2000, (8, 32), (16, 64), Random(2))
+    assert len(jobs) == pytest.approx(10_000, rel=0.03)
     gaps = [b.at - a.at for a, b in pairwise(jobs)]
     assert min(gaps) > 0
     # Of exponential gaps, half are below ln 2 of the mean, and 5% above 3 times the mean.
     assert sum(gap < math.log(2) / 5 for gap in gaps) / len(gaps) == pytest.approx(0.5, abs=0.015)
     assert sum(gap > 3 / 5 for gap in gaps) / len(gaps) == pytest.approx(math.exp(-3), abs=0.01)
     sizes = {len(job.prompt.split()) for job in jobs}
-    assert (min(sizes), max(sizes)) == (8, 128)
+    assert (min(sizes), max(sizes)) == (8, 32)
     assert {job.max_tokens for job in jobs} == set(range(16, 65))
     beginnings = {" ".join(job.prompt.split()[:8]) for job in jobs}
     assert len(beginnings) > 0.999 * len(jobs), "prompts that begin alike would be found in a prefix cache"
@@ -294,7 +294,7 @@ def test_a_trace_keeps_its_bursts_and_its_proportions_and_fits_the_context(tmp_p
     assert replay(file, 10**6, 1, Random(0)).size_factor == 1, "nothing is made larger"
 
 
-@pytest.mark.parametrize("content", ["", "a,b\n1,2\n", HEAD, HEAD + ROWS[:50]])
+@pytest.mark.parametrize("content", ["", "a,b\n1,2\n", HEAD, HEAD + ROWS.splitlines()[0]])
 def test_a_file_that_is_no_trace_is_refused(tmp_path, content):
     file = tmp_path / "trace.csv"
     file.write_text(content)
