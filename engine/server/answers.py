@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from engine.decoding.outputs import FinishReason
-from engine.server.errors import ErrorBody
+from engine.server.errors import ErrorBody, plain_schema
 
 
 class Answer(BaseModel):
@@ -74,14 +74,28 @@ class Health(Answer):
     status: Literal["ok", "down"]
 
 
+class Chunk(Answer):
+    """An event of a stream: what is new. `usage`, where it was asked for, is null but in the last."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
+
+
 DOWN = {"model": Health | ErrorBody, "description": "Requests cannot be served"}
-EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
-def described(model: type[BaseModel], chunk: str = "") -> dict[int | str, dict[str, Any]]:
-    """The 200 of a route, for `responses`; `chunk` says what its stream's events are, where it has one."""
-    response: dict[str, Any] = {"model": model, "description": "A whole answer"}
-    if chunk:
-        response["description"] += f", or with stream=true events: {chunk}, and in the end [DONE]"
-        response["content"] = EVENTS
+def described(answer: type[BaseModel] | None, *events: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """A route's 200, for `responses`: a whole `answer`, or a stream of `events`, which ends with [DONE]."""
+    response: dict[str, Any] = {"description": "A whole answer" if answer else "Events"}
+    if answer:
+        response["model"] = answer
+    if events:
+        told = [plain_schema(event) for event in (*events, ErrorBody)]
+        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": told}}
+        item = {"type": "object", "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}}}
+        response["content"] = {"text/event-stream": {"itemSchema": item | {"required": ["data"]}}}
     return {200: response}

@@ -83,7 +83,7 @@ def create_app(
         _refuse_unknown(name, backend)
         return _model(name)
 
-    completion = answers.described(answers.Completion, "chunks of it")
+    completion = answers.described(answers.Completion, answers.Chunk)
 
     @app.post("/v1/completions", response_model=None, responses=completion)
     @app.post("/completions", response_model=None, responses=completion)

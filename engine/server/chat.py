@@ -10,7 +10,16 @@ from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    Tag,
+    WithJsonSchema,
+)
 
 from engine.chat_template import ChatError, ChatTemplate
 from engine.config import ModelConfig
@@ -20,10 +29,10 @@ from engine.decoding.prompts import prompt_token_ids
 from engine.server.answers import described
 from engine.server.app import Extension, complete
 from engine.server.backend import Backend
-from engine.server.chat_answers import ChatCompletion
+from engine.server.chat_answers import ChatChunk, ChatCompletion
 from engine.server.errors import RequestError
 from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
-from engine.server.protocol import CompletionRequest, Fields, SamplingFields
+from engine.server.protocol import CompletionRequest, Fields, SamplingFields, within
 from engine.server.scored import ScoredCompletions, entry, told
 from engine.tokenizer import Tokenizer
 
@@ -57,8 +66,11 @@ class Message(Fields):
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
+TEXT_FORMAT = {"enum": [None, {"type": "text"}]}
+
+
 def _text_format(value: Any) -> Any:
-    if value in (None, {"type": "text"}):
+    if value in TEXT_FORMAT["enum"]:
         return None
     raise ValueError('only {"type": "text"} is supported')
 
@@ -67,10 +79,10 @@ class ChatRequest(SamplingFields):
     """POST /v1/chat/completions. OpenAI's fields, then those vLLM adds. null means: as if not given."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    max_completion_tokens: StrictInt | None = None
+    max_completion_tokens: within(StrictInt, minimum=1) | None = None
     logprobs: StrictBool | None = None
-    top_logprobs: StrictInt | None = None
-    response_format: Annotated[None, BeforeValidator(_text_format)] = None
+    top_logprobs: within(StrictInt, minimum=0, maximum=MAX_LOGPROBS) | None = None
+    response_format: Annotated[None, BeforeValidator(_text_format), WithJsonSchema(TEXT_FORMAT)] = None
 
     def completion(self) -> CompletionRequest:
         """The same wishes for a completion; its prompt is still to come."""
@@ -149,7 +161,7 @@ def chat(
     shape = Chat(tokenizer, allow_priority)
 
     def extend(app: FastAPI, backend: Backend) -> None:
-        completion = described(ChatCompletion, "deltas of it")
+        completion = described(ChatCompletion, ChatChunk)
 
         @app.post("/v1/chat/completions", response_model=None, responses=completion)
         @app.post("/chat/completions", response_model=None, responses=completion)

@@ -41,3 +41,26 @@ class ChatCompletion(Answer):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+
+
+class Delta(Answer):
+    """What is new of a message; the first says whose it is."""
+
+    role: Literal["assistant"] | None = None
+    content: str
+
+
+class ChatDelta(Answer):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatChunk(Answer):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatDelta]
+    usage: Usage | None = None

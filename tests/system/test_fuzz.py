@@ -6,7 +6,6 @@ fuzz/schemathesis.toml.
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,11 +24,11 @@ def test_nothing_outside_the_published_schema_comes_back(tmp_path):
                 sys.executable, "-m", "schemathesis.cli", "--config-file", FUZZ / "schemathesis.toml", "run",
                 f"{url}/openapi.json", "--no-color", "--report-json-path", report,
             ],
-            cwd=FUZZ, env=os.environ | {"PYTHONPATH": str(FUZZ)}, capture_output=True, text=True,
-            timeout=DEADLINE,
+            cwd=FUZZ, capture_output=True, text=True, timeout=DEADLINE,
         )  # fmt: skip
     print(run.stdout[-4000:])
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     assert "Traceback" not in log.read_text()
     cases = json.loads(report.read_text())["test_cases"]
     print(cases)
+    assert cases["generated"] > 500, "nearly nothing was tried"
