@@ -35,7 +35,7 @@ MALFORMED: list[tuple[bytes, int]] = [  # body of a completion, the answer's sta
     (_json(ASK), 400),  # no model
     *((_json({"model": "MODEL"} | ASK | wrong), 400) for wrong in (
         {"prompt": ""}, {"prompt": []}, {"prompt": [[]] * 1000}, {"prompt": [10**9]}, {"prompt": {"a": 1}},
-        {"max_tokens": -1}, {"max_tokens": 10**400}, {"max_tokens": "4"}, {"temperature": -1}, {"n": 0},
+        {"max_tokens": -1}, {"max_tokens": "4"}, {"temperature": -1}, {"n": 0},
         {"n": 1000}, {"stop": [""]}, {"stop": ["a"] * 9}, {"logit_bias": {"x": 1}}, {"top_p": 0},
         {"seed": 1.5}, {"unknown": 1}, {"logprobs": 99}, {"best_of": 3}, {"suffix": "x"},
         {"stream_options": {"include_usage": True}}, {"priority": 7}, {"prompt": "word " * 3000},
@@ -132,7 +132,9 @@ class Clients:
         if (answer := await self._post("completions", body)) is None:
             return "busy"
         (choice,) = answer["choices"]
-        self.expect("".join(choice["logprobs"]["tokens"]) == choice["text"], "tokens are not the text")
+        tokens = choice["logprobs"]["tokens"]
+        if not any(token.startswith("bytes:") for token in tokens):  # a part of a character
+            self.expect("".join(tokens) == choice["text"], f"tokens {tokens} are not {choice['text']!r}")
         self.same(choice["text"].removeprefix(prompt if body["echo"] else ""), prompt)
         return "ok"
 

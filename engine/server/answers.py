@@ -97,5 +97,6 @@ def described(answer: type[BaseModel] | None, *events: type[BaseModel]) -> dict[
         told = [plain_schema(event) for event in (*events, ErrorBody)]
         data = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": told}}
         item = {"type": "object", "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}}}
-        response["content"] = {"text/event-stream": {"itemSchema": item | {"required": ["data"]}}}
+        item["required"] = ["data"]
+        response["content"] = {"text/event-stream": {"schema": {"type": "array"}, "itemSchema": item}}
     return {200: response}

@@ -18,7 +18,7 @@ DEADLINE = 240.0  # seconds after which it will never end: not a promise about s
 
 def test_nothing_outside_the_published_schema_comes_back(tmp_path):
     log, report = tmp_path / "server.log", tmp_path / "report.json"
-    with served(log, "--model", "storyteller-draft", "--max-model-len", "64") as (url, _):
+    with served(log, "--model", "storyteller-draft", "--max-model-len", "32") as (url, _):
         run = subprocess.run(
             [
                 sys.executable, "-m", "schemathesis.cli", "--config-file", FUZZ / "schemathesis.toml", "run",
