@@ -30,6 +30,10 @@ QUESTION = "What do users feel, and what does the server get done, as 1 to 128 o
 PROMPT_TOKENS, NEW_TOKENS, BUDGET = (8, 64), (16, 64), 512
 LEAST_ANSWERS = 32  # at each point, however few users there are
 NAMES = ("FIFO", "static", "continuous")
+TABLES = {
+    "first_word_ms": "ttft_p50", "whole_answer_ms": "e2e_p50", "whole_answer_p95_ms": "e2e_p95",
+    "tokens_per_second": "tokens_per_second",
+}  # fmt: skip
 
 
 def schedulers(seats: int) -> dict[str, Make]:
@@ -102,15 +106,15 @@ def main() -> None:
             server.terminate()
             server.join()
 
-    columns = ["users", *(f"{name}, {what}" for what in ("first word p50, ms", "whole answer p50, ms",
-                                                         "whole answer p95, ms", "tokens/s")
-                          for name in NAMES)]  # fmt: skip
-    keys = ("ttft_p50", "e2e_p50", "e2e_p95", "tokens_per_second")
-    rows = [
-        [users, *(round(found[name][i][key], 1) for key in keys for name in NAMES)]
-        for i, users in enumerate(crowds)
-    ]
-    tables = {"concurrency": {"columns": columns, "rows": rows}}
+    tables = {
+        title: {
+            "columns": ["users at once", *NAMES],
+            "rows": [
+                [users, *(round(found[name][i][key], 1) for name in NAMES)] for i, users in enumerate(crowds)
+            ],
+        }
+        for title, key in TABLES.items()
+    }
     last = {name: points[-1] for name, points in found.items()}
     path = record(
         "part15_concurrency",
