@@ -293,21 +293,17 @@ class LLMEngine:
         asked = self._asked[request_id]
         completions, finished, error = [], True, None
         for index, request in enumerate(asked.samples):
-            grown, reason = request.output, request.output.finish_reason
+            grown = request.output
+            reason = grown.finish_reason
             seen = list if reason else Prefix
-            logprobs = seen(request.logprobs) if request.logprobs else None
-            completions.append(
-                CompletionOutput(
-                    index,
-                    grown.visible,
-                    seen(grown.token_ids),
-                    reason,
-                    grown.stop_reason,
-                    request.cumulative_logprob,
-                    logprobs,
-                    seen(request.text_offsets) if logprobs else None,
-                )
+            completion = CompletionOutput(
+                index, grown.visible, seen(grown.token_ids), reason, grown.stop_reason
             )
+            if request.logprobs:
+                completion.cumulative_logprob = request.cumulative_logprob
+                completion.logprobs = seen(request.logprobs)
+                completion.text_offsets = seen(request.text_offsets)
+            completions.append(completion)
             finished, error = finished and reason is not None, error or request.error
         if finished:
             del self._asked[request_id]

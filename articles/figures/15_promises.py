@@ -30,9 +30,7 @@ def main() -> None:
                 arrowprops={"arrowstyle": "->", "color": AWAY, "lw": 1.2, "shrinkA": 2, "shrinkB": 0},
             )
     ax.plot(0, -1.0, "o", color=AWAY, ms=6, clip_on=False)
-    ax.text(
-        0.1, -1.3, "A, B and C ask now, and find no room: told 2 s, 4 s, 6 s", color=AWAY, va="top", fontsize=9
-    )
+    ax.text(0.1, -1.3, "A, B and C find no room: told 2 s, 4 s and 6 s", color=AWAY, va="top", fontsize=9)
     ax.text(0.1, -1.8, "told 2 s all three, two would find no room again", color=GREY, va="top", fontsize=9)
     figure.tight_layout()
     save(figure, __file__)

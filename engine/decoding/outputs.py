@@ -63,7 +63,7 @@ class CompletionOutput:
     text_offsets: Sequence[int] | None = None  # with logprobs: where each token begins in the text decoded
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestStats:
     """When things happened, in seconds of a monotonic clock."""
 

@@ -34,6 +34,7 @@ class GrowingOutput:
         room = max_positions - prompt_length
         self.limit = room if params.max_tokens is None else min(params.max_tokens, room)
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
+        self._last_ids = frozenset((*self.eos_token_ids, *params.stop_token_ids))
         self._longest_stop = max(map(len, params.stop), default=0)
 
     @property
@@ -50,7 +51,7 @@ class GrowingOutput:
         longest such end. A finished output shows everything. So does a stop string that was complete before
         `min_tokens`: it ended nothing, and is text like any other.
         """
-        if self.finish_reason:
+        if self.finish_reason or not self._longest_stop:
             return self.text
         for length in range(min(self._longest_stop - 1, len(self.text)), 0, -1):
             if any(stop.startswith(self.text[-length:]) for stop in self.params.stop):
@@ -64,7 +65,7 @@ class GrowingOutput:
         """
         self.token_ids.append(token_id)
         # 1. A token that ends the output. It counts as a token, but is not text unless asked for.
-        if token_id in self.eos_token_ids or token_id in self.params.stop_token_ids:
+        if token_id in self._last_ids:
             wanted = self.params.include_stop_str_in_output or not self.params.skip_special_tokens
             stop_reason = None if token_id in self.eos_token_ids else token_id
             return self._finish("stop", stop_reason, self._detokenizer.push(token_id) if wanted else "")

@@ -45,7 +45,7 @@ from parts.stage import HOST, title, yes  # noqa: E402
 
 MODEL = "storyteller"
 PEOPLE, SEATS, ROOM = 100, 8, 32
-TOKENS = 60  # of each answer
+TOKENS = 40  # of each answer
 SQUEEZED = 3  # tokens of a step that there is memory for, when there is hardly any
 SHUTDOWN = 0.5  # seconds for answers under way, in the last scene
 PROMPTS = (
@@ -86,6 +86,7 @@ class Crowd:
     refusals: Counter = field(default_factory=Counter)  # by code
     first_words: list[float] = field(default_factory=list)  # seconds since the ask that was taken on
     done: threading.Event = field(default_factory=threading.Event)
+    closing: bool = False  # the server has been told to end: nobody need wait to find that out
 
 
 def build() -> tuple[LLMEngine, Squeezable]:
@@ -156,7 +157,9 @@ async def person(client: httpx.AsyncClient, crowd: Crowd, i: int) -> None:
             crowd.states[i] = "was told why not"
             return
         crowd.states[i] = "told to come again"
-        await asyncio.sleep(int(answer.headers["retry-after"]))
+        until = time.perf_counter() + int(answer.headers["retry-after"])
+        while time.perf_counter() < until and not crowd.closing:
+            await asyncio.sleep(0.05)
 
 
 async def read(answer: httpx.Response, crowd: Crowd, i: int, asked: float) -> None:
@@ -188,14 +191,13 @@ def board(crowd: Crowd, backend: Admission, engine: LLMEngine, since: float) -> 
     legend, counts = Text(), Counter(crowd.states)
     for state, (mark, style) in STATES.items():
         if counts[state] or state in ("told to come again", "in the queue", "reads", "has it all"):
-            legend.append(f"{mark} {state}: {counts[state]:<4}", style)
+            legend.append(f"{mark} {state} {counts[state]:<3} ", style)
     limit = backend.room.limits.max_num_queued_reqs
     scheduler = engine.scheduler
     line = (
-        f"{time.perf_counter() - since:5.1f} s   admitted {backend.room.sequences} of {limit}   "
-        f"refused {backend.refused['queue_full']}   seats {scheduler.max_num_seqs}   "
-        f"a step may have {scheduler.max_num_batched_tokens} tokens   "
-        f"out of memory {scheduler.num_out_of_memory} times"
+        f"{time.perf_counter() - since:.1f} s: admitted {backend.room.sequences} of {limit}, "
+        f"refused {backend.refused['queue_full']} times, out of memory "
+        f"{scheduler.num_out_of_memory} times, {scheduler.max_num_batched_tokens} tokens a step\n"
     )
     return Group(marks, legend, Text(line, "dim"))
 
@@ -243,9 +245,7 @@ def main() -> None:
     crowd, seconds = scene(console, engine, ROOM)
     figures["bounded"] = shown(console, crowd, seconds, texts)
 
-    title(
-        console, f"3. Memory runs out: from the 20th answer to the 60th, beyond {SQUEEZED} tokens a step"
-    )
+    title(console, f"3. Memory runs out: from the 20th answer to the 60th, beyond {SQUEEZED} tokens a step")
 
     def squeeze(crowd: Crowd, _) -> None:
         forward.most = SQUEEZED if 20 <= len(crowd.texts) < 60 else None
@@ -258,7 +258,8 @@ def main() -> None:
     title(console, f"4. SIGTERM while they read; answers have {SHUTDOWN} s to finish")
 
     def end(crowd: Crowd, server) -> None:
-        server.should_exit |= len(crowd.texts) >= 20
+        crowd.closing |= len(crowd.texts) >= 20
+        server.should_exit |= crowd.closing
 
     crowd, seconds = scene(console, engine, ROOM, end)
     figures["ended"] = shown(console, crowd, seconds, texts)

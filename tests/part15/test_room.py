@@ -134,6 +134,17 @@ def test_nobody_is_sent_away_for_longer_than_the_most(full):
     )
 
 
+def test_a_flood_is_forgotten_in_time(full, clock):
+    """Asked for by a hundred seconds of requests, a minute is all that is promised."""
+    for _ in range(20):
+        full.seconds_until_room(4, 400)
+    for _ in range(30):
+        clock.now += 2
+        full.give_back(1, 100)
+        full.take(1, 100)
+    assert full.seconds_until_room(1, 100) == 2.0, "a flood a minute ago holds nobody up"
+
+
 def test_whoever_comes_back_when_told_finds_room(full, clock):
     """At a steady pace of one every 2 seconds, which nobody changes."""
     back = sorted(clock.now + full.seconds_until_room(1, 100) for _ in range(10))
