@@ -5,7 +5,7 @@ import asyncio
 from benchmarks.load_process import served
 from benchmarks.soak import soak
 
-CLIENTS, VISITS, SEED = 12, 20, 15
+CLIENTS, VISITS, SEED = 12, 15, 15
 
 
 def test_a_server_after_a_soak_is_what_it_was_before(tmp_path):

@@ -52,14 +52,14 @@ HOW = (
 
 @dataclass(frozen=True)
 class User:
-    """Who asks for what; two in three greedily, the others with a seed of their own. 4 to 23 tokens."""
+    """Who asks for what; two in three greedily, the others with a seed of their own. 3 to 14 tokens."""
 
     number: int
 
     @property
     def job(self) -> Job:
         how = HOW[self.number // 10]
-        return Job(0.0, how.replace("{}", WHO[self.number % 10]), 4 + self.number % 20)
+        return Job(0.0, how.replace("{}", WHO[self.number % 10]), 3 + self.number % 12)
 
     @property
     def fields(self) -> dict:
