@@ -11,7 +11,7 @@ from engine.server.deadline import deadlines
 from engine.server.room import QueueLimits, Room
 from engine.server.run import config
 from engine.server.shutdown import DrainingServer
-from tests.part04.serving import DEADLINE, wait_until
+from tests.part04.serving import DEADLINE, _Failures, wait_until
 from tests.part06.conftest import engine, fake_engine, gate, passed, pytest_runtest_makereport  # noqa: F401
 
 
@@ -30,6 +30,21 @@ def draining(backend: Admission, shutdown_timeout: float = DEADLINE):
         server.force_exit = True  # whatever a failed test has left open
         thread.join(DEADLINE)
         assert not thread.is_alive(), "the server did not stop"
+
+
+@pytest.fixture
+def until():
+    """until(condition): as `wait_until`, but a failure of the server is raised here at once."""
+    failures = _Failures()
+    failures.logger.addHandler(failures)
+
+    def wait(condition) -> None:
+        wait_until(lambda: failures.first or condition())
+        if failures.first:
+            raise failures.first
+
+    yield wait
+    failures.logger.removeHandler(failures)
 
 
 @pytest.fixture

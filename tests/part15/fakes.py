@@ -111,7 +111,9 @@ def run(test: Coroutine) -> None:
     asyncio.run(bounded())
 
 
-async def turns(count: int = 20) -> None:
-    """Let everybody who can go on do so."""
-    for _ in range(count):
+async def turns(task: asyncio.Task) -> None:
+    """Let everybody who can go on do so; `task` is to wait meanwhile, or raises here what it ended with."""
+    for _ in range(20):
         await asyncio.sleep(0)
+    if task.done():
+        task.result()

@@ -142,7 +142,7 @@ def test_places_are_taken_before_the_prompt_is_looked_at():
         desk = backend.backend
         desk.looking = asyncio.Event()
         first = asyncio.create_task(backend.generate("long prompt", PARAMS, "r"))
-        await turns()
+        await turns(first)
         assert held(backend)[0] == 1, "its place is taken while its prompt becomes tokens"
         assert (await refused(backend)).code == "queue_full"
         assert desk.seen == 1, "a request without a place is refused before its prompt is looked at"
@@ -158,7 +158,7 @@ def test_a_client_that_leaves_while_its_prompt_is_looked_at_gives_its_place_back
         backend = admission()
         backend.backend.looking = asyncio.Event()
         task = asyncio.create_task(backend.generate("long prompt", PARAMS, "r"))
-        await turns()
+        await turns(task)
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled(), "whoever cancels is not told of success"

@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from engine.decoding.params import SamplingParams
+from engine.server.admission import Admitted
 from engine.server.deadline import Arrival, _arrival, seconds_given
 from engine.server.errors import RequestError
-from tests.part15.fakes import PARAMS, admission, held, output, run, turns
+from tests.part15.fakes import PARAMS, TOKENS, Feed, admission, held, output, run, turns
 
 SOON = 0.05  # seconds: a deadline that comes while the test waits for it
 
@@ -34,19 +34,21 @@ def test_an_operator_cannot_ask_for_no_time(seconds):
         admission(request_timeout=seconds)
 
 
-async def admitted(backend, ends_in: float = math.inf, params=PARAMS):
+def admitted(backend, ends_in: float = math.inf, sequences: int = 1):
     """(the stream of a request that must be over in `ends_in` seconds, the engine's feed of it)"""
-    token = _arrival.set(Arrival(asyncio.get_running_loop().time(), str(ends_in)))
-    stream = await backend.generate("prompt", params, "r")
-    _arrival.reset(token)
-    return stream, backend.backend.feeds[-1]
+    feed = Feed(TOKENS * sequences)
+    backend.room.take(sequences, feed.tokens)
+    stream = Admitted(backend, feed, sequences, asyncio.get_running_loop().time() + ends_in)
+    backend._admitted.add(stream)
+    return stream, feed
 
 
 def test_a_wrong_header_takes_no_place():
     async def test():
         backend = admission()
+        _arrival.set(Arrival(asyncio.get_running_loop().time(), "-1"))
         with pytest.raises(RequestError, match="above 0"):
-            await admitted(backend, ends_in=-1)
+            await backend.generate("prompt", PARAMS, "r")
         assert held(backend) == (0, 0)
 
     run(test())
@@ -56,7 +58,7 @@ def test_a_wrong_header_takes_no_place():
 def test_until_its_deadline_a_request_gets_what_the_engine_says(ends_in):
     async def test():
         backend = admission()
-        stream, feed = await admitted(backend, ends_in)
+        stream, feed = admitted(backend, ends_in)
         said = [output(("a", None)), output(("ab", None)), output(("abc", "length"))]
         for one in said:
             feed.say(one)
@@ -68,7 +70,7 @@ def test_until_its_deadline_a_request_gets_what_the_engine_says(ends_in):
 def test_a_deadline_before_the_first_token_is_a_503():
     async def test():
         backend = admission()
-        stream, feed = await admitted(backend, SOON)
+        stream, feed = admitted(backend, SOON)
         with pytest.raises(RequestError) as caught:
             await anext(stream)
         assert (caught.value.status, caught.value.code) == (503, "queue_timeout"), (
@@ -84,7 +86,7 @@ def test_a_deadline_before_the_first_token_is_a_503():
 def test_a_running_request_ends_with_what_it_has():
     async def test():
         backend = admission()
-        stream, feed = await admitted(backend, 1000, SamplingParams(n=2))
+        stream, feed = admitted(backend, 1000, sequences=2)
         feed.say(output(("ab", "stop"), ("c", None)))
         await anext(stream)
         stream._ends_at = asyncio.get_running_loop().time() + SOON
@@ -103,7 +105,7 @@ def test_a_running_request_ends_with_what_it_has():
 
 def test_what_was_said_before_is_not_changed_by_the_end():
     async def test():
-        stream, feed = await admitted(admission())
+        stream, feed = admitted(admission())
         feed.say(output(("a", None)))
         first = await anext(stream)
         stream.end("shutting_down")
@@ -115,7 +117,7 @@ def test_what_was_said_before_is_not_changed_by_the_end():
 
 def test_after_its_deadline_the_engine_is_not_asked_again():
     async def test():
-        stream, feed = await admitted(admission(), 1000)
+        stream, feed = admitted(admission(), 1000)
         feed.say(output(("a", None)), output(("ab", "stop")))
         await anext(stream)
         stream._ends_at = asyncio.get_running_loop().time()
@@ -128,13 +130,13 @@ def test_after_its_deadline_the_engine_is_not_asked_again():
 def test_an_end_that_comes_while_somebody_waits_is_noticed_at_once():
     async def test():
         backend = admission()
-        stream, feed = await admitted(backend)
+        stream, feed = admitted(backend)
         feed.say(output(("a", None)))
         await anext(stream)
         reading = asyncio.create_task(anext(stream))
-        await turns()
+        await turns(reading)
         backend.end_all()
-        await turns()
+        await turns(reading)
         assert reading.done(), "waiting ends when the deadline is moved to now"
         assert reading.result().outputs[0].finish_reason == "abort"
         assert backend.cut_short["shutting_down"] == 1
@@ -145,7 +147,7 @@ def test_an_end_that_comes_while_somebody_waits_is_noticed_at_once():
 def test_an_end_while_nobody_waits_is_noticed_at_the_next_reading():
     async def test():
         backend = admission()
-        stream, feed = await admitted(backend)
+        stream, feed = admitted(backend)
         backend.end_all()
         with pytest.raises(RequestError) as caught:
             await anext(stream)
@@ -160,11 +162,11 @@ def test_an_end_after_the_last_reading_disturbs_nobody():
 
     async def test():
         backend = admission()
-        stream, feed = await admitted(backend, 1000)
+        stream, feed = admitted(backend, 1000)
         feed.say(output(("a", None)))
         await anext(stream)
         stream.end("shutting_down")
-        await turns()
+        await asyncio.sleep(0)
         assert (await anext(stream)).outputs[0].finish_reason == "abort"
 
     run(test())
@@ -173,12 +175,12 @@ def test_an_end_after_the_last_reading_disturbs_nobody():
 def test_the_engines_own_timeout_is_an_error_like_any_other():
     async def test():
         backend = admission()
-        stream, feed = await admitted(backend, 1000)
+        stream, feed = admitted(backend, 1000)
         feed.say(output(("a", None)), TimeoutError("the engine's own"))
         await anext(stream)
         with pytest.raises(TimeoutError, match="the engine's own"):
             await anext(stream)
-        assert held(backend) == (0, 0)
+        assert held(backend) == (0, 0), "a request that failed is over"
 
     run(test())
 
@@ -186,9 +188,9 @@ def test_the_engines_own_timeout_is_an_error_like_any_other():
 def test_a_client_that_leaves_while_waiting_gives_its_places_back():
     async def test():
         backend = admission()
-        stream, feed = await admitted(backend, 1000)
+        stream, feed = admitted(backend, 1000)
         reading = asyncio.create_task(anext(stream))
-        await turns()
+        await turns(reading)
         reading.cancel()
         await asyncio.wait([reading])
         assert reading.cancelled(), "whoever cancels is not given an output"

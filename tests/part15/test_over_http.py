@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from engine.decoding.params import SamplingParams
-from tests.part04.serving import DEADLINE, http, wait_until
+from tests.part04.serving import DEADLINE, http
 from tests.part06.fakes import told_alone
 from tests.part15.fakes import Clock
 
@@ -26,7 +26,7 @@ def events(answer) -> list[dict]:
     return [json.loads(one) for one in data[:-1]]
 
 
-def test_openais_client_comes_again_when_it_is_told_to(serving, gate, monkeypatch):
+def test_openais_client_comes_again_when_it_is_told_to(serving, gate, until, monkeypatch):
     """Its sleep is the test's: it sees for how long, and lets the engine finish meanwhile."""
     clock, slept = Clock(), []
     _, url, backend = serving(reqs=1, clock=clock)
@@ -38,20 +38,20 @@ def test_openais_client_comes_again_when_it_is_told_to(serving, gate, monkeypatc
     def sleep(seconds: float) -> None:
         slept.append(seconds)
         gate.open()
-        wait_until(lambda: backend.idle)
+        until(lambda: backend.idle)
 
     monkeypatch.setattr("openai._base_client.time", SimpleNamespace(**vars(time) | {"sleep": sleep}))
     with client, ThreadPoolExecutor(2) as pool:
         # 1. A request that takes 3 seconds tells of the pace.
         first = pool.submit(ask)
-        wait_until(lambda: gate.entered == 1)
+        until(lambda: gate.entered == 1)
         clock.now += 3
         gate.allow(8)
         assert first.result(DEADLINE) == TEXT
-        wait_until(lambda: backend.idle)
+        until(lambda: backend.idle)
         # 2. The next is held up; a third finds no room, and comes again.
         second = pool.submit(ask)
-        wait_until(lambda: gate.entered == 9)
+        until(lambda: gate.entered == 9)
         assert ask() == TEXT, "the client asked again, and was served"
         assert second.result(DEADLINE) == TEXT
     assert slept == [3], "Retry-After: one leaves every 3 seconds, and one must"
@@ -80,7 +80,7 @@ def test_prompts_that_find_no_room_leave_none_behind(serving, gate):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_deadline_in_the_queue(serving, gate, stream):
+def test_a_deadline_in_the_queue(serving, gate, until, stream):
     """No step is allowed, so there is never a token."""
     _, url, backend = serving()
     with http(url) as client:
@@ -90,7 +90,7 @@ def test_a_deadline_in_the_queue(serving, gate, stream):
         assert answer.status_code == (200 if stream else 503), "a stream's status has been sent already"
         assert error["code"] == "queue_timeout", "a stream that has begun gets the error as an event"
         assert ("retry-after" in answer.headers) == (not stream)
-        wait_until(lambda: backend.idle)
+        until(lambda: backend.idle)
 
 
 def test_the_operators_deadline(serving, gate):
@@ -110,7 +110,7 @@ def test_a_deadline_that_is_none(serving):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("goes", ["closes", "closes its half", "resets"])
-def test_a_client_that_leaves_the_queue_gives_its_place_back_at_once(serving, gate, stream, goes):
+def test_a_client_that_leaves_the_queue_gives_its_place_back_at_once(serving, gate, until, stream, goes):
     """The engine stands still meanwhile: its next step is not waited for."""
     _, url, backend = serving()
     body = json.dumps(ASK | {"stream": stream}).encode()
@@ -119,7 +119,7 @@ def test_a_client_that_leaves_the_queue_gives_its_place_back_at_once(serving, ga
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\n\r\n%b" % (len(body), body)
         )
-        wait_until(lambda: gate.entered == 1)
+        until(lambda: gate.entered == 1)
         assert not backend.idle
         if goes == "resets":
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -127,5 +127,5 @@ def test_a_client_that_leaves_the_queue_gives_its_place_back_at_once(serving, ga
             connection.shutdown(socket.SHUT_WR)
         else:
             connection.close()
-        wait_until(lambda: backend.idle)
+        until(lambda: backend.idle)
     assert gate.entered == 1, "nobody waited for the engine"
