@@ -50,12 +50,15 @@ class TextPart(Fields):
 TextParts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True)]
 
 
+NOTHING = {"enum": [None, []]}
+
+
 def _only_null(value: Any, info: ValidationInfo) -> None:
-    if value not in (None, []):
+    if value not in NOTHING["enum"]:
         raise ValueError(f"{info.field_name} is not supported: null is accepted")
 
 
-Null = Annotated[None, BeforeValidator(_only_null)]
+Null = Annotated[None, BeforeValidator(_only_null), WithJsonSchema(NOTHING)]
 
 
 class Message(Fields):
