@@ -16,7 +16,7 @@ from engine.server.limits import MAX_CHOICES
 
 ROUNDS = 16  # times that the running requests' seats, or memory, may be asked for: the rest are turned away
 RECENT = 64  # ends of requests that the pace is taken from
-FIRST_GUESS = 5.0  # seconds: nothing has ended yet, so nobody knows the pace
+FIRST_GUESS = 2.0  # seconds: nothing has ended yet, so nobody knows the pace
 MAX_RETRY_SECONDS = 60.0  # a later answer is a guess; OpenAI's client would not wait for more than 120
 
 

@@ -132,7 +132,8 @@ def serving(engine: LLMEngine, room: int):
 
 async def come(address: str, crowd: Crowd) -> None:
     """Everybody at once; who is told to come again does."""
-    limits = httpx.Limits(max_connections=None)
+    # A connection kept while its person waits may be closed by the server just when it is used again.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits, trust_env=False) as client:
         await asyncio.gather(*(person(client, crowd, i) for i in range(PEOPLE)))
     crowd.done.set()
@@ -195,9 +196,9 @@ def board(crowd: Crowd, backend: Admission, engine: LLMEngine, since: float) -> 
     limit = backend.room.limits.max_num_queued_reqs
     scheduler = engine.scheduler
     line = (
-        f"{time.perf_counter() - since:.1f} s: admitted {backend.room.sequences} of {limit}, "
-        f"refused {backend.refused['queue_full']} times, out of memory "
-        f"{scheduler.num_out_of_memory} times, {scheduler.max_num_batched_tokens} tokens a step\n"
+        f"{time.perf_counter() - since:.1f} s: {backend.room.sequences} of {limit} admitted, "
+        f"{backend.refused['queue_full']} refusals, {scheduler.num_out_of_memory} × out of memory, "
+        f"steps ≤ {scheduler.max_num_batched_tokens}\n"
     )
     return Group(marks, legend, Text(line, "dim"))
 
@@ -241,7 +242,7 @@ def main() -> None:
     crowd, seconds = scene(console, engine, 10 * PEOPLE)
     figures["room for all"] = shown(console, crowd, seconds, texts)
 
-    title(console, f"2. The same, but at most {ROOM} are taken on: the others are told when to come again")
+    title(console, f"2. At most {ROOM} are taken on; the others are told when to come again")
     crowd, seconds = scene(console, engine, ROOM)
     figures["bounded"] = shown(console, crowd, seconds, texts)
 
