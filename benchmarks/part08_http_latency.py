@@ -40,10 +40,13 @@ from engine.tokenizer import Tokenizer
 
 MODEL, HOST = "storyteller", "127.0.0.1"
 USERS, NEW_TOKENS, BUDGET = 8, 64, 256
-SCHEDULERS: dict[str, Callable[[SlotCache], Scheduler]] = {
+Make = Callable[[SlotCache], Scheduler]
+SCHEDULERS: dict[str, Make] = {
     "FIFO (Part 6)": FIFOScheduler,
-    "static batches of 8 (Part 7)": lambda cache: StaticScheduler(cache, USERS),
-    "continuous, 8 at once (Part 8)": lambda cache: ContinuousScheduler(cache, USERS, BUDGET),
+    "static batches of 8 (Part 7)": partial(StaticScheduler, max_num_seqs=USERS),
+    "continuous, 8 at once (Part 8)": partial(
+        ContinuousScheduler, max_num_seqs=USERS, max_num_batched_tokens=BUDGET
+    ),
 }
 
 
@@ -57,14 +60,14 @@ class Waits:
     tokens: int = 0
 
 
-def serve(pipe: Connection, scheduler: str) -> None:
-    """The server's process: says its port and serves until it is terminated."""
+def serve(pipe: Connection, make: Make, seats: int = USERS) -> None:
+    """The server's process, with a scheduler that `make` makes: says its port and serves until terminated."""
     torch.set_num_threads(1)
     tokenizer = Tokenizer.from_pretrained(MODEL)
-    model = load_model(MODEL, transform=partial(pack_linears, rows=USERS))
-    cache = SlotCache(model.config, USERS, 256)
+    model = load_model(MODEL, transform=partial(pack_linears, rows=seats))
+    cache = SlotCache(model.config, seats, 256)
     executor = Executor(ModelForward(model, cache))
-    engine = LLMEngine(tokenizer, model.config, SCHEDULERS[scheduler](cache), executor, max_model_len=256)
+    engine = LLMEngine(tokenizer, model.config, make(cache), executor, max_model_len=256)
     app = create_app(AsyncLLMEngine(engine, MODEL))
     server = uvicorn.Server(uvicorn.Config(app, host=HOST, port=0, log_level="warning"))
 
@@ -124,9 +127,9 @@ def main() -> None:
     servers, addresses = [], {}
     waits = {name: Waits() for name in SCHEDULERS}
     try:
-        for name in SCHEDULERS:
+        for name, make in SCHEDULERS.items():
             pipe, there = context.Pipe()
-            servers.append(context.Process(target=serve, args=(there, name), daemon=True))
+            servers.append(context.Process(target=serve, args=(there, make), daemon=True))
             servers[-1].start()
             addresses[name] = f"http://{HOST}:{pipe.recv()}"
             asyncio.run(crowd(addresses[name], [prompts(1) for _ in range(USERS)], Waits()))  # warms up

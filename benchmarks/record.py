@@ -64,7 +64,7 @@ def show(path: Path, tables: dict[str, dict[str, list]]) -> None:
         for row in content["rows"]:
             table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
         console.print(table)
-    console.print(f"Written to {path.relative_to(ROOT)}")
+    console.print(f"Written to {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}")
 
 
 def machine() -> dict[str, Any]:

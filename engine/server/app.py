@@ -17,7 +17,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.prompts import Prompt
-from engine.server import errors, sse
+from engine.server import answers, errors, sse
 from engine.server.backend import Backend, OutputStream
 from engine.server.errors import RequestError, as_request_error
 from engine.server.gates import ApiKey, AtMost, BodyLimit, RequestId
@@ -70,21 +70,23 @@ def create_app(
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*allowed_hosts], www_redirect=False)
     app.add_middleware(RequestId)
 
-    @app.get("/health")
+    @app.get("/health", responses=answers.described(answers.Health) | {503: answers.DOWN})
     async def health() -> Response:
         return JSONResponse({"status": "ok"}) if backend.health() else JSONResponse({"status": "down"}, 503)
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=answers.described(answers.Models))
     async def models() -> dict:
         return {"object": "list", "data": [_model(name) for name in backend.models()]}
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=answers.described(answers.Model))
     async def model(name: str) -> dict:
         _refuse_unknown(name, backend)
         return _model(name)
 
-    @app.post("/v1/completions", response_model=None)
-    @app.post("/completions", response_model=None)
+    completion = answers.described(answers.Completion, answers.Chunk)
+
+    @app.post("/v1/completions", response_model=None, responses=completion)
+    @app.post("/completions", response_model=None, responses=completion)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         async def prompts() -> list[Prompt]:
             return body.prompts()

@@ -19,6 +19,7 @@ from pydantic import (
     StrictStr,
     Tag,
     ValidationInfo,
+    WithJsonSchema,
 )
 
 from engine.chat_template import ChatError, ChatTemplate, guarded
@@ -26,11 +27,13 @@ from engine.config import ModelConfig
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
 from engine.decoding.prompts import prompt_token_ids
+from engine.server.answers import described
 from engine.server.app import Extension, complete
 from engine.server.backend import Backend
+from engine.server.chat_answers import ChatChunk, ChatCompletion
 from engine.server.errors import RequestError
 from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
-from engine.server.protocol import CompletionRequest, Fields, SamplingFields
+from engine.server.protocol import CompletionRequest, Fields, SamplingFields, within
 from engine.server.scored import ScoredCompletions, entry, told
 from engine.tokenizer import Tokenizer
 
@@ -47,12 +50,15 @@ class TextPart(Fields):
 TextParts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True)]
 
 
+NOTHING = {"enum": [None, []]}
+
+
 def _only_null(value: Any, info: ValidationInfo) -> None:
-    if value not in (None, []):
+    if value not in NOTHING["enum"]:
         raise ValueError(f"{info.field_name} is not supported: null is accepted")
 
 
-Null = Annotated[None, BeforeValidator(_only_null)]
+Null = Annotated[None, BeforeValidator(_only_null), WithJsonSchema(NOTHING)]
 
 
 class Message(Fields):
@@ -79,8 +85,11 @@ class Message(Fields):
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
+TEXT_FORMAT = {"enum": [None, {"type": "text"}]}
+
+
 def _text_format(value: Any) -> Any:
-    if value in (None, {"type": "text"}):
+    if value in TEXT_FORMAT["enum"]:
         return None
     raise ValueError('only {"type": "text"} is supported')
 
@@ -89,10 +98,10 @@ class ChatRequest(SamplingFields):
     """POST /v1/chat/completions. OpenAI's fields, then those vLLM adds. null means: as if not given."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    max_completion_tokens: StrictInt | None = None
+    max_completion_tokens: within(StrictInt, minimum=1) | None = None
     logprobs: StrictBool | None = None
-    top_logprobs: StrictInt | None = None
-    response_format: Annotated[None, BeforeValidator(_text_format)] = None
+    top_logprobs: within(StrictInt, minimum=0, maximum=MAX_LOGPROBS) | None = None
+    response_format: Annotated[None, BeforeValidator(_text_format), WithJsonSchema(TEXT_FORMAT)] = None
 
     def completion(self) -> CompletionRequest:
         """The same wishes for a completion; its prompt is still to come."""
@@ -182,8 +191,10 @@ def chat(
     shape = shape(tokenizer, allow_priority)
 
     def extend(app: FastAPI, backend: Backend) -> None:
-        @app.post("/v1/chat/completions", response_model=None)
-        @app.post("/chat/completions", response_model=None)
+        completion = described(ChatCompletion, ChatChunk)
+
+        @app.post("/v1/chat/completions", response_model=None, responses=completion)
+        @app.post("/chat/completions", response_model=None, responses=completion)
         async def chat_completions(body: ChatRequest, request: Request) -> Response:
             async def prompts() -> list[list[int]]:
                 # Rendering and tokenizing a long conversation takes its time: others have theirs meanwhile.

@@ -116,14 +116,37 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+def plain_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Its JSON schema in one piece, which can stand anywhere."""
+    schema = model.model_json_schema()
+    parts = schema.pop("$defs", {})
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            if "$ref" in value:
+                return plain(parts[value["$ref"].rpartition("/")[2]])
+            return {name: plain(inner) for name, inner in value.items()}
+        return [plain(inner) for inner in value] if isinstance(value, list) else value
+
+    return plain(schema)
+
+
+def _described(description: str, **more: Any) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": ERROR}}, **more}
+
+
+ERROR = plain_schema(ErrorBody)
+SECONDS = {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 1}}
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorBody, "description": "A field is wrong or not supported; `param` names it"},
-    401: {"model": ErrorBody, "description": "The API key is missing or wrong"},
-    404: {"model": ErrorBody, "description": "No such model"},
-    413: {"model": ErrorBody, "description": "The body is too large"},
-    500: {"model": ErrorBody, "description": "The engine failed"},
-    503: {"model": ErrorBody, "description": "Too many requests at once"},
-    "default": {"model": ErrorBody, "description": "Any other error"},
+    400: _described("A field is wrong or not supported; `param` names it"),
+    401: _described("The API key is missing or wrong"),
+    404: _described("No such model"),
+    405: _described("Not with this method"),
+    413: _described("The body is too large"),
+    429: _described("No room now: come again", headers={"Retry-After": SECONDS}),
+    500: _described("The engine failed"),
+    503: _described("This server cannot now", headers={"Retry-After": SECONDS}),
+    "4XX": _described("Any other mistake of the client's"),
 }
 
 

@@ -11,22 +11,39 @@ from uuid import uuid4
 from fastapi import FastAPI
 from pydantic import StrictInt, StrictStr
 
+from engine.decoding.outputs import FinishReason
 from engine.decoding.params import SamplingParams
 from engine.server import sse
+from engine.server.answers import Answer, described
 from engine.server.backend import Backend, OutputStream
-from engine.server.protocol import Fields, Number
+from engine.server.protocol import Fields, Number, within
 
 
 class GenerateRequest(Fields):
-    prompt: StrictStr
-    max_tokens: StrictInt | None = None
-    temperature: Number | None = None
+    prompt: within(StrictStr, minLength=1)
+    max_tokens: within(StrictInt, minimum=1) | None = None
+    temperature: within(Number, minimum=0, maximum=1000) | None = None
+
+
+class Event(Answer):
+    """What is new; the last event says why it is the last, and how many tokens there were."""
+
+    text: str
+    finish_reason: FinishReason | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
 
 
 def generate(app: FastAPI, backend: Backend) -> None:
     """The route; an extension of `create_app`."""
 
-    @app.post("/generate", response_model=None)
+    @app.post(
+        "/generate",
+        status_code=200,
+        response_model=None,
+        response_class=sse.EventStream,
+        responses=described(None, Event),
+    )
     async def generate(body: GenerateRequest) -> sse.EventStream:
         given = {"max_tokens": body.max_tokens, "temperature": body.temperature}
         params = SamplingParams(**{name: value for name, value in given.items() if value is not None})

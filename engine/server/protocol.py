@@ -24,11 +24,12 @@ from pydantic import (
 )
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
-from engine.decoding.params import ParameterError, SamplingParams
+from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.server.errors import RequestError
 from engine.server.limits import (
     MAX_CHOICES,
+    MAX_COMPLETION_LOGPROBS,
     MAX_LOGIT_BIAS,
     MAX_NAME_CHARACTERS,
     MAX_PRIORITY,
@@ -38,6 +39,7 @@ from engine.server.limits import (
     MAX_STOPS,
 )
 
+TOKEN_ID = "0|[1-9][0-9]{0,9}"  # as a key of a JSON object: written plainly
 DEFAULT_MAX_TOKENS = SamplingParams.max_tokens
 
 
@@ -58,18 +60,29 @@ def _few(entries: Any) -> Any:
     return entries
 
 
+def within(kind: Any, **bounds: Any) -> Any:
+    """`kind`, with bounds for who reads the API's description. The engine checks them, and says more."""
+    return Annotated[kind, Field(json_schema_extra=bounds)]
+
+
 # A list's check ends at the first item that is wrong (`fail_fast`): a complaint about each would take many
 # times the memory of the body, and one is all that an answer has room for.
 Number = StrictInt | StrictFloat
 Name = Annotated[StrictStr, Field(max_length=MAX_NAME_CHARACTERS)]
-Texts = Annotated[list[StrictStr], Field(max_length=MAX_PROMPTS, fail_fast=True)]
-TokenIds = Annotated[list[StrictInt], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[list[within(StrictStr, minLength=1)], Field(max_length=MAX_PROMPTS, fail_fast=True)]
+TokenId = within(StrictInt, minimum=0)
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 TokenIdLists = Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True)]
-Stop = Annotated[StrictStr, Field(max_length=MAX_STOP_CHARACTERS)]
+Stop = Annotated[StrictStr, Field(max_length=MAX_STOP_CHARACTERS, json_schema_extra={"minLength": 1})]
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
-StopTokenIds = Annotated[list[StrictInt], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
+StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
+Biases = within(
+    dict[str, within(Number, minimum=-100, maximum=100)],
+    propertyNames={"pattern": f"^({TOKEN_ID})$"},
+    maxProperties=MAX_LOGIT_BIAS,
+)
 Prompts = Annotated[
-    Annotated[StrictStr, Tag("text")]
+    Annotated[within(StrictStr, minLength=1), Tag("text")]
     | Annotated[Texts, Tag("texts")]
     | Annotated[TokenIds, Tag("ids")]
     | Annotated[TokenIdLists, Tag("lists of ids")],
@@ -95,30 +108,30 @@ class Fields(BaseModel):
 
 class StreamOptions(Fields):
     include_usage: StrictBool | None = None
-    include_obfuscation: StrictBool | None = None
+    include_obfuscation: within(StrictBool, const=False) | None = None
 
 
 class SamplingFields(Fields):
     """What completions and chats (Part 14) have in common."""
 
     model: Name
-    max_tokens: StrictInt | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    n: StrictInt | None = None
+    max_tokens: within(StrictInt, minimum=0) | None = None
+    temperature: within(Number, minimum=0, maximum=1000) | None = None
+    top_p: within(Number, exclusiveMinimum=0, maximum=1) | None = None
+    n: within(StrictInt, minimum=1, maximum=MAX_CHOICES) | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     stop: StopOrStops | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    logit_bias: Annotated[dict[str, Number], BeforeValidator(_few)] | None = None
-    seed: StrictInt | None = None
+    presence_penalty: within(Number, minimum=-2, maximum=2) | None = None
+    frequency_penalty: within(Number, minimum=-2, maximum=2) | None = None
+    logit_bias: Annotated[Biases, BeforeValidator(_few)] | None = None
+    seed: within(StrictInt, minimum=-(2**63), maximum=2**63 - 1) | None = None
     user: Name | None = None
 
-    top_k: StrictInt | None = None
-    min_p: Number | None = None
-    repetition_penalty: Number | None = None
-    min_tokens: StrictInt | None = None
+    top_k: within(StrictInt, minimum=-1) | None = None
+    min_p: within(Number, minimum=0, maximum=1) | None = None
+    repetition_penalty: within(Number, minimum=0.01, maximum=100) | None = None
+    min_tokens: within(StrictInt, minimum=0) | None = None
     stop_token_ids: StopTokenIds | None = None
     ignore_eos: StrictBool | None = None
     include_stop_str_in_output: StrictBool | None = None
@@ -131,11 +144,11 @@ class CompletionRequest(SamplingFields):
     """POST /v1/completions. OpenAI's fields, then those vLLM adds. null means: as if not given."""
 
     prompt: Prompts
-    logprobs: StrictInt | None = None
+    logprobs: within(StrictInt, minimum=0, maximum=MAX_COMPLETION_LOGPROBS) | None = None
     echo: StrictBool | None = None
-    best_of: StrictInt | None = None
-    suffix: StrictStr | None = None
-    prompt_logprobs: StrictInt | None = None
+    best_of: within(StrictInt, minimum=1, maximum=MAX_CHOICES) | None = None
+    suffix: within(StrictStr, maxLength=0) | None = None
+    prompt_logprobs: within(StrictInt, minimum=0, maximum=MAX_LOGPROBS) | None = None
 
     def prompts(self) -> list[Prompt]:
         """One prompt or several, each text or token ids. Raises RequestError: none, or too many choices."""
@@ -173,7 +186,7 @@ class CompletionRequest(SamplingFields):
     def _bias(self) -> dict[int, float] | None:
         """JSON's keys are strings; token ids are numbers, written plainly."""
         for key in self.logit_bias or ():
-            if not re.fullmatch("0|[1-9][0-9]{0,9}", key):
+            if not re.fullmatch(TOKEN_ID, key):
                 raise ParameterError("logit_bias", f"logit_bias has key {key!r}: keys must be token ids")
         return {int(key): bias for key, bias in self.logit_bias.items()} if self.logit_bias else None
 

@@ -1,0 +1,106 @@
+"""What a load generator sends, and when: by chance from a seed, or as a production trace has it. Part 15.
+
+Promises the same jobs for the same arguments. A prompt is a row of short common words, about one token each
+(the server's usage says how many they were), and no two prompts begin alike, so that no prefix cache knows
+them. Knows no server.
+"""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from random import Random
+
+WORDS = [
+    "the", "a", "and", "to", "was", "he", "she", "said", "it", "they", "in", "his", "her", "with", "day",
+    "big", "not", "you", "very", "happy", "so", "little", "for", "had", "on", "saw", "that", "wanted",
+    "one", "went", "but", "mom", "play", "like", "dog", "then", "were", "time", "there", "fun", "of",
+]  # fmt: skip
+TEMPLATE_SHARE = 1 / 16  # of the context: left for a chat template, and for words of two tokens
+FIT = 0.99  # of a trace's requests are scaled to fit the context; the longest few are cut
+
+Span = tuple[int, int]  # from, to: both may come
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request, due `at` seconds after the start. A closed loop does not look at `at`."""
+
+    at: float
+    prompt: str
+    max_tokens: int
+
+
+def text(tokens: int, random: Random) -> str:
+    """About so many tokens, at least one."""
+    return " ".join(random.choices(WORDS, k=max(1, tokens)))
+
+
+def endless(prompt_tokens: Span, max_tokens: Span, random: Random) -> Iterator[Job]:
+    """Jobs of sizes drawn evenly, for a closed loop."""
+    while True:
+        yield Job(0.0, text(random.randint(*prompt_tokens), random), random.randint(*max_tokens))
+
+
+def poisson(rate: float, seconds: float, prompt_tokens: Span, max_tokens: Span, random: Random) -> list[Job]:
+    """Arrivals that know nothing of each other, `rate` a second on average: the gaps between them are drawn
+    from an exponential distribution. Sizes as in `endless`.
+    """
+    jobs, at = [], 0.0
+    sizes = endless(prompt_tokens, max_tokens, random)
+    while (at := at + random.expovariate(rate)) < seconds:
+        jobs.append(replace(next(sizes), at=at))
+    return jobs
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A recording's jobs, and what was done to it to fit a smaller model."""
+
+    jobs: list[Job]
+    size_factor: float  # what its numbers of tokens were multiplied by
+    speed: float  # how many of its seconds pass in one of ours
+    cut: int  # jobs whose prompt was cut to fit
+
+
+def replay(path: Path, context: int, seconds: float, random: Random, rate: float | None = None) -> Trace:
+    """The first `seconds` of a trace with the columns TIMESTAMP, ContextTokens, GeneratedTokens.
+
+    Prompts and outputs are multiplied by one factor, so that 99 of 100 requests fit `context` tokens and long
+    ones stay long beside short ones; of a longer one the prompt is cut. Nothing is made larger. `rate`
+    plays it faster or slower, so that the whole trace has so many arrivals a second on average; bursts stay
+    bursts. Raises ValueError: it has other columns, or no rows.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        wanted = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
+        if not wanted <= set(reader.fieldnames or ()):
+            raise ValueError(f"{path}: the columns {', '.join(sorted(wanted))} are needed")
+        rows = [
+            (_when(row["TIMESTAMP"]), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+            for row in reader
+        ]
+    if len(rows) < 2:
+        raise ValueError(f"{path}: at least two rows are needed")
+    start, end = rows[0][0], rows[-1][0]
+    speed = rate * (end - start) / (len(rows) - 1) if rate else 1.0
+    room = int(context * (1 - TEMPLATE_SHARE))
+    totals = sorted(prompt + output for _, prompt, output in rows)
+    factor = min(1.0, room / totals[int(FIT * (len(totals) - 1))])
+
+    jobs, cut = [], 0
+    for when, prompt, output in rows:
+        at = (when - start) / speed
+        if at >= seconds:
+            break
+        output = min(max(1, round(output * factor)), room - 1)
+        scaled = max(1, round(prompt * factor))
+        cut += scaled > room - output
+        jobs.append(Job(at, text(min(scaled, room - output), random), output))
+    return Trace(jobs, factor, speed, cut)
+
+
+def _when(stamp: str) -> float:
+    """Seconds of an ISO time with up to seven digits behind the point: Python takes six."""
+    return datetime.fromisoformat(stamp[:26]).timestamp()

@@ -1,0 +1,116 @@
+"""What a server's process holds, seen from outside: memory, threads, files, and what its /metrics says.
+
+Part 15. Linux only: /proc tells. A server that has come to rest holds what it held before.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).parent.parent
+START_SECONDS = 240  # for a server to load its model
+POOL = min(32, (os.cpu_count() or 1) + 4)  # as concurrent.futures has it
+IDLE = ("running", "waiting", "admitted_sequences", "admitted_tokens")
+GAUGES = {
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "kv_usage": "vllm:kv_cache_usage_perc",
+    "admitted_sequences": "ruvon:admitted_sequences",  # where there is an admission
+    "admitted_tokens": "ruvon:admitted_tokens",
+}
+
+
+@dataclass(frozen=True)
+class Held:
+    """At one moment. A gauge that the server does not have is 0."""
+
+    memory_mb: float
+    threads: int
+    files: int
+    running: float = 0.0
+    waiting: float = 0.0
+    kv_usage: float = 0.0
+    admitted_sequences: float = 0.0
+    admitted_tokens: float = 0.0
+
+    def counts(self) -> dict[str, float]:
+        """All but the memory, which no process gives back to the last byte."""
+        return {name: value for name, value in asdict(self).items() if name != "memory_mb"}
+
+
+def held(http: httpx.Client, pid: int) -> Held:
+    """Of the process `pid`, whose server `http` asks. The asking itself holds one file."""
+    text = http.get("/metrics").raise_for_status().text
+    gauges = {
+        name: float(found[1])
+        for name, metric in GAUGES.items()
+        if (found := re.search(rf"^{metric}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
+    }
+    process = Path(f"/proc/{pid}")
+    status = (process / "status").read_text()
+    return Held(
+        memory_mb=int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024,
+        threads=len(list((process / "task").iterdir())),
+        files=len(list((process / "fd").iterdir())),
+        **gauges,
+    )
+
+
+def at_rest(look: Callable[[], Held], before: Held | None, seconds: float) -> Held:
+    """The first look at which nothing is under way and, with `before`, every count is no more than it was;
+    else the last one before `seconds` are over.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        now = look()
+        idle = not any(getattr(now, name) for name in IDLE)
+        if idle and (before is None or not more(before, now)):
+            return now
+        if time.monotonic() > end:
+            return now
+        time.sleep(0.1)
+
+
+def more(before: Held, after: Held) -> dict[str, tuple[float, float]]:
+    """The counts that have grown: name -> before, after. asyncio's own pool of threads may: it takes on one
+    when all are busy, up to POOL, and keeps it.
+    """
+    old, new = before.counts(), after.counts()
+    return {
+        name: (old[name], new[name])
+        for name in old
+        if new[name] > old[name] + (POOL if name == "threads" else 0)
+    }
+
+
+@contextmanager
+def served(log: Path, *arguments: str) -> Iterator[tuple[str, int]]:
+    """`ruvon serve` in a process of its own for the length of a `with`: its URL, its process id. What it says
+    goes to `log`. Raises RuntimeError: it did not start.
+    """
+    command = [sys.executable, "-m", "engine.cli.main", "serve", "--port", "0", *arguments]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with log.open("w") as file:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        end = time.monotonic() + START_SECONDS
+        while not (found := re.search(r"Uvicorn running on (http://\S+)", log.read_text())):
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"the server did not start:\n{log.read_text()}")
+            time.sleep(0.05)
+        yield found[1], process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+            process.wait()
