@@ -34,7 +34,8 @@ def speaker_of(*pieces: str) -> Speaker:
 
 def ask(page, question: str):
     page.chat_input[0].set_value(question).run()
-    assert not page.exception, page.exception[0].message
+    failed = [f"{one.proto.type}: {one.message}" for one in page.exception]
+    assert not failed, failed[0]
     return page
 
 
