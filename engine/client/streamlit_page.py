@@ -3,7 +3,7 @@
 RUVON_URL=http://127.0.0.1:8000 streamlit run engine/client/streamlit_page.py --server.address 127.0.0.1
 
 The server's address and key (RUVON_API_KEY) are this process's, not its visitors'. Streamlit runs the file
-from its first line to its last for whatever a visitor does, and ends the run under way at its next word: so any
+from its first line to its last for whatever a visitor does, and ends the run under way at its next word: any
 button is a stop button. By that the stream is left, and the server stops, too. What a model says is shown as
 text: a picture in Markdown would tell its host what was said.
 """

@@ -34,8 +34,8 @@ def speaker_of(*pieces: str) -> Speaker:
 
 def ask(page, question: str):
     page.chat_input[0].set_value(question).run()
-    failed = [f"{one.proto.type}: {one.message}" for one in page.exception]
-    assert not failed, failed[0]
+    failed = [f"{error.proto.type}: {error.message}" for error in page.exception]
+    assert not failed, "the page's run ended with this"
     return page
 
 
