@@ -140,18 +140,35 @@ def serve(
         bool | None,
         typer.Option(help="Launch a step before the last one's tokens are read; default: on a GPU."),
     ] = None,
+    price_per_hour: Annotated[
+        str | None,
+        typer.Option(help="Dollars for an hour of the device; answers then say what they cost."),
+    ] = None,
+    api_price: Annotated[
+        str | None,
+        typer.Option(help="To compare: dollars for a million tokens elsewhere, as cached,input,output."),
+    ] = None,
+    cost_log: Annotated[
+        str | None, typer.Option(help="A CSV file that gets a line for each request that has ended.")
+    ] = None,
+    cost_weights: Annotated[
+        str | None,
+        typer.Option(help="Nanoseconds a token adds to a step, as input,output,held (see Part 19)."),
+    ] = None,
 ) -> None:
     """Serve OpenAI's API over HTTP until Ctrl-C, with a chat page at /, /metrics and a live /dashboard."""
     try:
         from engine.server.app import create_app
-        from engine.server.chat import chat
+        from engine.server.chat import Chat, chat
         from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
         from engine.server.chat_page import chat_page
         from engine.server.generate import generate as generate_route
         from engine.server.limits import MAX_REQUESTS
+        from engine.server.priced import priced
         from engine.server.run import max_connections
         from engine.server.run import serve as run
         from engine.server.scored import ScoredCompletions
+        from engine.telemetry.cost_shown import Costs
         from engine.telemetry.metrics import EngineMetrics
         from engine.telemetry.routes import OPEN_PATHS, telemetry
     except ModuleNotFoundError as error:
@@ -186,6 +203,7 @@ def serve(
                 "the API key is empty; leave out --api-key and RUVON_API_KEY to serve without one"
             )
         template = ChatTemplate.from_pretrained(args.tokenizer or model)
+        costs = Costs.parse(price_per_hour, api_price, cost_log, cost_weights)
         engine, name = build_engine(args), served_model_name or _public_name(model)
         backend = AsyncLLMEngine(engine, name)
     except (CheckpointError, ValueError) as error:
@@ -194,11 +212,16 @@ def serve(
     # rebinding): who serves this machine alone is asked for by this machine's names.
     local = host in LOCAL_NAMES or f"[{host}]" in LOCAL_NAMES
     hosts = [*LOCAL_NAMES, *(allowed_host or ())] if local or allowed_host else []
+    metrics = EngineMetrics(engine, name)
+    completions, chats = ScoredCompletions, Chat
+    if costs:
+        costs.begin(engine, metrics)
+        completions, chats = (priced(shape, costs.price, costs.api_price) for shape in (completions, chats))
     app = create_app(
         backend,
         extensions=[
-            telemetry(EngineMetrics(engine, name)),
-            chat(engine.tokenizer, engine.config, template, allow_priority),
+            telemetry(metrics),
+            chat(engine.tokenizer, engine.config, template, allow_priority, chats),
             generate_route,
             chat_page,
         ],
@@ -206,9 +229,13 @@ def serve(
         open_paths=OPEN_PATHS | CHAT_PATHS,
         allowed_hosts=hosts,
         max_requests=min(MAX_REQUESTS, max_connections() // 2),
-        shape=ScoredCompletions(engine.tokenizer, allow_priority),
+        shape=completions(engine.tokenizer, allow_priority),
     )
-    run(app, host, port)
+    try:
+        run(app, host, port)
+    finally:
+        if costs:
+            costs.end()
 
 
 @app.command()
