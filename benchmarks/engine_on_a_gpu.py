@@ -46,9 +46,8 @@ def steps(llm: LLM, bandwidth: float) -> tuple[dict, list[list]]:
     # of the positions' embeddings a row is read; the tokens' are the output layer's weights, too
     weights = sum(p.nbytes for p in model.parameters()) - model.embed_position.weight.nbytes
     for batch in BATCHES:
-        found = [step_milliseconds(llm.engine, batch) for _ in range(9)][
-            4:
-        ]  # its clock rises for half a second
+        # The first four are left out: the GPU's clock rises for half a second.
+        found = [step_milliseconds(llm.engine, batch) for _ in range(9)][4:]
         moved = weights + batch * CONTEXT * config.kv_bytes_per_token(2)
         floor = moved / bandwidth * 1e3
         ms = statistics.median(found)

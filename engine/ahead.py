@@ -112,10 +112,11 @@ class AheadEngine(LLMEngine):
     def step(self) -> list[RequestOutput]:
         """Launch a step, and land the one before it, if any: an output for each request that was in that one.
 
-        Whoever gets a token from a launched step (`_choosing`; nobody, if the launch is `Failed`) has to
-        `expect` it. Penalties count the output on the host: if a running request has any (`is_adjusted`), the
-        last step lands and none is launched. If the last step failed, what was launched on top of it is
-        rolled back before it lands. With nothing in flight and nobody to launch: `_stuck`.
+        Whoever gets a token from a launched step (`_choosing` of `flight.pending.batch`; nobody, if `pending`
+        is not a `Pending` but `Failed`) has to `expect` it. Penalties count the output on the host: if a
+        running request has any (`sampling.is_adjusted`), the last step lands and none is launched. `land`
+        alone asks for a step's result. If that step failed, `_recover` takes back what is in `_flight`: the
+        next step must be there by then. With nothing in flight and nobody to launch: `_stuck`.
         """
         landing = self._flight
         # 1. Whoever has penalties waits for the last token.
@@ -127,18 +128,21 @@ class AheadEngine(LLMEngine):
         if ahead and isinstance(ahead.pending, Pending):
             for request in _choosing(ahead.pending.batch):
                 request.expect()
-        if landing is None:
-            return [] if ahead else self._stuck()
-        # 3. What the last one found. If it failed, what was launched on top of it is taken back first.
-        try:
-            landing.pending.result()
-        except Exception:
-            if ahead:
-                self._flight = None
-                self.scheduler.rollback(ahead.batch)
-        return self.land(landing)
+        # 3. What the last one found.
+        if landing:
+            return self.land(landing)
+        return [] if ahead else self._stuck()
+
+    def _recover(self, flight: Flight, error: Exception) -> list[RequestOutput]:
+        """What was launched on top of a step that failed is worth nothing. It is taken back first."""
+        if self._flight:
+            self.scheduler.rollback(self._flight.batch)
+            self._flight = None
+        return super()._recover(flight, error)
 
 
 def _choosing(batch: Batch) -> list[Request]:
-    """Who gets a token from this step."""
+    """Who gets a token from this step. A batch as it was scheduled may also want rows of tokens that are
+    known (Part 10); that of a pending step does not.
+    """
     return [request for request, rows in zip(batch.requests, batch.logit_rows, strict=True) if rows]

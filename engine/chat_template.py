@@ -38,7 +38,8 @@ def guarded(
     first one of each such text, also where two of them overlap, and the text is that token's no longer;
     `Tokenizer.encode` takes the guard out again, once it has found the special tokens. It is the first of
     GUARDS that no content has. Nothing else is changed, the messages given stay as they are, and without
-    special tokens there is nothing to guard. Raises ChatError: all of GUARDS are in use.
+    special tokens there is nothing to guard. (A token of a single character has no place for a guard: it is
+    not kept out.) Raises ChatError: all of GUARDS are in use.
     """
     contents = "".join(message["content"] for message in messages)
     guard = next((guard for guard in GUARDS if guard not in contents), None)

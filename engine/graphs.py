@@ -101,7 +101,7 @@ class DecodeGraphs:
         positions = np.array(batch.positions)
         numbers[0][:S], numbers[1][:S], numbers[2][:S] = batch.token_ids, self._last.sources(batch), positions
         numbers[3][:S], numbers[4][:S] = pages.places(np.arange(S), positions), pages.lens
-        for row, nobody in zip(numbers, (0, -1, 0, -1, 0), strict=False):
+        for row, nobody in zip(numbers[:ROWS], (0, -1, 0, -1, 0), strict=True):
             row[S:] = nobody
         numbers[5][:S, : pages.tables.shape[1]] = pages.tables
         # 2. One copy, one call.

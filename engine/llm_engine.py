@@ -64,7 +64,7 @@ class Asked:
 
 class LLMEngine:
     """Composes a scheduler, an executor and a tokenizer; `step` is the whole engine: launch, then land. An
-    engine that launches the next step before it lands the last one (Part 13) overrides `step` alone.
+    engine that launches the next step before it lands the last one (Part 13) overrides `step`.
     """
 
     def __init__(

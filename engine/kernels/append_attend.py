@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.paged_attention import _share
 from engine.kernels.pdl import release, wait
 
 FEW = {"TOKENS": 64, "num_warps": 2}  # tokens read at a time
@@ -20,6 +21,7 @@ FEW = {"TOKENS": 64, "num_warps": 2}  # tokens read at a time
 TILES = {3: (128, 4), 7: (64, 2), 13: (32, 2)}  # tokens, warps
 SLACK = 1.02
 ROWS = 16  # the fewest rows a matrix product on tensor cores takes
+MIN_HEAD_DIM = 16  # and the fewest numbers that it sums
 
 
 class AppendAttend:
@@ -142,7 +144,7 @@ def _few(
     head, sequence, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     d, i = tl.arange(0, DH), tl.arange(0, TOKENS)
     length = tl.load(lens + sequence)
-    share = tl.cdiv(tl.cdiv(length, SPLITS), TOKENS) * TOKENS
+    share = _share(length, SPLITS, TOKENS)
     first = part * share
     release(PDL)
     if first >= length:

@@ -21,10 +21,7 @@ from engine.kernels.pdl import has_pdl, release, wait
 
 SPLIT_ROWS = 128
 SPLITS = 5  # divides 1,600 and 6,400, GPT-2 XL's inner dimensions, into whole tiles
-COLS, INNER = (
-    32,
-    64,
-)  # a tile of split-K: columns of the product, and how much of the inner dimension at a time
+COLS, INNER = 32, 64  # a tile of split-K: columns of the product; numbers of the inner dimension at a time
 
 
 class ManyRows:
@@ -96,7 +93,7 @@ class ManyRows:
 
 
 def _linear_gelu(x: Tensor, linear: nn.Module) -> Tensor:
-    """GPT-2's gelu is the one by tanh: so is that in a GPU's product, and not that in a CPU's."""
+    """GPT-2's gelu is the one by tanh. PyTorch's fused product has that one on a GPU only."""
     if x.is_cuda:
         return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)
     return F.gelu(F.linear(x, linear.weight, linear.bias), approximate="tanh")

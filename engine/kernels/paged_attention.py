@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.attention.paged import Pages
 
-BLOCK = 64  # tokens a program reads at a time
+TILE = 64  # tokens a program reads at a time
 ROWS = 16  # the fewest rows a matrix product on tensor cores takes: fewer query heads are padded
 MAX_SPLITS = 64
 MAX_HEAD_DIM = 256
@@ -54,8 +54,9 @@ def paged_attention(
 ) -> Tensor:
     """q[S, Hq, Dh], keys and values[B, P, Hkv, Dh], tables[S, W], lens[S] -> [S, Hq, Dh].
 
-    Sequence s has lens[s] tokens, at least one; token i lies in block tables[s, i // P] at place i % P. What
-    lies behind a sequence's end, or in blocks that are not its own, is not read.
+    Sequence s has lens[s] tokens; token i lies in block tables[s, i // P] at place i % P. What lies behind a
+    sequence's end, or in blocks that are not its own, is not read. A length of 0: nobody, whose rows of the
+    result may be anything. `splits` is a power of two.
     """
     (S, Hq, Dh), (_, P, Hkv, _) = q.shape, keys.shape
     q, out = q.contiguous(), torch.empty(S, Hq, Dh, dtype=q.dtype, device=q.device)
@@ -64,17 +65,17 @@ def paged_attention(
     stats = q.new_empty(2, S, Hq, splits, dtype=torch.float32)  # maximum and total of each part
     _attend[(Hkv, S, splits)](
         q, keys, values, tables, lens, out, parts, stats[0], stats[1], tables.stride(0), Dh**-0.5,
-        HKV=Hkv, P=P, TOKENS=BLOCK, PADDED=max(ROWS, triton.next_power_of_2(Hq // Hkv)), **shape,
+        HKV=Hkv, P=P, TOKENS=TILE, PADDED=max(ROWS, triton.next_power_of_2(Hq // Hkv)), **shape,
         num_warps=4, num_stages=2,
     )  # fmt: skip
     if splits > 1:
-        _merge[(Hq, S)](parts, stats[0], stats[1], lens, out, TOKENS=BLOCK, **shape)
+        _merge[(Hq, S)](parts, stats[0], stats[1], lens, out, TOKENS=TILE, **shape)
     return out
 
 
 @triton.jit
 def _share(length, SPLITS: tl.constexpr, TOKENS: tl.constexpr):
-    """Tokens of each part: whole blocks, so that the last parts of a short sequence have nothing to do."""
+    """Tokens of each part: whole tiles, so that the last parts of a short sequence have nothing to do."""
     return tl.cdiv(tl.cdiv(length, SPLITS), TOKENS) * TOKENS
 
 
@@ -148,8 +149,8 @@ def _merge(
 ):  # fmt: skip
     """Program (query head, sequence): its parts, each relative to its own maximum, become a mean[DH] in out.
 
-    parts[S, HQ, SPLITS, DH], maxima and totals[S, HQ, SPLITS]. A part without tokens (`_share`) was never
-    written: what lies there may be anything.
+    parts[S, HQ, SPLITS, DH], maxima and totals[S, HQ, SPLITS]; SPLITS is a power of two. A part without
+    tokens (`_share`) was never written: what lies there may be anything.
     """
     head, sequence = tl.program_id(0), tl.program_id(1)
     part, d = tl.arange(0, SPLITS), tl.arange(0, DH_PADDED)

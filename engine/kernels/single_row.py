@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from engine.kernels.append_attend import AppendAttend
+from engine.kernels.append_attend import MIN_HEAD_DIM, AppendAttend
 from engine.kernels.pdl import has_pdl, release, wait
 
 
@@ -191,7 +191,7 @@ class SingleRow:
         return (
             config.model_type == "gpt2"
             and config.activation in ("gelu_new", "gelu_pytorch_tanh")
-            and config.head_dim == triton.next_power_of_2(config.head_dim) >= 8
+            and config.head_dim == triton.next_power_of_2(config.head_dim) >= MIN_HEAD_DIM
             and len(linears) == 4 * config.num_layers + 1
         )
 

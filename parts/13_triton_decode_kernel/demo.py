@@ -201,7 +201,8 @@ def recorded(console: Console) -> None:
         )
     machine = f"{kernels['machine']['gpu']}, torch {kernels['versions']['torch']}, {kernels['date']}"
     console.print(
-        f"GPT-2 XL's shape at a context of 512. {machine}.\n"
+        "GPT-2 XL's shape at a context of 512. The floor: what a copy of as many bytes takes.\n"
+        f"{machine}.\n"
         "From benchmarks/results/part13_steps.json and part13_engine.json."
     )
 

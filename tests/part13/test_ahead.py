@@ -172,6 +172,17 @@ def test_the_next_step_is_launched_before_the_last_one_lands():
     assert log == ["launch", "launch", "land", "launch", "land", "land"]
 
 
+def test_rows_inside_a_prompt_give_no_token():
+    engine = ahead(BlockCache(60, 8), seats=4, budget=4)
+    engine.add_request("a", "hello, you", replace(GREEDY, max_tokens=3, prompt_logprobs=0))
+    engine.step()
+    (request,) = engine.scheduler.running
+    rule = "a chunk inside a prompt wants rows for their scores, and chooses no token: none is expected"
+    assert PLACEHOLDER not in request.token_ids, rule
+    (output,) = run_to_end(engine).values()
+    assert output.outputs[0].token_ids == told_alone("hello, you", replace(GREEDY, max_tokens=3)).token_ids
+
+
 def test_an_end_by_length_wastes_no_step_and_one_by_a_stop_wastes_one():
     for params, wasted in ((GREEDY, 0), (replace(GREEDY, max_tokens=50, stop=("z", "y", "x", "a", "e")), 1)):
         engine = ahead(BlockCache(60, 8))
@@ -228,6 +239,34 @@ def test_a_request_that_can_never_run_fails_as_ever():
     done = run_to_end(engine)
     assert "no room" in done["a"].error
     assert_idle(engine)
+
+
+class CountingExecutor(AheadExecutor):
+    """Counts how often each step's result is asked for."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.asked: list[int] = []
+
+    def submit(self, batch):
+        pending, number = super().submit(batch), len(self.asked)
+        self.asked.append(0)
+
+        def result():
+            self.asked[number] += 1
+            return type(pending).result(pending)
+
+        object.__setattr__(pending, "result", result)
+        return pending
+
+
+def test_a_steps_result_is_asked_for_once():
+    engine = ahead(BlockCache(60, 8), executor_class=CountingExecutor)
+    for number in range(6):
+        engine.add_request(str(number), "hello", mixed(number))
+    run_to_end(engine)
+    rule = "`land` alone asks: with log probabilities, a result is a good deal of work for the host"
+    assert set(engine.executor.asked) == {1}, rule
 
 
 # 3. What goes wrong.

@@ -12,7 +12,7 @@ from engine.models.loader import load_model
 from tests.part01.reference import random_gpt2, save
 from tests.part13.test_paged_attention import DEVICE, P
 
-SHAPES = {"narrow": {"n_embd": 24, "n_head": 3}, "split": {"n_embd": 320, "n_head": 5}}  # 320: of split-K
+SHAPES = {"narrow": {"n_embd": 48, "n_head": 3}, "split": {"n_embd": 320, "n_head": 5}}  # 320: of split-K
 VOCAB = 70  # padded to 128
 TOLERANCE = 2e-4
 

@@ -11,7 +11,7 @@ from engine.models.loader import load_model
 from tests.part01.reference import random_gpt2, save
 from tests.part13.test_paged_attention import DEVICE, P
 
-LAYERS, WIDTH, HEADS = 2, 24, 3
+LAYERS, WIDTH, HEADS = 2, 32, 2
 
 
 @pytest.fixture(scope="module")

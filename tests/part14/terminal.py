@@ -17,8 +17,9 @@ from rich.cells import cell_len
 from tests.part04.serving import DEADLINE
 
 CHAT = """
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C reaches us
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
 from rich.console import Console
 from engine.client.stream import ChatClient
 from engine.client.terminal import Chat

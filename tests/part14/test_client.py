@@ -187,41 +187,9 @@ def test_reset_system_stats_and_save(talk, tmp_path):
     saved = json.loads(file.read_text())
     assert [m["role"] for m in saved] == ["system", "user", "assistant"], "what was reset is forgotten"
     assert saved == chat.messages
+    assert len(chat.answers) == 1, "what the answers took is forgotten, too"
     for words in ("no answer yet", "first word", "tokens/s", "20 tokens", "No such file", "/reset "):
         assert words in screen, f"{words!r} is not shown"
-
-
-def test_ctrl_c_stops_the_answer_and_keeps_what_came(client):
-    class Interrupted:
-        """A reader who presses Ctrl-C at the third piece."""
-
-        model, closed = "m", threading.Event()
-
-        def stream(self, messages, **options):
-            try:
-                for i, piece in enumerate(client.stream(messages, **options)):
-                    if i == 3:
-                        raise KeyboardInterrupt
-                    yield piece
-            finally:
-                self.closed.set()
-
-    screen = io.StringIO()
-    chat = Chat(Interrupted(), Console(file=screen, width=200), **ASK)
-    lines = iter(["Tell me about the dog.", KeyboardInterrupt(), "/exit"])
-
-    def read(_):
-        line = next(lines)
-        if isinstance(line, BaseException):
-            raise line
-        return line
-
-    chat.run(read)
-    assert Interrupted.closed.is_set()
-    assert ALONE.text.startswith(chat.turns[-1]["content"])
-    assert chat.turns[-1]["role"] == "assistant"
-    assert "[stopped]" in screen.getvalue()
-    assert "Ctrl-D ends" in screen.getvalue(), "at the prompt, Ctrl-C ends nothing"
 
 
 def test_an_error_leaves_the_conversation_as_it_was(talk):

@@ -60,7 +60,7 @@ def test_the_guard_is_one_that_no_content_has():
 
 
 def test_when_all_are_in_use_the_conversation_is_refused():
-    with pytest.raises(ChatError, match=r"U\+FDD0"):
+    with pytest.raises(ChatError):
         guarded([user("".join(GUARDS[:16])), user("".join(GUARDS[16:]))], SPECIAL)
 
 

@@ -1,0 +1,69 @@
+"""What a chat request may say at the edges, without a server."""
+
+from types import SimpleNamespace
+
+import pytest
+from pydantic import ValidationError
+
+from engine.chat_template import ChatError, ChatTemplate
+from engine.decoding.params import MAX_LOGPROBS
+from engine.server import chat
+from engine.server.chat import Chat, ChatRequest
+from engine.server.errors import RequestError
+from tests.part06.fakes import TOKENIZER
+
+HI = {"role": "user", "content": "Hi"}
+
+
+def params(**fields):
+    return Chat(TOKENIZER).params(ChatRequest(model="m", messages=[HI], **fields))
+
+
+def test_both_names_of_the_length_may_say_the_same():
+    assert params(max_tokens=5, max_completion_tokens=5).max_tokens == 5
+    with pytest.raises(RequestError, match="max_tokens=5 contradicts max_completion_tokens=6"):
+        params(max_tokens=5, max_completion_tokens=6)
+
+
+def test_the_most_likely_tokens_up_to_the_bound():
+    assert params(logprobs=True, top_logprobs=MAX_LOGPROBS).logprobs == MAX_LOGPROBS
+    with pytest.raises(RequestError, match=f"from 0 to {MAX_LOGPROBS}"):
+        params(logprobs=True, top_logprobs=MAX_LOGPROBS + 1)
+
+
+@pytest.mark.parametrize("field", ["refusal", "annotations", "audio", "function_call", "tool_calls"])
+def test_what_answers_say_beside_the_text_comes_back_as_nothing_only(field):
+    for nothing in (None, []):
+        ChatRequest(model="m", messages=[HI | {field: nothing}])
+    for something in ({}, "", 0, [{}]):
+        with pytest.raises(ValidationError, match=f"{field} is not supported: null is accepted"):
+            ChatRequest(model="m", messages=[HI | {field: something}])
+
+
+def test_a_template_that_calls_itself_without_end_is_a_template_that_failed():
+    template = ChatTemplate("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}")
+    with pytest.raises(ChatError, match="the model's chat template failed: RecursionError"):
+        template.render([HI])
+
+
+def test_the_template_writes_special_tokens_and_the_messages_none(monkeypatch):
+    given = {}
+
+    def guarding(messages, special_tokens):
+        given["guarded"] = list(special_tokens)
+        return messages, "G"
+
+    def encoding(text, tokenizer, config, **options):
+        return given.update(options)
+
+    monkeypatch.setattr(chat, "guarded", guarding)
+    monkeypatch.setattr(chat, "prompt_token_ids", encoding)
+    added = {
+        1: SimpleNamespace(content="<|user|>", special=True),
+        2: SimpleNamespace(content="<think>", special=False),
+    }
+    body = ChatRequest(model="m", messages=[HI])
+    chat._prompt(body, SimpleNamespace(added=added), None, ChatTemplate("{{ messages[0].content }}"))
+    assert given["guarded"] == ["<|user|>"], "what is added and not special, templates look for in contents"
+    assert given["add_special_tokens"] is False, "the template has written all there are: none is added twice"
+    assert given["guard"] == "G"
