@@ -1,6 +1,7 @@
 # Everything runs in .venv, made on first use from constraints.txt. `make demo` and `make test` are all you need.
 PYTHON ?= $(shell for v in python3.11 python3.12 python3.13 python3; do command -v $$v && break; done)
 VENV := .venv
+EXTRAS := dev
 RUN := $(VENV)/bin/python
 
 .PHONY: demo test quick lab lint clean
@@ -39,9 +40,9 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	$(RUN) -m pip install --quiet -c constraints.txt -e .
 	touch $@
 
-# With notebooks, tests and Hugging Face to compare with.
+# With notebooks, tests and Hugging Face to compare with. EXTRAS=dev,ui adds Streamlit, 80 MB, and its page's tests.
 $(VENV)/.dev: $(VENV)/.demo
-	$(RUN) -m pip install --quiet -c constraints.txt -e ".[dev]"
+	$(RUN) -m pip install --quiet -c constraints.txt -e ".[$(EXTRAS)]"
 	touch $@
 
 clean:

@@ -3,9 +3,9 @@
 RUVON_URL=http://127.0.0.1:8000 streamlit run engine/client/streamlit_page.py --server.address 127.0.0.1
 
 The server's address and key (RUVON_API_KEY) are this process's, not its visitors'. Streamlit runs the file
-from its first line to its last for whatever a visitor does, and for that raises in the run under way, at its
-next word: so any button is a stop button. By that the stream is left, and the server stops, too. What a model
-says is shown as text: a picture in Markdown would tell its host what was said.
+from its first line to its last for whatever a visitor does, and ends the run under way at its next word: any
+button is a stop button. By that the stream is left, and the server stops, too. What a model says is shown as
+text: a picture in Markdown would tell its host what was said.
 """
 
 import os
@@ -41,30 +41,29 @@ def main() -> None:
 
 
 def ask(turns: list[dict], question: str, system: str, options: dict) -> None:
-    """Show the answer as it comes. Both join `turns` in the end, or where it is stopped; not if it fails."""
+    """Show the answer as it comes. Both are turns from its first word on; not if it fails."""
     told = [{"role": "system", "content": system}] if system else []
     said = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
     messages = [*told, *said, {"role": "user", "content": question}]
-    words, stop, answer = st.empty(), st.empty(), Answer()
+    words, stop = st.empty(), st.empty()
     stop.button("Stop")
     url = os.environ.get("RUVON_URL", "http://127.0.0.1:8000")
+    kept = [{"role": "user", "content": question, "took": ""}, {"role": "assistant"}]
     try:
         with (
             closing(ChatClient(url, os.environ.get("RUVON_API_KEY"))) as client,
             closing(client.stream(messages, **options)) as pieces,
         ):
-            for _, so_far in pieces:
-                answer = so_far
+            for number, (_, answer) in enumerate(pieces):
+                kept[1].update(content=answer.text, took=took(answer))
+                if number == 0:  # kept from now on: when this run is stopped, the next has already begun
+                    turns += kept
                 words.text(answer.text)
     except ChatFailed as error:
-        answer = Answer()
+        turns[:] = [turn for turn in turns if not any(turn is one for one in kept)]
         stop.empty()
         st.text(f"⚠ {error}")
         return
-    finally:
-        if answer.text or answer.finish_reason:
-            turns.append({"role": "user", "content": question, "took": ""})
-            turns.append({"role": "assistant", "content": answer.text, "took": took(answer)})
     st.rerun()  # shows it among the turns, and no Stop
 
 

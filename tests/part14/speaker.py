@@ -14,10 +14,14 @@ from tests.part04.serving import DEADLINE
 
 
 class Speaker:
-    """Says `first`; once it may `go`, says `rest`, too. With `error`, answers with this message instead."""
+    """Says `first`, and `meanwhile` until it may `go`; then says `rest`. With `error`, answers with this
+    message instead.
+    """
 
-    def __init__(self, first: Sequence[str] = ("Hello",), rest: Sequence[str] = (" end.",)) -> None:
-        self.first, self.rest = first, rest
+    def __init__(
+        self, first: Sequence[str] = ("Hello",), rest: Sequence[str] = (" end.",), meanwhile: str = ""
+    ) -> None:
+        self.first, self.rest, self.meanwhile = first, rest, meanwhile
         self.error: str | None = None
         self.asked: list[dict] = []
         self.go, self.left, self.closing = threading.Event(), threading.Event(), threading.Event()
@@ -49,15 +53,23 @@ class _Handler(BaseHTTPRequestHandler):
         speaker.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         if speaker.error:
             return self._answer(400, {"error": {"message": speaker.error}})
+        try:
+            self._speak(speaker)
+        except ConnectionError:
+            speaker.left.set()
+
+    def _speak(self, speaker: Speaker) -> None:
         self._head(200, "text/event-stream")
         for piece in speaker.first:
             self._say({"content": piece})
         while not speaker.go.is_set():
-            readable, _, _ = select.select([self.connection], [], [], 0.005)
+            readable, _, _ = select.select([self.connection], [], [], 0.01)
             if readable and not self.connection.recv(1, socket.MSG_PEEK):
                 return speaker.left.set()
             if speaker.closing.is_set():
                 return None
+            if speaker.meanwhile:
+                self._say({"content": speaker.meanwhile})
         for piece in speaker.rest:
             self._say({"content": piece})
         self._say({}, "stop", usage={"completion_tokens": len(speaker.first) + len(speaker.rest)})

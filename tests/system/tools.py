@@ -1,5 +1,6 @@
 """What some tests drive: a browser and a Prometheus, from Debian's packages, and axe-core, from npm."""
 
+import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -21,11 +22,17 @@ def axe_core() -> str:
     return Path(_needed("axe-core", next(TOOLS.glob("axe-core-*.js"), None))).read_text(encoding="utf-8")
 
 
-def _needed(name: str, found):
+def _needed(name: str, found, how: str = INSTALL):
     if not found:
-        assert not os.environ.get("RUVON_REQUIRE_TOOLS"), f"{name} is not here; {INSTALL}"
-        pytest.skip(f"needs {name}; {INSTALL}")
+        assert not os.environ.get("RUVON_REQUIRE_TOOLS"), f"{name} is not here; {how}"
+        pytest.skip(f"needs {name}; {how}")
     return found
+
+
+@pytest.fixture
+def streamlit() -> None:
+    """Skips or fails as `program` where the extra `ui` is not installed."""
+    _needed("streamlit", importlib.util.find_spec("streamlit"), "pip install 'ruvon[ui]'")
 
 
 ARGUMENTS = [
