@@ -7,6 +7,7 @@ nobody out; and that Ctrl-C or SIGTERM ends the process, whatever clients do. Th
 import asyncio
 import gc
 import logging
+import math
 import signal
 import socket
 import sys
@@ -29,17 +30,26 @@ try:
 except ImportError:  # Windows
     resource = None
 
-BACKLOG = 64  # connections the system holds ready: so many may be taken at once, before one is turned away
+BACKLOG = 64  # connections the system holds ready, at most
+BATCHES = 3  # of as many that asyncio takes before the first of them can be turned away
 FILES_FOR_OTHERS = 64  # of those the system lends this process
 FILES_UNTOLD = 512  # where the system does not say how many it lends: what `select` takes on Windows
 
 
+def files() -> float:
+    """How many the system lends this process, connections among them."""
+    lent = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if resource else FILES_UNTOLD
+    return math.inf if resource and lent == resource.RLIM_INFINITY else lent  # a negative number on Linux
+
+
+def backlog() -> int:
+    """Fewer where files are few: what is taken before anybody is turned away needs a file, too."""
+    return max(1, min(BACKLOG, files() // 16))
+
+
 def max_connections() -> int:
     """How many may be open at once: MAX_CONNECTIONS, or as many as the system lends us files for."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if resource else FILES_UNTOLD
-    if resource and files == resource.RLIM_INFINITY:  # a negative number on Linux
-        return MAX_CONNECTIONS
-    return max(1, min(MAX_CONNECTIONS, files - BACKLOG - FILES_FOR_OTHERS))
+    return max(1, min(MAX_CONNECTIONS, files() - BATCHES * backlog() - FILES_FOR_OTHERS))
 
 
 class PatientProtocol(H11Protocol):
@@ -120,7 +130,7 @@ def config(app: FastAPI, host: str, port: int, log_level: str = "info") -> uvico
         port=port,
         log_level=log_level,
         http=protocol,
-        backlog=BACKLOG,
+        backlog=backlog(),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
 

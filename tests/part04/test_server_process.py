@@ -230,17 +230,18 @@ def test_one_connection_too_many_closes_one_only_the_one_that_has_said_nothing_l
 def test_as_many_connections_as_the_system_has_files_for(monkeypatch):
     lent = SimpleNamespace(RLIMIT_NOFILE=7, RLIM_INFINITY=-1)
     monkeypatch.setattr(run, "resource", lent)
-    others = run.BACKLOG + run.FILES_FOR_OTHERS
-    for files, connections in {
-        256: 256 - others,
-        others - 20: 1,
-        2**20: run.MAX_CONNECTIONS,
-        -1: run.MAX_CONNECTIONS,
-    }.items():
+    for files, backlog, connections in (
+        (64, 4, 1),
+        (256, 16, 256 - 3 * 16 - run.FILES_FOR_OTHERS),
+        (1024, 64, 1024 - 3 * 64 - run.FILES_FOR_OTHERS),
+        (2**20, 64, run.MAX_CONNECTIONS),
+        (-1, 64, run.MAX_CONNECTIONS),
+    ):
         lent.getrlimit = lambda kind, files=files: (files, files)
         assert run.max_connections() == connections, f"the system lends {files} files"
+        assert run.backlog() == backlog, f"the system lends {files} files, and three batches are open at once"
     monkeypatch.setattr(run, "resource", None)
-    assert run.max_connections() == run.FILES_UNTOLD - others, "Windows does not say how many"
+    assert run.max_connections() == run.FILES_UNTOLD - 3 * 32 - run.FILES_FOR_OTHERS, "Windows does not say"
 
 
 @pytest.mark.parametrize("sent", [HEAD % 100 + b"{", FLOOD], ids=["half a body", "never reads"])
