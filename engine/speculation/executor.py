@@ -1,0 +1,128 @@
+"""An executor whose steps bring several tokens of a sequence at once, and proposals for the next. Part 16.
+
+Promises what verification promises; that proposals take only memory that is there, and so preempt nobody; and
+that none is made behind an output's last possible token. Wraps another executor, whose sampler must be a
+`Verifier`.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from engine.batch import Batch
+from engine.cache.manager import KVCacheManager
+from engine.executor import Executor, Pending, StepResult
+from engine.scheduling.request import Request
+from engine.speculation.lengths import Lengths
+from engine.speculation.verify import SKIPPED
+
+Text = tuple[Request, list[int]]  # a request, and all of its tokens that are known
+
+
+class Proposer(Protocol):
+    def room(self, request: Request, total: int) -> bool:
+        """Whether it could read so many tokens of the request."""
+
+    def propose(self, texts: Sequence[Text], most: Sequence[int]) -> list[list[int]]:
+        """At most so many tokens for each; 0 for a prompt that is still being read."""
+
+
+class Lookup:
+    """A proposer that has no memory: it looks at each text alone."""
+
+    def __init__(self, find: Callable[[Sequence[int], int], list[int]]) -> None:
+        self._find = find
+
+    def room(self, request: Request, total: int) -> bool:
+        return True
+
+    def propose(self, texts: Sequence[Text], most: Sequence[int]) -> list[list[int]]:
+        return [self._find(ids, n) if n else [] for (_, ids), n in zip(texts, most, strict=True)]
+
+
+class SpeculativeExecutor:
+    """Verify what was proposed, then propose."""
+
+    def __init__(
+        self, inner: Executor, cache: KVCacheManager, proposer: Proposer, lengths: Lengths
+    ) -> None:
+        self.inner, self.cache, self.proposer, self.lengths = inner, cache, proposer, lengths
+
+    def submit(self, batch: Batch) -> "SpeculativePending":
+        start = time.perf_counter()
+        return SpeculativePending(self, batch, self.inner.submit(batch), start)
+
+    def landed(self, batch: Batch, result: StepResult, seconds: float) -> StepResult:
+        """The tokens that stand, what is proposed behind them, and how it went."""
+        # 1. Behind a draft that was not accepted there is nothing.
+        tokens = [own[: own.index(SKIPPED)] if SKIPPED in own else own for own in result.tokens]
+        logprobs = result.logprobs and [
+            scores[: len(own)] for scores, own in zip(result.logprobs, tokens, strict=True)
+        ]
+        proposed = [len(own) - 1 for own in result.tokens if own]
+        accepted = [len(own) - 1 for own in tokens if own]
+        for request, before, after in zip(batch.requests, result.tokens, tokens, strict=True):
+            if before:
+                self.lengths.observe(request.id, len(before) - 1, len(after) - 1)
+        if all(before for before in result.tokens):  # no prompt was read
+            self.lengths.step.add(batch.num_tokens, seconds)
+        drafts = self._propose(batch, tokens)
+        counters = {"draft_tokens": float(sum(proposed)), "accepted_tokens": float(sum(accepted))}
+        return replace(
+            result,
+            tokens=tokens,
+            logprobs=logprobs,
+            drafts=drafts,
+            counters=(result.counters or {}) | counters,
+        )
+
+    def _propose(self, batch: Batch, tokens: list[list[int]]) -> list[list[int]]:
+        """[S]: proposals for whoever goes on."""
+        # 1. Who goes on, and how many tokens may come at most behind the one that the next step gives anyway.
+        caps = [self._cap(request, own) for request, own in zip(batch.requests, tokens, strict=True)]
+        decoding = [s for s, cap in enumerate(caps) if cap is not None]
+        chosen = self.lengths.choose([batch.requests[s].id for s in decoding], [caps[s] for s in decoding])
+        most = dict(zip(decoding, chosen, strict=True))
+        # 2. What each proposer may read: there must be room for it, without taking anybody's.
+        read: list[int] = []
+        texts, wanted = [], []
+        for s, (request, own) in enumerate(zip(batch.requests, tokens, strict=True)):
+            ids = [*request.token_ids, *own] if own else request.token_ids[: batch.context_lens[s]]
+            k = most.get(s, 0)
+            if (own and s not in most) or not self.proposer.room(request, len(ids) + k):
+                continue
+            k = k if self.cache.reserve(request, len(ids) + k) else 0
+            read.append(s)
+            texts.append((request, ids))
+            wanted.append(k)
+        drafts: list[list[int]] = [[] for _ in tokens]
+        if texts:
+            start = time.perf_counter()
+            made = self.proposer.propose(texts, wanted)
+            if max(wanted) and len(read) == len(decoding):
+                self.lengths.draft.add(len(read), (time.perf_counter() - start) / max(wanted))
+            for s, own in zip(read, made, strict=True):
+                drafts[s] = own
+        return drafts
+
+    def _cap(self, request: Request, own: list[int]) -> int | None:
+        """None: its prompt is still being read, or these tokens are its last."""
+        left = request.output.limit - len(request.output.token_ids) - len(own)
+        if not own or left < 1 or own[-1] < 0 or own[-1] in request.sampling.stop_ids:
+            return None
+        return min(self.lengths.most, left - 1)
+
+
+@dataclass(frozen=True)
+class SpeculativePending:
+    """A step under way."""
+
+    executor: SpeculativeExecutor
+    batch: Batch
+    pending: Pending
+    start: float
+
+    def result(self) -> StepResult:
+        result = self.pending.result()
+        return self.executor.landed(self.batch, result, time.perf_counter() - self.start)
