@@ -26,10 +26,6 @@ class DraftModel:
         self.max_positions = model.config.max_positions
         self.probs: dict[str, Tensor] = {}  # request id -> [k, V]: what its last proposals were drawn from
 
-    def room(self, request: Request, total: int) -> bool:
-        """Room is taken where it is free: nobody is preempted for a guess."""
-        return total <= self.max_positions and self.cache.draft.reserve(request, total)
-
     @torch.inference_mode()
     def propose(self, texts: Sequence[tuple[Request, list[int]]], most: Sequence[int]) -> list[list[int]]:
         """For each (request, all its tokens known by now), at most so many tokens: 0 for a prompt that is
@@ -38,8 +34,8 @@ class DraftModel:
         self.probs.clear()
         drafts: list[list[int]] = [[] for _ in texts]
         probs: list[list[Tensor]] = [[] for _ in texts]
-        # 1. What it has not read yet, of everybody. Keys of drafts that did not stand are written over; behind
-        #    the last token that stands there is always something to say.
+        # 1. What it has not read yet, of everybody: at least the last token, for what comes behind it. Keys
+        #    of drafts that did not stand are written over.
         new, reading = [], range(len(texts))
         for request, ids in texts:
             start = self.cache.computed[request.id] = min(self.cache.computed[request.id], len(ids) - 1)

@@ -1,10 +1,11 @@
 """An executor whose steps bring several tokens of a sequence at once, and proposals for the next. Part 16.
 
-Promises what verification promises; that proposals take only memory that is there, and so preempt nobody; and
-that none is made behind an output's last possible token. Wraps another executor, whose sampler must be a
-`Verifier`.
+Promises what verification promises; that proposals take only memory that is free and that nobody's next token
+needs; and that none is made behind an output's last possible token. Wraps another executor, whose sampler
+must be a `Verifier`.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +22,7 @@ Text = tuple[Request, list[int]]  # a request, and all of its tokens that are kn
 
 
 class Proposer(Protocol):
-    def room(self, request: Request, total: int) -> bool:
-        """Whether it could read so many tokens of the request."""
+    max_positions: float  # it reads no text that is longer
 
     def propose(self, texts: Sequence[Text], most: Sequence[int]) -> list[list[int]]:
         """At most so many tokens for each; 0 for a prompt that is still being read."""
@@ -31,11 +31,10 @@ class Proposer(Protocol):
 class Lookup:
     """A proposer that has no memory: it looks at each text alone."""
 
+    max_positions = math.inf
+
     def __init__(self, find: Callable[[Sequence[int], int], list[int]]) -> None:
         self._find = find
-
-    def room(self, request: Request, total: int) -> bool:
-        return True
 
     def propose(self, texts: Sequence[Text], most: Sequence[int]) -> list[list[int]]:
         return [self._find(ids, n) if n else [] for (_, ids), n in zip(texts, most, strict=True)]
@@ -44,9 +43,7 @@ class Lookup:
 class SpeculativeExecutor:
     """Verify what was proposed, then propose."""
 
-    def __init__(
-        self, inner: Executor, cache: KVCacheManager, proposer: Proposer, lengths: Lengths
-    ) -> None:
+    def __init__(self, inner: Executor, cache: KVCacheManager, proposer: Proposer, lengths: Lengths) -> None:
         self.inner, self.cache, self.proposer, self.lengths = inner, cache, proposer, lengths
 
     def submit(self, batch: Batch) -> "SpeculativePending":
@@ -84,18 +81,18 @@ class SpeculativeExecutor:
         decoding = [s for s, cap in enumerate(caps) if cap is not None]
         chosen = self.lengths.choose([batch.requests[s].id for s in decoding], [caps[s] for s in decoding])
         most = dict(zip(decoding, chosen, strict=True))
-        # 2. What each proposer may read: there must be room for it, without taking anybody's.
+        # 2. Everybody's next token first: there is room for it, or nothing is proposed. Then for guesses.
         read: list[int] = []
         texts, wanted = [], []
         for s, (request, own) in enumerate(zip(batch.requests, tokens, strict=True)):
             ids = [*request.token_ids, *own] if own else request.token_ids[: batch.context_lens[s]]
-            k = most.get(s, 0)
-            if (own and s not in most) or not self.proposer.room(request, len(ids) + k):
-                continue
-            k = k if self.cache.reserve(request, len(ids) + k) else 0
-            read.append(s)
-            texts.append((request, ids))
-            wanted.append(k)
+            goes_on = s in most or not own
+            if goes_on and len(ids) <= self.proposer.max_positions and self.cache.reserve(request, len(ids)):
+                read.append(s)
+                texts.append((request, ids))
+        for s, (request, ids) in zip(read, texts, strict=True):
+            k = max(0, min(most.get(s, 0), self.proposer.max_positions - len(ids)))
+            wanted.append(k if k and self.cache.reserve(request, len(ids) + k) else 0)
         drafts: list[list[int]] = [[] for _ in tokens]
         if texts:
             start = time.perf_counter()

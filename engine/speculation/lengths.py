@@ -61,8 +61,7 @@ class Lengths:
     def choose(self, request_ids: Sequence[str], caps: Sequence[int]) -> list[int]:
         """For each of these, which are all that decode: how many tokens to propose, at most its cap."""
         rates = [self._accepted.get(name, self._usual).value for name in request_ids]
-        best = max((self._speed(rates, caps, k) + (k,) for k in range(self.most + 1)), key=lambda one: one[0])
-        speed, row_seconds, k = best
+        speed, row_seconds, k = max((*self._speed(rates, caps, k), k) for k in range(self.most + 1))
         # A draft stands with the probability that all before it do, too. It must be worth its row.
         return [
             next((j for j in range(min(k, cap)) if rate ** (j + 1) < speed * row_seconds), min(k, cap))

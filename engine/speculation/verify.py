@@ -6,7 +6,8 @@ Source: Leviathan et al. 2023, https://arxiv.org/abs/2211.17192; Chen et al. 202
 https://arxiv.org/abs/2302.01318.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,15 @@ ACCEPT = 0x5DEECE66D1CE4E5B  # makes of a request's seed another, whose numbers 
 Proposals = Mapping[str, Tensor]  # request id -> [k, V]: what its drafts were drawn from; none: from nothing
 
 
+class _Row(NamedTuple):
+    """One row of logits."""
+
+    state: SamplingState
+    position: int  # which output token it gives
+    draft: int | None  # what is proposed there
+    proposal: Tensor | None  # [V]: what the draft was drawn from; None: it was certain
+
+
 class Verifier:
     """A sampler for an executor: `proposals` are looked up when a step's logits are there."""
 
@@ -31,61 +41,57 @@ class Verifier:
         """logits[R, V] -> token ids[R]. A sequence with k drafts in the step has k + 1 rows: its accepted
         drafts come first, then one token more, then SKIPPED.
         """
-        # 1. Of each row: whose it is, which output token it gives, and what is proposed there.
-        owners, states, positions, drafts = [], [], [], []
-        for request, rows in zip(batch.requests, batch.logit_rows, strict=True):
-            for i, row in enumerate(rows):
-                owners.append(request)
-                states.append(_after(request, i))
-                positions.append(batch.positions[row] + 1 - request.num_prompt_tokens)
-                drafts.append(request.draft_ids[i] if i + 1 < len(rows) else None)
-        if all(state.temperature == 0 for state in states):
-            chosen = _greedy(logits, states, positions)
-        else:
-            chosen = self._sampled(logits, owners, states, positions, drafts)
-        # 2. Behind the first token that is not its draft there is nothing.
-        tokens, start = [], 0
-        for rows in batch.logit_rows:
+        rows = [row for s in range(len(batch.requests)) for row in self._rows(batch, s)]
+        greedy = all(row.state.temperature == 0 for row in rows)
+        chosen = (_greedy if greedy else _sampled)(logits, rows)
+        # Behind the first token that is not its draft there is nothing.
+        tokens = []
+        for own in batch.logit_rows:
             stands = True
-            for row in range(start, start + len(rows)):
-                tokens.append(chosen[row] if stands else SKIPPED)
-                stands = stands and chosen[row] == drafts[row]
-            start += len(rows)
+            for _ in own:
+                token_id = chosen[len(tokens)]
+                draft = rows[len(tokens)].draft
+                tokens.append(token_id if stands else SKIPPED)
+                stands = stands and token_id == draft
         return torch.tensor(tokens, dtype=torch.int64)
 
-    def _sampled(
-        self,
-        logits: Tensor,
-        owners: Sequence[Request],
-        states: Sequence[SamplingState],
-        positions: Sequence[int],
-        drafts: Sequence[int | None],
-    ) -> list[int]:
-        """Each row's token: its draft if that is accepted, else one drawn from what the draft left over."""
-        p = distribution(logits, states, positions)  # [R, V]
-        q = torch.zeros_like(p)  # what each row's draft was drawn from; without a draft: nothing
-        proposed = [row for row, draft in enumerate(drafts) if draft is not None]
-        for row in proposed:
-            own = self.proposals.get(owners[row].id)
-            place = sum(owner is owners[row] for owner in owners[:row])
-            if own is None or states[row].temperature == 0:
-                q[row, drafts[row]] = 1.0
-            else:
-                q[row] = own[place]
-        # A draft is accepted with probability min(1, p / q).
-        ids = [drafts[row] or 0 for row in range(len(drafts))]
-        at = torch.arange(len(ids)), torch.tensor(ids)
-        both = zip(p[at].double().tolist(), q[at].double().tolist(), strict=True)
-        accepted = [
-            drafts[row] is not None and uniform(states[row].seed ^ ACCEPT, positions[row]) * proposal < target
-            for row, (target, proposal) in enumerate(both)
-        ]
-        drawn = draw(residual(p, q), [state.seed for state in states], positions).tolist()
-        broken = (~logits.amax(-1).isfinite()).tolist()
-        return [
-            NO_TOKEN if broken[row] else drafts[row] if accepted[row] else drawn[row]
-            for row in range(len(drafts))
-        ]
+    def _rows(self, batch: Batch, s: int) -> Iterator[_Row]:
+        request, own = batch.requests[s], batch.logit_rows[s]
+        drafts, proposals = request.draft_ids[: max(0, len(own) - 1)], self.proposals.get(request.id)
+        for i, row in enumerate(own):
+            draft = drafts[i] if i < len(drafts) else None
+            drawn = draft is not None and proposals is not None and request.sampling.temperature
+            position = batch.positions[row] + 1 - request.num_prompt_tokens
+            yield _Row(_after(request, i), position, draft, proposals[i] if drawn else None)
+
+
+def _sampled(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
+    """Each row's token: its draft if that is accepted, else one drawn from what the draft leaves over."""
+    states, positions = [row.state for row in rows], [row.position for row in rows]
+    p = distribution(logits, states, positions)  # [R, V]
+    q = torch.zeros_like(p)  # without a draft: nothing
+    for i, row in enumerate(rows):
+        if row.proposal is not None:
+            q[i] = row.proposal
+        elif row.draft is not None:
+            q[i, row.draft] = 1.0
+    # A draft is accepted with probability min(1, p / q).
+    at = torch.arange(len(rows)), torch.tensor([row.draft or 0 for row in rows])
+    shares = zip(p[at].double().tolist(), q[at].double().tolist(), strict=True)
+    accepted = [
+        row.draft is not None and uniform(row.state.seed ^ ACCEPT, row.position) * proposed < wanted
+        for row, (wanted, proposed) in zip(rows, shares, strict=True)
+    ]
+    drawn = draw(residual(p, q), [state.seed for state in states], positions).tolist()
+    finite = logits.amax(-1).isfinite().tolist()
+    return [
+        NO_TOKEN if not finite[i] else row.draft if accepted[i] else drawn[i] for i, row in enumerate(rows)
+    ]
+
+
+def _greedy(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
+    best, token_ids = adjust(logits, [row.state for row in rows], [row.position for row in rows]).max(-1)
+    return torch.where(best.isfinite(), token_ids, NO_TOKEN).tolist()
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
@@ -94,11 +100,6 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     """
     left = (p - q).clamp(min=0)
     return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
-
-
-def _greedy(logits: Tensor, states: Sequence[SamplingState], positions: Sequence[int]) -> list[int]:
-    best, token_ids = adjust(logits, states, positions).max(-1)
-    return torch.where(best.isfinite(), token_ids, NO_TOKEN).tolist()
 
 
 def _after(request: Request, i: int) -> SamplingState:
