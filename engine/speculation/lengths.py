@@ -7,6 +7,9 @@ accepted, and how long steps of so many rows took. Knows no model.
 
 from collections.abc import Sequence
 
+from engine.listeners import Listener
+from engine.scheduling.request import Request
+
 PRIOR = 0.7  # of acceptance, until there is more to go by
 WEIGHT = 0.1  # of the newest observation
 FORGET = 0.02  # with which a request that has no drafts comes back to what is usual
@@ -37,8 +40,8 @@ class Seconds:
         return self._of[max(smaller)].value if smaller else 0.0
 
 
-class Lengths:
-    """At most `most` tokens for each request."""
+class Lengths(Listener):
+    """At most `most` tokens for each request. It listens to the engine, to forget who has finished."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -55,8 +58,8 @@ class Lengths:
             own.add(float(i < accepted))
             self._usual.add(float(i < accepted), WEIGHT / 4)
 
-    def forget(self, request_id: str) -> None:
-        self._accepted.pop(request_id, None)
+    def on_finish(self, request: Request) -> None:
+        self._accepted.pop(request.id, None)
 
     def choose(self, request_ids: Sequence[str], caps: Sequence[int]) -> list[int]:
         """For each of these, which are all that decode: how many tokens to propose, at most its cap."""
