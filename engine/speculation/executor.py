@@ -40,11 +40,29 @@ class Lookup:
         return [self._find(ids, n) if n else [] for (_, ids), n in zip(texts, most, strict=True)]
 
 
+@dataclass
+class Tally:
+    """Since the start. `accepted_at[i]`: how often the i-th draft of a row of them stood."""
+
+    accepted_at: list[int]
+    drafts: int = 0  # how often something was proposed
+    proposed: int = 0  # tokens
+    accepted: int = 0
+
+    def add(self, proposed: int, accepted: int) -> None:
+        self.drafts += proposed > 0
+        self.proposed += proposed
+        self.accepted += accepted
+        for i in range(accepted):
+            self.accepted_at[i] += 1
+
+
 class SpeculativeExecutor:
     """Verify what was proposed, then propose."""
 
     def __init__(self, inner: Executor, cache: KVCacheManager, proposer: Proposer, lengths: Lengths) -> None:
         self.inner, self.cache, self.proposer, self.lengths = inner, cache, proposer, lengths
+        self.tally = Tally([0] * lengths.most)
 
     def submit(self, batch: Batch) -> "SpeculativePending":
         start = time.perf_counter()
@@ -57,15 +75,16 @@ class SpeculativeExecutor:
         logprobs = result.logprobs and [
             scores[: len(own)] for scores, own in zip(result.logprobs, tokens, strict=True)
         ]
-        proposed = [len(own) - 1 for own in result.tokens if own]
-        accepted = [len(own) - 1 for own in tokens if own]
+        proposed = accepted = 0
         for request, before, after in zip(batch.requests, result.tokens, tokens, strict=True):
             if before:
                 self.lengths.observe(request.id, len(before) - 1, len(after) - 1)
+                self.tally.add(len(before) - 1, len(after) - 1)
+                proposed, accepted = proposed + len(before) - 1, accepted + len(after) - 1
         if all(before for before in result.tokens):  # no prompt was read
             self.lengths.step.add(batch.num_tokens, seconds)
         drafts = self._propose(batch, tokens)
-        counters = {"draft_tokens": float(sum(proposed)), "accepted_tokens": float(sum(accepted))}
+        counters = {"draft_tokens": float(proposed), "accepted_tokens": float(accepted)}
         return replace(
             result,
             tokens=tokens,
