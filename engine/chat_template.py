@@ -1,28 +1,60 @@
 """A conversation as the text its model was trained on: the checkpoint's own chat template. Part 14.
 
-Promises the text of Hugging Face's `apply_chat_template`. A template is a small program (Jinja) that comes
-with a checkpoint: it runs in a sandbox, which keeps it from this process and its files. Knows no roles: which
+Promises the text of Hugging Face's `apply_chat_template`, and a way to keep special tokens the template's
+own (`guarded`). A template is a small program (Jinja) that comes with a checkpoint: it runs in a sandbox,
+which keeps it from this process and its files, though not from taking time and memory. Knows no roles: which
 there are, and in which order, is the template's business. Document:
 https://huggingface.co/docs/transformers/chat_templating
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.checkpoint import CheckpointError, read_json, read_text, resolve
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters: Unicode keeps them out of every text
 
 
 class ChatError(ValueError):
     """A conversation that the template refuses, in the template's own words."""
+
+
+def guarded(
+    messages: Sequence[Mapping[str, str]], special_tokens: Collection[str]
+) -> tuple[list[dict[str, str]], str]:
+    """The messages with a guard in every special token that their contents spell, and that guard.
+
+    Who writes "<|assistant|>" into a message must not begin a turn by it. So a character stands behind the
+    first one of each such text, also where two of them overlap, and the text is that token's no longer;
+    `Tokenizer.encode` takes the guard out again, once it has found the special tokens. It is the first of
+    GUARDS that no content has. Nothing else is changed, the messages given stay as they are, and without
+    special tokens there is nothing to guard. Raises ChatError: all of GUARDS are in use.
+    """
+    contents = "".join(message["content"] for message in messages)
+    guard = next((guard for guard in GUARDS if guard not in contents), None)
+    if guard is None:
+        raise ChatError(f"the contents hold all {len(GUARDS)} noncharacters from U+FDD0 on")
+    found = []
+    for message in messages:
+        content, places = message["content"], set()
+        for token in special_tokens:
+            start = content.find(token)
+            while start >= 0:
+                places.add(start + 1)
+                start = content.find(token, start + 1)  # what overlaps is found, too
+        pieces = (content[a:b] for a, b in pairwise([0, *sorted(places), len(content)]))
+        found.append({**message, "content": guard.join(pieces)})
+    return found, guard
 
 
 class ChatTemplate:
@@ -33,7 +65,7 @@ class ChatTemplate:
         is no template.
         """
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
         )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
@@ -55,7 +87,8 @@ class ChatTemplate:
         config = read_json(path) if path.exists() else {}
         source = config.get("chat_template")
         if isinstance(source, list):
-            source = {entry.get("name"): entry.get("template") for entry in source}.get("default")
+            named = [entry for entry in source if isinstance(entry, dict)]
+            source = {entry.get("name"): entry.get("template") for entry in named}.get("default")
         if (file := folder / "chat_template.jinja").exists():
             source = read_text(file)
         if not isinstance(source, str):
@@ -66,16 +99,31 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """The text of these messages ({"role", "content"}), and the beginning of the answer to come.
 
-        Raises ChatError: the template refuses them, or fails.
+        There are neither tools nor documents, and a template may ask whether there are. Raises ChatError: the
+        template refuses the messages, or fails.
         """
         try:
             return self._template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special_tokens
+                messages=list(messages),
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
             )
         except TemplateError as error:
             raise ChatError(str(error)) from None
         except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
             raise ChatError(f"the model's chat template failed: {type(error).__name__}: {error}") from None
+
+
+class _Generation(Extension):
+    """`{% generation %}`: around what the model says, for those who train it. Here, no more than its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _text(token: Any) -> str | None:

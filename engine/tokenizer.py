@@ -102,9 +102,10 @@ class Tokenizer:
         """Whether the id stands for a text. A model may have more ids than its tokenizer, as Qwen3's does."""
         return id in self._bytes
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, guard: str = "") -> list[int]:
         """Token ids of `text`. `add_special_tokens` adds what the tokenizer wants around it (Llama 3's
-        beginning).
+        beginning). `guard` is a character that is taken out once special tokens are found: "<|user|>" with
+        one inside is text like any other (Part 14).
 
         Raises ValueError for a lone surrogate, half a character, which UTF-8 cannot express; and, from a
         tokenizer with a normal form, for more than 100 combining marks on one character.
@@ -116,7 +117,7 @@ class Tokenizer:
             raise ValueError(
                 f"text has a lone surrogate U+{code:04X} at position {error.start}: not a character"
             ) from None
-        ids = [id for piece in self._split_specials(text) for id in self._encode_piece(piece)]
+        ids = [id for piece in self._split_specials(text) for id in self._encode_piece(piece, guard)]
         before, after = self._affixes
         return [*before, *ids, *after] if add_special_tokens else ids
 
@@ -160,10 +161,11 @@ class Tokenizer:
         if end < len(text):
             yield text[end:]
 
-    def _encode_piece(self, piece: str | AddedToken) -> Iterator[int]:
+    def _encode_piece(self, piece: str | AddedToken, guard: str) -> Iterator[int]:
         if isinstance(piece, AddedToken):
             yield piece.id
             return
+        piece = piece.replace(guard, "")
         if self._normal_form:
             if MANY_MARKS.search(piece):  # the time to put them in order grows with their square
                 raise ValueError("text has more than 100 combining marks in a row: not a character")

@@ -1,8 +1,8 @@
 """A conversation with any server that speaks OpenAI's chat API, word by word. Part 14.
 
 Promises each piece of text as soon as the server has sent it, an error in the server's own words, and that
-leaving a stream closes its connection: by that the server knows that nobody reads on, and stops. Sources:
-https://platform.openai.com/docs/api-reference/chat, https://html.spec.whatwg.org/multipage/server-sent-events.html
+leaving a stream closes its connection: by that the server knows that nobody reads on, and stops. Source:
+https://platform.openai.com/docs/api-reference/chat
 """
 
 import json
@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
+
+from engine.client import sse
 
 CONNECT_SECONDS = 10
 SILENCE_SECONDS = 300  # for which a server may send nothing: a long queue
@@ -30,6 +32,7 @@ class Answer:
     num_tokens: int | None = None  # as the server counts them; None: it does not say
     first_word: float | None = None
     last_word: float | None = None
+    num_prompt_tokens: int | None = None  # the whole conversation, as the server counts it
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -43,12 +46,21 @@ class ChatClient:
     """A server's address, and who one is there."""
 
     def __init__(self, url: str, api_key: str | None = None, model: str | None = None) -> None:
-        """`url`: with or without /v1. `model`: default: the first that the server has."""
-        base = httpx.URL(url)
-        base = base.copy_with(path="/v1") if base.path in ("", "/") else base
+        """`url`: with or without /v1. `model`: default: the first that the server has. Raises ChatFailed: the
+        address or the key cannot be one.
+        """
+        if not url.startswith(("http://", "https://")):
+            raise ChatFailed(f"{url!r}: an address begins with http:// or https://")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
-        self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout)
+        try:
+            base = httpx.URL(url)
+            base = base.copy_with(path="/v1") if base.path in ("", "/") else base
+            self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout)
+        except httpx.InvalidURL as error:
+            raise ChatFailed(f"{url!r} is no address: {error}") from None
+        except UnicodeEncodeError:
+            raise ChatFailed("the API key has characters that a header cannot have") from None
         self._model = model
 
     def close(self) -> None:
@@ -76,14 +88,17 @@ class ChatClient:
         body |= {"stream_options": {"include_usage": True}} | options
         answer, start = Answer(), time.perf_counter()
         with self._told(), self._http.stream("POST", "chat/completions", json=body) as response:
-            if response.is_error:
+            if not response.is_success:
                 response.read()
             _raise_for_error(response)
-            for chunk in _events(response.iter_lines()):
+            if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                raise ValueError(f"its answer is {response.headers.get('content-type')}, no event stream")
+            for chunk in _chunks(response.iter_bytes()):
                 if "error" in chunk:
                     raise ChatFailed(_message(chunk))
-                if chunk.get("usage"):
-                    answer.num_tokens = chunk["usage"].get("completion_tokens")
+                if usage := chunk.get("usage"):
+                    answer.num_tokens = usage.get("completion_tokens")
+                    answer.num_prompt_tokens = usage.get("prompt_tokens")
                 for choice in chunk.get("choices") or ():
                     text = (choice.get("delta") or {}).get("content") or ""
                     answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
@@ -108,18 +123,16 @@ class ChatClient:
             raise ChatFailed(f"{self._http.base_url} does not speak OpenAI's chat API: {error}") from None
 
 
-def _events(lines: Iterator[str]) -> Iterator[dict]:
-    """The JSON of each event, up to OpenAI's mark of the end. Comments and other fields are passed over."""
-    for line in lines:
-        if line.startswith("data:"):
-            data = line.removeprefix("data:").strip()
-            if data == "[DONE]":
-                return
-            yield json.loads(data)
+def _chunks(pieces: Iterator[bytes]) -> Iterator[dict]:
+    """The JSON of each event, up to OpenAI's mark of the end."""
+    for data in sse.events(sse.lines(pieces)):
+        if data == "[DONE]":
+            return
+        yield json.loads(data)
 
 
 def _raise_for_error(response: httpx.Response) -> None:
-    if response.is_error:
+    if not response.is_success:
         try:
             raise ChatFailed(_message(response.json()))
         except ValueError:

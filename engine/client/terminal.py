@@ -1,18 +1,24 @@
 """A chat in the terminal: words as they come, Ctrl-C stops the answer and not the program. Part 14.
 
-Promises that what a model says is shown as text: it cannot move the cursor, or worse. Knows a `ChatClient`
-and nothing of the server behind it.
+Promises that what a model says is shown as text: it cannot move the cursor, or worse; and that no word is cut
+at the right edge. What failed, or was stopped before its first word, is no part of the conversation. Knows a
+`ChatClient` and nothing of the server behind it.
 """
 
 import json
 import re
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console
 
 from engine.client.stream import Answer, ChatClient, ChatFailed
+
+with suppress(ImportError):  # Windows has none
+    import readline  # noqa: F401  `input` edits with it, remembers, and takes pasted lines as one
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but a tab and a line's end
 HELP = """\
@@ -20,7 +26,8 @@ HELP = """\
 /system TEXT  what the model is told first; without TEXT: nothing
 /stats        time to first word and tokens per second, of each answer
 /save FILE    the conversation as JSON
-/exit         or Ctrl-D"""
+/exit         or Ctrl-D
+Ctrl-C stops an answer. A pasted text of several lines is one question."""
 
 
 class Chat:
@@ -31,6 +38,7 @@ class Chat:
         self.client, self.console, self.system, self.options = client, console, system, options
         self.turns: list[dict[str, str]] = []
         self.answers: list[Answer] = []
+        self._saved: set[Path] = set()  # files of this chat, which it may write again
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -43,42 +51,42 @@ class Chat:
         while True:
             try:
                 line = read("> ").strip()
+                if line == "/exit":
+                    return
+                if line.startswith("/"):
+                    self._command(*line[1:].split(maxsplit=1))
+                elif line:
+                    self.ask(line)
             except EOFError:
+                self.console.print()
                 return
             except KeyboardInterrupt:
                 self.console.print("\n/exit or Ctrl-D ends the chat", style="dim")
-                continue
-            if line == "/exit":
-                return
-            if line.startswith("/"):
-                self._command(*line[1:].split(maxsplit=1))
-            elif line:
-                try:
-                    self.ask(line)
-                except ChatFailed as error:
-                    self.console.print(f"\n{shown(str(error))}", style="red", markup=False)
+            except ChatFailed as error:
+                self.console.print(shown(str(error)), style="red", markup=False)
 
     def ask(self, question: str) -> None:
         """One question, and the answer as it comes. What was stopped is kept as far as it came. Raises
         ChatFailed: then the conversation is as it was.
         """
-        self.turns.append({"role": "user", "content": question})
-        answer = Answer()
-        pieces = self.client.stream(self.messages, **self.options)
-        try:
-            for text, so_far in pieces:
-                answer = so_far
-                self.console.out(shown(text), end="", highlight=False)
-        except KeyboardInterrupt:
-            self.console.print(" [stopped]", style="dim", markup=False, end="")
-        except ChatFailed:
-            self.turns.pop()
-            raise
-        finally:
-            pieces.close()  # the server stops, too
+        asked, answer, wrap = {"role": "user", "content": question}, Answer(), Wrap(self.console)
+        stream = self.client.stream([*self.messages, asked], **self.options)
+        with closing(stream):  # by that the server stops, too
+            try:
+                for text, so_far in stream:
+                    answer = so_far
+                    self.console.file.write(wrap.push(shown(text)))  # rich would take backspaces out
+                    self.console.file.flush()
+            except KeyboardInterrupt:
+                self.console.print(" [stopped]", style="dim", markup=False, end="")
+            except ChatFailed:
+                if answer.text:
+                    self.console.print()
+                raise
         self.console.print()
-        self.turns.append({"role": "assistant", "content": answer.text})
-        self.answers.append(answer)
+        if answer.text or answer.finish_reason:
+            self.turns += [asked, {"role": "assistant", "content": answer.text}]
+            self.answers.append(answer)
 
     def _command(self, name: str = "", rest: str = "") -> None:
         commands = {
@@ -96,18 +104,68 @@ class Chat:
 
     def _set_system(self, text: str) -> None:
         self.system = text or None
+        self.console.print(f"the model is told {'this' if text else 'nothing'} first", style="dim")
 
     def _stats(self, _: str) -> None:
         for line in stats(self.answers):
             self.console.print(line, style="dim", highlight=False)
 
     def _save(self, name: str) -> None:
+        """Writes over no file but its own."""
         try:
-            Path(name).expanduser().write_text(json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n")
-        except OSError as error:
-            self.console.print(f"/save {name}: {error.strerror}", style="red", markup=False)
+            if not name:
+                raise ValueError("a file's name is wanted")
+            path = Path(name).expanduser().resolve()
+            text = json.dumps(self.messages, ensure_ascii=False, indent=1).encode() + b"\n"
+            with path.open("wb" if path in self._saved else "xb") as file:
+                file.write(text)
+        except (OSError, ValueError, RuntimeError) as error:  # of no file's name, and of ~nobody, too
+            reason = getattr(error, "strerror", None) or error
+            self.console.print(shown(f"/save {name}: {reason}"), style="red", markup=False)
         else:
-            self.console.print(f"saved to {name}", style="dim", markup=False, highlight=False)
+            self._saved.add(path)
+            self.console.print(shown(f"saved to {name}"), style="dim", markup=False, highlight=False)
+
+
+class Wrap:
+    """Breaks lines between words while they come: a word that turns out too long for its line is taken back,
+    and begun again on the next. In a pipe, text stays as it is.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._column = 0  # cells taken of the line
+        self._word, self._cells = "", 0  # what stands behind its last blank, and how much of it that takes
+
+    def push(self, text: str) -> str:
+        """What to write for this text."""
+        if not self._console.is_terminal:
+            return text
+        width = self._console.width - 1  # in the last column, terminals differ in what a backspace does
+        return "".join(self._one(character, width) for character in text.replace("\t", "    "))
+
+    def _one(self, character: str, width: int) -> str:
+        cells = cell_len(character)
+        fits = self._column + cells <= width
+        if character == "\n" or (character == " " and not fits):
+            self._word, self._cells, self._column = "", 0, 0
+            return "\n"
+        if character == " ":
+            self._word, self._cells = "", 0
+            self._column += 1
+            return " "
+        if fits:
+            taken_back = ""
+        elif self._cells < self._column:
+            taken_back = "\b \b" * self._cells + "\n" + self._word
+            self._column = self._cells
+        else:  # the word has the whole line
+            taken_back = "\n"
+            self._word, self._cells, self._column = "", 0, 0
+        self._word += character
+        self._cells += cells
+        self._column += cells
+        return taken_back + character
 
 
 def stats(answers: list[Answer]) -> Iterator[str]:

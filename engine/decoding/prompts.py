@@ -10,10 +10,14 @@ Prompt = str | Sequence[int]
 
 
 def prompt_token_ids(
-    prompt: Prompt, tokenizer: Tokenizer, config: ModelConfig, add_special_tokens: bool = True
+    prompt: Prompt,
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    add_special_tokens: bool = True,
+    guard: str = "",
 ) -> list[int]:
     """Token ids of a text, or the given ids once each is known to the model. `add_special_tokens`: those that
-    the tokenizer puts around every text; a chat template writes its own (Part 14).
+    the tokenizer puts around every text; a chat template writes its own (Part 14). `guard`: as in `encode`.
 
     Raises ParameterError (field `prompt`): empty, too long to leave room for one token, an id out of range,
     or text that is not Unicode. What is too long is refused before it is worked on: a text so long that no
@@ -27,11 +31,11 @@ def prompt_token_ids(
                     "prompt", f"prompt has token id {id!r}; accepted are 0 to {config.vocab_size - 1}"
                 )
         return list(prompt)
-    fewest = tokenizer.fewest_tokens(prompt)
+    fewest = tokenizer.fewest_tokens(prompt.replace(guard, ""))
     if fewest >= config.max_positions:
         _refuse_length(f"at least {fewest}", config)
     try:
-        token_ids = tokenizer.encode(prompt, add_special_tokens)
+        token_ids = tokenizer.encode(prompt, add_special_tokens, guard)
     except ValueError as error:
         raise ParameterError("prompt", f"prompt: {error}") from None
     _check_length(len(token_ids), config)

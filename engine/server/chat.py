@@ -10,9 +10,18 @@ from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    Tag,
+    ValidationInfo,
+)
 
-from engine.chat_template import ChatError, ChatTemplate
+from engine.chat_template import ChatError, ChatTemplate, guarded
 from engine.config import ModelConfig
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
@@ -38,14 +47,29 @@ class TextPart(Fields):
 TextParts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True)]
 
 
+def _only_null(value: Any, info: ValidationInfo) -> None:
+    if value not in (None, []):
+        raise ValueError(f"{info.field_name} is not supported: null is accepted")
+
+
+Null = Annotated[None, BeforeValidator(_only_null)]
+
+
 class Message(Fields):
-    """One turn. Several text parts are joined by line breaks; a developer is a system by another name."""
+    """One turn. Several text parts are joined by line breaks; a developer is a system by another name. What
+    servers put into their answers beside these may come back with them, as long as it says nothing.
+    """
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         Annotated[StrictStr, Tag("text")] | Annotated[TextParts, Tag("parts")],
         Discriminator(_content_kind, "content_kind", "a text or a list of text parts is accepted"),
     ]
+    refusal: Null = None
+    annotations: Null = None
+    audio: Null = None
+    function_call: Null = None
+    tool_calls: Null = None
 
     def plain(self) -> dict[str, str]:
         """As templates want it."""
@@ -124,7 +148,14 @@ class Chat(ScoredCompletions):
         sample: CompletionOutput,
         shown: CompletionOutput | None = None,
     ) -> dict:
-        """OpenAI's choice, but for its index: a whole message, or what is new of it."""
+        """OpenAI's choice, but for its index: a whole `message`, or in a stream a `delta`, what is new of it.
+
+        A delta has `content` alone: the text that `sample` has beyond what was `shown` (None: nothing was);
+        who speaks, the opening has said. A message has role, content and `refusal`, which is null: models
+        here refuse in words. `logprobs` is null unless asked for, else {"content": [...], "refusal": null}
+        with an `entry` for each token that `told` counts now and did not count when `shown` was, with as many
+        of the likeliest as `top_logprobs` says. `finish_reason` is the sample's.
+        """
         text = sample.text[len(shown.text) if shown else 0 :]
         message = (
             {"content": text} if body.stream else {"role": "assistant", "content": text, "refusal": None}
@@ -166,8 +197,10 @@ def _prompt(
         message = f"model {body.model!r} has no chat template: use /v1/completions"
         raise RequestError(400, message, param="model")
     try:
-        text = template.render([message.plain() for message in body.messages])
-        # The template writes special tokens itself: none is added twice.
-        return prompt_token_ids(text, tokenizer, config, add_special_tokens=False)
+        special_tokens = [token.content for token in tokenizer.added.values() if token.special]
+        messages, guard = guarded([message.plain() for message in body.messages], special_tokens)
+        text = template.render(messages)
+        # The template writes special tokens itself: none is added twice, and none comes out of a content.
+        return prompt_token_ids(text, tokenizer, config, add_special_tokens=False, guard=guard)
     except (ChatError, ParameterError) as error:
         raise RequestError(400, f"messages: {error}", param="messages") from None

@@ -102,6 +102,19 @@ def test_special_tokens_are_left_out_only_when_asked(embedded_pair):
     assert ours.decode(ids, skip_special_tokens=True) == "Hi you"
 
 
+@pytest.mark.parametrize("text", ["Hi<|user|> you", "<|user|><|endoftext|>", "a <|user|", "no special token"])
+def test_a_special_token_with_a_guard_in_it_is_the_text_that_it_looks_like(embedded_pair, text):
+    guard = "\ufdd0"
+    guarded = text.replace("<|", f"<{guard}|")
+    embedded_pair.theirs.encode_special_tokens = True  # to Hugging Face: as text
+    try:
+        ids = embedded_pair.theirs.encode(text).ids
+    finally:
+        embedded_pair.theirs.encode_special_tokens = False
+    assert embedded_pair.ours.encode(guarded, guard=guard) == ids
+    assert not embedded_pair.ours.special_ids & set(ids)
+
+
 def test_every_byte_has_a_printable_stand_in_of_its_own():
     alphabet = byte_alphabet()
     assert sorted(alphabet) == list(range(256))

@@ -19,12 +19,14 @@ DEADLINE = 40.0  # seconds after which what we wait for will never come: not a p
 
 
 @contextmanager
-def serve(app) -> Iterator[str]:
-    """Run `app` in a thread; yields its URL. A test that fails in here shows what the server failed of."""
+def serve(app, port: int = 0, patience: int = 3) -> Iterator[str]:
+    """Run `app` in a thread; yields its URL. A test that fails in here shows what the server failed of. In
+    the end, answers under way have `patience` seconds.
+    """
     failures = _Failures()
     failures.logger.addHandler(failures)
-    settings = config(app, "127.0.0.1", 0, log_level="critical")
-    settings.timeout_graceful_shutdown = 3
+    settings = config(app, "127.0.0.1", port, log_level="critical")
+    settings.timeout_graceful_shutdown = patience
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -67,6 +67,19 @@ def test_a_stream_begins_with_the_role_and_its_deltas_are_the_message(client):
         assert [c.finish_reason for c in own if c.finish_reason] == ["length"]
 
 
+def test_openais_own_helper_puts_the_message_together(client):
+    stop = ALONE.text[10:12]
+    ask = {**ASK, "logprobs": True, "stop": stop, "stream_options": {"include_usage": True}}
+    with client.chat.completions.stream(**ask) as stream:
+        deltas = [event.delta for event in stream if event.type == "content.delta"]
+        final = stream.get_final_completion()
+    (choice,) = final.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", ALONE.text.partition(stop)[0])
+    assert "".join(deltas) == choice.message.content
+    assert choice.finish_reason == "stop"
+    assert len(choice.logprobs.content) == final.usage.completion_tokens, "those of the stop string, too"
+
+
 def test_parts_of_text_are_lines_and_a_developer_is_a_system(client):
     parts = [{"type": "text", "text": "Tell me"}, {"type": "text", "text": "about the dog."}]
     one = client.chat.completions.create(
@@ -80,6 +93,24 @@ def test_parts_of_text_are_lines_and_a_developer_is_a_system(client):
     )  # fmt: skip
     assert one.choices[0].message.content == other.choices[0].message.content
     assert one.usage == other.usage
+
+
+def test_a_conversation_goes_on_with_the_message_as_it_came(client):
+    """As every example of OpenAI's client does: the answer's own object is the next request's message."""
+    answer = client.chat.completions.create(**ASK).choices[0].message
+    turn = {"role": "user", "content": "And then?"}
+    second = client.chat.completions.create(**ASK | {"messages": [*QUESTION, answer, turn]})
+    text = TEMPLATE.render([*QUESTION, {"role": "assistant", "content": ALONE.text}, turn])
+    assert second.choices[0].message.content == told_alone(text, GREEDY).text
+
+
+def test_what_a_message_spells_is_no_special_token(client):
+    """`<end>` is the fake tokenizer's only special token: one token, or five bytes as here."""
+    counts = []
+    for content in ("<end>", "[end]"):
+        answer = client.chat.completions.create(**ASK | {"messages": [{"role": "user", "content": content}]})
+        counts.append(answer.usage.prompt_tokens)
+    assert counts[0] == counts[1], "a special token that a user writes out became one token"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -117,6 +148,7 @@ REFUSED = {
     "a number for content": ({"messages": [{"role": "user", "content": 3}]}, "messages"),
     "an image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages"),
     "a name": ({"messages": [{"role": "user", "content": "x", "name": "bob"}]}, "messages"),
+    "tool calls": ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages"),
     "too many messages": ({"messages": QUESTION * 3000}, "messages"),
     "too long": ({"messages": [{"role": "user", "content": "dog " * 5000}]}, "messages"),
     "tools": ({"tools": []}, "tools"),

@@ -38,6 +38,8 @@ SOURCES = {
     "tojson": "{{ messages | tojson }}{{ messages | tojson(indent=2) }}",
     "trimmed blocks": "{% if messages %}\n    {% for m in messages %}\nA{{ m.content }}\n    {% endfor %}\n"
     "{% endif %}\n",
+    "tools": "{% if tools is defined and tools is none and documents is none %}none{% endif %}",
+    "training": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %};{% endfor %}",
     "generation prompt": "{{ messages[0].content }}{% if add_generation_prompt %}>{% endif %}",
 }  # fmt: skip
 

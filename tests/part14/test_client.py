@@ -3,15 +3,17 @@
 import io
 import json
 import threading
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from rich.console import Console
 
-from engine.client.stream import Answer, ChatClient, ChatFailed, _events
+from engine.client.stream import Answer, ChatClient, ChatFailed
 from engine.client.terminal import Chat, shown, stats
 from engine.decoding.params import SamplingParams
-from tests.part04.serving import wait_until
-from tests.part06.fakes import told_alone
+from tests.part04.serving import DEADLINE, wait_until
+from tests.part06.fakes import TOKENIZER, told_alone
 from tests.part14.test_chat import ALONE, QUESTION, TEMPLATE
 
 ASK = {"temperature": 0, "max_completion_tokens": 20, "ignore_eos": True}
@@ -50,6 +52,7 @@ def test_the_pieces_are_the_answer_and_the_last_one_tells_what_it_took(client):
     assert text == ""
     assert "".join(text for text, _ in pieces) == answer.text == ALONE.text
     assert (answer.finish_reason, answer.num_tokens) == ("length", 20)
+    assert answer.num_prompt_tokens == len(TOKENIZER.encode(TEMPLATE.render(QUESTION)))
     assert 0 < answer.first_word <= answer.last_word
 
 
@@ -79,9 +82,86 @@ def test_nobody_there():
         ChatClient("http://127.0.0.1:9").model  # noqa: B018
 
 
-def test_events_pass_over_what_is_none():
-    lines = [": comment", "", "event: x", 'data: {"a": 1}', "data:[DONE]", "data: never read"]
-    assert list(_events(iter(lines))) == [{"a": 1}]
+def test_what_is_no_address_and_no_key_is_told():
+    with pytest.raises(ChatFailed, match="no address"):
+        ChatClient("http://x:port")
+    with pytest.raises(ChatFailed, match="begins with http://"):
+        ChatClient("localhost:8000")
+    with pytest.raises(ChatFailed, match="API key"):
+        ChatClient("http://127.0.0.1:9", "ключ")
+
+
+class Scripted(BaseHTTPRequestHandler):
+    """A server that says what it is told to, and hangs up."""
+
+    answer: tuple[int, str, bytes]  # status, content type, body
+
+    def do_POST(self):
+        status, kind, body = self.answer
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def scripted():
+    """scripted(status, content type, body) -> the pieces that a client makes of this answer."""
+    with ExitStack() as stack:
+
+        def ask(status, kind, body):
+            handler = type("Handler", (Scripted,), {"answer": (status, kind, body)})
+            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler))
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            stack.callback(thread.join, DEADLINE)
+            stack.callback(server.shutdown)
+            client = ChatClient(f"http://127.0.0.1:{server.server_port}", model="m")
+            stack.callback(client.close)
+            return [text for text, _ in client.stream(QUESTION)]
+
+        yield ask
+
+
+def said(content, reason=None):
+    choice = {"index": 0, "delta": {"content": content}, "finish_reason": reason}
+    return f"data: {json.dumps({'choices': [choice]}, ensure_ascii=False)}\n\n".encode()
+
+
+STREAM = "text/event-stream; charset=utf-8"
+
+
+def test_what_only_python_takes_for_a_lines_end_arrives(scripted):
+    """Every server but a few sends U+2028 as it is: in JSON it may stand so."""
+    text = "one\u2028two\u2029three\x85four"
+    assert scripted(200, STREAM, said(text, "stop") + b"data: [DONE]\n\n") == [text, ""]
+
+
+def test_other_servers_other_lines(scripted):
+    body = b": wait\r\n\r\n" + said("Hi", "stop").replace(b"\n", b"\r\n") + b"event: x\r\ndata:[DONE]\r\n\r\n"
+    assert scripted(200, STREAM, body + b"data: never read\n\n") == ["Hi", ""]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "words"),
+    [
+        (200, STREAM, said("Hi"), "the answer broke off"),
+        (200, STREAM, said("Hi") + b'data: {"error": {"message": "no more"}}\n\n', "no more"),
+        (200, STREAM, b"data: {\n\n", "does not speak"),
+        (200, STREAM, b"data: 3\n\n", "does not speak"),
+        (200, "text/html", b"<h1>Welcome</h1>", "text/html, no event stream"),
+        (302, "text/html", b"", "302 Found"),
+        (502, "text/html", b"<h1>Bad</h1>", "502 Bad Gateway"),
+        (429, "application/json", b'{"error": {"message": "come back later"}}', "come back later"),
+    ],
+)
+def test_an_answer_that_is_none_is_told(scripted, status, kind, body, words):
+    with pytest.raises(ChatFailed, match=words):
+        scripted(status, kind, body)
 
 
 def test_a_conversation_goes_on_from_what_was_said(talk):

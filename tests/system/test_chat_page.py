@@ -6,128 +6,408 @@ from contextlib import ExitStack
 
 import pytest
 
-from engine.chat_template import ChatTemplate
-from engine.server.app import create_app
-from engine.server.chat import chat
-from engine.server.chat_page import OPEN_PATHS, chat_page
+from engine.async_engine import AsyncLLMEngine
+from engine.executor import Executor
+from engine.llm_engine import LLMEngine
+from engine.scheduling.continuous import ContinuousScheduler
 from tests.part04.serving import ScriptedBackend, serve, wait_until
-from tests.part06.fakes import CONFIG, TOKENIZER
-from tests.system.tools import DEADLINE, browser  # noqa: F401
-
-TEMPLATE = ChatTemplate.from_pretrained("storyteller")
-
-
-@pytest.fixture
-def page(browser):  # noqa: F811
-    """page(backend, **options of create_app) -> the chat page of a server of this backend; in the end the
-    browser has complained of nothing but a refused or broken connection, and no stream is open.
-    """
-    complaints, backends = [], []
-    with ExitStack() as stack:
-
-        def open_page(backend, **options):
-            backends.append(backend)
-            extensions = [chat(TOKENIZER, CONFIG, TEMPLATE), chat_page]
-            url = stack.enter_context(
-                serve(create_app(backend, extensions, open_paths=OPEN_PATHS, **options))
-            )
-            context = stack.enter_context(browser.new_context(viewport={"width": 1200, "height": 800}))
-            context.set_default_timeout(DEADLINE * 1e3)
-            one = context.new_page()
-            one.on("console", lambda said: complaints.append((said.type, said.text)))
-            one.on("pageerror", lambda error: complaints.append(("error", str(error))))
-            one.goto(url)
-            return one
-
-        yield open_page
-    wait_until(lambda: not any(backend.open for backend in backends))
-    assert [said for said in complaints if "Failed to load resource" not in said[1]] == []
+from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, Gate
+from tests.system.chatting import TEMPLATE, Echo, Held, ask, chat_app, page, said  # noqa: F401
+from tests.system.tools import browser  # noqa: F401
 
 
-def ask(one, text="Hello", number=1) -> None:
-    box = one.get_by_label(f"message of conversation {number}")
-    box.fill(text)
-    box.press("Enter")
+def prompt_of(*turns: tuple[str, str]) -> str:
+    return TEMPLATE.render([{"role": role, "content": content} for role, content in turns])
 
 
-def test_words_come_before_the_answer_is_complete_and_stop_stops_the_server(page):
-    backend = ScriptedBackend(["word "], endless=True)
+def asked(backend, number: int) -> str:
+    return TOKENIZER.decode(backend.asked[number][0])
+
+
+# --- an answer ----------------------------------------------------------------------------------------------
+
+
+def test_words_come_before_the_answer_is_complete(page):  # noqa: F811
+    backend = Held(["One", " two"], [" three"])
     one = page(backend)
     one.get_by_text("ready").wait_for()
     ask(one)
-    one.get_by_text("word word").wait_for()
+    said(one, "One two").wait_for()
     assert one.locator(".running").count() == 1
-    assert backend.open == 1
+    backend.go.set()
+    said(one, "One two three").wait_for()
+    said(one, "3 tokens").wait_for()
+    assert one.locator(".running").count() == 0
+
+
+def test_stop_ends_the_work_in_the_engine(page):  # noqa: F811
+    cache = BlockCache(64, 16)
+    gate = Gate(FakeForward(cache), permits=2)
+    engine = LLMEngine(TOKENIZER, CONFIG, ContinuousScheduler(cache, 4, 256), Executor(gate))
+    running = AsyncLLMEngine(engine, "fake")
+    one = page(running)
+    try:
+        ask(one)
+        wait_until(lambda: gate.entered == 3)
+        assert len(engine.scheduler.running) == 1
+        one.get_by_role("button", name="Stop").click()
+        said(one, "stopped").wait_for()
+        wait_until(lambda: not running._commands.empty())  # told, and at its third step
+        gate.allow(1)
+        wait_until(lambda: not engine.has_unfinished_requests())
+        assert gate.entered == 3, "a step was made for an answer that nobody reads"
+    finally:
+        gate.open()
+
+
+def test_what_was_stopped_stays_and_the_conversation_goes_on(page):  # noqa: F811
+    backend = Held(["Half"])
+    one = page(backend)
+    ask(one, "Hi")
+    said(one, "Half").wait_for()
+    one.keyboard.press("Escape")
+    said(one, "stopped").wait_for()
+    wait_until(lambda: backend.open == 0)
+    backend.go.set()
+    ask(one, "And?")
+    said(one, "Half end.").wait_for()
+    said(one, "2 tokens").wait_for()
+    assert asked(backend, 1) == prompt_of(("user", "Hi"), ("assistant", "Half"), ("user", "And?"))
+
+
+def test_stopped_before_its_first_word_a_question_was_never_asked(page):  # noqa: F811
+    backend = Held([])
+    one = page(backend)
+    ask(one, "Hi")
+    wait_until(lambda: backend.open == 1)
     one.get_by_role("button", name="Stop").click()
-    one.get_by_text("stopped").wait_for()
+    said(one, "stopped").wait_for()
     wait_until(lambda: backend.open == 0)
-    one.get_by_role("button", name="New conversation").click()
-    ask(one, number=2)
-    one.get_by_text("word word").nth(1).wait_for()
-    one.keyboard.press("Escape")  # stops, too
-    one.get_by_text("stopped").nth(1).wait_for()
-    wait_until(lambda: backend.open == 0)
+    backend.go.set()
+    ask(one, "And?")
+    said(one, "end.").wait_for()
+    assert asked(backend, 1) == prompt_of(("user", "And?"))
 
 
-def test_a_conversation_goes_on(page):
-    backend = ScriptedBackend(["Hello", " you"])
-    one = page(backend)
-    for count, text in enumerate(["Hi", "And?"], 1):
-        ask(one, text)
-        one.get_by_text("first word after").nth(count - 1).wait_for()
-    turns = [("user", "Hi"), ("assistant", "Hello you"), ("user", "And?")]
-    prompt = TEMPLATE.render([{"role": role, "content": content} for role, content in turns])
-    assert TOKENIZER.decode(backend.asked[1][0]) == prompt
-
-
-def test_what_the_model_says_is_text(page):
-    words = [
-        "<img src=x onerror=\"document.title = 'run'\">",
-        "<script>document.title = 'run'</script>",
-        " & <b>",
-    ]
-    one = page(ScriptedBackend(words))
-    ask(one)
-    one.get_by_text("first word after").wait_for()
-    assert one.locator(".assistant .text").inner_text() == "".join(words)
-    assert one.locator(".assistant .text > *").count() == 0, "what a model says became an element"
-    assert one.title() == "ruvon: chat"
-
-
-def test_conversations_side_by_side_are_asked_at_once(page):
-    backend = ScriptedBackend(["la "], endless=True)
-    one = page(backend)
-    one.get_by_role("button", name="New conversation").click()
-    one.get_by_text("Settings").click()
-    one.get_by_label("Ask all conversations at once").check()
-    ask(one)
-    one.get_by_text("la la").nth(1).wait_for()
-    assert backend.open == 2
-    for _ in range(2):
-        one.get_by_role("button", name="Stop").first.click()
-    one.get_by_text("stopped").nth(1).wait_for()
-    one.get_by_role("button", name="Close conversation 2").click()
-    assert one.locator(".conversation").count() == 1
-
-
-def test_a_failure_is_told_and_can_be_tried_again(page):
+def test_a_failure_is_told_and_can_be_tried_again(page):  # noqa: F811
     backend = ScriptedBackend(["half an "], error=RuntimeError("broken"))
     one = page(backend)
-    ask(one)
-    one.get_by_text("the engine failed").wait_for()
+    ask(one, "Hi")
+    said(one, "the engine failed").wait_for()
     backend.error, backend.pieces = None, ["whole"]
     one.get_by_role("button", name="Try again").click()
-    one.get_by_text("whole").wait_for()
+    said(one, "whole").wait_for()
+    said(one, "1 tokens").wait_for()
     assert one.locator(".user").count() == 1, "the question stands once"
+    assert asked(backend, 1) == prompt_of(("user", "Hi"))
 
 
-def test_a_key_is_asked_for_and_sent(page):
+def test_a_failed_question_is_no_part_of_the_conversation(page):  # noqa: F811
+    backend = ScriptedBackend(["half an "], error=RuntimeError("broken"))
+    one = page(backend)
+    ask(one, "Hi")
+    said(one, "the engine failed").wait_for()
+    backend.error = None
+    ask(one, "And?")
+    said(one, "1 tokens").wait_for()
+    assert asked(backend, 1) == prompt_of(("user", "And?"))
+    assert one.get_by_role("button", name="Try again").count() == 0, "what follows cannot come before"
+
+
+def test_the_server_is_restarted_in_mid_answer(page):  # noqa: F811
+    backend = ScriptedBackend(["word "], endless=True)
+    with ExitStack() as first:
+        url = first.enter_context(serve(chat_app(backend), patience=0))
+        one = page.at(url)
+        ask(one)
+        said(one, "word word").wait_for()
+        first.close()
+    said(one, "the connection to the server broke off").wait_for()
+    ask(one)
+    said(one, "the server cannot be reached").wait_for()
+    another = ScriptedBackend(["back", " again"])
+    another.models = lambda: ["another"]
+    with serve(chat_app(another), port=int(url.rsplit(":", 1)[1])):
+        ask(one)
+        said(one, "back again").wait_for()
+        one.get_by_text("ready").wait_for()
+        assert one.inner_text("#model") == "another", "another server may have another model"
+        assert one.locator(".running").count() == 0
+
+
+def test_a_key_is_asked_for_and_sent(page):  # noqa: F811
     one = page(ScriptedBackend(["yes"]), api_key="secret")
-    one.get_by_text("API key").first.wait_for()
-    assert "key" in one.inner_text("#status").lower()
-    one.get_by_text("Settings").click()
-    one.get_by_label("API key").fill("secret")
+    one.get_by_text("Incorrect API key").wait_for()
+    one.get_by_role("button", name="Settings").click()
+    one.get_by_label("API key").fill("ключ")
+    one.get_by_label("API key").press("Tab")
+    one.get_by_text("ASCII").wait_for()
+    one.get_by_label("API key").fill(" secret ")
     one.get_by_label("API key").press("Tab")
     one.get_by_text("ready").wait_for()
     ask(one)
-    one.get_by_text("yes").wait_for()
+    said(one, "yes").wait_for()
+
+
+def test_the_settings_are_what_is_asked(page):  # noqa: F811
+    backend = ScriptedBackend(["yes"])
+    one = page(backend)
+    one.get_by_role("button", name="Settings").click()
+    for name, value in (("Temperature", "0.3"), ("Top p", "0.5"), ("Tokens, at most", "7"), ("Seed", "11")):
+        one.get_by_label(name).fill(value)
+    one.get_by_label("told first").fill("Be kind.")
+    ask(one, "Hi")
+    said(one, "yes").wait_for()
+    params = backend.asked[0][1]
+    assert (params.temperature, params.top_p, params.max_tokens, params.seed) == (0.3, 0.5, 7, 11)
+    assert asked(backend, 0) == prompt_of(("system", "Be kind."), ("user", "Hi"))
+    one.get_by_label("Temperature").fill("3")
+    ask(one, "kept")
+    assert one.evaluate("document.activeElement.name") == "temperature", "what cannot be asked is pointed at"
+    assert one.get_by_label("message of conversation 1").input_value() == "kept"
+    assert len(backend.asked) == 1
+
+
+# --- several ------------------------------------------------------------------------------------------------
+
+
+def test_conversations_side_by_side_are_asked_at_once(page):  # noqa: F811
+    backend = ScriptedBackend(["la "], endless=True)
+    one = page(backend)
+    for _ in range(5):
+        one.get_by_role("button", name="New conversation").click()
+    assert one.get_by_role("button", name="New conversation").is_disabled(), (
+        "a browser opens six connections to a server: a seventh answer would wait for one"
+    )
+    one.get_by_role("button", name="Settings").click()
+    one.get_by_label("Ask all conversations at once").check()
+    ask(one)
+    said(one, "la la").nth(5).wait_for()
+    assert backend.open == 6
+    for _ in range(6):
+        one.get_by_role("button", name="Stop").first.click()
+    said(one, "stopped").nth(5).wait_for()
+    one.get_by_role("button", name="Close conversation 2").click()
+    assert one.locator(".conversation").count() == 5
+    assert one.get_by_role("button", name="New conversation").is_enabled()
+
+
+def test_two_tabs_at_once_each_with_its_own_text(page):  # noqa: F811
+    backend = Echo()
+    left = page(backend)
+    right = page.tab(left.context, left.url)
+    ask(left, "apples and pears")
+    ask(right, "boats and trains")
+    left.locator(".assistant", has_text="apples").wait_for()
+    right.locator(".assistant", has_text="boats").wait_for()
+    assert backend.open == 2
+    backend.go.set()
+    for one, text in ((left, "apples and pears "), (right, "boats and trains ")):
+        said(one, "3 tokens").wait_for()
+        assert one.locator(".assistant .text").text_content() == text
+
+
+def test_closing_a_conversation_stops_its_answer(page):  # noqa: F811
+    backend = ScriptedBackend(["la "], endless=True)
+    one = page(backend)
+    ask(one)
+    said(one, "la la").wait_for()
+    one.get_by_role("button", name="Close conversation 1").click()
+    wait_until(lambda: backend.open == 0)
+    assert one.get_by_label("message of conversation 2").is_visible(), "there is always one"
+
+
+# --- hostile ------------------------------------------------------------------------------------------------
+
+HOSTILE = [
+    "<img src=x onerror=\"document.title = 'run'\">",
+    "<script>document.title = 'run'</script>",
+    "<style>*{display:none}</style> & &lt;b> [a](javascript:alert(1)) ![](http://evil.example/x.png)",
+]
+
+
+def test_what_the_model_says_is_text(page):  # noqa: F811
+    backend = ScriptedBackend(HOSTILE)
+    backend.models = lambda: [f"m{HOSTILE[0]}"]
+    one = page(backend)
+    ask(one, HOSTILE[1])
+    said(one, "3 tokens").wait_for()
+    assert one.locator(".assistant .text").inner_text() == "".join(HOSTILE)
+    assert one.locator(".user .text").inner_text() == HOSTILE[1]
+    assert one.locator("#model").inner_text() == f"m{HOSTILE[0]}"
+    assert one.locator(".text > *, #model > *, main img, main script, main style").count() == 0, (
+        "what was said became an element"
+    )
+    assert one.title() == "ruvon: chat"
+
+
+LENGTH = "document.querySelector('.assistant .text')?.textContent.length"
+DRAWS = """() => {
+  window.draws = window.frames_ = 0;
+  const frame = () => { window.frames_ += 1; requestAnimationFrame(frame); };
+  requestAnimationFrame(frame);
+  new MutationObserver((records) => {
+    window.draws += records.some((record) => record.target.parentElement?.matches(".assistant .text"));
+  }).observe(document.querySelector(".turns"), { characterData: true, subtree: true });
+}"""  # text nodes that change, in batches: a batch is a draw""
+
+
+def test_ten_thousand_tiny_pieces_are_drawn_once_a_frame(page):  # noqa: F811
+    backend = Held(["x "] * 10_000)
+    one = page(backend)
+    one.evaluate(DRAWS)
+    ask(one)
+    wait_until(
+        lambda: one.evaluate("document.querySelector('.assistant .text').textContent.length === 20_000")
+    )
+    draws, frames = one.evaluate("[window.draws, window.frames_]")
+    assert 1 <= draws <= frames + 1, "pieces are drawn once a frame, however fast they come"
+    box = one.get_by_label("message of conversation 1")
+    box.press_sequentially("still here")
+    assert box.input_value() == "still here"
+    assert one.locator(".running").count() == 1
+    backend.go.set()
+    said(one, "10001 tokens").wait_for()
+
+
+def test_an_answer_of_a_megabyte(page):  # noqa: F811
+    text = "word " * 200_000
+    one = page(Held([text[:500_000], text[500_000:]], ["end"]))
+    ask(one)
+    wait_until(
+        lambda: one.evaluate("document.querySelector('.assistant .text').textContent.length === 1_000_000")
+    )
+    box = one.get_by_label("message of conversation 1")
+    box.press_sequentially("still here")
+    one.get_by_role("button", name="Stop").click()
+    said(one, "stopped").wait_for()
+    assert box.input_value() == "still here"
+
+
+def test_nothing_is_kept_and_the_key_least_of_all(page):  # noqa: F811
+    one = page(ScriptedBackend(["yes"]), api_key="secret-key")
+    one.get_by_role("button", name="Settings").click()
+    one.get_by_label("API key").fill("secret-key")
+    one.get_by_label("API key").press("Tab")
+    one.get_by_text("ready").wait_for()
+    ask(one)
+    said(one, "yes").wait_for()
+    kept = one.evaluate(
+        "async () => [localStorage.length, sessionStorage.length, document.cookie,"
+        " (await indexedDB.databases()).length, document.documentElement.outerHTML.includes('secret-key')]"
+    )
+    assert kept == [0, 0, "", 0, False]
+    one.reload()
+    one.get_by_text("Incorrect API key").wait_for()
+    assert one.locator("#knobs [name=key]").input_value() == ""
+    assert one.locator(".turns > li").count() == 0
+
+
+def test_no_other_page_may_frame_it(page, browser):  # noqa: F811
+    one = page(ScriptedBackend())
+    with ExitStack() as stack:
+        other = stack.enter_context(browser.new_context()).new_page()
+        with other.expect_console_message(lambda said: "frame-ancestors" in said.text):
+            other.set_content(f'<iframe src="{one.url}"></iframe>')
+
+
+# --- for everyone -------------------------------------------------------------------------------------------
+
+
+def test_with_the_keyboard_alone(page):  # noqa: F811
+    backend = Held(["Hello"])
+    one = page(backend)
+    keys = one.keyboard
+    focus = lambda: one.evaluate(  # noqa: E731
+        "(document.activeElement.ariaLabel ?? document.activeElement.textContent).trim()"
+    )
+    assert focus() == "message of conversation 1", "one can type at once"
+    keys.type("first")
+    keys.press("Shift+Enter")
+    keys.type("second")
+    assert one.get_by_label("message of conversation 1").input_value() == "first\nsecond"
+    keys.press("Enter")
+    said(one, "Hello").wait_for()
+    assert asked(backend, 0) == prompt_of(("user", "first\nsecond"))
+    assert focus() == "message of conversation 1"
+    keys.type("next")
+    keys.press("Enter")  # not while an answer comes
+    assert one.get_by_label("message of conversation 1").input_value() == "next"
+    keys.press("Tab")
+    assert focus() == "Stop"
+    keys.press("Enter")
+    said(one, "stopped").wait_for()
+    assert focus() == "Send", "the focus stays where it was"
+    one.get_by_role("button", name="Settings").focus()
+    keys.press("Enter")
+    assert one.get_by_label("Temperature").is_visible()
+    keys.press("Escape")
+    assert not one.get_by_label("Temperature").is_visible()
+    assert focus() == "Settings"
+
+
+LINES = [f"line {i}\n" for i in range(100)]
+
+
+def test_it_follows_the_words_until_its_reader_scrolls_up(page):  # noqa: F811
+    backend = Held(LINES, [*LINES, "last"])
+    one = page(backend)
+    ask(one)
+    at_end = "t => t.scrollHeight - t.scrollTop - t.clientHeight < 2"
+    turns = one.locator(".turns")
+    said(one, "line 99").wait_for()
+    wait_until(lambda: turns.evaluate(at_end))
+    turns.hover()
+    one.mouse.wheel(0, -600)
+    wait_until(lambda: not turns.evaluate(at_end))
+    top = turns.evaluate("t => t.scrollTop")
+    backend.go.set()
+    said(one, "201 tokens").wait_for()
+    assert turns.evaluate("t => t.scrollTop") == top, "who reads further up is left in peace"
+
+
+def test_a_screen_reader_hears_whole_sentences(page):  # noqa: F811
+    words = "The dog, Mr. Max, ran. “Wait!” said Tim. They went home and slept"
+    backend = Held([f"{word} " for word in words.split()[:-2]], ["and ", "slept"])
+    one = page(backend)
+    one.evaluate(
+        "() => { window.heard = []; const live = document.querySelector('[aria-live]');"
+        " new MutationObserver(() => window.heard.push(live.textContent)).observe(live, {childList: true}); }"
+    )
+    ask(one)
+    wait_until(lambda: one.evaluate("window.heard.join(' ').endsWith('Tim.')"))
+    backend.go.set()
+    wait_until(lambda: one.evaluate("window.heard.join(' ').endsWith('slept')"))
+    heard = one.evaluate("window.heard")
+    assert " ".join(heard) == words
+    assert all(said.rstrip("”")[-1] in ".!" for said in heard[:-1]), f"not whole sentences: {heard}"
+    assert one.locator(".turns[aria-live], .turns [aria-live]").count() == 0, (
+        "tokens are not spoken one by one"
+    )
+
+
+@pytest.mark.parametrize("size", [(320, 640), (390, 844), (390, 420), (1280, 800)], ids=str)
+def test_the_composer_stays_in_view_and_nothing_runs_over_the_edge(page, size):  # noqa: F811
+    backend = ScriptedBackend([*LINES, "x" * 3000])
+    backend.models = lambda: ["a-model-with-a-name-of-its-own/" * 6]
+    one = page(backend, viewport=size)
+    ask(one, "y" * 120)
+    said(one, "101 tokens").wait_for()
+    box = one.get_by_label("message of conversation 1").bounding_box()
+    assert box["y"] + box["height"] <= size[1]
+    assert one.evaluate("document.documentElement.scrollWidth") <= size[0]
+    assert one.evaluate("document.documentElement.scrollHeight") <= size[1], "the page itself never scrolls"
+    one.get_by_role("button", name="Settings").click()
+    assert one.locator("#knobs").bounding_box()["width"] <= size[0]
+
+
+def test_nothing_moves_for_whoever_wants_no_motion(page):  # noqa: F811
+    one = page(Held(["word"]))
+    one.emulate_media(reduced_motion="reduce")
+    ask(one)
+    one.locator(".running .text", has_text="word").wait_for()
+    assert one.evaluate("document.getAnimations().length") == 0
+    one.emulate_media(reduced_motion="no-preference")
+    assert one.evaluate("document.getAnimations().length") == 1
+    one.keyboard.press("Escape")
+    said(one, "stopped").wait_for()

@@ -1,17 +1,27 @@
-"""Programs that some tests drive: a browser and a Prometheus, from Debian's packages."""
+"""What some tests drive: a browser and a Prometheus, from Debian's packages, and axe-core, from npm."""
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
 DEADLINE = 90.0  # seconds after which what we wait for will never come: not a promise about speed
 INSTALL = "tools/install_test_tools.sh installs it on Debian"
+TOOLS = Path(__file__).parents[2] / ".tools"
 
 
 def program(name: str) -> str:
     """Where it is. Skips the test without it, with the reason; fails it where RUVON_REQUIRE_TOOLS is set."""
-    found = shutil.which(name)
+    return _needed(name, shutil.which(name))
+
+
+def axe_core() -> str:
+    """Its source: finds what of WCAG's rules a page breaks. Skips or fails as `program`."""
+    return Path(_needed("axe-core", next(TOOLS.glob("axe-core-*.js"), None))).read_text(encoding="utf-8")
+
+
+def _needed(name: str, found):
     if not found:
         assert not os.environ.get("RUVON_REQUIRE_TOOLS"), f"{name} is not here; {INSTALL}"
         pytest.skip(f"needs {name}; {INSTALL}")

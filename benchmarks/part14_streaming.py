@@ -1,0 +1,160 @@
+"""What does a stream give to readers, and what does it cost the server?
+
+    python -m benchmarks.part14_streaming [--repeats 3] [--tokens 128]      # a minute or two
+
+A server in this process, whose event loop has a clock of its own (processor time of its thread), and 1, 8 or
+32 readers in another. They all ask at once, for a stream or for an answer in one piece; the ways in turns.
+"""
+
+import multiprocessing
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from fastapi import FastAPI
+
+from benchmarks.part14_readers import WORDS_PER_SECOND, Seen, at_once, crowd, question, streamed, wire_bytes
+from benchmarks.record import record, show, whole_numbers
+from engine.async_engine import AsyncLLMEngine
+from engine.cache.slots import SlotCache
+from engine.chat_template import ChatTemplate
+from engine.client.stream import ChatClient
+from engine.executor import Executor, ModelForward
+from engine.layers.packed_linear import pack_linears
+from engine.listeners import Listener, StepRecord
+from engine.llm_engine import LLMEngine
+from engine.models.loader import load_model
+from engine.scheduling.continuous import ContinuousScheduler
+from engine.server.app import create_app
+from engine.server.chat import chat
+from engine.tokenizer import Tokenizer
+from parts.stage import served
+
+MODEL, USERS = "storyteller", (1, 8, 32)
+STOP_ALLOWED, STOP_AFTER = 200, 20  # tokens, pieces
+WAYS = {"stream": streamed, "one piece": at_once}
+
+
+def build() -> tuple[LLMEngine, FastAPI]:
+    tokenizer = Tokenizer.from_pretrained(MODEL)
+    model = load_model(MODEL, transform=partial(pack_linears, rows=max(USERS)))
+    cache = SlotCache(model.config, max(USERS), 256)
+    scheduler = ContinuousScheduler(cache, max(USERS), 512)
+    executor = Executor(ModelForward(model, cache))
+    engine = LLMEngine(tokenizer, model.config, scheduler, executor, max_model_len=256)
+    template = ChatTemplate.from_pretrained(MODEL)
+    return engine, create_app(AsyncLLMEngine(engine, MODEL), [chat(tokenizer, model.config, template)])
+
+
+@contextmanager
+def clocked(app: FastAPI) -> Iterator[tuple[str, int]]:
+    """(address, clock of its event loop's thread) of a server."""
+    others = set(threading.enumerate())
+    with served(app) as address:
+        (loop,) = [t for t in threading.enumerate() if t not in others and t.name != "engine"]
+        yield address, time.pthread_getcpuclockid(loop.ident)
+
+
+class Computed(Listener):
+    """How many tokens went through the model."""
+
+    tokens = 0
+
+    def on_step(self, record: StepRecord) -> None:
+        self.tokens += sum(record.tokens_computed)
+
+
+def stopped(address: str, engine: LLMEngine) -> dict[str, int]:
+    """A reader who leaves: how long the answer might have become, and what was computed of it."""
+    computed, client = Computed(), ChatClient(address)
+    engine.listeners.add(computed)
+    pieces = client.stream(question(0), max_completion_tokens=STOP_ALLOWED, ignore_eos=True, temperature=0)
+    for _ in range(STOP_AFTER):
+        next(pieces)
+    pieces.close()
+    while engine.has_unfinished_requests():
+        time.sleep(0.01)
+    client.close()
+    return {"allowed": STOP_ALLOWED, "pieces_read": STOP_AFTER, "tokens_computed": computed.tokens}
+
+
+def main() -> None:
+    args = whole_numbers(__doc__.splitlines()[0], repeats=3, tokens=128)
+    torch.set_num_threads(1)
+    wishes = {"max_completion_tokens": args.tokens, "temperature": 0.8, "ignore_eos": True}
+    found: dict[tuple[int, str], list[tuple[list[Seen], float]]] = {}
+    spawn = multiprocessing.get_context("spawn")
+    engine, app = build()
+    with clocked(app) as (address, clock), ProcessPoolExecutor(1, spawn) as readers:
+        for way in WAYS.values():  # to warm up
+            readers.submit(crowd, address, [way], wishes).result()
+        stream_bytes = wire_bytes(address, 0, wishes)
+        stop = stopped(address, engine)
+        for _ in range(args.repeats):
+            for users in USERS:
+                for name, way in WAYS.items():
+                    before = time.clock_gettime(clock)
+                    seen = readers.submit(crowd, address, [way] * users, wishes).result()
+                    found.setdefault((users, name), []).append((seen, time.clock_gettime(clock) - before))
+    figures = {"bytes_per_token": {}, "users": {}, "stop": stop}
+    for (users, name), rounds in found.items():
+        everyone = [seen for seen, _ in rounds for seen in seen]
+        figures["users"].setdefault(str(users), {})[name] = {
+            "first_word_ms": statistics.median(seen.first_word for seen in everyone) * 1e3,
+            "last_word_ms": statistics.median(seen.last_word for seen in everyone) * 1e3,
+            "read_seconds": statistics.median(seen.read for seen in everyone),
+            "words_per_second": statistics.median(len(seen.words) / seen.last_word for seen in everyone),
+            "loop_us_per_token": statistics.median(
+                cpu / sum(one.num_tokens for one in seen) for seen, cpu in rounds
+            )
+            * 1e6,
+        }
+        if (users, name) == (1, "one piece"):
+            (one,) = rounds[0][0]
+            figures["bytes_per_token"] = {
+                "stream": stream_bytes / one.num_tokens,
+                "one_piece": one.bytes_read / one.num_tokens,
+            }
+        if users == max(USERS):
+            figures.setdefault("trace", {})[name] = [round(when, 4) for when in everyone[-1].words]
+    by = figures["users"]
+    gain = by[str(max(USERS))]
+    figures["sooner"] = gain["one piece"]["first_word_ms"] / gain["stream"]["first_word_ms"]
+    figures["reading_words_per_second"] = WORDS_PER_SECOND
+    figures["times_reading_speed"] = gain["stream"]["words_per_second"] / WORDS_PER_SECOND
+    figures["stream_adds_us_per_token"] = {
+        users: both["stream"]["loop_us_per_token"] - both["one piece"]["loop_us_per_token"]
+        for users, both in by.items()
+    }
+    tables = {
+        "readers": {
+            "columns": [
+                "users at once", "way", "first word, ms", "last word, ms", "words per second",
+                "all read after, s",
+            ],
+            "rows": [
+                [int(users), name, round(one["first_word_ms"], 1), round(one["last_word_ms"], 1),
+                 round(one["words_per_second"], 1), round(one["read_seconds"], 2)]
+                for users, both in by.items() for name, one in both.items()
+            ],
+        },
+        "cost": {
+            "columns": ["users at once", "streamed, µs per token", "in one piece, µs per token"],
+            "rows": [
+                [int(users), *(round(both[name]["loop_us_per_token"], 1) for name in WAYS)]
+                for users, both in by.items()
+            ],
+        },
+    }  # fmt: skip
+    workload = {"model": MODEL, "users": USERS, "tokens": args.tokens, "repeats": args.repeats}
+    path = record("part14_streaming", __doc__.splitlines()[0], workload, figures, tables)
+    show(path, tables)
+
+
+if __name__ == "__main__":
+    main()
