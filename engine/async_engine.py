@@ -77,8 +77,11 @@ class Reader:
     Iterating begins the request. Leaving early (`aclose`, cancelled, or dropped) aborts it.
     """
 
-    def __init__(self, mailbox: Mailbox, begin: Callable[[], None], abort: Callable[[], None]) -> None:
-        self._mailbox, self._begin, self._abort = mailbox, begin, abort
+    def __init__(
+        self, mailbox: Mailbox, begin: Callable[[], None], abort: Callable[[], None], tokens: int
+    ) -> None:
+        """`tokens`: what its samples may come to, prompts included."""
+        self._mailbox, self._begin, self._abort, self.tokens = mailbox, begin, abort, tokens
         self._begun = self._ended = False
 
     def __aiter__(self) -> "Reader":
@@ -194,7 +197,8 @@ class AsyncLLMEngine:
             raise
         mailbox = Mailbox(self._post())
         begin = partial(self._command, self._add, request_id, samples, prompt, mailbox)
-        return Reader(mailbox, begin, abort=partial(self._leave, request_id, mailbox))
+        tokens = sum(request.num_prompt_tokens + request.output.limit for request in samples)
+        return Reader(mailbox, begin, partial(self._leave, request_id, mailbox), tokens)
 
     async def abort(self, request_id: str) -> None:
         """Stop a request; whoever reads it gets a last output with finish reason "abort"."""

@@ -36,7 +36,7 @@ from engine.layers.packed_linear import pack_linears
 from engine.listeners import Listener, Listeners
 from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
-from engine.scheduling.continuous import ContinuousScheduler
+from engine.scheduling.elastic import ElasticScheduler
 from engine.scoring import ScoringExecutor
 from engine.tokenizer import Tokenizer
 
@@ -107,7 +107,7 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     max_model_len = args.max_model_len or model.config.max_positions
     kernel = attention_kernel(args.attention, model.config.head_dim, parameter.device, parameter.dtype)
     cache = _make_cache(args, model.config, max_model_len, parameter, kernel)
-    scheduler = ContinuousScheduler(cache, args.max_num_seqs, args.max_num_batched_tokens)
+    scheduler = ElasticScheduler(cache, args.max_num_seqs, args.max_num_batched_tokens)
     executor = _make_executor(args, model, cache, max_model_len, tokenizer)
     supports = SUPPORTS | {"priority"} | ({"cache_salt"} if args.kv_cache == "paged" else set())
     engine = AheadEngine if args.async_scheduling else LLMEngine
@@ -117,6 +117,7 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
         scheduler,
         executor,
         Listeners(listeners),
+        recover=scheduler.recover,
         supports=supports,
         max_model_len=max_model_len,
     )

@@ -117,6 +117,19 @@ def serve(
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(help="Tokens in one step; default: 512, on a GPU 8192.")
     ] = None,
+    max_num_queued_reqs: Annotated[
+        int | None, typer.Option(help="Sequences admitted, waiting and running; default: 16 times the seats.")
+    ] = None,
+    max_num_queued_tokens: Annotated[
+        int | None, typer.Option(help="Their prompts and longest outputs; default: 16 times the cache.")
+    ] = None,
+    request_timeout: Annotated[
+        float | None, typer.Option(help="Seconds for a request, from its arrival; default: no bound.")
+    ] = None,
+    shutdown_timeout: Annotated[
+        float | None,
+        typer.Option(help="For answers under way, after Ctrl-C or SIGTERM; default: 10.", min=0, max=3600),
+    ] = None,
     kv_cache: Annotated[str, typer.Option(help="Keys and values: paged, or slots.")] = "paged",
     kv_cache_memory_bytes: Annotated[
         int | None, typer.Option(help="Bytes for them; default: by what is free.")
@@ -143,15 +156,21 @@ def serve(
 ) -> None:
     """Serve OpenAI's API over HTTP until Ctrl-C, with a chat page at /, /metrics and a live /dashboard."""
     try:
+        from engine.server.admission import Admission
+        from engine.server.admission_metrics import AdmissionMetrics
         from engine.server.app import create_app
         from engine.server.chat import chat
         from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
         from engine.server.chat_page import chat_page
+        from engine.server.deadline import deadlines
         from engine.server.generate import generate as generate_route
-        from engine.server.limits import MAX_REQUESTS
+        from engine.server.limits import MAX_REQUESTS, SHUTDOWN_SECONDS
+        from engine.server.room import Room, queue_limits
         from engine.server.run import max_connections
         from engine.server.run import serve as run
         from engine.server.scored import ScoredCompletions
+        from engine.server.shutdown import DrainingServer
+        from engine.server.watch import StepWatch
         from engine.telemetry.metrics import EngineMetrics
         from engine.telemetry.routes import OPEN_PATHS, telemetry
     except ModuleNotFoundError as error:
@@ -187,17 +206,28 @@ def serve(
             )
         template = ChatTemplate.from_pretrained(args.tokenizer or model)
         engine, name = build_engine(args), served_model_name or _public_name(model)
-        backend = AsyncLLMEngine(engine, name)
+        running, cache = AsyncLLMEngine(engine, name), engine.scheduler.cache
+        limits = queue_limits(
+            engine.scheduler.max_num_seqs,
+            cache.usage().tokens_total,
+            engine.max_model_len,
+            max_num_queued_reqs,
+            max_num_queued_tokens,
+        )
+        backend = Admission(running, Room(limits), request_timeout, StepWatch(engine))
     except (CheckpointError, ValueError) as error:
         sys.exit(f"ruvon serve: {error}")
     # A page in a browser may reach this machine under a name of its own, whose address it changes (DNS
     # rebinding): who serves this machine alone is asked for by this machine's names.
     local = host in LOCAL_NAMES or f"[{host}]" in LOCAL_NAMES
     hosts = [*LOCAL_NAMES, *(allowed_host or ())] if local or allowed_host else []
+    metrics = EngineMetrics(engine, name)
+    metrics.registry.register(AdmissionMetrics(backend, engine.scheduler, name))
     app = create_app(
         backend,
         extensions=[
-            telemetry(EngineMetrics(engine, name)),
+            deadlines,
+            telemetry(metrics),
             chat(engine.tokenizer, engine.config, template, allow_priority),
             generate_route,
             chat_page,
@@ -208,7 +238,8 @@ def serve(
         max_requests=min(MAX_REQUESTS, max_connections() // 2),
         shape=ScoredCompletions(engine.tokenizer, allow_priority),
     )
-    run(app, host, port)
+    grace = SHUTDOWN_SECONDS if shutdown_timeout is None else shutdown_timeout
+    run(app, host, port, make_server=lambda config: DrainingServer(config, backend, grace))
 
 
 @app.command()

@@ -24,6 +24,8 @@ class OutputStream(Protocol):
     A reader that comes late may find only the latest. An error of the request is raised in an output's place.
     """
 
+    tokens: int  # that its samples may come to: of each, the prompt and the longest output
+
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> RequestOutput: ...
@@ -47,7 +49,7 @@ class Backend(Protocol):
         """Names that requests may ask for."""
 
     def health(self) -> bool:
-        """Whether requests can be served."""
+        """Whether requests can be served; or RequestError, which says why not (Part 15)."""
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str, **options
@@ -68,8 +70,8 @@ class LockedStream:
     The task never waits for the reader, who may be slow, or not read at all.
     """
 
-    def __init__(self, work: Callable[["LockedStream"], Coroutine[None, None, None]]) -> None:
-        self.aborted = False
+    def __init__(self, work: Callable[["LockedStream"], Coroutine[None, None, None]], tokens: int) -> None:
+        self.tokens, self.aborted = tokens, False
         self._work, self._task = work, None
         self._unread: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue(maxsize=1)
         self._over = False
@@ -144,7 +146,9 @@ class LockedBackend:
         token_ids = await asyncio.to_thread(prompt_token_ids, prompt, self.tokenizer, self.config)
         text = prompt if isinstance(prompt, str) else None
         output = RequestOutput(request_id, text, token_ids, [], finished=False)
-        return LockedStream(partial(self._work, output, params))
+        room = self.config.max_positions - len(token_ids)
+        longest = room if params.max_tokens is None else min(params.max_tokens, room)
+        return LockedStream(partial(self._work, output, params), params.n * (len(token_ids) + longest))
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._live:

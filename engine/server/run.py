@@ -7,8 +7,10 @@ nobody out; and that Ctrl-C or SIGTERM ends the process, whatever clients do. Th
 import asyncio
 import gc
 import logging
+import signal
 import socket
 import sys
+from collections.abc import Callable
 
 import uvicorn
 from fastapi import FastAPI
@@ -123,17 +125,28 @@ def config(app: FastAPI, host: str, port: int, log_level: str = "info") -> uvico
     )
 
 
-def serve(app: FastAPI, host: str, port: int, log_level: str = "info") -> None:
-    """Serve until Ctrl-C or SIGTERM; after that, answers under way have SHUTDOWN_SECONDS."""
+def serve(
+    app: FastAPI,
+    host: str,
+    port: int,
+    log_level: str = "info",
+    make_server: Callable[[uvicorn.Config], Server] = Server,
+) -> None:
+    """Serve until Ctrl-C or SIGTERM; after that, answers under way have SHUTDOWN_SECONDS. Either is an end in
+    good order: exit code 0.
+    """
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not look at it again while a body is read
     # The engine's thread asks for the interpreter after each of a step's operations. At Python's own 5 ms a
     # time, a prompt being tokenized, or a burst of requests, makes a step of 10 ms one of 300.
     sys.setswitchinterval(SWITCH_SECONDS)
-    server = Server(config(app, host, port, log_level))
+    server = make_server(config(app, host, port, log_level))
     try:
         server.run()
-    except KeyboardInterrupt:  # uvicorn has stopped, and passes the signal on
+    except KeyboardInterrupt:  # uvicorn has stopped, and passes the signal on; so it does with SIGTERM
         pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if not server.started:
         sys.exit(1)  # it has said why

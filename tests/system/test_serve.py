@@ -210,7 +210,7 @@ def test_which_names_it_answers_to_follows_from_where_it_listens(monkeypatch, ho
     made = {}
     monkeypatch.delenv("RUVON_API_KEY", raising=False)
     monkeypatch.setattr(engine.server.app, "create_app", lambda backend, **settings: made.update(settings))
-    monkeypatch.setattr(engine.server.run, "serve", lambda app, host, port: made.update(host=host))
+    monkeypatch.setattr(engine.server.run, "serve", lambda app, host, port, **_: made.update(host=host))
     with pytest.raises(SystemExit) as caught:
         app(["serve", "--model", "storyteller-draft", "--host", host, *extra], prog_name="ruvon")
     assert caught.value.code in (0, None)

@@ -1,0 +1,75 @@
+"""One HTTP request: when it came, when it must be over, and what it has asked for so far. Part 15.
+
+It must be over by the operator's bound or by the client's own, whichever is sooner.
+
+A client says in the header `X-Request-Timeout` how many seconds it has, counted from the request's arrival
+here. A header and not a field of the body: it holds for every route alike, a proxy can set or lower it, and
+OpenAI's shapes stay as they are. (OpenAI's client sends how long *it* will wait for the next byte; it then
+hangs up, which a server notices anyway.)
+"""
+
+import asyncio
+import math
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from engine.server.backend import Backend
+from engine.server.errors import RequestError
+
+HEADER = "X-Request-Timeout"
+
+
+@dataclass
+class Arrival:
+    at: float  # by the event loop's clock
+    timeout: str | None = None  # the header, as it came
+    sequences: int = 0  # asked for by its prompts so far
+    tokens: int = 0
+
+    def deadline(self, request_timeout: float | None) -> float:
+        """When it must be over, by the event loop's clock; infinity: no bound. `request_timeout` is the
+        operator's. Raises RequestError for a header that is no number of seconds.
+        """
+        own = math.inf if self.timeout is None else seconds_given(self.timeout)
+        return self.at + min(own, math.inf if request_timeout is None else request_timeout)
+
+
+_arrival: ContextVar[Arrival] = ContextVar("arrival")  # of the request being answered
+
+
+def this_arrival() -> Arrival:
+    """That of the request being answered; a new one for whoever calls without HTTP."""
+    return _arrival.get(None) or Arrival(asyncio.get_running_loop().time())
+
+
+class NoteArrival:
+    """The gate that writes down when a request came, and what time it gives itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            given = dict(scope["headers"]).get(HEADER.lower().encode())
+            _arrival.set(Arrival(asyncio.get_running_loop().time(), given and given.decode("latin-1")))
+        await self.app(scope, receive, send)
+
+
+def deadlines(app: FastAPI, _: Backend) -> None:
+    """The gate, as an extension of `create_app`."""
+    app.add_middleware(NoteArrival)
+
+
+def seconds_given(text: str) -> float:
+    """Raises RequestError: not a number of seconds above 0."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        message = f"{HEADER}={text!r}: a number of seconds above 0 is accepted"
+        raise RequestError(400, message, param=HEADER)
+    return seconds

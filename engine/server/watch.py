@@ -1,0 +1,50 @@
+"""Whether the engine is at work or hangs: a listener that remembers its last sign of life. Part 15.
+
+A step that never comes back (a kernel that waits for ever, a driver that is gone) raises nothing and ends
+nothing; the thread is alive. All that can be noticed is silence where there is work.
+"""
+
+import time
+from collections.abc import Callable
+
+from engine.batch import Batch
+from engine.listeners import Listener, StepRecord
+from engine.llm_engine import LLMEngine
+from engine.scheduling.request import Request
+
+STUCK_SECONDS = 60  # of silence with work to do: the longest step there is (a first one compiles) is shorter
+
+
+class StepWatch(Listener):
+    """Begins to listen to `engine`."""
+
+    def __init__(self, engine: LLMEngine, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_sign, self._here = clock(), set()
+        engine.listeners.add(self)
+
+    def silent_seconds(self) -> float:
+        """Since the last sign of life; 0 when there is nothing to do."""
+        return self._clock() - self._last_sign if self._here else 0.0
+
+    def is_stuck(self) -> bool:
+        """True from STUCK_SECONDS of silence on, until the step comes back."""
+        return self.silent_seconds() >= STUCK_SECONDS
+
+    def on_arrival(self, request: Request) -> None:
+        """Told by the engine's own thread: it is not inside a step."""
+        self._sign()  # first: who was here last may have been so long ago
+        self._here.add(request.id)
+
+    def on_schedule(self, batch: Batch) -> None:
+        self._sign()
+
+    def on_step(self, record: StepRecord) -> None:
+        self._sign()
+
+    def on_finish(self, request: Request) -> None:
+        self._sign()
+        self._here.discard(request.id)
+
+    def _sign(self) -> None:
+        self._last_sign = self._clock()

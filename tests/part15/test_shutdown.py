@@ -1,0 +1,77 @@
+"""The end of the server: who is here, who comes, and who is not done in time."""
+
+import json
+
+from tests.part04.serving import DEADLINE, http, wait_until
+from tests.part15.test_over_http import ASK, TEXT
+
+STREAM = ASK | {"stream": True}
+
+
+def chunks(lines) -> list[dict]:
+    """The rest of a stream, to its mark."""
+    data = [line.removeprefix("data: ") for line in lines if line]
+    assert data[-1] == "[DONE]", "a stream ends with [DONE], whatever happened"
+    return [json.loads(one) for one in data[:-1]]
+
+
+def first_words(lines) -> str:
+    """Those of the first event that has any."""
+    for line in lines:
+        if line and (text := json.loads(line.removeprefix("data: "))["choices"][0]["text"]):
+            return text
+    raise AssertionError("the stream has ended")
+
+
+def test_running_answers_finish_and_new_requests_are_refused_in_words(serving, gate):
+    server, url, backend = serving()
+    gate.allow(2)
+    with http(url) as client, client.stream("POST", "/v1/completions", json=STREAM) as answer:
+        lines = answer.iter_lines()
+        text = first_words(lines)
+        server.should_exit = True  # what SIGTERM does
+        wait_until(lambda: backend._gone_at is not None)
+        for refused in (client.post("/v1/completions", json=ASK), client.get("/health")):
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "shutting_down", (
+                "refused in words, not by a closed door"
+            )
+            assert refused.headers["connection"] == "close"
+            assert 1 <= int(refused.headers["retry-after"]) <= DEADLINE
+        gate.open()
+        rest = chunks(lines)
+    assert text + "".join(one["choices"][0]["text"] for one in rest) == TEXT, "the running answer is whole"
+    assert rest[-1]["choices"][0]["finish_reason"] == "length"
+    assert backend.refused["shutting_down"] == 1
+
+
+def test_who_is_not_done_in_time_is_told(serving, gate):
+    """One runs, one waits behind it: the engine takes one at a time."""
+    server, url, backend = serving(shutdown_timeout=0)
+    gate.allow(2)
+    with http(url) as client, client.stream("POST", "/v1/completions", json=STREAM) as running:
+        lines = running.iter_lines()
+        text = first_words(lines)
+        with client.stream("POST", "/v1/completions", json=STREAM) as queued:
+            wait_until(lambda: backend.room.sequences == 2)
+            server.should_exit = True
+            rest, told = chunks(lines), chunks(queued.iter_lines())
+            gate.open()
+    text += "".join(one["choices"][0]["text"] for one in rest)
+    assert TEXT.startswith(text), "what it has said stands"
+    assert rest[-1]["choices"][0]["finish_reason"] == "abort", (
+        "its last event says that it did not end by itself"
+    )
+    assert [one["error"]["code"] for one in told] == ["shutting_down"], "who has no word yet is told why"
+
+
+def test_a_second_interrupt_waits_for_nobody(serving, gate):
+    server, url, backend = serving(shutdown_timeout=10 * DEADLINE)
+    gate.allow(2)
+    with http(url) as client, client.stream("POST", "/v1/completions", json=STREAM) as running:
+        first_words(running.iter_lines())
+        server.should_exit = True
+        wait_until(lambda: backend._gone_at is not None)
+        server.force_exit = True
+        wait_until(lambda: backend.idle)
+        gate.open()
