@@ -97,8 +97,8 @@ class EngineArgs:
             SpeculativeConfig.of(self.speculative_config)
             if self.async_scheduling:
                 raise ValueError(
-                    "async_scheduling=True cannot be had with a speculative_config: proposals are made from the "
-                    "last tokens"
+                    "async_scheduling=True cannot be had with a speculative_config: proposals are made "
+                    "from the last tokens"
                 )
         if self.attention not in ("auto", *ATTENTION):  # what cannot run here is found out later
             raise ValueError(f"attention={self.attention!r}: auto, {', '.join(ATTENTION)} are accepted")
