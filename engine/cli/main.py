@@ -170,18 +170,34 @@ def serve(
             help='As JSON: {"model": "storyteller-draft", "num_speculative_tokens": 4}, or a method.'
         ),
     ] = None,
+    price_per_hour: Annotated[
+        str | None,
+        typer.Option(help="Dollars for an hour of the device; answers then say what they cost."),
+    ] = None,
+    api_price: Annotated[
+        str | None,
+        typer.Option(help="To compare: dollars for a million tokens elsewhere, as cached,input,output."),
+    ] = None,
+    cost_log: Annotated[
+        str | None, typer.Option(help="A CSV file that gets a line for each request that has ended.")
+    ] = None,
+    cost_weights: Annotated[
+        str | None,
+        typer.Option(help="Nanoseconds a token adds to a step, as input,output,held (see Part 19)."),
+    ] = None,
 ) -> None:
     """Serve OpenAI's API over HTTP until Ctrl-C, with a chat page at /, /metrics and a live /dashboard."""
     try:
         from engine.server.admission import Admission
         from engine.server.admission_metrics import AdmissionMetrics
         from engine.server.app import create_app
-        from engine.server.chat import chat
+        from engine.server.chat import Chat, chat
         from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
         from engine.server.chat_page import chat_page
         from engine.server.deadline import deadlines
         from engine.server.generate import generate as generate_route
         from engine.server.limits import MAX_REQUESTS, SHUTDOWN_SECONDS
+        from engine.server.priced import priced
         from engine.server.room import Room, queue_limits
         from engine.server.run import max_connections
         from engine.server.run import serve as run
@@ -190,6 +206,7 @@ def serve(
         from engine.server.watch import StepWatch
         from engine.speculation.executor import SpeculativeExecutor
         from engine.speculation.metrics import SpeculationMetrics
+        from engine.telemetry.cost_shown import Costs
         from engine.telemetry.metrics import EngineMetrics
         from engine.telemetry.routes import OPEN_PATHS, telemetry
     except ModuleNotFoundError as error:
@@ -225,6 +242,7 @@ def serve(
                 "the API key is empty; leave out --api-key and RUVON_API_KEY to serve without one"
             )
         template = ChatTemplate.from_pretrained(args.tokenizer or model)
+        costs = Costs.parse(price_per_hour, api_price, cost_log, cost_weights)
         engine, name = build_engine(args), served_model_name or _public_name(model)
         running, cache = AsyncLLMEngine(engine, name), engine.scheduler.cache
         limits = queue_limits(
@@ -245,12 +263,16 @@ def serve(
     metrics.registry.register(AdmissionMetrics(backend, engine.scheduler, name))
     if isinstance(engine.executor, SpeculativeExecutor):
         metrics.registry.register(SpeculationMetrics(engine.executor.tally, name))
+    completions, chats = ScoredCompletions, Chat
+    if costs:
+        costs.begin(engine, metrics)
+        completions, chats = (priced(shape, costs.price, costs.api_price) for shape in (completions, chats))
     app = create_app(
         backend,
         extensions=[
             deadlines,
             telemetry(metrics),
-            chat(engine.tokenizer, engine.config, template, allow_priority),
+            chat(engine.tokenizer, engine.config, template, allow_priority, chats),
             generate_route,
             chat_page,
         ],
@@ -258,10 +280,14 @@ def serve(
         open_paths=OPEN_PATHS | CHAT_PATHS,
         allowed_hosts=hosts,
         max_requests=min(MAX_REQUESTS, max_connections() // 2),
-        shape=ScoredCompletions(engine.tokenizer, allow_priority),
+        shape=completions(engine.tokenizer, allow_priority),
     )
     grace = SHUTDOWN_SECONDS if shutdown_timeout is None else shutdown_timeout
-    run(app, host, port, make_server=lambda config: DrainingServer(config, backend, grace))
+    try:
+        run(app, host, port, make_server=lambda config: DrainingServer(config, backend, grace))
+    finally:
+        if costs:
+            costs.end()
 
 
 @app.command()

@@ -69,6 +69,7 @@ class RequestStats:
 
     arrival: float
     token_times: list[float] = field(default_factory=list)  # when each output token was known
+    account: object | None = None  # what it has cost, where that is metered (Part 19)
 
     @property
     def time_to_first_token(self) -> float:

@@ -170,12 +170,16 @@ class Chat(ScoredCompletions):
 
 
 def chat(
-    tokenizer: Tokenizer, config: ModelConfig, template: ChatTemplate | None, allow_priority: bool = False
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    template: ChatTemplate | None,
+    allow_priority: bool = False,
+    shape: type[Chat] = Chat,
 ) -> Extension:
     """The route. `config.max_positions` bounds prompt and answer; without a `template` the model has no chat,
-    and a request is told so.
+    and a request is told so. `shape` may show more than `Chat` does.
     """
-    shape = Chat(tokenizer, allow_priority)
+    shape = shape(tokenizer, allow_priority)
 
     def extend(app: FastAPI, backend: Backend) -> None:
         @app.post("/v1/chat/completions", response_model=None)

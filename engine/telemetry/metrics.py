@@ -12,7 +12,7 @@ stats.py, https://github.com/vllm-project/vllm. What vLLM has no name for begins
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -131,6 +131,9 @@ class EngineMetrics(Listener):
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.succeeded, self.ended_early = dict.fromkeys(SUCCESS, 0), dict.fromkeys(EARLY, 0)
         self.from_executor: dict[str, float] = {}  # StepRecord.counters, added up
+        # What others add to the dashboards: title, value and note as text, rows of
+        # [label, share, text, colour "a" or "b"].
+        self.panels: list[Callable[[], dict]] = []
         self._about = histograms(engine.max_model_len)
         self.histograms = {name: Histogram(bounds) for name, (_, bounds) in self._about.items()}
         self.history = History(self.started)
@@ -334,7 +337,8 @@ class EngineMetrics(Listener):
                 },
             }
             recent = self.history.copy()
-        return snapshot | {"window": recent.window, "seconds": recent.read(now)}
+        panels = [panel() for panel in self.panels]
+        return snapshot | {"window": recent.window, "seconds": recent.read(now), "panels": panels}
 
 
 def gpus() -> list[dict]:

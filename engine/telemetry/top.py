@@ -85,7 +85,9 @@ def board(answer: dict, width: int) -> Panel:
         f"{totals['vllm:generation_tokens']:,} output tokens; {totals['vllm:num_preemptions']:,} preemptions"
     )
     title = f"{answer['model_name']}, up for {answer['uptime']:,.0f} s"
-    return Panel(Group(lines, Text(), _latencies(answer), Text(), Text(said, style="dim")), title=title)
+    more = [Text(f"{p['title']}: {p['value']}; {p['note']}") for p in answer.get("panels", ())]
+    said = Text(said, style="dim")
+    return Panel(Group(lines, Text(), _latencies(answer), Text(), *more, said), title=title)
 
 
 def _latencies(answer: dict) -> Table:

@@ -168,6 +168,19 @@ function point(second) { // the same second is pointed at in every chart
   if (latest) for (const chart of charts) chart.draw(latest, pointed);
 }
 
+// What an extension adds: a number, what it means, and how it divides.
+function panel({ title, value, note, rows }) {
+  const box = element("article", { class: "tile panel" }), list = element("ul");
+  for (const [label, share, text, colour] of rows) {
+    const row = element("li"), bar = shape("svg", { class: "bar", "aria-hidden": "true" });
+    bar.append(shape("rect", { class: colour, width: `${(100 * share).toFixed(2)}%`, height: "100%" }));
+    row.append(element("span", {}, label), bar, element("span", {}, percent(share)), element("b", {}, text));
+    list.append(row);
+  }
+  box.append(element("h2", {}, title), element("p", { class: "value" }, value), element("p", { class: "note" }, note), list);
+  return box;
+}
+
 function show(answer) {
   latest = series(answer.seconds);
   $("model").textContent = answer.model_name;
@@ -177,6 +190,7 @@ function show(answer) {
     tile.append(element("h2", {}, title), element("p", { class: "value" }, value), element("p", { class: "note" }, note));
     return tile;
   }));
+  $("panels").replaceChildren(...(answer.panels ?? []).map(panel));
   $("early").textContent = EARLY(answer);
   $("early").dataset.failed = answer.ended.error > 0;
   const { memory, memory_total: total, gpus } = answer.now;

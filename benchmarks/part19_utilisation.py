@@ -1,0 +1,142 @@
+"""What does an output token cost on a server that waits, and on one that is full?
+
+    python -m benchmarks.part19_utilisation [--seconds 12]
+
+`storyteller` over pages with SEATS seats. First everything at once: the most that the server can do. Then
+requests come by chance (Poisson) at shares of that rate, for `seconds` each, and a meter keeps the bill until
+the time is over and the last answer has ended. A price is supposed: PRICE dollars an hour.
+"""
+
+import asyncio
+import random
+import sys
+import time
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.record import record, show, whole_numbers
+from engine.async_engine import AsyncLLMEngine
+from engine.attention.kernels import attention_kernel
+from engine.cache.paged import PagedCache
+from engine.decoding.params import SamplingParams
+from engine.executor import Executor, ModelForward
+from engine.layers.packed_linear import pack_linears
+from engine.llm_engine import LLMEngine
+from engine.models.loader import load_model
+from engine.scheduling.continuous import ContinuousScheduler
+from engine.telemetry.bill import Bill, Price
+from engine.telemetry.cost import CostMeter
+from engine.tokenizer import Tokenizer
+
+MODEL = "storyteller"
+SEATS = 16
+PRICE = "1.00"
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+ALL_AT_ONCE = 96  # requests
+OUTPUT = (16, 96)  # tokens, at least and at most
+
+
+class Server:
+    """An engine in its thread; every run has a meter of its own."""
+
+    def __init__(self) -> None:
+        self.tokenizer = Tokenizer.from_pretrained(MODEL)
+        self.model = load_model(MODEL, transform=partial(pack_linears, rows=SEATS))
+        config, parameter = self.model.config, next(self.model.parameters())
+        kernel = attention_kernel("sdpa", config.head_dim, parameter.device, parameter.dtype)
+        cache = PagedCache(config, SEATS * 32, 16, kernel=kernel, enable_prefix_caching=False)
+        scheduler = ContinuousScheduler(cache, SEATS, 256)
+        self.engine = LLMEngine(self.tokenizer, config, scheduler, Executor(ModelForward(self.model, cache)))
+        self.backend = AsyncLLMEngine(self.engine, MODEL)
+        self._asked = 0
+
+    async def ask(self, rng: random.Random) -> None:
+        self._asked += 1
+        prompt = [rng.randrange(1, 4000) for _ in range(rng.randint(8, 96))]
+        params = SamplingParams(temperature=0, max_tokens=rng.randint(*OUTPUT), ignore_eos=True)
+        async with aclosing(await self.backend.generate(prompt, params, str(self._asked))) as outputs:
+            async for _ in outputs:
+                pass
+
+    async def at_once(self) -> float:
+        """Requests per second when all are there from the start."""
+        start = time.perf_counter()
+        await asyncio.gather(*(self.ask(random.Random(i)) for i in range(ALL_AT_ONCE)))
+        return ALL_AT_ONCE / (time.perf_counter() - start)
+
+    async def at_rate(self, rate: float, seconds: float) -> Bill:
+        """The bill from the first second until the time is over and the last answer has ended."""
+        rng, tasks = random.Random(19), []
+        meter = CostMeter(Price.parse(PRICE))
+        self.engine.listeners.add(meter)
+        start = at = time.perf_counter()
+        while (at := at + rng.expovariate(rate)) < start + seconds:
+            await asyncio.sleep(max(at - time.perf_counter(), 0))
+            tasks.append(asyncio.create_task(self.ask(rng)))
+        await asyncio.sleep(max(start + seconds - time.perf_counter(), 0))
+        await asyncio.gather(*tasks)
+        bill = meter.read()
+        self.engine.listeners = self.engine.scheduler.listeners = type(self.engine.listeners)()
+        return bill
+
+
+async def play(seconds: float) -> tuple[float, list[tuple[float, Bill]]]:
+    server = Server()
+    async with server.backend:
+        await server.at_once()  # the first run warms up
+        rate = await server.at_once()
+        return rate, [(share, await server.at_rate(share * rate, seconds)) for share in SHARES]
+
+
+def main() -> None:
+    args = whole_numbers(__doc__.splitlines()[0], seconds=12)
+    torch.set_num_threads(1)
+    rate, bills = asyncio.run(play(args.seconds))
+    points = [
+        {
+            "share": share,
+            "requests": bill.requests,
+            "seconds": bill.total_ns / 1e9,
+            "used": bill.used,
+            "output_tokens": bill.tokens["output"],
+            "dollars_per_million_output": float(bill.per_output_token or 0) * 1e6,
+            "dollars_per_million_output_paid": float(bill.per_token("output") or 0) * 1e6,
+        }
+        for share, bill in bills
+        if bill.requests
+    ]
+    rows = [
+        [
+            f"{point['share']:.0%}",
+            point["requests"],
+            f"{point['used']:.0%}",
+            round(point["output_tokens"] / point["seconds"]),
+            round(point["dollars_per_million_output"], 3),
+            round(point["dollars_per_million_output_paid"], 3),
+        ]
+        for point in points
+    ]
+    columns = [
+        "requests come at, of the most", "requests", "time that requests pay for", "output tokens/s",
+        "$ per million output tokens, all in", "of that paid by requests, for output",
+    ]  # fmt: skip
+    tables = {"load": {"columns": columns, "rows": rows}}
+    first, last = points[0], points[-1]
+    figures = {
+        "price_per_hour": float(PRICE),
+        "most_requests_per_second": rate,
+        "points": points,
+        "times_dearer": first["dollars_per_million_output"] / last["dollars_per_million_output"],
+    }
+    workload = {"model": MODEL, "seats": SEATS, "seconds": args.seconds, "output": OUTPUT, "shares": SHARES}
+    path = record("part19_utilisation", __doc__.splitlines()[0], workload, figures, tables)
+    show(path, tables)
+
+
+if __name__ == "__main__":
+    main()

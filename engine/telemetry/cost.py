@@ -1,0 +1,189 @@
+"""Who pays for the device's time: a listener that gives each nanosecond to a request, or to nobody. Part 19.
+
+Promises that at any moment all it has given out, and what is under way, is the time since its start: none
+counted twice, none left out, under any schedule. Two rules do it:
+
+- It is idle while nobody is there. All other time belongs to the step that ends it.
+- A step's time is shared among its requests by the work they caused (shares.py).
+
+Where two steps overlap (Part 13), the second has the time from the first one's end to its own. What no
+request should pay for is the operator's: a failed step, tokens computed again after a preemption, tokens of a
+request that had left meanwhile, idle time. Knows no HTTP and no files.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.listeners import Listener, StepRecord
+from engine.scheduling.request import Request
+from engine.telemetry.bill import PAID, UNPAID, ApiPrice, Bill, Price
+from engine.telemetry.shares import Weights, Work, share_out, work_of
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """What one user's request has cost so far, all its n samples together."""
+
+    request_id: str
+    ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PAID, 0))
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PAID, 0))
+    open_samples: int = 0  # that have not ended
+    reason: str | None = None  # how it ended; of several samples, the last one
+
+    @property
+    def total_ns(self) -> int:
+        return sum(self.ns.values())
+
+
+@dataclass(slots=True)
+class Track:
+    """A sample under way."""
+
+    request: Request
+    account: Account
+    cached: int = 0  # tokens found in the cache
+    reached: int = 0  # tokens computed or found, and known to be right
+    said: int = 0  # output tokens that have been counted
+
+
+class CostMeter(Listener):
+    """Begins to count when it is made; add it to the engine's listeners then."""
+
+    def __init__(
+        self,
+        price: Price,
+        weights: Weights | None = None,
+        api_price: ApiPrice | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`clock` gives seconds, and is the one of the steps' records."""
+        self.price, self.weights, self.api_price = price, weights or Weights(), api_price
+        self.closed: list[Callable[[Account], None]] = []  # who hears of an account that is complete
+        self._clock, self._lock = clock, threading.Lock()  # between the engine's thread and those who read
+        self._until = self.started = self._now()  # everything before is given out
+        self._ns = dict.fromkeys([*PAID, *UNPAID[:-1]], 0)
+        self._tokens = dict.fromkeys(PAID, 0)
+        self._requests = 0
+        self._tracks: dict[str, Track] = {}  # by the sample's id
+        self._accounts: dict[str, Account] = {}  # by the request's id, until all its samples have ended
+
+    def _now(self) -> int:
+        return nanoseconds(self._clock())
+
+    def _take(self, until: int) -> int:
+        """The time up to `until` that nobody has yet; from here on somebody has it."""
+        took = max(until - self._until, 0)
+        self._until += took
+        return took
+
+    # What happens, as the engine tells it.
+
+    def on_arrival(self, request: Request) -> None:
+        with self._lock:
+            if not self._tracks:
+                self._ns["idle"] += self._take(self._now())
+            account = self._accounts.setdefault(request.request_id, Account(request.request_id))
+            account.open_samples += 1
+            request.stats.account = account
+            self._tracks[request.id] = Track(request, account)
+
+    def on_step(self, record: StepRecord) -> None:
+        """Give out the time that this step ends (`_take`), up to `record.end`. Holds the lock: others read.
+
+        1. If the step failed, all of it is the operator's, as `failed`, and nobody has got anywhere.
+        2. Else every request in it has its work (`_work`). A request without a track has left: what was done
+           for it, each token an output token, and each token held, is `late`.
+        3. All works share the time in one go, so that it is given out to the last nanosecond.
+        4. What a request pays for (PAID) stands on its account and in the sum; the rest in the sum alone.
+        """
+        with self._lock:
+            took = self._take(nanoseconds(record.end))
+            if record.error is not None:
+                self._ns["failed"] += took
+                return
+            shares: list[tuple[str, Account | None]] = []
+            weights: list[int] = []
+            for s, request_id in enumerate(record.request_ids):
+                computed, held = record.tokens_computed[s], record.tokens_held[s]
+                track = self._tracks.get(request_id)
+                if track is None:
+                    shares.append(("late", None))
+                    weights.append(computed * self.weights.output + held * self.weights.held)
+                    continue
+                for kind, weight in self._work(track, held - computed, held):
+                    shares.append((kind, track.account if kind in PAID else None))
+                    weights.append(weight)
+            for (kind, account), ns in zip(shares, share_out(took, weights), strict=True):
+                self._ns[kind] += ns
+                if account:
+                    account.ns[kind] += ns
+
+    def _work(self, track: Track, start: int, end: int) -> list[tuple[str, int]]:
+        """(kind, weight) of what a step did for a request: tokens `start` to `end`. It counts its tokens."""
+        request = track.request
+        prompt, said = request.num_prompt_tokens, len(request.stats.token_times)
+        if start == track.reached >= prompt and end == start + 1 and said == track.said + 1:
+            # One more output token: what follows finds the same, slower, and all of a crowd come this way.
+            track.reached, track.said = end, said
+            self._tokens["output"] += 1
+            track.account.tokens["output"] += 1
+            return [("output", self.weights.output + end * self.weights.held)]
+        # 1. It begins behind what it had reached: somebody else had computed that.
+        found = max(start - track.reached, 0)
+        track.cached, track.reached = track.cached + found, track.reached + found
+        work = work_of(
+            prompt=prompt,
+            cached=track.cached,
+            reached=track.reached,
+            start=start,
+            end=end,
+            weights=self.weights,
+        )
+        # 2. What is new of it: tokens of the prompt, and tokens that were said.
+        known = len(request.token_ids) - request.num_expected
+        reached = max(track.reached, min(end, known - 1))  # rejected drafts are computed anew (Part 16)
+        read = max(min(reached, prompt) - track.reached, 0)
+        for kind, tokens in (("cached", found), ("input", read), ("output", said - track.said)):
+            if tokens:
+                self._tokens[kind] += tokens
+                track.account.tokens[kind] += tokens
+        track.reached, track.said = reached, said
+        return [(kind, weight) for kind, weight in zip(Work._fields, work) if weight]
+
+    def on_finish(self, request: Request) -> None:
+        with self._lock:
+            track = self._tracks.pop(request.id, None)
+            if track is None:  # it was here before we listened
+                return
+            account = track.account
+            account.open_samples -= 1
+            account.reason = request.output.finish_reason
+            if account.open_samples:
+                return
+            del self._accounts[account.request_id]
+            self._requests += 1
+        for hear in self.closed:
+            hear(account)
+
+    # What others read, in threads of their own.
+
+    def read(self) -> Bill:
+        """The bill as it stands. Steps under way are in it as time, and not yet given to anybody."""
+        with self._lock:
+            now = self._now()
+            if not self._tracks:
+                self._ns["idle"] += self._take(now)
+            ns = self._ns | {"under_way": max(now - self._until, 0)}
+            return Bill(self.price, ns, dict(self._tokens), self._requests)
+
+    def unfinished(self) -> list[Account]:
+        """Accounts that are not complete."""
+        with self._lock:
+            return list(self._accounts.values())
+
+
+def nanoseconds(seconds: float) -> int:
+    """A moment on a ruler of whole nanoseconds: differences of moments then add up."""
+    return round(seconds * 1e9)

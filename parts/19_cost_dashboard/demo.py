@@ -1,0 +1,189 @@
+"""Two servers at the same price, one with a single guest, one full: what does a token cost on each?
+
+python -m parts run 19                 # ends by itself; -- --serve stays up, with the cost on /dashboard
+"""
+
+import argparse
+import asyncio
+import csv
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.part11_crowd import Crowd, come  # noqa: E402
+from benchmarks.record import OUT, record  # noqa: E402
+from engine.async_engine import AsyncLLMEngine  # noqa: E402
+from engine.cache.paged import PagedCache  # noqa: E402
+from engine.executor import Executor, ModelForward  # noqa: E402
+from engine.layers.packed_linear import pack_linears  # noqa: E402
+from engine.llm_engine import LLMEngine  # noqa: E402
+from engine.models.loader import load_model  # noqa: E402
+from engine.scheduling.continuous import ContinuousScheduler  # noqa: E402
+from engine.server.app import create_app  # noqa: E402
+from engine.server.priced import priced  # noqa: E402
+from engine.server.protocol import Completions  # noqa: E402
+from engine.telemetry.bill import PAID, Bill, money  # noqa: E402
+from engine.telemetry.cost_shown import LABEL, Costs  # noqa: E402
+from engine.telemetry.metrics import EngineMetrics  # noqa: E402
+from engine.telemetry.routes import OPEN_PATHS, telemetry  # noqa: E402
+from engine.telemetry.shares import share_out  # noqa: E402
+from engine.tokenizer import Tokenizer  # noqa: E402
+from parts.stage import HOST, served, title, yes  # noqa: E402
+
+MODEL = "storyteller"
+SEATS = 8
+BLOCK = 8  # tokens: short, so that these short prompts have a beginning in common
+PRICE, API = "2.50", "0.10,0.40,1.60"  # supposed: dollars an hour; for a million tokens elsewhere
+SERVERS = {"one guest": ((9, 1),), "a crowd": ((9, 24),)}  # seconds, people
+WIDTH = 34  # of a bar
+
+
+def build(log: Path | None = None) -> tuple[Costs, object]:
+    """What is metered, and the app that serves and shows it."""
+    costs = Costs.parse(PRICE, API, log and str(log))
+    tokenizer = Tokenizer.from_pretrained(MODEL)
+    model = load_model(MODEL, transform=partial(pack_linears, rows=SEATS))
+    cache = PagedCache(model.config, SEATS * model.config.max_positions // BLOCK, BLOCK)
+    scheduler = ContinuousScheduler(cache, SEATS, 256)
+    engine = LLMEngine(tokenizer, model.config, scheduler, Executor(ModelForward(model, cache)))
+    metrics = EngineMetrics(engine, MODEL)
+    costs.begin(engine, metrics)
+    app = create_app(
+        AsyncLLMEngine(engine, MODEL),
+        [telemetry(metrics)],
+        open_paths=OPEN_PATHS,
+        shape=priced(Completions, costs.price, costs.api_price)(),
+    )
+    return costs, app
+
+
+def board(bill: Bill) -> Group:
+    """The bill as it stands."""
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(min_width=34)
+    lines.add_column(justify="right", min_width=7)
+    lines.add_column(min_width=WIDTH)
+    for kind, ns in bill.ns.items():
+        if ns:
+            share = ns / bill.total_ns
+            colour = "green" if kind in PAID else "yellow"
+            lines.add_row(LABEL[kind], f"{share:.1%}", Text("█" * round(share * WIDTH), style=colour))
+    said = f"{bill.total_ns / 1e9:5.1f} s at ${PRICE} an hour: {money(bill.total)}; "
+    said += f"{money(bill.per_output_token)} per output token, idle time included"
+    return Group(lines, Text(said, style="bold"))
+
+
+def play(console: Console, waves: Sequence[tuple[float, int]], log: Path) -> tuple[Bill, Crowd]:
+    """Serve these people, and show the bill grow; the bill when the server has stopped."""
+    costs, app = build(log)
+    with served(app) as address, ThreadPoolExecutor(1) as pool, Live(console=console) as live:
+        crowd = pool.submit(asyncio.run, come(address, MODEL, waves))
+        while not crowd.done():
+            time.sleep(0.1)
+            live.update(board(costs.meter.read()))
+    bill = costs.end()
+    return bill, crowd.result()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--serve", action="store_true", help="serve until Ctrl-C instead, on port 8000")
+    serve_only = parser.parse_args().serve
+    torch.set_num_threads(1)
+    console = Console(highlight=False)
+    if serve_only:
+        from engine.server.run import serve
+
+        console.print(f"http://{HOST}:8000/dashboard, until Ctrl-C")
+        serve(build()[1], HOST, 8000)
+        return
+    bills, same = {}, True
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (name, waves) in enumerate(SERVERS.items(), 1):
+            title(console, f"{number}. A server with {name}")
+            log = Path(folder) / f"{number}.csv"
+            bill, _ = play(console, waves, log)
+            bills[name] = bill
+            same &= reconciled(console, bill, log)
+    title(console, "3. An hour like this, to the cent")
+    console.print(hours(bills))
+    console.print(
+        f"\nThe lines of each hour add up to ${PRICE}, and each log to its bill: [bold]{yes(same)}[/]"
+    )
+    figures = {
+        name: {
+            "ns": dict(bill.ns),
+            "tokens": dict(bill.tokens),
+            "used": bill.used,
+            "dollars_per_output_token": float(bill.per_output_token or 0),
+        }
+        for name, bill in bills.items()
+    }
+    path = record(
+        "part19",
+        "What does a token cost on a server that waits, and on a full one?",
+        {"servers": SERVERS, "seats": SEATS, "price_per_hour": PRICE},
+        figures | {"adds_up": same},
+        folder=OUT,
+    )
+    console.print(f"\n[dim]Figures saved in {path.relative_to(ROOT)}[/]")
+
+
+def reconciled(console: Console, bill: Bill, log: Path) -> bool:
+    """Whether the log's lines are the bill, to the nanosecond."""
+    with open(log, newline="") as file:
+        lines = list(csv.DictReader(file))
+    logged = sum(int(line["ns"]) for line in lines)
+    requests = sum(bool(line["request_id"]) for line in lines)
+    console.print(
+        f"The log has {requests} requests, and {len(lines) - requests} lines that no request pays for: "
+        f"together {logged:,} ns. The bill: {bill.total_ns:,} ns."
+    )
+    return logged == bill.total_ns
+
+
+def in_cents(bill: Bill) -> dict[str, int]:
+    """An hour of the same mixture in whole cents, by kind: they add up to the price of an hour."""
+    cents = share_out(int(bill.price.per_hour * 100), list(bill.ns.values()))
+    return dict(zip(bill.ns, cents, strict=True))
+
+
+def hours(bills: dict[str, Bill]) -> Table:
+    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    shown.add_column("dollars of an hour")
+    for name in bills:
+        shown.add_column(name, justify="right")
+    cents = [in_cents(bill) for bill in bills.values()]
+    for kind in LABEL:
+        if any(one[kind] for one in cents):
+            shown.add_row(LABEL[kind], *(f"{one[kind] / 100:.2f}" for one in cents))
+    shown.add_row("together", *(f"[bold]{sum(one.values()) / 100:.2f}[/]" for one in cents))
+    for name, value in (
+        ("time that requests pay for", lambda bill: f"{bill.used:.0%}"),
+        ("output tokens in that hour", lambda bill: f"{bill.tokens['output'] * 3600e9 / bill.total_ns:,.0f}"),
+        ("a million output tokens, idle time included", lambda bill: _million(bill.per_output_token)),
+        ("of that, what requests paid for them", lambda bill: _million(bill.per_token("output"))),
+    ):
+        shown.add_row(name, *map(value, bills.values()))
+    return shown
+
+
+def _million(dollars) -> str:
+    return "–" if dollars is None else money(dollars * 10**6)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Where the cost is shown: the dashboard's data, the terminal's board, Prometheus."""
+
+import io
+
+import pytest
+from prometheus_client import generate_latest
+from rich.console import Console
+
+from engine.async_engine import AsyncLLMEngine
+from engine.decoding.params import SamplingParams
+from engine.scheduling.continuous import ContinuousScheduler
+from engine.server.app import create_app
+from engine.telemetry.bill import PAID, ApiPrice
+from engine.telemetry.cost_log import COLUMNS
+from engine.telemetry.cost_shown import Costs, CostShown, parse_weights
+from engine.telemetry.metrics import EngineMetrics
+from engine.telemetry.routes import OPEN_PATHS, telemetry
+from engine.telemetry.shares import Weights
+from engine.telemetry.top import board
+from tests.part04.serving import http, serve
+from tests.part06.fakes import run_to_end
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture
+def shown(metered):
+    """(an engine, its meter, its metrics), with an API's price."""
+    engine, meter = metered(lambda cache: ContinuousScheduler(cache, 4, 16))
+    meter.api_price = ApiPrice.parse("1,10,100")
+    metrics = EngineMetrics(engine, "fake")
+    CostShown(meter, metrics)
+    return engine, meter, metrics
+
+
+def test_prometheus_gets_dollars_and_tokens_by_kind(shown):
+    engine, meter, metrics = shown
+    engine.add_request("a", "prompt", GREEDY)
+    run_to_end(engine)
+
+    def read(name: str, **labels: str) -> float:
+        return metrics.registry.get_sample_value(name, {"model_name": "fake", "engine": "0", **labels})
+
+    for kind, tokens in {"cached": 0, "input": 6, "output": 6}.items():
+        assert read("ruvon:cost_tokens_total", kind=kind) == tokens
+    bill = meter.read()
+    for kind in PAID:
+        assert read("ruvon:cost_dollars_total", kind=kind) == float(bill.price.of(bill.ns[kind]))
+    assert read("ruvon:cost_dollars_total", kind="idle") > 0
+    assert read("ruvon:cost_dollars_total", kind="under_way") is None, "a counter may not go down"
+    assert read("ruvon:api_cost_dollars_total") == pytest.approx((6 * 10 + 6 * 100) / 1e6)
+    assert read("ruvon:price_dollars_per_hour") == 3600
+    for line in generate_latest(metrics.registry).decode().splitlines():
+        assert line.startswith(("#", "vllm:", "ruvon:", "process_")), line
+
+
+def test_the_board_in_the_terminal_has_a_line(shown):
+    engine, _, metrics = shown
+    engine.add_request("a", "prompt", GREEDY)
+    run_to_end(engine)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(board(metrics.snapshot(), 200))
+    text = " ".join(console.export_text().split())
+    assert "What this run costs: $" in text
+    assert "per output token, idle time included" in text
+
+
+def test_the_dashboards_data_has_a_panel(shown):
+    engine, meter, metrics = shown
+    app = create_app(AsyncLLMEngine(engine, "fake"), [telemetry(metrics)], open_paths=OPEN_PATHS)
+    body = {"model": "fake", "prompt": "hello", "max_tokens": 5, "ignore_eos": True, "temperature": 0}
+    with serve(app) as url, http(url) as client:
+        assert client.post("/v1/completions", json=body).status_code == 200
+        (panel,) = client.get("/dashboard/data").json()["panels"]
+    assert panel["title"] == "What this run costs"
+    assert panel["value"].startswith("$")
+    assert "per output token, idle time included" in panel["note"]
+    assert "the same tokens at the API's price: $" in panel["note"]
+    labels, shares, amounts, colours = zip(*panel["rows"], strict=True)
+    assert set(labels) >= {"prompt tokens", "output tokens", "idle"}
+    of_nobody = {label for label, colour in zip(labels, colours, strict=True) if colour == "b"}
+    assert "idle" in of_nobody, "what no request pays for has a colour of its own"
+    assert not of_nobody & {"prompt tokens", "output tokens"}
+    assert 0 < sum(shares) <= 1 + 1e-9
+    assert all(amount.startswith("$") for amount in amounts)
+    assert meter.read().requests == 1
+
+
+# What an operator asks for.
+
+
+def test_without_a_price_nothing_is_metered():
+    assert Costs.parse(None) is None
+
+
+@pytest.mark.parametrize("name", ["api_price", "cost_log", "cost_weights"])
+def test_what_needs_a_price_says_so(name):
+    with pytest.raises(ValueError, match=rf"{name}='1,2,3' needs price_per_hour"):
+        Costs.parse(None, **{name: "1,2,3"})
+
+
+def test_weights_as_an_operator_writes_them():
+    assert parse_weights("10, 20,0") == Weights(10, 20, 0)
+    for wrong in ("1,2", "1,2,3,4", "1.5,2,3", "-1,2,3", "a,b,c", "9" * 5000 + ",1,1"):
+        with pytest.raises(ValueError, match="cost_weights="):
+            parse_weights(wrong)
+    with pytest.raises(ValueError, match="weight input=0"):
+        parse_weights("0,1,1")
+
+
+def test_from_the_words_of_a_command_line_to_the_last_line_of_the_log(fake_engine, tmp_path):
+    costs = Costs.parse("2.50", "1,10,100", str(tmp_path / "costs.csv"), "1,2,3")
+    assert costs.weights == Weights(1, 2, 3)
+    engine = fake_engine()
+    meter = costs.begin(engine, EngineMetrics(engine, "fake"))
+    engine.add_request("a", "prompt", GREEDY)
+    run_to_end(engine)
+    costs.end()
+    header, request, *rest = (tmp_path / "costs.csv").read_text().splitlines()
+    assert header == ",".join(COLUMNS)
+    assert request.split(",")[1:6] == ["a", "length", "0", "6", "6"]
+    assert [line.split(",")[2] for line in rest] == ["idle"]
+    logged = sum(int(line.split(",")[COLUMNS.index("ns")]) for line in [request, *rest])
+    assert 0 < logged <= meter.read().total_ns, "all the time until the log was closed"
