@@ -8,19 +8,18 @@ Promises vLLM's names and shapes. So far: continuous batching over pages or slot
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from engine.ahead import AheadEngine, AheadExecutor, AheadForward, LastTokens
-from engine.attention.interface import VarlenKernel
 from engine.attention.kernels import NAMES as ATTENTION
 from engine.attention.kernels import attention_kernel
 from engine.cache.manager import KVCacheManager
@@ -38,6 +37,13 @@ from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
 from engine.scheduling.elastic import ElasticScheduler
 from engine.scoring import ScoringExecutor
+from engine.speculation.config import SpeculativeConfig
+from engine.speculation.draft_model import DraftModel
+from engine.speculation.executor import Lookup, SpeculativeExecutor
+from engine.speculation.lengths import Lengths
+from engine.speculation.ngram import lookup
+from engine.speculation.paired import PairedCache
+from engine.speculation.verify import Verifier
 from engine.tokenizer import Tokenizer
 
 KVCache = Literal["paged", "slots"]
@@ -68,6 +74,7 @@ class EngineArgs:
     preemption_mode: PreemptionMode | None = None  # default: who has computed much is swapped, if it fits
     enforce_eager: bool = False  # no CUDA graphs
     async_scheduling: bool | None = None  # launch a step before the last one's tokens are read; default: GPU
+    speculative_config: Mapping[str, Any] | None = None  # SpeculativeConfig's fields; default: no speculation
 
     def __post_init__(self) -> None:
         numbers = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes")
@@ -86,6 +93,13 @@ class EngineArgs:
         for name in ("block_size", "enable_prefix_caching", "swap_space", "preemption_mode"):
             if self.kv_cache == "slots" and getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} needs kv_cache='paged'; it is 'slots'")
+        if self.speculative_config is not None:
+            SpeculativeConfig.of(self.speculative_config)
+            if self.async_scheduling:
+                raise ValueError(
+                    "async_scheduling=True cannot be had with a speculative_config: proposals are made "
+                    "from the last tokens"
+                )
         if self.attention not in ("auto", *ATTENTION):  # what cannot run here is found out later
             raise ValueError(f"attention={self.attention!r}: auto, {', '.join(ATTENTION)} are accepted")
         if None not in (seats := self.max_num_seqs, self.max_num_batched_tokens) and (
@@ -105,10 +119,15 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     model = load_model(args.model, args.device, args.dtype, args.load_format, transform=pack)
     parameter = next(model.parameters())
     max_model_len = args.max_model_len or model.config.max_positions
-    kernel = attention_kernel(args.attention, model.config.head_dim, parameter.device, parameter.dtype)
-    cache = _make_cache(args, model.config, max_model_len, parameter, kernel)
+    listeners = Listeners(listeners)
+    if args.speculative_config is None:
+        cache = _make_cache(args, model.config, max_model_len, parameter)
+        executor = _make_executor(args, model, cache, max_model_len, tokenizer)
+    else:
+        executor = _speculating(args, model, max_model_len, tokenizer)
+        cache = executor.cache
+        listeners.add(executor.lengths)
     scheduler = ElasticScheduler(cache, args.max_num_seqs, args.max_num_batched_tokens)
-    executor = _make_executor(args, model, cache, max_model_len, tokenizer)
     supports = SUPPORTS | {"priority"} | ({"cache_salt"} if args.kv_cache == "paged" else set())
     engine = AheadEngine if args.async_scheduling else LLMEngine
     return engine(
@@ -116,7 +135,7 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
         model.config,
         scheduler,
         executor,
-        Listeners(listeners),
+        listeners,
         recover=scheduler.recover,
         supports=supports,
         max_model_len=max_model_len,
@@ -135,7 +154,9 @@ def _settled(args: EngineArgs) -> EngineArgs:
         attention=("triton" if on_gpu else "sdpa") if args.attention == "auto" else args.attention,
         max_num_seqs=seats,
         max_num_batched_tokens=args.max_num_batched_tokens or max(seats, 8192 if on_gpu else 512),
-        async_scheduling=on_gpu if args.async_scheduling is None else args.async_scheduling,
+        async_scheduling=on_gpu and args.speculative_config is None
+        if args.async_scheduling is None
+        else args.async_scheduling,
     )
 
 
@@ -155,18 +176,45 @@ def _make_executor(
     return ScoringExecutor(ModelForward(model, cache), tokenizer)
 
 
+def _speculating(
+    args: EngineArgs, model: nn.Module, max_model_len: int, tokenizer: Tokenizer
+) -> SpeculativeExecutor:
+    """Who proposes and who verifies, with a cache for each model. Raises CheckpointError or ValueError."""
+    how, parameter = SpeculativeConfig.of(args.speculative_config), next(model.parameters())
+    if how.method == "ngram":
+        cache = _make_cache(args, model.config, max_model_len, parameter)
+        proposer = Lookup(partial(lookup, longest=how.prompt_lookup_max, shortest=how.prompt_lookup_min))
+        verifier = Verifier({})
+    else:
+        pack = partial(pack_linears, rows=args.max_num_seqs)
+        draft = load_model(how.model, args.device, parameter.dtype, args.load_format, transform=pack)
+        if draft.config.vocab_size != model.config.vocab_size:
+            raise ValueError(
+                f"speculative_config: {how.model} has {draft.config.vocab_size} tokens, and {args.model} "
+                f"{model.config.vocab_size}: they must share a tokenizer"
+            )
+        both = model.config, draft.config
+        args = replace(args, kv_cache_memory_bytes=_room(args, both, max_model_len, parameter))
+        cache = PairedCache(*(_make_cache(args, one, max_model_len, parameter, both) for one in both))
+        proposer = DraftModel(draft, cache)
+        verifier = Verifier(proposer.probs)
+    inner = ScoringExecutor(ModelForward(model, cache), tokenizer, verifier)
+    return SpeculativeExecutor(inner, cache, proposer, Lengths(how.num_speculative_tokens))
+
+
 def _make_cache(
     args: EngineArgs,
     config: ModelConfig,
     max_model_len: int,
     parameter: torch.Tensor,
-    kernel: VarlenKernel,
+    together: Sequence[ModelConfig] = (),
 ) -> KVCacheManager:
-    """Pages or slots, as many as the memory for them holds. Raises ValueError: no room for one sequence."""
-    token_bytes = config.kv_bytes_per_token(parameter.element_size())
-    room = args.kv_cache_memory_bytes or _memory_bytes(
-        args.max_num_seqs * max_model_len * token_bytes, parameter
-    )
+    """Pages or slots, as many as the memory for them holds; `together`: all models that share the memory.
+    Raises ValueError: no room for one sequence.
+    """
+    kernel = attention_kernel(args.attention, config.head_dim, parameter.device, parameter.dtype)
+    token_bytes = sum(one.kv_bytes_per_token(parameter.element_size()) for one in together or (config,))
+    room = _room(args, together or (config,), max_model_len, parameter)
     if room < max_model_len * token_bytes:
         raise ValueError(
             f"max_model_len={max_model_len} needs {max_model_len * token_bytes:,} bytes of cache; "
@@ -198,6 +246,15 @@ def _kernels_for_pages(attention: str) -> dict[str, Callable]:
     from engine.kernels.paged_prefill import PagedPrefill
 
     return {"decode": PagedAttention, "prefill": PagedPrefill}
+
+
+def _room(
+    args: EngineArgs, configs: Sequence[ModelConfig], max_model_len: int, parameter: torch.Tensor
+) -> int:
+    """Bytes for the keys and values of these models."""
+    token_bytes = sum(config.kv_bytes_per_token(parameter.element_size()) for config in configs)
+    most = args.max_num_seqs * max_model_len * token_bytes
+    return args.kv_cache_memory_bytes or _memory_bytes(most, parameter)
 
 
 def _memory_bytes(most: int, parameter: torch.Tensor) -> int:

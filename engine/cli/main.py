@@ -1,6 +1,7 @@
 """The command `ruvon`. Part 20's wiring."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -40,6 +41,16 @@ def _one_thread_if_small(model: str) -> None:
 
     if ModelConfig.from_pretrained(model).hidden_size <= 512:
         torch.set_num_threads(1)
+
+
+def _json_mapping(option: str, text: str | None) -> dict | None:
+    """Raises ValueError, which names the option."""
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{option}: not JSON: {error}") from None
 
 
 def _public_name(model: str) -> str:
@@ -153,6 +164,12 @@ def serve(
         bool | None,
         typer.Option(help="Launch a step before the last one's tokens are read; default: on a GPU."),
     ] = None,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(
+            help='As JSON: {"model": "storyteller-draft", "num_speculative_tokens": 4}, or a method.'
+        ),
+    ] = None,
     price_per_hour: Annotated[
         str | None,
         typer.Option(help="Dollars for an hour of the device; answers then say what they cost."),
@@ -187,6 +204,8 @@ def serve(
         from engine.server.scored import ScoredCompletions
         from engine.server.shutdown import DrainingServer
         from engine.server.watch import StepWatch
+        from engine.speculation.executor import SpeculativeExecutor
+        from engine.speculation.metrics import SpeculationMetrics
         from engine.telemetry.cost_shown import Costs
         from engine.telemetry.metrics import EngineMetrics
         from engine.telemetry.routes import OPEN_PATHS, telemetry
@@ -215,6 +234,7 @@ def serve(
             preemption_mode=preemption_mode,
             enforce_eager=enforce_eager,
             async_scheduling=async_scheduling,
+            speculative_config=_json_mapping("--speculative-config", speculative_config),
         )
         key = os.environ.get("RUVON_API_KEY") if api_key is None else api_key
         if key is not None and not key.strip():
@@ -241,6 +261,8 @@ def serve(
     hosts = [*LOCAL_NAMES, *(allowed_host or ())] if local or allowed_host else []
     metrics = EngineMetrics(engine, name)
     metrics.registry.register(AdmissionMetrics(backend, engine.scheduler, name))
+    if isinstance(engine.executor, SpeculativeExecutor):
+        metrics.registry.register(SpeculationMetrics(engine.executor.tally, name))
     completions, chats = ScoredCompletions, Chat
     if costs:
         costs.begin(engine, metrics)

@@ -1,0 +1,54 @@
+"""How to speculate: vLLM's `speculative_config`, checked. Part 16."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+METHODS = ("draft_model", "ngram")
+MOST_TOKENS = 16  # proposed at once: the next would stand once in a blue moon, and costs what the first does
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """Names are vLLM's."""
+
+    num_speculative_tokens: int  # at most: fewer are proposed where more would not pay
+    method: str | None = None  # default: draft_model with a model, else ngram
+    model: str | None = None  # the draft model; it shares the target's tokenizer
+    prompt_lookup_max: int = 4  # for ngram: the longest end of the text that is looked up
+    prompt_lookup_min: int = 2  # and the shortest
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "SpeculativeConfig":
+        """Raises ValueError, which names the field."""
+        known = [field.name for field in fields(cls)]
+        if not isinstance(given, Mapping):
+            raise ValueError(f"speculative_config={given!r}: a mapping with {', '.join(known)} is accepted")
+        for name in given:
+            if name not in known:
+                raise ValueError(f"speculative_config: {name!r} is unknown; accepted are {', '.join(known)}")
+        if "num_speculative_tokens" not in given:
+            raise ValueError("speculative_config needs num_speculative_tokens")
+        return cls(**given)
+
+    def __post_init__(self) -> None:
+        for name, most in (
+            ("num_speculative_tokens", MOST_TOKENS),
+            ("prompt_lookup_max", MOST_TOKENS),
+            ("prompt_lookup_min", MOST_TOKENS),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise ValueError(f"speculative_config: {name}={value!r}: 1 to {most} is accepted")
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"speculative_config: prompt_lookup_min={self.prompt_lookup_min} is more than "
+                f"prompt_lookup_max={self.prompt_lookup_max}"
+            )
+        method = self.method or ("ngram" if self.model is None else "draft_model")
+        object.__setattr__(self, "method", method)
+        if method not in METHODS:
+            raise ValueError(f"speculative_config: method={method!r}: accepted are {', '.join(METHODS)}")
+        if (self.model is None) == (method == "draft_model"):
+            needs = "needs a model" if method == "draft_model" else f"has no use for model={self.model!r}"
+            raise ValueError(f"speculative_config: method={method!r} {needs}")

@@ -1,0 +1,83 @@
+"""How many tokens to propose: as many as pay, for this request, in this crowd. Part 16.
+
+A proposal costs a row of the next step, and a pass of the draft model, whether it stands or not. Promises the
+lengths that give the most tokens per second by what was seen of late: how often each request's drafts were
+accepted, and how long steps of so many rows took. Knows no model.
+"""
+
+from collections.abc import Sequence
+
+from engine.listeners import Listener
+from engine.scheduling.request import Request
+
+PRIOR = 0.7  # of acceptance, until there is more to go by
+WEIGHT = 0.1  # of the newest observation
+FORGET = 0.02  # with which a request that has no drafts comes back to what is usual
+
+
+class Average:
+    """A mean that forgets."""
+
+    def __init__(self, value: float | None = None) -> None:
+        self.value = value
+
+    def add(self, value: float, weight: float = WEIGHT) -> None:
+        self.value = value if self.value is None else self.value + weight * (value - self.value)
+
+
+class Seconds:
+    """How long something of so many rows takes. What was never tried costs what the next smaller one does."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, Average] = {}  # by the next power of two
+
+    def add(self, rows: int, seconds: float) -> None:
+        self._of.setdefault((rows - 1).bit_length(), Average()).add(seconds)
+
+    def of(self, rows: int) -> float:
+        size = (rows - 1).bit_length()
+        smaller = [known for known in self._of if known <= size]
+        return self._of[max(smaller)].value if smaller else 0.0
+
+
+class Lengths(Listener):
+    """At most `most` tokens for each request. It listens to the engine, to forget who has finished."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.step, self.draft = Seconds(), Seconds()  # a step of the target; a pass of the draft model
+        self._usual = Average(PRIOR)
+        self._accepted: dict[str, Average] = {}
+
+    def observe(self, request_id: str, proposed: int, accepted: int) -> None:
+        """Of `proposed` drafts in a row the first `accepted` stood; the next one, if any, did not."""
+        own = self._accepted.setdefault(request_id, Average(self._usual.value))
+        if not proposed:
+            own.add(self._usual.value, FORGET)
+        for i in range(min(accepted + 1, proposed)):
+            own.add(float(i < accepted))
+            self._usual.add(float(i < accepted), WEIGHT / 4)
+
+    def on_finish(self, request: Request) -> None:
+        self._accepted.pop(request.id, None)
+
+    def choose(self, request_ids: Sequence[str], caps: Sequence[int]) -> list[int]:
+        """For each of these, which are all that decode: how many tokens to propose, at most its cap."""
+        rates = [self._accepted.get(name, self._usual).value for name in request_ids]
+        speed, row_seconds, k = max((*self._speed(rates, caps, k), k) for k in range(self.most + 1))
+        # A draft stands with the probability that all before it do, too. It must be worth its row.
+        return [
+            next((j for j in range(min(k, cap)) if rate ** (j + 1) < speed * row_seconds), min(k, cap))
+            for rate, cap in zip(rates, caps, strict=True)
+        ]
+
+    def _speed(self, rates: Sequence[float], caps: Sequence[int], k: int) -> tuple[float, float]:
+        """Tokens per second with drafts of k tokens where there may be so many; and what a row costs."""
+        B, rows, tokens = len(rates), len(rates), float(len(rates))
+        for rate, cap in zip(rates, caps, strict=True):
+            rows += min(k, cap)
+            tokens += sum(rate**j for j in range(1, min(k, cap) + 1))
+        step = self.step.of(rows)
+        seconds = step + k * self.draft.of(B)
+        row_seconds = (step - self.step.of(B)) / (rows - B) if rows > B else 0.0
+        return tokens / max(seconds, 1e-9), row_seconds

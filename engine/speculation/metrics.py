@@ -1,0 +1,36 @@
+"""What speculation proposes and what stands, for Prometheus, under vLLM's names. Part 16.
+
+A collector beside Part 11's: register it with that registry.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from engine.speculation.executor import Tally
+from engine.telemetry.metrics import ENGINE, LABELS
+
+
+class SpeculationMetrics:
+    """Reads `tally` when somebody asks."""
+
+    def __init__(self, tally: Tally, model_name: str) -> None:
+        self.tally, self._own = tally, (model_name, ENGINE)
+
+    def collect(self) -> Iterator[Metric]:
+        for name, about, count in (
+            ("num_drafts", "Times that tokens were proposed for a request.", self.tally.drafts),
+            ("num_draft_tokens", "Proposed tokens.", self.tally.proposed),
+            ("num_accepted_tokens", "Proposed tokens that stood.", self.tally.accepted),
+        ):
+            family = CounterMetricFamily(f"vllm:spec_decode_{name}", about, labels=LABELS)
+            family.add_metric(self._own, count)
+            yield family
+        family = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Proposed tokens that stood, by their place among the proposed.",
+            labels=(*LABELS, "position"),
+        )
+        for position, count in enumerate(self.tally.accepted_at):
+            family.add_metric((*self._own, str(position)), count)
+        yield family

@@ -1,0 +1,150 @@
+"""Exact rejection sampling: by enumeration, and by drawing."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from engine.batch import Batch
+from engine.decoding.params import SamplingParams
+from engine.decoding.sampling import NO_TOKEN, SamplingState, distribution, draw
+from engine.speculation.draft_model import PROPOSE
+from engine.speculation.verify import SKIPPED, Verifier, residual
+
+V, MANY = 12, 4000
+CRITICAL = 38.6  # of chi-squared with up to 13 degrees of freedom: passed by chance once in 5,000 times
+
+
+def asker(params: SamplingParams, seed: int = 0, drafts=(), prompt=(1, 2), output=()) -> SimpleNamespace:
+    state = SamplingState(params, list(prompt), list(output), seed)
+    return SimpleNamespace(
+        id=str(seed), params=params, sampling=state, draft_ids=list(drafts), num_prompt_tokens=len(prompt)
+    )
+
+
+def verified(logits: torch.Tensor, requests: list, proposals=None) -> list[list[int]]:
+    """What each of these gets, whose rows are k + 1 each."""
+    counts = [len(request.draft_ids) + 1 for request in requests]
+    starts = np.cumsum([0, *counts]).tolist()
+    positions = [
+        request.num_prompt_tokens - 1 + len(request.sampling.output_ids) + i
+        for request, count in zip(requests, counts, strict=True)
+        for i in range(count)
+    ]
+    rows = tuple(range(start, start + count) for start, count in zip(starts, counts, strict=False))
+    batch = Batch(tuple(requests), tuple(positions), tuple(positions), tuple(starts), tuple(counts), rows)
+    tokens = Verifier(proposals or {})(logits, batch).tolist()
+    return [tokens[start : start + count] for start, count in zip(starts, counts, strict=False)]
+
+
+def logits_of(seed: int, rows: int = 1) -> torch.Tensor:
+    return 2 * torch.randn(rows, V, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_accepted_and_what_is_left_over_make_the_target(seed):
+    """Every proposal, accepted or not, weighed by its probability: no drawing."""
+    p, q = logits_of(seed)[0].softmax(-1).double(), logits_of(seed + 100)[0].softmax(-1).double()
+    accepted = torch.minimum(p, q)  # q · min(1, p / q)
+    left = residual(p[None], q[None])[0]
+    made = accepted + (1 - accepted.sum()) * left / left.sum()
+    torch.testing.assert_close(made, p, msg="accepted and redrawn tokens must add up to the target")
+
+
+def test_nothing_left_over_is_the_target_itself():
+    p = logits_of(0).softmax(-1)
+    assert torch.equal(residual(p, p), p), "where p is nowhere larger than q, p itself is drawn from"
+
+
+KNOBS = {
+    "plain": SamplingParams(temperature=1),
+    "cold": SamplingParams(temperature=0.6),
+    "top-k": SamplingParams(temperature=1.2, top_k=5),
+    "top-p": SamplingParams(temperature=1, top_p=0.7),
+    "min-p": SamplingParams(temperature=1.5, min_p=0.1),
+    "penalties": SamplingParams(
+        temperature=1, repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.5
+    ),
+    "bias": SamplingParams(temperature=1, logit_bias={3: 2.0, 4: -3.0}),
+    "all": SamplingParams(
+        temperature=1.1, top_k=9, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.3,
+        logit_bias={5: 1.0},
+    ),
+}  # fmt: skip
+
+
+def chi_squared(found: list[int], p: torch.Tensor) -> float:
+    """Of tokens against probabilities[V]; infinite for a token that cannot be."""
+    counts, expected = np.bincount(found, minlength=V), p.double().numpy() * len(found)
+    if counts[expected == 0].any():
+        return float("inf")
+    here = expected > 0
+    return float(((counts - expected)[here] ** 2 / expected[here]).sum())
+
+
+@pytest.mark.parametrize("knobs", KNOBS)
+@pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
+def test_a_sampled_token_has_the_targets_distribution(knobs, certain):
+    """With a draft of its own distribution, and with one that nobody drew."""
+    params, target, other = KNOBS[knobs], logits_of(7, 2), logits_of(8)
+    requests = [asker(params, seed, output=[6]) for seed in range(MANY)]
+    states = [request.sampling for request in requests]
+    q = distribution(other.expand(MANY, V), states, [1] * MANY)
+    drafts = [2] * MANY if certain else draw(q, [seed ^ PROPOSE for seed in range(MANY)], [1] * MANY).tolist()
+    for request, draft in zip(requests, drafts, strict=True):
+        request.draft_ids = [draft]
+    proposals = {} if certain else {request.id: row[None] for request, row in zip(requests, q, strict=True)}
+    made = verified(target.repeat(MANY, 1), requests, proposals)
+
+    first = distribution(target[:1], [states[0]], [1])[0]
+    assert chi_squared([own[0] for own in made], first) < CRITICAL, (
+        "first tokens: not the target's distribution"
+    )
+    accepted = [own for own, draft in zip(made, drafts, strict=True) if own[0] == draft and own[1] != SKIPPED]
+    if certain:  # behind the draft, the next token, as if it had been said
+        after = SamplingState(params, [1, 2], [6, 2], 0)
+        second = distribution(target[1:], [after], [2])[0]
+        found = [own[1] for own in accepted]
+        assert len(found) > 100
+        assert chi_squared(found, second) < CRITICAL, "penalties count an accepted draft"
+    for own, draft in zip(made, drafts, strict=True):
+        assert (own[1] == SKIPPED) == (own[0] != draft), (
+            "behind a draft that was not accepted there is nothing"
+        )
+
+
+def test_greedy_takes_drafts_as_far_as_they_are_its_own_choice():
+    logits = logits_of(3, 4)
+    best = logits.argmax(-1).tolist()
+    greedy = SamplingParams(temperature=0)
+    all_right = verified(logits, [asker(greedy, drafts=best[:3])])
+    assert all_right == [best], "all accepted: one token more"
+    one_wrong = verified(logits, [asker(greedy, drafts=[best[0], (best[1] + 1) % V, best[2]])])
+    assert one_wrong == [[best[0], best[1], SKIPPED, SKIPPED]], (
+        "the target's own choice in place of a wrong draft"
+    )
+
+
+def test_a_greedy_row_among_sampled_ones_is_greedy_all_the_same():
+    logits = logits_of(3, 4)
+    best = logits.argmax(-1).tolist()
+    requests = [asker(SamplingParams(temperature=0), 1, [best[0]]), asker(KNOBS["plain"], 2, [4])]
+    assert verified(logits, requests)[0] == best[:2]
+
+
+def test_numbers_that_are_broken_give_no_token():
+    for temperature in (0, 1):
+        logits = logits_of(3, 2)
+        logits[0] = torch.nan
+        (own,) = verified(logits, [asker(SamplingParams(temperature=temperature), drafts=[1])])
+        assert own == [NO_TOKEN, SKIPPED], "no finite number, no token, and none behind it"
+
+
+def test_without_drafts_it_is_the_plain_sampler():
+    from engine.decoding.sampling import sample
+
+    requests = [asker(KNOBS["all"], seed) for seed in range(50)]
+    logits = logits_of(9, 50)
+    plain = sample(logits, [request.sampling for request in requests]).tolist()
+    assert [own[0] for own in verified(logits, requests)] == plain
