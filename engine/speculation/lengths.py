@@ -12,6 +12,7 @@ from engine.scheduling.request import Request
 
 PRIOR = 0.7  # of acceptance, until there is more to go by
 WEIGHT = 0.1  # of the newest observation
+DOWN = 0.5  # of one that is shorter than what was known
 FORGET = 0.02  # with which a request that has no drafts comes back to what is usual
 
 
@@ -32,7 +33,9 @@ class Seconds:
         self._of: dict[int, Average] = {}  # by the next power of two
 
     def add(self, rows: int, seconds: float) -> None:
-        self._of.setdefault((rows - 1).bit_length(), Average()).add(seconds)
+        """What else runs on the machine only adds to a time: a shorter one says more than a longer one."""
+        known = self._of.setdefault((rows - 1).bit_length(), Average())
+        known.add(seconds, WEIGHT if known.value and seconds > known.value else DOWN)
 
     def of(self, rows: int) -> float:
         size = (rows - 1).bit_length()
