@@ -44,9 +44,9 @@ class Weights:
     of `storyteller` on the machine that its results name, rounded.
     """
 
-    input: int = 200_000  # a token of a prompt, read with others
-    output: int = 400_000  # a token that is chosen by itself
-    held: int = 2_000  # a token whose keys and values are read
+    input: int = 190_000  # a token of a prompt, read with others
+    output: int = 250_000  # a token that is chosen by itself
+    held: int = 1_800  # a token whose keys and values are read
 
     def __post_init__(self) -> None:
         for field in fields(self):
