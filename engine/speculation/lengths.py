@@ -12,7 +12,8 @@ from engine.scheduling.request import Request
 
 PRIOR = 0.7  # of acceptance, until there is more to go by
 WEIGHT = 0.1  # of the newest observation
-DOWN = 0.5  # of one that is shorter than what was known
+UP, DOWN = 0.3, 0.5  # of a time that is longer, shorter than what was known
+FADE = 0.01  # of what is known of other sizes, each time
 FORGET = 0.02  # with which a request that has no drafts comes back to what is usual
 
 
@@ -33,9 +34,15 @@ class Seconds:
         self._of: dict[int, Average] = {}  # by the next power of two
 
     def add(self, rows: int, seconds: float) -> None:
-        """What else runs on the machine only adds to a time: a shorter one says more than a longer one."""
-        known = self._of.setdefault((rows - 1).bit_length(), Average())
-        known.add(seconds, WEIGHT if known.value and seconds > known.value else DOWN)
+        """What else runs on the machine only adds to a time: a shorter one says more than a longer one. What
+        was not tried of late may have been measured in a bad moment: it looks cheaper by and by.
+        """
+        size = (rows - 1).bit_length()
+        known = self._of.setdefault(size, Average())
+        known.add(seconds, UP if known.value and seconds > known.value else DOWN)
+        for other in self._of.values():
+            if other is not known:
+                other.value *= 1 - FADE
 
     def of(self, rows: int) -> float:
         size = (rows - 1).bit_length()

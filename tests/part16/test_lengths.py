@@ -82,6 +82,18 @@ def test_who_had_no_luck_gets_another_chance():
     assert max(made.choose(["a"], [MOST])) > 0, "without drafts its record goes back to what is usual"
 
 
+def test_what_was_measured_in_a_bad_moment_is_measured_again():
+    made = lengths({1: 1.0}, 0.0, a=0.9)
+    made.step.add(MOST + 1, 100.0)  # somebody else had the machine
+    made.step.add(2, 100.0)
+    assert made.choose(["a"], [MOST]) == [0]
+    tried = []
+    for _ in range(1000):
+        made.step.add(1, 1.0)
+        tried += made.choose(["a"], [MOST])
+    assert max(tried) > 0
+
+
 def test_nothing_is_kept_of_who_has_finished():
     made = lengths(FLAT, 0.0, a=0.5)
     made.on_finish(SimpleNamespace(id="a"))
