@@ -3,6 +3,7 @@
 Not part of the tool, and the only module here that demos import. `app` is any ASGI application.
 """
 
+import argparse
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,13 @@ def title(console: Console, text: str) -> None:
     console.print()
     console.rule(f"[bold]{text}", align="left")
     console.print()
+
+
+def asked_to_serve(about: str) -> bool:
+    """Whether the demo, of which `about` is the docstring, was given --serve; a wrong option ends it."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--serve", action="store_true", help="serve until Ctrl-C instead, on port 8000")
+    return parser.parse_args().serve
 
 
 def yes(same: bool) -> str:

@@ -3,7 +3,6 @@
 python -m parts run 11                 # ends by itself; -- --serve stays up, with /dashboard and /metrics
 """
 
-import argparse
 import asyncio
 import math
 import sys
@@ -35,7 +34,7 @@ from engine.telemetry.metrics import TTFT, EngineMetrics  # noqa: E402
 from engine.telemetry.routes import OPEN_PATHS, telemetry  # noqa: E402
 from engine.telemetry.top import read, top  # noqa: E402
 from engine.tokenizer import Tokenizer  # noqa: E402
-from parts.stage import HOST, served, title, yes  # noqa: E402
+from parts.stage import HOST, asked_to_serve, served, title, yes  # noqa: E402
 
 MODEL = "storyteller"
 SEATS = 8
@@ -56,9 +55,7 @@ def build() -> tuple[EngineMetrics, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--serve", action="store_true", help="serve until Ctrl-C instead, on port 8000")
-    serve_only = parser.parse_args().serve
+    serve_only = asked_to_serve(__doc__)
     torch.set_num_threads(1)
     console = Console(highlight=False)
     metrics, app = build()

@@ -3,7 +3,6 @@
 python -m parts run 14                 # ends by itself; -- --serve stays up, with a chat page at /
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -42,7 +41,7 @@ from engine.server.generate import generate  # noqa: E402
 from engine.telemetry.metrics import EngineMetrics  # noqa: E402
 from engine.telemetry.routes import OPEN_PATHS, telemetry  # noqa: E402
 from engine.tokenizer import Tokenizer  # noqa: E402
-from parts.stage import HOST, served, title, yes  # noqa: E402
+from parts.stage import HOST, asked_to_serve, served, title, yes  # noqa: E402
 
 MODEL = "storyteller"
 SEATS, BLOCKS = 16, 512
@@ -86,9 +85,7 @@ def build() -> tuple[LLMEngine, Counted, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--serve", action="store_true", help="serve until Ctrl-C instead, on port 8000")
-    serve_only = parser.parse_args().serve
+    serve_only = asked_to_serve(__doc__)
     torch.set_num_threads(1)
     console = Console(highlight=False)
     engine, counted, app = build()

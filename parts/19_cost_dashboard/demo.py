@@ -3,7 +3,6 @@
 python -m parts run 19                 # ends by itself; -- --serve stays up, with the cost on /dashboard
 """
 
-import argparse
 import asyncio
 import csv
 import sys
@@ -41,7 +40,7 @@ from engine.telemetry.metrics import EngineMetrics  # noqa: E402
 from engine.telemetry.routes import OPEN_PATHS, telemetry  # noqa: E402
 from engine.telemetry.shares import share_out  # noqa: E402
 from engine.tokenizer import Tokenizer  # noqa: E402
-from parts.stage import HOST, served, title, yes  # noqa: E402
+from parts.stage import HOST, asked_to_serve, served, title, yes  # noqa: E402
 
 MODEL = "storyteller"
 SEATS = 8
@@ -99,9 +98,7 @@ def play(console: Console, waves: Sequence[tuple[float, int]], log: Path) -> tup
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--serve", action="store_true", help="serve until Ctrl-C instead, on port 8000")
-    serve_only = parser.parse_args().serve
+    serve_only = asked_to_serve(__doc__)
     torch.set_num_threads(1)
     console = Console(highlight=False)
     if serve_only:

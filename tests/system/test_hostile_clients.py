@@ -320,9 +320,13 @@ def test_slow_sockets_are_closed_in_time(server, client):
         for i, connection in enumerate(sockets):
             connection.sendall(parts[i % len(parts)])
         assert client.get("/health").status_code == 200
-        for connection in sockets:
-            with suppress(ConnectionResetError):
-                assert connection.recv(100) == b""  # a TimeoutError says that it is still open
+        assert_closed(sockets)
+
+
+def assert_closed(sockets: list[socket.socket]) -> None:
+    for connection in sockets:
+        with suppress(ConnectionResetError):
+            assert connection.recv(100) == b""  # a TimeoutError says that it is still open
 
 
 def test_leavers_leave_nothing_running(server, client):
