@@ -145,6 +145,7 @@ def reconciled(console: Console, bill: Bill, log: Path) -> bool:
         lines = list(csv.DictReader(file))
     logged = sum(int(line["ns"]) for line in lines)
     requests = sum(bool(line["request_id"]) for line in lines)
+    console.print()  # the board ends without a line break where the output is no terminal
     console.print(
         f"The log has {requests} requests, and {len(lines) - requests} lines that no request pays for: "
         f"together {logged:,} ns. The bill: {bill.total_ns:,} ns."
