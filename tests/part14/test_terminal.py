@@ -46,6 +46,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program():
         terminal.shows("[stopped]")
         assert speaker.left.wait(DEADLINE), "the server was not told"
         terminal.shows("> ", times=2)
+        terminal.waits()
         terminal.type("\x03")
         terminal.shows("/exit or Ctrl-D ends the chat")
         speaker.go.set()
