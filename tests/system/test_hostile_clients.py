@@ -275,14 +275,10 @@ class Neighbour:
         times = self.times[first:]
         return max(later - earlier for earlier, later in pairwise(times))
 
-    def bearable_pause(self) -> float:
-        """Seconds: 0.25, or twice the pause that the steps of an honest prompt make here just now."""
+    def honest_pause(self) -> float:
+        """Seconds: what the steps of an honest prompt take here just now."""
         with self.server.client() as client:
-            usual = max(
-                self.longest_pause(lambda: client.post("/v1/completions", json=long())) for _ in range(3)
-            )
-        print(f"honest: {usual:.3f} s")
-        return max(0.25, 2 * usual)
+            return self.longest_pause(lambda: client.post("/v1/completions", json=long()))
 
 
 def send_and_leave(client: httpx.Client, body: bytes) -> None:
@@ -303,12 +299,16 @@ ATTACKS = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nobody_elses_stream_pauses_for_what_one_client_sends(server, client, name):
-    """87 s, it was. The best of three, beside what an honest request does on this machine just now."""
+    """87 s, it was. The best of three is within 0.25 s, or within twice what an honest request does on this
+    machine: they take turns, so that a busy moment is one of both.
+    """
     with Neighbour(server) as neighbour:
-        bearable = neighbour.bearable_pause()
-        pauses = [neighbour.longest_pause(lambda: send_and_leave(client, ATTACKS[name])) for _ in range(3)]
-    print(f"{name}: {min(pauses):.3f} s")
-    assert min(pauses) < bearable
+        honest, pauses = [], []
+        for _ in range(3):
+            honest.append(neighbour.honest_pause())
+            pauses.append(neighbour.longest_pause(lambda: send_and_leave(client, ATTACKS[name])))
+    print(f"{name}: {min(pauses):.3f} s; honest: {max(honest):.3f} s")
+    assert min(pauses) < max(0.25, 2 * max(honest))
 
 
 def test_slow_sockets_are_closed_in_time(server, client):
