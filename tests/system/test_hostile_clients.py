@@ -275,10 +275,19 @@ class Neighbour:
         times = self.times[first:]
         return max(later - earlier for earlier, later in pairwise(times))
 
-    def honest_pause(self) -> float:
-        """Seconds: what the steps of an honest prompt take here just now."""
+    def pauses_for(self, attack: Callable[[], object], tries: int = 3) -> str:
+        """Why the stream pauses too long while `attack` runs, or "". The best try may take 0.25 s, or twice
+        what an honest prompt takes on this machine: the two take turns, so that a busy moment is one of both.
+        """
+        honest, pauses = [], []
         with self.server.client() as client:
-            return self.longest_pause(lambda: client.post("/v1/completions", json=long()))
+            for _ in range(tries):
+                honest.append(self.longest_pause(lambda: client.post("/v1/completions", json=long())))
+                pauses.append(self.longest_pause(attack))
+        print(f"{min(pauses):.3f} s; honest: {max(honest):.3f} s")
+        if min(pauses) < max(0.25, 2 * max(honest)):
+            return ""
+        return f"others' streams pause {pauses} s for it, and {honest} s for an honest prompt"
 
 
 def send_and_leave(client: httpx.Client, body: bytes) -> None:
@@ -299,16 +308,9 @@ ATTACKS = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nobody_elses_stream_pauses_for_what_one_client_sends(server, client, name):
-    """87 s, it was. The best of three is within 0.25 s, or within twice what an honest request does on this
-    machine: they take turns, so that a busy moment is one of both.
-    """
+    """87 s, it was."""
     with Neighbour(server) as neighbour:
-        honest, pauses = [], []
-        for _ in range(3):
-            honest.append(neighbour.honest_pause())
-            pauses.append(neighbour.longest_pause(lambda: send_and_leave(client, ATTACKS[name])))
-    print(f"{name}: {min(pauses):.3f} s; honest: {max(honest):.3f} s")
-    assert min(pauses) < max(0.25, 2 * max(honest))
+        assert not neighbour.pauses_for(lambda: send_and_leave(client, ATTACKS[name]))
 
 
 def test_slow_sockets_are_closed_in_time(server, client):
