@@ -4,8 +4,8 @@ from engine import LLM, SamplingParams
 
 prefix = (
     "Once upon a time, there was a little girl named Lily. She lived in a small house near a big forest with "
-    "her mom, her dad and her brown dog Max. Every morning, Lily and Max went out to play in the sun. One day, "
-    "they found a map under a big tree. The map showed the way to a secret garden. "
+    "her mom, her dad and her brown dog Max. Every morning, Lily and Max went out to play in the sun. One "
+    "day, they found a map under a big tree. The map showed the way to a secret garden. "
 )
 prompts = [
     "Lily said",
