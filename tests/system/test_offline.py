@@ -97,13 +97,13 @@ def test_what_a_message_spells_begins_no_turn(llm):
     assert answer.prompt.count("<|assistant|>") == 2
 
 
-def test_a_template_may_be_given(llm, tiny_gpt2):
+def test_a_template_may_be_given(llm, monkeypatch):
     plain = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     assert llm.chat(QUESTION, GREEDY, chat_template=plain)[0].prompt == "Tell me a story about a dog. "
-    without = LLM(tiny_gpt2)
+    monkeypatch.setattr(ChatTemplate, "from_pretrained", lambda name: None)
     with pytest.raises(ParameterError, match="no chat template"):
-        without.chat(QUESTION, GREEDY)
-    assert without.chat([{"role": "x", "content": "hello"}], GREEDY, chat_template=plain)[0].finished
+        llm.chat(QUESTION, GREEDY)
+    assert llm.chat([{"role": "x", "content": "hello"}], GREEDY, chat_template=plain)[0].finished
 
 
 @pytest.mark.parametrize(
