@@ -4,10 +4,14 @@ VENV := .venv
 EXTRAS := dev
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test quick lab lint clean
+.PHONY: demo serve test quick lab lint clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/ruvon demo
+
+# The same server, until Ctrl-C: chat at http://localhost:8000/, numbers at /dashboard.
+serve: $(VENV)/.demo
+	$(VENV)/bin/ruvon serve --speculative-config '{"model": "storyteller-draft", "num_speculative_tokens": 4}'
 
 # Everything, once. tests/series cuts every part out of the engine and runs the part's tests there, in its solved
 # tree, where no later part is; tests/partNN are therefore not run from here as well. The same folder makes each
@@ -34,10 +38,10 @@ lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
-# The core only: what running the engine needs.
+# What running the engine and its server needs.
 $(VENV)/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet -c constraints.txt -e .
+	$(RUN) -m pip install --quiet -c constraints.txt -e ".[server]"
 	touch $@
 
 # With notebooks, tests and Hugging Face to compare with. EXTRAS=dev,ui adds Streamlit, 80 MB, and its page's tests.
