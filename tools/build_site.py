@@ -3,7 +3,7 @@
     python tools/build_site.py [FOLDER]       # default: out/site; a warning is an error
 
 Sphinx reads Markdown and notebooks as they are. What this adds: a front page (the README), the road as its
-navigation, and a page for each file that an article links to, so that code is a click away and not a download.
+navigation, and a page for each file that an article links to, so that code is a click away, not a download.
 """
 
 import json
