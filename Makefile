@@ -4,7 +4,7 @@ VENV := .venv
 EXTRAS := dev
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test quick lab lint clean
+.PHONY: demo test quick lab site lint clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/ruvon demo
@@ -30,6 +30,10 @@ unexport PYTHONDONTWRITEBYTECODE
 lab: $(VENV)/.dev
 	$(RUN) -m parts lab
 
+# The articles and notebooks as a site, in out/site.
+site: $(VENV)/.site
+	$(RUN) tools/build_site.py out/site
+
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -43,6 +47,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 # With notebooks, tests and Hugging Face to compare with. EXTRAS=dev,ui adds Streamlit, 80 MB, and its page's tests.
 $(VENV)/.dev: $(VENV)/.demo
 	$(RUN) -m pip install --quiet -c constraints.txt -e ".[$(EXTRAS)]"
+	touch $@
+
+$(VENV)/.site: $(VENV)/.demo
+	$(RUN) -m pip install --quiet -c constraints.txt -e ".[site]"
 	touch $@
 
 clean:

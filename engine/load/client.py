@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from benchmarks.load_plan import Job
+from engine.load.plan import Job
 
 OK, TIMEOUT, UNREACHABLE, BROKEN, ERROR_EVENT, GARBLED = (
     "ok", "timeout", "no connection", "broken off", "error event", "no OpenAI stream",
