@@ -66,7 +66,9 @@ def test_speculation_changes_no_token(model, how, tmp_path, monkeypatch):
     monkeypatch.setattr(Lengths, "choose", lambda self, ids, caps: [min(self.most, cap) for cap in caps])
     config = {"method": "ngram", "num_speculative_tokens": 3}
     if how != "ngram":
-        draft = random_model(json.loads((folder / "config.json").read_text())["model_type"], num_hidden_layers=1)
+        draft = random_model(
+            json.loads((folder / "config.json").read_text())["model_type"], num_hidden_layers=1
+        )
         config = {"model": str(reference.save(draft, tmp_path)), "num_speculative_tokens": 3}
     llm = LLM(folder, speculative_config=config, **OPTIONS)
     assert [output.outputs[0].token_ids for output in llm.generate(asked(), GREEDY)] == told
@@ -79,7 +81,9 @@ def test_n_samples_of_one_prompt_share_its_pages(model):
     params = SamplingParams(temperature=1.0, seed=7, n=3, max_tokens=8, ignore_eos=True)
     (output,) = llm.generate(asked()[:1], params)
     alone = [
-        llm.generate(asked()[:1], SamplingParams(temperature=1.0, seed=7 + i, max_tokens=8, ignore_eos=True))[0]
+        llm.generate(asked()[:1], SamplingParams(temperature=1.0, seed=7 + i, max_tokens=8, ignore_eos=True))[
+            0
+        ]
         for i in range(3)
     ]
     assert [one.token_ids for one in output.outputs] == [one.outputs[0].token_ids for one in alone]
