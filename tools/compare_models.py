@@ -4,9 +4,9 @@
 
 CHECKPOINT is an embedded name, a folder or a hub id. Per dtype: the largest difference between our logits and
 Hugging Face's, beside that between Hugging Face's own two ways to attend (eager and SDPA); how many rows have
-the same five likeliest tokens, in order (and of Hugging Face's two ways), and the same likeliest one; and how
-many greedy tokens are the same until the first that is not. The rows are those of random token ids, and greedy
-tokens follow their first eight. In half precision rounding decides close races: there, nothing need be equal.
+the same five likeliest tokens, in order (and of their two ways), and the same likeliest one; and how many
+greedy tokens are the same until the first that is not. The rows are those of random token ids, and greedy
+tokens follow their first eight. In half precision rounding decides close races: nothing need be equal there.
 """
 
 import argparse
