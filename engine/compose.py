@@ -92,8 +92,10 @@ def _make_executor(
     last = LastTokens(args.max_num_seqs, device)
     if args.attention == "triton" and args.kv_cache == "paged" and not args.enforce_eager:
         from engine.graphs import GraphForward  # here: triton is optional
+        from engine.kernels.llama_rows import steps
 
-        forward = GraphForward(model, cache, last, max_model_len, capture=device.type == "cuda")
+        capture = device.type == "cuda"
+        forward = GraphForward(model, cache, last, max_model_len, capture, make_steps=steps)
         return AheadExecutor(forward, tokenizer, last, sampler=forward.choose)
     if args.async_scheduling:
         return AheadExecutor(AheadForward(model, cache, last), tokenizer, last)
