@@ -51,8 +51,8 @@ class LlamaRows:
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
-        """Whether this is a model whose arithmetic is written down here: without biases, and with linear layers
-        as they were loaded.
+        """Whether this is a model whose arithmetic is written down here: without biases, and with linear
+        layers as they were loaded.
         """
         config = model.config
         if config.model_type not in ("llama", "qwen3") or config.attention_bias or config.mlp_bias:

@@ -20,9 +20,10 @@ from tests.part13.test_many_rows import TOLERANCE, VOCAB, Step
 from tests.part13.test_paged_attention import DEVICE
 from tests.part20.reference import random_model
 
+TIED = {"tie_word_embeddings": True}
 MODELS = {
     "llama, two layers": ("llama", {"head_dim": 16, "num_hidden_layers": 2}),
-    "a key head each, tied": ("llama", {"head_dim": 16, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "a key head each, tied": ("llama", {"head_dim": 16, "num_key_value_heads": 4} | TIED),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "qwen3, wide heads, yarn": (
         "qwen3",
