@@ -9,6 +9,7 @@ import tokenizers
 from engine.chat_template import GUARDS, guarded
 from engine.checkpoint import CheckpointError
 from engine.detokenizer import Detokenizer
+from engine.server.scored import _offsets
 from engine.tokenizer import Tokenizer
 from tests.part01.unicode_fuzz import WORDS, assigned, strings
 from tests.part20.sentencepiece import (
@@ -198,3 +199,14 @@ def test_the_beginning_is_put_where_the_file_says(tmp_path):
     ids = ours.encode("the cat")
     assert (ids[0], ids[-1]) == (1, 2)
     assert ours.encode("the cat", add_special_tokens=False) == ids[1:-1]
+
+
+def test_a_prompts_tokens_begin_where_they_stand_in_the_text(pair):
+    """`text_offset` of an echoed prompt: the space that the tokenizer puts before a text takes no room."""
+    _, ours = pair
+    for text in ["the cat", " the cat", "  the dog's 123", "東京都 the", "a"]:
+        ids = ours.encode(text)
+        pieces = [ours.token_bytes(id).decode(errors="replace") for id in ids]
+        for id, piece, offset in list(zip(ids, pieces, _offsets(ours, ids, text), strict=True))[2:]:
+            if id not in ours.special_ids and "\ufffd" not in piece:
+                assert text[offset : offset + len(piece)] == piece
