@@ -125,9 +125,9 @@ def test_a_server_is_measured_from_outside(capsys, tmp_path):
 
 def test_known_times_in_known_numbers_out():
     seen = [
-        Seen(0.0, 0.0, "ok", first=0.1 * i, last=0.1 * i + 0.4, end=2.0, prompt_tokens=10, tokens=5, gaps=[0.1] * 4)
-        for i in (1, 2, 3)
-    ]  # fmt: skip
+        Seen(0.0, 0.0, "ok", first, first + 0.4, 2.0, prompt_tokens=10, tokens=5, gaps=[0.1] * 4)
+        for first in (0.1, 0.2, 0.3)
+    ]
     seen.append(Seen(0.0, 0.0, "429", end=1.0))
     found = bench_serve.figures(seen, 0.0, ["ttft", "tpot", "itl"], [99], Limits(ttft=0.25))
     assert (found["completed"], found["failed"], found["outcomes"]) == (3, 1, {"429": 1, "ok": 3})
