@@ -10,6 +10,7 @@ from rich.table import Table
 import engine.models
 from engine.checkpoint import CheckpointError, embedded_models, resolve
 from engine.config import ModelConfig, architecture
+from engine.known_shapes import known_shapes
 
 
 def models() -> None:
@@ -30,11 +31,9 @@ def models() -> None:
     console.print(table)
     for name, why in refused:
         console.print(f"{name}: in the hub's cache, and not to be run: {why}", markup=False, style="dim")
-    known = ", ".join(architectures())
-    console.print(
-        f"\nArchitectures: {known}. A folder with such a checkpoint of Hugging Face's will do, too, or a"
-    )
-    console.print("hub id (gpt2, gpt2-xl, …), which is downloaded.")
+    shapes, known = ", ".join(known_shapes()), ", ".join(architectures())
+    console.print(f"\nWith --load-format dummy, random weights in the shape of: {shapes}.")
+    console.print(f"Architectures: {known}. A folder with such a checkpoint will do, or a hub id (gpt2).")
 
 
 def architectures() -> list[str]:

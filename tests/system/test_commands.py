@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+import engine.checkpoint
 import engine.cli.doctor
-from engine.checkpoint import embedded_models
+import engine.known_shapes
+from engine.checkpoint import ZOO, embedded_models
 from engine.cli import bench_serve
 from engine.cli.doctor import EXTRAS, findings
 from engine.cli.main import app
 from engine.cli.models import architectures
+from engine.known_shapes import known_shapes
 from engine.load.client import Seen
 from engine.load.report import Limits
 from engine.server.app import create_app
@@ -59,7 +62,17 @@ def test_models_are_listed_with_their_shapes(capsys):
         assert name in shown
     assert "6,049,792" in shown
     assert "gpt2" in architectures()
-    assert "loader" not in architectures()
+    assert not {"loader", "weights"} & set(architectures())
+    assert all(name in shown.replace("\n", " ") for name in known_shapes())
+
+
+def test_a_known_shape_runs_from_the_command_line(capsys, monkeypatch):
+    """Of a large model's name, with random weights, no command asks the hub."""
+    monkeypatch.setattr(engine.known_shapes, "SHAPES", ZOO)  # a small one, so as not to take memory
+    monkeypatch.setattr(engine.checkpoint, "embedded_models", lambda: [])
+    shown = said(capsys, "generate", "Hi", "--model", "owner/Storyteller-Draft", "--load-format", "dummy",
+                 "--max-tokens", "2", "--tokenizer", str(ZOO / "storyteller"))  # fmt: skip
+    assert shown.endswith("\n")
 
 
 def test_a_model_that_is_meant_is_named():
