@@ -95,7 +95,9 @@ def test_tokens_that_find_no_room_take_no_places_either():
     run(test())
 
 
-@pytest.mark.parametrize(("limits", "param"), [((2, 1000), "n"), ((9, 2 * TOKENS), "max_tokens")])
+@pytest.mark.parametrize(
+    ("limits", "param"), [((2, 1000), "n"), ((9, 20), "max_tokens"), ((3, 20), "max_tokens")]
+)
 def test_what_will_never_fit_is_told_so(limits, param):
     async def test():
         backend = admission(*limits)
@@ -120,6 +122,18 @@ def test_prompts_of_one_request_that_together_never_fit_are_told_so():
         for stream in streams:
             await stream.aclose()
         assert held(backend) == (0, 0)
+
+    run(test())
+
+
+def test_a_part_of_a_second_is_waited_for_as_a_whole_one():
+    async def test():
+        backend = admission(reqs=1)
+        backend.room.take(1, TOKENS)
+        backend.room._clock.now = 2.5
+        backend.room.give_back(1, TOKENS)
+        backend.room.take(1, TOKENS)
+        assert (await refused(backend)).headers["Retry-After"] == "3", "one leaves in 2.5 seconds: not before"
 
     run(test())
 
@@ -207,5 +221,6 @@ def test_a_server_that_shuts_down_takes_on_nobody_new():
         backend.backend.feeds[0].say(output(("ab", "stop")))
         assert (await anext(stream)).finished, "who was admitted goes on"
         assert backend.idle
+        assert not backend._admitted, "what is over is forgotten"
 
     run(test())

@@ -1,4 +1,4 @@
-"""What schemathesis is told beside the published schema: which model is there (else nearly all are a 404), and
+"""What schemathesis is told beside the published schema: which model is there, else nearly all are a 404; and
 that an answer takes its time.
 """
 
