@@ -1,5 +1,5 @@
-"""What schemathesis is told beside the published schema: which model is there, else nearly all are a 404; and
-that an answer takes its time.
+"""What schemathesis is told beside the published schema: which model is there (else nearly all are a 404),
+and that an answer takes its time.
 """
 
 import schemathesis
