@@ -138,6 +138,38 @@ def test_a_part_of_a_second_is_waited_for_as_a_whole_one():
     run(test())
 
 
+def test_tokens_of_prompts_that_together_never_fit_count_too():
+    async def test():
+        backend = admission(reqs=9, tokens=2 * TOKENS)
+        token = _arrival.set(Arrival(asyncio.get_running_loop().time()))
+        for i in range(2):
+            await backend.generate("prompt", PARAMS, f"r-{i}")
+        error = await refused(backend)
+        _arrival.reset(token)
+        assert (error.code, error.param) == ("request_too_large", "max_tokens"), "its three prompts together"
+        assert "30 tokens" in error.message
+
+    run(test())
+
+
+def test_refusals_are_counted_and_an_abort_is_passed_on():
+    async def test():
+        backend, aborted = admission(reqs=1), []
+
+        async def abort(request_id: str) -> None:
+            aborted.append(request_id)
+
+        backend.backend.abort = abort
+        await backend.generate("prompt", PARAMS, "r")
+        for _ in range(3):
+            await refused(backend)
+        assert backend.refused["queue_full"] == 3, "each refusal is counted"
+        await backend.abort("r")
+        assert aborted == ["r"]
+
+    run(test())
+
+
 @pytest.mark.parametrize("error", [ParameterError("stop", "stop is wrong"), RuntimeError("broken")])
 def test_what_the_engine_refuses_gives_its_places_back(error):
     async def test():

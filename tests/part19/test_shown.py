@@ -130,6 +130,7 @@ def test_from_the_words_of_a_command_line_to_the_last_line_of_the_log(fake_engin
     assert costs.weights == Weights(1, 2, 3)
     engine = fake_engine()
     meter = costs.begin(engine, EngineMetrics(engine, "fake"))
+    assert (meter.weights, meter.api_price) == (Weights(1, 2, 3), ApiPrice.parse("1,10,100"))
     engine.add_request("a", "prompt", GREEDY)
     run_to_end(engine)
     costs.end()
