@@ -12,7 +12,8 @@ from engine.scheduling.request import Request
 
 PRIOR = 0.7  # of acceptance, until there is more to go by
 WEIGHT = 0.05  # of the newest observation
-UP, DOWN = 0.3, 0.5  # of a time that is longer, shorter than what was known
+TRIES = 3  # before a time is believed: the first of a kind are slow
+UP, DOWN = 0.1, 0.5  # of what was known, at most, that a time grows at once; of a shorter time's difference
 FADE = 0.004  # of what is known of other sizes, each step, for one request: a try costs more in a crowd
 FORGET = 0.02  # with which a request that has no drafts comes back to what is usual
 
@@ -20,38 +21,48 @@ FORGET = 0.02  # with which a request that has no drafts comes back to what is u
 class Average:
     """A mean that forgets."""
 
-    def __init__(self, value: float | None = None) -> None:
+    def __init__(self, value: float) -> None:
         self.value = value
 
     def add(self, value: float, weight: float = WEIGHT) -> None:
-        self.value = value if self.value is None else self.value + weight * (value - self.value)
+        self.value += weight * (value - self.value)
 
 
 class Seconds:
     """How long something of so many rows takes, by what was seen."""
 
     def __init__(self) -> None:
-        self._of: dict[int, Average] = {}  # by `size_of`
+        self._of: dict[int, float] = {}  # by `size_of`
+        self._tries: dict[int, int] = {}
 
     def add(self, rows: int, seconds: float) -> None:
         """What else runs on the machine only adds to a time: a shorter one says more than a longer one."""
-        known = self._of.setdefault(size_of(rows), Average())
-        known.add(seconds, UP if known.value and seconds > known.value else DOWN)
+        size = size_of(rows)
+        old = self._of.get(size, seconds)
+        self._of[size] = min(seconds, old * (1 + UP)) if seconds > old else old + DOWN * (seconds - old)
+        self._tries[size] = self._tries.get(size, 0) + 1
 
     def fade(self, share: float, but: int | None = None) -> None:
         """What was not tried of late may have been measured in a bad moment: it looks cheaper by and by."""
-        for size, known in self._of.items():
+        for size in self._of:
             if but is None or size != size_of(but):
-                known.value *= 1 - share
+                self._of[size] *= 1 - share
+
+    def knows(self, rows: int) -> bool:
+        return self._tries.get(size_of(rows), 0) >= TRIES
 
     def of(self, rows: int) -> float:
-        """Fewer rows never cost more than more rows did. What was never tried costs what the next smaller
-        size does; where there is none, nothing.
+        """Fewer rows never cost more than more rows did. What is not known lies on the line through the next
+        two smaller sizes, or costs what the only one does; where there is none, nothing.
         """
-        size = size_of(rows)
-        at_most = max((known for known in self._of if known <= size), default=None)
-        seen = [known.value for other, known in self._of.items() if other >= (at_most or size)]
-        return min(seen) if at_most else 0.0
+        sizes, size = sorted(size for size in self._of if self.knows(size)), size_of(rows)
+        below = [known for known in sizes if known <= size][-2:]
+        if not below:
+            return 0.0
+        times = [min(self._of[other] for other in sizes if other >= known) for known in below]
+        if len(below) == 1 or below[-1] == size:
+            return times[-1]
+        return times[1] + (times[1] - times[0]) / (below[1] - below[0]) * (size - below[1])
 
 
 def size_of(rows: int) -> int:
@@ -88,12 +99,20 @@ class Lengths(Listener):
         self._accepted.pop(request.id, None)
 
     def choose(self, request_ids: Sequence[str], caps: Sequence[int]) -> list[int]:
-        """For each of these, which are all that decode: how many tokens to propose, at most its cap."""
-        if not request_ids:
-            return []
+        """For each of these, which are all that decode: how many tokens to propose, at most its cap.
+
+        One length k for all, the fastest by `_speed`, from 0 on; but lengths are tried one by one: none
+        beyond the first whose step is not known yet. Then a request's own drafts end before the first that is not
+        worth its row: that stands so seldom (it must, and all before it) that the time which its row takes
+        brings more tokens at the speed of this step.
+        """
         rates = [self._accepted.get(name, self._usual).value for name in request_ids]
-        speed, row_seconds, k = max((*self._speed(rates, caps, k), k) for k in range(self.most + 1))
-        # A draft stands with the probability that all before it do, too. It must be worth its row.
+        best = (0.0, 0.0, 0)
+        for k in range(self.most + 1):
+            best = max(best, (*self._speed(rates, caps, k), k))
+            if not self.step.knows(len(caps) + sum(min(k, cap) for cap in caps)):
+                break
+        speed, row_seconds, k = best
         return [
             next((j for j in range(min(k, cap)) if rate ** (j + 1) < speed * row_seconds), min(k, cap))
             for rate, cap in zip(rates, caps, strict=True)

@@ -11,7 +11,7 @@ from engine.decoding.sampling import NO_TOKEN
 from engine.executor import StepResult
 from engine.speculation.config import SpeculativeConfig
 from engine.speculation.executor import CATCH_UP, Lookup, SpeculativeExecutor, Tally
-from engine.speculation.lengths import Lengths
+from engine.speculation.lengths import TRIES, Lengths
 from engine.speculation.metrics import SpeculationMetrics
 from engine.speculation.verify import SKIPPED
 
@@ -149,17 +149,19 @@ def test_who_is_far_behind_catches_up_by_and_by():
     assert CATCH_UP == 256
     # near is 9 - (MOST + 1) = 4 late, which leaves 252; far is 385 late: 133 of its tokens are not read now.
     assert executor.proposer.asked == [[("near", 21, MOST), ("far", 401 - 133, 0)]]
-    assert executor.lengths.draft.of(1) == 0, "what reading costs is not what proposing costs"
+    assert not executor.lengths.draft._of, "what reading costs is not what proposing costs"
 
 
 def test_what_steps_and_passes_take_is_learnt():
     executor = made()
     executor.proposer.propose = lambda texts, most: time.sleep(0.02) or [[70, 71]]
-    landed(executor, [request(drafts=[1])], [[1, 2]], seconds=3.0)
+    for _ in range(TRIES):
+        landed(executor, [request(drafts=[1])], [[1, 2]], seconds=3.0)
     assert executor.lengths.step.of(2) == 3.0, "a step of 2 rows"
-    assert executor.lengths.draft.of(1) >= 0.01, "the proposer's time, by passes: two tokens are two"
-    landed(executor, [request("p", 10, computed=2), request()], [[], [5]], seconds=9.0)
-    assert executor.lengths.step.of(9) == 3.0, "a step that reads a prompt says nothing of decoding"
+    assert executor.lengths.draft.of(1) >= 0.009, "the proposer's time, by passes: two tokens are two"
+    for _ in range(TRIES):
+        landed(executor, [request("p", 10, computed=2), request()], [[], [5]], seconds=9.0)
+    assert not executor.lengths.step.knows(9), "a step that reads a prompt says nothing of decoding"
     assert executor.lengths._accepted["a"].value > 0.7, "its draft stood"
 
 
