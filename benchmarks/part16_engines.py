@@ -128,3 +128,25 @@ def tell(engine: LLMEngine, prompts: Sequence[str], params: SamplingParams) -> t
         done |= {output.request_id: output for output in engine.step() if output.finished}
     seconds = time.perf_counter() - start
     return [list(done[str(i)].outputs[0].token_ids) for i in range(len(prompts))], seconds
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a step of one request was given and what came of it."""
+
+    drafts: list[int]
+    tokens: list[int]  # the drafts that stood, and one more
+
+
+def watch(engine: LLMEngine) -> list[Seen]:
+    """A list that grows with each step of an engine that speculates for one request."""
+    seen, landed = [], engine.executor.landed
+
+    def watched(batch, result, seconds):
+        drafts = list(batch.requests[0].draft_ids)
+        found = landed(batch, result, seconds)
+        seen.append(Seen(drafts, found.tokens[0]))
+        return found
+
+    engine.executor.landed = watched
+    return seen

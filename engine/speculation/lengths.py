@@ -101,10 +101,10 @@ class Lengths(Listener):
     def choose(self, request_ids: Sequence[str], caps: Sequence[int]) -> list[int]:
         """For each of these, which are all that decode: how many tokens to propose, at most its cap.
 
-        One length k for all, the fastest by `_speed`, from 0 on; but lengths are tried one by one: none
-        beyond the first whose step is not known yet. Then a request's own drafts end before the first that is not
-        worth its row: that stands so seldom (it must, and all before it) that the time which its row takes
-        brings more tokens at the speed of this step.
+        One length k for all: the fastest by `_speed`. But lengths are tried one by one, from 0 on: none
+        beyond the first whose step (with so many rows) is not known yet. Then a request's own drafts end
+        before the first that is not worth its row: one that stands (with all before it) with a smaller
+        probability than the tokens that this step's speed makes in the time its row takes.
         """
         rates = [self._accepted.get(name, self._usual).value for name in request_ids]
         best = (0.0, 0.0, 0)

@@ -27,11 +27,14 @@ LINEAR = {rows: float(rows) for rows in FLAT}
 
 
 def test_where_rows_cost_nothing_and_drafts_stand_all_are_proposed():
-    assert lengths(FLAT, 0.0, a=1.0).choose(["a"], [MOST]) == [MOST]
+    assert lengths(FLAT, 0.0, a=1.0).choose(["a"], [MOST]) == [MOST], (
+        "as many as there may be: each is a token"
+    )
 
 
 def test_no_more_than_its_cap():
-    assert lengths(FLAT, 0.0, a=1.0, b=1.0).choose(["a", "b"], [2, 0]) == [2, 0]
+    made = lengths(FLAT, 0.0, a=1.0, b=1.0)
+    assert made.choose(["a", "b"], [2, 0]) == [2, 0], "nobody gets more than its cap"
 
 
 def test_where_each_row_costs_a_step_nothing_is_proposed():
@@ -39,13 +42,20 @@ def test_where_each_row_costs_a_step_nothing_is_proposed():
 
 
 def test_a_draft_model_as_slow_as_the_target_is_not_asked():
-    assert lengths(FLAT, 1.0, a=0.9).choose(["a"], [MOST]) == [0]
+    assert lengths(FLAT, 1.0, a=0.9).choose(["a"], [MOST]) == [0], "a pass as long as a step saves none"
 
 
 def test_who_is_guessed_badly_gets_fewer():
     costs = {rows: 1 + 0.1 * rows for rows in FLAT}
     well, badly = lengths(costs, 0.05, a=0.95, b=0.05).choose(["a", "b"], [MOST, MOST])
     assert well > badly, "a draft must be worth its row, for each request by its own record"
+
+
+def test_a_late_draft_must_be_worth_its_row_too():
+    costs = {rows: 1 + 0.15 * rows for rows in FLAT}
+    made = lengths(costs, 0.0, a=0.5, **{f"w{i}": 0.99 for i in range(5)})
+    first, *others = made.choose(["a", *(f"w{i}" for i in range(5))], [MOST] * 6)
+    assert 0 < first < min(others), "a late draft stands more seldom: with all before it"
 
 
 @pytest.mark.parametrize("people", [1, 2, 4])
@@ -63,7 +73,7 @@ def test_the_length_is_the_best_of_all(people):
         return people * sum(rate**j for j in range(k + 1)) / seconds
 
     best = max(range(MOST + 1), key=speed)
-    assert speed(max(chosen)) > 0.95 * speed(best)
+    assert speed(max(chosen)) > 0.95 * speed(best), f"{max(chosen)} drafts a step; the fastest are {best}"
 
 
 def test_lengths_are_tried_one_by_one():

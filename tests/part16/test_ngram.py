@@ -8,7 +8,7 @@ from engine.speculation.ngram import lookup
 @pytest.mark.parametrize(
     ("text", "most", "found", "rule"),
     [
-        ([1, 2, 3, 9, 1, 2, 3], 2, [9, 1], "what followed the same words"),
+        ([1, 2, 3, 9, 1, 2, 3], 4, [9, 1, 2, 3], "what followed the same words"),
         ([1, 2, 3, 9, 1, 2, 3], 1, [9], "at most so many"),
         ([1, 2, 7, 1, 2, 8, 1, 2], 1, [8], "the latest earlier place"),
         (
