@@ -22,7 +22,7 @@ def lengths(step: dict[int, float], draft: float, **rates: float) -> Lengths:
     return made
 
 
-FLAT = dict.fromkeys(range(1, 33), 1.0)
+FLAT = dict.fromkeys(range(1, 65), 1.0)
 LINEAR = {rows: float(rows) for rows in FLAT}
 
 
@@ -52,8 +52,8 @@ def test_who_is_guessed_badly_gets_fewer():
 
 
 def test_a_late_draft_must_be_worth_its_row_too():
-    costs = {rows: 1 + 0.15 * rows for rows in FLAT}
-    made = lengths(costs, 0.0, a=0.5, **{f"w{i}": 0.99 for i in range(5)})
+    costs = {rows: 1 + 0.1 * rows for rows in FLAT}
+    made = lengths(costs, 0.0, a=0.77, **{f"w{i}": 0.99 for i in range(5)})
     first, *others = made.choose(["a", *(f"w{i}" for i in range(5))], [MOST] * 6)
     assert 0 < first < min(others), "a late draft stands more seldom: with all before it"
 

@@ -64,12 +64,12 @@ def test_three_tokens_as_in_the_article(draft, accepted):
     requests = [asker(SamplingParams(temperature=1), seed, [draft]) for seed in range(400)]
     made = verified(p.log().repeat(800, 1), requests, {request.id: q for request in requests})
     stood = [own[1] != SKIPPED for own in made]
+    instead = {own[0] for own, right in zip(made, stood, strict=True) if not right}
+    assert instead <= {0}, "after a rejection: what is left over, which is A alone"
     share = sum(stood) / len(made)
     assert abs(share - accepted) < 0.12, (
         f"{'ABC'[draft]} stands with min(1, p / q) = {accepted}, not {share:.2f}"
     )
-    instead = {own[0] for own, right in zip(made, stood, strict=True) if not right}
-    assert instead <= {0}, "after a rejection: what is left over, which is A alone"
 
 
 def test_who_proposes_without_drawing_is_certain():
