@@ -16,8 +16,8 @@ def main() -> None:
     alphas = [i / 100 for i in range(101)]
 
     def gain(alpha: float, rows: float, drafts: float) -> float:
-        step = ms["fixed_ms"] + rows + drafts * ms["draft"]
-        return sum(alpha**j for j in range(k + 1)) * (ms["fixed_ms"] + ms["rows_1"]) / step
+        step = ms["fixed_with_drafts"] + rows + drafts * ms["draft"]
+        return sum(alpha**j for j in range(k + 1)) * (ms["fixed"] + ms["rows_1"]) / step
 
     figure, ax = plt.subplots(figsize=(7.6, 4.2), layout="constrained")
     rows = ms[f"rows_{k + 1}"]

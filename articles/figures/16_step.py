@@ -32,7 +32,7 @@ def main() -> None:
             "", (x + 0.85, 1.28), (x + 0.85, 2.34), arrowprops={"arrowstyle": "->", "color": "#475569"}
         )
         box(ax, x, 0.6, says, own, struck=own == "white")
-        ax.text(x + 0.85, 0.34, NOTES[i], ha="center", va="center", fontsize=8.2, color="#475569")
+        ax.text(x + 0.85, 0.5, NOTES[i], ha="center", va="top", fontsize=8.2, color="#475569")
     ax.plot([2.2, 11.5, 11.5, 2.2, 2.2], [1.5, 1.5, 2.1, 2.1, 1.5], color="#0f766e", lw=1.2)
     ax.text(6.85, 1.8, "the target: one pass, four rows", ha="center", va="center", color="#0f766e",
             backgroundcolor="white")  # fmt: skip
@@ -40,8 +40,8 @@ def main() -> None:
     ax.text(0, 0.91, "what it would\nsay behind each", va="center", weight="bold")
     ax.text(2.4, 3.2, "known", fontsize=9, color="#475569")
     ax.text(4.75, 3.2, "drafts, from three passes of the small model", fontsize=9, color="#475569")
-    ax.text(2.4, -0.1, "The step brings three tokens: with, her, mom.", fontsize=10.5, weight="bold")
-    ax.set(xlim=(-0.1, 11.8), ylim=(-0.3, 3.5))
+    ax.text(2.4, -0.35, "The step brings three tokens: with, her, mom.", fontsize=10.5, weight="bold")
+    ax.set(xlim=(-0.1, 11.8), ylim=(-0.5, 3.5))
     ax.axis("off")
     save(figure, __file__)
 

@@ -11,6 +11,8 @@ from engine.listeners import Listener
 from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
+from engine.scheduling.fifo import FIFOScheduler
+from engine.scheduling.static import StaticScheduler
 from engine.scoring import ScoringExecutor
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.executor import Lookup, SpeculativeExecutor
@@ -58,7 +60,16 @@ def cache_of(config, kind: str):
     )
 
 
-def make(models, tokenizer, how: str, kind: str = "pages", budget: int = 64, most: int = 4) -> LLMEngine:
+SCHEDULERS = {
+    "continuous": lambda cache, budget: ContinuousScheduler(cache, 4, budget),
+    "static": lambda cache, budget: StaticScheduler(cache, 4),
+    "fifo": lambda cache, budget: FIFOScheduler(cache),
+}
+
+
+def make(
+    models, tokenizer, how: str, kind="pages", budget: int = 64, most: int = 4, scheduler="continuous"
+) -> LLMEngine:
     target, draft = models
     cache = cache_of(target.config, kind)
     if how == "plain":
@@ -72,11 +83,10 @@ def make(models, tokenizer, how: str, kind: str = "pages", budget: int = 64, mos
         verifier = Verifier(getattr(proposer, "probs", {}))
         inner = ScoringExecutor(ModelForward(target, cache), tokenizer, verifier)
         executor = SpeculativeExecutor(inner, cache, proposer, Always(most))
-    scheduler = ContinuousScheduler(cache, 4, budget)
     return LLMEngine(
         tokenizer,
         target.config,
-        scheduler,
+        SCHEDULERS[scheduler](cache, budget),
         executor,
         supports=SUPPORTS | {"priority"},
         max_model_len=256 if kind == "slots" else 96,
@@ -113,6 +123,14 @@ def test_greedy_text_is_the_targets_own(models, tokenizer, expected, how, kind, 
     engine = make(models, tokenizer, how, kind, budget)
     outputs, _ = told(engine, [GREEDY] * len(PROMPTS))
     assert plain_words(outputs) == plain_words(expected[0])
+
+
+@pytest.mark.parametrize("scheduler", ["fifo", "static"])
+def test_every_scheduler_takes_drafts(models, tokenizer, expected, scheduler):
+    outputs, _ = told(make(models, tokenizer, "model", scheduler=scheduler), [GREEDY] * len(PROMPTS))
+    assert plain_words(outputs) == plain_words(expected[0]), (
+        "room is reserved for drafts, and only those that stand stay"
+    )
 
 
 def test_it_takes_fewer_steps(models, tokenizer, expected):
