@@ -41,6 +41,7 @@ from engine.speculation.lengths import Lengths
 
 MOST = 5  # drafts at once
 CROWDS = (1, 2, 4, 8, 16, 32)
+WARM = 3  # rounds of a crowd in which the adaptive length finds out what a step costs
 SPOILT = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the drafts
 DRAFTS = 3  # where one length is looked at
 LOOP, PLAIN, ADAPTIVE = "Part 3's loop", "this engine, no drafts", "adaptive, up to 5"
@@ -79,16 +80,16 @@ def part_3(models: Models, prompts: Sequence[str], params: SamplingParams) -> Si
     return run
 
 
-def take_turns(sides: dict[str, Side], rounds: int) -> dict[str, list[float]]:
-    """side -> seconds of each round, the first of which warms up. All must say the same."""
+def take_turns(sides: dict[str, Side], rounds: int, warm: int = 1) -> dict[str, list[float]]:
+    """side -> seconds of each round; before them, `warm` rounds are not counted. All must say the same."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     said = None
-    for _ in range(rounds + 1):
+    for _ in range(warm + rounds):
         for name, run in sides.items():
             ids, took = run()
             assert said is None or ids == said, f"{name} says something else"
             said, _ = ids, seconds[name].append(took)
-    return {name: values[1:] for name, values in seconds.items()}
+    return {name: values[warm:] for name, values in seconds.items()}
 
 
 def faster(seconds: dict[str, list[float]], side: str, other: str) -> float:
@@ -202,8 +203,8 @@ def crowds(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
         def at_once(engine: LLMEngine, prompts=prompts) -> Side:
             return lambda: tell(engine, prompts, params)
 
-        seconds = take_turns({name: at_once(engine) for name, engine in engines.items()}, rounds)
-        tally, told = adaptive.executor.tally, B * tokens * (rounds + 1)
+        seconds = take_turns({name: at_once(engine) for name, engine in engines.items()}, rounds, WARM)
+        tally, told = adaptive.executor.tally, B * tokens * (rounds + WARM)
         gains = [faster(seconds, name, "plain") for name in ("fixed", "adaptive")]
         speed = B * tokens / statistics.median(seconds["plain"])
         rows.append([B, speed, *gains, tally.proposed / (told - tally.accepted)])
@@ -213,7 +214,7 @@ def crowds(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
         "no drafts, tokens/s",
         f"{DRAFTS} drafts, ×",
         "adaptive, ×",
-        "drafts per token step",
+        "drafts per request and step, adaptive",
     ]
     return figures, {"columns": columns, "rows": rows}
 
