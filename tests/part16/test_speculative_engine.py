@@ -102,6 +102,7 @@ def told(engine: LLMEngine, params: list[SamplingParams]) -> tuple[list, int]:
         steps += 1
         assert steps < 500, "it never ends"
         ended |= {out.request_id: out for out in engine.step() if out.finished}
+        assert not any(out.error for out in ended.values()), [out.error for out in ended.values()]
     assert engine.scheduler.cache.usage().num_sequences == 0, "memory comes back"
     return [ended[str(i)] for i in range(len(PROMPTS))], steps
 
