@@ -78,8 +78,7 @@ def _quantization(folder: Path) -> ModuleType:
         return import_module("engine.quantization.checkpoint")
     except ModuleNotFoundError:
         raise CheckpointError(
-            f"{folder / 'config.json'}: has a 'quantization_config', and quantized checkpoints come with
-            Part 17"
+            f"{folder / 'config.json'}: has a 'quantization_config'; Part 17 reads quantized checkpoints"
         ) from None
 
 
