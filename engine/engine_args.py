@@ -34,6 +34,9 @@ class EngineArgs:
     device: Device = _option("auto", MODEL, "auto (a CUDA GPU, if there is one), cpu, cuda, cuda:1, …")
     dtype: DType = _option("auto", MODEL, "auto, float32, float16 or bfloat16.")
     load_format: str = _option("auto", MODEL, "auto, safetensors, pt, or dummy (random weights).")
+    quantization: Literal["int8", "int4", "int8_dynamic"] | None = _option(
+        None, MODEL, "weights as whole numbers; int8_dynamic: activations, too; default: as the model is."
+    )
 
     max_model_len: int | None = _option(
         None, REQUESTS, "Longest prompt plus output, in tokens; default: what the model sees."

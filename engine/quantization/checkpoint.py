@@ -57,7 +57,10 @@ def restore(
     """Fill `model`, which is on the meta device, from what `save_quantized` wrote. `raw`: config.json's
     `quantization_config`. Raises CheckpointError naming file, tensor and shapes.
     """
-    config = QuantizationConfig.from_json(raw)
+    try:
+        config = QuantizationConfig.from_json(raw)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
     if config.method == "int8_dynamic" and device.type != "cpu":
         raise CheckpointError(f"{folder}: int8_dynamic runs on a CPU, not on {device}: use int8 there")
     skeleton(model, config).to_empty(device=device)
@@ -100,7 +103,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("model", help="an embedded model, a folder, or a hub id")
     parser.add_argument("folder", type=Path, help="where to: new, or empty")
     parser.add_argument("--quantization", choices=LINEARS, required=True)
-    parser.add_argument("--group-size", type=int, default=64, help="int4: weights that share a scale")
+    parser.add_argument("--group-size", type=int, help="int4: weights that share a scale; default: 64")
     options = parser.parse_args(arguments)
     try:
         model = load_model(

@@ -67,7 +67,11 @@ class Int8Linear(Module):
         return linear_by_rows(x, self.codes, self.scale, self.bias)
 
     def pack(self, own_layout: bool = True) -> None:
-        """`own_layout`: the kernel may hold the weights once more, for somebody else reads the codes, too."""
+        """Choose the kernel; once. `own_layout`: it may hold the weights in a layout of its own, even if
+        somebody else reads the codes.
+        """
+        if self.product is not None:
+            return
         codes, scale, bias = self.codes, self.scale, self.bias
         if codes.is_cuda:
             from engine.kernels.quantized_matmul import int8_linear  # here: triton is optional
@@ -140,6 +144,8 @@ class Int4Linear(Module):
         return linear_by_groups(x, self.packed, self.scale, self.low, self.bias, self.group_size)
 
     def pack(self, own_layout: bool = True) -> None:
+        if self.product is not None:
+            return
         codes, scale, low, bias, group_size = self.packed, self.scale, self.low, self.bias, self.group_size
         if codes.is_cuda:
             from engine.kernels.quantized_matmul import int4_linear

@@ -58,19 +58,23 @@ class QuantizationConfig:
             raise CheckpointError(f"quantization_config: {error}") from None
 
 
-def quantize(model: nn.Module, method: str, group_size: int = 64) -> nn.Module:
-    """Replace the model's linear layers and embeddings, in place, layer by layer; returns the model.
+def quantize(model: nn.Module, method: str, group_size: int | None = None) -> nn.Module:
+    """Replace the model's linear layers and embeddings, in place, layer by layer; returns the model. A
+    model that is quantized so already is left as it is. `group_size`: of int4; default: 64.
 
     For `load_model(..., transform=)`. Raises ValueError: an unknown method, a device it does not run on, or a
     model that is quantized already by another.
     """
-    config = QuantizationConfig(method, group_size)
+    config = QuantizationConfig(method, 64 if group_size is None else group_size)
     device = next(model.parameters()).device
     if method == "int8_dynamic" and device.type != "cpu":
         raise ValueError(f"quantization='int8_dynamic' runs on a CPU, not on {device}: use int8 there")
     if (before := getattr(model, "quantization", None)) is not None:
-        if before != config:
-            raise ValueError(f"quantization={method!r}: this checkpoint is quantized already, by {before}")
+        if before.method != method or group_size not in (None, before.group_size):
+            raise ValueError(
+                f"quantization={method!r}: this model is quantized already, by {before.method!r} with "
+                f"group_size={before.group_size}"
+            )
         return model
     return _replace(model, config, fill=True)
 

@@ -9,20 +9,20 @@ import torch
 from engine.kernels.quantized_matmul import int4_linear, int8_linear
 from tests.part13.compiled import compile_instead
 
-SHAPES = [(4096, 4096), (1600, 6400), (256, 1000)]  # N, K
+SHAPES = [(4096, 4096), (256, 1000)]  # N, K
 
 
 @torch.inference_mode()
 def main() -> None:
     found: list[str] = []
     compile_instead(found)
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for N, K in SHAPES if dtype == torch.bfloat16 else SHAPES[2:]:
+    for dtype in (torch.bfloat16, torch.float32):
+        for N, K in SHAPES if dtype == torch.bfloat16 else SHAPES[1:]:
             bias = torch.zeros(N, dtype=dtype)
             for T in (1, 2, 64) if K == 4096 else (1, 2):
                 x = torch.zeros(T, K, dtype=dtype)
                 int8_linear(x, torch.zeros(N, K, dtype=torch.int8), torch.zeros(N), bias)
-                for group_size in (32, 64, 128) if K == 4096 else (64,):
+                for group_size in (32, 128) if K == 4096 else (64,):
                     groups = torch.zeros(N, -(-K // group_size), dtype=torch.float16)
                     packed = torch.zeros(N, K // 2, dtype=torch.uint8)
                     int4_linear(x, packed, groups, groups, bias, group_size)
