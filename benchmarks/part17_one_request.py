@@ -29,6 +29,11 @@ from engine.quantization.quantize import pack_quantized, quantize
 from engine.tokenizer import Tokenizer
 
 PROMPT = 16  # tokens
+KEYS = {
+    "this engine, fp32": "fp32", "this engine, int8": "int8", "this engine, int8_dynamic": "int8_dynamic",
+    "this engine, int4": "int4", "CTranslate2, float32": "ctranslate2_fp32",
+    "CTranslate2, int8": "ctranslate2_int8",
+}  # fmt: skip
 OURS = {"fp32": None, "int8": "int8", "int8_dynamic": "int8_dynamic", "int4": "int4"}
 
 
@@ -89,8 +94,7 @@ def main() -> None:
         "One request on a CPU, batch 1: what do int8 weights gain, beside fp32 and CTranslate2?",
         {"model": options.model, "prompt_tokens": PROMPT, "new_tokens": options.tokens, "batch": 1,
          "threads": options.threads, "rounds": options.rounds},
-        {"tokens_per_second": {side.split(", ")[0].replace("this engine", "ours") + "_" + side.split(", ")[1]: rate
-                               for side, rate in speed.items()},
+        {"tokens_per_second": {KEYS[side]: rate for side, rate in speed.items()},
          "int8_over_fp32": speed["this engine, int8"] / base,
          "dynamic_over_fp32": speed["this engine, int8_dynamic"] / base,
          "int4_over_fp32": speed["this engine, int4"] / base,
