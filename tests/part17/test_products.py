@@ -75,6 +75,6 @@ def test_the_result_has_the_dtype_of_x(dtype):
     x, weight, bias = numbers(3, 64, 5)
     codes, scale, low = quantize_groups(weight, 32)
     got = linear_by_groups(x.to(dtype), pack_nibbles(codes), scale, low, bias.to(dtype), 32)
-    assert got.dtype == dtype
+    assert got.dtype == dtype, "the result has the dtype of x"
     rows, row_scale = quantize_rows(weight)
     assert linear_by_rows(x.to(dtype), rows, row_scale, bias.to(dtype)).dtype == dtype

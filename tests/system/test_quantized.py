@@ -11,6 +11,8 @@ from engine.models.loader import load_model
 from engine.quantization.checkpoint import save_quantized
 from engine.quantization.layers import LINEARS
 from engine.quantization.quantize import quantize
+from tests.part01 import reference
+from tests.part20.reference import random_model
 
 PROMPTS = ["Once upon a time", "Once upon a time there was a little girl named Lily", "The dog"]
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -57,3 +59,18 @@ def test_ruvon_takes_it_as_a_flag():
     done = subprocess.run([*command, "--quantization", "int3"], capture_output=True, text=True)
     assert done.returncode == 1
     assert "quantization='int3': accepted are int8, int4, int8_dynamic, None" in done.stderr
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("method", LINEARS)
+def test_it_knows_no_architecture(tmp_path, family, method):
+    source = reference.save(random_model(family, seed=3), tmp_path / "source", tokenizer=True)
+    model = load_model(source, transform=lambda model: quantize(model, method))
+    folder = save_quantized(model, source, tmp_path / "saved")
+    options = {"max_num_seqs": 4, "kv_cache_memory_bytes": 2**21}
+    prompts = [{"prompt_token_ids": ids} for ids in ([5, 6, 7, 5, 6, 7], [9], [3, 1, 4, 1, 5])]
+    one, other = (
+        [output.outputs[0].token_ids for output in LLM(name, **more, **options).generate(prompts, GREEDY)]
+        for name, more in ((source, {"quantization": method}), (folder, {}))
+    )
+    assert one == other, "on load and from its own checkpoint: the same model"
