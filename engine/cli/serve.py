@@ -79,7 +79,7 @@ def serve(
         service = Service(
             args, served_model_name, max_num_queued_reqs, max_num_queued_tokens, request_timeout
         )
-    app = service.app(answers_to(host, allowed_host or ()), key, allow_priority, costs)
+        app = service.app(answers_to(host, allowed_host or ()), key, allow_priority, costs)
     grace = SHUTDOWN_SECONDS if shutdown_timeout is None else shutdown_timeout
     try:
         run(app, host, port, make_server=lambda config: DrainingServer(config, service.backend, grace))

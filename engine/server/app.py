@@ -19,7 +19,7 @@ from engine.decoding.prompts import Prompt
 from engine.server import answers, errors, sse
 from engine.server.backend import Backend, OutputStream
 from engine.server.errors import RequestError, as_request_error
-from engine.server.gates import ApiKey, AtMost, BodyLimit, KnownHost, RequestId
+from engine.server.gates import ApiKey, AtMost, BodyLimit, KnownHost, RequestId, host_names
 from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS
 from engine.server.protocol import CompletionRequest, Completions, SamplingFields
 
@@ -43,7 +43,7 @@ def create_app(
     With `api_key`, every route but /health and `open_paths` (pages of an extension) wants
     `Authorization: Bearer <key>`. With `allowed_hosts`, a request must be meant for one of them: a page in a
     browser can send to this machine under a name of its own. `shape` settles how a completion is asked for
-    and shown. Raises ValueError for an empty key.
+    and shown. Raises ValueError for an empty key, and for a host that is no name.
     """
     if api_key is not None and not api_key.strip():
         raise ValueError("api_key is empty: leave it out to serve without one")
@@ -66,7 +66,7 @@ def create_app(
     if api_key:
         app.add_middleware(ApiKey, key=api_key, open_paths=open_paths)
     if allowed_hosts:
-        app.add_middleware(KnownHost, names=allowed_hosts)
+        app.add_middleware(KnownHost, names=host_names(allowed_hosts))
     app.add_middleware(RequestId)
 
     @app.get("/health", responses=answers.described(answers.Health) | {503: answers.DOWN})
