@@ -22,6 +22,7 @@ from engine.config import ModelConfig, architecture
 from engine.models.weights import Filler
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "dummy")
+CODES = "quantization_config"  # an entry of config.json
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -50,7 +51,7 @@ def load_model(
     folder = resolve(name, weights=load_format != "dummy")
     config = ModelConfig.from_pretrained(folder)
     home = architecture(config.model_type)
-    codes = config.raw.get("quantization_config")  # what fills the model is not weights, but codes (Part 17)
+    codes = config.raw.get(CODES)  # what fills the model is not weights, but codes (Part 17)
     place = device if codes is None else "meta"
     model = home.Model(config, device=place, dtype=_dtype(dtype, config, device))
     if codes is not None:
@@ -58,7 +59,7 @@ def load_model(
             raise ValueError(
                 "load_format='dummy': this checkpoint is quantized; quantize a plain one's noise"
             )
-        model = _quantization(folder).restore(model, codes, _tensors(folder, load_format), folder, device)
+        model = _reader(folder).restore(model, codes, _tensors(folder, load_format), folder, device)
     elif load_format == "dummy":
         _fill_with_noise(model)
     else:
@@ -72,13 +73,13 @@ def load_model(
     return transform(model) if transform else model
 
 
-def _quantization(folder: Path) -> ModuleType:
-    """Who reads codes, found by its name."""
+def _reader(folder: Path) -> ModuleType:
+    """Who reads such codes, found by the entry's name: `NAME_config` is read by engine/NAME/checkpoint.py."""
     try:
-        return import_module("engine.quantization.checkpoint")
+        return import_module(f"engine.{CODES.removesuffix('_config')}.checkpoint")
     except ModuleNotFoundError:
         raise CheckpointError(
-            f"{folder / 'config.json'}: has a 'quantization_config'; Part 17 reads quantized checkpoints"
+            f"{folder / 'config.json'}: has a {CODES!r}, which comes with Part 17"
         ) from None
 
 
