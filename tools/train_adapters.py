@@ -36,7 +36,7 @@ EOS = 0
 Text = tuple[str, str]  # what a user might ask for, and the text
 
 SETTINGS = {
-    "poetry": {"r": 8, "lora_alpha": 16, "rate": 2e-3, "passes": 10, "rows": 4, "seed": 0},
+    "poetry": {"r": 8, "lora_alpha": 16, "rate": 3e-3, "passes": 5, "rows": 4, "seed": 0},
     "business": {"r": 8, "lora_alpha": 16, "rate": 2e-3, "passes": 3, "rows": 4, "seed": 0},
 }
 

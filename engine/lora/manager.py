@@ -55,6 +55,7 @@ class AdapterManager:
             raise AdapterError(self._full(), "no_free_slot")
         for key in idle:
             self.slots.drop(key)
+        self.key_of.pop(name, None)  # what it led to may be gone: should the next line fail, nobody gets that
         self._loads += 1
         key = f"{name}@{self._loads}"
         self.slots.put(key, adapter)

@@ -80,7 +80,9 @@ def test_rows_of_any_mixture_are_as_row_by_row(seed):
     for n in lengths:
         query_start.append(query_start[-1] + n)
     (down, up), (x, y) = factors(seed), inputs(query_start[-1], seed)
-    want = row_by_row(y, x, down, up, [slot for slot, n in zip(slots, lengths, strict=True) for _ in range(n)])
+    want = row_by_row(
+        y, x, down, up, [slot for slot, n in zip(slots, lengths, strict=True) for _ in range(n)]
+    )
     rows = GroupedRows()
     rows.fill(slots, query_start)
     assert torch.allclose(rows.add(y, x, down, up), want, atol=1e-5)

@@ -26,7 +26,9 @@ def test_every_rank_one_term_counts():
     torch.manual_seed(0)
     A, B = torch.randn(3, 5), torch.randn(4, 3)
     by_terms = sum(torch.outer(B[:, i], A[i]) for i in range(3))
-    assert torch.allclose(difference(Factors(A, B), 2.0), 2 * by_terms, atol=1e-6), "the sum of r outer products"
+    assert torch.allclose(difference(Factors(A, B), 2.0), 2 * by_terms, atol=1e-6), (
+        "the sum of r outer products"
+    )
 
 
 def test_what_is_not_named_stays_as_it_is(base):

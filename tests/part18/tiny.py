@@ -49,7 +49,8 @@ def save_adapter(base: Path, folder: Path, seed: int = 0, **config) -> Path:
     """An adapter with random numbers in A and B, as PEFT saves it."""
     torch.manual_seed(seed)
     model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(base), LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=True, **config)
+        AutoModelForCausalLM.from_pretrained(base),
+        LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=True, **config),
     )
     for name, parameter in model.named_parameters():
         if "lora_" in name:
