@@ -21,7 +21,7 @@ _HOME = {
     "AsyncLLMEngine": "async_engine",
     "Listener": "listeners",
     "run_prefill": "prefill",
-    "EngineArgs": "llm",
+    "EngineArgs": "engine_args",
     "LLM": "llm",
 }
 

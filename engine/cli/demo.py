@@ -8,23 +8,24 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.decoding.params import SamplingParams
+from engine.engine_args import EngineArgs
 from engine.llm import LLM
 
 PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
 
 
-def run(model: str, max_tokens: int, attention: str = "auto", prompt: str = PROMPT) -> None:
+def run(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
     """Load, show the prompt's tokens, stream a story, and say how fast it was. Ends by itself."""
     console = Console()
     console.print(
         Panel.fit("[bold]ruvon[/]: a transformer tells a story, on this machine, through our own engine")
     )
 
-    with console.status(f"Loading {model}"):
-        llm = LLM(model, max_num_seqs=1, attention=attention)
+    with console.status(f"Loading {args.model}"):
+        llm = LLM(**vars(args))
     config = llm.config
     console.print(
-        f"[bold]1. Model[/]   {model}: {config.model_type}, {config.num_layers} layers, "
+        f"[bold]1. Model[/]   {args.model}: {config.model_type}, {config.num_layers} layers, "
         f"{config.hidden_size} wide, {config.vocab_size:,} tokens in its vocabulary, "
         f"loaded in {llm.load_seconds:.2f} s\n"
     )

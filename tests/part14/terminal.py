@@ -100,7 +100,8 @@ class Terminal:
 
     def waits(self) -> None:
         """Returns once it sleeps at its prompt. Between showing a prompt and waiting for a key, readline
-        minds Ctrl-C only with the next key: of 1,500 sent as the prompt came, on a busy machine, 14 did nothing.
+        minds Ctrl-C only with the next key: of 1,500 that were sent as the prompt
+        came, on a busy machine, 14 did nothing.
         """
         chat = psutil.Process(self.process.pid)
         wait_until(lambda: chat.status() == psutil.STATUS_SLEEPING)

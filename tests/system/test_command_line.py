@@ -46,7 +46,7 @@ def test_an_error_is_one_line_on_stderr_and_a_status_that_is_not_zero():
     done = ruvon("generate", "Hi", "--temperature", "-0.7")
     assert done.returncode != 0
     assert done.stdout == ""
-    assert re.fullmatch(r"ruvon: temperature=-0\.7: a number .*\n", done.stderr)
+    assert re.fullmatch(r"ruvon generate: temperature=-0\.7: a number .*\n", done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_an_error_is_one_line_on_stderr_and_a_status_that_is_not_zero():
 )
 def test_what_cannot_be_done_is_said_in_one_line(capsys, arguments, named):
     message = refusal(capsys, *arguments)
-    assert message.startswith("ruvon: ")
+    assert message.startswith("ruvon generate: ")
     assert "\n" not in message
     assert all(part in message for part in named)
 

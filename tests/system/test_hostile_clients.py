@@ -275,14 +275,19 @@ class Neighbour:
         times = self.times[first:]
         return max(later - earlier for earlier, later in pairwise(times))
 
-    def bearable_pause(self) -> float:
-        """Seconds: 0.25, or twice the pause that the steps of an honest prompt make here just now."""
+    def pauses_for(self, attack: Callable[[], object], tries: int = 3) -> str:
+        """Why the stream pauses too long while `attack` runs, or "". The best try may take 0.25 s, or twice
+        what an honest prompt takes on this machine: the two take turns, so that a busy moment is one of both.
+        """
+        honest, pauses = [], []
         with self.server.client() as client:
-            usual = max(
-                self.longest_pause(lambda: client.post("/v1/completions", json=long())) for _ in range(3)
-            )
-        print(f"honest: {usual:.3f} s")
-        return max(0.25, 2 * usual)
+            for _ in range(tries):
+                honest.append(self.longest_pause(lambda: client.post("/v1/completions", json=long())))
+                pauses.append(self.longest_pause(attack))
+        print(f"{min(pauses):.3f} s; honest: {max(honest):.3f} s")
+        if min(pauses) < max(0.25, 2 * max(honest)):
+            return ""
+        return f"others' streams pause {pauses} s for it, and {honest} s for an honest prompt"
 
 
 def send_and_leave(client: httpx.Client, body: bytes) -> None:
@@ -303,12 +308,9 @@ ATTACKS = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nobody_elses_stream_pauses_for_what_one_client_sends(server, client, name):
-    """87 s, it was. The best of three, beside what an honest request does on this machine just now."""
+    """87 s, it was."""
     with Neighbour(server) as neighbour:
-        bearable = neighbour.bearable_pause()
-        pauses = [neighbour.longest_pause(lambda: send_and_leave(client, ATTACKS[name])) for _ in range(3)]
-    print(f"{name}: {min(pauses):.3f} s")
-    assert min(pauses) < bearable
+        assert not neighbour.pauses_for(lambda: send_and_leave(client, ATTACKS[name]))
 
 
 def test_slow_sockets_are_closed_in_time(server, client):

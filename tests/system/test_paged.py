@@ -5,7 +5,7 @@ import pytest
 from engine import LLM, SamplingParams
 from engine.cache.paged import PagedCache
 from engine.cache.slots import SlotCache
-from engine.llm import EngineArgs
+from engine.engine_args import EngineArgs
 from tests.part06.fakes import assert_idle, told_alone
 from tests.part12.pages import TWO_LAYERS, PageReader, WatchedCache
 from tests.system.test_seams import params, pipelined

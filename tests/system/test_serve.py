@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
-import engine.llm
-from engine import LLM, SamplingParams
+import engine.cli.serving
+from engine import LLM, EngineArgs, SamplingParams
 from engine.checkpoint import ZOO
 from engine.cli.main import app
 
@@ -172,13 +172,13 @@ def test_each_option_reaches_the_engine_and_what_is_left_out_is_the_engines_defa
         built.append(args)
         raise ValueError("enough")
 
-    monkeypatch.setattr(engine.llm, "build_engine", build)
+    monkeypatch.setattr(engine.cli.serving, "build_engine", build)
     arguments = []
     for name, value in options.items():
         flag = ("--" if value is not False else "--no-") + name.replace("_", "-")
         arguments += [flag] if isinstance(value, bool) else [flag, str(value)]
     assert refusal(*arguments) == "ruvon serve: enough"
-    assert built == [engine.llm.EngineArgs(**options)]
+    assert built == [EngineArgs(**options)]
 
 
 def test_a_key_of_the_environment_may_not_be_empty_either(monkeypatch):
@@ -204,12 +204,11 @@ def test_a_file_that_cannot_be_read_is_said_in_one_line(tmp_path, file):
     ("0.0.0.0", ["--allowed-host", "x.example"], ["localhost", "127.0.0.1", "[::1]", "x.example"]),
 ])  # fmt: skip
 def test_which_names_it_answers_to_follows_from_where_it_listens(monkeypatch, host, extra, checked):
-    import engine.server.app
     import engine.server.run
 
     made = {}
     monkeypatch.delenv("RUVON_API_KEY", raising=False)
-    monkeypatch.setattr(engine.server.app, "create_app", lambda backend, **settings: made.update(settings))
+    monkeypatch.setattr(engine.cli.serving, "create_app", lambda backend, **settings: made.update(settings))
     monkeypatch.setattr(engine.server.run, "serve", lambda app, host, port, **_: made.update(host=host))
     with pytest.raises(SystemExit) as caught:
         app(["serve", "--model", "storyteller-draft", "--host", host, *extra], prog_name="ruvon")

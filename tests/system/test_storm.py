@@ -22,7 +22,8 @@ from benchmarks.load_plan import Job
 from benchmarks.load_process import Held, at_rest, held, more
 from engine import LLM, SamplingParams
 from engine.async_engine import AsyncLLMEngine
-from engine.llm import EngineArgs, build_engine
+from engine.compose import build_engine
+from engine.engine_args import EngineArgs
 from engine.server.app import create_app
 from engine.telemetry.metrics import EngineMetrics
 from engine.telemetry.routes import telemetry

@@ -1,0 +1,49 @@
+"""`ruvon generate`. Part 20's wiring."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from engine.cli.options import refusals, takes_engine_args
+from engine.engine_args import EngineArgs
+
+OUTPUT = "The text"
+
+
+@takes_engine_args(max_num_seqs=1)
+def generate(
+    args: EngineArgs,
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    max_tokens: Annotated[int, typer.Option(help="At most this many tokens.", rich_help_panel=OUTPUT)] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=OUTPUT)] = 0.0,
+    top_k: Annotated[
+        int, typer.Option(help="Choose among this many tokens; 0: all.", rich_help_panel=OUTPUT)
+    ] = 0,
+    top_p: Annotated[
+        float,
+        typer.Option(help="Choose among the likeliest that reach this probability.", rich_help_panel=OUTPUT),
+    ] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed gives the same text.", rich_help_panel=OUTPUT)
+    ] = None,
+) -> None:
+    """Continue PROMPT: the text alone on stdout, as it is generated; everything else on stderr."""
+    from engine.cli.threads import one_thread_if_small
+    from engine.decoding.params import SamplingParams
+    from engine.llm import LLM
+
+    with refusals("generate"):
+        params = SamplingParams(
+            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+        )
+        one_thread_if_small(args.model)
+        llm = LLM(**vars(args))
+        shown = 0
+        for output in llm.stream(prompt, params):
+            text = output.outputs[0].text
+            print(text[shown:], end="", flush=True)
+            shown = len(text)
+    print(flush=True)
+    completion = output.outputs[0]
+    print(f"{len(completion.token_ids)} tokens, finish_reason {completion.finish_reason}", file=sys.stderr)

@@ -1,0 +1,104 @@
+"""Flags from `EngineArgs`: one for each of its fields, by its type, default and help. Part 20's wiring."""
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import Field, fields
+from functools import wraps
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
+
+from engine.checkpoint import CheckpointError
+from engine.engine_args import EngineArgs, choices
+
+PLAIN = (bool, int, float, list[str])  # as they are; what else there is comes as text
+
+
+@contextmanager
+def refusals(command: str) -> Iterator[None]:
+    """What cannot be done is said in one line, and the exit status is 1."""
+    try:
+        yield
+    except (CheckpointError, ValueError) as error:
+        sys.exit(f"ruvon {command}: {error}")
+
+
+def takes_engine_args(**defaults: Any) -> Callable[[Callable], Callable]:
+    """Of `command(args: EngineArgs, …)`, a command that has a flag for each field of EngineArgs in place of
+    `args`. `defaults`: those that are this command's own.
+    """
+
+    def decorate(command: Callable) -> Callable:
+        flags = [_parameter(spec, defaults) for spec in fields(EngineArgs)]
+        signature = inspect.signature(command)
+        own = [one for name, one in signature.parameters.items() if name != "args"]
+        # Arguments first: they have no default, and the help shows what is there in this order.
+        own.sort(key=lambda one: one.default is not one.empty)
+        arguments = [one for one in own if one.default is one.empty]
+
+        @wraps(command)
+        def from_flags(**given: Any) -> None:
+            with refusals(command.__name__):
+                values = {spec.name: _value(spec, given.pop(spec.name)) for spec in fields(EngineArgs)}
+                args = EngineArgs(**values)
+            command(args=args, **given)
+
+        parameters = [
+            one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for one in (*arguments, *flags, *own[len(arguments) :])
+        ]
+        from_flags.__signature__ = signature.replace(parameters=parameters)
+        from_flags.__annotations__ = {one.name: one.annotation for one in parameters}
+        return from_flags
+
+    return decorate
+
+
+def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
+    """A parameter of a function that typer makes this flag from."""
+    default = defaults.get(spec.name, spec.default)
+    kind, flag = _kind(spec.type), "--" + spec.name.replace("_", "-")
+    names = [flag] if kind is bool and default is False else []  # of an open question, --no-flag is an answer
+    literals = [str(choice) for choice in choices(spec.type) if choice is not None]
+    help, example = spec.metadata["help"], spec.metadata["example"]
+    about = {"help": help, "rich_help_panel": spec.metadata["topic"]}
+    if kind is str and literals:
+        about |= {"help": f"{'|'.join(literals)}: {help}", "autocompletion": _completion(literals)}
+    elif example:
+        about["help"] += f" For example: {example}"
+    annotation = Annotated[kind | None if default is None else kind, typer.Option(*names, **about)]
+    return inspect.Parameter(
+        spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _completion(literals: list[str]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:  # typer knows what to hand in by its name
+        return [one for one in literals if one.startswith(incomplete)]
+
+    return complete
+
+
+def _kind(declared: Any) -> type:
+    """What typer reads from the command line for a field that is declared so."""
+    members = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
+    (first, *_) = [member for member in members if member is not NoneType]
+    return first if first in PLAIN else str
+
+
+def _value(spec: Field, given: Any) -> Any:
+    """The field's value from the flag's. Raises ValueError: no JSON where a mapping is wanted."""
+    if given is None or not _is_mapping(spec.type):
+        return given
+    try:
+        return json.loads(given)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--{spec.name.replace('_', '-')}: not JSON: {error}") from None
+
+
+def _is_mapping(declared: Any) -> bool:
+    return any(get_origin(member) is Mapping for member in (declared, *get_args(declared)))

@@ -1,0 +1,88 @@
+"""`ruvon serve`: its flags. What is served: engine/cli/serving.py. Part 20's wiring."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from engine.cli.options import refusals, takes_engine_args
+from engine.engine_args import EngineArgs
+
+DOOR, LIMITS, COSTS = "Who may ask, and where", "How much is taken on", "What it costs"  # topics of the help
+
+
+def _at(topic: str, help: str, *names: str, **about):
+    return typer.Option(*names, help=help, rich_help_panel=topic, **about)
+
+
+@takes_engine_args()
+def serve(
+    args: EngineArgs,
+    host: Annotated[str, _at(DOOR, "Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, _at(DOOR, "0 takes a free one.", min=0, max=65535)] = 8000,
+    api_key: Annotated[str | None, _at(DOOR, "Clients must send it; default: RUVON_API_KEY, if set.")] = None,
+    allow_priority: Annotated[
+        bool, _at(DOOR, "Clients may set priority, -2 (first) to 2.", "--allow-priority")
+    ] = False,
+    served_model_name: Annotated[
+        str | None, _at(DOOR, "What clients call the model; default: as given, a folder's last name.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, _at(DOOR, "A name clients reach this server by, beside localhost's.")
+    ] = None,
+    max_num_queued_reqs: Annotated[
+        int | None, _at(LIMITS, "Sequences admitted, waiting and running; default: 16 times the seats.")
+    ] = None,
+    max_num_queued_tokens: Annotated[
+        int | None, _at(LIMITS, "Their prompts and longest outputs; default: 16 times the cache.")
+    ] = None,
+    request_timeout: Annotated[
+        float | None, _at(LIMITS, "Seconds for a request, from its arrival; default: no bound.")
+    ] = None,
+    shutdown_timeout: Annotated[
+        float | None,
+        _at(LIMITS, "For answers under way, after Ctrl-C or SIGTERM; default: 10.", min=0, max=3600),
+    ] = None,
+    price_per_hour: Annotated[
+        str | None, _at(COSTS, "Dollars for an hour of the device; answers then say what they cost.")
+    ] = None,
+    api_price: Annotated[
+        str | None, _at(COSTS, "To compare: dollars for a million tokens elsewhere, as cached,input,output.")
+    ] = None,
+    cost_log: Annotated[
+        str | None, _at(COSTS, "A CSV file that gets a line for each request that has ended.")
+    ] = None,
+    cost_weights: Annotated[
+        str | None, _at(COSTS, "Nanoseconds a token adds to a step, as input,output,held (see Part 19).")
+    ] = None,
+) -> None:
+    """Serve OpenAI's API over HTTP until Ctrl-C, with a chat page at /, /metrics and a live /dashboard."""
+    try:
+        from engine.cli.serving import Service, answers_to
+        from engine.server.limits import SHUTDOWN_SECONDS
+        from engine.server.run import serve as run
+        from engine.server.shutdown import DrainingServer
+        from engine.telemetry.cost_shown import Costs
+    except ModuleNotFoundError as error:
+        sys.exit(f"ruvon serve: {error.name} is not installed; pip install 'ruvon[server]'")
+    from engine.cli.threads import one_thread_if_small
+
+    with refusals("serve"):
+        one_thread_if_small(args.model)
+        key = os.environ.get("RUVON_API_KEY") if api_key is None else api_key
+        if key is not None and not key.strip():
+            raise ValueError(
+                "the API key is empty; leave out --api-key and RUVON_API_KEY to serve without one"
+            )
+        costs = Costs.parse(price_per_hour, api_price, cost_log, cost_weights)
+        service = Service(
+            args, served_model_name, max_num_queued_reqs, max_num_queued_tokens, request_timeout
+        )
+    app = service.app(answers_to(host, allowed_host or ()), key, allow_priority, costs)
+    grace = SHUTDOWN_SECONDS if shutdown_timeout is None else shutdown_timeout
+    try:
+        run(app, host, port, make_server=lambda config: DrainingServer(config, service.backend, grace))
+    finally:
+        if costs:
+            costs.end()

@@ -1,0 +1,110 @@
+"""What `ruvon serve` serves: an engine, with all that stands between it and a socket. Part 20's wiring.
+
+Needs the extra `server`; engine/cli/serve.py says so where it is not installed.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from engine.async_engine import AsyncLLMEngine
+from engine.chat_template import ChatTemplate
+from engine.checkpoint import embedded_models
+from engine.compose import build_engine
+from engine.engine_args import EngineArgs
+from engine.server.admission import Admission
+from engine.server.admission_metrics import AdmissionMetrics
+from engine.server.app import create_app
+from engine.server.chat import Chat, chat
+from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
+from engine.server.chat_page import chat_page
+from engine.server.deadline import deadlines
+from engine.server.generate import generate
+from engine.server.limits import MAX_REQUESTS
+from engine.server.priced import priced
+from engine.server.room import Room, queue_limits
+from engine.server.run import max_connections
+from engine.server.scored import ScoredCompletions
+from engine.server.watch import StepWatch
+from engine.speculation.executor import SpeculativeExecutor
+from engine.speculation.metrics import SpeculationMetrics
+from engine.telemetry.cost_shown import Costs
+from engine.telemetry.metrics import EngineMetrics
+from engine.telemetry.routes import OPEN_PATHS, telemetry
+
+LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
+
+
+class Service:
+    """A loaded model behind admission control, and the app that clients reach it by."""
+
+    def __init__(
+        self,
+        args: EngineArgs,
+        name: str | None = None,
+        max_num_queued_reqs: int | None = None,
+        max_num_queued_tokens: int | None = None,
+        request_timeout: float | None = None,
+    ) -> None:
+        """`name`: what clients call the model. Raises CheckpointError or ValueError."""
+        self.template = ChatTemplate.from_pretrained(args.tokenizer or args.model)
+        self.engine, self.name = build_engine(args), name or public_name(args.model)
+        limits = queue_limits(
+            self.engine.scheduler.max_num_seqs,
+            self.engine.scheduler.cache.usage().tokens_total,
+            self.engine.max_model_len,
+            max_num_queued_reqs,
+            max_num_queued_tokens,
+        )
+        running = AsyncLLMEngine(self.engine, self.name)
+        self.backend = Admission(running, Room(limits), request_timeout, StepWatch(self.engine))
+
+    def app(
+        self, hosts: Collection[str], api_key: str | None, allow_priority: bool, costs: Costs | None
+    ) -> FastAPI:
+        """What uvicorn runs. `hosts`: the names it answers to; empty: to any."""
+        engine = self.engine
+        metrics = EngineMetrics(engine, self.name)
+        metrics.registry.register(AdmissionMetrics(self.backend, engine.scheduler, self.name))
+        if isinstance(engine.executor, SpeculativeExecutor):
+            metrics.registry.register(SpeculationMetrics(engine.executor.tally, self.name))
+        completions, chats = ScoredCompletions, Chat
+        if costs:
+            costs.begin(engine, metrics)
+            completions, chats = (
+                priced(shape, costs.price, costs.api_price) for shape in (completions, chats)
+            )
+        return create_app(
+            self.backend,
+            extensions=[
+                deadlines,
+                telemetry(metrics),
+                chat(engine.tokenizer, engine.config, self.template, allow_priority, chats),
+                generate,
+                chat_page,
+            ],
+            api_key=api_key,
+            open_paths=OPEN_PATHS | CHAT_PATHS,
+            allowed_hosts=hosts,
+            max_requests=min(MAX_REQUESTS, max_connections() // 2),
+            shape=completions(engine.tokenizer, allow_priority),
+        )
+
+
+def answers_to(host: str, allowed: Collection[str] = ()) -> list[str]:
+    """The names a server that listens on `host` answers to; empty: to any.
+
+    A page in a browser may reach this machine under a name of its own, whose address it changes (DNS
+    rebinding): who serves this machine alone is asked for by this machine's names.
+    """
+    local = host in LOCAL_NAMES or f"[{host}]" in LOCAL_NAMES
+    return [*LOCAL_NAMES, *allowed] if local or allowed else []
+
+
+def public_name(model: str | Path) -> str:
+    """What clients are told of a model: of a folder, not where it is."""
+    folder = Path(model).expanduser()
+    if str(model) in embedded_models() or not folder.is_dir():
+        return str(model)
+    return folder.resolve().name

@@ -1,0 +1,125 @@
+"""An engine from `EngineArgs`: every part put together. Part 20's wiring, the one place that knows them all.
+
+Promises an engine whose every option has its effect, or a CheckpointError or ValueError that says why not.
+Order at load: merge, quantize, wrap, pack. The memory for keys and values: engine/compose_cache.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+from torch import nn
+
+from engine.ahead import AheadEngine, AheadExecutor, AheadForward, LastTokens
+from engine.cache.manager import KVCacheManager
+from engine.compose_cache import make_cache, room
+from engine.decoding.logprobs import SUPPORTS
+from engine.engine_args import EngineArgs
+from engine.executor import ModelForward
+from engine.layers.packed_linear import pack_linears
+from engine.listeners import Listener, Listeners
+from engine.llm_engine import LLMEngine
+from engine.models.loader import load_model
+from engine.scheduling.elastic import ElasticScheduler
+from engine.scoring import ScoringExecutor
+from engine.speculation.config import SpeculativeConfig
+from engine.speculation.draft_model import DraftModel
+from engine.speculation.executor import Lookup, SpeculativeExecutor
+from engine.speculation.lengths import Lengths
+from engine.speculation.ngram import lookup
+from engine.speculation.paired import PairedCache
+from engine.speculation.verify import Verifier
+from engine.tokenizer import Tokenizer
+
+
+def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEngine:
+    """Load the model and compose the parts. Raises CheckpointError or ValueError."""
+    args = _settled(args)
+    tokenizer = Tokenizer.from_pretrained(args.tokenizer or args.model)
+    pack = partial(pack_linears, rows=args.max_num_seqs)
+    model = load_model(args.model, args.device, args.dtype, args.load_format, transform=pack)
+    parameter = next(model.parameters())
+    max_model_len = args.max_model_len or model.config.max_positions
+    listeners = Listeners(listeners)
+    if args.speculative_config is None:
+        cache = make_cache(args, model.config, max_model_len, parameter)
+        executor = _make_executor(args, model, cache, max_model_len, tokenizer)
+    else:
+        executor = _speculating(args, model, max_model_len, tokenizer)
+        cache = executor.cache
+        listeners.add(executor.lengths)
+    scheduler = ElasticScheduler(cache, args.max_num_seqs, args.max_num_batched_tokens)
+    supports = SUPPORTS | {"priority"} | ({"cache_salt"} if args.kv_cache == "paged" else set())
+    engine = AheadEngine if args.async_scheduling else LLMEngine
+    return engine(
+        tokenizer,
+        model.config,
+        scheduler,
+        executor,
+        listeners,
+        recover=scheduler.recover,
+        supports=supports,
+        max_model_len=max_model_len,
+    )
+
+
+def _settled(args: EngineArgs) -> EngineArgs:
+    """What was left open, by what there is here."""
+    gpu = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0) and find_spec("triton")
+    device = ("cuda" if gpu else "cpu") if args.device == "auto" else args.device
+    on_gpu = str(device).startswith("cuda")
+    seats = args.max_num_seqs or (256 if on_gpu else 16)
+    return replace(
+        args,
+        device=device,
+        attention=("triton" if on_gpu else "sdpa") if args.attention == "auto" else args.attention,
+        max_num_seqs=seats,
+        max_num_batched_tokens=args.max_num_batched_tokens or max(seats, 8192 if on_gpu else 512),
+        async_scheduling=on_gpu and args.speculative_config is None
+        if args.async_scheduling is None
+        else args.async_scheduling,
+    )
+
+
+def _make_executor(
+    args: EngineArgs, model: nn.Module, cache: KVCacheManager, max_model_len: int, tokenizer: Tokenizer
+) -> ScoringExecutor:
+    """Who runs the steps: with kernels that read pages, decode steps run as graphs, where there is a GPU."""
+    device = next(model.parameters()).device
+    last = LastTokens(args.max_num_seqs, device)
+    if args.attention == "triton" and args.kv_cache == "paged" and not args.enforce_eager:
+        from engine.graphs import GraphForward  # here: triton is optional
+
+        forward = GraphForward(model, cache, last, max_model_len, capture=device.type == "cuda")
+        return AheadExecutor(forward, tokenizer, last, sampler=forward.choose)
+    if args.async_scheduling:
+        return AheadExecutor(AheadForward(model, cache, last), tokenizer, last)
+    return ScoringExecutor(ModelForward(model, cache), tokenizer)
+
+
+def _speculating(
+    args: EngineArgs, model: nn.Module, max_model_len: int, tokenizer: Tokenizer
+) -> SpeculativeExecutor:
+    """Who proposes and who verifies, with a cache for each model. Raises CheckpointError or ValueError."""
+    how, parameter = SpeculativeConfig.of(args.speculative_config), next(model.parameters())
+    if how.method == "ngram":
+        cache = make_cache(args, model.config, max_model_len, parameter)
+        proposer = Lookup(partial(lookup, longest=how.prompt_lookup_max, shortest=how.prompt_lookup_min))
+        verifier = Verifier({})
+    else:
+        pack = partial(pack_linears, rows=args.max_num_seqs)
+        draft = load_model(how.model, args.device, parameter.dtype, args.load_format, transform=pack)
+        if draft.config.vocab_size != model.config.vocab_size:
+            raise ValueError(
+                f"speculative_config: {how.model} has {draft.config.vocab_size} tokens, and {args.model} "
+                f"{model.config.vocab_size}: they must share a tokenizer"
+            )
+        both = model.config, draft.config
+        args = replace(args, kv_cache_memory_bytes=room(args, both, max_model_len, parameter))
+        cache = PairedCache(*(make_cache(args, one, max_model_len, parameter, both) for one in both))
+        proposer = DraftModel(draft, cache)
+        verifier = Verifier(proposer.probs)
+    inner = ScoringExecutor(ModelForward(model, cache), tokenizer, verifier)
+    return SpeculativeExecutor(inner, cache, proposer, Lengths(how.num_speculative_tokens))

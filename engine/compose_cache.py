@@ -1,0 +1,81 @@
+"""The cache that `EngineArgs` asks for: pages or slots, as many as memory holds. Part 20's wiring."""
+
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.attention.kernels import attention_kernel
+from engine.cache.manager import KVCacheManager
+from engine.cache.paged import PagedCache
+from engine.cache.slots import SlotCache
+from engine.config import ModelConfig
+from engine.engine_args import EngineArgs
+
+MEMORY_SHARE = 0.5  # of what is free once the model is loaded, for keys and values
+DEFAULT_BLOCK_SIZE = 16
+
+
+def make_cache(
+    args: EngineArgs,
+    config: ModelConfig,
+    max_model_len: int,
+    parameter: torch.Tensor,
+    together: Sequence[ModelConfig] = (),
+) -> KVCacheManager:
+    """Pages or slots, as many as the memory for them holds; `together`: all models that share the memory.
+    Raises ValueError: no room for one sequence.
+    """
+    kernel = attention_kernel(args.attention, config.head_dim, parameter.device, parameter.dtype)
+    token_bytes = sum(one.kv_bytes_per_token(parameter.element_size()) for one in together or (config,))
+    there = room(args, together or (config,), max_model_len, parameter)
+    if there < max_model_len * token_bytes:
+        raise ValueError(
+            f"max_model_len={max_model_len} needs {max_model_len * token_bytes:,} bytes of cache; "
+            f"there are {there:,}"
+        )
+    how = parameter.device, parameter.dtype, kernel
+    if args.kv_cache == "slots":
+        num_slots = min(args.max_num_seqs, there // (max_model_len * token_bytes))
+        return SlotCache(config, num_slots, max_model_len, *how)
+    block_size = args.block_size or DEFAULT_BLOCK_SIZE
+    num_blocks = max(there // (block_size * token_bytes), -(-max_model_len // block_size))
+    return PagedCache(
+        config,
+        num_blocks,
+        block_size,
+        *how,
+        enable_prefix_caching=args.enable_prefix_caching is not False,
+        num_swap_blocks=int(args.swap_space * 2**30) // (block_size * token_bytes),
+        preemption_mode=args.preemption_mode,
+        **_kernels_for_pages(args.attention),
+    )
+
+
+def _kernels_for_pages(attention: str) -> dict[str, Callable]:
+    """Who reads pages; by default PyTorch does."""
+    if attention != "triton":
+        return {}
+    from engine.kernels.paged_attention import PagedAttention
+    from engine.kernels.paged_prefill import PagedPrefill
+
+    return {"decode": PagedAttention, "prefill": PagedPrefill}
+
+
+def room(
+    args: EngineArgs, configs: Sequence[ModelConfig], max_model_len: int, parameter: torch.Tensor
+) -> int:
+    """Bytes for the keys and values of these models."""
+    token_bytes = sum(config.kv_bytes_per_token(parameter.element_size()) for config in configs)
+    most = args.max_num_seqs * max_model_len * token_bytes
+    return args.kv_cache_memory_bytes or _memory_bytes(most, parameter)
+
+
+def _memory_bytes(most: int, parameter: torch.Tensor) -> int:
+    """A share of what is free, for keys and values; on a CPU, others use that memory, too: not more than
+    `most`, with which no request ever waits for memory.
+    """
+    if parameter.is_cuda:
+        return int(torch.cuda.mem_get_info(parameter.device)[0] * MEMORY_SHARE)
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return min(most, int(free * MEMORY_SHARE))

@@ -1,0 +1,85 @@
+"""`EngineArgs` is the one place where options are named: flags are made from it, none is written twice."""
+
+import inspect
+import subprocess
+import sys
+from dataclasses import fields
+from typing import get_args
+
+import pytest
+import typer
+
+from engine import EngineArgs
+from engine.attention.kernels import NAMES
+from engine.cache.paged import PreemptionMode
+from engine.cli import generate, serve
+from engine.cli.main import app
+from engine.cli.options import takes_engine_args
+from engine.engine_args import choices
+
+COMMANDS = typer.main.get_command(app).commands
+FIELDS = {spec.name: spec for spec in fields(EngineArgs)}
+
+
+@pytest.mark.parametrize(("module", "name"), [(serve, "serve"), (generate, "generate")])
+def test_each_field_is_a_flag_and_each_flag_a_field_or_the_commands_own(module, name):
+    flags = {option.name: option for option in COMMANDS[name].params}
+    command = inspect.unwrap(getattr(module, name))  # as it is written, with `args`
+    own = set(inspect.signature(command).parameters) - {"args"}
+    assert set(flags) == set(FIELDS) | own, "a flag is a field of EngineArgs, or the command's own"
+    assert not own & set(FIELDS), "a command repeats a field of EngineArgs"
+    for field in FIELDS:
+        assert "--" + field.replace("_", "-") in flags[field].opts, f"{field} has another name as a flag"
+        assert FIELDS[field].metadata["help"] in flags[field].help, f"--help does not say what {field} is"
+
+
+def test_a_flag_left_out_is_the_fields_default():
+    for option in COMMANDS["serve"].params:
+        if option.name in FIELDS:
+            assert option.default == FIELDS[option.name].default, option.name
+
+
+def test_what_is_open_can_be_answered_with_no():
+    """True, False, or left open: `--no-…` says False; what is off by itself can only be switched on."""
+    negative = {option.name: option.secondary_opts for option in COMMANDS["serve"].params}
+    assert negative["enable_prefix_caching"] == ["--no-enable-prefix-caching"]
+    assert negative["async_scheduling"] == ["--no-async-scheduling"]
+    assert negative["enforce_eager"] == []
+
+
+def test_the_names_that_are_accepted_are_those_of_the_parts():
+    assert choices(FIELDS["attention"].type) == ("auto", *NAMES)
+    assert choices(FIELDS["preemption_mode"].type) == (*get_args(PreemptionMode), None)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_num_seqs": "3"}, "max_num_seqs='3': at least 1"),
+        ({"max_num_seqs": True}, "max_num_seqs=True: at least 1"),
+        ({"enforce_eager": "no"}, "enforce_eager='no': accepted are True, False"),
+        ({"enable_prefix_caching": "no"}, "accepted are True, False, None"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        EngineArgs(**options)
+
+
+def test_help_comes_without_torch():
+    code = "import sys, engine.cli.main, engine.engine_args; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0, "the flags' module imports torch"
+
+
+def test_a_mapping_is_given_as_json():
+    made = []
+
+    @takes_engine_args()
+    def command(args: EngineArgs) -> None:
+        made.append(args.speculative_config)
+
+    given = {name: spec.default for name, spec in FIELDS.items()}
+    command(**given | {"speculative_config": '{"num_speculative_tokens": 2}'})
+    assert made == [{"num_speculative_tokens": 2}]
+    with pytest.raises(SystemExit, match=r"ruvon command: --speculative-config: not JSON: .*"):
+        command(**given | {"speculative_config": "{2}"})
