@@ -16,6 +16,9 @@ from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.engine_args import EngineArgs
+from engine.lora.manager import AdapterManager
+from engine.lora.on_demand import OnDemand
+from engine.lora.request import LoRARequest
 
 PromptInput = str | dict  # text, or vLLM's {"prompt_token_ids": [...]} or {"prompt": "..."}
 
@@ -31,6 +34,8 @@ class LLM:
         self.engine = build_engine(EngineArgs(model=model, **options))
         self.tokenizer, self.config = self.engine.tokenizer, self.engine.config
         self.load_seconds = time.perf_counter() - start
+        lora = isinstance(self.engine.adapters, AdapterManager)
+        self._on_demand = OnDemand(self.engine.adapters, self.config) if lora else None
         self._numbers = count()
         self._inbox: dict[str, RequestOutput] = {}  # not read yet
 
@@ -38,43 +43,59 @@ class LLM:
         self,
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """One RequestOutput per prompt, in order. One SamplingParams serves all prompts, or one each.
+        """One RequestOutput per prompt, in order. One SamplingParams serves all prompts, or one each; so does
+        one LoRARequest, which needs enable_lora.
 
-        Raises ParameterError for a field or a prompt that is refused: then nothing was generated.
+        Raises ParameterError for a field or a prompt that is refused, CheckpointError for an adapter: then
+        nothing was generated.
         """
         prompts = [prompts] if isinstance(prompts, (str, dict)) else list(prompts)
         one_for_all = sampling_params is None or isinstance(sampling_params, SamplingParams)
         params = [sampling_params] * len(prompts) if one_for_all else list(sampling_params)
-        if len(params) != len(prompts):
-            raise ParameterError(
-                "sampling_params", f"sampling_params has {len(params)} entries for {len(prompts)} prompts"
-            )
+        one_for_all = lora_request is None or isinstance(lora_request, LoRARequest)
+        loras = [lora_request] * len(prompts) if one_for_all else list(lora_request)
+        for name, given in {"sampling_params": params, "lora_request": loras}.items():
+            if len(given) != len(prompts):
+                raise ParameterError(name, f"{name} has {len(given)} entries for {len(prompts)} prompts")
+        keys = self._adapters(loras)
         ids: list[str] = []
         try:
-            for prompt, param in zip(prompts, params, strict=True):
-                ids.append(self._add(prompt, param))
+            for prompt, param, key in zip(prompts, params, keys, strict=True):
+                ids.append(self._add(prompt, param, key))
             done = {output.request_id: output for output in self._run(ids) if output.finished}
         finally:
             self._forget(ids)
         return [done[request_id] for request_id in ids]
 
     def stream(
-        self, prompt: PromptInput, sampling_params: SamplingParams | None = None
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> Iterator[RequestOutput]:
         """One prompt; its output so far after every token. Several streams may be read in turns.
 
         Raises ParameterError, at the first output asked for, for a field or a prompt that is refused.
         """
-        request_id = self._add(prompt, sampling_params)
+        request_id = self._add(prompt, sampling_params, *self._adapters([lora_request]))
         try:
             yield from self._run([request_id])
         finally:
             self._forget([request_id])
 
-    def _add(self, prompt: PromptInput, params: SamplingParams | None) -> str:
+    def _adapters(self, wanted: Sequence[LoRARequest | None]) -> list[str | None]:
+        """What the engine calls them. Raises ParameterError, CheckpointError."""
+        if self._on_demand is None and any(wanted):
+            raise ParameterError("lora_request", "lora_request needs LLM(..., enable_lora=True)")
+        return self._on_demand.keys(wanted) if self._on_demand else [None] * len(wanted)
+
+    def _add(self, prompt: PromptInput, params: SamplingParams | None, adapter: str | None) -> str:
         request_id = str(next(self._numbers))
-        self.engine.add_request(request_id, _prompt(prompt), params)
+        self.engine.add_request(request_id, _prompt(prompt), params, adapter=adapter)
         return request_id
 
     def _run(self, ids: list[str]) -> Iterator[RequestOutput]:

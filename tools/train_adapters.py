@@ -5,7 +5,7 @@ sonnets, `adapters/business` on letters made by rule (business_letters.py).
     nice python -m tools.train_adapters business
 
 Minutes on one core. Promises that texts are dealt out to training, choice and test before anything else: the
-number of passes is chosen on `dev`, and `test` is looked at by benchmarks/part18_perplexity.py alone.
+number of passes is chosen on `dev`, and `test` is looked at by tools/evaluate_adapters.py alone.
 """
 
 import argparse

@@ -8,6 +8,7 @@ Shapes: https://docs.vllm.ai/en/latest/features/lora.html
 
 import asyncio
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pydantic import BaseModel, StrictBool
 from engine.async_engine import AsyncLLMEngine
 from engine.checkpoint import CheckpointError
 from engine.llm_engine import LLMEngine
-from engine.lora.adapter import read_adapter
+from engine.lora.adapter import Adapter, read_adapter
 from engine.lora.manager import AdapterError, AdapterManager
 from engine.server.app import Extension
 from engine.server.backend import Backend
@@ -55,16 +56,21 @@ class AdapterEngine(AsyncLLMEngine):
             raise RequestError(404, f"model {name!r} does not exist any more", "model", "model_not_found")
         return key
 
-    async def load_adapter(self, name: str, folder: Path, load_inplace: bool = False) -> None:
-        """Give `name` the adapter in `folder`. Raises ValueError (the name), CheckpointError (the files),
-        AdapterError (name or slots), EngineError (no engine).
+    def read(self, name: str, folder: Path) -> Adapter:
+        """The adapter in `folder`, to be called `name`. Raises ValueError (the name), CheckpointError (the
+        files).
         """
         if not NAME.fullmatch(name) or name == self.name:
             why = "that is the base model" if name == self.name else ACCEPTED
             raise ValueError(f"lora_name={name!r}: {why}")
+        return read_adapter(folder, self.engine.config, self.manager.slots.max_lora_rank)
+
+    async def load_adapter(self, name: str, folder: Path, load_inplace: bool = False) -> None:
+        """Give `name` the adapter in `folder`. Raises what `read` does, AdapterError (name or slots),
+        EngineError (no engine).
+        """
         async with self._reading:
-            most = self.manager.slots.max_lora_rank
-            adapter = await asyncio.to_thread(read_adapter, folder, self.engine.config, most)
+            adapter = await asyncio.to_thread(self.read, name, folder)
             await self.between_steps(partial(self.manager.load, name, adapter, load_inplace))
 
     async def unload_adapter(self, name: str) -> None:
@@ -94,6 +100,17 @@ class LoadRequest(UnloadRequest):
 
     lora_path: Name | None = None
     load_inplace: StrictBool | None = None  # a name that is taken gets another adapter
+
+
+def named_folders(modules: Sequence[str]) -> dict[str, Path]:
+    """`--lora-modules`: name=folder, each name once. Raises ValueError."""
+    found: dict[str, Path] = {}
+    for module in modules:
+        name, equals, folder = module.partition("=")
+        if not (name and equals and folder) or name in found:
+            raise ValueError(f"--lora-modules {module}: name=folder is accepted, each name once")
+        found[name] = Path(folder).expanduser()
+    return found
 
 
 def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:

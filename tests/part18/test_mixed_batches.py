@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from engine.ahead import AheadEngine
 from engine.attention.dense import causal
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.layers.packed_linear import Transposed, pack_linears
@@ -13,6 +12,7 @@ from engine.lora.layer import LoRALinear
 from engine.lora.slots import AdapterSlots
 from engine.models.loader import load_model
 from tests.part06.fakes import TOKENIZER, assert_idle, run_to_end
+from tests.part18.ahead import composed_ahead
 from tests.part18.tiny import (
     GREEDY,
     KINDS,
@@ -107,16 +107,12 @@ def mixture(manager, engine, adapters):
 
 
 @pytest.mark.parametrize(
-    ("seats", "blocks", "make"),
-    [(4, 60, {}), (3, 22, {}), (4, 60, {"engine": AheadEngine})],
-    ids=["roomy", "tight: preempted", "one step ahead"],
+    ("compose", "seats", "blocks"),
+    [(composed, 4, 60), (composed, 3, 22), (composed_ahead, 4, 60)],
+    ids=["roomy", "tight", "one step ahead"],
 )
-def test_every_request_in_a_mixed_crowd_gets_what_it_gets_alone(base, adapters, seats, blocks, make):
+def test_every_request_in_a_mixed_crowd_gets_what_it_gets_alone(base, adapters, compose, seats, blocks):
     """With chunks, a prefix cache and preemption; sampled and greedy."""
-    if make:
-        from tests.part18.ahead import composed_ahead as compose
-    else:
-        compose = composed
     engine, manager = compose(base, max_loras=3, seats=seats, blocks=blocks)
     asked = mixture(manager, engine, adapters)
     params = {

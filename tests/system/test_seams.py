@@ -12,7 +12,6 @@ import pytest
 
 from engine.async_engine import AsyncLLMEngine
 from engine.decoding.params import ParameterError, SamplingParams
-from engine.decoding.sampling import SUPPORTS
 from engine.executor import Executor, Pending, StepResult
 from engine.llm_engine import Flight, LLMEngine
 from engine.scheduling.continuous import ContinuousScheduler
@@ -227,24 +226,6 @@ def test_drafts_have_room_reserved_and_only_accepted_ones_stay(make):
         assert done[name].outputs[0].token_ids == told_alone(prompt, greedy).token_ids
     assert sum(verified) > len(verified) / 2, "hardly any draft was accepted"
     assert_idle(engine)
-
-
-def test_an_adapter_that_is_not_loaded_is_refused_at_the_door():
-    """Part 18's set of adapters changes while the engine runs."""
-    loaded = {"poetry"}
-    cache = BlockCache(60, 8)
-    engine = LLMEngine(
-        TOKENIZER, CONFIG, ContinuousScheduler(cache, 3, 64), Executor(FakeForward(cache)),
-        supports=SUPPORTS | {"adapter"}, adapters=loaded,
-    )  # fmt: skip
-    engine.make_requests("a", "hello", adapter="poetry")
-    with pytest.raises(ParameterError, match="business"):
-        engine.make_requests("a", "hello", adapter="business")
-    loaded.add("business")
-    assert engine.make_requests("a", "hello", adapter="business")[0].adapter == "business"
-    plain = LLMEngine(TOKENIZER, CONFIG, ContinuousScheduler(cache, 3, 64), Executor(FakeForward(cache)))
-    with pytest.raises(ParameterError, match="not supported"):
-        plain.make_requests("a", "hello", adapter="poetry")
 
 
 class Admission:
