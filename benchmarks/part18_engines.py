@@ -68,8 +68,10 @@ def _engine(model, seats: int, slots: AdapterSlots | None):
     return engine, manager
 
 
-def add(engine: LLMEngine, prompts: Sequence, keys: Sequence[str | None], tokens: int) -> None:
-    """A greedy request for each (prompt, adapter)."""
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+def add(
+    engine: LLMEngine, prompts: Sequence, keys: Sequence[str | None], tokens: int, temperature: float = 0
+) -> None:
+    """A request for each (prompt, adapter); its draws are the same each time."""
+    params = SamplingParams(temperature=temperature, seed=1, max_tokens=tokens, ignore_eos=not temperature)
     for i, (prompt, key) in enumerate(zip(prompts, keys, strict=True)):
         engine.add_request(str(i), prompt, params, adapter=key)

@@ -8,6 +8,7 @@ every tensor in the file found its place, that none is missing, and that all num
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -47,6 +48,7 @@ class Target:
     shape: tuple[int, int]  # out, in
 
 
+@lru_cache(maxsize=8)  # a swap asks each time, and it is always the same model's
 def targets_of(config: ModelConfig) -> dict[str, Target]:
     """Every linear layer that an adapter may change, by Hugging Face's name: all but the output layer, which
     sees other rows than the rest of the model does.

@@ -45,7 +45,8 @@ class AdapterManager:
            Still none: refused (no_free_slot).
         3. The adapter goes into its slot, under a key that never was before, and the name leads to it.
 
-        Raises AdapterError: then the name leads where it did, and every named adapter is still there.
+        Raises AdapterError: then the name leads where it did, and every named adapter is still there. Should
+        laying it in fail after all, the name leads nowhere.
         """
         if name in self.key_of and not load_inplace:
             raise AdapterError(f"adapter {name!r} is loaded already", "already_loaded")

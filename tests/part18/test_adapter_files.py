@@ -102,7 +102,7 @@ def test_half_precision_is_read_as_what_it_is(folder, config):
     assert torch.equal(factors.A, factors.A.half().float())
 
 
-def test_several_layers_that_are_one_here_are_parts_of_it(base, config, folder, monkeypatch):
+def test_several_layers_that_are_one_here_are_parts_of_it(base, config, folder, monkeypatch, request):
     """As query, key and value of a Llama: their rows of the fused layer."""
     D, fused = config.hidden_size, gpt2.places
 
@@ -116,6 +116,8 @@ def test_several_layers_that_are_one_here_are_parts_of_it(base, config, folder, 
         return table
 
     monkeypatch.setattr(gpt2, "places", places)
+    targets_of.cache_clear()
+    request.addfinalizer(targets_of.cache_clear)
 
     def split(tensors):
         for name in [name for name in tensors if "c_attn" in name]:

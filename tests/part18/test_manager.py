@@ -19,7 +19,8 @@ class Slots:
 
     def put(self, key, adapter):
         if adapter == "spoilt":
-            raise RuntimeError("no memory")
+            raise MemoryError
+        assert self.free, "an adapter is laid into a free slot"
         self.put_in.append(adapter)
         self.slot_of[key] = self.free[0]
 
@@ -39,6 +40,17 @@ class Played:
         request = SimpleNamespace(adapter=key)
         getattr(self.scheduler, queue).append(request)
         return lambda: getattr(self.scheduler, queue).remove(request)
+
+
+def refused(rule: str, words: str, code: str, call, *arguments, **options) -> None:
+    """AdapterError with these words and this code; else `rule` is broken."""
+    try:
+        call(*arguments, **options)
+    except AdapterError as error:
+        assert words in str(error)
+        assert error.code == code
+    else:
+        raise AssertionError(rule)
 
 
 @pytest.fixture
@@ -64,9 +76,8 @@ def test_no_key_is_ever_used_again(played):
 
 def test_a_name_that_is_taken_is_refused(played):
     key = played.manager.load("poetry", "v1")
-    with pytest.raises(AdapterError, match="'poetry' is loaded already") as error:
-        played.manager.load("poetry", "v2")
-    assert error.value.code == "already_loaded"
+    rule = "a name that is taken is refused"
+    refused(rule, "'poetry' is loaded already", "already_loaded", played.manager.load, "poetry", "v2")
     assert played.manager.key_of == {"poetry": key}, "a refused load changes nothing"
     assert list(played.slots.slot_of) == [key]
 
@@ -75,9 +86,8 @@ def test_an_adapter_that_is_unloaded_is_given_to_nobody_who_comes(played):
     key = played.manager.load("poetry", "v1")
     played.manager.unload("poetry")
     assert key not in played.manager
-    with pytest.raises(AdapterError, match="'poetry' is not loaded") as error:
-        played.manager.unload("poetry")
-    assert error.value.code == "not_loaded"
+    rule = "what is not loaded cannot be unloaded"
+    refused(rule, "'poetry' is not loaded", "not_loaded", played.manager.unload, "poetry")
 
 
 @pytest.mark.parametrize("queue", ["running", "waiting"])
@@ -88,9 +98,8 @@ def test_a_request_keeps_its_adapter_until_it_has_ended(queue):
     ends = played.begins(key, queue)
     played.manager.unload("poetry")
     assert key in played.slots.slot_of, "a request in flight keeps its adapter"
-    with pytest.raises(AdapterError, match="1 of them until requests that have them end") as error:
-        played.manager.load("business", "v1")
-    assert error.value.code == "no_free_slot"
+    rule, words = "a slot waits for who has its adapter", "1 of them until requests that have them end"
+    refused(rule, words, "no_free_slot", played.manager.load, "business", "v1")
     assert key in played.slots.slot_of, "a refused load takes nothing from anybody"
     ends()
     played.manager.load("business", "v1")
@@ -100,8 +109,8 @@ def test_a_request_keeps_its_adapter_until_it_has_ended(queue):
 def test_named_adapters_are_never_dropped_for_a_new_one(played):
     played.manager.load("a", "v1")
     played.manager.load("b", "v1")
-    with pytest.raises(AdapterError, match=r"all 2 slots for adapters are taken \(max_loras\)"):
-        played.manager.load("c", "v1")
+    rule, words = "an idle adapter with a name stays", "all 2 slots for adapters are taken (max_loras)"
+    refused(rule, words, "no_free_slot", played.manager.load, "c", "v1")
     assert sorted(played.manager.key_of) == ["a", "b"]
     assert len(played.slots.slot_of) == 2, "an idle adapter with a name stays"
 
@@ -137,8 +146,8 @@ def test_in_place_needs_no_second_slot_when_nobody_uses_the_old_one():
 def test_in_place_takes_no_other_names_adapter():
     played = Played(1)
     key = played.manager.load("poetry", "v1")
-    with pytest.raises(AdapterError, match="slots for adapters are taken"):
-        played.manager.load("business", "v1", load_inplace=True)
+    rule, words = "in place, only the name's own adapter makes room", "slots for adapters are taken"
+    refused(rule, words, "no_free_slot", played.manager.load, "business", "v1", load_inplace=True)
     assert played.manager.key_of == {"poetry": key}
 
 
@@ -146,11 +155,23 @@ def test_in_place_is_refused_while_the_old_one_holds_the_only_slot():
     played = Played(1)
     old = played.manager.load("poetry", "v1")
     played.begins(old)
-    with pytest.raises(AdapterError, match="slots for adapters are taken"):
-        played.manager.load("poetry", "v2", load_inplace=True)
+    rule, words = "a slot waits for who has its adapter", "slots for adapters are taken"
+    refused(rule, words, "no_free_slot", played.manager.load, "poetry", "v2", load_inplace=True)
     assert played.manager.key_of == {"poetry": old}, "a refused load changes nothing"
     assert old in played.manager
 
 
 def test_in_place_for_a_new_name_is_a_load(played):
     assert played.manager.load("poetry", "v1", load_inplace=True) in played.manager
+
+
+def test_a_load_that_fails_half_way_leaves_no_name_that_leads_nowhere():
+    """In place, the old adapter has made room already."""
+    played = Played(1)
+    played.manager.load("poetry", "v1")
+    with pytest.raises(MemoryError):
+        played.manager.load("poetry", "spoilt", load_inplace=True)
+    assert all(key in played.slots.slot_of for key in played.manager.key_of.values()), (
+        "a name leads to a slot"
+    )
+    played.manager.load("poetry", "v2")

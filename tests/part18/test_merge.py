@@ -19,7 +19,7 @@ def test_the_difference_is_scale_times_b_times_a():
     A, B = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[3.0], [-1.0]])
     found = difference(Factors(A, B), scale=0.5)
     assert found.shape == (2, 3), "shaped as the weight: [out, in]"
-    assert found.tolist() == [[1.5, 3.0, 0.0], [-0.5, -1.0, 0.0]]
+    assert found.tolist() == [[1.5, 3.0, 0.0], [-0.5, -1.0, 0.0]], "scale times B times A"
 
 
 def test_every_rank_one_term_counts():
