@@ -9,6 +9,7 @@ from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.params import SamplingParams
 from engine.executor import ModelForward
 from engine.layers.packed_linear import pack_linears
+from engine.layers.replace import linear_names
 from engine.llm_engine import LLMEngine
 from engine.lora.adapter import read_adapter
 from engine.lora.forward import AdapterForward
@@ -36,10 +37,14 @@ def engine_with_slots(
     return _engine(load_model(model, device, load_format=load_format, transform=transform), seats, slots)
 
 
-def engine_without(seats: int, adapter: Path | None = None, **where) -> LLMEngine:
-    """An engine without slots; `adapter` is merged into the weights."""
+def engine_without(seats: int, adapter: Path | None = None, full: bool = False, **where) -> LLMEngine:
+    """An engine without slots; `adapter` is merged into the weights. `full`: these are no fp16 numbers, as
+    merged ones are none, so packing cannot keep them as such.
+    """
 
     def merged(model):
+        for name in linear_names(model) if full else ():
+            model.get_submodule(name).weight.data.mul_(1 + 2**-20)
         return merge(model, read_adapter(adapter, model.config)) if adapter else model
 
     transform = partial(_packed, wrap=merged, rows=seats)

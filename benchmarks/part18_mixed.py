@@ -49,6 +49,7 @@ def main() -> None:
     rows, figures = [], {}
     for crowd in CROWDS:
         plain = engine_without(crowd, device=options.device)
+        full = engine_without(crowd, full=True, device=options.device)
         merged = engine_without(crowd, ADAPTERS / "poetry", device=options.device)
         engine, manager = engine_with_slots(crowd, device=options.device)
         keys = []
@@ -57,6 +58,7 @@ def main() -> None:
             keys.append(manager.load(f"{folder.name}{i}", read_adapter(folder, engine.config)))
         sides = {
             "no slots, base": (plain, [None] * crowd),
+            "no slots, base, in fp32": (full, [None] * crowd),
             "merged, one adapter": (merged, [None] * crowd),
             "slots, base alone": (engine, [None] * crowd),
             "slots, one adapter": (engine, [keys[0]] * crowd),
