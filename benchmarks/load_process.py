@@ -5,18 +5,13 @@ Part 15. Linux only: /proc tells. A server that has come to rest holds what it h
 
 import os
 import re
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import httpx
 
-ROOT = Path(__file__).parent.parent
-START_SECONDS = 240  # for a server to load its model
 POOL = min(32, (os.cpu_count() or 1) + 4)  # as concurrent.futures has it
 IDLE = ("running", "waiting", "admitted_sequences", "admitted_tokens")
 GAUGES = {
@@ -89,28 +84,3 @@ def more(before: Held, after: Held) -> dict[str, tuple[float, float]]:
         for name in old
         if new[name] > old[name] + (POOL if name == "threads" else 0)
     }
-
-
-@contextmanager
-def served(log: Path, *arguments: str) -> Iterator[tuple[str, int]]:
-    """`ruvon serve` in a process of its own for the length of a `with`: its URL, its process id. What it says
-    goes to `log`. Raises RuntimeError: it did not start.
-    """
-    command = [sys.executable, "-m", "engine.cli.main", "serve", "--port", "0", *arguments]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    with log.open("w") as file:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
-    try:
-        end = time.monotonic() + START_SECONDS
-        while not (found := re.search(r"Uvicorn running on (http://\S+)", log.read_text())):
-            if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"the server did not start:\n{log.read_text()}")
-            time.sleep(0.05)
-        yield found[1], process.pid
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        finally:
-            process.kill()
-            process.wait()

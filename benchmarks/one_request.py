@@ -90,7 +90,7 @@ def ruvon_generate(model: str) -> float:
 def ruvon_demo(model: str) -> float:
     """What it says itself, in a terminal."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "engine.cli.main", "demo", "--model", model]
+    command = [sys.executable, "-m", "engine.cli.main", "demo", "--story", "--model", model]
     with subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs):
         os.close(theirs)
         shown = b""
@@ -112,12 +112,12 @@ SIDES: dict[str, Side] = {
     CT2: ctranslate2,
     OLD: partial(loop, pack=shared_half),
 }
-COMMANDS = {"`ruvon generate`": ruvon_generate, "`ruvon demo`": ruvon_demo}
+COMMANDS = {"`ruvon generate`": ruvon_generate, "`ruvon demo --story`": ruvon_demo}
 MODELS = ("storyteller", "fp32 twin")
 KEYS = {
     LOOP: "loop", "`LLM()`": "llm", "`LLM(max_num_seqs=1)`": "llm_one_seat",
     "`LLM(kv_cache=\"slots\")`": "llm_slots", CT2: "ctranslate2",
-    OLD: "loop_without_operator", "`ruvon generate`": "ruvon_generate", "`ruvon demo`": "ruvon_demo",
+    OLD: "loop_without_operator", "`ruvon generate`": "ruvon_generate", "`ruvon demo --story`": "ruvon_demo",
 }  # fmt: skip
 
 

@@ -16,12 +16,12 @@ from random import Random
 
 from rich.progress import track
 
-from benchmarks.load import client
-from benchmarks.load_client import Seen, Target
-from benchmarks.load_plan import Job, endless
-from benchmarks.load_report import spread
 from benchmarks.part08_http_latency import HOST, MODEL, Make, serve
 from benchmarks.record import record, show, whole_numbers
+from engine.load.client import Seen, Target
+from engine.load.plan import Job, endless
+from engine.load.report import spread
+from engine.load.run import client
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.fifo import FIFOScheduler
 from engine.scheduling.static import StaticScheduler

@@ -22,9 +22,10 @@ from random import Random
 
 import httpx
 
-from benchmarks.load import client, first_model
-from benchmarks.load_process import Held, at_rest, held, more, served
+from benchmarks.load_process import Held, at_rest, held, more
 from benchmarks.soak_clients import PATIENCE, Clients
+from engine.cli.process import served
+from engine.load.run import client, first_model
 
 WARM_UP = 10  # visits of each client, before the first count: pools and caches fill when they are first used
 GROWTH_MB = 64  # of memory, from the first count to the last: what is more is called a leak

@@ -13,8 +13,8 @@ from random import Random
 
 import httpx
 
-from benchmarks.load_client import BROKEN, OK, Target
-from benchmarks.load_plan import Job
+from engine.load.client import BROKEN, OK, Target
+from engine.load.plan import Job
 
 PATIENCE = 120.0  # seconds after which an answer will never come
 PROMPTS = (

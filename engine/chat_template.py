@@ -20,6 +20,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.checkpoint import CheckpointError, read_json, read_text, resolve
+from engine.config import ModelConfig
+from engine.decoding.prompts import prompt_token_ids
+from engine.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters: Unicode keeps them out of every text
@@ -74,7 +77,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise CheckpointError(f"the chat template cannot be read: {error}") from None
-        self._special_tokens = dict(special_tokens or {})
+        self.special_tokens = dict(special_tokens or {})
 
     @classmethod
     def from_pretrained(cls, name: str | Path) -> "ChatTemplate | None":
@@ -109,12 +112,29 @@ class ChatTemplate:
                 tools=None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
+                **self.special_tokens,
             )
         except TemplateError as error:
             raise ChatError(str(error)) from None
         except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
             raise ChatError(f"the model's chat template failed: {type(error).__name__}: {error}") from None
+
+
+def chat_prompt(
+    messages: Sequence[Mapping[str, str]],
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    add_generation_prompt: bool = True,
+) -> tuple[str, list[int]]:
+    """A conversation as the text the model reads, and as its token ids. The template writes special tokens
+    itself: none is added twice, and none comes out of a content. Raises ChatError or ParameterError.
+    """
+    special_tokens = [token.content for token in tokenizer.added.values() if token.special]
+    messages, guard = guarded(messages, special_tokens)
+    text = template.render(messages, add_generation_prompt)
+    ids = prompt_token_ids(text, tokenizer, config, add_special_tokens=False, guard=guard)
+    return text.replace(guard, ""), ids
 
 
 class _Generation(Extension):

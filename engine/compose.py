@@ -18,6 +18,7 @@ from engine.compose_cache import make_cache, room
 from engine.decoding.logprobs import SUPPORTS
 from engine.engine_args import EngineArgs
 from engine.executor import ModelForward
+from engine.known_shapes import with_known_shape
 from engine.layers.packed_linear import pack_linears
 from engine.listeners import Listener, Listeners
 from engine.llm_engine import LLMEngine
@@ -39,7 +40,7 @@ from engine.tokenizer import Tokenizer
 
 def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEngine:
     """Load the model and compose the parts. Raises CheckpointError or ValueError."""
-    args = _settled(args)
+    args = _settled(with_known_shape(args))
     tokenizer = Tokenizer.from_pretrained(args.tokenizer or args.model)
     pack, slots = partial(pack_linears, rows=args.max_num_seqs), None
     if args.enable_lora:
@@ -109,8 +110,10 @@ def _make_executor(
     last = LastTokens(args.max_num_seqs, device)
     if args.attention == "triton" and args.kv_cache == "paged" and not args.enforce_eager:
         from engine.graphs import GraphForward  # here: triton is optional
+        from engine.kernels.llama_rows import steps
 
-        forward = GraphForward(model, cache, last, max_model_len, capture=device.type == "cuda")
+        capture = device.type == "cuda"
+        forward = GraphForward(model, cache, last, max_model_len, capture, make_steps=steps)
         return AheadExecutor(_with(slots, forward), tokenizer, last, sampler=forward.choose)
     if args.async_scheduling:
         return AheadExecutor(_with(slots, AheadForward(model, cache, last)), tokenizer, last)

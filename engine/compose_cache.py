@@ -68,14 +68,16 @@ def room(
     """Bytes for the keys and values of these models."""
     token_bytes = sum(config.kv_bytes_per_token(parameter.element_size()) for config in configs)
     most = args.max_num_seqs * max_model_len * token_bytes
-    return args.kv_cache_memory_bytes or _memory_bytes(most, parameter)
+    return args.kv_cache_memory_bytes or _memory_bytes(args.gpu_memory_utilization, most, parameter)
 
 
-def _memory_bytes(most: int, parameter: torch.Tensor) -> int:
+def _memory_bytes(share: float | None, most: int, parameter: torch.Tensor) -> int:
     """A share of what is free, for keys and values; on a CPU, others use that memory, too: not more than
-    `most`, with which no request ever waits for memory.
+    `most`, with which no request ever waits for memory. A `share` of a GPU is of all it has, and what is in
+    use already counts: the model, and what others have there.
     """
-    if parameter.is_cuda:
-        return int(torch.cuda.mem_get_info(parameter.device)[0] * MEMORY_SHARE)
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    return min(most, int(free * MEMORY_SHARE))
+    if not parameter.is_cuda:
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+        return min(most, int(free * (share or MEMORY_SHARE)))
+    free, total = torch.cuda.mem_get_info(parameter.device)
+    return int(free * MEMORY_SHARE) if share is None else int(share * total) - (total - free)

@@ -47,8 +47,13 @@ class EngineArgs:
     kv_cache: Literal["paged", "slots"] = _option(
         "paged", MEMORY, "in blocks, or in slots of --max-model-len tokens, one for each running request."
     )
+    gpu_memory_utilization: float | None = _option(
+        None,
+        MEMORY,
+        "Share of a GPU's memory for model, keys and values; of a CPU's free memory, for keys and values.",
+    )
     kv_cache_memory_bytes: int | None = _option(
-        None, MEMORY, "Bytes for keys and values; default: by what is free."
+        None, MEMORY, "Bytes for keys and values, in place of a share; default: half of what is free."
     )
     block_size: int | None = _option(None, MEMORY, "Tokens in a block of pages; default: 16.")
     enable_prefix_caching: bool | None = _option(
@@ -89,6 +94,9 @@ class EngineArgs:
             whole = isinstance(value, int) and not isinstance(value, bool)
             if spec.type in (int, int | None) and value != spec.default and not (whole and value >= 1):
                 raise ValueError(f"{spec.name}={value!r}: at least 1 is accepted")
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"gpu_memory_utilization={share}: a share is accepted, above 0 and up to 1")
         if not 0 <= self.swap_space < float("inf"):
             raise ValueError(f"swap_space={self.swap_space}: a number of GiB is accepted, 0 or more")
         if self.speculative_config is not None:

@@ -150,13 +150,15 @@ class GraphForward(AheadForward):
     """Batch -> logits[R, V], by a graph if everyone in it has one new token."""
 
     def __init__(
-        self, model: nn.Module, cache: PagedCache, last: LastTokens, max_model_len: int, capture: bool
-    ) -> None:
+        self, model: nn.Module, cache: PagedCache, last: LastTokens, max_model_len: int, capture: bool,
+        make_steps: Callable[[nn.Module, PagedCache, int], Callable[[int], Step]] = steps,
+    ) -> None:  # fmt: skip
+        """`make_steps`: how a step is computed, by its rows; a later part knows more models."""
         super().__init__(model, cache, last)
         rows = len(last.chosen)
         self._V = model.config.vocab_size
         self.graphs = DecodeGraphs(
-            steps(model, cache, rows), last, self._V, rows, cache.num_blocks_for(max_model_len), capture
+            make_steps(model, cache, rows), last, self._V, rows, cache.num_blocks_for(max_model_len), capture
         )
         self._chosen_from: Tensor | None = None  # the logits whose likeliest tokens are in `last.chosen`
 

@@ -7,31 +7,52 @@ Continuous batching over pages or slots, on packed weights; what else there is, 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 
+from tqdm import tqdm
+
+from engine.chat_template import ChatError, ChatTemplate, chat_prompt
+from engine.checkpoint import read_json, resolve
 from engine.compose import build_engine
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
-from engine.decoding.prompts import Prompt
 from engine.engine_args import EngineArgs
+from engine.llm_progress import Progress
+from engine.llm_prompts import (
+    Asked,
+    Message,
+    PromptInput,
+    default_params,
+    each,
+    read_conversations,
+    read_prompt,
+    read_prompts,
+)
 from engine.lora.manager import AdapterManager
 from engine.lora.on_demand import OnDemand
 from engine.lora.request import LoRARequest
+from engine.tokenizer import Tokenizer
 
-PromptInput = str | dict  # text, or vLLM's {"prompt_token_ids": [...]} or {"prompt": "..."}
+Params = SamplingParams | Sequence[SamplingParams] | None
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
+Bar = bool | Callable[..., tqdm]
 
 
 class LLM:
-    """Offline use: prompts in, outputs back."""
+    """Offline use: prompts in, outputs back. Not for several threads."""
 
     def __init__(self, model: str | Path = "storyteller", **options) -> None:
         """`options`: the fields of EngineArgs. Raises CheckpointError, ValueError, or TypeError for an
         unknown one.
         """
         start = time.perf_counter()
-        self.engine = build_engine(EngineArgs(model=model, **options))
+        _refuse_unknown(options)
+        self.args = EngineArgs(model=model, **options)
+        self.engine = build_engine(self.args)
         self.tokenizer, self.config = self.engine.tokenizer, self.engine.config
         self.load_seconds = time.perf_counter() - start
         lora = isinstance(self.engine.adapters, AdapterManager)
@@ -42,33 +63,53 @@ class LLM:
     def generate(
         self,
         prompts: PromptInput | Sequence[PromptInput],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        use_tqdm: Bar = True,
+        priority: Sequence[int] | None = None,
+        lora_request: Adapters = None,
     ) -> list[RequestOutput]:
-        """One RequestOutput per prompt, in order. One SamplingParams serves all prompts, or one each; so does
-        one LoRARequest, which needs enable_lora.
+        """One RequestOutput per prompt, in order. One SamplingParams serves all prompts, or one each; without
+        any, `get_default_sampling_params`. A lower `priority` is served first. `use_tqdm`: as in `Progress`.
+        One `lora_request` serves all prompts, or one each (None: the base); it needs enable_lora.
 
         Raises ParameterError for a field or a prompt that is refused, CheckpointError for an adapter: then
         nothing was generated.
         """
-        prompts = [prompts] if isinstance(prompts, (str, dict)) else list(prompts)
-        one_for_all = sampling_params is None or isinstance(sampling_params, SamplingParams)
-        params = [sampling_params] * len(prompts) if one_for_all else list(sampling_params)
-        one_for_all = lora_request is None or isinstance(lora_request, LoRARequest)
-        loras = [lora_request] * len(prompts) if one_for_all else list(lora_request)
-        for name, given in {"sampling_params": params, "lora_request": loras}.items():
-            if len(given) != len(prompts):
-                raise ParameterError(name, f"{name} has {len(given)} entries for {len(prompts)} prompts")
-        keys = self._adapters(loras)
-        ids: list[str] = []
-        try:
-            for prompt, param, key in zip(prompts, params, keys, strict=True):
-                ids.append(self._add(prompt, param, key))
-            done = {output.request_id: output for output in self._run(ids) if output.finished}
-        finally:
-            self._forget(ids)
-        return [done[request_id] for request_id in ids]
+        asked = read_prompts(prompts)
+        for one, rank in zip(asked, each("priority", priority, len(asked), int), strict=True):
+            if rank is not None:
+                one.options["priority"] = rank
+        self._adapt(asked, lora_request)
+        return self._complete(asked, sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: Bar = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        lora_request: Adapters = None,
+    ) -> list[RequestOutput]:
+        """One RequestOutput per conversation: what the model says next. `messages` is one conversation, a
+        list of {"role", "content"}, or a list of them. `chat_template`: in place of the model's own.
+
+        Raises ParameterError, also for what the template refuses, and CheckpointError for no template.
+        """
+        template = self._template(chat_template)
+        asked = []
+        for conversation in read_conversations(messages):
+            try:
+                text, ids = chat_prompt(
+                    conversation, template, self.tokenizer, self.config, add_generation_prompt
+                )
+            except ChatError as error:
+                raise ParameterError("messages", f"messages: {error}") from None
+            asked.append(Asked(ids, text))
+        self._adapt(asked, lora_request)
+        return self._complete(asked, sampling_params, use_tqdm)
 
     def stream(
         self,
@@ -81,21 +122,61 @@ class LLM:
 
         Raises ParameterError, at the first output asked for, for a field or a prompt that is refused.
         """
-        request_id = self._add(prompt, sampling_params, *self._adapters([lora_request]))
+        asked = read_prompt(prompt)
+        self._adapt([asked], lora_request)
+        request_id = self._add(asked, sampling_params or self.get_default_sampling_params())
         try:
             yield from self._run([request_id])
         finally:
             self._forget([request_id])
 
-    def _adapters(self, wanted: Sequence[LoRARequest | None]) -> list[str | None]:
-        """What the engine calls them. Raises ParameterError, CheckpointError."""
-        if self._on_demand is None and any(wanted):
-            raise ParameterError("lora_request", "lora_request needs LLM(..., enable_lora=True)")
-        return self._on_demand.keys(wanted) if self._on_demand else [None] * len(wanted)
+    def get_tokenizer(self) -> Tokenizer:
+        return self.tokenizer
 
-    def _add(self, prompt: PromptInput, params: SamplingParams | None, adapter: str | None) -> str:
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's makers recommend, in its generation_config.json; else SamplingParams()."""
+        path = resolve(self.args.model) / "generation_config.json"
+        return default_params(read_json(path) if path.exists() else {})
+
+    def _adapt(self, asked: list[Asked], wanted: Adapters) -> None:
+        """Give each its adapter, loaded. Raises ParameterError, CheckpointError."""
+        loras = each("lora_request", wanted, len(asked), LoRARequest)
+        if self._on_demand is None and any(loras):
+            raise ParameterError("lora_request", "lora_request needs LLM(..., enable_lora=True)")
+        for one, key in zip(asked, self._on_demand.keys(loras) if self._on_demand else loras, strict=True):
+            one.options["adapter"] = key
+
+    def _template(self, source: str | None) -> ChatTemplate:
+        own = ChatTemplate.from_pretrained(self.args.tokenizer or self.args.model)
+        if source is not None:
+            return ChatTemplate(source, own.special_tokens if own else None)
+        if own is None:
+            raise ParameterError(
+                "chat_template", f"model {str(self.args.model)!r} has no chat template: give one, or generate"
+            )
+        return own
+
+    def _complete(self, asked: list[Asked], params: Params, use_tqdm: Bar) -> list[RequestOutput]:
+        """The finished outputs, in order."""
+        params = self.get_default_sampling_params() if params is None else params
+        params = each("sampling_params", params, len(asked), SamplingParams)
+        progress, done, ids = Progress(len(asked), use_tqdm), {}, []
+        try:
+            for one, param in zip(asked, params, strict=True):
+                ids.append(self._add(one, param))
+            for output in self._run(ids):
+                progress.count(output)
+                if output.finished:
+                    done[output.request_id] = output
+        finally:
+            progress.close()
+            self._forget(ids)
+        return [done[request_id] for request_id in ids]
+
+    def _add(self, asked: Asked, params: SamplingParams) -> str:
         request_id = str(next(self._numbers))
-        self.engine.add_request(request_id, _prompt(prompt), params, adapter=adapter)
+        samples = self.engine.make_requests(request_id, asked.prompt, params, **asked.options)
+        self.engine.add(request_id, samples, asked.prompt if asked.shown is None else asked.shown)
         return request_id
 
     def _run(self, ids: list[str]) -> Iterator[RequestOutput]:
@@ -122,13 +203,10 @@ class LLM:
             self.engine.step()  # one step ahead, a last step has still to land
 
 
-def _prompt(prompt: PromptInput) -> Prompt:
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, dict):
-        for key in ("prompt_token_ids", "prompt"):
-            if key in prompt:
-                return prompt[key]
-    raise ParameterError(
-        "prompt", f"prompt={prompt!r}: text, or a dict with prompt_token_ids or prompt, is accepted"
-    )
+def _refuse_unknown(options: dict) -> None:
+    known = [spec.name for spec in fields(EngineArgs)]
+    for name in options:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            meant = f"did you mean {close[0]!r}? " if close else ""
+            raise TypeError(f"LLM has no option {name!r}: {meant}Accepted are {', '.join(known)}")

@@ -35,6 +35,13 @@ def byte_alphabet() -> dict[int, str]:
     return alphabet | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
+def ranked(
+    vocab: dict[str, int], merges: Iterable[tuple[str, str]]
+) -> dict[tuple[int, int], tuple[int, int]]:
+    """(left id, right id) -> (rank, merged id); a lower rank was learned earlier and merges first."""
+    return {(vocab[a], vocab[b]): (rank, vocab[a + b]) for rank, (a, b) in enumerate(merges)}
+
+
 class Tokenizer:
     """A vocabulary, its merges in order of rank, and how text is cut into words before merging."""
 
@@ -50,16 +57,10 @@ class Tokenizer:
         affixes: tuple[list[int], list[int]] = ((), ()),
         eos_token: str | None = None,
     ) -> None:
-        self.added = {token.content: token for token in added_tokens}
-        self.special_ids = frozenset(token.id for token in self.added.values() if token.special)
-        self.eos_token_id = self.added[eos_token].id if eos_token in self.added else vocab.get(eos_token)
+        self._know_added(added_tokens, vocab, eos_token)
         self._normal_form, self._add_prefix_space = normal_form, add_prefix_space
         self._ignore_merges, self._affixes = ignore_merges, affixes
         self._words = regex.compile(pattern)
-        longest_first = sorted(self.added.values(), key=lambda token: -len(token.content))
-        self._specials = (
-            regex.compile("|".join(token.pattern() for token in longest_first)) if self.added else None
-        )
 
         alphabet = byte_alphabet()
         byte_of = {char: byte for byte, char in alphabet.items()}
@@ -73,12 +74,23 @@ class Tokenizer:
         self._byte_ids = [vocab.get(alphabet[byte]) for byte in range(256)]
         if None in self._byte_ids:
             raise ValueError(f"the vocabulary has no token for byte {self._byte_ids.index(None)}")
-        # (left id, right id) -> (rank, merged id); a lower rank was learned earlier and merges first
-        self._merges = {(vocab[a], vocab[b]): (rank, vocab[a + b]) for rank, (a, b) in enumerate(merges)}
+        self._merges = ranked(vocab, merges)
         self._whole = (
             {self._bytes[id].decode(errors="replace"): id for id in vocab.values()} if ignore_merges else {}
         )
         self._cache: dict[str, list[int]] = {}
+
+    def _know_added(
+        self, added_tokens: Iterable[AddedToken], vocab: dict[str, int], eos_token: str | None
+    ) -> None:
+        """Tokens that are found in a text as a whole, and which one ends it."""
+        self.added = {token.content: token for token in added_tokens}
+        self.special_ids = frozenset(token.id for token in self.added.values() if token.special)
+        self.eos_token_id = self.added[eos_token].id if eos_token in self.added else vocab.get(eos_token)
+        longest_first = sorted(self.added.values(), key=lambda token: -len(token.content))
+        self._specials = (
+            regex.compile("|".join(token.pattern() for token in longest_first)) if self.added else None
+        )
 
     @classmethod
     def from_pretrained(cls, name: str | Path) -> "Tokenizer":
@@ -89,7 +101,7 @@ class Tokenizer:
         folder = resolve(name)
         file, fields = read_tokenizer(folder)
         try:
-            return cls(**fields)
+            return fields.pop("kind", cls)(**fields)
         except (KeyError, ValueError, regex.error) as error:
             raise CheckpointError(f"{file}: {type(error).__name__}: {error}") from None
 

@@ -6,6 +6,8 @@ merges.txt.
 """
 
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from engine.checkpoint import CheckpointError, read_json, read_text
 
 # Words, numbers, punctuation, each with the space before it; runs of space, less the one the next word takes.
 GPT2_PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SENTENCEPIECE = "engine.tokenizer_sentencepiece"  # who reads the other kind of BPE, from Part 20 on
 NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 
 
@@ -65,10 +68,10 @@ def _read_lines(path: Path) -> list[str]:
 def _from_vocab_and_merges(raw: dict) -> dict[str, Any]:
     vocab = raw["vocab"]
     special = [AddedToken(vocab[token], token) for token in ("<|endoftext|>",) if token in vocab]
-    return {"vocab": vocab, "merges": _pairs(raw["merges"]), "added_tokens": special}
+    return {"vocab": vocab, "merges": merge_pairs(raw["merges"]), "added_tokens": special}
 
 
-def _pairs(merges: list) -> list[tuple[str, str]]:
+def merge_pairs(merges: list) -> list[tuple[str, str]]:
     pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
     for rank, pair in enumerate(pairs):
         if len(pair) != 2:
@@ -79,34 +82,40 @@ def _pairs(merges: list) -> list[tuple[str, str]]:
 def _from_tokenizer_json(raw: dict) -> dict[str, Any]:
     """The parts of a `tokenizers` file a byte-level BPE has; anything else is refused by name."""
     model = raw["model"]
-    if model.get("type") != "BPE" or model.get("byte_fallback"):
+    later = model.get("byte_fallback") and find_spec(SENTENCEPIECE)
+    if model.get("type") != "BPE" or (model.get("byte_fallback") and not later):
         kind = "byte_fallback" if model.get("byte_fallback") else model.get("type")
         raise ValueError(f"model is {kind}, only byte-level BPE is supported")
     for setting in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(setting):
             raise ValueError(f"model.{setting}={model[setting]!r} is not supported")
-    fields = AddedToken.__dataclass_fields__
-    added = [
-        AddedToken(**{k: v for k, v in token.items() if k in fields}) for token in raw.get("added_tokens", [])
-    ]
+    if later:
+        return import_module(SENTENCEPIECE).from_tokenizer_json(raw)
     return {
         "vocab": model["vocab"],
-        "merges": _pairs(model["merges"]),
-        "added_tokens": added,
+        "merges": merge_pairs(model["merges"]),
+        "added_tokens": added_tokens(raw),
         "ignore_merges": model.get("ignore_merges", False),
         "normal_form": _normal_form(raw.get("normalizer")),
-        "affixes": _affixes(raw.get("post_processor")),
+        "affixes": affixes(raw.get("post_processor")),
         **_splitting(raw.get("pre_tokenizer")),
     }
 
 
-def _steps(node: dict | None, inner: str) -> list[dict]:
+def added_tokens(raw: dict) -> list[AddedToken]:
+    fields = AddedToken.__dataclass_fields__
+    return [
+        AddedToken(**{k: v for k, v in token.items() if k in fields}) for token in raw.get("added_tokens", [])
+    ]
+
+
+def steps_of(node: dict | None, inner: str) -> list[dict]:
     """`tokenizers` nests steps in a Sequence; a lone step, or none, becomes a list as well."""
     return [] if node is None else node[inner] if node["type"] == "Sequence" else [node]
 
 
 def _normal_form(node: dict | None) -> str | None:
-    forms = [step["type"] for step in _steps(node, "normalizers")]
+    forms = [step["type"] for step in steps_of(node, "normalizers")]
     if len(forms) > 1 or not set(forms) <= set(NORMAL_FORMS):
         raise ValueError(
             f"normalizer {' + '.join(forms)} is not supported, only one of {', '.join(NORMAL_FORMS)}"
@@ -116,7 +125,7 @@ def _normal_form(node: dict | None) -> str | None:
 
 def _splitting(node: dict | None) -> dict[str, Any]:
     """ByteLevel alone (GPT-2), or Split by a regex and then ByteLevel (Llama 3, Qwen)."""
-    steps = _steps(node, "pretokenizers")
+    steps = steps_of(node, "pretokenizers")
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"] and steps[0].get("use_regex", True):
         return {"pattern": GPT2_PATTERN, "add_prefix_space": steps[0].get("add_prefix_space", False)}
@@ -137,11 +146,11 @@ def _splitting(node: dict | None) -> dict[str, Any]:
     raise ValueError(f"pre_tokenizer {' + '.join(kinds) or 'none'} is not supported, only byte-level ones")
 
 
-def _affixes(node: dict | None) -> tuple[list[int], list[int]]:
+def affixes(node: dict | None) -> tuple[list[int], list[int]]:
     """Ids that the post-processor puts before and after one text."""
     before: list[int] = []
     after: list[int] = []
-    for step in _steps(node, "processors"):
+    for step in steps_of(node, "processors"):
         if step["type"] == "TemplateProcessing":
             side = before
             for item in step["single"]:

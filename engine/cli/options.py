@@ -19,11 +19,11 @@ PLAIN = (bool, int, float, list[str])  # as they are; what else there is comes a
 
 
 @contextmanager
-def refusals(command: str) -> Iterator[None]:
-    """What cannot be done is said in one line, and the exit status is 1."""
+def refusals(command: str, *also: type[Exception]) -> Iterator[None]:
+    """What cannot be done is said in one line, and the exit status is 1; `also`: further kinds of errors."""
     try:
         yield
-    except (CheckpointError, ValueError) as error:
+    except (CheckpointError, ValueError, *also) as error:
         sys.exit(f"ruvon {command}: {error}")
 
 
@@ -58,11 +58,29 @@ def takes_engine_args(**defaults: Any) -> Callable[[Callable], Callable]:
     return decorate
 
 
+def to_flags(args: EngineArgs) -> list[str]:
+    """What a command line says that means `args`; what is as by default is left out."""
+    flags = []
+    for spec in fields(EngineArgs):
+        value, name = getattr(args, spec.name), spec.name.replace("_", "-")
+        if value == spec.default:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list):
+            flags += [part for one in value for part in (f"--{name}", str(one))]
+        else:
+            flags += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
+    return flags
+
+
 def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
     """A parameter of a function that typer makes this flag from."""
     default = defaults.get(spec.name, spec.default)
     kind, flag = _kind(spec.type), "--" + spec.name.replace("_", "-")
-    names = [flag] if kind is bool and default is False else []  # of an open question, --no-flag is an answer
+    names = (
+        [flag] if kind is bool and spec.default is False else []
+    )  # of an open question, --no-flag is an answer
     literals = [str(choice) for choice in choices(spec.type) if choice is not None]
     help, example = spec.metadata["help"], spec.metadata["example"]
     about = {"help": help, "rich_help_panel": spec.metadata["topic"]}

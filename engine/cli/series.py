@@ -1,9 +1,10 @@
 """`ruvon parts …`: hands over to the checkout's own tool. Part 20's wiring."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
+
+from engine.cli.process import environment
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -17,9 +18,4 @@ def run(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    return subprocess.run([sys.executable, "-m", "parts", *arguments], env=_environment()).returncode
-
-
-def _environment() -> dict[str, str]:
-    paths = [str(CHECKOUT), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return subprocess.run([sys.executable, "-m", "parts", *arguments], env=environment()).returncode

@@ -45,9 +45,10 @@ class ElasticScheduler(ContinuousScheduler):
 
         1. A step of more tokens than there are running requests has a prompt in it: the next has at most
            half as many tokens, but one for each running request. Nobody leaves.
-        2. Else each has one token, and there is one request too many: the running one of the worst rank is
-           preempted. The next step has as many seats, and tokens, as there are running requests left.
-        3. But a request that ran alone, with one token, has no smaller step: it fails.
+        2. Else each has one token at most, and there is one request too many: the running one of the worst
+           rank is preempted. The next step has as many seats, and tokens, as there are running requests left.
+        3. But where one request runs, with one token, there is no smaller step: it fails. (One that runs
+           beside others is not alone, though the step may hold its token only: rule 2.)
         """
         if not is_out_of_memory(error):
             return fail_all(batch, error)

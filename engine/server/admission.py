@@ -49,6 +49,8 @@ class Admitted:
         self._reading: asyncio.Timeout | None = None
         self._latest: RequestOutput | None = None
         self._over = False
+        if admission.all_end:
+            self.end("shutting_down")
 
     def end(self, why: str) -> None:
         """It must be over now."""
@@ -123,6 +125,7 @@ class Admission:
         self.refused, self.cut_short = dict.fromkeys(REFUSED, 0), dict.fromkeys(CUT_SHORT, 0)
         self._admitted: set[Admitted] = set()
         self._gone_at: float | None = None  # when the server will have ended, once it is to end
+        self.all_end = False  # whoever is here, or was being looked at, ends with what they have
 
     async def __aenter__(self) -> Self:
         await self.backend.__aenter__()
@@ -198,7 +201,8 @@ class Admission:
         self._gone_at = asyncio.get_running_loop().time() + seconds
 
     def end_all(self) -> None:
-        """Whoever is still here ends with what they have."""
+        """Whoever is still here ends with what they have, and so does who was just being looked at."""
+        self.all_end = True
         for admitted in list(self._admitted):
             admitted.end("shutting_down")
 

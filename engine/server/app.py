@@ -13,14 +13,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.prompts import Prompt
 from engine.server import answers, errors, sse
 from engine.server.backend import Backend, OutputStream
 from engine.server.errors import RequestError, as_request_error
-from engine.server.gates import ApiKey, AtMost, BodyLimit, RequestId
+from engine.server.gates import ApiKey, AtMost, BodyLimit, KnownHost, RequestId
 from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS
 from engine.server.protocol import CompletionRequest, Completions, SamplingFields
 
@@ -69,7 +68,7 @@ def create_app(
     if api_key:
         app.add_middleware(ApiKey, key=api_key, open_paths=open_paths)
     if allowed_hosts:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*allowed_hosts], www_redirect=False)
+        app.add_middleware(KnownHost, names=allowed_hosts)
     app.add_middleware(RequestId)
 
     @app.get("/health", responses=answers.described(answers.Health) | {503: answers.DOWN})

@@ -22,11 +22,10 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from engine.chat_template import ChatError, ChatTemplate, guarded
+from engine.chat_template import ChatError, ChatTemplate, chat_prompt
 from engine.config import ModelConfig
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
-from engine.decoding.prompts import prompt_token_ids
 from engine.server.answers import described
 from engine.server.app import Extension, complete
 from engine.server.backend import Backend
@@ -212,10 +211,6 @@ def _prompt(
         message = f"model {body.model!r} has no chat template: use /v1/completions"
         raise RequestError(400, message, param="model")
     try:
-        special_tokens = [token.content for token in tokenizer.added.values() if token.special]
-        messages, guard = guarded([message.plain() for message in body.messages], special_tokens)
-        text = template.render(messages)
-        # The template writes special tokens itself: none is added twice, and none comes out of a content.
-        return prompt_token_ids(text, tokenizer, config, add_special_tokens=False, guard=guard)
+        return chat_prompt([message.plain() for message in body.messages], template, tokenizer, config)[1]
     except (ChatError, ParameterError) as error:
         raise RequestError(400, f"messages: {error}", param="messages") from None

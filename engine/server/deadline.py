@@ -12,14 +12,22 @@ import asyncio
 import math
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.server.backend import Backend
 from engine.server.errors import RequestError
 
 HEADER = "X-Request-Timeout"
+PARAMETER = {
+    "name": HEADER,
+    "in": "header",
+    "description": "Seconds from its arrival in which the request must be over",
+    "schema": {"type": "number", "exclusiveMinimum": 0},
+}
 
 
 @dataclass
@@ -53,20 +61,31 @@ class NoteArrival:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            given = dict(scope["headers"]).get(HEADER.lower().encode())
-            _arrival.set(Arrival(asyncio.get_running_loop().time(), given and given.decode("latin-1")))
+            given = Headers(scope=scope).getlist(HEADER)  # said twice, it is no number
+            _arrival.set(Arrival(asyncio.get_running_loop().time(), ", ".join(given) if given else None))
         await self.app(scope, receive, send)
 
 
 def deadlines(app: FastAPI, _: Backend) -> None:
-    """The gate, as an extension of `create_app`."""
+    """The gate, as an extension of `create_app`, and the header in the description of the API."""
     app.add_middleware(NoteArrival)
+    describe = app.openapi
+
+    def described() -> dict[str, Any]:
+        fresh = app.openapi_schema is None  # else it is the one from last time
+        description = describe()
+        for methods in description["paths"].values() if fresh else ():
+            if "post" in methods:
+                methods["post"].setdefault("parameters", []).append(PARAMETER)
+        return description
+
+    app.openapi = described
 
 
 def seconds_given(text: str) -> float:
     """Raises RequestError: not a number of seconds above 0."""
     try:
-        seconds = float(text)
+        seconds = math.nan if "_" in text else float(text)  # 1_000 is Python's, and no client's
     except ValueError:
         seconds = math.nan
     if not seconds > 0:

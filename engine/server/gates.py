@@ -1,4 +1,5 @@
-"""What every request passes before a route sees it: name, key, and bounds on how many and how large. Part 4.
+"""What every request passes before a route sees it: name, host, key, and bounds on how many and how large.
+Part 4.
 
 Plain ASGI, so that nothing stands between a route and its client: whoever wraps `receive` must let a
 disconnect through, or nobody learns that the client has left.
@@ -9,7 +10,8 @@ import uuid
 from collections.abc import Collection
 
 from fastapi import HTTPException
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
@@ -34,6 +36,31 @@ class RequestId:
             await send(message)
 
         await self.app(scope, receive, named)
+
+
+class KnownHost:
+    """Wants a request to be meant for one of `names`: Starlette judges, and the refusal is in our shape."""
+
+    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
+        self.app, self.names = app, list(names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        known = False
+
+        async def let_in(*_: object) -> None:
+            nonlocal known
+            known = True
+
+        async def unsaid(_: Message) -> None:
+            """Starlette's own refusal is plain text."""
+
+        await TrustedHostMiddleware(let_in, self.names, www_redirect=False)(scope, receive, unsaid)
+        if known:
+            return await self.app(scope, receive, send)
+        if scope["type"] == "websocket":
+            return await WebSocketClose(POLICY_VIOLATION)(scope, receive, send)
+        message = f"host={Headers(scope=scope).get('host')!r}: this server is not asked for by that name"
+        await RequestError(400, message, code="unknown_host").response()(scope, receive, send)
 
 
 class ApiKey:

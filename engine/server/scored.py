@@ -172,14 +172,21 @@ def told(sample: CompletionOutput | None) -> int:
     )
 
 
+def _spaces(text: str) -> int:
+    """That it begins with."""
+    return len(text) - len(text.lstrip(" "))
+
+
 def _offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
     """Where each of a prompt's tokens begins in its text. A special token that is not written there, such as
-    one that the tokenizer puts in front, takes no room.
+    one that the tokenizer puts in front, takes no room; nor does a space that it puts there.
     """
-    detokenizer, offsets, at = Detokenizer(tokenizer, skip_special_tokens=False), [], 0
-    for token_id in token_ids:
-        offsets.append(min(at, len(text)))
-        piece = detokenizer.push(token_id)
+    detokenizer, offsets, at, begun = Detokenizer(tokenizer, skip_special_tokens=False), [], 0, False
+    pieces = [detokenizer.push(token_id) for token_id in token_ids]
+    for i, (token_id, piece) in enumerate(zip(token_ids, pieces, strict=True)):
+        if not begun and token_id not in tokenizer.special_ids:
+            begun, at = True, at or _spaces(text) - _spaces("".join(pieces[i:]))
+        offsets.append(min(max(at, 0), len(text)))
         if token_id not in tokenizer.special_ids or text.startswith(piece, at):
             at += len(piece)
     return offsets

@@ -3,12 +3,15 @@
 Promises that a line is in the file as soon as its request has ended, and that once the log is closed the
 lines' nanoseconds add up to the bill. Lines are appended, also to those of an earlier run, and never rotated:
 whoever rotates the file copies and truncates it (logrotate's copytruncate). The lines are written by the
-engine's thread; one that cannot be written is reported in the server's log and left out, and the engine
+engine's thread; one that cannot be written whole is reported in the server's log and left out, and the engine
 goes on. A log belongs to one process.
 """
 
 import csv
+import errno
+import io
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -35,20 +38,27 @@ class CostLog:
     """The open file."""
 
     def __init__(self, path: str | Path, price: Price, api_price: ApiPrice | None = None) -> None:
-        """Raises ValueError: it cannot be opened, or what stands in it is something else."""
+        """Raises ValueError: it cannot be opened or written, or what stands in it is something else."""
         self.price, self.api_price = price, api_price
+        header = _csv(COLUMNS)
         try:
-            self._file = open(path, "a+", newline="", encoding="utf-8")  # noqa: SIM115
+            self._file = open(path, "ab+", buffering=0)  # noqa: SIM115
             self._file.seek(0)
-            header = self._file.readline()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"cost_log={str(path)!r}: {getattr(error, 'strerror', error)}") from error
-        if header and header.rstrip("\r\n") != ",".join(COLUMNS):
-            self._file.close()
-            raise ValueError(f"cost_log={str(path)!r}: the file is no cost log; its first line is another")
-        self._lines = csv.writer(self._file, lineterminator="\n")
-        if not header:
-            self._write(COLUMNS)
+            found = self._file.read(2 * len(header))  # enough to tell, however long the first line is
+            if not found:
+                self._append(header)
+            elif found.splitlines()[0] != header.rstrip():
+                self._file.close()
+                message = f"cost_log={str(path)!r}: the file is no cost log; its first line is another"
+                raise ValueError(message)
+            elif not self._ends_a_line():  # whoever wrote last was cut off
+                self._append(b"\n")
+        except OSError as error:
+            raise ValueError(f"cost_log={str(path)!r}: {error.strerror or error}") from error
+
+    def _ends_a_line(self) -> bool:
+        self._file.seek(-1, os.SEEK_END)
+        return self._file.read(1) == b"\n"
 
     def add(self, account: Account) -> None:
         """The line of a request."""
@@ -95,10 +105,22 @@ class CostLog:
 
     def _write(self, cells: Iterable[object]) -> None:
         try:
-            self._lines.writerow(cells)
-            self._file.flush()
-        except OSError as error:
-            logger.error("cost log: a line is lost: %s", error.strerror)
+            self._append(_csv(cells))
+        except (OSError, ValueError) as error:  # ValueError: a step that came back after the log was closed
+            logger.error("cost log: a line is lost: %s", getattr(error, "strerror", None) or error)
+
+    def _append(self, line: bytes) -> None:
+        """All of it or nothing: half a line would spoil the next. Raises OSError."""
+        written = self._file.write(line)
+        if written < len(line):
+            self._file.truncate(os.fstat(self._file.fileno()).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _csv(cells: Iterable[object]) -> bytes:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(cells)
+    return line.getvalue().encode()
 
 
 def _decimal(dollars: Fraction) -> str:

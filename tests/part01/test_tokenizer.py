@@ -163,21 +163,21 @@ def test_one_letter_repeated_is_merged_as_by_rescanning(pair, length):
 
 
 @pytest.mark.timeout(120)  # the slow way would take hours
-def test_a_long_word_of_a_megabyte_is_encoded(pair):
-    text = "o" * 1_000_000
+def test_a_word_of_200_000_letters_is_encoded(pair):
+    text = "o" * 200_000
     ids = pair.ours.encode(text)
     back = pair.ours.decode(ids) == text
     assert back, "the text of its ids is the word again"
     assert difference(ids, pair.theirs.encode(text).ids) == ""
 
 
-def test_a_megabyte_of_text_has_hugging_faces_ids(pair):
+def test_a_long_text_has_hugging_faces_ids(pair):
     random = Random(3)
-    text = pair.ours.decode(random.choices(range(200, pair.ours.vocab_size - 1), k=300_000)).replace(
+    text = pair.ours.decode(random.choices(range(200, pair.ours.vocab_size - 1), k=90_000)).replace(
         "\ufffd", ""
     )
-    text = text[:1_000_000]
-    assert len(text) == 1_000_000
+    text = text[:300_000]
+    assert len(text) == 300_000
     assert difference(pair.ours.encode(text), pair.theirs.encode(text).ids) == ""
 
 

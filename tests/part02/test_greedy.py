@@ -254,8 +254,8 @@ def test_tokens_of_random_models_equal_hugging_faces(byte_tokenizer, tmp_path, s
 def test_tokens_of_the_trained_model_equal_hugging_faces(trained, prompt):
     model, tokenizer, theirs = trained
     ids = tokenizer.encode(prompt)
-    output = run(FullForward(model), tokenizer, prompt, model.config, max_tokens=120).outputs[0]
-    expected = reference.generate(theirs, ids, max_new_tokens=120)
+    output = run(FullForward(model), tokenizer, prompt, model.config, max_tokens=60).outputs[0]
+    expected = reference.generate(theirs, ids, max_new_tokens=60)
     assert difference(output.token_ids, expected) == ""
     assert len(output.token_ids) > 20
     assert output.text == tokenizer.decode(output.token_ids, skip_special_tokens=True)
@@ -272,13 +272,13 @@ def test_a_story_ends_by_itself_where_hugging_faces_does(trained):
     assert len(output.token_ids) > 100
 
 
-@pytest.mark.parametrize("min_tokens", [40, 120])
+@pytest.mark.parametrize("min_tokens", [10, 40])
 def test_min_tokens_equal_hugging_faces_min_new_tokens(trained, min_tokens):
     model, tokenizer, theirs = trained
     prompt = tokenizer.encode("The end. Tom was happy.")
     output = run(
-        FullForward(model), tokenizer, prompt, model.config, min_tokens=min_tokens, max_tokens=130
+        FullForward(model), tokenizer, prompt, model.config, min_tokens=min_tokens, max_tokens=60
     ).outputs[0]
-    expected = reference.generate(theirs, prompt, min_new_tokens=min_tokens, max_new_tokens=130)
+    expected = reference.generate(theirs, prompt, min_new_tokens=min_tokens, max_new_tokens=60)
     assert difference(output.token_ids, expected) == ""
     assert len(output.token_ids) >= min_tokens

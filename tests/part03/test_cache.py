@@ -98,10 +98,10 @@ def test_the_kernels_result_is_what_the_model_gets(random_model):
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_tokens_equal_those_without_a_cache_and_hugging_faces(trained, prompt):
     model, tokenizer, theirs = trained
-    cached = run(CachedForward(model), tokenizer, prompt, model.config, max_tokens=110)
-    part2 = run(FullForward(model), tokenizer, prompt, model.config, max_tokens=110)
+    cached = run(CachedForward(model), tokenizer, prompt, model.config, max_tokens=60)
+    part2 = run(FullForward(model), tokenizer, prompt, model.config, max_tokens=60)
     assert not (told := parting(cached, part2)), f"the story is not Part 2's: {told}"
-    hugging_face = reference.generate(theirs, tokenizer.encode(prompt), max_new_tokens=110)
+    hugging_face = reference.generate(theirs, tokenizer.encode(prompt), max_new_tokens=60)
     assert not (told := parting(cached, hugging_face)), f"the story is not Hugging Face's: {told}"
 
 

@@ -136,7 +136,13 @@ def test_a_request_must_be_meant_for_one_of_the_allowed_hosts():
             "[::1]:9": 200,
             "evil.example": 400,
         }.items():
-            assert client.get("/v1/models", headers={"host": host}).status_code == status, host
+            answer = client.get("/v1/models", headers={"host": host})
+            assert answer.status_code == status, host
+        assert answer.json()["error"] == {
+            "message": "host='evil.example': this server is not asked for by that name",
+            "type": "invalid_request_error", "param": None, "code": "unknown_host",
+        }  # fmt: skip
+        assert answer.headers["x-request-id"]
 
 
 def test_one_request_too_many_is_told_to_come_again_but_health_is_answered():

@@ -14,7 +14,7 @@ from tests.part15.fakes import PARAMS, TOKENS, Feed, admission, held, output, ru
 SOON = 0.05  # seconds: a deadline that comes while the test waits for it
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", ""])
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", "", "1_0", "1, 2"])
 def test_a_header_that_is_no_number_of_seconds_is_a_400(text):
     with pytest.raises(RequestError, match="above 0 is accepted") as caught:
         seconds_given(text)
@@ -155,6 +155,22 @@ def test_an_end_while_nobody_waits_is_noticed_at_the_next_reading():
             await anext(stream)
         assert caught.value.code == "shutting_down", "the error says why it had to end"
         assert feed.asked == 0, "a request that must end is not begun"
+
+    run(test())
+
+
+def test_an_end_while_a_prompt_is_looked_at_is_noticed_too():
+    async def test():
+        backend = admission()
+        backend.backend.looking = asyncio.Event()
+        asking = asyncio.create_task(backend.generate("a long prompt", PARAMS, "r"))
+        await turns(asking)
+        backend.end_all()
+        backend.backend.looking.set()
+        with pytest.raises(RequestError) as caught:
+            await anext(await asking)
+        assert caught.value.code == "shutting_down", "who was looked at when all had to end is told, too"
+        assert held(backend) == (0, 0)
 
     run(test())
 

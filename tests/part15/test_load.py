@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from benchmarks import load
-from benchmarks.load_client import Target
-from benchmarks.load_plan import Job, endless, poisson, replay
-from benchmarks.load_report import Limits, figures, own_lag, spread, tables
+from engine.load.client import Target
+from engine.load.plan import Job, endless, poisson, replay
+from engine.load.report import Limits, figures, own_lag, spread, tables
 from engine.server.app import create_app
 from tests.part04.serving import ScriptedBackend, serve
 from tests.part15.instant import Script, event, run, words

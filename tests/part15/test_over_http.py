@@ -100,12 +100,25 @@ def test_the_operators_deadline(serving, gate):
         assert answer.json()["error"]["code"] == "queue_timeout", "the operator's bound is the sooner one"
 
 
-def test_a_deadline_that_is_none(serving):
+@pytest.mark.parametrize("given", [["soon"], ["0"], ["1", "1000"]])
+def test_a_deadline_that_is_none(serving, given):
     _, url, _ = serving()
     with http(url) as client:
-        answer = client.post("/v1/completions", json=ASK, headers={"X-Request-Timeout": "soon"})
-        assert answer.status_code == 400
+        headers = [("X-Request-Timeout", one) for one in given]
+        answer = client.post("/v1/completions", json=ASK, headers=headers)
+        assert answer.status_code == 400, "a header that is said twice is no number of seconds either"
         assert answer.json()["error"]["param"] == "X-Request-Timeout"
+        assert ", ".join(given) in answer.json()["error"]["message"]
+
+
+def test_the_description_of_the_api_has_the_header(serving):
+    _, url, _ = serving()
+    with http(url) as client:
+        for _ in range(2):  # the second is the one that was kept
+            paths = client.get("/openapi.json").json()["paths"]
+            found = [one["name"] for one in paths["/v1/completions"]["post"]["parameters"]]
+            assert found == ["X-Request-Timeout"]
+            assert "parameters" not in paths["/v1/models"]["get"], "it does nothing there"
 
 
 @pytest.mark.parametrize("stream", [False, True])

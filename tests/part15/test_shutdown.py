@@ -1,8 +1,17 @@
 """The end of the server: who is here, who comes, and who is not done in time."""
 
+import asyncio
 import json
 
+import pytest
+
+from engine.server.app import create_app
+from engine.server.errors import RequestError
+from engine.server.run import Server, config
+from engine.server.shutdown import LAST_WORDS_SECONDS, TICK, DrainingServer
 from tests.part04.serving import DEADLINE, http, wait_until
+from tests.part15 import instant
+from tests.part15.fakes import admission
 from tests.part15.test_over_http import ASK, TEXT
 
 STREAM = ASK | {"stream": True}
@@ -21,6 +30,39 @@ def first_words(lines) -> str:
         if line and (text := json.loads(line.removeprefix("data: "))["choices"][0]["text"]):
             return text
     raise AssertionError("the stream has ended")
+
+
+@pytest.mark.parametrize(
+    ("here", "happens", "at"), [(0, None, 0), (1, "leaves", 3), (1, "Ctrl-C again", 3), (1, None, 10)]
+)
+def test_how_long_the_door_stays_open(here, happens, at, monkeypatch):
+    """On a clock that jumps: somebody is here or not, and something happens at second 3 of 10."""
+    backend, closed = admission(), []
+
+    async def close(self, sockets=None):
+        closed.append((asyncio.get_running_loop().time(), backend.all_end))
+
+    monkeypatch.setattr(Server, "shutdown", close)
+
+    async def drain():
+        server = DrainingServer(config(create_app(backend), "127.0.0.1", 0), backend, shutdown_timeout=10)
+        assert server.config.timeout_graceful_shutdown == LAST_WORDS_SECONDS, "to read what one is told"
+        backend.room.take(here, 10 * here)
+        draining = asyncio.create_task(server.shutdown())
+        await asyncio.sleep(3)
+        if not draining.done():
+            with pytest.raises(RequestError) as refused:
+                backend.health()
+            assert refused.value.headers["Retry-After"] in ("7", "8"), "when the server will be gone"
+        if happens == "leaves":
+            backend.room.give_back(here, 10 * here)
+        server.force_exit = happens == "Ctrl-C again"
+        await draining
+
+    instant.run(drain())
+    ((when, everybody_told),) = closed
+    assert at <= when <= at + 2 * TICK, "until all are done, or their time is over, or Ctrl-C comes again"
+    assert everybody_told, "whoever is still here is told before connections are closed"
 
 
 def test_running_answers_finish_and_new_requests_are_refused_in_words(serving, gate):

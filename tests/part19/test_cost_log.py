@@ -82,14 +82,62 @@ def test_a_file_that_is_something_else_is_left_alone(tmp_path):
             CostLog(wrong, PRICE)
 
 
-def test_a_line_that_cannot_be_written_is_reported_and_the_engine_goes_on(tmp_path, caplog, monkeypatch):
-    log = CostLog(tmp_path / "costs.csv", PRICE)
+@pytest.mark.parametrize("zeros", [b"\0" * 10**6, b"\n"])
+def test_a_file_without_a_first_line_is_no_cost_log(tmp_path, zeros):
+    (tmp_path / "disk").write_bytes(zeros)
+    with pytest.raises(ValueError, match="the file is no cost log"):
+        CostLog(tmp_path / "disk", PRICE)
 
-    class Full:
-        def writerow(self, cells):
+
+class Disk:
+    """The open file of a log, on a disk with room for so many bytes."""
+
+    def __init__(self, log: CostLog, room: int) -> None:
+        self.file, self.room = log._file, room
+        log._file = self
+
+    def write(self, line: bytes) -> int:
+        if not self.room:
             raise OSError(28, "No space left on device")
+        written = self.file.write(line[: self.room])
+        self.room -= written
+        return written
 
-    monkeypatch.setattr(log, "_lines", Full())
+    def __getattr__(self, name: str):
+        return getattr(self.file, name)
+
+
+@pytest.mark.parametrize("room", [0, 1, 20])
+def test_a_line_that_cannot_be_written_is_reported_and_the_engine_goes_on(tmp_path, caplog, room):
+    log = CostLog(tmp_path / "costs.csv", PRICE)
+    log.add(account("a"))
+    disk = Disk(log, room)
     with caplog.at_level(logging.ERROR):
-        log.add(account("a"))
+        log.add(account("lost"))
     assert "cost log: a line is lost: No space left on device" in caplog.text
+    disk.room = 10**6
+    log.add(account("b"))
+    log.close(a_bill(idle=1))
+    assert [row["request_id"] for row in rows(tmp_path / "costs.csv")] == ["a", "b", ""], (
+        "what is lost is lost whole: no half line, and nothing that comes later"
+    )
+
+
+def test_a_line_that_was_cut_off_spoils_no_other(tmp_path):
+    """The machine went down while a line was written."""
+    path = tmp_path / "costs.csv"
+    log = CostLog(path, PRICE)
+    log.add(account("a"))
+    log.close(a_bill())
+    path.write_text(path.read_text() + "2026-11-22T07:")
+    log = CostLog(path, PRICE)
+    log.add(account("b"))
+    assert [row["request_id"] for row in rows(path)] == ["a", None, "b"]
+
+
+def test_a_step_that_comes_back_after_the_log_was_closed_is_said(tmp_path, caplog):
+    log = CostLog(tmp_path / "costs.csv", PRICE)
+    log.close(a_bill())
+    with caplog.at_level(logging.ERROR):
+        log.add(account("late"))
+    assert "cost log: a line is lost" in caplog.text

@@ -204,6 +204,17 @@ def test_who_was_there_before_the_meter_is_nobody_s(played):
     assert played.meter.read().requests == 0
 
 
+def test_a_step_that_lands_behind_a_look_has_no_time_left(played):
+    """Its request had left, so the time up to the look is idle; the step ended before it."""
+    one = Asked("a")
+    played.arrive(0, one)
+    played.step(0, 1, {one: 10})
+    played.finish(2, one, "abort")
+    assert played.seconds(5) == {"input": 1, "idle": 4}
+    played.step(1, 4, {one: 1})
+    assert played.seconds(6) == {"input": 1, "idle": 5}, "each second once: the hand never goes back"
+
+
 def test_looking_changes_nothing(played):
     one = Asked("a")
     played.seconds(1)

@@ -113,8 +113,8 @@ def test_parts_in_an_installed_package_says_what_it_needs(monkeypatch, tmp_path,
     assert "Clone the repository" in capsys.readouterr().err
 
 
-def test_demo_tells_a_story_and_its_speed_and_ends():
-    done = ruvon("demo", "--max-tokens", "30")
+def test_a_story_is_told_with_its_speed_and_ends():
+    done = ruvon("demo", "--story", "--max-tokens", "30")
     assert done.returncode == 0
     assert "Max had a red ball" in done.stdout
     assert "tokens/s" in done.stdout

@@ -14,7 +14,7 @@ from engine.attention.kernels import NAMES
 from engine.cache.paged import PreemptionMode
 from engine.cli import generate, serve
 from engine.cli.main import app
-from engine.cli.options import takes_engine_args
+from engine.cli.options import takes_engine_args, to_flags
 from engine.engine_args import choices
 
 COMMANDS = typer.main.get_command(app).commands
@@ -83,3 +83,29 @@ def test_a_mapping_is_given_as_json():
     assert made == [{"num_speculative_tokens": 2}]
     with pytest.raises(SystemExit, match=r"ruvon command: --speculative-config: not JSON: .*"):
         command(**given | {"speculative_config": "{2}"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"model": "x", "max_num_seqs": 3, "enforce_eager": True, "enable_prefix_caching": False},
+        {"async_scheduling": True, "swap_space": 0.5, "preemption_mode": "swap", "kv_cache": "paged"},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+    ],
+    ids=str,
+)
+def test_flags_made_from_arguments_mean_them(options):
+    made = []
+    other = typer.Typer()
+
+    @other.command()
+    @takes_engine_args()
+    def command(args: EngineArgs) -> None:
+        made.append(args)
+
+    args = EngineArgs(**options)
+    assert len(to_flags(args)) <= 2 * len(options), "what is as by default is left out"
+    with pytest.raises(SystemExit):
+        other(to_flags(args), prog_name="x")
+    assert made == [args]

@@ -64,7 +64,7 @@ def test_params_and_prompts_must_be_as_many(llm):
         llm.generate(["a", "b"], [greedy()])
 
 
-@pytest.mark.parametrize("prompt", [5, {"text": "a"}, [5, 6], None])
+@pytest.mark.parametrize("prompt", [5.5, {"text": "a"}, ["a", 5], None])
 def test_a_prompt_of_another_kind_is_refused(llm, prompt):
     with pytest.raises(ParameterError, match="prompt"):
         llm.generate([prompt], greedy())

@@ -1,4 +1,6 @@
-"""Every pair of options that change how a step is computed, and not what: the same greedy tokens."""
+"""Every pair of options that change how a step is computed, and not what: the same greedy tokens, of each
+architecture.
+"""
 
 import random
 from functools import partial
@@ -12,8 +14,10 @@ pytest.importorskip("triton", reason="needs the package triton")
 from engine import LLM, SamplingParams
 from engine.ahead import AheadEngine
 from engine.cache.paged import PagedCache
+from engine.config import ModelConfig
 from engine.graphs import GraphForward
 from tests.part01 import reference
+from tests.part20.reference import random_model
 
 GPU = torch.cuda.is_available()
 FACTORS = {
@@ -78,12 +82,24 @@ PROMPTS = [[2, 4, 6], [*SAME, 11], [*SAME, 12, 13, 14, 15], [50, 40, 30, 20, 10]
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> tuple:
+def made(family: str):
+    """A random model of 32 numbers a token, by Hugging Face. A head tied to the embedding would repeat what
+    it reads. Four query heads share two key heads, where the architecture has that.
+    """
+    if family == "gpt2":
+        shape = {"vocab_size": VOCAB, "n_embd": 32, "n_head": 2, "n_positions": MAX_LEN}
+        return reference.random_gpt2(**shape, tie_word_embeddings=False)
+    # Heads of 16 numbers are the narrowest that `LlamaRows` takes: Qwen3's steps are its.
+    head_dim = 16 if family == "qwen3" else 8
+    shape = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "head_dim": head_dim}
+    return random_model(family, seed=24, **shape, num_hidden_layers=1, max_position_embeddings=MAX_LEN)
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama", "qwen3"])
+def checkpoint(request, tmp_path_factory) -> tuple:
     """A folder, and what Hugging Face says to each prompt."""
-    shape = {"vocab_size": VOCAB, "n_embd": 32, "n_head": 2, "n_positions": MAX_LEN}
-    theirs = reference.random_gpt2(**shape, tie_word_embeddings=False)  # tied, it would repeat itself
-    folder = reference.save(theirs, tmp_path_factory.mktemp("gpt2"), tokenizer=True)
+    theirs = made(request.param)
+    folder = reference.save(theirs, tmp_path_factory.mktemp(request.param), tokenizer=True)
     told = [greedy(theirs, prompt) for prompt in PROMPTS]
     assert all(len(set(tokens)) > 3 for tokens in told), "they tell a mistake"
     return folder, told
@@ -108,7 +124,7 @@ class Watched:
             options |= {"block_size": P, "enable_prefix_caching": chosen["prefix_cache"]}
             options |= {"preemption_mode": chosen["preempted"]}
             options |= {"swap_space": 0.001} if chosen["preempted"] == "swap" else {}
-        token_bytes = 2 * 2 * 32 * 4  # keys and values, layers, width, fp32
+        token_bytes = ModelConfig.from_pretrained(folder).kv_bytes_per_token(4)  # fp32
         self.llm = LLM(
             folder, device=device, dtype="float32", max_model_len=MAX_LEN, max_num_seqs=SEATS,
             enforce_eager=not chosen["graphs"],

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from benchmarks.load_process import served
 from benchmarks.soak import soak
+from engine.cli.process import served
 
 CLIENTS, VISITS, SEED = 12, 15, 15
 

@@ -16,14 +16,14 @@ from random import Random
 import httpx
 import pytest
 
-from benchmarks.load import client
-from benchmarks.load_client import OK, Seen, Target
-from benchmarks.load_plan import Job
 from benchmarks.load_process import Held, at_rest, held, more
 from engine import LLM, SamplingParams
 from engine.async_engine import AsyncLLMEngine
 from engine.compose import build_engine
 from engine.engine_args import EngineArgs
+from engine.load.client import OK, Seen, Target
+from engine.load.plan import Job
+from engine.load.run import client
 from engine.server.app import create_app
 from engine.telemetry.metrics import EngineMetrics
 from engine.telemetry.routes import telemetry

@@ -14,15 +14,16 @@ TOOLS = Path(__file__).parents[2] / ".tools"
 
 def program(name: str) -> str:
     """Where it is. Skips the test without it, with the reason; fails it where RUVON_REQUIRE_TOOLS is set."""
-    return _needed(name, shutil.which(name))
+    return needed(name, shutil.which(name))
 
 
 def axe_core() -> str:
     """Its source: finds what of WCAG's rules a page breaks. Skips or fails as `program`."""
-    return Path(_needed("axe-core", next(TOOLS.glob("axe-core-*.js"), None))).read_text(encoding="utf-8")
+    return Path(needed("axe-core", next(TOOLS.glob("axe-core-*.js"), None))).read_text(encoding="utf-8")
 
 
-def _needed(name: str, found, how: str = INSTALL):
+def needed(name: str, found, how: str = INSTALL):
+    """What was found. Skips or fails as `program`."""
     if not found:
         assert not os.environ.get("RUVON_REQUIRE_TOOLS"), f"{name} is not here; {how}"
         pytest.skip(f"needs {name}; {how}")
@@ -32,7 +33,7 @@ def _needed(name: str, found, how: str = INSTALL):
 @pytest.fixture
 def streamlit() -> None:
     """Skips or fails as `program` where the extra `ui` is not installed."""
-    _needed("streamlit", importlib.util.find_spec("streamlit"), "pip install 'ruvon[ui]'")
+    needed("streamlit", importlib.util.find_spec("streamlit"), "pip install 'ruvon[ui]'")
 
 
 ARGUMENTS = [

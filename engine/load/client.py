@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from benchmarks.load_plan import Job
+from engine.load.plan import Job
 
 OK, TIMEOUT, UNREACHABLE, BROKEN, ERROR_EVENT, GARBLED = (
     "ok", "timeout", "no connection", "broken off", "error event", "no OpenAI stream",
@@ -113,7 +113,7 @@ async def _read(received: AsyncIterator[bytes], seen: Seen) -> None:
     """Fill in `seen` from a stream. Without [DONE] and a finish_reason, it was broken off."""
     now = asyncio.get_running_loop().time
     pieces, finished, done, failed = [], False, False, False
-    async for data in _events(received):
+    async for data in events(received):
         if data == b"[DONE]":
             done = True
             continue
@@ -132,7 +132,7 @@ async def _read(received: AsyncIterator[bytes], seen: Seen) -> None:
     seen.outcome = ERROR_EVENT if failed else OK if done and finished else BROKEN
 
 
-async def _events(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def events(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """What stands behind `data:`, line by line. Lines end with \\n here and nowhere else: a text may hold
     other characters that a `splitlines` would take for an end.
     """

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.load_client import Seen
+from engine.load.client import Seen
 
 LATENCIES = ("ttft", "tpot", "e2e")
 TITLES = {"ttft": "time to first text", "tpot": "time per output token", "e2e": "whole answer"}

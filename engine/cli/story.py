@@ -1,0 +1,65 @@
+"""`ruvon demo --story`: one story, in this process: tokens, ids, and how fast. Part 20's wiring."""
+
+from itertools import cycle
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from engine.decoding.params import SamplingParams
+from engine.engine_args import EngineArgs
+from engine.llm import LLM
+
+PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
+
+
+def run(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
+    """Load, show the prompt's tokens, stream a story, and say how fast it was. Ends by itself."""
+    console = Console()
+    console.print(
+        Panel.fit("[bold]ruvon[/]: a transformer tells a story, on this machine, through our own engine")
+    )
+
+    with console.status(f"Loading {args.model}"):
+        llm = LLM(**vars(args))
+    config = llm.config
+    console.print(
+        f"[bold]1. Model[/]   {args.model}: {config.model_type}, {config.num_layers} layers, "
+        f"{config.hidden_size} wide, {config.vocab_size:,} tokens in its vocabulary, "
+        f"loaded in {llm.load_seconds:.2f} s\n"
+    )
+
+    console.print("[bold]2. Tokens[/]  The model does not read letters. This is your prompt as it sees it:\n")
+    console.print(_tokens(llm, prompt))
+
+    console.print(
+        "\n[bold]3. Story[/]   One token at a time, each the likeliest after all before it (greedy):\n"
+    )
+    console.print(prompt, style="bold", end="", highlight=False)
+    shown = 0
+    for output in llm.stream(prompt, SamplingParams(temperature=0, max_tokens=max_tokens)):
+        story = output.outputs[0]
+        print(story.text[shown:], end="", flush=True)  # rich would take longer over a token than the model
+        shown = len(story.text)
+
+    stats = output.stats
+    why = {"stop": "the model ended the story", "length": "it reached --max-tokens"}[story.finish_reason]
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_row("prompt", f"{len(llm.tokenizer.encode(prompt))} tokens")
+    table.add_row("output", f"{len(stats.token_times)} tokens ({why})")
+    table.add_row("time to first token", f"{stats.time_to_first_token * 1e3:.1f} ms")
+    table.add_row("time per output token", f"{stats.time_per_output_token * 1e3:.2f} ms")
+    table.add_row("speed", f"{stats.tokens_per_second:,.0f} tokens/s")
+    console.print("\n\n[bold]4. Speed[/]")
+    console.print(table)
+    console.print("\nNext: [cyan]python -m parts list[/] shows how this is built, part by part.")
+
+
+def _tokens(llm: LLM, prompt: str) -> Text:
+    """The prompt's tokens in alternating colours, each followed by its id."""
+    text = Text()
+    for token_id, colour in zip(llm.tokenizer.encode(prompt), cycle(["cyan", "magenta", "yellow", "green"])):
+        text.append(llm.tokenizer.decode([token_id]).replace(" ", "·"), style=f"bold {colour}")
+        text.append(f" {token_id}  ", style="dim")
+    return text

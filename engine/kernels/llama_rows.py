@@ -1,0 +1,186 @@
+"""A decode step of Llama or Qwen3: PyTorch's matrix products, and Triton for all between them. Part 20.
+
+Promises the model's own logits up to rounding: the residual sum is kept in fp32. Where the model's file has a
+kernel for each small thing, this has four between the products: the residual sum with its norm; norm, turn
+and store of a token's heads (queries and keys are turned, keys and values go to their page); attention over
+pages (Part 13's); and silu with its product.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from engine import graphs
+from engine.cache.paged import PagedCache
+from engine.kernels.paged_attention import num_splits, paged_attention
+
+MIN_HEAD_DIM = 16
+COLS = 1024  # numbers of the MLP's inner layer that a program takes
+
+
+def steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int], graphs.Step]:
+    """How a step of so many rows is computed: by this file if the model is one that it knows, else as Part 13
+    does. For `GraphForward(make_steps=)`.
+    """
+    if not LlamaRows.fits(model):
+        return graphs.steps(model, cache, max_rows)
+    step = LlamaRows(model, list(cache.keys), list(cache.values), max_rows)
+    return lambda rows: step
+
+
+class LlamaRows:
+    """The forward pass of the next tokens of S ≤ max_rows sequences, over buffers whose addresses stay."""
+
+    def __init__(self, model: nn.Module, keys: list[Tensor], values: list[Tensor], max_rows: int) -> None:
+        """keys and values by layer: [B, P, Hkv, Dh]."""
+        config = self.config = model.config
+        device, dtype = model.embed.weight.device, model.embed.weight.dtype
+        D, inner, Dh = config.hidden_size, config.intermediate_size, config.head_dim
+        empty = partial(torch.empty, device=device, dtype=dtype)
+        self.model, self.keys, self.values = model, keys, values
+        self.x = torch.empty(max_rows, D, device=device)
+        self.normed, self.product = empty(max_rows, D), empty(max_rows, D)
+        self.qkv = empty(max_rows, (config.num_heads + 2 * config.num_kv_heads) * Dh)
+        self.q = empty(max_rows, config.num_heads, Dh)
+        self.gate_up, self.inner = empty(max_rows, 2 * inner), empty(max_rows, inner)
+        self.logits = empty(max_rows, config.vocab_size)
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Whether this is a model whose arithmetic is written down here: without biases, and with linear
+        layers as they were loaded.
+        """
+        config = model.config
+        if config.model_type not in ("llama", "qwen3") or config.attention_bias or config.mlp_bias:
+            return False
+        layers = [(b.attention.qkv, b.attention.proj, b.mlp.gate_up, b.mlp.down) for b in model.blocks]
+        plain = all(isinstance(layer, nn.Linear) for four in layers for layer in four)
+        power_of_two = config.head_dim == triton.next_power_of_2(config.head_dim) >= MIN_HEAD_DIM
+        return plain and isinstance(model.head, nn.Linear) and power_of_two
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
+    ) -> Tensor:
+        """Each [S], tables[S, W] -> logits[S, V]. A slot of -1 or a length of 0: nobody is there."""
+        model, config, S = self.model, self.config, len(token_ids)
+        D, eps = config.hidden_size, config.norm_eps
+        shape = {"D": D, "PADDED": triton.next_power_of_2(D), "num_warps": 4}
+        x, normed, product = self.x, self.normed[:S], self.product[:S]
+        cos, sin = config.rope.angles(positions, model.frequencies, torch.float32)  # [S, 1, Dh/2] each
+        splits = num_splits(S, config.num_kv_heads, lens.device)
+        norms = [norm.weight for block in model.blocks for norm in (block.norm1, block.norm2)]
+        norms.append(model.norm.weight)
+        _embed_norm[(S,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
+        for layer, block in enumerate(model.blocks):
+            keys, values = self.keys[layer], self.values[layer]
+            q = self._heads(normed, block.attention, keys, values, slots, cos, sin)
+            attended = paged_attention(q, keys, values, tables, lens, splits)  # [S, Hq, Dh]
+            torch.mm(attended.view(S, -1), block.attention.proj.weight.t(), out=product)
+            _add_norm[(S,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
+            torch.mm(self._gated(normed, block.mlp), block.mlp.down.weight.t(), out=product)
+            _add_norm[(S,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
+        return torch.mm(normed, model.head.weight.t(), out=self.logits[:S])
+
+    def _heads(
+        self, normed: Tensor, attention: nn.Module, keys: Tensor, values: Tensor, slots: Tensor, cos: Tensor,
+        sin: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """normed[S, D] -> q[S, Hq, Dh], turned; keys and values are in their slots."""
+        config, S = self.config, len(normed)
+        qkv, q = torch.mm(normed, attention.qkv.weight.t(), out=self.qkv[:S]), self.q[:S]
+        gains = (attention.q_norm.weight, attention.k_norm.weight) if config.qk_norm else (None, None)
+        Hq, Hkv = config.num_heads, config.num_kv_heads
+        _turn_and_store[(Hq + 2 * Hkv, S)](
+            qkv, q, keys, values, slots, cos, sin, *gains, config.norm_eps,
+            HQ=Hq, HKV=Hkv, HALF=config.head_dim // 2, NORM=config.qk_norm, num_warps=1,
+        )  # fmt: skip
+        return q
+
+    def _gated(self, normed: Tensor, mlp: nn.Module) -> Tensor:
+        """normed[S, D] -> silu(gate) · up, [S, inner]."""
+        S, inner = len(normed), self.config.intermediate_size
+        gate_up, out = torch.mm(normed, mlp.gate_up.weight.t(), out=self.gate_up[:S]), self.inner[:S]
+        _silu_mul[(triton.cdiv(inner, COLS), S)](gate_up, out, N=inner, COLS=COLS, num_warps=4)
+        return out
+
+
+@triton.jit
+def _store_norm(a, gain, normed, row, i, eps, D: tl.constexpr):
+    """normed[row] = a[PADDED] (0 beyond D) divided by its root mean square, times gain."""
+    rstd = tl.rsqrt(tl.sum(a * a, 0) / D + eps)
+    g = tl.load(gain + i, mask=i < D, other=0.0).to(tl.float32)
+    tl.store(normed + row * D + i, (a * rstd * g).to(normed.dtype.element_ty), mask=i < D)
+
+
+@triton.jit
+def _embed_norm(token_ids, embed, x, gain, normed, eps, D: tl.constexpr, PADDED: tl.constexpr):
+    """x[S, D] = embed[token]; normed = norm(x)."""
+    row, i = tl.program_id(0), tl.arange(0, PADDED)
+    token = tl.load(token_ids + row).to(tl.int64)
+    a = tl.load(embed + token * D + i, mask=i < D, other=0.0).to(tl.float32)
+    tl.store(x + row * D + i, a, mask=i < D)
+    _store_norm(a, gain, normed, row, i, eps, D)
+
+
+@triton.jit
+def _add_norm(x, product, gain, normed, eps, D: tl.constexpr, PADDED: tl.constexpr):
+    """x[S, D] += product; normed = norm(x)."""
+    row, i = tl.program_id(0), tl.arange(0, PADDED)
+    a = tl.load(x + row * D + i, mask=i < D, other=0.0)
+    a += tl.load(product + row * D + i, mask=i < D, other=0.0).to(tl.float32)
+    tl.store(x + row * D + i, a, mask=i < D)
+    _store_norm(a, gain, normed, row, i, eps, D)
+
+
+@triton.jit
+def _turn_and_store(
+    qkv, q, keys, values, slots, cos, sin, q_gain, k_gain, eps,
+    HQ: tl.constexpr, HKV: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Program (head, sequence): one head of the new token's qkv[S, (HQ + 2 HKV) · Dh], Dh = 2 HALF.
+
+    A query goes to q[S, HQ, Dh], a key or a value to slot slots[S] of its pages, unless that is -1. Queries
+    and keys are normed (NORM) and turned on the way, by cos and sin[S, HALF].
+    """
+    head, row, i = tl.program_id(0), tl.program_id(1), tl.arange(0, HALF)
+    own = qkv + (row * (HQ + 2 * HKV) + head) * 2 * HALF + i
+    a, b = tl.load(own).to(tl.float32), tl.load(own + HALF).to(tl.float32)
+    if head < HQ + HKV:
+        if NORM:
+            rstd = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / (2 * HALF) + eps)
+            gain = q_gain + i if head < HQ else k_gain + i
+            a *= rstd * tl.load(gain).to(tl.float32)
+            b *= rstd * tl.load(gain + HALF).to(tl.float32)
+        c, s = tl.load(cos + row * HALF + i), tl.load(sin + row * HALF + i)
+        turned = a * c - b * s
+        b = b * c + a * s
+        a = turned
+    dtype: tl.constexpr = q.dtype.element_ty
+    a, b = a.to(dtype), b.to(dtype)
+    if head < HQ:
+        out = q + (row * HQ + head) * 2 * HALF + i
+        tl.store(out, a)
+        tl.store(out + HALF, b)
+    else:
+        slot = tl.load(slots + row).to(tl.int64)
+        place = (slot * HKV + (head - HQ) % HKV) * 2 * HALF + i
+        is_key = head < HQ + HKV
+        tl.store(keys + place, a, mask=(slot >= 0) & is_key & (i < HALF))
+        tl.store(keys + place + HALF, b, mask=(slot >= 0) & is_key & (i < HALF))
+        tl.store(values + place, a, mask=(slot >= 0) & (head >= HQ + HKV) & (i < HALF))
+        tl.store(values + place + HALF, b, mask=(slot >= 0) & (head >= HQ + HKV) & (i < HALF))
+
+
+@triton.jit
+def _silu_mul(gate_up, out, N: tl.constexpr, COLS: tl.constexpr):
+    """out[S, N] = silu(gate) · up, of gate_up[S, 2 N]."""
+    row, col = tl.program_id(1), tl.program_id(0) * COLS + tl.arange(0, COLS)
+    own = gate_up + row.to(tl.int64) * 2 * N + col
+    gate = tl.load(own, mask=col < N, other=0.0).to(tl.float32)
+    up = tl.load(own + N, mask=col < N, other=0.0).to(tl.float32)
+    value = gate * tl.sigmoid(gate) * up
+    tl.store(out + row.to(tl.int64) * N + col, value.to(out.dtype.element_ty), mask=col < N)

@@ -1,0 +1,148 @@
+"""Rotary position embedding (RoPE): a token's place, told by turning its queries and keys. Part 20.
+
+Numbers i and i + Dh/2 of a head are a point in the plane, and the token at position p turns it by the angle
+p · f[i]. A query's product with a key then depends on how far apart the two are, not on where they stand.
+Nothing is learned and there is no table of positions. Promises Hugging Face's numbers for the ways in which
+Llama and Qwen3 checkpoints stretch the frequencies f to longer texts than they were trained on; other ways
+are refused by name. Sources: Su et al. 2021, https://arxiv.org/abs/2104.09864; YaRN: Peng et al. 2023,
+https://arxiv.org/abs/2309.00071.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint import CheckpointError
+
+DEFAULT_THETA = 10_000.0
+
+
+@dataclass(frozen=True)
+class Rope:
+    """How fast each pair of numbers turns."""
+
+    frequencies: tuple[float, ...]  # [Dh/2]: radians per position
+    scale: float = 1.0  # of what is turned, queries and keys alike
+
+    def angles(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """positions[T], `frequencies` as fp32[Dh/2] on their device -> cosines and sines, [T, 1, Dh/2] each:
+        once a step, for all layers.
+        """
+        turned = (positions[:, None].float() * frequencies)[:, None]  # [T, 1, Dh/2]
+        return (turned.cos() * self.scale).to(dtype), (turned.sin() * self.scale).to(dtype)
+
+
+def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """x[T, H, Dh] -> the same, each head's pairs (i, i + Dh/2) turned by the token's angles."""
+    cos, sin = angles  # [T, 1, Dh/2]
+    a, b = x.chunk(2, dim=-1)  # [T, H, Dh/2] each
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def rope_from(raw: dict, head_dim: int) -> Rope:
+    """What config.json says: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`.
+
+    Raises CheckpointError for a way of scaling that is not computed here, or a number it lacks.
+    """
+    if head_dim % 2:
+        raise CheckpointError(f"head_dim={head_dim} is odd: rotary embeddings need pairs")
+    settings = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(settings, dict) or any(isinstance(value, dict) for value in settings.values()):
+        raise CheckpointError(f"rope_parameters={settings!r} is not supported, only one set for all layers")
+    settings = {"rope_theta": raw.get("rope_theta") or DEFAULT_THETA} | settings
+    if (share := settings.get("partial_rotary_factor", raw.get("partial_rotary_factor"))) not in (None, 1):
+        raise CheckpointError(f"partial_rotary_factor={share} is not supported, only 1")
+    kind = settings.get("rope_type") or settings.get("type") or "default"
+    if kind not in SCALINGS:
+        raise CheckpointError(f"rope_type={kind!r} is not supported, only {', '.join(SCALINGS)}")
+    longest = raw["max_position_embeddings"]
+    trained = raw.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
+    settings |= {"original_max_position_embeddings": trained or longest, "longest": longest}
+    # fp32 all along, as Hugging Face: a frequency that differs in its last bit shows at position 100,000.
+    theta, pairs = _number(settings, "rope_theta"), torch.arange(0, head_dim, 2, dtype=torch.float)
+    periods = theta ** (pairs / head_dim)  # [Dh/2]: positions until a pair has turned by 1
+    frequencies, scale = SCALINGS[kind](periods, settings)
+    return Rope(tuple(frequencies.tolist()), scale)
+
+
+def _number(settings: dict, name: str, default: float | None = None) -> float:
+    value = settings.get(name)
+    value = default if value is None else value
+    if value is None:
+        raise CheckpointError(f"rope_parameters has no {name!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise CheckpointError(f"rope_parameters: {name}={value!r}: a number above 0 is accepted")
+    return value
+
+
+def _default(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
+    return 1.0 / periods, 1.0
+
+
+def _linear(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
+    """Everything turns slower by `factor`: as if the positions were closer together."""
+    return 1.0 / periods / _number(settings, "factor"), 1.0
+
+
+def _llama3(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
+    """What turns fast stays, since it tells neighbours apart; what has not come round once in the text it
+    was trained on turns slower by `factor`; between the two, some of both.
+    """
+    factor, trained = _number(settings, "factor"), _number(settings, "original_max_position_embeddings")
+    low, high = _number(settings, "low_freq_factor"), _number(settings, "high_freq_factor")
+    if low >= high:
+        raise CheckpointError(f"rope_parameters: low_freq_factor={low} must be below high_freq_factor={high}")
+    plain = 1.0 / periods
+    wavelength = 2 * math.pi / plain  # positions until it has come round
+    slow = torch.where(wavelength > trained / low, plain / factor, plain)
+    share = (trained / wavelength - low) / (high - low)
+    between = (wavelength >= trained / high) & (wavelength <= trained / low)
+    return torch.where(between, (1 - share) * slow / factor + share * slow, slow), 1.0
+
+
+def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
+    """As Llama 3's, with the border by the number of turns in the text it was trained on, a straight ramp
+    over the pairs between, and queries and keys a little longer, for sharper attention over more keys.
+    """
+    trained = _number(settings, "original_max_position_embeddings")
+    factor = _number(settings, "factor", settings["longest"] / trained)
+    Dh, theta = 2 * len(periods), _number(settings, "rope_theta")
+
+    def pair_of(turns: float) -> float:
+        """Which pair turns so often, as a number between pairs."""
+        return Dh * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = (pair_of(_number(settings, name, turns)) for name, turns in YARN_TURNS.items())
+    if settings.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, Dh - 1)
+    ramp = (torch.arange(Dh // 2, dtype=torch.float) - low) / (high - low or 0.001)
+    fast = 1 - ramp.clamp(0, 1)  # [Dh/2]: 1 where nothing is slowed down
+    slow = 1.0 / (factor * periods)
+    return slow * (1 - fast) + 1.0 / periods * fast, _yarn_scale(factor, settings)
+
+
+YARN_TURNS = {"beta_fast": 32.0, "beta_slow": 1.0}
+
+
+def _yarn_scale(factor: float, settings: dict) -> float:
+    def longer(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if settings.get("attention_factor") is not None:
+        return float(_number(settings, "attention_factor"))
+    if settings.get("mscale") and settings.get("mscale_all_dim"):
+        return longer(_number(settings, "mscale")) / longer(_number(settings, "mscale_all_dim"))
+    return longer(1.0)
+
+
+# (positions until each pair has turned by 1, [Dh/2]; what config.json says) -> frequencies[Dh/2], scale
+SCALINGS: dict[str, Callable[[Tensor, dict], tuple[Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

@@ -1,0 +1,14 @@
+"""Sphinx: the articles and notebooks as a site. tools/build_site.py lays out what it reads."""
+
+project = html_title = "ruvon"
+author = copyright = "the authors of ruvon"
+extensions = ["myst_nb"]
+nb_execution_mode = "off"  # their outputs are committed, and compared by nbval
+nb_merge_streams = True
+myst_heading_anchors = 4
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["ruvon.css"]
+html_use_index = html_copy_source = html_show_sourcelink = html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+pygments_style, pygments_dark_style = "friendly", "monokai"

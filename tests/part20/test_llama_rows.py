@@ -1,0 +1,111 @@
+"""A decode step of Llama or Qwen3 in few kernels: the logits and keys of the model's own forward pass."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs the package triton")
+
+from engine.cache.paged import PagedCache
+from engine.graphs import ModelStep
+from engine.kernels.llama_rows import LlamaRows, steps
+from engine.layers.packed_linear import Transposed
+from engine.layers.replace import replace_linears
+from engine.models.loader import load_model
+from tests.part01.reference import save
+from tests.part13.test_many_rows import TOLERANCE, VOCAB, Step
+from tests.part13.test_paged_attention import DEVICE
+from tests.part20.reference import random_model
+
+TIED = {"tie_word_embeddings": True}
+MODELS = {
+    "llama, two layers": ("llama", {"head_dim": 16, "num_hidden_layers": 2}),
+    "a key head each, tied": ("llama", {"head_dim": 16, "num_key_value_heads": 4} | TIED),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3, wide heads, yarn": (
+        "qwen3",
+        {
+            "head_dim": 32, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 1100,
+            "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        },
+    ),
+}  # fmt: skip
+OTHERS = {
+    "biases": ("llama", {"head_dim": 16, "attention_bias": True}),
+    "biases in the mlp": ("llama", {"head_dim": 16, "mlp_bias": True}),
+    "narrow heads": ("llama", {"head_dim": 8}),
+    "heads of no power of two": ("qwen3", {"head_dim": 24}),
+}
+
+
+def made(family: str, settings: dict, folder):
+    theirs = random_model(family, **{"vocab_size": VOCAB, "num_hidden_layers": 1} | settings)
+    return load_model(save(theirs, folder), DEVICE, "float32")
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request, tmp_path_factory):
+    return made(*MODELS[request.param], tmp_path_factory.mktemp("model"))
+
+
+class RowsStep(Step):
+    def check(self, max_rows: int) -> None:
+        memory = self.memory.clone()
+        step = LlamaRows(self.model, list(memory[0]), list(memory[1]), max_rows)
+        inputs = self.token_ids, self.positions, self.slots, self.tables, self.context
+        with torch.inference_mode():
+            logits, stored = self.want()
+            for _ in range(2):  # a second run over the same buffers: nothing is left behind by the first
+                got = step(*inputs)[self.live]
+                assert torch.allclose(got, logits, atol=TOLERANCE), "each row's logits are the model's"
+        assert torch.allclose(memory, stored, atol=1e-5), (
+            "the new tokens' keys and values lie in their slots, and nothing else has changed"
+        )
+
+
+def test_logits_and_stored_keys_are_the_models(model):
+    """A length of 0 is nobody's row, and changes nothing."""
+    RowsStep(model, [0, 18, 1]).check(max_rows=4)
+
+
+def cache_for(model) -> PagedCache:
+    return PagedCache(model.config, 4, 16, torch.device(DEVICE), torch.float32)
+
+
+def test_it_is_taken_for_models_that_it_knows(model):
+    make = steps(model, cache_for(model), 3)
+    assert isinstance(make(1), LlamaRows)
+    assert make(3) is make(1), "one set of buffers for all sizes"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_run_their_own_forward_pass(name, tmp_path):
+    model = made(*OTHERS[name], tmp_path)
+    assert not LlamaRows.fits(model)
+    assert isinstance(steps(model, cache_for(model), 3)(2), ModelStep)
+
+
+@pytest.mark.parametrize("replaced", ["blocks.0.mlp.down", "blocks.0.attention.qkv", "head"])
+def test_a_layer_that_was_replaced_computes_in_its_own_way(replaced, tmp_path):
+    """Quantized, wrapped or packed: such a layer has no weight as it was loaded."""
+    model = made("llama", {"head_dim": 16}, tmp_path)
+    assert LlamaRows.fits(model)
+    replace_linears(model, lambda name, linear: Transposed(linear) if name == replaced else linear)
+    assert not LlamaRows.fits(model)
+
+
+def test_every_kernel_compiles_for_a_gpu(tmp_path):
+    """The interpreter takes what a GPU's compiler refuses."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.part20.compiled"],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-800:]
+    assert set(done.stdout.split()) == {
+        "_embed_norm", "_add_norm", "_turn_and_store", "_silu_mul", "_attend", "_merge",
+    }  # fmt: skip

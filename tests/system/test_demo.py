@@ -1,0 +1,91 @@
+"""`ruvon demo`, the main job: it runs without a terminal, beside a taken port, and leaves nothing behind."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from engine.cli.demo import board
+from engine.cli.demo_crowd import QUESTIONS, Crowd
+from engine.cli.process import free_port
+from tests.system.test_serve import DEADLINE, ENVIRONMENT, ROOT
+
+DEMO = [sys.executable, "-m", "engine.cli.main", "demo"]
+
+
+@pytest.fixture
+def taken():
+    """Port 8000 is somebody else's."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            other.bind(("127.0.0.1", 8000))
+            other.listen()
+        except OSError:
+            pass  # it is already
+        yield
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_people_are_answered_numbers_are_shown_and_the_server_ends(taken):
+    done = subprocess.run(
+        [*DEMO, "--seconds", "0", "--max-num-seqs", "4"], cwd=ROOT, encoding="utf-8", capture_output=True,
+        env=ENVIRONMENT | {"RUVON_API_KEY": "of another server", "COLUMNS": "100"}, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    ports = {int(port) for port in re.findall(r"http://127\.0\.0\.1:(\d+)/", done.stdout)}
+    assert len(ports) == 1
+    assert 8000 not in ports, "it must find a free port where 8000 is taken"
+    assert not listens(ports.pop()), "the server is still there"
+    for name, question in QUESTIONS.items():
+        assert f"{name}: {question}" in done.stdout
+    assert "6, 6 answers" in done.stdout, "with no time left, each person asks once, and is answered"
+    assert re.search(r"[1-9]\d* tokens in \d+ s, up to [1-9]", done.stdout)
+    assert re.search(r"speculation +\d+% of the drafts were right", done.stdout)
+    assert "make serve" in done.stdout
+    assert "\x1b" not in done.stdout, "without a terminal there is nothing to command"
+
+
+def test_who_ends_it_ends_its_server():
+    with subprocess.Popen(
+        [*DEMO, "--seconds", "600", "--model", "storyteller-draft"], cwd=ROOT, env=ENVIRONMENT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        for line in process.stdout:
+            if found := re.search(r"http://127\.0\.0\.1:(\d+)/dashboard", line):
+                break
+        else:
+            pytest.fail("no server was started")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=DEADLINE)
+    assert process.returncode == 143
+    assert not listens(int(found[1])), "the server outlived the demo"
+
+
+def test_a_port_that_is_taken_is_not_taken_again():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        assert free_port(other.getsockname()[1]) == 0
+        port = other.getsockname()[1]
+    assert free_port(port) == port
+
+
+def test_what_a_model_says_is_text_and_its_end_is_shown():
+    crowd = Crowd("http://x", chat=True)
+    crowd.people[0].text = "long " * 50 + "the end [red]"
+    console = Console(width=60, force_terminal=False)
+    with console.capture() as shown:
+        console.print(board(crowd, 60))
+    lines = shown.get().splitlines()
+    assert max(map(len, lines)) <= 60
+    assert len(lines) == 2 * len(QUESTIONS) + 3
+    assert lines[1].rstrip().endswith("the end [red]")

@@ -1,0 +1,190 @@
+"""vLLM's offline API: prompts in every form, conversations, the bar, and scripts written for vLLM."""
+
+import io
+import re
+import runpy
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tqdm import tqdm
+
+import engine.llm_prompts
+from engine import LLM, EngineArgs, SamplingParams
+from engine.chat_template import ChatTemplate
+from engine.decoding.params import ParameterError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+GREEDY = SamplingParams(temperature=0, max_tokens=6)
+QUESTION = [{"role": "user", "content": "Tell me a story about a dog."}]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("storyteller", max_num_seqs=4)
+
+
+def texts(outputs) -> list[str]:
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_a_list_of_ids_is_one_prompt_and_a_list_of_such_lists_several(llm):
+    ids = llm.get_tokenizer().encode("Once upon a time")
+    expected = llm.generate("Once upon a time", GREEDY)
+    for prompt in (ids, [ids], tuple(ids), [{"prompt_token_ids": ids}]):
+        (output,) = llm.generate(prompt, GREEDY)
+        assert (output.prompt, output.prompt_token_ids) == (None, ids)
+        assert texts([output]) == texts(expected)
+    assert texts(llm.generate([ids, "Once upon a time"], GREEDY)) == texts(expected) * 2
+
+
+def test_ids_may_come_with_the_text_they_stand_for(llm):
+    (output,) = llm.generate({"prompt_token_ids": [5, 6], "prompt": "shown"}, GREEDY)
+    assert (output.prompt, output.prompt_token_ids) == ("shown", [5, 6])
+
+
+def test_a_salt_keeps_a_prefix_to_those_who_have_it(llm):
+    prompt = "The bird and the fish went to the sea, where the sun was warm and the sand was soft and white. "
+    found = [
+        llm.generate({"prompt": prompt} | salt, GREEDY)[0].num_cached_tokens
+        for salt in ({}, {"cache_salt": "mine"}, {"cache_salt": "mine"}, {})
+    ]
+    assert found[:2] == [0, 0], "a salted prompt found what came without its salt"
+    assert found[2] == found[3] > 0
+
+
+def test_a_prompts_own_key_that_is_unknown_is_refused(llm):
+    with pytest.raises(ParameterError, match=r"prompt=.*multi_modal_data.*cache_salt, is accepted"):
+        llm.generate({"prompt": "a", "multi_modal_data": 1}, GREEDY)
+
+
+def test_who_has_priority_is_first(llm):
+    alone = LLM("storyteller", max_num_seqs=1)
+    done = []
+    bar = partial(tqdm, disable=True)
+    real = alone._run
+
+    def run(ids):
+        for output in real(ids):
+            done.extend([output.request_id] * output.finished)
+            yield output
+
+    alone._run = run
+    outputs = alone.generate(["a", "b", "c"], GREEDY, priority=[5, 0, -5], use_tqdm=bar)
+    assert done == [output.request_id for output in reversed(outputs)], "a lower priority is served first"
+    with pytest.raises(ParameterError, match="priority has 2 entries for 1 prompts"):
+        alone.generate("a", GREEDY, priority=[1, 2])
+
+
+def test_a_chat_is_the_models_template_and_generate(llm):
+    template = ChatTemplate.from_pretrained("storyteller")
+    text = template.render(QUESTION)
+    (answer,) = llm.chat(QUESTION, GREEDY)
+    assert answer.prompt == text
+    assert answer.prompt_token_ids == llm.tokenizer.encode(text, add_special_tokens=False)
+    assert texts([answer]) == texts(llm.generate({"prompt_token_ids": answer.prompt_token_ids}, GREEDY))
+    both = llm.chat([QUESTION, [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]], GREEDY)
+    assert texts(both[:1]) == texts([answer])
+    assert both[1].prompt == template.render([{"role": "user", "content": "Hi"}])
+    (without,) = llm.chat(QUESTION, GREEDY, add_generation_prompt=False)
+    assert without.prompt == template.render(QUESTION, add_generation_prompt=False)
+
+
+def test_what_a_message_spells_begins_no_turn(llm):
+    (answer,) = llm.chat([{"role": "user", "content": "Hi<|assistant|>"}], GREEDY)
+    marks = [token.id for token in llm.tokenizer.added.values() if token.content == "<|assistant|>"]
+    assert sum(id in marks for id in answer.prompt_token_ids) == 1, "a content spelled a special token"
+    assert answer.prompt.count("<|assistant|>") == 2
+
+
+def test_a_template_may_be_given(llm, monkeypatch):
+    plain = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    assert llm.chat(QUESTION, GREEDY, chat_template=plain)[0].prompt == "Tell me a story about a dog. "
+    monkeypatch.setattr(ChatTemplate, "from_pretrained", lambda name: None)
+    with pytest.raises(ParameterError, match="no chat template"):
+        llm.chat(QUESTION, GREEDY)
+    assert llm.chat([{"role": "x", "content": "hello"}], GREEDY, chat_template=plain)[0].finished
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], None),
+        ([[]], "at least one message"),
+        ([{"role": "user"}], "a role, and a content"),
+        (["Hi"], "a role, and a content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "a role, and a content"),
+        ([{"role": "wizard", "content": "Hi"}], "role must be system, user or assistant"),
+    ],
+    ids=str,
+)
+def test_what_is_no_conversation_is_refused_in_words(llm, messages, words):
+    if words is None:
+        assert llm.chat(messages) == []
+        return
+    with pytest.raises(ParameterError, match=words):
+        llm.chat(messages, GREEDY)
+    assert not llm.engine.has_unfinished_requests()
+
+
+def test_the_bar_counts_prompts_and_says_how_fast(llm):
+    shown = io.StringIO()
+    llm.generate(["a", "b", "c"], GREEDY, use_tqdm=partial(tqdm, file=shown, mininterval=0))
+    assert "Processed prompts: 100%" in shown.getvalue()
+    assert "3/3" in shown.getvalue()
+    found = re.findall(r"input: ([\d,]+) tokens/s, output: ([\d,]+) tokens/s", shown.getvalue())
+    assert found
+    assert all(int(speed.replace(",", "")) > 0 for speed in found[-1])
+
+
+def test_without_a_terminal_or_if_not_wanted_there_is_no_bar(llm, capfd):
+    llm.generate("a", GREEDY)
+    llm.generate("a", GREEDY, use_tqdm=False)
+    assert capfd.readouterr().err == ""
+
+
+def test_the_makers_wishes_are_the_default(monkeypatch):
+    config = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 3, "eos_token_id": 0}
+    params = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, max_tokens=3)
+    assert engine.llm_prompts.default_params(config) == params
+    llm = LLM("storyteller-draft")
+    assert llm.get_default_sampling_params() == SamplingParams()
+    monkeypatch.setattr(engine.llm, "read_json", lambda path: config)
+    assert len(llm.generate("a")[0].outputs[0].token_ids) <= 3
+    assert len(llm.chat(QUESTION)[0].outputs[0].token_ids) <= 3
+
+
+def test_an_option_that_does_not_exist_is_refused_with_the_one_that_was_meant():
+    with pytest.raises(TypeError, match=r"'max_model_length': did you mean 'max_model_len'\?"):
+        LLM("storyteller", max_model_length=5)
+    with pytest.raises(TypeError, match=r"'tensor_parallel_size': .*Accepted are model, "):
+        LLM("storyteller", tensor_parallel_size=2)
+
+
+def test_a_share_of_the_memory_is_for_keys_and_values():
+    free = 10**10
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("os.sysconf", lambda name: free if name == "SC_AVPHYS_PAGES" else 1)
+        sizes = {
+            share: LLM(
+                "storyteller-draft", gpu_memory_utilization=share, max_num_seqs=1000,
+                max_num_batched_tokens=1000,
+            ).engine.scheduler.cache.usage().tokens_total
+            for share in (0.01, 0.02)
+        }  # fmt: skip
+    assert sizes[0.02] == pytest.approx(2 * sizes[0.01], rel=0.01)
+    for share in (0, 1.1, -1):
+        with pytest.raises(ValueError, match=rf"gpu_memory_utilization={share}: a share is accepted"):
+            EngineArgs(gpu_memory_utilization=share)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_a_script_written_for_vllm_runs(name, capsys):
+    """Each differs from one for vLLM by its import and its model alone."""
+    source = (EXAMPLES / name).read_text(encoding="utf-8")
+    imports = re.findall(r"^(?:from|import) (\S+)", source, re.MULTILINE)
+    assert imports == ["engine"], f"{name} imports something beside the engine"
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    said = capsys.readouterr().out
+    assert said.strip()
+    assert "False" not in said

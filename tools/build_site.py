@@ -1,0 +1,141 @@
+"""The articles and notebooks as a site: `make site`, then open out/site/index.html.
+
+    python tools/build_site.py [FOLDER]       # default: out/site; a warning is an error
+
+Sphinx reads Markdown and notebooks as they are. What this adds: a front page (the README), the road as its
+navigation, and a page for each file that an article links to, so that code is a click away, not a download.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from parts.manifest import Part, load_parts  # noqa: E402
+
+LINK = re.compile(r"(\]\()([^)\s:#]+)(#[^)\s]*)?(\))")
+FENCE = re.compile(r"^(```+).*?^\1\s*$", re.DOTALL | re.MULTILINE)
+LANGUAGES = {
+    ".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml", ".html": "html", ".js": "javascript",
+    ".css": "css", ".sh": "bash",
+}  # fmt: skip
+
+
+class Stage:
+    """The folder that Sphinx reads."""
+
+    def __init__(self, folder: Path, parts: list[Part]) -> None:
+        self.folder, self.parts = folder, parts
+        self.pages = {f"{kind}/{part.name}.{end}" for part in parts for kind, end in KINDS.items()}
+        self.sources: set[str] = set()
+
+    def build(self) -> None:
+        shutil.copy(ROOT / "site" / "conf.py", self._at("conf.py"))
+        shutil.copy(ROOT / "site" / "ruvon.css", self._at("_static/ruvon.css"))
+        shutil.copytree(ROOT / "articles" / "figures", self.folder / "articles" / "figures")
+        self._at("index.md").write_text(self._front())
+        for part in self.parts:
+            self._at(f"articles/{part.name}.md").write_text(self._article(part))
+            self._at(f"notebooks/{part.name}.ipynb").write_text(self._notebook(part))
+        for path in sorted(self.sources):
+            self._at(f"source/{path}.md").write_text(_source(ROOT / path, path))
+
+    def _at(self, path: str) -> Path:
+        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        return self.folder / path
+
+    def _front(self) -> str:
+        road = "\n".join(f"{part.number}. {part.title} <articles/{part.name}>" for part in self.parts)
+        text = self._linked((ROOT / "README.md").read_text(), "README.md")
+        return f"{text}\n\n```{{toctree}}\n:hidden:\n:caption: The road\n\n{road}\n```\n"
+
+    def _article(self, part: Part) -> str:
+        path = f"articles/{part.name}.md"
+        text = self._linked((ROOT / path).read_text(), path)
+        return (
+            f"{text}\n\n```{{toctree}}\n:hidden:\n\nNotebook {part.number} <../notebooks/{part.name}>\n```\n"
+        )
+
+    def _notebook(self, part: Part) -> str:
+        path = f"notebooks/{part.name}.ipynb"
+        notebook = json.loads((ROOT / path).read_text())
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "markdown":
+                cell["source"] = self._linked("".join(cell["source"]), path)
+        return json.dumps(notebook)
+
+    def _linked(self, text: str, page: str) -> str:
+        """The text of `page`, with links to files of the repository that lead to pages of this site."""
+        return _outside_fences(text, lambda prose: LINK.sub(lambda link: self._link(link, page), prose))
+
+    def _link(self, link: re.Match, page: str) -> str:
+        opens, target, anchor, closes = link.groups(default="")
+        parent = PurePosixPath(page).parent
+        path = _normal(parent / target)
+        if path in self.pages or path.startswith("articles/figures/"):
+            return link[0]
+        if path == "README.md":
+            path = "index.md"
+        elif re.match(r"(articles|notebooks)/\d\d_", path):
+            return link[0]  # Sphinx says that it is not there
+        else:
+            self.sources.add(path)
+            path, anchor = f"source/{path}.md", ""
+        return opens + "../" * len(parent.parts) + path + anchor + closes
+
+
+KINDS = {"articles": "md", "notebooks": "ipynb"}
+
+
+def _outside_fences(text: str, change: Callable[[str], str]) -> str:
+    done, at = [], 0
+    for fence in FENCE.finditer(text):
+        done += [change(text[at : fence.start()]), fence[0]]
+        at = fence.end()
+    return "".join([*done, change(text[at:])])
+
+
+def _normal(path: PurePosixPath) -> str:
+    steps: list[str] = []
+    for step in path.parts:
+        steps = steps[:-1] if step == ".." else [*steps, step]
+    return "/".join(steps)
+
+
+def _source(file: Path, path: str) -> str:
+    """A page with a file's text, or the names of a folder's files. Raises OSError: there is no such file."""
+    if file.is_dir():
+        names = "\n".join(sorted(one.name for one in file.iterdir() if not one.name.startswith((".", "__"))))
+        return f"---\norphan: true\n---\n# {path}\n\n```text\n{names}\n```\n"
+    language = LANGUAGES.get(file.suffix, "text")
+    return f"---\norphan: true\n---\n# {path}\n\n``````{language}\n{file.read_text()}\n``````\n"
+
+
+def main(folder: Path) -> None:
+    parts = [part for part in load_parts(ROOT) if part.landed]
+    with tempfile.TemporaryDirectory() as stage:
+        Stage(Path(stage), parts).build()
+        shutil.rmtree(folder, ignore_errors=True)
+        command = [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "-q",
+            "-W",
+            "--keep-going",
+            "-b",
+            "html",
+            "-d",
+            f"{stage}/.trees",
+        ]
+        sys.exit(subprocess.call([*command, stage, folder]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "out" / "site")
