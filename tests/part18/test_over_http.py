@@ -137,8 +137,8 @@ def test_without_a_folder_the_routes_are_not_there(serving):
 
 
 HOSTILE_NAMES = [
-    "..", ".", "../outside", "poetry/../../outside", "/etc", "a/b", "a\\b", "", " ", "poetry ", "poetry\n", "~",
-    "%2e%2e", "..%2foutside", "poetry\x00", "-rf", ".hidden", "ä", "x" * 65, "C:", "file:///etc",
+    "..", ".", "../outside", "poetry/../../outside", "/etc", "a/b", "a\\b", "", " ", "poetry ", "poetry\n",
+    "~", "%2e%2e", "..%2foutside", "poetry\x00", "-rf", ".hidden", "ä", "x" * 65, "C:", "file:///etc",
 ]  # fmt: skip
 
 
