@@ -6,6 +6,7 @@ where. Knows nothing of what is in the files. Part 1.
 
 import json
 import os
+from difflib import get_close_matches
 from pathlib import Path
 
 ZOO = Path(__file__).parent / "zoo"
@@ -61,9 +62,12 @@ def _from_hub(repo_id: str, weights: bool) -> Path:
             if any(folder.glob(pattern)):
                 break
     except Exception as error:  # the hub client has many: offline, unknown id, gated, no space
+        said, *_ = str(error).splitlines() or [""]
+        close = get_close_matches(repo_id, embedded_models(), 1)
         raise CheckpointError(
             f"model {repo_id!r} is neither an embedded model ({', '.join(embedded_models())}) nor a "
-            f"folder, and the Hugging Face hub did not provide it: {type(error).__name__}: {error}"
+            f"folder, and the Hugging Face hub did not provide it: {type(error).__name__}: {said.rstrip('.')}"
+            + (f"; did you mean {close[0]!r}?" if close else "")
         ) from error
     return folder
 

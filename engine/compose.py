@@ -18,7 +18,6 @@ from engine.compose_cache import make_cache, room
 from engine.decoding.logprobs import SUPPORTS
 from engine.engine_args import EngineArgs
 from engine.executor import ModelForward
-from engine.known_shapes import with_known_shape
 from engine.layers.packed_linear import pack_linears
 from engine.listeners import Listener, Listeners
 from engine.llm_engine import LLMEngine
@@ -40,7 +39,7 @@ from engine.tokenizer import Tokenizer
 
 def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEngine:
     """Load the model and compose the parts. Raises CheckpointError or ValueError."""
-    args = _settled(with_known_shape(args))
+    args = _settled(args)
     tokenizer = Tokenizer.from_pretrained(args.tokenizer or args.model)
     pack, slots = partial(pack_linears, rows=args.max_num_seqs), None
     if args.enable_lora:

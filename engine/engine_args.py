@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from engine.checkpoint import embedded_models
+from engine.known_shapes import TOKENIZER, shape_folder
 from engine.speculation.config import SpeculativeConfig
 
 MODEL, REQUESTS, MEMORY, SPEED = "Model", "Requests", "Keys and values", "Speed"  # topics of the help
@@ -34,7 +35,11 @@ class EngineArgs:
     tokenizer: str | Path | None = _option(None, MODEL, "Another's tokenizer; default: the model's own.")
     device: Device = _option("auto", MODEL, "auto (a CUDA GPU, if there is one), cpu, cuda, cuda:1, …")
     dtype: DType = _option("auto", MODEL, "auto, float32, float16 or bfloat16.")
-    load_format: str = _option("auto", MODEL, "auto, safetensors, pt, or dummy (random weights).")
+    load_format: str = _option(
+        "auto",
+        MODEL,
+        "auto, safetensors, pt, or dummy: random weights (qwen3-0.6b and others as well).",
+    )
 
     max_model_len: int | None = _option(
         None, REQUESTS, "Longest prompt plus output, in tokens; default: what the model sees."
@@ -81,6 +86,9 @@ class EngineArgs:
     max_lora_rank: int = _option(16, ADAPTERS, "The highest rank of an adapter.")
 
     def __post_init__(self) -> None:
+        if self.load_format == "dummy" and (folder := shape_folder(self.model)):
+            object.__setattr__(self, "model", folder)
+            object.__setattr__(self, "tokenizer", self.tokenizer or TOKENIZER)
         self._check_values()
         self._check_together()
 

@@ -4,16 +4,13 @@
 
 A shape is a config.json under engine/shapes. It has no weights, so it is no embedded model, and without
 `load_format="dummy"` its name means what it always does: a folder, or an id on the hub. Promises the model's
-arithmetic and memory; what it says is noise, in the words of the embedded tokenizer.
+arithmetic and memory; what it says is noise, in the words of the embedded tokenizer. `EngineArgs` asks here.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
-from engine.engine_args import EngineArgs
-
 SHAPES = Path(__file__).parent / "shapes"
-TOKENIZER = "storyteller"
+TOKENIZER = "storyteller"  # where none is given
 
 
 def known_shapes() -> list[str]:
@@ -27,11 +24,3 @@ def shape_folder(name: str | Path) -> Path | None:
     """
     short = str(name).rpartition("/")[2].lower()
     return None if Path(name).is_dir() or short not in known_shapes() else SHAPES / short
-
-
-def with_known_shape(args: EngineArgs) -> EngineArgs:
-    """The same, with the folder in the place of a shape's name where random weights are asked for."""
-    folder = shape_folder(args.model) if args.load_format == "dummy" else None
-    if folder is None:
-        return args
-    return replace(args, model=folder, tokenizer=args.tokenizer or TOKENIZER)

@@ -17,7 +17,6 @@ from engine.checkpoint import CheckpointError, read_json, read_text
 
 # Words, numbers, punctuation, each with the space before it; runs of space, less the one the next word takes.
 GPT2_PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-SENTENCEPIECE = "engine.tokenizer_sentencepiece"  # who reads the other kind of BPE, from Part 20 on
 NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 
 
@@ -82,7 +81,8 @@ def merge_pairs(merges: list) -> list[tuple[str, str]]:
 def _from_tokenizer_json(raw: dict) -> dict[str, Any]:
     """The parts of a `tokenizers` file a byte-level BPE has; anything else is refused by name."""
     model = raw["model"]
-    later = model.get("byte_fallback") and find_spec(SENTENCEPIECE)
+    other = "sentencepiece"  # the kind of BPE that begins with characters, which Part 20 reads
+    later = model.get("byte_fallback") and find_spec(f"engine.tokenizer_{other}")
     if model.get("type") != "BPE" or (model.get("byte_fallback") and not later):
         kind = "byte_fallback" if model.get("byte_fallback") else model.get("type")
         raise ValueError(f"model is {kind}, only byte-level BPE is supported")
@@ -90,7 +90,7 @@ def _from_tokenizer_json(raw: dict) -> dict[str, Any]:
         if model.get(setting):
             raise ValueError(f"model.{setting}={model[setting]!r} is not supported")
     if later:
-        return import_module(SENTENCEPIECE).from_tokenizer_json(raw)
+        return import_module(later.name).from_tokenizer_json(raw)
     return {
         "vocab": model["vocab"],
         "merges": merge_pairs(model["merges"]),

@@ -2,29 +2,54 @@
 
 import sys
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
+from engine.cli.bench import bench
 from engine.cli.chat import chat, ui
+from engine.cli.doctor import doctor
 from engine.cli.generate import generate
+from engine.cli.models import models
 from engine.cli.options import refusals, takes_engine_args
 from engine.cli.serve import serve
+from engine.cli.tokenize import tokenize
 from engine.cli.top import top
 from engine.engine_args import EngineArgs
 
 SERVER = ("fastapi", "uvicorn", "prometheus_client")  # what the extra `server` brings
 INSTALL = "pip install 'ruvon[server]'"
+RUN, WATCH, LOOK = "Run a model", "Talk to a server, and watch it", "Look inside"  # topics of the help
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="An LLM inference engine, in twenty parts."
+    no_args_is_help=True,
+    help="An LLM inference engine, in twenty parts. Begin with [bold]ruvon demo[/].",
+    epilog="Each command says more with --help. In Python: from engine import LLM, SamplingParams",
+    rich_markup_mode="rich",
 )
-for command in (generate, serve, chat, ui, top):
-    app.command()(command)
 
 
-@app.command()
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            print(f"ruvon {version('ruvon')}")
+        except PackageNotFoundError:
+            print("ruvon, from a folder: it is not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def ruvon(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say it, and end.")
+    ] = False,
+) -> None:
+    """Options of all commands."""
+
+
+@app.command(rich_help_panel=RUN)
 @takes_engine_args()
 def demo(
     args: EngineArgs,
@@ -52,7 +77,20 @@ def demo(
         show(args, seconds)
 
 
+for command, example in (
+    (generate, 'ruvon generate "Once upon a time" --temperature 0.8 --seed 1'),
+    (serve, "ruvon serve; then, in another terminal: ruvon chat"),
+):
+    app.command(rich_help_panel=RUN, epilog=f"For example: {example}")(command)
+app.add_typer(bench, name="bench", rich_help_panel=RUN)
+for command in (chat, ui, top):
+    app.command(rich_help_panel=WATCH)(command)
+for command in (tokenize, models, doctor):
+    app.command(rich_help_panel=LOOK)(command)
+
+
 @app.command(
+    rich_help_panel=LOOK,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def parts(context: typer.Context) -> None:

@@ -96,7 +96,7 @@ def serve(
             lora_modules or (),
             lora_dir,
         )
-    app = service.app(answers_to(host, allowed_host or ()), key, allow_priority, costs)
+        app = service.app(answers_to(host, allowed_host or ()), key, allow_priority, costs)
     grace = SHUTDOWN_SECONDS if shutdown_timeout is None else shutdown_timeout
     try:
         run(app, host, port, make_server=lambda config: DrainingServer(config, service.backend, grace))

@@ -1,12 +1,10 @@
 """`ruvon demo --story`: one story, in this process: tokens, ids, and how fast. Part 20's wiring."""
 
-from itertools import cycle
-
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
+from engine.cli.tokenize import coloured
 from engine.decoding.params import SamplingParams
 from engine.engine_args import EngineArgs
 from engine.llm import LLM
@@ -31,7 +29,7 @@ def run(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
     )
 
     console.print("[bold]2. Tokens[/]  The model does not read letters. This is your prompt as it sees it:\n")
-    console.print(_tokens(llm, prompt))
+    console.print(coloured(llm.tokenizer, llm.tokenizer.encode(prompt)))
 
     console.print(
         "\n[bold]3. Story[/]   One token at a time, each the likeliest after all before it (greedy):\n"
@@ -54,12 +52,3 @@ def run(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
     console.print("\n\n[bold]4. Speed[/]")
     console.print(table)
     console.print("\nNext: [cyan]python -m parts list[/] shows how this is built, part by part.")
-
-
-def _tokens(llm: LLM, prompt: str) -> Text:
-    """The prompt's tokens in alternating colours, each followed by its id."""
-    text = Text()
-    for token_id, colour in zip(llm.tokenizer.encode(prompt), cycle(["cyan", "magenta", "yellow", "green"])):
-        text.append(llm.tokenizer.decode([token_id]).replace(" ", "·"), style=f"bold {colour}")
-        text.append(f" {token_id}  ", style="dim")
-    return text

@@ -7,7 +7,7 @@ the event loop's own, which a test may turn by hand. A request is not tried agai
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 
@@ -33,6 +33,7 @@ class Seen:
     tokens: int | None = None
     retry_after: float | None = None  # seconds, of a refusal that said so
     text: str = ""
+    gaps: list[float] = field(default_factory=list)  # seconds from each piece of text to the next
 
     @property
     def ok(self) -> bool:
@@ -125,9 +126,11 @@ async def _read(received: AsyncIterator[bytes], seen: Seen) -> None:
             finished = finished or choice.get("finish_reason") is not None
             if piece := choice.get("text") or (choice.get("delta") or {}).get("content"):
                 pieces.append(piece)
-                seen.last = now()
-                if seen.first is None:
+                before, seen.last = seen.last, now()
+                if before is None:
                     seen.first = seen.last
+                else:
+                    seen.gaps.append(seen.last - before)
     seen.text = "".join(pieces)
     seen.outcome = ERROR_EVENT if failed else OK if done and finished else BROKEN
 

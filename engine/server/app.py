@@ -19,7 +19,7 @@ from engine.decoding.prompts import Prompt
 from engine.server import answers, errors, sse
 from engine.server.backend import Backend, OutputStream
 from engine.server.errors import RequestError, as_request_error
-from engine.server.gates import ApiKey, AtMost, BodyLimit, KnownHost, RequestId
+from engine.server.gates import ApiKey, AtMost, BodyLimit, KnownHost, RequestId, host_names
 from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS
 from engine.server.protocol import CompletionRequest, Completions, SamplingFields
 
@@ -45,7 +45,7 @@ def create_app(
     `Authorization: Bearer <key>`. With `allowed_hosts`, a request must be meant for one of them: a page in a
     browser can send to this machine under a name of its own. `shape` settles how a completion is asked for
     and shown. `parent_of` gives the model that an adapter changes (Part 18), and None for a model of its own.
-    Raises ValueError for an empty key.
+    Raises ValueError for an empty key, and for a host that is no name.
     """
     if api_key is not None and not api_key.strip():
         raise ValueError("api_key is empty: leave it out to serve without one")
@@ -68,7 +68,7 @@ def create_app(
     if api_key:
         app.add_middleware(ApiKey, key=api_key, open_paths=open_paths)
     if allowed_hosts:
-        app.add_middleware(KnownHost, names=allowed_hosts)
+        app.add_middleware(KnownHost, names=host_names(allowed_hosts))
     app.add_middleware(RequestId)
 
     @app.get("/health", responses=answers.described(answers.Health) | {503: answers.DOWN})

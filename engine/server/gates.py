@@ -6,6 +6,7 @@ disconnect through, or nobody learns that the client has left.
 """
 
 import hmac
+import re
 import uuid
 from collections.abc import Collection
 
@@ -17,6 +18,7 @@ from starlette.websockets import WebSocketClose
 
 from engine.server.errors import RequestError, request_id
 
+HOST = re.compile(r"\*|(\*\.)?[^\s*/:\[\]]+|\[[0-9A-Fa-f:.]+\]")  # also *, *.example.com and [::1]
 POLICY_VIOLATION = 1008  # why a WebSocket was closed
 
 
@@ -38,11 +40,19 @@ class RequestId:
         await self.app(scope, receive, named)
 
 
+def host_names(names: Collection[str]) -> list[str]:
+    """For `KnownHost`. Raises ValueError: one that no request could be meant for."""
+    for name in names:
+        if not HOST.fullmatch(name):
+            raise ValueError(f"allowed_host={name!r}: a name without a port, or *.example.com, is accepted")
+    return list(names)
+
+
 class KnownHost:
     """Wants a request to be meant for one of `names`: Starlette judges, and the refusal is in our shape."""
 
-    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
-        self.app, self.names = app, list(names)
+    def __init__(self, app: ASGIApp, names: list[str]) -> None:
+        self.app, self.names = app, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = False

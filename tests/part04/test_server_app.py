@@ -145,6 +145,13 @@ def test_a_request_must_be_meant_for_one_of_the_allowed_hosts():
         assert answer.headers["x-request-id"]
 
 
+@pytest.mark.parametrize("wrong", ["", "a*b", "*b", "http://here.example", "here.example:80", "a b"])
+def test_a_host_that_nobody_could_mean_is_refused_at_the_start(wrong):
+    with pytest.raises(ValueError, match="allowed_host="):
+        create_app(ScriptedBackend(), allowed_hosts=["localhost", wrong])
+    create_app(ScriptedBackend(), allowed_hosts=["*", "*.here.example", "[::1]", "10.0.0.1", "a_b"])
+
+
 def test_one_request_too_many_is_told_to_come_again_but_health_is_answered():
     backend = ScriptedBackend(endless=True)
     with client_of(backend, max_requests=1) as client, http(str(client.base_url)) as other:

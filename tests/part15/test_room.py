@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.server.room import FIRST_GUESS, MAX_RETRY_SECONDS, QueueLimits, Room, queue_limits
+from engine.server.room import FIRST_GUESS, MAX_RETRY_SECONDS, RECENT, QueueLimits, Room, queue_limits
 from tests.part15.fakes import Clock
 
 
@@ -76,6 +76,15 @@ def test_places_for_which_nobody_worked_tell_of_no_pace(full):
 def test_while_nobody_leaves_the_pace_falls(full, clock):
     clock.now += 8
     assert full.pace() == (0.25, 25.0), "4 sequences in 16 seconds"
+
+
+def test_the_latest_ends_tell_of_the_pace_and_no_others(room, clock):
+    room.take(1, 100)
+    for seconds in [1] * RECENT + [8] + [4] * (RECENT - 1):
+        clock.now += seconds
+        room.take(1, 100)
+        room.give_back(1, 100)
+    assert room.pace()[0] == RECENT / (8 + 4 * (RECENT - 1)), "RECENT ends, and the time since the one before"
 
 
 def test_before_anybody_has_left_the_pace_is_a_guess(room, clock):

@@ -38,6 +38,17 @@ def test_silence_counts_only_where_there_is_work(fake_engine, clock):
     assert watch.silent_seconds() == 0, "all have ended"
 
 
+@pytest.mark.parametrize("sign", ["on_schedule", "on_step"])
+def test_a_step_that_begins_and_one_that_ends_are_signs_of_life(fake_engine, clock, sign):
+    engine = fake_engine()
+    watch = StepWatch(engine, clock)
+    engine.add_request("a", "hello", GREEDY)
+    clock.now += STUCK_SECONDS
+    assert watch.is_stuck()
+    getattr(watch, sign)(None)
+    assert watch.silent_seconds() == 0, f"{sign} is a sign of life"
+
+
 def test_an_aborted_request_is_no_work(fake_engine, clock):
     engine = fake_engine()
     watch = StepWatch(engine, clock)

@@ -1,11 +1,13 @@
 """Shapes of known models: their numbers of parameters, and a run with random weights."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine import LLM, SamplingParams, embedded_models
 from engine.config import ModelConfig, architecture
 from engine.engine_args import EngineArgs
-from engine.known_shapes import SHAPES, known_shapes, shape_folder, with_known_shape
+from engine.known_shapes import SHAPES, known_shapes, shape_folder
 
 PARAMETERS = {  # as their makers count them: a tied head is counted once
     "gpt2": 124_439_808,
@@ -54,11 +56,12 @@ def test_a_folder_of_the_users_goes_first(tmp_path, monkeypatch):
 
 def test_only_random_weights_make_a_name_a_shape():
     args = EngineArgs(model="gpt2")
-    assert with_known_shape(args) is args
-    dummy = with_known_shape(EngineArgs(model="gpt2", load_format="dummy"))
+    assert (args.model, args.tokenizer) == ("gpt2", None)
+    dummy = EngineArgs(model="gpt2", load_format="dummy")
     assert (dummy.model, dummy.tokenizer) == (SHAPES / "gpt2", "storyteller")
-    own = EngineArgs(model="gpt2", load_format="dummy", tokenizer="mine")
-    assert with_known_shape(own).tokenizer == "mine"
+    assert replace(dummy, block_size=8).model == SHAPES / "gpt2"
+    assert EngineArgs(model="gpt2", load_format="dummy", tokenizer="mine").tokenizer == "mine"
+    assert EngineArgs(model="storyteller", load_format="dummy").model == "storyteller"
 
 
 def test_a_shape_runs(monkeypatch, tmp_path):

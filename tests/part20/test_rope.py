@@ -27,12 +27,15 @@ SETTINGS = {
         key: value for key, value in LLAMA3.items() if not key.startswith("original")
     },
     "yarn": YARN,
-    "yarn, not rounded": YARN | {"truncate": False, "rope_theta": 1000000.0},
+    "yarn, not rounded": YARN | {"truncate": False, "original_max_position_embeddings": 4096},
+    "yarn, long": YARN | {"rope_theta": 1000000.0, "original_max_position_embeddings": 4096},
     "yarn, other borders": YARN | {"beta_fast": 16.0, "beta_slow": 2.0},
     "yarn, borders that meet": YARN | {"beta_fast": 3.0, "beta_slow": 3.0, "truncate": False},
     "yarn with its own scale": YARN | {"attention_factor": 0.7},
     "yarn with mscale": YARN | {"mscale": 0.8, "mscale_all_dim": 0.5},
     "yarn that stretches nothing": YARN | {"factor": 1.0},
+    "yarn that shrinks": YARN | {"factor": 0.5},
+    "yarn, all pairs come round": YARN | {"rope_theta": 10.0, "original_max_position_embeddings": 4096},
 }  # fmt: skip
 
 

@@ -1,0 +1,176 @@
+"""`ruvon doctor`: what this machine can run, how fast its memory is, and why something is not to be had.
+
+Promises a line for each thing, whatever is missing; asks nobody over the network. Part 20's wiring.
+"""
+
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from rich.console import Console
+from rich.table import Table
+
+from engine.checkpoint import embedded_models, resolve
+
+EXTRAS = {  # what each brings, as pyproject.toml names it
+    "server": (("fastapi", "uvicorn", "prometheus_client"), "ruvon serve, ruvon demo"),
+    "ui": (("streamlit",), "ruvon ui"),
+    "notebooks": (("jupyterlab", "matplotlib", "transformers"), "the notebooks"),
+}
+PROGRAMS = {"chromium": "tests of the pages", "prometheus": "tests of /metrics"}
+COPIED = 128 * 2**20  # bytes: more than caches hold
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Found:
+    """One line."""
+
+    what: str
+    ok: bool
+    says: str
+    needed: bool = False  # without it, nothing runs
+
+
+def doctor() -> None:
+    """What this machine can run, how fast its memory is, and why something is not available."""
+    console = Console(highlight=False)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    broken = False
+    for found in findings():
+        mark = "[green]yes[/]" if found.ok else "[red]NO[/]" if found.needed else "[yellow]no[/]"
+        table.add_row(found.what, mark, found.says)
+        broken = broken or (found.needed and not found.ok)
+    console.print(table)
+    if broken:
+        sys.exit(1)
+
+
+def findings() -> Iterator[Found]:
+    """Line by line, from what everything needs to what few do."""
+    good = (3, 11) <= sys.version_info < (3, 14)
+    says = f"{platform.python_version()} at {sys.executable}" + (
+        "" if good else "; 3.11 to 3.13 are accepted"
+    )
+    yield Found("Python", good, says, True)
+    yield Found("ruvon", True, _version("ruvon"))
+    if find_spec("torch") is None:
+        yield Found("PyTorch", False, "not installed: pip install torch", True)
+        return
+    import torch
+
+    built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+    yield Found("PyTorch", True, f"{torch.__version__}, built {built}", True)
+    yield from _machine()
+    yield from _gpus()
+    yield _triton()
+    yield from _models()
+    for name, (modules, use) in EXTRAS.items():
+        missing = [module for module in modules if find_spec(module) is None]
+        says = f"{use}: {', '.join(missing)} is missing; pip install 'ruvon[{name}]'" if missing else use
+        yield Found(f"extra {name}", not missing, says)
+    for name, use in PROGRAMS.items():
+        path = shutil.which(name)
+        says = f"{path}: {use}" if path else f"not found; only {use} want it: tools/install_test_tools.sh"
+        yield Found(name, path is not None, says)
+
+
+def _machine() -> Iterator[Found]:
+    """The processor, its memory, and what reading that memory allows."""
+    import torch
+
+    cores = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    threads = f"{torch.get_num_threads()} threads by default"
+    yield Found("CPU", True, f"{_processor()}, {usable} of {cores} cores to use, {threads}")
+    if hasattr(os, "sysconf"):
+        page = os.sysconf("SC_PAGE_SIZE")
+        total, free = (page * os.sysconf(name) / 2**30 for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+        yield Found("memory", True, f"{total:.1f} GiB, {free:.1f} of them free")
+    rate = copy_rate(torch.device("cpu"))
+    yield Found("its speed", True, f"{rate / 1e9:.1f} GB/s, read and written by a copy (measured just now)")
+    if "storyteller" in embedded_models():
+        size = sum(file.stat().st_size for file in resolve("storyteller").glob("*.safetensors"))
+        small = f"storyteller's {size / 1e6:.1f} MB in {size / rate * 1e3:.1f} ms"
+        large = f"7 billion weights of 16 bits in {14e9 / rate:.1f} s"
+        yield Found("so", True, f"a token, which reads all weights, takes about: {small}, {large}")
+
+
+def copy_rate(device) -> float:
+    """Bytes per second, read and written, of the fastest of a few copies."""
+    import torch
+
+    source = torch.zeros(COPIED // 4, device=device)
+    target = torch.empty_like(source)
+    wait: Callable[[], None] = torch.cuda.synchronize if source.is_cuda else lambda: None
+    best = float("inf")
+    for _ in range(ROUNDS + 1):  # the first touches the pages
+        wait()
+        start = time.perf_counter()
+        target.copy_(source)
+        wait()
+        best = min(best, time.perf_counter() - start)
+    return 2 * COPIED / best
+
+
+def _gpus() -> Iterator[Found]:
+    import torch
+
+    if not torch.cuda.is_available():
+        why = (
+            "PyTorch sees no NVIDIA GPU: is there one, with its driver (nvidia-smi)"
+            if torch.version.cuda
+            else "this PyTorch is built without CUDA"
+        )
+        yield Found("GPU", False, f"{why}; all runs on the CPU")
+        return
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        good = (about.major, about.minor) >= (8, 0)
+        rate = copy_rate(torch.device("cuda", index))
+        says = f"{about.name}, {about.total_memory / 2**30:.0f} GiB, copies at {rate / 1e9:,.0f} GB/s"
+        old = "" if good else f"; our kernels need compute capability 8.0, it has {about.major}.{about.minor}"
+        yield Found(f"GPU {index}", good, says + old)
+
+
+def _triton() -> Found:
+    import torch
+
+    from engine.attention.kernels import why_no_triton
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    why = why_no_triton(64, device, torch.float32)
+    says = f"attention='triton' {why}" if why else f"triton {_version('triton')}"
+    return Found("Triton kernels", not why, says)
+
+
+def _models() -> Iterator[Found]:
+    from engine.cli.models import architectures, cached
+
+    yield Found("models", bool(embedded_models()), f"{', '.join(embedded_models())}: embedded", True)
+    here = cached()
+    says = f"downloaded: {', '.join(here)}" if here else "none was downloaded yet; --model gpt2 would be"
+    yield Found("from the hub", bool(here), f"{says} ({', '.join(architectures())} can be run)")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "from a folder, not installed"
+
+
+def _processor() -> str:
+    """Its name, where the system says it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,103 @@
+"""`ruvon models`: what `--model` may name here. Part 20's wiring. Loads no weights."""
+
+import json
+from pathlib import Path
+from pkgutil import iter_modules
+
+from rich.console import Console
+from rich.table import Table
+
+import engine.models
+from engine.checkpoint import CheckpointError, embedded_models, resolve
+from engine.config import ModelConfig, architecture
+from engine.known_shapes import known_shapes
+
+
+def models() -> None:
+    """Embedded models, those that the Hugging Face hub's cache has, and which architectures run."""
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("--model", no_wrap=True)
+    for name in ("architecture", "parameters", "layers", "width", "vocabulary", "context", "MB"):
+        table.add_column(name, justify="left" if name == "architecture" else "right")
+    for name in embedded_models():
+        table.add_row(name, *_shape(name))
+    refused = []
+    for name in cached():
+        try:
+            table.add_row(name, *_shape(name))
+        except (CheckpointError, KeyError, ValueError) as error:
+            refused.append((name, str(error)))
+    console.print(table)
+    for name, why in refused:
+        console.print(f"{name}: in the hub's cache, and not to be run: {why}", markup=False, style="dim")
+    shapes, known = ", ".join(known_shapes()), ", ".join(architectures())
+    console.print(f"\nWith --load-format dummy, random weights in the shape of: {shapes}.")
+    console.print(f"Architectures: {known}. A folder with such a checkpoint will do, or a hub id (gpt2).")
+
+
+def architectures() -> list[str]:
+    """Every `model_type` that the loader knows."""
+    found = []
+    for module in iter_modules(engine.models.__path__):
+        try:
+            architecture(module.name)
+        except CheckpointError:  # a file beside them
+            continue
+        found.append(module.name)
+    return found
+
+
+def cached() -> list[str]:
+    """Models that were downloaded once: hub ids. Asks nobody."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        repos = scan_cache_dir().repos
+    except (CacheNotFound, OSError):
+        return []
+    here = [repo for repo in repos if repo.repo_type == "model"]
+    return sorted(repo.repo_id for repo in here if _snapshot(repo.repo_path))
+
+
+def _snapshot(folder: Path) -> Path | None:
+    """Where a downloaded model's files are; None: it has no config.json."""
+    return next((found.parent for found in Path(folder).glob("snapshots/*/config.json")), None)
+
+
+def _shape(name: str) -> list[str]:
+    folder = _local(name)
+    config = ModelConfig.from_pretrained(folder)
+    files = [*folder.glob("*.safetensors")]
+    return [
+        config.model_type,
+        f"{sum(map(_parameters, files)):,}" if files else "–",
+        f"{config.num_layers}",
+        f"{config.hidden_size:,}",
+        f"{config.vocab_size:,}",
+        f"{config.max_positions:,}",
+        f"{sum(file.stat().st_size for file in files) / 1e6:,.1f}" if files else "–",
+    ]
+
+
+def _local(name: str) -> Path:
+    """Its folder, without asking the hub."""
+    if name in embedded_models():
+        return resolve(name)
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return _snapshot(Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}")
+
+
+def _parameters(file: Path) -> int:
+    """Numbers in a safetensors file, from its header: its length in 8 bytes, then JSON."""
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    total = 0
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            size = 1
+            for length in tensor["shape"]:
+                size *= length
+            total += size
+    return total
