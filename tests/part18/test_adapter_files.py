@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from engine.checkpoint import CheckpointError
 from engine.config import ModelConfig
 from engine.lora.adapter import read_adapter, targets_of
-from engine.lora.config import read_config
+from engine.lora.config import AdapterConfig, read_config
 from engine.lora.request import LoRARequest
 from engine.models import gpt2
 from engine.models.weights import Place
@@ -239,3 +239,19 @@ def test_a_request_for_an_adapter_has_a_name_and_a_number(fields):
     with pytest.raises(ValueError, match=r"lora_name=''|lora_int_id="):
         LoRARequest(*fields)
     assert LoRARequest("a", 1, "x").lora_path == "x"
+
+
+@pytest.mark.parametrize(
+    ("targets", "module", "named"),
+    [
+        (("c_proj",), "transformer.h.0.attn.c_proj", True),
+        (("mlp.c_proj",), "transformer.h.0.attn.c_proj", False),
+        (("proj",), "transformer.h.0.attn.c_proj", False),  # whole names between dots
+        (("c_proj",), "c_proj", True),
+        (r".*attn\.c_proj", "transformer.h.0.attn.c_proj", True),
+        (r"transformer", "transformer.h.0.attn.c_proj", False),  # an expression is for the whole name
+        ("all-linear", "transformer.h.0.attn.c_proj", True),
+    ],
+)
+def test_target_modules_are_read_as_peft_reads_them(targets, module, named):
+    assert AdapterConfig(1, 1, False, targets).targets(module) is named
