@@ -21,7 +21,6 @@ from engine.compose import build_engine
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.engine_args import EngineArgs
-from engine.known_shapes import with_known_shape
 from engine.llm_progress import Progress
 from engine.llm_prompts import (
     Asked,
@@ -52,7 +51,7 @@ class LLM:
         """
         start = time.perf_counter()
         _refuse_unknown(options)
-        self.args = with_known_shape(EngineArgs(model=model, **options))
+        self.args = EngineArgs(model=model, **options)
         self.engine = build_engine(self.args)
         self.tokenizer, self.config = self.engine.tokenizer, self.engine.config
         self.load_seconds = time.perf_counter() - start

@@ -14,7 +14,6 @@ import typer
 
 from engine.checkpoint import CheckpointError
 from engine.engine_args import EngineArgs, choices
-from engine.known_shapes import with_known_shape
 
 PLAIN = (bool, int, float, list[str])  # as they are; what else there is comes as text
 
@@ -45,7 +44,7 @@ def takes_engine_args(**defaults: Any) -> Callable[[Callable], Callable]:
         def from_flags(**given: Any) -> None:
             with refusals(command.__name__):
                 values = {spec.name: _value(spec, given.pop(spec.name)) for spec in fields(EngineArgs)}
-                args = with_known_shape(EngineArgs(**values))
+                args = EngineArgs(**values)
             command(args=args, **given)
 
         parameters = [

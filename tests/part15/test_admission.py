@@ -95,7 +95,9 @@ def test_tokens_that_find_no_room_take_no_places_either():
     run(test())
 
 
-@pytest.mark.parametrize(("limits", "param"), [((2, 1000), "n"), ((9, 2 * TOKENS), "max_tokens")])
+@pytest.mark.parametrize(
+    ("limits", "param"), [((2, 1000), "n"), ((9, 20), "max_tokens"), ((3, 20), "max_tokens")]
+)
 def test_what_will_never_fit_is_told_so(limits, param):
     async def test():
         backend = admission(*limits)
@@ -120,6 +122,50 @@ def test_prompts_of_one_request_that_together_never_fit_are_told_so():
         for stream in streams:
             await stream.aclose()
         assert held(backend) == (0, 0)
+
+    run(test())
+
+
+def test_a_part_of_a_second_is_waited_for_as_a_whole_one():
+    async def test():
+        backend = admission(reqs=1)
+        backend.room.take(1, TOKENS)
+        backend.room._clock.now = 2.5
+        backend.room.give_back(1, TOKENS)
+        backend.room.take(1, TOKENS)
+        assert (await refused(backend)).headers["Retry-After"] == "3", "one leaves in 2.5 seconds: not before"
+
+    run(test())
+
+
+def test_tokens_of_prompts_that_together_never_fit_count_too():
+    async def test():
+        backend = admission(reqs=9, tokens=2 * TOKENS)
+        token = _arrival.set(Arrival(asyncio.get_running_loop().time()))
+        for i in range(2):
+            await backend.generate("prompt", PARAMS, f"r-{i}")
+        error = await refused(backend)
+        _arrival.reset(token)
+        assert (error.code, error.param) == ("request_too_large", "max_tokens"), "its three prompts together"
+        assert "30 tokens" in error.message
+
+    run(test())
+
+
+def test_refusals_are_counted_and_an_abort_is_passed_on():
+    async def test():
+        backend, aborted = admission(reqs=1), []
+
+        async def abort(request_id: str) -> None:
+            aborted.append(request_id)
+
+        backend.backend.abort = abort
+        await backend.generate("prompt", PARAMS, "r")
+        for _ in range(3):
+            await refused(backend)
+        assert backend.refused["queue_full"] == 3, "each refusal is counted"
+        await backend.abort("r")
+        assert aborted == ["r"]
 
     run(test())
 
@@ -207,5 +253,6 @@ def test_a_server_that_shuts_down_takes_on_nobody_new():
         backend.backend.feeds[0].say(output(("ab", "stop")))
         assert (await anext(stream)).finished, "who was admitted goes on"
         assert backend.idle
+        assert not backend._admitted, "what is over is forgotten"
 
     run(test())

@@ -105,6 +105,17 @@ def test_a_running_request_ends_with_what_it_has():
     run(test())
 
 
+def test_one_sample_that_has_begun_is_enough_to_be_kept():
+    async def test():
+        stream, feed = admitted(admission(), sequences=2)
+        feed.say(output(("a", None), ("", None)))
+        await anext(stream)
+        stream.end("shutting_down")
+        assert [one.text for one in (await anext(stream)).outputs] == ["a", ""], "it is kept"
+
+    run(test())
+
+
 def test_what_was_said_before_is_not_changed_by_the_end():
     async def test():
         stream, feed = admitted(admission())

@@ -89,8 +89,8 @@ def test_the_latest_ends_tell_of_the_pace_and_no_others(room, clock):
 
 def test_before_anybody_has_left_the_pace_is_a_guess(room, clock):
     room.take(4, 400)
-    clock.now += 3
-    for _ in range(2):
+    for seconds in (0, 3):
+        clock.now += seconds
         assert room.seconds_until_room(1, 100) == FIRST_GUESS, "no pace is known: FIRST_GUESS, and no promise"
 
 

@@ -47,6 +47,7 @@ def test_a_step_that_begins_and_one_that_ends_are_signs_of_life(fake_engine, clo
     assert watch.is_stuck()
     getattr(watch, sign)(None)
     assert watch.silent_seconds() == 0, f"{sign} is a sign of life"
+    engine.abort_request("a")
 
 
 def test_an_aborted_request_is_no_work(fake_engine, clock):

@@ -10,7 +10,7 @@ from engine.async_engine import AsyncLLMEngine
 from engine.decoding.params import SamplingParams
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.server.app import create_app
-from engine.telemetry.bill import PAID, ApiPrice
+from engine.telemetry.bill import PAID, UNPAID, ApiPrice, Bill
 from engine.telemetry.cost_log import COLUMNS
 from engine.telemetry.cost_shown import Costs, CostShown, parse_weights
 from engine.telemetry.metrics import EngineMetrics
@@ -19,6 +19,7 @@ from engine.telemetry.shares import Weights
 from engine.telemetry.top import board
 from tests.part04.serving import http, serve
 from tests.part06.fakes import run_to_end
+from tests.part19.metering import DOLLAR_A_SECOND
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
@@ -86,6 +87,22 @@ def test_the_dashboards_data_has_a_panel(shown):
     assert meter.read().requests == 1
 
 
+def test_the_panel_in_numbers(shown, monkeypatch):
+    _, meter, metrics = shown
+    ns = dict.fromkeys([*PAID, *UNPAID], 0) | {"output": 10**9, "idle": 2 * 10**9, "under_way": 10**9}
+    bill = Bill(DOLLAR_A_SECOND, ns, {"cached": 0, "input": 0, "output": 100}, 1)
+    monkeypatch.setattr(meter, "read", lambda: bill)
+    (draw,) = metrics.panels
+    assert draw()["value"] == "$4.00"
+    assert draw()["rows"] == [["output tokens", 0.25, "$1.00", "a"], ["idle", 0.5, "$2.00", "b"]], (
+        "what is under way is nobody's yet, and no row"
+    )
+    assert draw()["note"] == (
+        "$0.0400 per output token, idle time included ($40,000.00 a million); 25% of the time is paid by "
+        "requests; the same tokens at the API's price: $0.0100"
+    )
+
+
 # What an operator asks for.
 
 
@@ -113,6 +130,7 @@ def test_from_the_words_of_a_command_line_to_the_last_line_of_the_log(fake_engin
     assert costs.weights == Weights(1, 2, 3)
     engine = fake_engine()
     meter = costs.begin(engine, EngineMetrics(engine, "fake"))
+    assert (meter.weights, meter.api_price) == (Weights(1, 2, 3), ApiPrice.parse("1,10,100"))
     engine.add_request("a", "prompt", GREEDY)
     run_to_end(engine)
     costs.end()

@@ -76,7 +76,7 @@ def test_logits_equal_hugging_faces(name, tmp_path):
         assert torch.equal(got.topk(5).indices, want.topk(5).indices), "the five likeliest, in order"
 
 
-@every_model
+@pytest.mark.parametrize("name", ["llama", "one key head", "wide heads", "llama3", "qwen3", "qwen3, tied"])
 def test_greedy_tokens_are_those_of_generate(name, tmp_path):
     folder, theirs = made(name, tmp_path)
     llm = LLM(folder, device="cpu", max_num_seqs=3, kv_cache_memory_bytes=2**22)

@@ -41,7 +41,7 @@ def pair(request, tmp_path_factory):
     return tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(request.param))), ours
 
 
-TEXTS = ["", " ", "  ", "a", " a", "a  b ", *strings(1500, 11, assigned, WORDS + IN_TEXT * 2)]
+TEXTS = ["", " ", "  ", "a", " a", "a  b ", *strings(800, 11, assigned, WORDS + IN_TEXT * 2)]
 
 
 @pytest.mark.parametrize("add_special_tokens", [True, False])
@@ -136,9 +136,9 @@ def test_a_lone_surrogate_is_refused(pair):
 
 
 def test_a_long_word_takes_no_quadratic_time(pair):
-    """100,000 characters without a space are one word: with a scan for each merge they would take hours."""
+    """30,000 characters without a space are one word: a scan for each merge would take minutes."""
     theirs, ours = pair
-    text = "the" * 33_000
+    text = "the" * 10_000
     assert ours.encode(text) == theirs.encode(text).ids
 
 
