@@ -18,6 +18,7 @@ _HOME = {
     "CompletionOutput": "decoding.outputs",
     "Request": "scheduling.request",
     "LLMEngine": "llm_engine",
+    "LoRARequest": "lora.request",
     "AsyncLLMEngine": "async_engine",
     "Listener": "listeners",
     "run_prefill": "prefill",

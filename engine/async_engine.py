@@ -9,9 +9,10 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from engine.decoding.outputs import RequestOutput
@@ -21,6 +22,7 @@ from engine.llm_engine import LLMEngine
 from engine.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 SHORT = 1000  # characters or ids: a prompt tokenized sooner than a thread is asked to
 STOP_SECONDS = 30  # for the step under way, once the engine is to stop: one that takes longer hangs
 
@@ -199,6 +201,23 @@ class AsyncLLMEngine:
         begin = partial(self._command, self._add, request_id, samples, prompt, mailbox)
         tokens = sum(request.num_prompt_tokens + request.output.limit for request in samples)
         return Reader(mailbox, begin, partial(self._leave, request_id, mailbox), tokens)
+
+    async def between_steps(self, function: Callable[[], T]) -> T:
+        """Have the engine's thread call it, so that no step is under way; what it gives or raises. Raises
+        EngineError: the engine is not running.
+        """
+        loop, done = asyncio.get_running_loop(), Future()
+
+        def call() -> None:
+            if not done.set_running_or_notify_cancel():
+                return  # who asked has gone
+            try:
+                done.set_result(function())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._command(call)
+        return await asyncio.wrap_future(done, loop=loop)
 
     async def abort(self, request_id: str) -> None:
         """Stop a request; whoever reads it gets a last output with finish reason "abort"."""

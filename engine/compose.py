@@ -21,10 +21,13 @@ from engine.executor import ModelForward
 from engine.layers.packed_linear import pack_linears
 from engine.listeners import Listener, Listeners
 from engine.llm_engine import LLMEngine
+from engine.lora.forward import AdapterForward
+from engine.lora.manager import AdapterManager
+from engine.lora.slots import AdapterSlots
 from engine.models.loader import load_model
 from engine.quantization.quantize import pack_quantized, quantize
 from engine.scheduling.elastic import ElasticScheduler
-from engine.scoring import ScoringExecutor
+from engine.scoring import ScoringExecutor, ScoringForward
 from engine.speculation.config import SpeculativeConfig
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.executor import Lookup, SpeculativeExecutor
@@ -39,20 +42,24 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     """Load the model and compose the parts. Raises CheckpointError or ValueError."""
     args = _settled(args)
     tokenizer = Tokenizer.from_pretrained(args.tokenizer or args.model)
-    ready = partial(_ready, args=args, quantization=args.quantization)
+    slots = None
+    if args.enable_lora:
+        slots = AdapterSlots(args.max_loras, args.max_lora_rank, args.max_num_batched_tokens)
+    ready = partial(_ready, args=args, quantization=args.quantization, slots=slots)
     model = load_model(args.model, args.device, args.dtype, args.load_format, transform=ready)
     parameter = next(model.parameters())
     max_model_len = args.max_model_len or model.config.max_positions
     listeners = Listeners(listeners)
     if args.speculative_config is None:
         cache = make_cache(args, model.config, max_model_len, parameter)
-        executor = _make_executor(args, model, cache, max_model_len, tokenizer)
+        executor = _make_executor(args, model, cache, max_model_len, tokenizer, slots)
     else:
-        executor = _speculating(args, model, max_model_len, tokenizer)
+        executor = _speculating(args, model, max_model_len, tokenizer, slots)
         cache = executor.cache
         listeners.add(executor.lengths)
     scheduler = ElasticScheduler(cache, args.max_num_seqs, args.max_num_batched_tokens)
     supports = SUPPORTS | {"priority"} | ({"cache_salt"} if args.kv_cache == "paged" else set())
+    adapters = AdapterManager(slots, scheduler) if slots else ()
     engine = AheadEngine if args.async_scheduling else LLMEngine
     return engine(
         tokenizer,
@@ -61,8 +68,9 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
         executor,
         listeners,
         recover=scheduler.recover,
-        supports=supports,
+        supports=supports | ({"adapter"} if slots else set()),
         max_model_len=max_model_len,
+        adapters=adapters,
     )
 
 
@@ -84,15 +92,24 @@ def _settled(args: EngineArgs) -> EngineArgs:
     )
 
 
-def _ready(model: nn.Module, args: EngineArgs, quantization: str | None) -> nn.Module:
-    """What is done to a model that has been loaded; packing comes last."""
+def _ready(
+    model: nn.Module, args: EngineArgs, quantization: str | None, slots: AdapterSlots | None = None
+) -> nn.Module:
+    """What is done to a model that has been loaded: quantize, wrap, and packing comes last."""
     if quantization is not None:
         model = quantize(model, quantization)
+    if slots is not None:
+        model = slots.wrap(model)
     return pack_quantized(pack_linears(model, rows=args.max_num_seqs))
 
 
 def _make_executor(
-    args: EngineArgs, model: nn.Module, cache: KVCacheManager, max_model_len: int, tokenizer: Tokenizer
+    args: EngineArgs,
+    model: nn.Module,
+    cache: KVCacheManager,
+    max_model_len: int,
+    tokenizer: Tokenizer,
+    slots: AdapterSlots | None,
 ) -> ScoringExecutor:
     """Who runs the steps: with kernels that read pages, decode steps run as graphs, where there is a GPU."""
     device = next(model.parameters()).device
@@ -103,16 +120,26 @@ def _make_executor(
 
         capture = device.type == "cuda"
         forward = GraphForward(model, cache, last, max_model_len, capture, make_steps=steps)
-        return AheadExecutor(forward, tokenizer, last, sampler=forward.choose)
+        return AheadExecutor(_with(slots, forward), tokenizer, last, sampler=forward.choose)
     if args.async_scheduling:
-        return AheadExecutor(AheadForward(model, cache, last), tokenizer, last)
-    return ScoringExecutor(ModelForward(model, cache), tokenizer)
+        return AheadExecutor(_with(slots, AheadForward(model, cache, last)), tokenizer, last)
+    return ScoringExecutor(_with(slots, ModelForward(model, cache)), tokenizer)
+
+
+def _with(slots: AdapterSlots | None, forward: ScoringForward) -> ScoringForward:
+    return AdapterForward(forward, slots) if slots else forward
 
 
 def _speculating(
-    args: EngineArgs, model: nn.Module, max_model_len: int, tokenizer: Tokenizer
+    args: EngineArgs,
+    model: nn.Module,
+    max_model_len: int,
+    tokenizer: Tokenizer,
+    slots: AdapterSlots | None,
 ) -> SpeculativeExecutor:
-    """Who proposes and who verifies, with a cache for each model. Raises CheckpointError or ValueError."""
+    """Who proposes (without adapters) and who verifies, with a cache for each model. Raises CheckpointError
+    or ValueError.
+    """
     how, parameter = SpeculativeConfig.of(args.speculative_config), next(model.parameters())
     if how.method == "ngram":
         cache = make_cache(args, model.config, max_model_len, parameter)
@@ -131,5 +158,5 @@ def _speculating(
         cache = PairedCache(*(make_cache(args, one, max_model_len, parameter, both) for one in both))
         proposer = DraftModel(draft, cache)
         verifier = Verifier(proposer.probs)
-    inner = ScoringExecutor(ModelForward(model, cache), tokenizer, verifier)
+    inner = ScoringExecutor(_with(slots, ModelForward(model, cache)), tokenizer, verifier)
     return SpeculativeExecutor(inner, cache, proposer, Lengths(how.num_speculative_tokens))

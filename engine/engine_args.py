@@ -16,6 +16,7 @@ from engine.known_shapes import TOKENIZER, shape_folder
 from engine.speculation.config import SpeculativeConfig
 
 MODEL, REQUESTS, MEMORY, SPEED = "Model", "Requests", "Keys and values", "Speed"  # topics of the help
+ADAPTERS = "Adapters"
 Device = DType = Any  # a name, or what torch calls by it
 
 
@@ -83,6 +84,10 @@ class EngineArgs:
         '{"model": "storyteller-draft", "num_speculative_tokens": 4}',
     )  # fmt: skip
 
+    enable_lora: bool = _option(False, ADAPTERS, "Requests may name LoRA adapters.")
+    max_loras: int = _option(4, ADAPTERS, "Adapters that are loaded at once, and may share a step.")
+    max_lora_rank: int = _option(16, ADAPTERS, "The highest rank of an adapter.")
+
     def __post_init__(self) -> None:
         if self.load_format == "dummy" and (folder := shape_folder(self.model)):
             object.__setattr__(self, "model", folder)
@@ -120,6 +125,9 @@ class EngineArgs:
                 "async_scheduling=True cannot be had with a speculative_config: proposals are made "
                 "from the last tokens"
             )
+        for name in ("max_loras", "max_lora_rank"):
+            if not self.enable_lora and getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"{name}={getattr(self, name)!r} needs enable_lora=True; it is False")
         if None not in (seats := self.max_num_seqs, self.max_num_batched_tokens) and (
             seats > self.max_num_batched_tokens
         ):

@@ -32,9 +32,13 @@ from engine.llm_prompts import (
     read_prompt,
     read_prompts,
 )
+from engine.lora.manager import AdapterManager
+from engine.lora.on_demand import OnDemand
+from engine.lora.request import LoRARequest
 from engine.tokenizer import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 Bar = bool | Callable[..., tqdm]
 
 
@@ -51,6 +55,8 @@ class LLM:
         self.engine = build_engine(self.args)
         self.tokenizer, self.config = self.engine.tokenizer, self.engine.config
         self.load_seconds = time.perf_counter() - start
+        lora = isinstance(self.engine.adapters, AdapterManager)
+        self._on_demand = OnDemand(self.engine.adapters, self.config) if lora else None
         self._numbers = count()
         self._inbox: dict[str, RequestOutput] = {}  # not read yet
 
@@ -61,16 +67,20 @@ class LLM:
         *,
         use_tqdm: Bar = True,
         priority: Sequence[int] | None = None,
+        lora_request: Adapters = None,
     ) -> list[RequestOutput]:
         """One RequestOutput per prompt, in order. One SamplingParams serves all prompts, or one each; without
         any, `get_default_sampling_params`. A lower `priority` is served first. `use_tqdm`: as in `Progress`.
+        One `lora_request` serves all prompts, or one each (None: the base); it needs enable_lora.
 
-        Raises ParameterError for a field or a prompt that is refused: then nothing was generated.
+        Raises ParameterError for a field or a prompt that is refused, CheckpointError for an adapter: then
+        nothing was generated.
         """
         asked = read_prompts(prompts)
         for one, rank in zip(asked, each("priority", priority, len(asked), int), strict=True):
             if rank is not None:
                 one.options["priority"] = rank
+        self._adapt(asked, lora_request)
         return self._complete(asked, sampling_params, use_tqdm)
 
     def chat(
@@ -81,6 +91,7 @@ class LLM:
         use_tqdm: Bar = True,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        lora_request: Adapters = None,
     ) -> list[RequestOutput]:
         """One RequestOutput per conversation: what the model says next. `messages` is one conversation, a
         list of {"role", "content"}, or a list of them. `chat_template`: in place of the model's own.
@@ -97,16 +108,23 @@ class LLM:
             except ChatError as error:
                 raise ParameterError("messages", f"messages: {error}") from None
             asked.append(Asked(ids, text))
+        self._adapt(asked, lora_request)
         return self._complete(asked, sampling_params, use_tqdm)
 
     def stream(
-        self, prompt: PromptInput, sampling_params: SamplingParams | None = None
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> Iterator[RequestOutput]:
         """One prompt; its output so far after every token. Several streams may be read in turns.
 
         Raises ParameterError, at the first output asked for, for a field or a prompt that is refused.
         """
-        request_id = self._add(read_prompt(prompt), sampling_params or self.get_default_sampling_params())
+        asked = read_prompt(prompt)
+        self._adapt([asked], lora_request)
+        request_id = self._add(asked, sampling_params or self.get_default_sampling_params())
         try:
             yield from self._run([request_id])
         finally:
@@ -119,6 +137,14 @@ class LLM:
         """What the model's makers recommend, in its generation_config.json; else SamplingParams()."""
         path = resolve(self.args.model) / "generation_config.json"
         return default_params(read_json(path) if path.exists() else {})
+
+    def _adapt(self, asked: list[Asked], wanted: Adapters) -> None:
+        """Give each its adapter, loaded. Raises ParameterError, CheckpointError."""
+        loras = each("lora_request", wanted, len(asked), LoRARequest)
+        if self._on_demand is None and any(loras):
+            raise ParameterError("lora_request", "lora_request needs LLM(..., enable_lora=True)")
+        for one, key in zip(asked, self._on_demand.keys(loras) if self._on_demand else loras, strict=True):
+            one.options["adapter"] = key
 
     def _template(self, source: str | None) -> ChatTemplate:
         own = ChatTemplate.from_pretrained(self.args.tokenizer or self.args.model)

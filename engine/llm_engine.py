@@ -115,8 +115,7 @@ class LLMEngine:
         for name, value in {"priority": priority, "adapter": adapter, "cache_salt": cache_salt}.items():
             if value and name not in self.supports:
                 raise ParameterError(name, f"{name}={value!r} is not supported by this engine")
-        if adapter is not None and adapter not in self.adapters:
-            raise ParameterError("adapter", f"adapter={adapter!r} is not loaded")
+        self._refuse_unloaded(adapter)
         if abs(priority) > MAX_PRIORITY:
             raise ParameterError(
                 "priority", f"priority={priority}: accepted are -{MAX_PRIORITY} to {MAX_PRIORITY}"
@@ -157,7 +156,8 @@ class LLMEngine:
             raise
 
     def add(self, request_id: str, samples: list[Request], prompt: Prompt) -> None:
-        """Queue what `make_requests` made."""
+        """Queue what `make_requests` made. Raises ParameterError: its adapter has gone since."""
+        self._refuse_unloaded(samples[0].adapter)
         if request_id in self._asked:
             raise ParameterError(
                 "request_id", f"request_id={request_id!r} is in use by an unfinished request"
@@ -166,6 +166,10 @@ class LLMEngine:
         for request in samples:
             self.listeners.tell("on_arrival", request)
             self.scheduler.add(request)
+
+    def _refuse_unloaded(self, adapter: str | None) -> None:
+        if adapter is not None and adapter not in self.adapters:
+            raise ParameterError("adapter", f"adapter={adapter!r} is not loaded")
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """Stop a request, waiting or running; its last output. None: it is not here, perhaps finished."""

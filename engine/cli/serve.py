@@ -2,12 +2,13 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from engine.cli.options import refusals, takes_engine_args
-from engine.engine_args import EngineArgs
+from engine.engine_args import ADAPTERS, EngineArgs
 
 DOOR, LIMITS, COSTS = "Who may ask, and where", "How much is taken on", "What it costs"  # topics of the help
 
@@ -44,6 +45,16 @@ def serve(
         float | None,
         _at(LIMITS, "For answers under way, after Ctrl-C or SIGTERM; default: 10.", min=0, max=3600),
     ] = None,
+    lora_modules: Annotated[
+        list[str] | None, _at(ADAPTERS, "An adapter from the start: name=folder. May be given several times.")
+    ] = None,
+    lora_dir: Annotated[
+        Path | None,
+        _at(
+            ADAPTERS,
+            "Clients may load and unload what is in this folder, by name; default: nothing.",
+        ),
+    ] = None,
     price_per_hour: Annotated[
         str | None, _at(COSTS, "Dollars for an hour of the device; answers then say what they cost.")
     ] = None,
@@ -77,7 +88,13 @@ def serve(
             )
         costs = Costs.parse(price_per_hour, api_price, cost_log, cost_weights)
         service = Service(
-            args, served_model_name, max_num_queued_reqs, max_num_queued_tokens, request_timeout
+            args,
+            served_model_name,
+            max_num_queued_reqs,
+            max_num_queued_tokens,
+            request_timeout,
+            lora_modules or (),
+            lora_dir,
         )
         app = service.app(answers_to(host, allowed_host or ()), key, allow_priority, costs)
     grace = SHUTDOWN_SECONDS if shutdown_timeout is None else shutdown_timeout

@@ -3,7 +3,7 @@
 Needs the extra `server`; engine/cli/serve.py says so where it is not installed.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -13,6 +13,7 @@ from engine.chat_template import ChatTemplate
 from engine.checkpoint import embedded_models
 from engine.compose import build_engine
 from engine.engine_args import EngineArgs
+from engine.server.adapters import AdapterEngine, adapted, adapter_routes, named_folders
 from engine.server.admission import Admission
 from engine.server.admission_metrics import AdmissionMetrics
 from engine.server.app import create_app
@@ -46,8 +47,18 @@ class Service:
         max_num_queued_reqs: int | None = None,
         max_num_queued_tokens: int | None = None,
         request_timeout: float | None = None,
+        lora_modules: Sequence[str] = (),
+        lora_dir: Path | None = None,
     ) -> None:
-        """`name`: what clients call the model. Raises CheckpointError or ValueError."""
+        """`name`: what clients call the model. `lora_modules`: adapters that are there from the start, as
+        name=folder; `lora_dir`: others that clients may load. Raises CheckpointError or ValueError.
+        """
+        for flag, value in {"--lora-modules": lora_modules, "--lora-dir": lora_dir}.items():
+            if value and not args.enable_lora:
+                raise ValueError(f"{flag} needs --enable-lora")
+        if lora_dir and not lora_dir.is_dir():
+            raise ValueError(f"--lora-dir {lora_dir}: no such folder")
+        self.lora_dir = lora_dir
         self.template = ChatTemplate.from_pretrained(args.tokenizer or args.model)
         self.engine, self.name = build_engine(args), name or public_name(args.model)
         limits = queue_limits(
@@ -57,8 +68,13 @@ class Service:
             max_num_queued_reqs,
             max_num_queued_tokens,
         )
-        running = AsyncLLMEngine(self.engine, self.name)
-        self.backend = Admission(running, Room(limits), request_timeout, StepWatch(self.engine))
+        if args.enable_lora:
+            self.running = AdapterEngine(self.engine, self.name, self.engine.adapters)
+            for adapter, folder in named_folders(lora_modules).items():
+                self.running.manager.load(adapter, self.running.read(adapter, folder))
+        else:
+            self.running = AsyncLLMEngine(self.engine, self.name)
+        self.backend = Admission(self.running, Room(limits), request_timeout, StepWatch(self.engine))
 
     def app(
         self, hosts: Collection[str], api_key: str | None, allow_priority: bool, costs: Costs | None
@@ -75,20 +91,28 @@ class Service:
             completions, chats = (
                 priced(shape, costs.price, costs.api_price) for shape in (completions, chats)
             )
+        adapters = {}
+        if isinstance(self.running, AdapterEngine):
+            completions, chats = (adapted(shape, self.running) for shape in (completions, chats))
+            adapters = {"parent_of": self.running.parent_of}
+        extensions = [
+            deadlines,
+            telemetry(metrics),
+            chat(engine.tokenizer, engine.config, self.template, allow_priority, chats),
+            generate,
+            chat_page,
+        ]
+        if self.lora_dir:
+            extensions.append(adapter_routes(self.running, self.lora_dir))
         return create_app(
             self.backend,
-            extensions=[
-                deadlines,
-                telemetry(metrics),
-                chat(engine.tokenizer, engine.config, self.template, allow_priority, chats),
-                generate,
-                chat_page,
-            ],
+            extensions=extensions,
             api_key=api_key,
             open_paths=OPEN_PATHS | CHAT_PATHS,
             allowed_hosts=hosts,
             max_requests=min(MAX_REQUESTS, max_connections() // 2),
             shape=completions(engine.tokenizer, allow_priority),
+            **adapters,
         )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from engine.kernels.append_attend import MIN_HEAD_DIM, AppendAttend
 from engine.kernels.pdl import has_pdl, release, wait
+from engine.layers.replace import linear_names
 
 
 class Tile(NamedTuple):
@@ -187,12 +188,13 @@ class SingleRow:
         were loaded.
         """
         config = model.config
-        linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+        linears = [model.get_submodule(name) for name in linear_names(model)]
         return (
             config.model_type == "gpt2"
             and config.activation in ("gelu_new", "gelu_pytorch_tanh")
             and config.head_dim == triton.next_power_of_2(config.head_dim) >= MIN_HEAD_DIM
             and len(linears) == 4 * config.num_layers + 1
+            and all(isinstance(linear, nn.Linear) for linear in linears)
         )
 
     def __call__(

@@ -63,6 +63,7 @@ class Model(Answer):
     object: Literal["model"]
     created: int
     owned_by: str
+    parent: str | None = None  # of an adapter alone: the model it changes (Part 18)
 
 
 class Models(Answer):

@@ -37,13 +37,15 @@ def create_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     max_requests: int = MAX_REQUESTS,
     shape: Completions | None = None,
+    parent_of: Callable[[str], str | None] = lambda name: None,
 ) -> FastAPI:
     """The server's app.
 
     With `api_key`, every route but /health and `open_paths` (pages of an extension) wants
     `Authorization: Bearer <key>`. With `allowed_hosts`, a request must be meant for one of them: a page in a
     browser can send to this machine under a name of its own. `shape` settles how a completion is asked for
-    and shown. Raises ValueError for an empty key, and for a host that is no name.
+    and shown. `parent_of` gives the model that an adapter changes (Part 18), and None for a model of its own.
+    Raises ValueError for an empty key, and for a host that is no name.
     """
     if api_key is not None and not api_key.strip():
         raise ValueError("api_key is empty: leave it out to serve without one")
@@ -93,7 +95,8 @@ def create_app(
         return await complete(backend, request, body, prompts, shape)
 
     def _model(name: str) -> dict:
-        return {"id": name, "object": "model", "created": started, "owned_by": "ruvon"}
+        known = {"id": name, "object": "model", "created": started, "owned_by": "ruvon"}
+        return known | ({"parent": parent} if (parent := parent_of(name)) else {})
 
     for extend in extensions:
         extend(app, backend)

@@ -11,7 +11,6 @@ import pytest
 
 from engine.async_engine import AsyncLLMEngine
 from engine.decoding.params import ParameterError, SamplingParams
-from engine.decoding.sampling import SUPPORTS
 from engine.executor import Executor, Pending
 from engine.llm_engine import Flight, LLMEngine
 from engine.scheduling.continuous import ContinuousScheduler
@@ -176,24 +175,6 @@ def test_a_step_that_fails_with_another_in_flight_poisons_no_prefix_cache_and_co
         assert done[name].outputs[0].token_ids == told_alone(prompt, params(int(name))).token_ids
     assert cache.hits > 0
     assert all(PLACEHOLDER not in prefix for prefix in cache.shared)
-
-
-def test_an_adapter_that_is_not_loaded_is_refused_at_the_door():
-    """Part 18's set of adapters changes while the engine runs."""
-    loaded = {"poetry"}
-    cache = BlockCache(60, 8)
-    engine = LLMEngine(
-        TOKENIZER, CONFIG, ContinuousScheduler(cache, 3, 64), Executor(FakeForward(cache)),
-        supports=SUPPORTS | {"adapter"}, adapters=loaded,
-    )  # fmt: skip
-    engine.make_requests("a", "hello", adapter="poetry")
-    with pytest.raises(ParameterError, match="business"):
-        engine.make_requests("a", "hello", adapter="business")
-    loaded.add("business")
-    assert engine.make_requests("a", "hello", adapter="business")[0].adapter == "business"
-    plain = LLMEngine(TOKENIZER, CONFIG, ContinuousScheduler(cache, 3, 64), Executor(FakeForward(cache)))
-    with pytest.raises(ParameterError, match="not supported"):
-        plain.make_requests("a", "hello", adapter="poetry")
 
 
 class Admission:

@@ -1,0 +1,80 @@
+"""What PEFT's adapter_config.json says, as far as it is computed here. Part 18.
+
+Promises that every setting in the file has its effect or is refused by its name: an adapter that would be
+computed otherwise than it was trained is not loaded. Knows no tensors.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.checkpoint import CheckpointError, read_json
+
+# Where an adapter comes from and how it was trained: nothing of it changes what is computed with it now.
+# fan_in_fan_out is among them: it says how PEFT's *base* keeps its weights (GPT-2's Conv1D), not the adapter.
+NO_EFFECT = {
+    "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out",
+    "inference_mode", "lora_dropout", "lora_ga_config", "loftq_config", "megatron_core", "peft_version",
+    "qalora_group_size", "revision", "runtime_config", "task_type",
+}  # fmt: skip
+READ = {"peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "bias", "init_lora_weights"}
+PLAIN_STARTS = (True, False, "gaussian")  # others change the base's own weights, too
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """The settings that count."""
+
+    r: int  # columns of A's transpose, and rows of B's
+    lora_alpha: float
+    use_rslora: bool  # Kalajdzievski 2023, https://arxiv.org/abs/2312.03732
+    target_modules: str | tuple[str, ...]  # ends of names, or one regular expression for whole names
+
+    @property
+    def scale(self) -> float:
+        """What B·A is multiplied by."""
+        return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
+
+    def targets(self, module: str) -> bool:
+        """Whether the module of this name was adapted, as PEFT reads `target_modules`."""
+        if isinstance(self.target_modules, str):
+            return self.target_modules == "all-linear" or bool(re.fullmatch(self.target_modules, module))
+        return any(module == target or module.endswith(f".{target}") for target in self.target_modules)
+
+
+def read_config(folder: Path) -> AdapterConfig:
+    """Raises CheckpointError naming the file, the field, its value and what is accepted."""
+    path = folder / "adapter_config.json"
+    raw = read_json(path)
+
+    def refuse(name: str, accepted: str) -> None:
+        raise CheckpointError(f"{path}: {name}={raw.get(name)!r:.80}: {accepted}")
+
+    if raw.get("peft_type") != "LORA":
+        refuse("peft_type", "'LORA' is accepted")
+    r, alpha, targets = raw.get("r"), raw.get("lora_alpha"), raw.get("target_modules")
+    if type(r) is not int or r < 1:
+        refuse("r", "a whole number from 1 on is accepted")
+    if type(alpha) not in (int, float) or not math.isfinite(alpha):
+        refuse("lora_alpha", "a finite number is accepted")
+    if raw.get("task_type") not in (None, "CAUSAL_LM"):
+        refuse("task_type", "'CAUSAL_LM' is accepted")
+    if raw.get("bias", "none") != "none":
+        refuse("bias", "'none' is accepted: the layers' own biases stay as they are")
+    if raw.get("init_lora_weights", True) not in PLAIN_STARTS:
+        refuse("init_lora_weights", "true, false and 'gaussian' are accepted: others change the base, too")
+    if type(raw.get("use_rslora", False)) is not bool:
+        refuse("use_rslora", "true or false is accepted")
+    if isinstance(targets, str):
+        try:
+            re.compile(targets)
+        except re.error:
+            refuse("target_modules", "no regular expression")
+    elif not isinstance(targets, list) or not targets or not all(isinstance(t, str) for t in targets):
+        refuse("target_modules", "a list of names, or a regular expression, is accepted")
+    for name, value in raw.items():
+        if name not in NO_EFFECT | READ and value:
+            refuse(name, "not supported here; leave it empty")
+    targets = targets if isinstance(targets, str) else tuple(targets)
+    return AdapterConfig(r, alpha, raw.get("use_rslora", False), targets)

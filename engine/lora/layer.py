@@ -1,0 +1,42 @@
+"""A linear layer that adds to each row what that row's adapter says. Part 18.
+
+Wraps any linear-like module, packed (Part 3) or quantized (Part 17): it asks it for y and adds to it. Does
+not know which requests there are: `rows` does.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from engine.lora.adapter import Factors
+from engine.lora.rows import Rows
+from engine.models.weights import Module
+
+
+class LoRALinear(Module):
+    """base(x) + x·Aᵀ·(scale·B)ᵀ, with A and B of the slot that the row belongs to."""
+
+    def __init__(
+        self, base: nn.Module, rows: Rows, max_loras: int, parts: int, max_rank: int, like: Tensor
+    ) -> None:
+        """`parts`: how many of Hugging Face's layers are one in `base`. `like`: of the device and dtype."""
+        super().__init__()
+        self.base, self.rows, self.max_rank = base, rows, max_rank
+        self.in_features, self.out_features = base.in_features, base.out_features
+        K = parts * max_rank
+        self.down = torch.zeros(max_loras, self.in_features, K, device=like.device, dtype=like.dtype)
+        self.up = torch.zeros(max_loras, K, self.out_features, device=like.device, dtype=like.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x[T, in] -> [T, out]"""
+        return self.rows.add(self.base(x), x, self.down, self.up)
+
+    @torch.no_grad()
+    def put(self, slot: int, parts: tuple[Factors, ...], scale: float) -> None:
+        """What an adapter says of this layer; nothing, if it has no parts. Lower ranks leave zeros behind."""
+        self.down[slot].zero_()
+        self.up[slot].zero_()
+        for i, factors in enumerate(parts):
+            r = len(factors.A)
+            mine = slice(i * self.max_rank, i * self.max_rank + r)
+            self.down[slot][:, mine] = factors.A.T
+            self.up[slot][mine, factors.rows or slice(None)] = scale * factors.B.T

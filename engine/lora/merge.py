@@ -1,0 +1,35 @@
+"""An adapter merged into the weights: the model is another one then, and as fast as before. Part 18.
+
+For one adapter that everybody gets. Merging comes first at load: a merged weight can still be quantized and
+packed. Requests for different adapters need them unmerged (layer.py).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from engine.lora.adapter import Adapter, Factors
+
+
+def difference(factors: Factors, scale: float) -> Tensor:
+    """scale · B·A, [out, in]: what the adapter adds to these rows of a weight W[out, in].
+
+    Our linear layers keep W as [out, in] whatever the checkpoint does (GPT-2's Conv1D keeps its transpose).
+    """
+    return scale * (factors.B @ factors.A)
+
+
+@torch.no_grad()
+def merge(model: nn.Module, adapter: Adapter) -> nn.Module:
+    """Add the adapter to the weights of `model`, in place; returns the model. For `load_model(transform=)`,
+    before anything that replaces linear layers. Raises ValueError for a layer whose weights are no plain
+    ones any more.
+    """
+    for name, parts in adapter.layers.items():
+        linear = model.get_submodule(name)
+        if not isinstance(linear, nn.Linear):
+            raise ValueError(f"{name} is {type(linear).__name__}: merge before layers are replaced")
+        for factors in parts:
+            weight = linear.weight if factors.rows is None else linear.weight[factors.rows]
+            # In fp32, and rounded once: the weight may be in half precision.
+            weight.copy_(weight.float() + difference(factors, adapter.scale).to(weight.device))
+    return model

@@ -1,0 +1,19 @@
+"""Which adapter a request wants, as vLLM's users say it. Part 18."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class LoRARequest:
+    """`LLM.generate(..., lora_request=LoRARequest("poetry", 1, "adapters/poetry"))`. Raises ValueError."""
+
+    lora_name: str
+    lora_int_id: int  # one number for one adapter, 1 or more
+    lora_path: str | Path  # a folder in PEFT's format
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lora_name, str) or not self.lora_name:
+            raise ValueError(f"lora_name={self.lora_name!r}: a name is accepted")
+        if type(self.lora_int_id) is not int or self.lora_int_id < 1:
+            raise ValueError(f"lora_int_id={self.lora_int_id!r}: a whole number from 1 on is accepted")

@@ -1,0 +1,129 @@
+"""Rows by adapter over fixed buffers, for a GPU and its graphs: a grouped product in Triton. Part 18.
+
+Rows of one adapter are dealt into tiles of TILE rows; a tile has one adapter, so it can use tensor cores, and
+reads that adapter's matrices once. How many tiles have work changes from step to step and the grid does not:
+a tile of NOBODY ends at once. Two kernels: `_shrink`, x · down to a few numbers a row, and `_expand`, those
+times up, added to y. With TRITON_INTERPRET=1 they run on a CPU, slowly.
+Source of the idea: Chen et al. 2023, Punica, https://arxiv.org/abs/2310.18547.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.device import on_device
+from engine.lora.rows import NOBODY
+
+TILE = 16  # rows: the fewest a matrix product on tensor cores takes
+INNER, COLS = 64, 64  # numbers of x at a time; columns of y that a program adds to
+
+
+class TiledRows:
+    """order[tiles, TILE]: the rows of each tile, NOBODY where there is none. slot_of[tiles]: its adapter."""
+
+    def __init__(self, max_tokens: int, max_loras: int, device: torch.device) -> None:
+        self.max_loras = max_loras
+        tiles = self._tiles(max_tokens)
+        self.order = torch.full((tiles, TILE), NOBODY, device=device, dtype=torch.int32)
+        self.slot_of = torch.full((tiles,), NOBODY, device=device, dtype=torch.int32)
+        self.middle: Tensor | None = None  # [tiles * TILE, K]: what passes between the kernels
+
+    def _tiles(self, rows: int) -> int:
+        """Enough for so many rows, however they are dealt out: a tile is begun for each adapter."""
+        return min(rows, triton.cdiv(rows, TILE) + self.max_loras)
+
+    def fill(self, slots: Sequence[int], query_start: Sequence[int]) -> None:
+        order, slot_of = tiles_of(slots, query_start)
+        self.slot_of.fill_(NOBODY)  # tiles of the last step are nobody's, also those that a graph looks at
+        if slot_of:
+            rows, owners = on_device(self.order.device, list(chain(*order)), slot_of, dtype=torch.int32)
+            self.order.view(-1)[: len(rows)] = rows
+            self.slot_of[: len(owners)] = owners
+
+    def add(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        """y[T, out] += x[T, in] · down[slot] · up[slot], each row by its slot, in place; gives y."""
+        (_, into, K), out, tiles = down.shape, up.shape[2], self._tiles(len(x))
+        if self.middle is None or self.middle.shape[1] < K:  # all layers, one after the other, share it
+            self.middle = torch.empty(len(self.order) * TILE, K, device=x.device)
+        x, middle = x.contiguous(), self.middle
+        sizes = {"K": K, "K_PADDED": max(16, triton.next_power_of_2(K)), "TILE": TILE}
+        stride = middle.stride(0)
+        _shrink[(tiles,)](x, down, middle, self.order, self.slot_of, stride, IN=into, INNER=INNER, **sizes)
+        _expand[(tiles, triton.cdiv(out, COLS))](
+            y, up, middle, self.order, self.slot_of, stride, OUT=out, COLS=COLS, **sizes
+        )
+        return y
+
+
+def tiles_of(slots: Sequence[int], query_start: Sequence[int]) -> tuple[list[list[int]], list[int]]:
+    """(order, slot_of): each adapter's rows in tiles, the last one padded."""
+    rows: dict[int, list[int]] = {}
+    for s, slot in enumerate(slots):
+        if slot != NOBODY:
+            rows.setdefault(slot, []).extend(range(query_start[s], query_start[s + 1]))
+    order, slot_of = [], []
+    for slot, own in sorted(rows.items()):
+        for first in range(0, len(own), TILE):
+            tile = own[first : first + TILE]
+            order.append(tile + [NOBODY] * (TILE - len(tile)))
+            slot_of.append(slot)
+    return order, slot_of
+
+
+@triton.jit
+def _shrink(
+    x, down, middle, order, slot_of, stride,
+    IN: tl.constexpr, INNER: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Program (tile): middle[tile's TILE rows, K] = x[its rows, IN] · down[its slot][IN, K], in fp32."""
+    tile = tl.program_id(0)
+    slot = tl.load(slot_of + tile).to(tl.int64)
+    if slot < 0:
+        return
+    i, k = tl.arange(0, TILE), tl.arange(0, K_PADDED)
+    row = tl.load(order + tile * TILE + i).to(tl.int64)  # [TILE]
+    total = tl.zeros([TILE, K_PADDED], tl.float32)
+    for start in range(0, IN, INNER):
+        d = start + tl.arange(0, INNER)
+        a = tl.load(
+            x + row[:, None] * IN + d[None, :], mask=(row >= 0)[:, None] & (d < IN)[None, :], other=0.0
+        )
+        b = tl.load(
+            down + (slot * IN + d[:, None]) * K + k[None, :],
+            mask=(d < IN)[:, None] & (k < K)[None, :],
+            other=0.0,
+        )
+        total = tl.dot(a, b, total, input_precision="ieee")
+    tl.store(middle + (tile * TILE + i)[:, None] * stride + k[None, :], total, mask=(k < K)[None, :])
+
+
+@triton.jit
+def _expand(
+    y, up, middle, order, slot_of, stride,
+    OUT: tl.constexpr, COLS: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Program (tile, columns): y[its rows, COLS] += middle[its TILE rows, K] · up[its slot][K, COLS]. A row
+    is in one tile, so nobody else adds to these numbers.
+    """
+    tile = tl.program_id(0)
+    slot = tl.load(slot_of + tile).to(tl.int64)
+    if slot < 0:
+        return
+    i, k = tl.arange(0, TILE), tl.arange(0, K_PADDED)
+    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    row = tl.load(order + tile * TILE + i).to(tl.int64)  # [TILE]
+    a = tl.load(middle + (tile * TILE + i)[:, None] * stride + k[None, :], mask=(k < K)[None, :], other=0.0)
+    b = tl.load(
+        up + (slot * K + k[:, None]) * OUT + col[None, :],
+        mask=(k < K)[:, None] & (col < OUT)[None, :],
+        other=0.0,
+    )
+    inside = (row >= 0)[:, None] & (col < OUT)[None, :]
+    at = y + row[:, None] * OUT + col[None, :]
+    total = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    total = tl.dot(a.to(b.dtype), b, total, input_precision="ieee")
+    tl.store(at, total.to(y.dtype.element_ty), mask=inside)

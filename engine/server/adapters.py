@@ -1,0 +1,163 @@
+"""Adapters over HTTP: `model` in a request chooses one, and they come and go while the server runs. Part 18.
+
+Promises that a client never names a path: what it may load are folders of one folder that the operator named,
+by their own names; without that folder the two routes are not there. Neither route stops anybody's stream:
+files are read in another thread, and a step waits only while an adapter is laid into its slot.
+Shapes: https://docs.vllm.ai/en/latest/features/lora.html
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel, StrictBool
+
+from engine.async_engine import AsyncLLMEngine
+from engine.checkpoint import CheckpointError
+from engine.llm_engine import LLMEngine
+from engine.lora.adapter import Adapter, read_adapter
+from engine.lora.manager import AdapterError, AdapterManager
+from engine.server.app import Extension
+from engine.server.backend import Backend
+from engine.server.errors import RequestError
+from engine.server.protocol import Completions, Fields, Name
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+ACCEPTED = "letters, digits, '.', '_' and '-' are accepted, 64 at most, a letter or a digit first"
+STATUS = {"already_loaded": 400, "not_loaded": 404, "no_free_slot": 409}
+
+
+class AdapterEngine(AsyncLLMEngine):
+    """A backend whose models are the base, under `name`, and the adapters that are loaded."""
+
+    def __init__(self, engine: LLMEngine, name: str, manager: AdapterManager) -> None:
+        super().__init__(engine, name)
+        self.manager = manager
+        self._reading = asyncio.Lock()  # one adapter's files at a time
+
+    def models(self) -> list[str]:
+        return [self.name, *self.manager.key_of]
+
+    def parent_of(self, name: str) -> str | None:
+        """The model that an adapter changes; None for that model itself."""
+        return None if name == self.name else self.name
+
+    def key(self, name: str) -> str | None:
+        """What the engine calls the adapter that a model's name stands for; None: the base.
+
+        Raises RequestError 404: there is no such model. It may have gone since somebody looked.
+        """
+        key = None if name == self.name else self.manager.key_of.get(name)
+        if key is None and name != self.name:
+            raise RequestError(404, f"model {name!r} does not exist any more", "model", "model_not_found")
+        return key
+
+    def read(self, name: str, folder: Path) -> Adapter:
+        """The adapter in `folder`, to be called `name`. Raises ValueError (the name), CheckpointError (the
+        files).
+        """
+        if not NAME.fullmatch(name) or name == self.name:
+            why = "that is the base model" if name == self.name else ACCEPTED
+            raise ValueError(f"lora_name={name!r}: {why}")
+        return read_adapter(folder, self.engine.config, self.manager.slots.max_lora_rank)
+
+    async def load_adapter(self, name: str, folder: Path, load_inplace: bool = False) -> None:
+        """Give `name` the adapter in `folder`. Raises what `read` does, AdapterError (name or slots),
+        EngineError (no engine).
+        """
+        async with self._reading:
+            adapter = await asyncio.to_thread(self.read, name, folder)
+            await self.between_steps(partial(self.manager.load, name, adapter, load_inplace))
+
+    async def unload_adapter(self, name: str) -> None:
+        """No new request gets it. Raises AdapterError, EngineError."""
+        await self.between_steps(partial(self.manager.unload, name))
+
+
+def adapted(shape: type[Completions], engine: AdapterEngine) -> type[Completions]:
+    """`shape`, completions or chats, whose `model` may be an adapter."""
+
+    class Adapted(shape):
+        def options(self, body: BaseModel) -> dict:
+            key = engine.key(body.model)
+            return super().options(body) | ({} if key is None else {"adapter": key})
+
+    return Adapted
+
+
+class UnloadRequest(Fields):
+    """POST /v1/unload_lora_adapter, as vLLM has it."""
+
+    lora_name: Name
+
+
+class LoadRequest(UnloadRequest):
+    """POST /v1/load_lora_adapter, as vLLM has it; but `lora_path` is refused: clients name no paths here."""
+
+    lora_path: Name | None = None
+    load_inplace: StrictBool | None = None  # a name that is taken gets another adapter
+
+
+def named_folders(modules: Sequence[str]) -> dict[str, Path]:
+    """`--lora-modules`: name=folder, each name once. Raises ValueError."""
+    found: dict[str, Path] = {}
+    for module in modules:
+        name, equals, folder = module.partition("=")
+        if not (name and equals and folder) or name in found:
+            raise ValueError(f"--lora-modules {module}: name=folder is accepted, each name once")
+        found[name] = Path(folder).expanduser()
+    return found
+
+
+def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
+    """The two routes. `folder` holds the adapters that clients may load, each in a folder of its name."""
+
+    def extend(app: FastAPI, _: Backend) -> None:
+        answer = {
+            "response_class": PlainTextResponse,
+            "responses": {409: {"description": "No free slot"}},
+        }
+
+        @app.post("/v1/load_lora_adapter", **answer)
+        async def load(body: LoadRequest) -> PlainTextResponse:
+            name = body.lora_name
+            if body.lora_path is not None:
+                message = (
+                    f"lora_path={body.lora_path!r} is not accepted: adapters are found by lora_name alone"
+                )
+                raise RequestError(400, message, param="lora_path")
+            if not NAME.fullmatch(name):  # before anything is looked up by it
+                raise RequestError(400, f"lora_name={name!r}: {ACCEPTED}", param="lora_name")
+            found = folder / name
+            if not found.is_dir():
+                message = f"the server's folder has no adapter {name!r}"
+                raise RequestError(404, message, "lora_name", "adapter_not_found")
+            try:
+                await engine.load_adapter(name, found, bool(body.load_inplace))
+            except CheckpointError as error:
+                said = str(error).replace(
+                    str(found), name
+                )  # paths of this machine are not the client's business
+                raise RequestError(400, said, "lora_name", "bad_adapter") from None
+            except (AdapterError, ValueError) as error:
+                raise _refused(error) from None
+            return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+        @app.post("/v1/unload_lora_adapter", **answer)
+        async def unload(body: UnloadRequest) -> PlainTextResponse:
+            try:
+                await engine.unload_adapter(body.lora_name)
+            except AdapterError as error:
+                raise _refused(error) from None
+            return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    return extend
+
+
+def _refused(error: ValueError) -> RequestError:
+    code = getattr(error, "code", None)
+    return RequestError(STATUS.get(code, 400), str(error), "lora_name", code)

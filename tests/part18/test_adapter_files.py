@@ -1,0 +1,257 @@
+"""What PEFT has saved is read as PEFT means it, or refused in words."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.checkpoint import CheckpointError
+from engine.config import ModelConfig
+from engine.lora.adapter import read_adapter, targets_of
+from engine.lora.config import AdapterConfig, read_config
+from engine.lora.request import LoRARequest
+from engine.models import gpt2
+from engine.models.weights import Place
+from tests.part18.tiny import edited, save_adapter
+
+EVERY_LAYER = [
+    f"blocks.{i}.{layer}"
+    for i in range(2)
+    for layer in ("attention.qkv", "attention.proj", "mlp.up", "mlp.down")
+]
+WEIGHTS = "adapter_model.safetensors"
+
+
+@pytest.fixture
+def config(base):
+    return ModelConfig.from_pretrained(base)
+
+
+@pytest.fixture
+def folder(adapters, tmp_path) -> Path:
+    """A copy of an adapter, to be spoilt."""
+    return shutil.copytree(adapters["business"], tmp_path / "copy")
+
+
+def refused(folder: Path, config: ModelConfig, *words: str, max_rank: int | None = None) -> None:
+    with pytest.raises(CheckpointError) as error:
+        read_adapter(folder, config, max_rank)
+    for word in (str(folder), *words):
+        assert word in str(error.value), f"the message names {word}"
+
+
+def rewrite(folder: Path, change) -> None:
+    """Save other tensors: `change` gets the dictionary."""
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "scale", "layers"),
+    [
+        ("poetry", 4, 8 / 4, EVERY_LAYER),
+        ("business", 2, 3 / 2, [name for name in EVERY_LAYER if "qkv" in name or "down" in name]),
+        ("stable", 3, 2 / 3**0.5, EVERY_LAYER),
+    ],
+)
+def test_rank_scale_and_layers_are_pefts(adapters, config, name, rank, scale, layers):
+    adapter = read_adapter(adapters[name], config)
+    assert adapter.rank == rank
+    assert adapter.scale == pytest.approx(scale), "lora_alpha / r; with use_rslora, / sqrt(r)"
+    assert sorted(adapter.layers) == sorted(layers)
+    for parts in adapter.layers.values():
+        ((A, B, rows),) = [(f.A, f.B, f.rows) for f in parts]
+        assert A.shape[0] == B.shape[1] == rank
+        assert A.dtype == B.dtype == torch.float32
+        assert rows is None
+
+
+def test_an_adapter_of_the_bare_model_has_shorter_names_and_is_the_same(adapters, config, folder, base):
+    """PEFT around GPT2Model, not GPT2LMHeadModel."""
+    want = read_adapter(adapters["business"], config)
+
+    def shorten(tensors):
+        for name in list(tensors):
+            tensors[name.replace("transformer.", "")] = tensors.pop(name)
+
+    rewrite(folder, shorten)
+    found = read_adapter(folder, config)
+    assert found.layers.keys() == want.layers.keys()
+    assert all(torch.equal(found.layers[n][0].A, want.layers[n][0].A) for n in want.layers)
+
+
+def test_a_regular_expression_may_say_which_layers(base, config, tmp_path):
+    folder = save_adapter(
+        base, tmp_path / "re", r=1, lora_alpha=1, target_modules=r".*\.1\.attn\.c_(attn|proj)"
+    )
+    assert isinstance(json.loads((folder / "adapter_config.json").read_text())["target_modules"], str)
+    assert sorted(read_adapter(folder, config).layers) == [
+        "blocks.1.attention.proj",
+        "blocks.1.attention.qkv",
+    ]
+
+
+def test_half_precision_is_read_as_what_it_is(folder, config):
+    rewrite(folder, lambda tensors: tensors.update({k: t.half() for k, t in tensors.items()}))
+    factors = read_adapter(folder, config).layers["blocks.0.mlp.down"][0]
+    assert factors.A.dtype == torch.float32
+    assert torch.equal(factors.A, factors.A.half().float())
+
+
+def test_several_layers_that_are_one_here_are_parts_of_it(base, config, folder, monkeypatch, request):
+    """As query, key and value of a Llama: their rows of the fused layer."""
+    D, fused = config.hidden_size, gpt2.places
+
+    def places(config):
+        table = fused(config)
+        for i in range(2):
+            del table[f"h.{i}.attn.c_attn.weight"]
+            for part, leaf in enumerate("qkv"):
+                rows = slice(part * D, (part + 1) * D)
+                table[f"h.{i}.attn.{leaf}.weight"] = Place(f"blocks.{i}.attention.qkv.weight", rows)
+        return table
+
+    monkeypatch.setattr(gpt2, "places", places)
+    targets_of.cache_clear()
+    request.addfinalizer(targets_of.cache_clear)
+
+    def split(tensors):
+        for name in [name for name in tensors if "c_attn" in name]:
+            tensor = tensors.pop(name)
+            for part, leaf in enumerate("qv"):
+                own = tensor if "lora_A" in name else tensor[2 * part * D : (2 * part + 1) * D]
+                tensors[name.replace("c_attn", leaf)] = own.clone()
+
+    rewrite(folder, split)
+    found = read_adapter(edited(folder, target_modules=["q", "v", "mlp.c_proj"]), config)
+    assert [f.rows for f in found.layers["blocks.0.attention.qkv"]] == [slice(0, D), slice(2 * D, 3 * D)]
+    assert targets_of(config)["h.0.attn.k"].shape == (D, D)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"peft_type": "IA3"}, ["peft_type='IA3'", "'LORA' is accepted"]),
+        ({"peft_type": ...}, ["peft_type=None"]),
+        ({"r": 0}, ["r=0", "a whole number from 1 on"]),
+        ({"r": -4}, ["r=-4"]),
+        ({"r": "8"}, ["r='8'"]),
+        ({"r": True}, ["r=True"]),
+        ({"r": ...}, ["r=None"]),
+        ({"lora_alpha": "16"}, ["lora_alpha='16'", "a finite number"]),
+        ({"lora_alpha": float("nan")}, ["lora_alpha=nan"]),
+        ({"lora_alpha": float("inf")}, ["lora_alpha=inf"]),
+        ({"use_rslora": "yes"}, ["use_rslora='yes'"]),
+        ({"use_dora": True}, ["use_dora=True", "not supported here"]),
+        ({"bias": "all"}, ["bias='all'", "'none' is accepted"]),
+        ({"modules_to_save": ["lm_head"]}, ["modules_to_save=['lm_head']"]),
+        ({"rank_pattern": {"c_attn": 4}}, ["rank_pattern"]),
+        ({"alpha_pattern": {"c_attn": 4}}, ["alpha_pattern"]),
+        ({"layers_to_transform": [0]}, ["layers_to_transform"]),
+        ({"layer_replication": [[0, 2]]}, ["layer_replication"]),
+        ({"trainable_token_indices": [3]}, ["trainable_token_indices"]),
+        ({"init_lora_weights": "pissa"}, ["init_lora_weights='pissa'", "others change the base"]),
+        ({"task_type": "SEQ_CLS"}, ["task_type='SEQ_CLS'"]),
+        ({"target_modules": []}, ["target_modules=[]"]),
+        ({"target_modules": [1]}, ["target_modules=[1]"]),
+        ({"target_modules": "("}, ["no regular expression"]),
+        ({"something_new": True}, ["something_new=True"]),
+    ],
+)
+def test_a_setting_that_is_not_computed_is_refused_by_name(folder, config, fields, words):
+    refused(edited(folder, **fields), config, "adapter_config.json", *words)
+
+
+def test_what_peft_writes_beside_that_has_no_effect(folder, config):
+    """fan_in_fan_out says how the base keeps its weights, in PEFT: the adapter is the same either way."""
+    for fields in ({"fan_in_fan_out": False}, {"lora_dropout": 0.5}, {"base_model_name_or_path": "../../x"}):
+        read_adapter(edited(folder, **fields), config)
+    assert read_config(folder).scale == 1.5
+
+
+def test_a_rank_above_the_slots_is_refused_before_any_tensor_is_read(folder, config):
+    (folder / WEIGHTS).unlink()
+    refused(folder, config, "r=2: at most max_lora_rank=1 is accepted", max_rank=1)
+    refused(edited(folder, r=10**12), config, "r=1000000000000", max_rank=16)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '"r"'])
+def test_settings_that_are_no_json_object_are_refused(folder, config, content):
+    (folder / "adapter_config.json").write_text(content)
+    refused(folder, config, "adapter_config.json")
+
+
+def test_missing_files_are_named(folder, config):
+    (folder / WEIGHTS).rename(folder / "adapter_model.bin")
+    refused(
+        folder, config, f"{WEIGHTS}: no such file; adapter_model.bin may hold code: save it as safetensors"
+    )
+    (folder / "adapter_model.bin").unlink()
+    refused(folder, config, f"{WEIGHTS}: no such file")
+    (folder / "adapter_config.json").unlink()
+    refused(folder, config, "adapter_config.json: no such file")
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -1])
+def test_a_truncated_file_is_refused(folder, config, kept):
+    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(data[:kept])
+    refused(folder, config, WEIGHTS, "truncated or not a safetensors file")
+
+
+A_NAME = "base_model.model.transformer.h.1.mlp.c_proj.lora_A.weight"
+B_NAME = A_NAME.replace("lora_A", "lora_B")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop(B_NAME), [f"missing tensor {B_NAME!r}"]),
+        (lambda t: t.pop(A_NAME), [f"missing tensor {A_NAME!r}"]),
+        (lambda t: (t.pop(A_NAME), t.pop(B_NAME)), [f"missing tensor {A_NAME!r}", "target_modules names it"]),
+        (lambda t: t.update({A_NAME: t[A_NAME].T.contiguous()}), [A_NAME, "(192, 2)", "needs (2, 192)"]),
+        (lambda t: t.update({B_NAME: torch.zeros(48, 3)}), [B_NAME, "(48, 3)", "needs (48, 2)"]),
+        (lambda t: t.update({A_NAME: t[A_NAME].int()}), [A_NAME, "finite floating point"]),
+        (lambda t: t[A_NAME][0].fill_(float("nan")), [A_NAME, "finite floating point"]),
+        (lambda t: t[B_NAME][0].fill_(float("inf")), [B_NAME, "finite floating point"]),
+        (lambda t: t.update({"x": torch.zeros(1)}), ["tensor 'x' belongs to no linear layer"]),
+        (lambda t: t.update({A_NAME.replace("h.1", "h.7"): t[A_NAME].clone()}), ["h.7", "belongs to no"]),
+        (lambda t: t.update({A_NAME.replace("c_proj", "c_fc"): torch.zeros(2, 48)}), ["c_fc"]),
+        (lambda t: t.update({"base_model.model.lm_head.lora_A.weight": torch.zeros(2, 48)}), ["lm_head"]),
+        (lambda t: t.update({A_NAME.replace("h.1.mlp.c_proj", "wte"): torch.zeros(2, 257)}), ["wte"]),
+    ],
+)  # fmt: skip
+def test_tensors_that_do_not_fit_are_refused_by_name(folder, config, change, words):
+    rewrite(folder, change)
+    refused(folder, config, WEIGHTS, *words)
+
+
+def test_the_output_layer_has_no_adapter(config):
+    assert not any("lm_head" in name or "wte" in name for name in targets_of(config))
+
+
+@pytest.mark.parametrize("fields", [("", 1, "x"), ("a", 0, "x"), ("a", True, "x"), ("a", "1", "x")])
+def test_a_request_for_an_adapter_has_a_name_and_a_number(fields):
+    with pytest.raises(ValueError, match=r"lora_name=''|lora_int_id="):
+        LoRARequest(*fields)
+    assert LoRARequest("a", 1, "x").lora_path == "x"
+
+
+@pytest.mark.parametrize(
+    ("targets", "module", "named"),
+    [
+        (("c_proj",), "transformer.h.0.attn.c_proj", True),
+        (("mlp.c_proj",), "transformer.h.0.attn.c_proj", False),
+        (("proj",), "transformer.h.0.attn.c_proj", False),  # whole names between dots
+        (("c_proj",), "c_proj", True),
+        (r".*attn\.c_proj", "transformer.h.0.attn.c_proj", True),
+        (r"transformer", "transformer.h.0.attn.c_proj", False),  # an expression is for the whole name
+        ("all-linear", "transformer.h.0.attn.c_proj", True),
+    ],
+)
+def test_target_modules_are_read_as_peft_reads_them(targets, module, named):
+    assert AdapterConfig(1, 1, False, targets).targets(module) is named

@@ -1,0 +1,262 @@
+"""Requests for different adapters in one batch: each computes what it would alone, and what PEFT does."""
+
+import pytest
+import torch
+
+from engine.attention.dense import causal
+from engine.decoding.params import ParameterError, SamplingParams
+from engine.layers.packed_linear import Transposed, pack_linears
+from engine.layers.replace import replace_linears
+from engine.lora.adapter import read_adapter
+from engine.lora.layer import LoRALinear
+from engine.lora.slots import AdapterSlots
+from engine.models.loader import load_model
+from tests.part06.fakes import TOKENIZER, assert_idle, run_to_end
+from tests.part18.ahead import composed_ahead
+from tests.part18.tiny import (
+    GREEDY,
+    KINDS,
+    MAX_RANK,
+    PROMPT,
+    P,
+    adapted_model,
+    by_hand,
+    composed,
+    load,
+    their_logits,
+    theirs,
+)
+
+SCORED = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=3, prompt_logprobs=2)
+LEAD = 1e-3  # of the likeliest token before the next one: nearer ones could change places
+
+
+def told_by_peft(base, adapter, prompt: str, count: int) -> list[int]:
+    """Greedy tokens, one full forward pass each."""
+    model, ids = theirs(base, adapter), TOKENIZER.encode(prompt)
+    for _ in range(count):
+        best = their_logits(model, ids)[-1].topk(2)
+        assert best.values[0] - best.values[1] > LEAD, "a near tie proves nothing: choose another prompt"
+        ids.append(int(best.indices[0]))
+    return ids[-count:]
+
+
+def tokens(output) -> list[int]:
+    assert output.error is None
+    return list(output.outputs[0].token_ids)
+
+
+def test_base_and_two_adapters_in_one_batch_give_pefts_tokens(base, adapters):
+    engine, manager = composed(base)
+    keys = {name: load(manager, name, adapters[name], engine.config) for name in ("poetry", "business")}
+    for name in ("poetry", "none", "business"):
+        engine.add_request(name, PROMPT, GREEDY, adapter=keys.get(name))
+    together = 0
+    done = {}
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+        together = max(together, len(outputs))
+        done |= {output.request_id: output for output in outputs if output.finished}
+    assert together == 3, "all three in one step"
+    found = {name: tokens(done[name]) for name in done}
+    assert found == {name: told_by_peft(base, adapters.get(name), PROMPT, 8) for name in found}
+    assert len({tuple(ids) for ids in found.values()}) == 3, "three different texts"
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_log_probabilities_are_pefts(base, adapters, name):
+    """Of the prompt, too: these rows stop before the output layer, and wait for it in chunks."""
+    engine, manager = composed(base)
+    key = load(manager, name, adapters[name], engine.config)
+    engine.add_request("a", PROMPT, SCORED, adapter=key)
+    engine.add_request("b", "somebody else", GREEDY)
+    done = run_to_end(engine)["a"]
+    ids = [*TOKENIZER.encode(PROMPT), *tokens(done)]
+    want = their_logits(theirs(base, adapters[name]), ids).log_softmax(-1)
+    told = [*done.prompt_logprobs[1:], *done.outputs[0].logprobs]
+    for i, scores in enumerate(told):
+        assert scores[ids[i + 1]].logprob == pytest.approx(float(want[i, ids[i + 1]]), abs=1e-3)
+
+
+@torch.inference_mode()
+def test_unmerged_logits_are_pefts_merged_ones(base, adapters):
+    """Row by row, with neighbours of other adapters on both sides."""
+    model, slots = adapted_model(base, max_loras=3)
+    for name, folder in adapters.items():
+        slots.put(name, read_adapter(folder, model.config))
+    ids = torch.arange(3, 15)
+    for name, folder in adapters.items():
+        slots.rows.fill([slots.slot_of[name]], [0, 12])
+        mine = model.logits(model(ids, torch.arange(12), causal))
+        want = their_logits(theirs(base, folder, merged=True), ids.tolist())
+        assert (mine - want).abs().max() <= 1e-4
+    slots.rows.fill([-1], [0, 12])
+    plain = model.logits(model(ids, torch.arange(12), causal))
+    assert (plain - their_logits(theirs(base), ids.tolist())).abs().max() <= 1e-4, "the base is as it was"
+
+
+def mixture(manager, engine, adapters):
+    """Twelve requests, of prompts short and long, for adapters in turns; some share what they begin with."""
+    keys = {name: load(manager, name, folder, engine.config) for name, folder in adapters.items()}
+    names = [None, *keys]
+    prompts = ["a tale", "a tale of two cities and more than that", PROMPT, "x"]
+    return {
+        f"{name}: {prompt}": (prompt, keys.get(name)) for prompt in prompts for name in names
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("compose", "seats", "blocks"),
+    [(composed, 4, 60), (composed, 3, 22), (composed_ahead, 4, 60)],
+    ids=["roomy", "tight", "one step ahead"],
+)
+def test_every_request_in_a_mixed_crowd_gets_what_it_gets_alone(base, adapters, compose, seats, blocks):
+    """With chunks, a prefix cache and preemption; sampled and greedy."""
+    engine, manager = compose(base, max_loras=3, seats=seats, blocks=blocks)
+    asked = mixture(manager, engine, adapters)
+    params = {
+        name: SamplingParams(temperature=i % 2 * 0.8, seed=i, max_tokens=6 + i % 5, ignore_eos=True)
+        for i, name in enumerate(asked)
+    }
+    for name, (prompt, key) in asked.items():
+        engine.add_request(name, prompt, params[name], adapter=key)
+    done = run_to_end(engine)
+    assert_idle(engine)
+    alone, others = composed(base, max_loras=3)
+    same = mixture(others, alone, adapters)
+    for name, (prompt, key) in same.items():
+        alone.add_request(name, prompt, params[name], adapter=key)
+        assert tokens(run_to_end(alone)[name]) == tokens(done[name]), name
+
+
+def test_a_prefix_is_never_found_under_another_adapter(base, adapters):
+    engine, manager = composed(base, max_loras=2)
+    keys = {name: load(manager, name, adapters[name], engine.config) for name in ("poetry", "business")}
+    prompt = "0123456789" * 2
+
+    def cached(adapter, request_id) -> int:
+        engine.add_request(request_id, prompt, GREEDY, adapter=adapter)
+        return run_to_end(engine)[request_id].num_cached_tokens
+
+    assert [cached(key, f"first {key}") for key in (None, *keys.values())] == [0, 0, 0], (
+        "each computes its own"
+    )
+    assert [cached(key, f"again {key}") for key in (None, *keys.values())] == [20 - P] * 3, (
+        "and finds its own"
+    )
+
+
+def test_a_reloaded_adapter_does_not_find_what_the_old_one_computed(base, adapters):
+    """The same name, and even the same folder: other numbers may be in it now."""
+    engine, manager = composed(base, max_loras=1)
+    prompt = "0123456789" * 2
+    for number, name in enumerate(["poetry", "business", "poetry"]):
+        key = load(manager, "style", adapters[name], engine.config, load_inplace=number > 0)
+        engine.add_request(f"{number}", prompt, GREEDY, adapter=key)
+        done = run_to_end(engine)[f"{number}"]
+        assert done.num_cached_tokens == 0, "a prefix of another load is another prefix"
+        assert tokens(done) == told_by_peft(base, adapters[name], prompt, 8)
+
+
+def test_an_adapter_is_swapped_while_requests_run(base, adapters):
+    """Who has begun keeps the old one, who comes gets the new one, and both are in one batch."""
+    engine, manager = composed(base, max_loras=2)
+    old = load(manager, "style", adapters["poetry"], engine.config)
+    engine.add_request("old", PROMPT, GREEDY, adapter=old)
+    for _ in range(3):
+        engine.step()
+    new = load(manager, "style", adapters["business"], engine.config, load_inplace=True)
+    with pytest.raises(ParameterError, match="is not loaded"):
+        engine.add_request("late", PROMPT, GREEDY, adapter=old)
+    engine.add_request("new", PROMPT, GREEDY, adapter=new)
+    done = run_to_end(engine)
+    assert tokens(done["old"]) == told_by_peft(base, adapters["poetry"], PROMPT, 8), "it keeps its adapter"
+    assert tokens(done["new"]) == told_by_peft(base, adapters["business"], PROMPT, 8)
+    third = load(manager, "third", adapters["stable"], engine.config)
+    assert set(manager.slots.slot_of) == {new, third}, "the old one's slot is used again"
+    engine.add_request("third", PROMPT, GREEDY, adapter=third)
+    assert tokens(run_to_end(engine)["third"]) == told_by_peft(base, adapters["stable"], PROMPT, 8)
+
+
+def test_a_request_that_was_checked_before_its_adapter_went_is_refused_when_it_is_queued(base, adapters):
+    """Between the two, its slot may have been given to another."""
+    engine, manager = composed(base, max_loras=1)
+    key = load(manager, "poetry", adapters["poetry"], engine.config)
+    samples = engine.make_requests("a", PROMPT, GREEDY, adapter=key)
+    manager.unload("poetry")
+    load(manager, "business", adapters["business"], engine.config)
+    with pytest.raises(ParameterError, match=f"adapter='{key}' is not loaded"):
+        engine.add("a", samples, PROMPT)
+    assert_idle(engine)
+    with pytest.raises(ParameterError, match="'poetry' is not loaded"):
+        engine.make_requests("b", PROMPT, GREEDY, adapter="poetry")
+
+
+def test_a_smaller_rank_leaves_nothing_of_the_adapter_before_it(base, adapters):
+    """Slots are used again: rank 4 in all layers, then rank 2 in some."""
+    engine, manager = composed(base, max_loras=1)
+    load(manager, "poetry", adapters["poetry"], engine.config)
+    manager.unload("poetry")
+    key = load(manager, "business", adapters["business"], engine.config)
+    engine.add_request("a", PROMPT, GREEDY, adapter=key)
+    assert tokens(run_to_end(engine)["a"]) == told_by_peft(base, adapters["business"], PROMPT, 8)
+
+
+class Stepped(torch.nn.Module):
+    """As a quantized layer: no nn.Linear, but it says `in_features` and `out_features`."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.steps, self.bias = (linear.weight * 32).round().to(torch.int8), linear.bias
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.steps.float() / 32, self.bias)
+
+
+@torch.inference_mode()
+def test_quantized_layers_are_wrapped_and_plain_ones_inside_are_packed(base, adapters, monkeypatch):
+    """The order at load: quantize, wrap, pack."""
+
+    def quantize(model):
+        return replace_linears(model, lambda name, linear: Stepped(linear) if "mlp" in name else linear)
+
+    def forms(linears, made, rows):
+        return 0.5 if type(made[0]) is Transposed else 1.0
+
+    monkeypatch.setattr("engine.layers.packed_linear._seconds_per_step", forms)
+    slots = AdapterSlots(1, MAX_RANK, 16)
+    model = load_model(base, transform=lambda m: pack_linears(slots.wrap(quantize(m))))
+    block = model.blocks[0]
+    assert isinstance(block.mlp.up, LoRALinear)
+    assert isinstance(block.mlp.up.base, Stepped)
+    assert isinstance(block.attention.qkv.base, Transposed), "packed inside its wrapper"
+    assert not isinstance(model.head, LoRALinear), "the output layer sees other rows than the rest"
+    adapter = read_adapter(adapters["poetry"], model.config)
+    slots.put("poetry", adapter)
+    slots.rows.fill([0], [0, 5])
+    x = torch.randn(5, 48)
+    (factors,) = adapter.layers["blocks.0.mlp.up"]
+    want = block.mlp.up.base(x) + adapter.scale * (x @ factors.A.T @ factors.B.T)
+    assert torch.allclose(block.mlp.up(x), want, atol=1e-4)
+
+
+def test_slots_are_as_many_as_were_asked_for(base):
+    _, slots = adapted_model(base, max_loras=2)
+    config = load_model(base).config
+    for key in "ab":
+        slots.put(key, by_hand(config))
+    with pytest.raises(ValueError, match="c: all 2 slots are taken"):
+        slots.put("c", by_hand(config))
+    slots.drop("a")
+    slots.put("c", by_hand(config))
+    assert slots.slot_of == {"b": 1, "c": 0}
+
+
+@pytest.mark.parametrize("field", ["max_loras", "max_lora_rank"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, None])
+def test_a_number_of_slots_and_a_rank_are_whole_numbers(field, value):
+    options = {"max_loras": 1, "max_lora_rank": 8} | {field: value}
+    with pytest.raises(ValueError, match=f"{field}={value!r}"):
+        AdapterSlots(**options, max_tokens=8)

@@ -1,0 +1,295 @@
+"""Adapters as clients meet them: `model` chooses, two routes load and unload, and no path gets through."""
+
+import asyncio
+import json
+import shutil
+from contextlib import ExitStack
+
+import openai
+import pytest
+
+from engine.async_engine import EngineError
+from engine.chat_template import ChatTemplate
+from engine.decoding.params import SamplingParams
+from engine.lora.adapter import read_adapter
+from engine.server.adapters import AdapterEngine, adapted, adapter_routes, named_folders
+from engine.server.app import create_app
+from engine.server.chat import Chat, chat
+from engine.server.errors import RequestError
+from engine.server.scored import ScoredCompletions
+from tests.part04.serving import DEADLINE, http, openai_client, serve, wait_until
+from tests.part06.fakes import TOKENIZER, Gate, at_rest
+from tests.part18.test_mixed_batches import told_by_peft
+from tests.part18.tiny import GREEDY, MAX_RANK, PROMPT, composed, edited
+
+ASK = {"model": "base", "prompt": PROMPT, "temperature": 0, "max_tokens": 8, "ignore_eos": True}
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+@pytest.fixture(scope="module")
+def text(base, adapters):
+    """model -> what it says to PROMPT, by PEFT."""
+    folders = {"base": None} | adapters
+    return {name: TOKENIZER.decode(told_by_peft(base, folder, PROMPT, 8)) for name, folder in folders.items()}
+
+
+@pytest.fixture
+def folder(adapters, tmp_path):
+    """The operator's folder, with adapters good and bad, and a secret beside it."""
+    root = tmp_path / "adapters"
+    for name, source in adapters.items():
+        shutil.copytree(source, root / name)
+    shutil.copytree(adapters["poetry"], tmp_path / "outside")
+    edited(shutil.copytree(adapters["poetry"], root / "huge"), r=10**9)
+    cut = shutil.copytree(adapters["poetry"], root / "cut") / "adapter_model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    (root / "empty").mkdir()
+    (root / "file").write_text("no folder")
+    return root
+
+
+@pytest.fixture
+def serving(base, folder, passed):
+    """serving(routes, gate, **composed's options) -> (client, AdapterEngine)"""
+    with ExitStack() as stack:
+
+        def start(routes: bool = True, gate: bool = False, **options):
+            engine, manager = composed(base, **options)
+            if gate:
+                inner = engine.executor.forward
+                held = engine.executor.forward = Gate(inner)
+                held.hidden, held.logits = inner.hidden, inner.logits
+                stack.callback(held.open)
+            backend = stack.enter_context(at_rest(AdapterEngine(engine, "base", manager), passed))
+            template = ChatTemplate.from_pretrained("storyteller")
+            chats = adapted(Chat, backend)
+            extensions = [chat(TOKENIZER, engine.config, template, shape=chats)]
+            extensions += [adapter_routes(backend, folder)] if routes else []
+            shape = adapted(ScoredCompletions, backend)(TOKENIZER)
+            app = create_app(backend, extensions, shape=shape, parent_of=backend.parent_of)
+            url = stack.enter_context(serve(app))
+            start.url = url
+            return stack.enter_context(http(url)), backend
+
+        yield start
+
+
+def completed(client, model: str, **more) -> str:
+    answer = client.post("/v1/completions", json=ASK | {"model": model} | more)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def loaded(client, name: str, **more) -> None:
+    answer = client.post(LOAD, json={"lora_name": name} | more)
+    assert (answer.status_code, answer.text) == (200, f"Success: LoRA adapter '{name}' added successfully.")
+
+
+def refused(answer, status: int, code: str | None = None, *words: str) -> str:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == code
+    for word in words:
+        assert word in error["message"], f"the message says {word}"
+    return error["message"]
+
+
+def test_model_chooses_the_adapter_and_the_list_says_whose_it_is(serving, text):
+    client, _ = serving()
+    loaded(client, "poetry")
+    loaded(client, "business")
+    assert {name: completed(client, name) for name in ("base", "poetry", "business")} == {
+        name: text[name] for name in ("base", "poetry", "business")
+    }
+    listed = client.get("/v1/models").json()["data"]
+    assert [(one["id"], one.get("parent")) for one in listed] == [
+        ("base", None), ("poetry", "base"), ("business", "base"),
+    ]  # fmt: skip
+    assert client.get("/v1/models/poetry").json()["parent"] == "base"
+    answer = client.post(UNLOAD, json={"lora_name": "poetry"})
+    assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'poetry' removed successfully.")
+    assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["base", "business"]
+    refused(client.post("/v1/completions", json=ASK | {"model": "poetry"}), 404, "model_not_found", "poetry")
+
+
+def test_openais_client_streams_and_chats_with_an_adapter(serving, text):
+    client, _ = serving()
+    loaded(client, "business")
+    with openai_client(serving.url) as judge:
+        options = {"extra_body": {"ignore_eos": True}, "temperature": 0, "max_tokens": 8}
+        pieces = judge.completions.create(model="business", prompt=PROMPT, stream=True, **options)
+        assert "".join(piece.choices[0].text for piece in pieces) == text["business"]
+        said = {
+            model: judge.chat.completions.create(
+                model=model, messages=[{"role": "user", "content": "hi"}], temperature=0, max_tokens=6
+            ).choices[0].message.content
+            for model in ("base", "business")
+        }  # fmt: skip
+        assert said["base"] != said["business"], "a chat has the adapter, too"
+        with pytest.raises(openai.NotFoundError):
+            judge.chat.completions.create(model="poetry", messages=[{"role": "user", "content": "hi"}])
+
+
+def test_without_a_folder_the_routes_are_not_there(serving):
+    client, _ = serving(routes=False)
+    for route in (LOAD, UNLOAD):
+        assert client.post(route, json={"lora_name": "poetry"}).status_code == 404
+
+
+HOSTILE_NAMES = [
+    "..", ".", "../outside", "poetry/../../outside", "/etc", "a/b", "a\\b", "", " ", "poetry ", "poetry\n",
+    "~", "%2e%2e", "..%2foutside", "poetry\x00", "-rf", ".hidden", "ä", "x" * 65, "C:", "file:///etc",
+]  # fmt: skip
+
+
+def test_a_name_is_a_name_and_never_a_path(serving, folder):
+    client, backend = serving()
+    for name in HOSTILE_NAMES:
+        refused(client.post(LOAD, json={"lora_name": name}), 400, None, "lora_name=", "are accepted")
+    refused(client.post(LOAD, json={"lora_name": "x" * 10**5}), 400)
+    for path in ("poetry", str(folder / "poetry"), "../outside", ""):
+        answer = client.post(LOAD, json={"lora_name": "poetry", "lora_path": path})
+        refused(answer, 400, None, "lora_path=", "adapters are found by lora_name alone")
+        assert answer.json()["error"]["param"] == "lora_path"
+    assert backend.models() == ["base"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "lora_name is required"),
+        ({"lora_name": None}, "lora_name=None"),
+        ({"lora_name": 3}, "lora_name=3"),
+        ({"lora_name": ["poetry"]}, "lora_name="),
+        ({"lora_name": "poetry", "load_inplace": "yes"}, "load_inplace='yes'"),
+        ({"lora_name": "poetry", "lora_int_id": 1}, "lora_int_id is not a field"),
+        ([], "body"),
+    ],
+)
+def test_bodies_of_another_shape_are_refused_by_name(serving, body, words):
+    client, backend = serving()
+    answer = client.post(LOAD, json=body)
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
+    assert client.post(LOAD, content=b"{").status_code == 400
+    assert backend.models() == ["base"]
+
+
+def test_files_that_cannot_be_loaded_are_refused_without_this_machines_paths(serving, folder):
+    client, backend = serving()
+    for name, code, words in [
+        ("nothing", "adapter_not_found", "the server's folder has no adapter 'nothing'"),
+        ("file", "adapter_not_found", "has no adapter 'file'"),
+        ("empty", "bad_adapter", "empty/adapter_config.json: no such file"),
+        ("huge", "bad_adapter", f"r=1000000000: at most max_lora_rank={MAX_RANK} is accepted"),
+        ("cut", "bad_adapter", "cut/adapter_model.safetensors: truncated or not a safetensors file"),
+        ("base", None, "that is the base model"),
+    ]:
+        (folder / "base").mkdir(exist_ok=True)
+        status = 404 if code == "adapter_not_found" else 400
+        said = refused(client.post(LOAD, json={"lora_name": name}), status, code, words)
+        assert str(folder.parent) not in said, "where files lie is not the client's business"
+    assert backend.models() == ["base"]
+    loaded(client, "poetry")  # and the server goes on
+
+
+def test_a_taken_name_and_full_slots_are_refused_with_a_code(serving):
+    client, _ = serving(max_loras=1)
+    loaded(client, "poetry")
+    refused(client.post(LOAD, json={"lora_name": "poetry"}), 400, "already_loaded", "is loaded already")
+    loaded(client, "poetry", load_inplace=True)
+    refused(client.post(LOAD, json={"lora_name": "business"}), 409, "no_free_slot", "all 1 slots")
+    refused(
+        client.post(UNLOAD, json={"lora_name": "business"}), 404, "not_loaded", "'business' is not loaded"
+    )
+    refused(client.post(UNLOAD, json={"lora_name": "../x"}), 404, "not_loaded")
+
+
+def test_a_stream_keeps_its_adapter_while_it_is_unloaded_and_another_takes_its_name(serving, text, folder):
+    client, backend = serving(gate=True, max_loras=1)
+    gate = backend.engine.executor.forward
+    gate.allow(1)
+    loaded(client, "poetry")
+    with client.stream("POST", "/v1/completions", json=ASK | {"model": "poetry", "stream": True}) as answer:
+        lines = answer.iter_lines()
+        pieces = [next(lines)]  # it runs
+        gate.open()
+        assert client.post(UNLOAD, json={"lora_name": "poetry"}).status_code == 200
+        shutil.rmtree(folder / "poetry")
+        shutil.copytree(folder / "business", folder / "poetry")
+        pieces += [line for line in lines if line]
+    chunks = [json.loads(p.removeprefix("data: ")) for p in pieces if p != "data: [DONE]"]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text["poetry"]
+    wait_until(lambda: not backend.engine.has_unfinished_requests())
+    loaded(client, "poetry")
+    assert completed(client, "poetry") == text["business"], "the name leads to what it was given last"
+
+
+def test_a_request_whose_adapter_goes_before_it_is_queued_is_refused(base, adapters):
+    """Not computed with whatever lies in the slot by then."""
+    engine, manager = composed(base, max_loras=1)
+    backend = AdapterEngine(engine, "base", manager)
+
+    async def run():
+        async with backend:
+            await backend.load_adapter("poetry", adapters["poetry"])
+            stream = await backend.generate(PROMPT, GREEDY, "a", adapter=backend.key("poetry"))
+            await backend.unload_adapter("poetry")
+            await backend.load_adapter("business", adapters["business"])
+            with pytest.raises(ValueError, match=r"adapter='poetry@1' is not loaded"):
+                await anext(stream)
+            with pytest.raises(RequestError, match="'poetry' does not exist any more"):
+                backend.key("poetry")
+            assert backend.key("base") is None
+        with pytest.raises(EngineError, match="not running"):
+            await backend.unload_adapter("business")
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE))
+
+
+def test_what_is_done_between_steps_may_fail_and_nobody_notices(base):
+    engine, manager = composed(base)
+    backend = AdapterEngine(engine, "base", manager)
+
+    async def run():
+        async with backend:
+            stream = await backend.generate(PROMPT, SamplingParams(max_tokens=3, ignore_eos=True), "a")
+            with pytest.raises(ZeroDivisionError):
+                await backend.between_steps(lambda: 1 / 0)
+            assert await backend.between_steps(lambda: "done") == "done"
+            assert [output async for output in stream][-1].finished
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE))
+
+
+def test_files_are_read_outside_the_event_loop_and_laid_in_by_the_engines_thread(base, adapters, monkeypatch):
+    """Neither stops anybody's stream: a step waits for the copy alone."""
+    import threading
+
+    engine, manager = composed(base)
+    backend, threads = AdapterEngine(engine, "base", manager), {}
+
+    def read(*arguments):
+        threads["read"] = threading.current_thread()
+        return read_adapter(*arguments)
+
+    monkeypatch.setattr("engine.server.adapters.read_adapter", read)
+    put = manager.slots.put
+    monkeypatch.setattr(
+        manager.slots, "put", lambda *a: threads.update(put=threading.current_thread()) or put(*a)
+    )
+
+    async def run():
+        async with backend:
+            await backend.load_adapter("poetry", adapters["poetry"])
+            assert threads["read"] is not threading.current_thread()
+            assert threads["put"] is backend._thread
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE))
+
+
+@pytest.mark.parametrize("modules", [["poetry"], ["=x"], ["poetry="], ["a=x", "a=y"]])
+def test_modules_are_names_and_folders(modules):
+    with pytest.raises(ValueError, match="name=folder is accepted"):
+        named_folders(modules)
+    assert [str(folder) for folder in named_folders(["a=x", "b=y=z"]).values()] == ["x", "y=z"]

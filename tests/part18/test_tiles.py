@@ -1,0 +1,138 @@
+"""The grouped product in Triton, in its interpreter: what plain PyTorch gives, over fixed buffers."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs the package triton")
+
+from engine.decoding.params import SamplingParams
+from engine.lora.rows import NOBODY, GroupedRows
+from engine.lora.tiles import TILE, TiledRows, tiles_of
+from tests.part06.fakes import assert_idle, run_to_end
+from tests.part13.test_paged_attention import DEVICE
+from tests.part18.ahead import composed_ahead
+from tests.part18.test_mixed_batches import tokens
+from tests.part18.tiny import composed, load
+
+SLOTS = 3
+
+
+def numbers(T: int, into: int, K: int, out: int, dtype=torch.float32, seed: int = 0):
+    """y[T, out], x[T, in], down[SLOTS, in, K], up[SLOTS, K, out]"""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (T, out), (T, into), (SLOTS, into, K), (SLOTS, K, out)
+    return [torch.randn(*shape, generator=generator).to(DEVICE, dtype) for shape in shapes]
+
+
+def test_a_tile_has_rows_of_one_adapter():
+    order, slot_of = tiles_of([2, 0, NOBODY, 2], [0, TILE + 1, TILE + 3, TILE + 4, TILE + 5])
+    assert slot_of == [0, 2, 2]
+    assert order[0] == [TILE + 1, TILE + 2] + [NOBODY] * (TILE - 2), "a tile that is not full"
+    assert order[1] == list(range(TILE))
+    assert order[2] == [TILE, TILE + 4] + [NOBODY] * (TILE - 2), "rows need not be neighbours"
+
+
+@pytest.mark.parametrize(
+    ("into", "K", "out"), [(48, 4, 144), (64, 16, 64), (130, 3, 70), (16, 20, 100)],
+    ids=["thin", "whole tiles", "odd", "wide middle"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("slots", "lengths"),
+    [([0], [1]), ([0, 1, 2, NOBODY], [1, 1, 1, 1]), ([1, NOBODY, 1, 2], [5, 3, 14, 17]), ([NOBODY], [4])],
+    ids=["one row", "one each", "chunks", "nobody"],
+)
+def test_the_tiles_give_what_plain_pytorch_gives(slots, lengths, into, K, out):
+    query_start = [sum(lengths[:s]) for s in range(len(lengths) + 1)]
+    y, x, down, up = numbers(query_start[-1], into, K, out)
+    plain, tiled = GroupedRows(), TiledRows(64, SLOTS, torch.device(DEVICE))
+    want = y.cpu().clone()
+    plain.fill(slots, query_start), tiled.fill(slots, query_start)
+    plain.add(want, x.cpu(), down.cpu(), up.cpu())
+    got = tiled.add(y, x, down, up)
+    assert got is y, "in place"
+    assert torch.allclose(got.cpu(), want, atol=1e-3)
+
+
+def test_rows_of_nobody_stay_bit_for_bit():
+    y, x, down, up = numbers(6, 48, 4, 40)
+    rows, before = TiledRows(16, SLOTS, torch.device(DEVICE)), y.clone()
+    rows.fill([NOBODY, 1, NOBODY], [0, 2, 4, 6])
+    rows.add(y, x, down, up)
+    assert torch.equal(y[[0, 1, 4, 5]], before[[0, 1, 4, 5]])
+    assert not torch.equal(y[2:4], before[2:4])
+
+
+def test_nothing_of_the_last_step_is_left():
+    y, x, down, up = numbers(20, 48, 4, 40)
+    rows, before = TiledRows(20, SLOTS, torch.device(DEVICE)), y.clone()
+    rows.fill([0, 1], [0, 10, 20])
+    rows.fill([NOBODY], [0, 20])
+    assert torch.equal(rows.add(y, x, down, up), before), "a tile of the last step is nobody's now"
+
+
+def test_a_graph_looks_at_more_rows_than_the_step_has():
+    """It was recorded for eight; the step has three, and the rest is nobody's."""
+    y, x, down, up = numbers(8, 48, 4, 40)
+    rows, before = TiledRows(16, SLOTS, torch.device(DEVICE)), y.clone()
+    rows.fill([0] * 8, list(range(9)))
+    rows.fill([2, NOBODY, 1], [0, 1, 2, 3])
+    rows.add(y, x, down, up)
+    assert torch.equal(y[3:], before[3:])
+    assert torch.equal(y[1], before[1])
+    assert not torch.equal(y[0], before[0])
+
+
+def test_addresses_never_change():
+    """A graph has written them down."""
+    rows = TiledRows(32, SLOTS, torch.device(DEVICE))
+    rows.fill([0, 1], [0, 4, 8])
+    rows.add(*numbers(8, 48, 4, 40))
+    addresses = rows.order.data_ptr(), rows.slot_of.data_ptr(), rows.middle.data_ptr()
+    for slots in ([2], [0, 1, 2], [NOBODY]):
+        rows.fill(slots, list(range(len(slots) + 1)))
+        rows.add(*numbers(len(slots), 48, 4, 40))
+    assert (rows.order.data_ptr(), rows.slot_of.data_ptr(), rows.middle.data_ptr()) == addresses
+
+
+@pytest.mark.parametrize("max_tokens", [1, 5, 40, 600])
+def test_there_are_tiles_enough_for_the_worst_mixture(max_tokens):
+    """Each adapter begins a tile of its own."""
+    rows = TiledRows(max_tokens, SLOTS, torch.device(DEVICE))
+    slots = [t % SLOTS for t in range(max_tokens)]
+    rows.fill(slots, list(range(max_tokens + 1)))
+    assert len(tiles_of(slots, list(range(max_tokens + 1)))[1]) <= rows._tiles(max_tokens)
+
+
+def test_half_precision_is_summed_in_full():
+    y, x, down, up = (tensor / 4 for tensor in numbers(9, 128, 8, 64, torch.float16))
+    want = y.float() + (x.float() @ down[1].float()) @ up[1].float()
+    rows = TiledRows(16, SLOTS, torch.device(DEVICE))
+    rows.fill([1], [0, 9])
+    assert (rows.add(y, x, down, up).float() - want).abs().max() < 0.01
+
+
+def test_decode_steps_over_fixed_buffers_give_the_tokens_of_plain_steps(base, adapters):
+    """As a graph would run: the rows are filled before it is replayed."""
+    three = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)  # the interpreter is slow
+
+    def told(engine, manager):
+        for name in ("poetry", "business"):
+            key = load(manager, name, adapters[name], engine.config)
+            engine.add_request(name, "ab", three, adapter=key)
+        engine.add_request("base", "ab", three)
+        done = run_to_end(engine)
+        assert_idle(engine)
+        return {name: tokens(output) for name, output in sorted(done.items())}
+
+    found = told(*composed_ahead(base, graphs=True, seats=3))
+    assert found == told(*composed(base))
+    assert len({*map(tuple, found.values())}) == 3, "three different texts"
+
+
+def test_a_wrapped_model_is_not_run_by_kernels_that_read_weights_themselves(base):
+    """They would pass the wrappers by."""
+    from engine.graphs import ModelStep, steps
+
+    engine, _ = composed_ahead(base, graphs=True)
+    forward = engine.executor.forward.forward
+    assert isinstance(steps(forward.model, forward.cache, 2)(1), ModelStep)
