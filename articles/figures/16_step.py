@@ -9,10 +9,10 @@ GREEN, RED, GREY, BLUE = "#bbf7d0", "#fecaca", "#e2e8f0", "#bfdbfe"
 READ = [("park", GREY), ("with", GREEN), ("her", GREEN), ("dog", RED)]  # the last token known, then drafts
 SAYS = [("with", GREEN), ("her", GREEN), ("mom", BLUE), ("and", "white")]
 NOTES = [
-    "= the draft: it stands",
-    "= the draft: it stands",
-    "not the draft: this is the token",
-    "behind a wrong token",
+    "the draft: it stands",
+    "the draft: it stands",
+    "not the draft:\nthis is the token",
+    "behind a wrong token:\nthrown away",
 ]
 
 
