@@ -58,7 +58,8 @@ def tokenizer_json(form: str, **changes) -> dict:
     """The file."""
     raw = json.loads(trained())
     known = sorted(raw["model"]["vocab"], key=raw["model"]["vocab"].get)
-    spelled = [*ADDED, *(f"<0x{byte:02X}>" for byte in range(256)), *known]
+    spelled = [*ADDED, *(f"<0x{byte:02X}>" for byte in range(256)), *known, "▁▁"]
+    raw["model"]["merges"].append(["▁", "▁"])
     raw["model"] |= {
         "vocab": {token: id for id, token in enumerate(spelled)},
         "byte_fallback": True, "fuse_unk": True, "unk_token": "<unk>",

@@ -189,6 +189,15 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, changes, named):
         read(tmp_path, tokenizer_json("llama 2", **changes))
 
 
+def test_without_a_normalizer_it_is_all_the_same_what_is_normalized(tmp_path):
+    raw = tokenizer_json("transformers 5")
+    for token in raw["added_tokens"]:
+        token["normalized"] = True
+    ours, theirs = read(tmp_path, raw), tokenizers.Tokenizer.from_str(json.dumps(raw))
+    for text in ("the</s> cat", "<s>the", " </s>"):
+        assert ours.encode(text) == theirs.encode(text).ids
+
+
 def test_the_beginning_is_put_where_the_file_says(tmp_path):
     end = {"SpecialToken": {"id": "</s>", "type_id": 0}}
     both = BEGIN | {
