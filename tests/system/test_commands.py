@@ -153,6 +153,8 @@ def test_known_times_in_known_numbers_out():
     shown = bench_serve.lines(found, ["ttft"], [99])
     assert all(len(line) >= 50 for line in shown if line[0] in "=-")
     assert "Not answered: 429: 1" in shown
+    assert f"{'Output token throughput (tok/s):':<40} {7.5:<10.2f}" in shown
+    assert bench_serve._limits(["ttft:500", "e2el:2000"]) == Limits(ttft=0.5, e2e=2.0), "in milliseconds"
 
 
 def test_arrivals_lengths_and_beginnings_are_drawn_from_the_seed():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tqdm import tqdm
 
+import engine.llm_progress
 import engine.llm_prompts
 from engine import LLM, EngineArgs, SamplingParams
 from engine.chat_template import ChatTemplate
@@ -127,12 +128,17 @@ def test_what_is_no_conversation_is_refused_in_words(llm, messages, words):
     assert not llm.engine.has_unfinished_requests()
 
 
-def test_the_bar_counts_prompts_and_says_how_fast(llm):
-    shown = io.StringIO()
-    llm.generate(["a", "b", "c"], GREEDY, use_tqdm=partial(tqdm, file=shown, mininterval=0))
+def test_the_bar_counts_prompts_and_says_how_fast(llm, monkeypatch):
+    monkeypatch.setattr(engine.llm_progress, "REFRESH", -1.0)  # after each token
+    shown, bars = io.StringIO(), []
+
+    def make(**given) -> tqdm:
+        bars.append(tqdm(file=shown, mininterval=0, **given))
+        return bars[0]
+
+    llm.generate(["a", "b", "c"], GREEDY, use_tqdm=make)
     assert "Processed prompts: 100%" in shown.getvalue()
-    counted = [int(number) for number in re.findall(r"(\d+)/3", shown.getvalue())]
-    assert max(counted) == 3, "a prompt is counted once, when it has ended"
+    assert bars[0].n == bars[0].total == 3, "a prompt is counted once, when it has ended"
     found = re.findall(r"input: ([\d,]+) tokens/s, output: ([\d,]+) tokens/s", shown.getvalue())
     assert found
     assert all(int(speed.replace(",", "")) > 0 for speed in found[-1])
