@@ -89,14 +89,16 @@ def hf_continuous(model, work: list[Job]) -> float:
     return seconds
 
 
-def ctranslate2_side(folder: Path, workers: int, threads: int, size: int) -> Callable[[list[Job]], None]:
+def ctranslate2_side(
+    folder: Path, workers: int, threads: int, size: int, compute_type: str = "float32"
+) -> Callable[[list[Job]], None]:
     import ctranslate2
     from ctranslate2.converters import TransformersConverter
 
     out = tempfile.mkdtemp()
     TransformersConverter(str(folder)).convert(out, force=True)
     generator = ctranslate2.Generator(
-        out, compute_type="float32", inter_threads=workers, intra_threads=threads
+        out, compute_type=compute_type, inter_threads=workers, intra_threads=threads
     )
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     names = {id: name for name, id in vocabulary.items()}

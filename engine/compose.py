@@ -22,6 +22,7 @@ from engine.layers.packed_linear import pack_linears
 from engine.listeners import Listener, Listeners
 from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
+from engine.quantization.quantize import pack_quantized, quantize
 from engine.scheduling.elastic import ElasticScheduler
 from engine.scoring import ScoringExecutor
 from engine.speculation.config import SpeculativeConfig
@@ -38,8 +39,8 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     """Load the model and compose the parts. Raises CheckpointError or ValueError."""
     args = _settled(args)
     tokenizer = Tokenizer.from_pretrained(args.tokenizer or args.model)
-    pack = partial(pack_linears, rows=args.max_num_seqs)
-    model = load_model(args.model, args.device, args.dtype, args.load_format, transform=pack)
+    ready = partial(_ready, args=args, quantization=args.quantization)
+    model = load_model(args.model, args.device, args.dtype, args.load_format, transform=ready)
     parameter = next(model.parameters())
     max_model_len = args.max_model_len or model.config.max_positions
     listeners = Listeners(listeners)
@@ -83,6 +84,13 @@ def _settled(args: EngineArgs) -> EngineArgs:
     )
 
 
+def _ready(model: nn.Module, args: EngineArgs, quantization: str | None) -> nn.Module:
+    """What is done to a model that has been loaded; packing comes last."""
+    if quantization is not None:
+        model = quantize(model, quantization)
+    return pack_quantized(pack_linears(model, rows=args.max_num_seqs))
+
+
 def _make_executor(
     args: EngineArgs, model: nn.Module, cache: KVCacheManager, max_model_len: int, tokenizer: Tokenizer
 ) -> ScoringExecutor:
@@ -111,8 +119,8 @@ def _speculating(
         proposer = Lookup(partial(lookup, longest=how.prompt_lookup_max, shortest=how.prompt_lookup_min))
         verifier = Verifier({})
     else:
-        pack = partial(pack_linears, rows=args.max_num_seqs)
-        draft = load_model(how.model, args.device, parameter.dtype, args.load_format, transform=pack)
+        ready = partial(_ready, args=args, quantization=None)
+        draft = load_model(how.model, args.device, parameter.dtype, args.load_format, transform=ready)
         if draft.config.vocab_size != model.config.vocab_size:
             raise ValueError(
                 f"speculative_config: {how.model} has {draft.config.vocab_size} tokens, and {args.model} "

@@ -39,6 +39,9 @@ class EngineArgs:
         MODEL,
         "auto, safetensors, pt, or dummy: random weights (qwen3-0.6b and others as well).",
     )
+    quantization: Literal["int8", "int4", "int8_dynamic"] | None = _option(
+        None, MODEL, "weights as whole numbers; int8_dynamic: activations, too; default: as the model is."
+    )
 
     max_model_len: int | None = _option(
         None, REQUESTS, "Longest prompt plus output, in tokens; default: what the model sees."

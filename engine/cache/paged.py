@@ -28,6 +28,7 @@ from engine.config import ModelConfig
 from engine.device import on_device
 
 PreemptionMode = Literal["recompute", "swap"]
+FEW = 8  # new tokens of a sequence that are attended row by row: a call of its own costs more
 SWAP_FROM = 32  # tokens: who loses fewer leaves the swap space to those who lose more
 
 
@@ -211,9 +212,9 @@ class PagedCache:
 
         1. A sequence alone goes to the varlen kernel in one piece, unless there are kernels that read pages.
         2. Else all new keys and values are stored by their slot mapping (block · P + place). Then sequences
-           with one new token each read pages together (`_decode`); everybody else goes to the varlen kernel
-           in one call, on keys that were computed just now, or that are gathered from the pages if some were
-           there before.
+           with one new token each read pages together (`_decode`); on a CPU so do those with few, each token
+           as a row that sees what is before it. Everybody else goes to the varlen kernel in one call, on keys
+           that were computed just now, or that are gathered from the pages if some were there before.
         """
         if len(batch.requests) == 1 and not self._kernels_read_pages:
             table = self.held[batch.requests[0].id].table
@@ -223,17 +224,19 @@ class PagedCache:
         pages, new = self.pages(batch), np.diff(batch.query_start)
         # The slot mapping: where each of the T new tokens is stored.
         sequence = np.repeat(np.arange(len(new)), new)  # [T]
-        slots = pages.places(sequence, np.array(batch.positions))  # [T]
+        positions = np.array(batch.positions)  # [T]
+        (slots,) = on_device(device, pages.places(sequence, positions))
         # Who attends how: the rows of the step, and their plan.
-        single = new == 1
-        (slots,) = on_device(device, slots)
-        ones, rest = (self._rows(mask) for mask in (single[sequence], ~single[sequence]))
+        single = new <= (1 if self._kernels_read_pages else FEW)  # [S]
+        mask = single[sequence]  # [T]
         looks: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
         if single.any():
-            plan = self._decode(pages.select(single), self._num_heads, self.keys[0])
-            looks.append((ones, lambda layer, q, k, v: plan(q, self.keys[layer], self.values[layer])))
+            own = Pages(pages.tables[sequence[mask]], positions[mask] + 1, self.block_size)
+            plan = self._decode(own, self._num_heads, self.keys[0])
+            one_by_one = self._rows(mask)
+            looks.append((one_by_one, lambda layer, q, k, v: plan(q, self.keys[layer], self.values[layer])))
         if not single.all():
-            looks.append((rest, self._several(pages.select(~single), new[~single])))
+            looks.append((self._rows(~mask), self._several(pages.select(~single), new[~single])))
         look = side_by_side(looks)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -9,7 +9,9 @@ import pickle
 import re
 import zipfile
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,6 +22,7 @@ from engine.config import ModelConfig, architecture
 from engine.models.weights import Filler
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "dummy")
+CODES = "quantization_config"  # an entry of config.json
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -48,8 +51,16 @@ def load_model(
     folder = resolve(name, weights=load_format != "dummy")
     config = ModelConfig.from_pretrained(folder)
     home = architecture(config.model_type)
-    model = home.Model(config, device=device, dtype=_dtype(dtype, config, device))
-    if load_format == "dummy":
+    codes = config.raw.get(CODES)  # what fills the model is not weights, but codes (Part 17)
+    place = device if codes is None else "meta"
+    model = home.Model(config, device=place, dtype=_dtype(dtype, config, device))
+    if codes is not None:
+        if load_format == "dummy":
+            raise ValueError(
+                "load_format='dummy': this checkpoint is quantized; quantize a plain one's noise"
+            )
+        model = _reader(folder).restore(model, codes, _tensors(folder, load_format), folder, device)
+    elif load_format == "dummy":
         _fill_with_noise(model)
     else:
         filler = Filler(model, home.places(config))
@@ -60,6 +71,16 @@ def load_model(
         filler.finish(str(folder))
     model = model.eval().requires_grad_(False)
     return transform(model) if transform else model
+
+
+def _reader(folder: Path) -> ModuleType:
+    """Who reads such codes, found by the entry's name: `NAME_config` is read by engine/NAME/checkpoint.py."""
+    try:
+        return import_module(f"engine.{CODES.removesuffix('_config')}.checkpoint")
+    except ModuleNotFoundError:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: has a {CODES!r}, which comes with Part 17"
+        ) from None
 
 
 def _dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.device) -> torch.dtype:

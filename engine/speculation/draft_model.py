@@ -1,7 +1,8 @@
 """Proposals from a small model that reads along. Part 16.
 
-Promises one or more forward passes of the draft model per step, each for all sequences together, and keys of
-its own for exactly the tokens that stand. Knows nothing of the target.
+Promises one or more forward passes of the draft model per call, each for all sequences together; that it
+reads no token twice, its own guesses included, if they stood; and that what it says it drew a token from is
+what it drew it from. Knows nothing of the target.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.batch import Batch
-from engine.decoding.sampling import SamplingState, distribution, draw
+from engine.decoding.sampling import SamplingState, adjust, distribution, draw
 from engine.executor import ModelForward
 from engine.scheduling.request import Request
 from engine.speculation.paired import PairedCache
@@ -24,64 +25,90 @@ class DraftModel:
     def __init__(self, model: nn.Module, cache: PairedCache) -> None:
         self.cache, self.forward = cache, ModelForward(model, cache.draft)
         self.max_positions = model.config.max_positions
-        self.probs: dict[str, Tensor] = {}  # request id -> [k, V]: what its last proposals were drawn from
+        self.probs: dict[str, Tensor] = {}  # id of a sampled request -> [k, V]: its last proposals' origin
+
+    def unread(self, request: Request, ids: Sequence[int]) -> int:
+        """How many of its tokens a proposal has to read first: at least the last one, for what comes behind
+        it. A guess that stood is read already.
+        """
+        read, guessed = self.cache.read[request.id], self.cache.guessed[request.id]
+        for guess, token_id in zip(guessed, ids[read:], strict=False):
+            if guess != token_id:
+                break
+            read += 1
+        return max(1, len(ids) - read)
 
     @torch.inference_mode()
     def propose(self, texts: Sequence[tuple[Request, list[int]]], most: Sequence[int]) -> list[list[int]]:
-        """For each (request, all its tokens known by now), at most so many tokens: 0 for a prompt that is
-        still being read, which the draft model reads, too.
-        """
-        self.probs.clear()
+        """For each (request, its tokens), at most so many tokens: with 0 they are only read."""
+        self._forget(texts)
         drafts: list[list[int]] = [[] for _ in texts]
         probs: list[list[Tensor]] = [[] for _ in texts]
-        # 1. What it has not read yet, of everybody: at least the last token, for what comes behind it. Keys
-        #    of drafts that did not stand are written over.
-        new, reading = [], range(len(texts))
-        for request, ids in texts:
-            start = self.cache.computed[request.id] = min(self.cache.computed[request.id], len(ids) - 1)
-            new.append(ids[start:])
+        # 1. What it has not read yet, of everybody. Keys of guesses that did not stand are written over.
+        starts = [len(ids) - self.unread(request, ids) for request, ids in texts]
+        new = [ids[start:] for (_, ids), start in zip(texts, starts, strict=True)]
+        reading = list(range(len(texts)))
         while reading:
             going = [s for s in reading if most[s] > len(drafts[s])]
-            logits = self._read([(texts[s][0], new[s], s in going) for s in reading])
+            logits = self._read([(texts[s][0], starts[s], new[s], most[s] > len(drafts[s])) for s in reading])
+            for s in reading:
+                self._has_read(*texts[s], drafts[s])
             # 2. A token more for each that may have one. It is read only if another is to follow.
             if going:
                 chosen = self._choose(logits, [texts[s] for s in going], [drafts[s] for s in going])
                 for s, token_id, row in zip(going, *chosen, strict=True):
+                    starts[s] += len(new[s])
                     drafts[s].append(token_id)
-                    probs[s].append(row)
                     new[s] = [token_id]
+                    if row is not None:
+                        probs[s].append(row)
             reading = [s for s in going if most[s] > len(drafts[s])]
-        self.probs |= {
-            request.id: torch.stack(rows) for (request, _), rows in zip(texts, probs, strict=True) if rows
-        }
+        for (request, _), rows in zip(texts, probs, strict=True):
+            if rows:
+                self.probs[request.id] = torch.stack(rows)
         return drafts
 
-    def _read(self, work: list[tuple[Request, list[int], bool]]) -> Tensor:
-        """logits[R, V] behind the new tokens of each (request, its new tokens, whether they are wanted)."""
+    def _forget(self, texts: Sequence[tuple[Request, list[int]]]) -> None:
+        """What older proposals of these were drawn from, and of those who have left."""
+        here = {request.id for request, _ in texts}
+        for name in [name for name in self.probs if name in here or name not in self.cache.read]:
+            del self.probs[name]
+
+    def _has_read(self, request: Request, ids: list[int], guessed: list[int]) -> None:
+        self.cache.read[request.id], self.cache.guessed[request.id] = len(ids), list(guessed)
+
+    def _read(self, work: list[tuple[Request, int, list[int], bool]]) -> Tensor:
+        """logits[R, V] behind the new tokens of each (request, where they begin, its new tokens, whether
+        they are wanted).
+        """
         token_ids, positions, query_start, context_lens, rows = [], [], [0], [], []
-        for request, new, wanted in work:
-            start = self.cache.computed[request.id]
+        for _, start, new, wanted in work:
             token_ids += new
             positions += range(start, start + len(new))
             query_start.append(len(token_ids))
             context_lens.append(start + len(new))
             rows.append(range(len(token_ids) - wanted, len(token_ids)))
-            self.cache.computed[request.id] = start + len(new)
-        requests = tuple(request for request, _, _ in work)
+        requests = tuple(request for request, *_ in work)
         fields = (token_ids, positions, query_start, context_lens, rows)
         return self.forward(Batch(requests, *map(tuple, fields)))
 
     def _choose(
         self, logits: Tensor, texts: list[tuple[Request, list[int]]], drafts: list[list[int]]
-    ) -> tuple[list[int], Tensor]:
-        """token ids[R] and what they were drawn from, [R, V]: by the same parameters as the target's."""
+    ) -> tuple[list[int], Sequence[Tensor | None]]:
+        """token ids[R], by the same parameters as the target's, and what each was drawn from, [V]; None
+        where nothing was drawn: the likeliest is certain.
+        """
         states, positions = [], []
         for (request, ids), own in zip(texts, drafts, strict=True):
             state = request.sampling
-            output_ids = [*ids[request.num_prompt_tokens :], *own]
-            positions.append(len(output_ids))
+            output_ids = [*ids[request.num_prompt_tokens :], *own] if state.is_adjusted else ()
+            positions.append(len(ids) + len(own) - request.num_prompt_tokens)
             if state.is_adjusted:
                 state = SamplingState(state.params, state.prompt_ids, output_ids, state.seed, state.stop_ids)
             states.append(state)
-        probs = distribution(logits, states, positions)
-        return draw(probs, [state.seed ^ PROPOSE for state in states], positions).tolist(), probs
+        if all(state.temperature == 0 for state in states):
+            return adjust(logits, states, positions).argmax(-1).tolist(), [None] * len(states)
+        probs = distribution(logits, states, positions)  # [R, V]
+        seeds = [state.seed ^ PROPOSE for state in states]
+        origins = [row if state.temperature else None for row, state in zip(probs, states, strict=True)]
+        return draw(probs, seeds, positions).tolist(), origins

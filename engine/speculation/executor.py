@@ -7,7 +7,7 @@ must be a `Verifier`.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,14 +18,18 @@ from engine.scheduling.request import Request
 from engine.speculation.lengths import Lengths
 from engine.speculation.verify import SKIPPED
 
+CATCH_UP = 256  # tokens that a proposer reads in a step beside those that the last one brought
 Text = tuple[Request, list[int]]  # a request, and all of its tokens that are known
 
 
 class Proposer(Protocol):
     max_positions: float  # it reads no text that is longer
 
+    def unread(self, request: Request, ids: Sequence[int]) -> int:
+        """How many tokens of this text it has to read before it can propose what comes behind."""
+
     def propose(self, texts: Sequence[Text], most: Sequence[int]) -> list[list[int]]:
-        """At most so many tokens for each; 0 for a prompt that is still being read."""
+        """At most so many tokens for each; with 0 the text is only read."""
 
 
 class Lookup:
@@ -36,8 +40,11 @@ class Lookup:
     def __init__(self, find: Callable[[Sequence[int], int], list[int]]) -> None:
         self._find = find
 
+    def unread(self, request: Request, ids: Sequence[int]) -> int:
+        return 0
+
     def propose(self, texts: Sequence[Text], most: Sequence[int]) -> list[list[int]]:
-        return [self._find(ids, n) if n else [] for (_, ids), n in zip(texts, most, strict=True)]
+        return [self._find(ids, n) for (_, ids), n in zip(texts, most, strict=True)]
 
 
 @dataclass
@@ -82,7 +89,7 @@ class SpeculativeExecutor:
                 self.tally.add(len(before) - 1, len(after) - 1)
                 proposed, accepted = proposed + len(before) - 1, accepted + len(after) - 1
         if all(before for before in result.tokens):  # no prompt was read
-            self.lengths.step.add(batch.num_tokens, seconds)
+            self.lengths.stepped(len(batch.requests), batch.num_tokens, seconds)
         drafts = self._propose(batch, tokens)
         counters = {"draft_tokens": float(proposed), "accepted_tokens": float(accepted)}
         return replace(
@@ -95,39 +102,51 @@ class SpeculativeExecutor:
 
     def _propose(self, batch: Batch, tokens: list[list[int]]) -> list[list[int]]:
         """[S]: proposals for whoever goes on."""
+        drafts: list[list[int]] = [[] for _ in tokens]
         # 1. Who goes on, and how many tokens may come at most behind the one that the next step gives anyway.
         caps = [self._cap(request, own) for request, own in zip(batch.requests, tokens, strict=True)]
-        decoding = [s for s, cap in enumerate(caps) if cap is not None]
-        chosen = self.lengths.choose([batch.requests[s].id for s in decoding], [caps[s] for s in decoding])
-        most = dict(zip(decoding, chosen, strict=True))
+        going = [s for s, cap in enumerate(caps) if cap is not None]
+        lengths = self.lengths.choose([batch.requests[s].id for s in going], [caps[s] for s in going])
+        if not any(lengths):  # nobody: the proposer falls behind, and that costs nothing
+            return drafts
         # 2. Everybody's next token first: there is room for it, or nothing is proposed. Then for guesses.
-        read: list[int] = []
-        texts, wanted = [], []
-        for s, (request, own) in enumerate(zip(batch.requests, tokens, strict=True)):
-            ids = [*request.token_ids, *own] if own else request.token_ids[: batch.context_lens[s]]
-            goes_on = s in most or not own
-            if goes_on and len(ids) <= self.proposer.max_positions and self.cache.reserve(request, len(ids)):
-                read.append(s)
-                texts.append((request, ids))
-        for s, (request, ids) in zip(read, texts, strict=True):
-            k = max(0, min(most.get(s, 0), self.proposer.max_positions - len(ids)))
-            wanted.append(k if k and self.cache.reserve(request, len(ids) + k) else 0)
-        drafts: list[list[int]] = [[] for _ in tokens]
-        if texts:
-            start = time.perf_counter()
-            made = self.proposer.propose(texts, wanted)
-            if max(wanted) and len(read) == len(decoding):
-                self.lengths.draft.add(len(read), (time.perf_counter() - start) / max(wanted))
-            for s, own in zip(read, made, strict=True):
-                drafts[s] = own
+        requests = [batch.requests[s] for s in going]
+        known = [[*request.token_ids, *tokens[s]] for s, request in zip(going, requests, strict=True)]
+        fits = [self.cache.reserve(request, len(ids)) for request, ids in zip(requests, known, strict=True)]
+        work: list[tuple[int, Text, int]] = []
+        for s, request, ids, k, fit in zip(going, requests, known, lengths, fits, strict=True):
+            k = min(k, self.proposer.max_positions - len(ids))
+            if k > 0 and fit and self.cache.reserve(request, len(ids) + k):
+                work.append((s, (request, ids), k))
+        # 3. Who has not been asked for long is far behind, and catches up by and by.
+        late = [max(0, self.proposer.unread(*text) - (self.lengths.most + 1)) for _, text, _ in work]
+        work = list(_in_reach(work, late))
+        start = time.perf_counter()
+        made = self.proposer.propose([text for _, text, _ in work], [k for *_, k in work])
+        seconds, passes = time.perf_counter() - start, max(map(len, made), default=0)
+        if passes and not any(late):  # to read a text's beginning is not what a proposal costs
+            self.lengths.draft.add(len(work), seconds / passes)
+        for (s, *_), own in zip(work, made, strict=True):
+            drafts[s] = own
         return drafts
 
     def _cap(self, request: Request, own: list[int]) -> int | None:
         """None: its prompt is still being read, or these tokens are its last."""
         left = request.output.limit - len(request.output.token_ids) - len(own)
-        if not own or left < 1 or own[-1] < 0 or own[-1] in request.sampling.stop_ids:
+        if not own or left < 1 or own[-1] < 0 or any(map(request.sampling.stop_ids.__contains__, own)):
             return None
         return min(self.lengths.most, left - 1)
+
+
+def _in_reach(work: list[tuple[int, Text, int]], late: list[int]) -> Iterator[tuple[int, Text, int]]:
+    """`work`, but of who is `late`, CATCH_UP tokens altogether: a piece of the text, and no proposal."""
+    left = CATCH_UP
+    for (s, (request, ids), k), behind in zip(work, late, strict=True):
+        if behind <= left:
+            yield s, (request, ids), k
+        elif left:
+            yield s, (request, ids[: len(ids) - behind + left]), 0
+        left -= min(behind, left)
 
 
 @dataclass(frozen=True)

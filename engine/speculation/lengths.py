@@ -11,43 +11,64 @@ from engine.listeners import Listener
 from engine.scheduling.request import Request
 
 PRIOR = 0.7  # of acceptance, until there is more to go by
-WEIGHT = 0.1  # of the newest observation
-UP, DOWN = 0.3, 0.5  # of a time that is longer, shorter than what was known
-FADE = 0.01  # of what is known of other sizes, each time
+WEIGHT = 0.05  # of the newest observation
+TRIES = 3  # before a time is believed: the first of a kind are slow
+UP, DOWN = 0.1, 0.5  # of what was known, at most, that a time grows at once; of a shorter time's difference
+FADE = 0.004  # of what is known of other sizes, each step, for one request: a try costs more in a crowd
 FORGET = 0.02  # with which a request that has no drafts comes back to what is usual
 
 
 class Average:
     """A mean that forgets."""
 
-    def __init__(self, value: float | None = None) -> None:
+    def __init__(self, value: float) -> None:
         self.value = value
 
     def add(self, value: float, weight: float = WEIGHT) -> None:
-        self.value = value if self.value is None else self.value + weight * (value - self.value)
+        self.value += weight * (value - self.value)
 
 
 class Seconds:
-    """How long something of so many rows takes. What was never tried costs what the next smaller one does."""
+    """How long something of so many rows takes, by what was seen."""
 
     def __init__(self) -> None:
-        self._of: dict[int, Average] = {}  # by the next power of two
+        self._of: dict[int, float] = {}  # by `size_of`
+        self._tries: dict[int, int] = {}
 
     def add(self, rows: int, seconds: float) -> None:
-        """What else runs on the machine only adds to a time: a shorter one says more than a longer one. What
-        was not tried of late may have been measured in a bad moment: it looks cheaper by and by.
-        """
-        size = (rows - 1).bit_length()
-        known = self._of.setdefault(size, Average())
-        known.add(seconds, UP if known.value and seconds > known.value else DOWN)
-        for other in self._of.values():
-            if other is not known:
-                other.value *= 1 - FADE
+        """What else runs on the machine only adds to a time: a shorter one says more than a longer one."""
+        size = size_of(rows)
+        old = self._of.get(size, seconds)
+        self._of[size] = min(seconds, old * (1 + UP)) if seconds > old else old + DOWN * (seconds - old)
+        self._tries[size] = self._tries.get(size, 0) + 1
+
+    def fade(self, share: float, but: int | None = None) -> None:
+        """What was not tried of late may have been measured in a bad moment: it looks cheaper by and by."""
+        for size in self._of:
+            if but is None or size != size_of(but):
+                self._of[size] *= 1 - share
+
+    def knows(self, rows: int) -> bool:
+        return self._tries.get(size_of(rows), 0) >= TRIES
 
     def of(self, rows: int) -> float:
-        size = (rows - 1).bit_length()
-        smaller = [known for known in self._of if known <= size]
-        return self._of[max(smaller)].value if smaller else 0.0
+        """Fewer rows never cost more than more rows did. What is not known lies on the line through the next
+        two smaller sizes, or costs what the only one does; where there is none, nothing.
+        """
+        sizes, size = sorted(size for size in self._of if self.knows(size)), size_of(rows)
+        below = [known for known in sizes if known <= size][-2:]
+        if not below:
+            return 0.0
+        times = [min(self._of[other] for other in sizes if other >= known) for known in below]
+        if len(below) == 1 or below[-1] == size:
+            return times[-1]
+        return times[1] + (times[1] - times[0]) / (below[1] - below[0]) * (size - below[1])
+
+
+def size_of(rows: int) -> int:
+    """Numbers of rows taken for one: up to 8 each is its own, then there are four to a power of two."""
+    shift = max(0, (rows - 1).bit_length() - 3)
+    return -(-rows >> shift) << shift
 
 
 class Lengths(Listener):
@@ -68,14 +89,30 @@ class Lengths(Listener):
             own.add(float(i < accepted))
             self._usual.add(float(i < accepted), WEIGHT / 4)
 
+    def stepped(self, people: int, rows: int, seconds: float) -> None:
+        """A step of so many requests, in which all of them decoded."""
+        self.step.add(rows, seconds)
+        self.step.fade(FADE / people, but=rows)
+        self.draft.fade(FADE / people)
+
     def on_finish(self, request: Request) -> None:
         self._accepted.pop(request.id, None)
 
     def choose(self, request_ids: Sequence[str], caps: Sequence[int]) -> list[int]:
-        """For each of these, which are all that decode: how many tokens to propose, at most its cap."""
+        """For each of these, which are all that decode: how many tokens to propose, at most its cap.
+
+        One length k for all: the fastest by `_speed`. But lengths are tried one by one, from 0 on: none
+        beyond the first whose step (with so many rows) is not known yet. Then a request's own drafts end
+        before the first that is not worth its row: one that stands (with all before it) with a smaller
+        probability than the tokens that this step's speed makes in the time its row takes.
+        """
         rates = [self._accepted.get(name, self._usual).value for name in request_ids]
-        speed, row_seconds, k = max((*self._speed(rates, caps, k), k) for k in range(self.most + 1))
-        # A draft stands with the probability that all before it do, too. It must be worth its row.
+        best = (0.0, 0.0, 0)
+        for k in range(self.most + 1):
+            best = max(best, (*self._speed(rates, caps, k), k))
+            if not self.step.knows(len(caps) + sum(min(k, cap) for cap in caps)):
+                break
+        speed, row_seconds, k = best
         return [
             next((j for j in range(min(k, cap)) if rate ** (j + 1) < speed * row_seconds), min(k, cap))
             for rate, cap in zip(rates, caps, strict=True)
@@ -83,11 +120,19 @@ class Lengths(Listener):
 
     def _speed(self, rates: Sequence[float], caps: Sequence[int], k: int) -> tuple[float, float]:
         """Tokens per second with drafts of k tokens where there may be so many; and what a row costs."""
-        B, rows, tokens = len(rates), len(rates), float(len(rates))
+        B, rows = len(rates), len(rates)
+        tokens = 0.0
         for rate, cap in zip(rates, caps, strict=True):
             rows += min(k, cap)
-            tokens += sum(rate**j for j in range(1, min(k, cap) + 1))
+            tokens += expected_tokens(rate, min(k, cap))
         step = self.step.of(rows)
         seconds = step + k * self.draft.of(B)
         row_seconds = (step - self.step.of(B)) / (rows - B) if rows > B else 0.0
         return tokens / max(seconds, 1e-9), row_seconds
+
+
+def expected_tokens(rate: float, k: int) -> float:
+    """How many tokens a step with k drafts brings, if each draft whose predecessors stood stands with
+    probability `rate`: the j-th stands with rate ** j, and behind the last that does comes one token more.
+    """
+    return sum(rate**j for j in range(k + 1))

@@ -11,6 +11,8 @@ from engine.listeners import Listener
 from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
+from engine.scheduling.fifo import FIFOScheduler
+from engine.scheduling.static import StaticScheduler
 from engine.scoring import ScoringExecutor
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.executor import Lookup, SpeculativeExecutor
@@ -58,7 +60,16 @@ def cache_of(config, kind: str):
     )
 
 
-def make(models, tokenizer, how: str, kind: str = "pages", budget: int = 64, most: int = 4) -> LLMEngine:
+SCHEDULERS = {
+    "continuous": lambda cache, budget: ContinuousScheduler(cache, 4, budget),
+    "static": lambda cache, budget: StaticScheduler(cache, 4),
+    "fifo": lambda cache, budget: FIFOScheduler(cache),
+}
+
+
+def make(
+    models, tokenizer, how: str, kind="pages", budget: int = 64, most: int = 4, scheduler="continuous"
+) -> LLMEngine:
     target, draft = models
     cache = cache_of(target.config, kind)
     if how == "plain":
@@ -72,11 +83,10 @@ def make(models, tokenizer, how: str, kind: str = "pages", budget: int = 64, mos
         verifier = Verifier(getattr(proposer, "probs", {}))
         inner = ScoringExecutor(ModelForward(target, cache), tokenizer, verifier)
         executor = SpeculativeExecutor(inner, cache, proposer, Always(most))
-    scheduler = ContinuousScheduler(cache, 4, budget)
     return LLMEngine(
         tokenizer,
         target.config,
-        scheduler,
+        SCHEDULERS[scheduler](cache, budget),
         executor,
         supports=SUPPORTS | {"priority"},
         max_model_len=256 if kind == "slots" else 96,
@@ -92,6 +102,7 @@ def told(engine: LLMEngine, params: list[SamplingParams]) -> tuple[list, int]:
         steps += 1
         assert steps < 500, "it never ends"
         ended |= {out.request_id: out for out in engine.step() if out.finished}
+        assert not any(out.error for out in ended.values()), [out.error for out in ended.values()]
     assert engine.scheduler.cache.usage().num_sequences == 0, "memory comes back"
     return [ended[str(i)] for i in range(len(PROMPTS))], steps
 
@@ -113,6 +124,14 @@ def test_greedy_text_is_the_targets_own(models, tokenizer, expected, how, kind, 
     engine = make(models, tokenizer, how, kind, budget)
     outputs, _ = told(engine, [GREEDY] * len(PROMPTS))
     assert plain_words(outputs) == plain_words(expected[0])
+
+
+@pytest.mark.parametrize("scheduler", ["fifo", "static"])
+def test_every_scheduler_takes_drafts(models, tokenizer, expected, scheduler):
+    outputs, _ = told(make(models, tokenizer, "model", scheduler=scheduler), [GREEDY] * len(PROMPTS))
+    assert plain_words(outputs) == plain_words(expected[0]), (
+        "room is reserved for drafts, and only those that stand stay"
+    )
 
 
 def test_it_takes_fewer_steps(models, tokenizer, expected):
@@ -146,10 +165,10 @@ def test_what_each_request_asks_for_holds(models, tokenizer):
 def test_the_last_token_that_fits_is_not_passed(models, tokenizer):
     """Nothing is proposed behind the end of what the model sees, or of what was asked for."""
     long = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
-    plain, _ = told(make(models, tokenizer, "plain", "slots"), [long] * len(PROMPTS))
-    outputs, _ = told(make(models, tokenizer, "model", "slots"), [long] * len(PROMPTS))
+    plain, _ = told(make(models, tokenizer, "plain", "few pages"), [long] * len(PROMPTS))
+    outputs, _ = told(make(models, tokenizer, "model", "few pages"), [long] * len(PROMPTS))
     assert plain_words(outputs) == plain_words(plain)
-    assert all(len(o.prompt_token_ids) + len(o.outputs[0].token_ids) == 256 for o in outputs)
+    assert all(len(o.prompt_token_ids) + len(o.outputs[0].token_ids) == 96 for o in outputs)
 
 
 def test_sampled_text_is_the_same_every_time_for_a_seed(models, tokenizer):

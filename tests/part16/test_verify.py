@@ -57,6 +57,33 @@ def test_nothing_left_over_is_the_target_itself():
     assert torch.equal(residual(p, p), p), "where p is nowhere larger than q, p itself is drawn from"
 
 
+@pytest.mark.parametrize(("draft", "accepted"), [(0, 1.0), (1, 0.5), (2, 1.0)], ids="ABC")
+def test_three_tokens_as_in_the_article(draft, accepted):
+    """p = 0.5, 0.3, 0.2 and q = 0.2, 0.6, 0.2: B is proposed twice too often, and A lacks what B has."""
+    p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.2, 0.6, 0.2]])
+    requests = [asker(SamplingParams(temperature=1), seed, [draft]) for seed in range(400)]
+    made = verified(p.log().repeat(800, 1), requests, {request.id: q for request in requests})
+    stood = [own[1] != SKIPPED for own in made]
+    instead = {own[0] for own, right in zip(made, stood, strict=True) if not right}
+    assert instead <= {0}, "after a rejection: what is left over, which is A alone"
+    share = sum(stood) / len(made)
+    assert abs(share - accepted) < 0.12, (
+        f"{'ABC'[draft]} stands with min(1, p / q) = {accepted}, not {share:.2f}"
+    )
+
+
+def test_who_proposes_without_drawing_is_certain():
+    """q = 0, 1, 0: B stands with p = 0.3, and what is left over has no B."""
+    p = torch.tensor([[0.5, 0.3, 0.2]])
+    requests = [asker(SamplingParams(temperature=1), seed, [1]) for seed in range(400)]
+    made = verified(p.log().repeat(800, 1), requests)
+    stood = [own[1] != SKIPPED for own in made]
+    assert abs(sum(stood) / 400 - 0.3) < 0.12, "a certain draft has q = 1: it stands with p"
+    assert not any(own[0] == 1 for own, right in zip(made, stood, strict=True) if not right), (
+        "a rejected draft is not drawn after all"
+    )
+
+
 KNOBS = {
     "plain": SamplingParams(temperature=1),
     "cold": SamplingParams(temperature=0.6),

@@ -45,6 +45,10 @@ def test_what_is_open_can_be_answered_with_no():
     assert negative["enable_prefix_caching"] == ["--no-enable-prefix-caching"]
     assert negative["async_scheduling"] == ["--no-async-scheduling"]
     assert negative["enforce_eager"] == []
+    own = {option.name: option for option in COMMANDS["bench"].commands["latency"].params}
+    assert own["enable_prefix_caching"].default is False, "the command's own default"
+    assert own["enable_prefix_caching"].opts == ["--enable-prefix-caching"]
+    assert own["enable_prefix_caching"].secondary_opts == ["--no-enable-prefix-caching"]
 
 
 def test_the_names_that_are_accepted_are_those_of_the_parts():

@@ -6,19 +6,16 @@ parts/SEAMS.md says which seam is whose.
 import asyncio
 import random
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from engine.async_engine import AsyncLLMEngine
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.sampling import SUPPORTS
-from engine.executor import Executor, Pending, StepResult
+from engine.executor import Executor, Pending
 from engine.llm_engine import Flight, LLMEngine
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.fifo import FIFOScheduler
 from engine.scheduling.request import PLACEHOLDER, State
-from engine.scheduling.static import StaticScheduler
 from tests.part06.fakes import (
     CONFIG,
     TOKENIZER,
@@ -26,7 +23,6 @@ from tests.part06.fakes import (
     FakeForward,
     assert_idle,
     read,
-    run_to_end,
     told_alone,
 )
 
@@ -180,53 +176,6 @@ def test_a_step_that_fails_with_another_in_flight_poisons_no_prefix_cache_and_co
         assert done[name].outputs[0].token_ids == told_alone(prompt, params(int(name))).token_ids
     assert cache.hits > 0
     assert all(PLACEHOLDER not in prefix for prefix in cache.shared)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        FIFOScheduler,
-        lambda cache: StaticScheduler(cache, 3),
-        lambda cache: ContinuousScheduler(cache, 3, 64),
-    ],
-    ids=["fifo", "static", "continuous"],
-)
-def test_drafts_have_room_reserved_and_only_accepted_ones_stay(make):
-    """A fake of Part 16: proposes what it likes; accepts what the model would have said anyway."""
-    cache = BlockCache(60, 4)  # small blocks: a draft soon needs one of its own
-    rng = random.Random(0)
-
-    class Drafting(Executor):
-        def submit(self, batch):
-            pending = super().submit(batch)
-            result = pending.result()
-            tokens, drafts = [], []
-            for s, (request, rows) in enumerate(zip(batch.requests, batch.logit_rows, strict=True)):
-                proposed = [batch.token_ids[row] for row in rows][1:]
-                chosen, accepted = result.tokens[s], 0
-                while accepted < len(proposed) and proposed[accepted] == chosen[accepted]:
-                    accepted += 1
-                tokens.append(chosen[: accepted + 1])
-                verified.append(accepted)
-                left = request.output.limit - len(request.output.token_ids) - len(tokens[-1])
-                truth = told_alone(prompts[request.request_id], greedy).token_ids
-                next_ones = truth[len(request.output.token_ids) + len(tokens[-1]) :][:3]
-                guess = [id if rng.random() < 0.7 else 65 for id in next_ones]
-                drafts.append(guess[: max(left - 1, 0)] if tokens[-1] else [])
-            return SimpleNamespace(result=lambda: StepResult(tokens, drafts))
-
-    greedy = SamplingParams(temperature=0, max_tokens=25, ignore_eos=True)
-    prompts = {name: f"prompt {name}" for name in "abcde"}
-    verified = []
-    engine = LLMEngine(TOKENIZER, CONFIG, make(cache), Drafting(FakeForward(cache)))
-    for name, prompt in prompts.items():
-        engine.add_request(name, prompt, greedy)
-    done = run_to_end(engine)
-    for name, prompt in prompts.items():
-        assert done[name].error is None
-        assert done[name].outputs[0].token_ids == told_alone(prompt, greedy).token_ids
-    assert sum(verified) > len(verified) / 2, "hardly any draft was accepted"
-    assert_idle(engine)
 
 
 def test_an_adapter_that_is_not_loaded_is_refused_at_the_door():

@@ -1,0 +1,269 @@
+"""What does speculation gain, and where does it lose?
+
+    python -m benchmarks.part16_speculation [--rounds 3] [--tokens 100]
+
+storyteller and its draft, fp32 arithmetic, weights packed, one thread, greedy, end of sequence ignored;
+prompts are held-out stories' beginnings. All sides of a comparison take turns in one run, and must say the
+same: a ratio is the median over the rounds of one round's two times.
+
+1. One stream: Part 3's loop and the engine without drafts, beside 1 to 5 drafts, and a length that adapts.
+2. What a step costs: verification of 1 to 8 rows, and a pass of the draft model, alone. Then speed against
+   acceptance: three drafts a step, of which a share is spoilt on purpose.
+3. A crowd: 1 to 32 requests at once.
+4. n-grams: on stories, and on requests that are told to repeat themselves (frequency_penalty −1.5).
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from random import Random
+
+import torch
+
+from benchmarks.part16_engines import (
+    PROMPTS,
+    Fixed,
+    Models,
+    load,
+    plain,
+    tell,
+    with_draft_model,
+    with_ngrams,
+)
+from benchmarks.record import record, show, whole_numbers
+from engine.cache.single import CachedForward, SingleCache
+from engine.decoding.greedy import generate
+from engine.decoding.params import SamplingParams
+from engine.llm_engine import LLMEngine
+from engine.speculation.executor import Tally
+from engine.speculation.lengths import Lengths
+
+MOST = 5  # drafts at once
+CROWDS = (1, 2, 4, 8, 16, 32)
+WARM = 3  # rounds of a crowd in which the adaptive length finds out what a step costs
+SPOILT = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the drafts
+DRAFTS = 3  # where one length is looked at
+LOOP, PLAIN, ADAPTIVE = "Part 3's loop", "this engine, no drafts", "adaptive, up to 5"
+Side = Callable[[], tuple[list[list[int]], float]]  # -> token ids of each prompt, seconds
+
+
+class Spoilt:
+    """A proposer some of whose drafts are replaced by a token that nobody would say."""
+
+    def __init__(self, proposer, share: float) -> None:
+        self.proposer, self.share, self._random = proposer, share, Random(0)
+        self.max_positions, self.unread = proposer.max_positions, proposer.unread
+
+    def propose(self, texts, most) -> list[list[int]]:
+        made = self.proposer.propose(texts, most)
+        return [[1 if self._random.random() < self.share else own for own in drafts] for drafts in made]
+
+
+def one_after_the_other(engine: LLMEngine, prompts: Sequence[str], params: SamplingParams) -> Side:
+    def run():
+        told = [tell(engine, [prompt], params) for prompt in prompts]
+        return [ids for ((ids,), _) in told], sum(seconds for _, seconds in told)
+
+    return run
+
+
+def part_3(models: Models, prompts: Sequence[str], params: SamplingParams) -> Side:
+    def run():
+        start, ids = time.perf_counter(), []
+        for prompt in prompts:
+            forward = CachedForward(models.target)
+            told = generate(forward, models.tokenizer, models.target.config, prompt, params)
+            ids.append(list(told.outputs[0].token_ids))
+        return ids, time.perf_counter() - start
+
+    return run
+
+
+def take_turns(sides: dict[str, Side], rounds: int, warm: int = 1) -> dict[str, list[float]]:
+    """side -> seconds of each round; before them, `warm` rounds are not counted. All must say the same."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    said = None
+    for _ in range(warm + rounds):
+        for name, run in sides.items():
+            ids, took = run()
+            assert said is None or ids == said, f"{name} says something else"
+            said, _ = ids, seconds[name].append(took)
+    return {name: values[warm:] for name, values in seconds.items()}
+
+
+def faster(seconds: dict[str, list[float]], side: str, other: str) -> float:
+    """How many times as fast `side` is as `other`."""
+    return statistics.median(b / a for a, b in zip(seconds[side], seconds[other], strict=True))
+
+
+def alpha_of(tally: Tally, k: int) -> float:
+    """How often a draft stood whose predecessors did."""
+    return tally.accepted / max(1, tally.accepted + tally.drafts - tally.accepted_at[k - 1])
+
+
+def one_stream(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    engines = {f"{k} drafts": with_draft_model(models, Fixed(k)) for k in range(1, MOST + 1)}
+    engines |= {ADAPTIVE: with_draft_model(models, Lengths(MOST))}
+    sides = {LOOP: part_3(models, PROMPTS, params)}
+    for name, engine in ({PLAIN: plain(models)} | engines).items():
+        sides[name] = one_after_the_other(engine, PROMPTS, params)
+    seconds = take_turns(sides, rounds)
+    count = tokens * len(PROMPTS)
+    best = min((LOOP, PLAIN), key=lambda name: statistics.median(seconds[name]))
+    rows = []
+    for name in sides:
+        tally = engines[name].executor.tally if name in engines else None
+        # Each step brings one token and the accepted drafts.
+        told = count * (rounds + 1)
+        per_step = told / (told - tally.accepted) if tally else 1.0
+        speed = count / statistics.median(seconds[name])
+        rows.append([name, speed, per_step, faster(seconds, name, best)])
+    gains = {name: gain for name, *_, gain in rows}
+    fixed = [gains[f"{k} drafts"] for k in range(1, MOST + 1)]
+    longest = engines[f"{MOST} drafts"].executor.tally
+    reached = [longest.drafts, *longest.accepted_at]  # how often the i-th draft was judged
+    figures = {
+        "fastest_plain": best,
+        "tokens_per_second": {name: speed for name, speed, *_ in rows},
+        "tokens_per_step": {name: per_step for name, _, per_step, _ in rows},
+        "gain": gains,
+        "best_fixed": {"drafts": fixed.index(max(fixed)) + 1, "gain": max(fixed)},
+        "adaptive_gain": gains[ADAPTIVE],
+        "best_gain": max(*fixed, gains[ADAPTIVE]),
+        "plain_ms": statistics.median(seconds[PLAIN]) / count * 1e3,
+        "accepted_at": [at / longest.drafts for at in longest.accepted_at],
+        "accepted_if_reached": [b / max(a, 1) for a, b in pairwise(reached)],
+        "alpha": alpha_of(engines[f"{DRAFTS} drafts"].executor.tally, DRAFTS),
+    }
+    columns = ["one stream", "tokens/s", "tokens per step", "× the fastest without drafts"]
+    return figures, {"columns": columns, "rows": rows}
+
+
+@torch.inference_mode()
+def step_costs(models: Models) -> dict:
+    """Milliseconds, at a context of 100 tokens: verification by rows, and a pass of the draft."""
+
+    def pass_of(model, rows: int) -> Callable[[], object]:
+        cache = SingleCache(model.config, 128)
+        cache.length, ids, positions = 100, torch.arange(300, 300 + rows), torch.arange(100, 100 + rows)
+        return lambda: model.logits(model(ids, positions, cache.attend)).argmax(-1)
+
+    passes = {f"rows_{n}": pass_of(models.target, n) for n in range(1, 9)}
+    passes["draft"] = pass_of(models.draft, 1)
+    times: dict[str, list[float]] = {name: [] for name in passes}
+    for _ in range(150):
+        for name, run in passes.items():
+            start = time.perf_counter()
+            run()
+            times[name].append((time.perf_counter() - start) * 1e3)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def against_acceptance(models: Models, tokens: int, rounds: int, costs: dict) -> tuple[dict, list[dict]]:
+    """What a plain step takes beside the target's pass, and one with three drafts, none of which stands,
+    beside the passes of both; then, of three drafts a step, some spoilt: acceptance, and speed over the
+    engine without drafts.
+    """
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    prompts, engines = PROMPTS[:4], {}
+    for share in SPOILT:
+        engine = engines[share] = with_draft_model(models, Fixed(DRAFTS))
+        engine.executor.proposer = Spoilt(engine.executor.proposer, share)
+    sides = {name: one_after_the_other(engine, prompts, params) for name, engine in engines.items()}
+    seconds = take_turns({PLAIN: one_after_the_other(plain(models), prompts, params)} | sides, rounds)
+    points = [
+        {
+            "spoilt": share,
+            "alpha": alpha_of(engine.executor.tally, DRAFTS),
+            "gain": faster(seconds, share, PLAIN),
+        }
+        for share, engine in engines.items()
+    ]
+    count = tokens * len(prompts)  # and as many steps, where no draft stands
+    plain_ms, none_stands = (statistics.median(seconds[name]) / count * 1e3 for name in (PLAIN, SPOILT[-1]))
+    passes = costs[f"rows_{DRAFTS + 1}"] + DRAFTS * costs["draft"]
+    fixed = {"fixed": plain_ms - costs["rows_1"], "fixed_with_drafts": none_stands - passes}
+    return fixed | {"plain_step": plain_ms, "step_with_drafts": none_stands}, points
+
+
+def crowds(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    rows, figures = [], {}
+    for B in CROWDS:
+        prompts = [PROMPTS[i % len(PROMPTS)] for i in range(B)]
+        adaptive = with_draft_model(models, Lengths(MOST), B)
+        engines = {
+            "plain": plain(models, B),
+            "fixed": with_draft_model(models, Fixed(DRAFTS), B),
+            "adaptive": adaptive,
+        }
+
+        def at_once(engine: LLMEngine, prompts=prompts) -> Side:
+            return lambda: tell(engine, prompts, params)
+
+        seconds = take_turns({name: at_once(engine) for name, engine in engines.items()}, rounds, WARM)
+        tally, told = adaptive.executor.tally, B * tokens * (rounds + WARM)
+        gains = [faster(seconds, name, "plain") for name in ("fixed", "adaptive")]
+        speed = B * tokens / statistics.median(seconds["plain"])
+        rows.append([B, speed, *gains, tally.proposed / (told - tally.accepted)])
+        figures[f"b{B}"] = {"plain": speed, "fixed": gains[0], "adaptive": gains[1]}
+    columns = [
+        "requests at once",
+        "no drafts, tokens/s",
+        f"{DRAFTS} drafts, ×",
+        "adaptive, ×",
+        "drafts per request and step, adaptive",
+    ]
+    return figures, {"columns": columns, "rows": rows}
+
+
+def ngrams(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
+    rows, figures = [], {}
+    for key, text, penalty in (("stories", "stories", 0.0), ("repeats", "text that repeats itself", -1.5)):
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, frequency_penalty=penalty)
+        engines = {
+            "4 n-gram drafts": with_ngrams(models, Fixed(4)),
+            "n-grams, adaptive, up to 4": with_ngrams(models, Lengths(4)),
+        }
+        prompts = PROMPTS[:6]
+        made = {PLAIN: plain(models)} | engines
+        seconds = take_turns(
+            {name: one_after_the_other(engine, prompts, params) for name, engine in made.items()}, rounds
+        )
+        for name, engine in engines.items():
+            tally, told = engine.executor.tally, tokens * len(prompts) * (rounds + 1)
+            share = tally.accepted / max(tally.proposed, 1)
+            rows.append([text, name, share, told / (told - tally.accepted), faster(seconds, name, PLAIN)])
+        figures[key] = {"fixed": rows[-2][-1], "adaptive": rows[-1][-1]}
+    return figures, {
+        "columns": ["text", "drafts", "accepted", "tokens per step", "× no drafts"],
+        "rows": rows,
+    }
+
+
+def main() -> None:
+    options = whole_numbers(__doc__.split("\n")[0], rounds=3, tokens=100)
+    torch.set_num_threads(1)
+    models = load()
+    figures, tables = {}, {}
+    figures["one"], tables["one"] = one_stream(models, options.tokens, options.rounds)
+    costs = step_costs(models)
+    fixed, figures["acceptance"] = against_acceptance(models, options.tokens, options.rounds, costs)
+    figures["ms"] = costs | fixed
+    many = load(rows=16)
+    figures["crowd"], tables["crowd"] = crowds(many, options.tokens // 2, max(1, options.rounds - 1))
+    figures["ngram"], tables["ngram"] = ngrams(models, options.tokens, max(1, options.rounds - 1))
+    columns = ["rows", *range(1, 9), "draft, 1 row"]
+    tables["costs"] = {"columns": list(map(str, columns)), "rows": [["ms", *costs.values()]]}
+    workload = {
+        "models": ["storyteller", "storyteller-draft"], "prompts": len(PROMPTS), "new_tokens": options.tokens,
+        "rounds": options.rounds, "arithmetic": "float32", "temperature": 0, "drafts_looked_at": DRAFTS,
+    }  # fmt: skip
+    question = "What does speculation gain, and where does it lose?"
+    show(record("part16_speculation", question, workload, figures, tables), tables)
+
+
+if __name__ == "__main__":
+    main()

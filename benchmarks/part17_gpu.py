@@ -1,0 +1,107 @@
+"""One request on a GPU: what do codes gain beside bf16 in the same engine?
+
+    python -m benchmarks.part17_gpu --device cuda [--shape gpt3-6.7b | gpt2-xl] [--tokens 128]
+
+Random weights. Decode steps run as graphs over pages (Part 13). bf16 is measured twice: as the engine
+runs it, with the kernels tuned for one row, and by the model's own forward pass in a graph, which is what
+codes replace.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.record import record
+from benchmarks.shapes import GPT2_XL, dummy_folder
+from engine import graphs
+from engine.ahead import AheadEngine, AheadExecutor, LastTokens
+from engine.attention.kernels import attention_kernel
+from engine.cache.paged import PagedCache
+from engine.decoding.params import SamplingParams
+from engine.graphs import GraphForward, ModelStep
+from engine.kernels.paged_attention import PagedAttention
+from engine.kernels.paged_prefill import PagedPrefill
+from engine.models.loader import load_model
+from engine.quantization.quantize import model_bytes, pack_quantized, quantize
+from engine.scheduling.continuous import ContinuousScheduler
+from engine.tokenizer import Tokenizer
+
+SHAPES = {
+    "gpt2-xl": GPT2_XL,
+    "gpt3-6.7b": GPT2_XL | {"n_embd": 4096, "n_layer": 32, "n_head": 32, "n_positions": 2048},
+}
+PROMPT, LONGEST = 128, 512
+SIDES = {"bf16": None, "bf16, plain forward": None, "int8": "int8", "int4": "int4"}
+
+
+def own_forward(model, cache, max_rows):
+    step = ModelStep(model, list(cache.keys), list(cache.values))
+    return lambda rows: step
+
+
+def seconds_per_token(folder: Path, side: str, device: torch.device, tokens: int) -> tuple[float, int]:
+    """Median of three runs, of a request's time behind its first token; and bytes of weights."""
+    method = SIDES[side]
+    transform = None if method is None else lambda m: pack_quantized(quantize(m, method))
+    model = load_model(folder, device, "bfloat16", "dummy", transform=transform)
+    kernel = attention_kernel("triton", model.config.head_dim, device, torch.bfloat16)
+    cache = PagedCache(
+        model.config, 2 * LONGEST // 16, 16, device, torch.bfloat16, kernel,
+        decode=PagedAttention, prefill=PagedPrefill,
+    )  # fmt: skip
+    last = LastTokens(1, device)
+    steps = graphs.steps if side == "bf16" else own_forward
+    forward = GraphForward(model, cache, last, LONGEST, device.type == "cuda", make_steps=steps)
+    tokenizer = Tokenizer.from_pretrained(folder)
+    executor = AheadExecutor(forward, tokenizer, last, sampler=forward.choose)
+    scheduler = ContinuousScheduler(cache, 1, LONGEST)
+    engine = AheadEngine(tokenizer, model.config, scheduler, executor, max_model_len=LONGEST)
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    runs = []
+    for run in range(4):
+        engine.add_request(str(run), list(range(5, 5 + PROMPT)), params)
+        first = None
+        while engine.has_unfinished_requests():
+            if engine.step() and first is None:
+                first = time.perf_counter()
+        runs.append((time.perf_counter() - first) / (tokens - 1))
+    return statistics.median(runs[1:]), model_bytes(model)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--shape", default="gpt3-6.7b", choices=SHAPES)
+    parser.add_argument("--layers", type=int, help="fewer, to try it")
+    parser.add_argument("--tokens", type=int, default=128)
+    options = parser.parse_args()
+    shape = SHAPES[options.shape] | ({"n_layer": options.layers} if options.layers else {})
+    measured = {}
+    with tempfile.TemporaryDirectory() as name:
+        measure = partial(seconds_per_token, dummy_folder(Path(name), shape))
+        for side in SIDES:
+            measured[side] = measure(side, torch.device(options.device), options.tokens)
+            print(
+                side,
+                f"{measured[side][0] * 1e3:.3f} ms a token, {measured[side][1] / 1e9:.2f} GB",
+                flush=True,
+            )
+    base = measured["bf16"][0]
+    rows = [[side, bytes_ / 1e9, s * 1e3, base / s] for side, (s, bytes_) in measured.items()]
+    record(
+        f"part17_gpu_{options.shape.replace('-', '_').replace('.', '_')}",
+        "One request on a GPU: what do codes gain beside bf16 in the same engine?",
+        {"shape": options.shape, "layers": shape["n_layer"], "prompt_tokens": PROMPT,
+         "new_tokens": options.tokens, "batch": 1},
+        {side: {"ms": s * 1e3, "bytes": size, "over_bf16": base / s} for side, (s, size) in measured.items()},
+        {"race": {"columns": ["weights", "GB", "ms a token", "× bf16"], "rows": rows}},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

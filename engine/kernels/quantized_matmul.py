@@ -1,0 +1,180 @@
+"""Linear layers whose weights are codes, in Triton: a weight becomes a number in registers. Part 17.
+
+Promises the products of engine/quantization/products.py up to rounding, in fp32 inside. One row of x is a
+sum over each row of W, read once, in wide loads. Several rows share a tile of W and go to the tensor
+cores. Beyond MANY rows (a prompt), W is made once and PyTorch's product takes it: then the arithmetic
+sets the pace.
+"""
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.quantization.codes import dequantize_groups, unpack_nibbles
+
+MANY = 64
+
+
+def int8_linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """x[T, K], codes[N, K] in int8, scale[N] and bias[N] -> [T, N]."""
+    (T, K), N = x.shape, len(codes)
+    if T > MANY:
+        return F.linear(x, (codes * scale[:, None]).to(x.dtype), bias.to(x.dtype))
+    x, out = x.contiguous(), torch.empty(T, N, device=x.device, dtype=x.dtype)
+    if T == 1:
+        rows, inner, warps = _row_tile(N, K)
+        _int8_row[(triton.cdiv(N, rows),)](
+            x, codes, scale, bias, out, N=N, K=K, ROWS=rows, INNER=inner, num_warps=warps
+        )
+    elif T:
+        ROWS, COLS = max(16, triton.next_power_of_2(T)), 32
+        _int8_tile[(triton.cdiv(N, COLS),)](
+            x, codes, scale, bias, out, T, N=N, K=K, ROWS=ROWS, COLS=COLS, INNER=128, num_warps=4
+        )
+    return out
+
+
+def int4_linear(
+    x: Tensor, packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int
+) -> Tensor:
+    """x[T, K], packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> [T, N]."""
+    (T, K), N = x.shape, len(packed)
+    if T > MANY:
+        weight = dequantize_groups(unpack_nibbles(packed, K), scale, low, group_size)
+        return F.linear(x, weight.to(x.dtype), bias.to(x.dtype))
+    x, out = x.contiguous(), torch.empty(T, N, device=x.device, dtype=x.dtype)
+    shape = {"N": N, "K": K, "GROUP": group_size}
+    if T == 1:
+        groups = min(triton.next_power_of_2(scale.shape[1]), 1024 // group_size)
+        rows, warps = 4, 4
+        _int4_row[(triton.cdiv(N, rows),)](
+            x, packed, scale, low, bias, out, **shape, ROWS=rows, GROUPS=groups, num_warps=warps
+        )
+    elif T:
+        ROWS, COLS = max(16, triton.next_power_of_2(T)), 32
+        _int4_tile[(triton.cdiv(N, COLS),)](
+            x, packed, scale, low, bias, out, T, **shape, ROWS=ROWS, COLS=COLS, num_warps=4
+        )
+    return out
+
+
+def _row_tile(N: int, K: int) -> tuple[int, int, int]:
+    """Rows of W and numbers of a row that a program takes at a time, and its warps: 16 codes a thread."""
+    inner = min(triton.next_power_of_2(K), 1024)
+    return (4, inner, 4) if N >= 4096 else (2, inner, 2)
+
+
+@triton.jit
+def _int8_row(
+    x, codes, scale, bias, out,
+    N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    """out[N] = (codes[N, K] · x[K]) · scale[N] + bias[N]; a program takes ROWS rows."""
+    row, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, INNER)
+    codes += row[:, None].to(tl.int64) * K + k[None, :]
+    total = tl.zeros([ROWS, INNER], tl.float32)
+    for start in range(0, K, INNER):
+        inside = start + k < K
+        code = tl.load(codes + start, mask=(row < N)[:, None] & inside[None, :], other=0)
+        number = tl.load(x + start + k, mask=inside, other=0.0).to(tl.float32)
+        total += code.to(tl.float32) * number[None, :]
+    s = tl.load(scale + row, mask=row < N, other=0.0)
+    b = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
+    tl.store(out + row, (tl.sum(total, 1) * s + b).to(out.dtype.element_ty), mask=row < N)
+
+
+@triton.jit
+def _int4_row(
+    x, packed, scale, low, bias, out,
+    N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """As `_int8_row`; a program takes GROUPS groups of ROWS rows at a time: a sum of x · code for each, which
+    then has one scale, and a sum of x, which has one low.
+    """
+    HALF: tl.constexpr = GROUP // 2
+    BYTES: tl.constexpr = (K + 1) // 2
+    COUNT: tl.constexpr = (K + GROUP - 1) // GROUP
+    row, g = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, GROUPS)
+    byte = g[:, None] * HALF + tl.arange(0, HALF)[None, :]  # [GROUPS, HALF]
+    total = tl.zeros([ROWS, GROUPS], tl.float32)
+    for start in range(0, COUNT, GROUPS):
+        at = start * HALF + byte
+        even = tl.load(x + 2 * at, mask=2 * at < K, other=0.0).to(tl.float32)
+        odd = tl.load(x + 2 * at + 1, mask=2 * at + 1 < K, other=0.0).to(tl.float32)
+        two = tl.load(
+            packed + row[:, None, None].to(tl.int64) * BYTES + at[None, :, :],
+            mask=(row < N)[:, None, None] & (at < BYTES)[None, :, :],
+            other=0,
+        )
+        sums = tl.sum((two & 15).to(tl.float32) * even[None, :, :], 2)
+        sums += tl.sum((two >> 4).to(tl.float32) * odd[None, :, :], 2)  # [ROWS, GROUPS]
+        own = row[:, None].to(tl.int64) * COUNT + start + g[None, :]
+        there = (row < N)[:, None] & (start + g < COUNT)[None, :]
+        s = tl.load(scale + own, mask=there, other=0.0).to(tl.float32)
+        least = tl.load(low + own, mask=there, other=0.0).to(tl.float32)
+        total += sums * s + tl.sum(even + odd, 1)[None, :] * least
+    b = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
+    tl.store(out + row, (tl.sum(total, 1) + b).to(out.dtype.element_ty), mask=row < N)
+
+
+@triton.jit
+def _int8_tile(
+    x, codes, scale, bias, out, T,
+    N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    """out[T, N]; a program takes COLS rows of W, and all of x."""
+    t, col = tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)
+    k = tl.arange(0, INNER)
+    total = tl.zeros([ROWS, COLS], tl.float32)
+    for start in range(0, K, INNER):
+        inside = start + k < K
+        a = tl.load(
+            x + t[:, None] * K + start + k[None, :], mask=(t < T)[:, None] & inside[None, :], other=0.0
+        )
+        code = tl.load(
+            codes + col[None, :].to(tl.int64) * K + start + k[:, None],
+            mask=(col < N)[None, :] & inside[:, None],
+            other=0,
+        )
+        total = tl.dot(a, code.to(a.dtype), total, input_precision="ieee")
+    s = tl.load(scale + col, mask=col < N, other=0.0)
+    b = tl.load(bias + col, mask=col < N, other=0.0).to(tl.float32)
+    y = (total * s[None, :] + b[None, :]).to(out.dtype.element_ty)
+    tl.store(out + t[:, None] * N + col[None, :], y, mask=(t < T)[:, None] & (col < N)[None, :])
+
+
+@triton.jit
+def _int4_tile(
+    x, packed, scale, low, bias, out, T,
+    N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """As `_int8_tile`, group by group: the even numbers of x meet a byte's lower half, the odd ones its
+    upper. Codes are whole numbers that any dtype of x holds; scale and low come in afterwards, in fp32.
+    """
+    HALF: tl.constexpr = GROUP // 2
+    BYTES: tl.constexpr = (K + 1) // 2
+    COUNT: tl.constexpr = (K + GROUP - 1) // GROUP
+    t, col = tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)
+    total = tl.zeros([ROWS, COLS], tl.float32)
+    for group in range(COUNT):
+        byte = group * HALF + tl.arange(0, HALF)
+        at = x + t[:, None] * K + 2 * byte[None, :]
+        even = tl.load(at, mask=(t < T)[:, None] & (2 * byte < K)[None, :], other=0.0)
+        odd = tl.load(at + 1, mask=(t < T)[:, None] & (2 * byte + 1 < K)[None, :], other=0.0)
+        two = tl.load(
+            packed + col[None, :].to(tl.int64) * BYTES + byte[:, None],
+            mask=(col < N)[None, :] & (byte < BYTES)[:, None],
+            other=0,
+        )
+        sums = tl.dot(even, (two & 15).to(even.dtype), input_precision="ieee")
+        sums = tl.dot(odd, (two >> 4).to(even.dtype), sums, input_precision="ieee")  # [ROWS, COLS]
+        own = col.to(tl.int64) * COUNT + group
+        s = tl.load(scale + own, mask=col < N, other=0.0).to(tl.float32)
+        least = tl.load(low + own, mask=col < N, other=0.0).to(tl.float32)
+        total += sums * s[None, :]
+        total += (tl.sum(even.to(tl.float32), 1) + tl.sum(odd.to(tl.float32), 1))[:, None] * least[None, :]
+    b = tl.load(bias + col, mask=col < N, other=0.0).to(tl.float32)
+    y = (total + b[None, :]).to(out.dtype.element_ty)
+    tl.store(out + t[:, None] * N + col[None, :], y, mask=(t < T)[:, None] & (col < N)[None, :])

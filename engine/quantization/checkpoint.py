@@ -1,0 +1,119 @@
+"""A quantized model as a folder: written once, loaded by `load_model` like any other. Part 17.
+
+    python -m engine.quantization.checkpoint storyteller out/storyteller-int4 --quantization int4
+
+Promises a Hugging Face folder: config.json with a `quantization_config`, model.safetensors with the
+codes, and the tokenizer's files. A model is read without its weights in full precision ever being in
+memory. Tensors have this engine's names (`blocks.0.mlp.up.packed`), since no other program reads these
+codes.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from engine.checkpoint import SMALL_FILES, CheckpointError, read_json, resolve
+from engine.quantization.layers import LINEARS
+from engine.quantization.quantize import QuantizationConfig, quantize, skeleton, tie
+
+WEIGHTS = "model.safetensors"
+
+
+def save_quantized(model: nn.Module, source: str | Path, folder: str | Path) -> Path:
+    """Write a quantized model that is not packed yet; `source`: the model it was made from, whose other files
+    are copied. Raises ValueError: not quantized, packed, or a folder with something in it.
+    """
+    if getattr(model, "quantization", None) is None:
+        raise ValueError("model is not quantized: `quantize` it first")
+    if any(getattr(layer, "product", None) for layer in model.modules()):
+        raise ValueError("model is packed for a kernel: save it before `pack_quantized`")
+    source, folder = resolve(source), Path(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder}: an empty folder is accepted, or a new one")
+    folder.mkdir(parents=True, exist_ok=True)
+    for pattern in SMALL_FILES:
+        for file in source.glob(pattern):
+            if not file.name.endswith(".index.json"):
+                shutil.copy(file, folder)
+    raw = read_json(source / "config.json")
+    written = raw | {"quantization_config": model.quantization.as_json()}
+    (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
+    tensors = {name: tensor.contiguous() for name, tensor in _tensors(model).items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    return folder
+
+
+def restore(
+    model: nn.Module, raw: dict, tensors: Iterable[tuple[Path, str, Tensor]], folder: Path,
+    device: torch.device,
+) -> nn.Module:  # fmt: skip
+    """Fill `model`, which is on the meta device, from what `save_quantized` wrote. `raw`: config.json's
+    `quantization_config`. Raises CheckpointError naming file, tensor and shapes.
+    """
+    try:
+        config = QuantizationConfig.from_json(raw)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+    if config.method == "int8_dynamic" and device.type != "cpu":
+        raise CheckpointError(f"{folder}: int8_dynamic runs on a CPU, not on {device}: use int8 there")
+    skeleton(model, config).to_empty(device=device)
+    tie(model)
+    places = _tensors(model)
+    empty = set(places)
+    for file, name, tensor in tensors:
+        if name not in places:
+            raise CheckpointError(f"{file}: tensor {name!r} has no place in this model")
+        place = places[name]
+        if tensor.shape != place.shape:
+            raise CheckpointError(
+                f"{file}: tensor {name!r} has shape {tuple(tensor.shape)}, "
+                f"the model needs {tuple(place.shape)}"
+            )
+        if tensor.is_floating_point() != place.is_floating_point() or (
+            not place.is_floating_point() and tensor.dtype != place.dtype
+        ):
+            raise CheckpointError(f"{file}: tensor {name!r} is {tensor.dtype}, the model needs {place.dtype}")
+        with torch.no_grad():
+            place.copy_(tensor)
+        empty.discard(name)
+    if empty:
+        raise CheckpointError(f"{folder}: missing tensor {sorted(empty)[0]!r}, one of {len(empty)}")
+    return model
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What is written: everything once. A tied head's codes are the embedding's."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    if model.config.tie_word_embeddings:
+        tensors = {name: t for name, t in tensors.items() if name not in ("head.codes", "head.scale")}
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    from engine.models.loader import load_model
+
+    parser = argparse.ArgumentParser(description="Write a model's quantized checkpoint.")
+    parser.add_argument("model", help="an embedded model, a folder, or a hub id")
+    parser.add_argument("folder", type=Path, help="where to: new, or empty")
+    parser.add_argument("--quantization", choices=LINEARS, required=True)
+    parser.add_argument("--group-size", type=int, help="int4: weights that share a scale; default: 64")
+    options = parser.parse_args(arguments)
+    try:
+        model = load_model(
+            options.model, transform=lambda m: quantize(m, options.quantization, options.group_size)
+        )
+        folder = save_quantized(model, options.model, options.folder)
+    except (CheckpointError, ValueError) as error:
+        sys.exit(str(error))
+    print(f"{folder}: {(folder / WEIGHTS).stat().st_size:,} bytes of weights")
+
+
+if __name__ == "__main__":
+    main()

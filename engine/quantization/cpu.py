@@ -1,0 +1,179 @@
+"""Products over codes on a CPU. Part 17.
+
+Promises the products of products.py: of int8 weights, where activations stay as they are, up to 1/7,000 of a
+row's largest number; the others up to rounding. Where there are several ways, the layer's shape is tried with
+each, once per process, and the fastest stays. FBGEMM's int8 product is in fbgemm.py.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.quantization import fbgemm
+from engine.quantization.codes import unpack_nibbles
+from engine.quantization.products import linear_of_codes, quantize_activations
+
+Product = Callable[[Tensor], Tensor]  # x[T, K] -> [T, N]
+
+SMALLEST = 1e-30  # instead of a row's largest number, where that is 0
+PIECE = 2**18  # weights that become numbers at a time: these stay in the processor's cache
+
+
+class Packed(NamedTuple):
+    """A product, and the bytes of weights that it holds in a layout of its own; 0: it reads what it was
+    given.
+    """
+
+    product: Product
+    own_bytes: int
+
+
+def of_codes(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
+    """Activations as int8 codes, a scale for each row."""
+    most, bias = fbgemm.activation_steps(), bias.float()
+    if not fbgemm.is_here():
+        return Packed(
+            lambda x: linear_of_codes(*quantize_activations(x, most), codes, scale, bias).to(x.dtype), 0
+        )
+    multiply = fbgemm.int8_product(codes, most)
+
+    def product(x: Tensor) -> Tensor:
+        largest = _largest(x)
+        return torch.addcmul(bias, multiply(x / largest).mul_(scale), largest).to(x.dtype)
+
+    return Packed(product, codes.numel())
+
+
+def by_rows(codes: Tensor, scale: Tensor, bias: Tensor, own_layout: bool = True) -> Packed:
+    """Activations as they are. Without `own_layout`, `codes` are read where they lie."""
+    ways = [lambda: _by_pieces(codes, scale, bias)]
+    if own_layout and fbgemm.is_here():
+        ways.append(lambda: _two_digits(codes, scale, bias.float()))
+    ways.append(lambda: _aten_by_rows(codes, scale, bias))
+    return _fastest("by rows", codes.shape, bias.dtype, ways)
+
+
+def _by_pieces(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
+    """So many rows of codes become numbers, and are multiplied."""
+    pieces = list(_pieces(codes.shape))
+
+    def product(x: Tensor) -> Tensor:
+        sums = [x @ codes[piece].to(x.dtype).T for piece in pieces]
+        return torch.cat(sums, 1).mul_(scale).add_(bias) if len(sums) > 1 else sums[0].mul_(scale).add_(bias)
+
+    return Packed(product, 0)
+
+
+def _two_digits(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
+    """x ≈ (high + low / 2·most) · largest / most: the second digit counts what the first one left. Both are
+    rows of one product of whole numbers, so the weights are read once.
+    """
+    most = fbgemm.activation_steps()
+    multiply = fbgemm.int8_product(codes, most)
+
+    def product(x: Tensor) -> Tensor:
+        T, largest = len(x), _largest(x)
+        exact = (x / largest).mul_(most)  # -most to most
+        high = exact.round()
+        digits = torch.cat([high, exact.sub_(high).mul_(2 * most)]).div_(most)  # [2T, K], -1 to 1
+        sums = multiply(digits)
+        total = sums[:T].add_(sums[T:], alpha=1 / (2 * most)).mul_(scale)
+        return torch.addcmul(bias, total, largest).to(x.dtype)
+
+    return Packed(product, codes.numel())
+
+
+def _aten_by_rows(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
+    scale = scale.to(bias.dtype)
+    return Packed(lambda x: torch.ops.aten._weight_int8pack_mm(x, codes, scale).add_(bias), 0)
+
+
+def by_groups(packed: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
+    """packed[N, ceil(K / 2)], scale and low[N, groups]."""
+    full = scale.shape[1] * group_size  # the last group is filled up: x is 0 there
+    packed = F.pad(packed, (0, full // 2 - packed.shape[1]))
+    ways = [lambda: _halves(packed, scale, low, bias, group_size)]
+    if len(packed) % 16 == 0:  # what the kernel takes
+        ways.append(lambda: _aten_by_groups(packed, scale, low, bias, group_size))
+    best = _fastest("by groups", (len(packed), full), bias.dtype, ways)
+    if full == K:
+        return best
+    return Packed(lambda x: best.product(F.pad(x, (0, full - K))), best.own_bytes)
+
+
+def _halves(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
+    """The even numbers of x meet the lower halves of the bytes, the odd ones the upper: no code is moved."""
+    N, half = packed.shape
+    pieces = list(_pieces((N, 2 * half)))
+
+    def numbers(codes: Tensor, piece: slice) -> Tensor:
+        """codes[n, K / 2] of these rows, as weights."""
+        groups = codes.view(len(codes), -1, group_size // 2).to(bias.dtype)
+        return groups.mul_(scale[piece, :, None]).add_(low[piece, :, None]).view(len(codes), half)
+
+    def product(x: Tensor) -> Tensor:
+        even, odd = x[:, 0::2].contiguous(), x[:, 1::2].contiguous()  # [T, K / 2]
+        sums = [
+            torch.addmm(
+                even @ numbers(packed[piece] & 15, piece).T, odd, numbers(packed[piece] >> 4, piece).T
+            )
+            for piece in pieces
+        ]
+        return (torch.cat(sums, 1) if len(sums) > 1 else sums[0]).add_(bias)
+
+    return Packed(product, 0)
+
+
+def _aten_by_groups(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
+    """PyTorch counts codes from 8: weight = (code - 8) · scale + zero."""
+    codes = unpack_nibbles(packed, 2 * packed.shape[1]).int()
+    theirs = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+    scale, low = scale.T.to(bias.dtype), low.T.to(bias.dtype)
+    both = torch.stack([scale, low + 8 * scale], 2).contiguous()  # [groups, N, 2]
+    return Packed(
+        lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, theirs, group_size, both).add_(bias),
+        theirs.numel() * theirs.element_size() + both.numel() * both.element_size(),
+    )
+
+
+def _largest(x: Tensor) -> Tensor:
+    """x[T, K] -> the largest magnitude of each row, [T, 1] in fp32."""
+    return x.abs().amax(1, keepdim=True).float().clamp_(min=SMALLEST)
+
+
+def _pieces(shape: tuple[int, int]) -> Iterator[slice]:
+    """Rows that are taken at a time."""
+    N, K = shape
+    rows = max(1, PIECE // K)
+    return (slice(start, start + rows) for start in range(0, N, rows))
+
+
+_chosen: dict[tuple, int] = {}
+
+
+@torch.inference_mode()
+def _fastest(
+    what: str, shape: tuple[int, int], dtype: torch.dtype, ways: list[Callable[[], Packed]]
+) -> Packed:
+    """The way that takes the least time for a layer of this shape, at one row and at eight together."""
+    key = what, tuple(shape), dtype, torch.get_num_threads(), len(ways)
+    if key not in _chosen:
+        inputs = [torch.ones(rows, shape[1], dtype=dtype) for rows in (1, 8)]
+        seconds = [_seconds(way().product, inputs) for way in ways]
+        _chosen[key] = seconds.index(min(seconds))
+    return ways[_chosen[key]]()
+
+
+def _seconds(product: Product, inputs: list[Tensor]) -> float:
+    """Best of three passes, after one that does not count."""
+    passes = []
+    for _ in range(4):
+        start = time.perf_counter()
+        for x in inputs:
+            product(x)
+        passes.append(time.perf_counter() - start)
+    return min(passes[1:])

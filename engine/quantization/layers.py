@@ -1,0 +1,184 @@
+"""A model's layers over codes: linear layers, and the embedding. Part 17.
+
+Promises the interface of what they replace (`in_features`, `out_features`, x[T, in] -> [T, out]), so that
+LoRA wraps them (Part 18) and packing leaves them alone. A layer as it is made computes plainly
+(`products.py`), wherever its tensors are. `pack()` hands it to the fastest kernel for its device; a layer
+that is to be saved is saved before. Does not know which layer gets which kind (`quantize.py`).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from engine.models.weights import Module
+from engine.quantization import cpu, fbgemm
+from engine.quantization.codes import (
+    dequantize_groups,
+    pack_nibbles,
+    quantize_groups,
+    quantize_rows,
+    unpack_nibbles,
+)
+from engine.quantization.products import (
+    linear_by_groups,
+    linear_by_rows,
+    linear_of_codes,
+    quantize_activations,
+)
+
+Product = Callable[[Tensor], Tensor]  # x[T, in] -> [T, out]
+
+
+class Int8Linear(Module):
+    """Weights in int8, a scale for each output channel; numbers come in and go out as they are."""
+
+    method = "int8"
+    own_bytes = 0  # of weights in a kernel's own layout
+
+    def __init__(
+        self, in_features: int, out_features: int, device: torch.device, dtype: torch.dtype, **_
+    ) -> None:
+        """Empty; `take` fills it, or a checkpoint."""
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.product: Product | None = None
+        self.register_buffer("codes", torch.empty(out_features, in_features, device=device, dtype=torch.int8))
+        self.register_buffer("scale", torch.empty(out_features, device=device))
+        self.register_buffer("bias", torch.empty(out_features, device=device, dtype=dtype))
+
+    @torch.no_grad()
+    def take(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight[out, in], bias[out]."""
+        codes, scale = quantize_rows(weight)
+        self.codes.copy_(codes)
+        self.scale.copy_(scale)
+        self.bias.copy_(torch.zeros_like(self.bias) if bias is None else bias)
+
+    def weight_in_fp32(self) -> Tensor:
+        """[out, in]: the weights that the codes stand for."""
+        return self.codes * self.scale[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x[T, in] -> [T, out]"""
+        return self.plain(x) if self.product is None else self.product(x)
+
+    def plain(self, x: Tensor) -> Tensor:
+        return linear_by_rows(x, self.codes, self.scale, self.bias)
+
+    def pack(self, own_layout: bool = True) -> None:
+        """Choose the kernel; once. `own_layout`: it may hold the weights in a layout of its own, even if
+        somebody else reads the codes.
+        """
+        if self.product is not None:
+            return
+        codes, scale, bias = self.codes, self.scale, self.bias
+        if codes.is_cuda:
+            from engine.kernels.quantized_matmul import int8_linear  # here: triton is optional
+
+            self.product = lambda x: int8_linear(x, codes, scale, bias)
+        else:
+            self._use(self.fastest(codes, scale, bias, own_layout))
+
+    def fastest(self, codes: Tensor, scale: Tensor, bias: Tensor, own_layout: bool) -> cpu.Packed:
+        return cpu.by_rows(codes, scale, bias, own_layout)
+
+    def _use(self, packed: cpu.Packed) -> None:
+        self.product, self.own_bytes = packed
+        if packed.own_bytes:
+            self.codes = None
+
+
+class Int8DynamicLinear(Int8Linear):
+    """The same weights; activations become int8, too, row by row as they come, and whole numbers are
+    multiplied. For CPUs.
+    """
+
+    method = "int8_dynamic"
+
+    def plain(self, x: Tensor) -> Tensor:
+        x_codes, x_scale = quantize_activations(x.float(), fbgemm.activation_steps())
+        return linear_of_codes(x_codes, x_scale, self.codes, self.scale, self.bias).to(x.dtype)
+
+    def fastest(self, codes: Tensor, scale: Tensor, bias: Tensor, own_layout: bool) -> cpu.Packed:
+        return cpu.of_codes(codes, scale, bias)
+
+
+class Int4Linear(Module):
+    """Weights in four bits, two to a byte; a scale and a low for each `group_size` of a row."""
+
+    method = "int4"
+    own_bytes = 0
+
+    def __init__(
+        self, in_features: int, out_features: int, device: torch.device, dtype: torch.dtype, group_size: int
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
+        self.product: Product | None = None
+        groups = -(-in_features // group_size)
+        half = {"device": device, "dtype": torch.float16}
+        packed = torch.empty(out_features, -(-in_features // 2), device=device, dtype=torch.uint8)
+        self.register_buffer("packed", packed)
+        self.register_buffer("scale", torch.empty(out_features, groups, **half))
+        self.register_buffer("low", torch.empty(out_features, groups, **half))
+        self.register_buffer("bias", torch.empty(out_features, device=device, dtype=dtype))
+
+    @torch.no_grad()
+    def take(self, weight: Tensor, bias: Tensor | None) -> None:
+        codes, scale, low = quantize_groups(weight, self.group_size)
+        self.packed.copy_(pack_nibbles(codes))
+        self.scale.copy_(scale)
+        self.low.copy_(low)
+        self.bias.copy_(torch.zeros_like(self.bias) if bias is None else bias)
+
+    def weight_in_fp32(self) -> Tensor:
+        codes = unpack_nibbles(self.packed, self.in_features)
+        return dequantize_groups(codes, self.scale, self.low, self.group_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x[T, in] -> [T, out]"""
+        return self.plain(x) if self.product is None else self.product(x)
+
+    def plain(self, x: Tensor) -> Tensor:
+        return linear_by_groups(x, self.packed, self.scale, self.low, self.bias, self.group_size)
+
+    def pack(self, own_layout: bool = True) -> None:
+        if self.product is not None:
+            return
+        codes, scale, low, bias, group_size = self.packed, self.scale, self.low, self.bias, self.group_size
+        if codes.is_cuda:
+            from engine.kernels.quantized_matmul import int4_linear
+
+            self.product = lambda x: int4_linear(x, codes, scale, low, bias, group_size)
+            return
+        self.product, self.own_bytes = cpu.by_groups(codes, self.in_features, scale, low, bias, group_size)
+        if self.own_bytes:
+            self.packed = self.scale = self.low = None
+
+
+class Int8Embedding(Module):
+    """A table in int8, a scale for each row: a token's row is looked up and becomes numbers."""
+
+    def __init__(self, rows: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.register_buffer("codes", torch.empty(rows, width, device=device, dtype=torch.int8))
+        self.register_buffer("scale", torch.empty(rows, 1, device=device))
+
+    @torch.no_grad()
+    def take(self, weight: Tensor) -> None:
+        codes, scale = quantize_rows(weight)
+        self.codes.copy_(codes)
+        self.scale.copy_(scale[:, None])
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """[T] -> [T, D]. Raises IndexError beyond the table, as nn.Embedding."""
+        return (torch.embedding(self.codes, token_ids) * torch.embedding(self.scale, token_ids)).to(
+            self.dtype
+        )
+
+
+LINEARS: dict[str, type[nn.Module]] = {
+    kind.method: kind for kind in (Int8Linear, Int4Linear, Int8DynamicLinear)
+}

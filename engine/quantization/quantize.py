@@ -1,0 +1,135 @@
+"""Which layer becomes what: the plan, made from a model and a method, with weights or without. Part 17.
+
+Promises: every linear layer by the method; embeddings in int8 by rows, whatever the method; the output
+layer in int8 (`int8_dynamic`: dynamic). A head that is tied to the embedding shares its codes: a row of
+the table is an output channel of the head, so one scale serves both. Norms and biases stay as they are.
+
+Order at load: merge, quantize, wrap, pack. `quantize` first, then `pack_linears` (Part 3), which leaves these
+layers alone, and `pack_quantized` last.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from engine.checkpoint import CheckpointError
+from engine.layers.replace import replace_linears
+from engine.quantization.codes import GROUP_SIZES
+from engine.quantization.layers import LINEARS, Int8Embedding
+
+QUANT_METHOD = "ruvon"  # in config.json's quantization_config, where others say "gptq" or "awq"
+
+
+@dataclass(frozen=True)
+class QuantizationConfig:
+    """How a model is quantized. Raises ValueError, naming the field and what is accepted."""
+
+    method: str  # int8, int4 or int8_dynamic
+    group_size: int = 64  # neighbours in a row that share a scale; int4 only
+
+    def __post_init__(self) -> None:
+        if self.method not in LINEARS:
+            raise ValueError(f"quantization={self.method!r}: accepted are {', '.join(LINEARS)}, or None")
+        if self.group_size not in GROUP_SIZES:
+            accepted = ", ".join(map(str, GROUP_SIZES))
+            raise ValueError(f"group_size={self.group_size!r}: accepted are {accepted}")
+
+    def as_json(self) -> dict[str, Any]:
+        """For config.json."""
+        return {"quant_method": QUANT_METHOD} | asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: Any) -> "QuantizationConfig":
+        """From config.json's `quantization_config`. Raises CheckpointError: another kind, another field."""
+        if not isinstance(raw, dict) or raw.get("quant_method") != QUANT_METHOD:
+            kind = raw.get("quant_method") if isinstance(raw, dict) else raw
+            raise CheckpointError(
+                f"quantization_config: quant_method={kind!r} is not supported, only {QUANT_METHOD!r}"
+            )
+        given = {name: value for name, value in raw.items() if name != "quant_method"}
+        if unknown := sorted(set(given) - {"method", "group_size"}):
+            raise CheckpointError(
+                f"quantization_config: {unknown[0]!r} is not known; known are method, group_size"
+            )
+        try:
+            return cls(**given)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"quantization_config: {error}") from None
+
+
+def quantize(model: nn.Module, method: str, group_size: int | None = None) -> nn.Module:
+    """Replace the model's linear layers and embeddings, in place, layer by layer; returns the model. A
+    model that is quantized so already is left as it is. `group_size`: of int4; default: 64.
+
+    For `load_model(..., transform=)`. Raises ValueError: an unknown method, a device it does not run on, or a
+    model that is quantized already by another.
+    """
+    config = QuantizationConfig(method, 64 if group_size is None else group_size)
+    device = next(model.parameters()).device
+    if method == "int8_dynamic" and device.type != "cpu":
+        raise ValueError(f"quantization='int8_dynamic' runs on a CPU, not on {device}: use int8 there")
+    if (before := getattr(model, "quantization", None)) is not None:
+        if before.method != method or group_size not in (None, before.group_size):
+            raise ValueError(
+                f"quantization={method!r}: this model is quantized already, by {before.method!r} with "
+                f"group_size={before.group_size}"
+            )
+        return model
+    return _replace(model, config, fill=True)
+
+
+def skeleton(model: nn.Module, config: QuantizationConfig) -> nn.Module:
+    """The same without weights, for a model on the meta device: what a quantized checkpoint fills."""
+    return _replace(model, config, fill=False)
+
+
+def tie(model: nn.Module) -> None:
+    """One table for embedding and head, where the model has it so."""
+    if model.config.tie_word_embeddings:
+        model.head.codes, model.head.scale = model.embed.codes, model.embed.scale.view(-1)
+
+
+def pack_quantized(model: nn.Module) -> nn.Module:
+    """Give every quantized layer its fastest kernel, in place, inside wrappers too; the last thing at load.
+
+    With int4, memory comes first: a tied head reads the embedding's codes. Otherwise it may get them once
+    more, in the layout of a faster kernel.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, tuple(LINEARS.values())):
+            tied = name.startswith("head") and model.config.tie_word_embeddings
+            layer.pack(own_layout=not tied or model.quantization.method != "int4")
+    return model
+
+
+def model_bytes(model: nn.Module) -> int:
+    """Bytes of a model's weights in memory, each counted once: parameters, codes, and packed layouts."""
+    tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}
+    own = sum(getattr(module, "own_bytes", 0) for module in model.modules())
+    return own + sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def _replace(model: nn.Module, config: QuantizationConfig, fill: bool) -> nn.Module:
+    dtype = next(model.parameters()).dtype
+
+    def make(name: str, linear: nn.Module) -> nn.Module:
+        kind = LINEARS["int8" if config.method == "int4" and name == "head" else config.method]
+        device = linear.weight.device
+        layer = kind(linear.in_features, linear.out_features, device, dtype, group_size=config.group_size)
+        if fill and not (name == "head" and model.config.tie_word_embeddings):
+            layer.take(linear.weight, linear.bias)
+        elif fill:
+            layer.bias.zero_()
+        return layer
+
+    replace_linears(model, make)
+    for name, table in [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Embedding)]:
+        new = Int8Embedding(table.num_embeddings, table.embedding_dim, table.weight.device, dtype)
+        if fill:
+            new.take(table.weight)
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, new)
+    tie(model)
+    model.quantization = config
+    return model

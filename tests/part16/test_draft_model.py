@@ -1,0 +1,176 @@
+"""The draft model and its cache: what it reads, what it proposes, what it says it drew from."""
+
+import pytest
+import torch
+
+from engine.cache.paged import PagedCache
+from engine.decoding.greedy import FullForward
+from engine.decoding.params import SamplingParams
+from engine.decoding.sampling import SamplingState, distribution, draw
+from engine.models.loader import load_model
+from engine.scheduling.request import Request
+from engine.speculation.draft_model import PROPOSE, DraftModel
+from engine.speculation.paired import PairedCache
+
+P, TEXT = 8, [300, 310, 265, 280, 301, 299, 350, 420, 265, 333]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model("storyteller-draft")
+
+
+class Watched(DraftModel):
+    """Counts the tokens of each pass."""
+
+    def __init__(self, model, cache) -> None:
+        super().__init__(model, cache)
+        self.passes: list[int] = []
+        inner, self.broken = self.forward, False
+
+        def forward(batch):
+            if self.broken:
+                raise MemoryError
+            self.passes.append(batch.num_tokens)
+            return inner(batch)
+
+        self.forward = forward
+
+
+@pytest.fixture
+def draft(model):
+    cache = PairedCache(PagedCache(model.config, 40, P), PagedCache(model.config, 40, P))
+    return Watched(model, cache)
+
+
+def request(draft: DraftModel, ids: list[int], name: str = "a", **params) -> Request:
+    params = SamplingParams(**({"temperature": 0} | params))
+    state = SamplingState(params, ids, [], params.seed or 0)
+    made = Request(name, name, list(ids), len(ids), params, None, state)
+    assert draft.cache.begin(made) is not None
+    assert draft.cache.reserve(made, 64)
+    return made
+
+
+def alone(model, ids: list[int], count: int) -> list[int]:
+    """The model's own greedy text, everything anew for each token."""
+    ids = list(ids)
+    for _ in range(count):
+        ids.append(int(FullForward(model)(ids).argmax()))
+    return ids[-count:]
+
+
+def test_it_proposes_its_own_greedy_text(model, draft):
+    one, other = request(draft, TEXT), request(draft, TEXT[3:], "b")
+    made = draft.propose([(one, TEXT), (other, TEXT[3:])], [4, 2])
+    assert made == [alone(model, TEXT, 4), alone(model, TEXT[3:], 2)], (
+        "its own text, as many as each may have"
+    )
+    assert draft.passes == [17, 2, 1, 1], "all read in one pass, then a token each; the last is not read"
+    assert not draft.probs, "who asks for the likeliest is told of no probabilities"
+
+
+def test_a_guess_that_stood_is_not_read_again(model, draft):
+    one = request(draft, TEXT)
+    (guess,) = draft.propose([(one, TEXT)], [3])
+    for stood, late in ((2, 1), (1, 1), (0, 1), (3, 2)):
+        known = [*TEXT, *guess[:stood], 7]
+        assert draft.unread(one, known) == late, (
+            "guesses that stood are read, but for the last, which never was"
+        )
+    known = [*TEXT, *guess[:2], 7]
+    assert draft.propose([(one, known)], [2]) == [alone(model, known, 2)], (
+        "keys of a wrong guess are written over"
+    )
+    assert draft.passes[3:] == [1, 1]
+
+
+def test_who_is_told_nothing_falls_behind_and_catches_up(model, draft):
+    one = request(draft, TEXT)
+    draft.propose([(one, TEXT)], [1])
+    known = [*TEXT, 290, 291, 292, 293]
+    assert draft.unread(one, known) == 4
+    assert draft.propose([(one, known[:12])], [0]) == [[]], "with 0 the text is only read"
+    assert draft.unread(one, known) == 2
+    assert draft.propose([(one, known)], [2]) == [alone(model, known, 2)]
+    assert draft.unread(one, known) == 1, "at least the last one is read, for what comes behind it"
+
+
+def test_what_a_token_was_drawn_from_is_told(model, draft):
+    one = request(draft, TEXT, temperature=0.9, top_k=20, seed=5, repetition_penalty=1.2)
+    other = request(draft, TEXT[2:], "b")
+    drawn, _ = draft.propose([(one, TEXT), (other, TEXT[2:])], [3, 3])
+    assert set(draft.probs) == {"a"}
+    ids = list(TEXT)
+    for i, token_id in enumerate(drawn):
+        state = SamplingState(one.params, TEXT, ids[len(TEXT) :], 5)
+        want = distribution(FullForward(model)(ids)[None], [state], [i])
+        torch.testing.assert_close(draft.probs["a"][i], want[0], atol=1e-5, rtol=1e-3)
+        assert draw(want, [5 ^ PROPOSE], [i]).item() == token_id, "by a seed that no draw of the target has"
+        ids.append(token_id)
+
+
+def test_origins_are_kept_until_they_are_used_and_no_longer(draft):
+    one, other = (request(draft, TEXT, name, temperature=1.0, seed=1) for name in "ab")
+    draft.propose([(one, TEXT), (other, TEXT)], [2, 2])
+    draft.propose([(one, [*TEXT, 5])], [1])
+    assert [len(draft.probs[name]) for name in "ab"] == [1, 2], "b's proposals still wait to be judged"
+    draft.cache.release(other)
+    draft.propose([(one, [*TEXT, 5, 6])], [0])
+    assert not draft.probs, "who has left, and who has no proposals, has no origins"
+
+
+def test_a_pass_that_fails_was_not_read(model, draft):
+    one = request(draft, TEXT)
+    draft.broken = True
+    with pytest.raises(MemoryError):
+        draft.propose([(one, TEXT)], [2])
+    assert draft.unread(one, TEXT) == len(TEXT)
+    draft.broken = False
+    assert draft.propose([(one, TEXT)], [2]) == [alone(model, TEXT, 2)]
+
+
+def test_the_drafts_cache_passes_on_only_what_stood(model, draft):
+    one = request(draft, TEXT)
+    (guess,) = draft.propose([(one, TEXT)], [8])
+    wrong = [*TEXT, *[token_id + 1 for token_id in guess]]
+    one.token_ids = wrong
+    one.num_computed_tokens = len(wrong) - 1
+    draft.cache.commit(
+        one, len(wrong) - 1
+    )  # the target knows them all; the draft has read TEXT and its guesses
+    assert draft.cache.draft.held["a"].committed == len(TEXT), "keys of guesses are not to be shared"
+    draft.cache.release(one)
+    again = request(draft, wrong, "b")
+    assert draft.unread(again, wrong) == len(wrong) - P, "one full block of TEXT is found"
+    assert draft.propose([(again, wrong)], [2]) == [alone(model, wrong, 2)]
+
+
+def test_a_sequence_is_in_both_caches_or_in_neither(model):
+    cache = PairedCache(PagedCache(model.config, 8, P), PagedCache(model.config, 1, P))
+    params = SamplingParams()
+    long = Request("x", "x", list(TEXT), 10, params, None, SamplingState(params, TEXT, [], 0))
+    assert cache.begin(long) is None, "the draft's cache has no room for two blocks"
+    assert cache.usage().num_sequences == 0, "so the target's gives its own back"
+    assert not cache.read
+    assert not cache.fits(9), "both must hold it"
+    assert cache.fits(8)
+
+
+def test_a_sample_does_not_wait_for_what_the_draft_has_read(draft):
+    one = request(draft, TEXT)
+    draft.cache.commit(one, len(TEXT))  # the target has its prompt; the draft was never asked
+    params = SamplingParams()
+    child = Request("c", "a", list(TEXT), 10, params, None, SamplingState(params, TEXT, [], 1), parent=one)
+    assert draft.cache.begin(child) is not None, "the draft's cache is no reason to wait for the parent"
+    assert draft.unread(child, TEXT) == len(TEXT)
+
+
+def test_preempted_is_forgotten(draft):
+    one = request(draft, TEXT)
+    draft.propose([(one, TEXT)], [3])
+    draft.cache.preempt(one)
+    assert not draft.cache.read
+    assert not draft.cache.guessed
+    draft.cache.begin(one)
+    assert draft.unread(one, TEXT) >= 2, "what it had read is gone with its memory"

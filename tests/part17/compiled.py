@@ -1,0 +1,33 @@
+"""The kernels of Part 17, compiled for a Hopper GPU as their callers launch them, without one (see Part
+13's).
+
+python -m tests.part17.compiled         # without TRITON_INTERPRET: prints the kernels' names
+"""
+
+import torch
+
+from engine.kernels.quantized_matmul import int4_linear, int8_linear
+from tests.part13.compiled import compile_instead
+
+SHAPES = [(4096, 4096), (256, 1000)]  # N, K
+
+
+@torch.inference_mode()
+def main() -> None:
+    found: list[str] = []
+    compile_instead(found)
+    for dtype in (torch.bfloat16, torch.float32):
+        for N, K in SHAPES if dtype == torch.bfloat16 else SHAPES[1:]:
+            bias = torch.zeros(N, dtype=dtype)
+            for T in (1, 2, 64) if K == 4096 else (1, 2):
+                x = torch.zeros(T, K, dtype=dtype)
+                int8_linear(x, torch.zeros(N, K, dtype=torch.int8), torch.zeros(N), bias)
+                for group_size in (32, 128) if K == 4096 else (64,):
+                    groups = torch.zeros(N, -(-K // group_size), dtype=torch.float16)
+                    packed = torch.zeros(N, K // 2, dtype=torch.uint8)
+                    int4_linear(x, packed, groups, groups, bias, group_size)
+    print(*sorted(set(found)))
+
+
+if __name__ == "__main__":
+    main()

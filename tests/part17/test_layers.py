@@ -1,0 +1,192 @@
+"""Layers over codes: what they promise whatever kernel runs them."""
+
+import pytest
+import torch
+from torch import nn
+
+from engine.quantization import cpu, fbgemm
+from engine.quantization.layers import LINEARS, Int8Embedding, Int8Linear
+from engine.quantization.products import linear_of_codes, quantize_activations
+
+SHAPES = [(64, 16), (100, 37), (130, 48), (8, 3)]  # in, out
+needs_fbgemm = pytest.mark.skipif(not fbgemm.is_here(), reason="int8 by int8 is FBGEMM's, for x86 alone")
+
+
+def layer(method, inputs, outputs, bias=True, group_size=32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    made = LINEARS[method](inputs, outputs, torch.device("cpu"), torch.float32, group_size=group_size)
+    made.take(
+        torch.randn(outputs, inputs, generator=generator) * 0.05,
+        torch.randn(outputs, generator=generator) if bias else None,
+    )
+    return made
+
+
+def rows(T, K, seed=1):
+    return torch.randn(T, K, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("method", LINEARS)
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.inference_mode()
+def test_packed_computes_what_plain_computes(method, shape):
+    made = layer(method, *shape)
+    for T in (0, 1, 2, 9, 40):
+        x = rows(T, shape[0])
+        made.product = None
+        want = made.plain(x)
+        packed = layer(method, *shape)
+        packed.pack()
+        got = packed(x)
+        assert got.shape == (T, shape[1])
+        loose = (
+            3 * float(made.scale.max()) / 63 * float(x.abs().max()) * 127
+            if T and "dynamic" in method
+            else 2e-3
+        )
+        assert (got - want).abs().max() <= loose if T else True, "packing changes the speed, not the numbers"
+
+
+@pytest.mark.parametrize("method", ["int8", "int4"])
+def test_the_result_is_that_of_a_linear_layer_with_the_codes_weights(method):
+    made = layer(method, 96, 24)
+    x = rows(5, 96)
+    want = nn.functional.linear(x, made.weight_in_fp32(), made.bias)
+    assert torch.allclose(made(x), want, atol=1e-4), "y = x · (what the codes stand for)ᵀ + b"
+
+
+@pytest.mark.parametrize("method", LINEARS)
+def test_it_says_its_shape_as_a_linear_layer_does(method):
+    made = layer(method, 96, 24)
+    assert (made.in_features, made.out_features) == (96, 24)
+    assert not isinstance(made, nn.Linear), "packing of plain layers must leave it alone"
+
+
+@pytest.mark.parametrize("method", LINEARS)
+def test_without_a_bias_nothing_is_added(method):
+    made = layer(method, 32, 8, bias=False)
+    assert not made(torch.zeros(2, 32)).any()
+    made.pack()
+    assert not made(torch.zeros(2, 32)).any(), "a row of zeros gives the bias, and no NaN"
+
+
+@pytest.mark.parametrize("method", LINEARS)
+@torch.inference_mode()
+def test_a_row_does_not_depend_on_the_others(method):
+    """Or a request's text would depend on who is in the batch with it."""
+    made = layer(method, 128, 32)
+    made.pack()
+    x = rows(6, 128)
+    x[3] *= 1000
+    x[4] = 0
+    together = made(x)
+    for i in range(6):
+        assert torch.allclose(
+            together[i], made(x[i : i + 1])[0], rtol=1e-4, atol=1e-4 * float(x[i].abs().max() + 1)
+        )
+
+
+@needs_fbgemm
+@pytest.mark.parametrize("make", [fbgemm._lean, fbgemm._prepacked])
+@torch.inference_mode()
+def test_fbgemm_multiplies_the_very_codes(make):
+    """Garbage comes without an error here, so values are compared."""
+    if make is fbgemm._lean and not hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation"):
+        pytest.skip("this PyTorch has only the way that stays")
+    most = fbgemm.activation_steps()
+    codes = torch.randint(-127, 128, (20, 70), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
+    steps = torch.randint(-most, most + 1, (5, 70), generator=torch.Generator().manual_seed(1))
+    got = make(codes, most)(steps / most)
+    want = (steps @ codes.long().T) / most
+    assert torch.allclose(got.double(), want.double(), rtol=1e-6, atol=1e-3), "whole numbers multiply exactly"
+
+
+@needs_fbgemm
+@torch.inference_mode()
+def test_the_largest_codes_do_not_overflow():
+    for sign in (1, -1):
+        codes = torch.full((4, 256), 127 * sign, dtype=torch.int8)
+        for make in (cpu.of_codes, cpu._two_digits):
+            got = make(codes, torch.ones(4), torch.zeros(4)).product(torch.full((1, 256), 2.0))
+            assert torch.allclose(got, torch.tensor(2.0 * 127 * 256 * sign), rtol=1e-4), (
+                "sums of products are whole: 16 bits would cut them off"
+            )
+
+
+@needs_fbgemm
+@torch.inference_mode()
+def test_two_digits_lose_a_7000th_of_a_rows_largest_number():
+    """One step of the second digit is 1 / (2 · most²) of it, and half a step may be lost per element."""
+    made = layer("int8", 512, 8)
+    product = cpu._two_digits(made.codes, made.scale, made.bias).product
+    x = rows(4, 512)
+    bound = x.abs().amax(1, keepdim=True) / 7000 * made.weight_in_fp32().abs().sum(1)
+    assert ((product(x) - made.plain(x)).abs() <= bound).all()
+    assert (product(x) - made.plain(x)).abs().max() < 1e-3
+
+
+@torch.inference_mode()
+def test_dynamic_computes_with_activations_as_codes():
+    made = layer("int8_dynamic", 64, 8)
+    x = rows(3, 64)
+    codes = quantize_activations(x, fbgemm.activation_steps())
+    want = linear_of_codes(*codes, made.codes, made.scale, made.bias)
+    assert torch.equal(made.plain(x), want), "each row has its own scale"
+    exact = Int8Linear.plain(made, x)
+    assert 0 < (want - exact).abs().max() < 0.1, "activations are rounded, too"
+
+
+@pytest.mark.parametrize("ways", [cpu._by_pieces, cpu._two_digits, cpu._aten_by_rows])
+@pytest.mark.parametrize("piece", [128, 2**18])
+@torch.inference_mode()
+def test_every_way_by_rows(ways, piece, monkeypatch):
+    if ways is cpu._two_digits and not fbgemm.is_here():
+        pytest.skip("FBGEMM's alone")
+    monkeypatch.setattr(cpu, "PIECE", piece)
+    made = layer("int8", 64, 19)
+    x = rows(3, 64)
+    assert torch.allclose(ways(made.codes, made.scale, made.bias).product(x), made.plain(x), atol=1e-3)
+
+
+@pytest.mark.parametrize("ways", [cpu._halves, cpu._aten_by_groups])
+@pytest.mark.parametrize("piece", [256, 2**18])
+@torch.inference_mode()
+def test_every_way_by_groups(ways, piece, monkeypatch):
+    monkeypatch.setattr(cpu, "PIECE", piece)
+    made = layer("int4", 64, 32)
+    x = rows(3, 64)
+    got = ways(made.packed, made.scale, made.low, made.bias, 32).product(x)
+    assert torch.allclose(got, made.plain(x), atol=1e-3)
+
+
+def test_the_fastest_way_is_kept(monkeypatch):
+    cpu._chosen.clear()
+    given = [cpu.Packed(lambda x: x, i) for i in range(3)]
+    monkeypatch.setattr(cpu, "_seconds", lambda product, inputs: {0: 3.0, 1: 1.0, 2: 2.0}[order.pop(0)])
+    order = [0, 1, 2]
+    ways = [lambda i=i: given[i] for i in range(3)]
+    assert cpu._fastest("a test", (4, 4), torch.float32, ways) is given[1]
+    assert cpu._fastest("a test", (4, 4), torch.float32, ways) is given[1], "measured once for a shape"
+    cpu._chosen.clear()
+
+
+def test_an_embeddings_row_is_code_times_scale():
+    table = Int8Embedding(4, 3, torch.device("cpu"), torch.float32)
+    table.take(torch.tensor([[0.0, 0.0, 0.0], [1.27, -0.5, 0.0], [127.0, 1.0, -2.0], [0.1, 0.1, 0.1]]))
+    assert torch.allclose(table(torch.tensor([2, 1])), torch.tensor([[127.0, 1.0, -2.0], [1.27, -0.5, 0.0]]))
+    with pytest.raises(IndexError):
+        table(torch.tensor([4]))
+    assert table(torch.tensor([], dtype=torch.long)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("method", LINEARS)
+@torch.inference_mode()
+def test_the_number_of_threads_changes_nothing(method):
+    made, x = layer(method, 256, 64), rows(3, 256)
+    made.pack()
+    want = made(x)
+    torch.set_num_threads(2)
+    try:
+        assert torch.allclose(made(x), want, atol=1e-5)
+    finally:
+        torch.set_num_threads(1)

@@ -1,0 +1,95 @@
+"""The Triton kernels equal the plain products; without a GPU they run in the interpreter."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs the package triton")
+
+from engine.kernels import quantized_matmul
+from engine.kernels.quantized_matmul import MANY, int4_linear, int8_linear
+from engine.quantization.codes import pack_nibbles, quantize_groups, quantize_rows
+from engine.quantization.products import linear_by_groups, linear_by_rows
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPES = [(64, 8), (100, 37), (1030, 5), (65, 33)]  # K, N: none divides every tile
+
+
+def numbers(T, K, N):
+    generator = torch.Generator().manual_seed(T * K + N)
+    return [torch.randn(shape, generator=generator).to(DEVICE) for shape in ((T, K), (N, K), (N,))]
+
+
+def close(got, want, rule):
+    assert got.shape == want.shape
+    assert torch.allclose(got.float(), want.float(), atol=2e-3, rtol=2e-3), rule
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("T", [0, 1, 2, 17, MANY + 1])
+def test_int8(shape, T):
+    x, weight, bias = numbers(T, *shape)
+    codes, scale = quantize_rows(weight)
+    close(
+        int8_linear(x, codes, scale, bias),
+        linear_by_rows(x, codes, scale, bias),
+        "out = (codes · x) · scale + bias, for every row of W and of x, and no other",
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("T", [0, 1, 2, 17, MANY + 1])
+@pytest.mark.parametrize("group_size", [32, 128])
+def test_int4(shape, T, group_size):
+    x, weight, bias = numbers(T, *shape)
+    codes, scale, low = quantize_groups(weight, group_size)
+    packed = pack_nibbles(codes)
+    close(
+        int4_linear(x, packed, scale, low, bias, group_size),
+        linear_by_groups(x, packed, scale, low, bias, group_size),
+        "out = Σ over groups of (codes · x) · scale + (sum of x) · low, + bias",
+    )
+
+
+@pytest.mark.parametrize("T", [1, 3])
+def test_x_may_be_a_slice(T):
+    """Rows that do not lie one behind the other."""
+    x, weight, bias = numbers(T, 128, 6)
+    x = torch.cat([x, x + 1], 1)[:, :128]
+    codes, scale = quantize_rows(weight)
+    close(int8_linear(x, codes, scale, bias), linear_by_rows(x, codes, scale, bias), "x is read by its rows")
+
+
+@pytest.mark.parametrize("T", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_result_has_the_dtype_of_x_and_sums_are_in_fp32(T, dtype):
+    if DEVICE == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("the interpreter computes with numpy, which has no bfloat16")
+    x, weight, bias = numbers(T, 512, 4)
+    x, bias = x.to(dtype), bias.to(dtype)
+    codes, scale = quantize_rows(weight)
+    got = int8_linear(x, codes, scale, bias)
+    assert got.dtype == dtype
+    want = linear_by_rows(x.float(), codes, scale, bias.float())
+    assert torch.allclose(got.float(), want, atol=0.02, rtol=2e-3), "fp16 would lose 512 products' sum"
+
+
+def test_the_kernel_is_chosen_by_rows(monkeypatch):
+    """One row, up to MANY, beyond: three ways."""
+    used = []
+
+    class Noting:
+        def __init__(self, name, kernel):
+            self.name, self.kernel = name, kernel
+
+        def __getitem__(self, grid):
+            used.append(self.name)
+            return self.kernel[grid]
+
+    for name in ("_int8_row", "_int8_tile", "_int4_row", "_int4_tile"):
+        monkeypatch.setattr(quantized_matmul, name, Noting(name, getattr(quantized_matmul, name)))
+    for T in (1, 2, MANY, MANY + 1):
+        x, weight, bias = numbers(T, 64, 4)
+        int8_linear(x, *quantize_rows(weight), bias)
+        codes, scale, low = quantize_groups(weight, 32)
+        int4_linear(x, pack_nibbles(codes), scale, low, bias, 32)
+    assert used == ["_int8_row", "_int4_row"] + ["_int8_tile", "_int4_tile"] * 2

@@ -1,0 +1,76 @@
+"""Quantized models in the finished engine: from `LLM` and `ruvon`, with what else there is switched on."""
+
+import subprocess
+import sys
+
+import pytest
+
+from engine import LLM, SamplingParams
+from engine.engine_args import EngineArgs, choices
+from engine.models.loader import load_model
+from engine.quantization.checkpoint import save_quantized
+from engine.quantization.layers import LINEARS
+from engine.quantization.quantize import quantize
+from tests.part01 import reference
+from tests.part20.reference import random_model
+
+PROMPTS = ["Once upon a time", "Once upon a time there was a little girl named Lily", "The dog"]
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+
+def texts(**options):
+    llm = LLM("storyteller", max_num_seqs=4, max_model_len=128, **options)
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+
+
+def test_the_names_that_are_accepted_are_those_of_the_part():
+    declared = EngineArgs.__dataclass_fields__["quantization"].type
+    assert set(choices(declared)) == {*LINEARS, None}
+
+
+@pytest.mark.parametrize("method", LINEARS)
+def test_other_capabilities_change_nothing(method):
+    want = texts(quantization=method)
+    for options in (
+        {"kv_cache": "slots"},
+        {"enable_prefix_caching": False, "block_size": 4, "max_num_batched_tokens": 8},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+        {"async_scheduling": True},
+    ):
+        assert texts(quantization=method, **options) == want, f"{method} with {options}"
+
+
+def test_a_saved_checkpoint_is_the_same_model(tmp_path):
+    model = load_model("storyteller", transform=lambda model: quantize(model, "int4"))
+    folder = save_quantized(model, "storyteller", tmp_path / "int4")
+    for options in ({}, {"quantization": "int4"}):
+        llm = LLM(folder, max_num_seqs=4, max_model_len=128, **options)
+        got = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
+        assert got == texts(quantization="int4")
+    with pytest.raises(ValueError, match="quantized already, by 'int4'"):
+        LLM(folder, quantization="int8")
+
+
+def test_ruvon_takes_it_as_a_flag():
+    command = [sys.executable, "-m", "engine.cli.main", "generate", "Once upon a time", "--max-tokens", "4"]
+    done = subprocess.run([*command, "--quantization", "int8"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "4 tokens" in done.stderr
+    done = subprocess.run([*command, "--quantization", "int3"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "quantization='int3': accepted are int8, int4, int8_dynamic, None" in done.stderr
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("method", LINEARS)
+def test_it_knows_no_architecture(tmp_path, family, method):
+    source = reference.save(random_model(family, seed=3), tmp_path / "source", tokenizer=True)
+    model = load_model(source, transform=lambda model: quantize(model, method))
+    folder = save_quantized(model, source, tmp_path / "saved")
+    options = {"max_num_seqs": 4, "kv_cache_memory_bytes": 2**21}
+    prompts = [{"prompt_token_ids": ids} for ids in ([5, 6, 7, 5, 6, 7], [9], [3, 1, 4, 1, 5])]
+    one, other = (
+        [output.outputs[0].token_ids for output in LLM(name, **more, **options).generate(prompts, GREEDY)]
+        for name, more in ((source, {"quantization": method}), (folder, {}))
+    )
+    assert one == other, "on load and from its own checkpoint: the same model"
