@@ -2,6 +2,7 @@
 
 import csv
 import logging
+from datetime import datetime
 from fractions import Fraction
 from pathlib import Path
 
@@ -76,8 +77,9 @@ def test_a_file_that_is_something_else_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match=r"cost_log=.*notes.txt.*the file is no cost log"):
         CostLog(tmp_path / "notes.txt", PRICE)
     assert (tmp_path / "notes.txt").read_text() == "dear diary\n"
+    (tmp_path / "more.csv").write_text(",".join([*COLUMNS, "more"]) + "\n")
     (tmp_path / "image").write_bytes(b"\xff\xfe\x00")
-    for wrong in (tmp_path / "image", tmp_path, tmp_path / "nowhere" / "costs.csv"):
+    for wrong in (tmp_path / "more.csv", tmp_path / "image", tmp_path, tmp_path / "nowhere" / "costs.csv"):
         with pytest.raises(ValueError, match="cost_log="):
             CostLog(wrong, PRICE)
 
@@ -107,7 +109,7 @@ class Disk:
         return getattr(self.file, name)
 
 
-@pytest.mark.parametrize("room", [0, 1, 20])
+@pytest.mark.parametrize("room", [0, 1, 20, 35])
 def test_a_line_that_cannot_be_written_is_reported_and_the_engine_goes_on(tmp_path, caplog, room):
     log = CostLog(tmp_path / "costs.csv", PRICE)
     log.add(account("a"))
@@ -121,6 +123,7 @@ def test_a_line_that_cannot_be_written_is_reported_and_the_engine_goes_on(tmp_pa
     assert [row["request_id"] for row in rows(tmp_path / "costs.csv")] == ["a", "b", ""], (
         "what is lost is lost whole: no half line, and nothing that comes later"
     )
+    assert all(datetime.fromisoformat(row["ended"]) for row in rows(tmp_path / "costs.csv"))
 
 
 def test_a_line_that_was_cut_off_spoils_no_other(tmp_path):

@@ -133,10 +133,13 @@ def test_from_the_words_of_a_command_line_to_the_last_line_of_the_log(fake_engin
     assert (meter.weights, meter.api_price) == (Weights(1, 2, 3), ApiPrice.parse("1,10,100"))
     engine.add_request("a", "prompt", GREEDY)
     run_to_end(engine)
+    engine.add_request("b", "prompt", GREEDY)
     costs.end()
+    engine.abort_request("b")
     header, request, *rest = (tmp_path / "costs.csv").read_text().splitlines()
     assert header == ",".join(COLUMNS)
     assert request.split(",")[1:6] == ["a", "length", "0", "6", "6"]
-    assert [line.split(",")[2] for line in rest] == ["idle"]
+    assert float(request.split(",")[-1]) == 0.00066, "the API's price for it"
+    assert [line.split(",")[2] for line in rest][:2] == ["unfinished", "idle"]
     logged = sum(int(line.split(",")[COLUMNS.index("ns")]) for line in [request, *rest])
     assert 0 < logged <= meter.read().total_ns, "all the time until the log was closed"
