@@ -21,6 +21,7 @@ from parts.manifest import Part, load_parts  # noqa: E402
 
 LINK = re.compile(r"(\]\()([^)\s:#]+)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"^(```+).*?^\1\s*$", re.DOTALL | re.MULTILINE)
+GLOSSARY = "articles/glossary.md"
 LANGUAGES = {
     ".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml", ".html": "html", ".js": "javascript",
     ".css": "css", ".sh": "bash",
@@ -32,7 +33,9 @@ class Stage:
 
     def __init__(self, folder: Path, parts: list[Part]) -> None:
         self.folder, self.parts = folder, parts
-        self.pages = {f"{kind}/{part.name}.{end}" for part in parts for kind, end in KINDS.items()}
+        self.pages = {f"{kind}/{part.name}.{end}" for part in parts for kind, end in KINDS.items()} | {
+            GLOSSARY
+        }
         self.sources: set[str] = set()
 
     def build(self) -> None:
@@ -40,6 +43,7 @@ class Stage:
         shutil.copy(ROOT / "site" / "ruvon.css", self._at("_static/ruvon.css"))
         shutil.copytree(ROOT / "articles" / "figures", self.folder / "articles" / "figures")
         self._at("index.md").write_text(self._front())
+        shutil.copy(ROOT / GLOSSARY, self._at(GLOSSARY))
         for part in self.parts:
             self._at(f"articles/{part.name}.md").write_text(self._article(part))
             self._at(f"notebooks/{part.name}.ipynb").write_text(self._notebook(part))
@@ -53,7 +57,9 @@ class Stage:
     def _front(self) -> str:
         road = "\n".join(f"{part.number}. {part.title} <articles/{part.name}>" for part in self.parts)
         text = self._linked((ROOT / "README.md").read_text(), "README.md")
-        return f"{text}\n\n```{{toctree}}\n:hidden:\n:caption: The road\n\n{road}\n```\n"
+        road = f"```{{toctree}}\n:hidden:\n:caption: The road\n\n{road}\n```\n"
+        more = "```{toctree}\n:hidden:\n:caption: Beside it\n\narticles/glossary\n```\n"
+        return f"{text}\n\n{road}\n{more}"
 
     def _article(self, part: Part) -> str:
         path = f"articles/{part.name}.md"

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -61,7 +60,5 @@ def ui(
     options = ["--server.address=127.0.0.1", f"--server.port={port}", "--server.headless=true"]
     options += ["--browser.gatherUsageStats=false"]  # else it reports to its makers
     environment = os.environ | {"RUVON_URL": url} | ({"RUVON_API_KEY": api_key} if api_key else {})
-    try:
-        sys.exit(subprocess.call([sys.executable, "-m", "streamlit", "run", page, *options], env=environment))
-    except KeyboardInterrupt:  # Streamlit has had it, too
-        pass
+    command = [sys.executable, "-m", "streamlit", "run", str(page), *options]
+    os.execve(sys.executable, command, environment)  # it becomes Streamlit: whoever ends this ends that

@@ -123,11 +123,13 @@ class SpeculativeExecutor:
         work = list(_in_reach(work, late))
         start = time.perf_counter()
         made = self.proposer.propose([text for _, text, _ in work], [k for *_, k in work])
-        seconds, passes = time.perf_counter() - start, max(map(len, made), default=0)
+        seconds, passes = time.perf_counter() - start, max((k for *_, k in work), default=0)
         if passes and not any(late):  # to read a text's beginning is not what a proposal costs
             self.lengths.draft.add(len(work), seconds / passes)
-        for (s, *_), own in zip(work, made, strict=True):
+        for (s, (request, _), k), own in zip(work, made, strict=True):
             drafts[s] = own
+            if k and not own:
+                self.lengths.found_nothing(request.id)
         return drafts
 
     def _cap(self, request: Request, own: list[int]) -> int | None:

@@ -34,6 +34,7 @@ class Seconds:
     def __init__(self) -> None:
         self._of: dict[int, float] = {}  # by `size_of`
         self._tries: dict[int, int] = {}
+        self._faded: dict[int, float] = {}  # the share of its time that a size is taken for
 
     def add(self, rows: int, seconds: float) -> None:
         """What else runs on the machine only adds to a time: a shorter one says more than a longer one."""
@@ -41,12 +42,15 @@ class Seconds:
         old = self._of.get(size, seconds)
         self._of[size] = min(seconds, old * (1 + UP)) if seconds > old else old + DOWN * (seconds - old)
         self._tries[size] = self._tries.get(size, 0) + 1
+        self._faded[size] = 1.0
 
     def fade(self, share: float, but: int | None = None) -> None:
-        """What was not tried of late may have been measured in a bad moment: it looks cheaper by and by."""
-        for size in self._of:
+        """What was not tried of late may have been measured in a bad moment: it looks cheaper by and by,
+        until it is tried again.
+        """
+        for size in self._faded:
             if but is None or size != size_of(but):
-                self._of[size] *= 1 - share
+                self._faded[size] *= 1 - share
 
     def knows(self, rows: int) -> bool:
         return self._tries.get(size_of(rows), 0) >= TRIES
@@ -59,7 +63,8 @@ class Seconds:
         below = [known for known in sizes if known <= size][-2:]
         if not below:
             return 0.0
-        times = [min(self._of[other] for other in sizes if other >= known) for known in below]
+        seen = [min(self._of[other] for other in sizes if other >= known) for known in below]
+        times = [self._faded[known] * time for known, time in zip(below, seen, strict=True)]
         if len(below) == 1 or below[-1] == size:
             return times[-1]
         return times[1] + (times[1] - times[0]) / (below[1] - below[0]) * (size - below[1])
@@ -88,6 +93,10 @@ class Lengths(Listener):
         for i in range(min(accepted + 1, proposed)):
             own.add(float(i < accepted))
             self._usual.add(float(i < accepted), WEIGHT / 4)
+
+    def found_nothing(self, request_id: str) -> None:
+        """Asked for, and there was no draft: as good as one that did not stand."""
+        self.observe(request_id, 1, 0)
 
     def stepped(self, people: int, rows: int, seconds: float) -> None:
         """A step of so many requests, in which all of them decoded."""

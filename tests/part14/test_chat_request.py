@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
+from engine import chat_template
 from engine.chat_template import ChatError, ChatTemplate
 from engine.decoding.params import MAX_LOGPROBS
 from engine.server import chat
@@ -56,8 +57,8 @@ def test_the_template_writes_special_tokens_and_the_messages_none(monkeypatch):
     def encoding(text, tokenizer, config, **options):
         return given.update(options)
 
-    monkeypatch.setattr(chat, "guarded", guarding)
-    monkeypatch.setattr(chat, "prompt_token_ids", encoding)
+    monkeypatch.setattr(chat_template, "guarded", guarding)
+    monkeypatch.setattr(chat_template, "prompt_token_ids", encoding)
     added = {
         1: SimpleNamespace(content="<|user|>", special=True),
         2: SimpleNamespace(content="<think>", special=False),

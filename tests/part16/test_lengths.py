@@ -121,6 +121,24 @@ def test_what_was_measured_in_a_bad_moment_is_measured_again():
     assert max(tried) > 0, "what was not tried of late looks cheaper by and by"
 
 
+def test_what_fades_makes_no_smaller_size_cheaper():
+    made = lengths({1: 1.0, 2: 1.1, 3: 1.2}, 5.0, a=0.9)  # a draft's time was measured in a bad moment
+    assert made.choose(["a"], [MOST]) == [0]
+    for _ in range(1000):
+        made.stepped(1, 1, 1.0)
+    assert made.step.of(1) == 1.0, "what is tried all the time costs what it costs"
+    assert max(made.choose(["a"], [MOST])) > 0, "else nothing would ever be tried again"
+
+
+def test_who_finds_no_draft_is_asked_less():
+    costs = {rows: 1 + 0.1 * rows for rows in FLAT}
+    made = lengths(costs, 0.05, a=0.9)
+    assert max(made.choose(["a"], [MOST])) > 0
+    for _ in range(60):
+        made.found_nothing("a")
+    assert made.choose(["a"], [MOST]) == [0], "to look for drafts costs time, too"
+
+
 def test_nothing_is_kept_of_who_has_finished():
     made = lengths(FLAT, 0.0, a=0.5)
     made.on_finish(SimpleNamespace(id="a"))
