@@ -48,6 +48,7 @@ def test_who_is_asked_for_in_the_same_call_stays(played):
     played.on_demand.keys([A, B])
     played.on_demand.keys([C, A])
     assert played.loaded() == {"a", "c"}, "a's last use is longest ago, but it is wanted now"
+    assert played.read.count(A.lora_path) == 1, "so it was never away"
 
 
 def test_who_has_a_request_stays(played):
