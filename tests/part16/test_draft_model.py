@@ -79,6 +79,10 @@ def test_one_may_read_while_another_is_told_tokens(model, draft):
 def test_a_proposal_is_chosen_by_the_requests_own_parameters(draft):
     one = request(draft, TEXT, logit_bias={277: 100.0})
     assert draft.propose([(one, TEXT)], [3]) == [[277, 277, 277]], "bias and penalties, as for the target"
+    other = request(draft, TEXT, "b", logit_bias={277: 30.0}, frequency_penalty=2.0)
+    (guess,) = draft.propose([(other, TEXT)], [20])
+    assert guess[0] == 277
+    assert set(guess) != {277}, "penalties count its own guesses as output"
 
 
 def test_a_guess_that_stood_is_not_read_again(model, draft):
@@ -89,6 +93,7 @@ def test_a_guess_that_stood_is_not_read_again(model, draft):
         assert draft.unread(one, known) == late, (
             "guesses that stood are read, but for the last, which never was"
         )
+    assert draft.unread(one, [*TEXT, 7, 8]) == 2, "behind a wrong guess nothing was read"
     known = [*TEXT, *guess[:2], 7]
     assert draft.propose([(one, known)], [2]) == [alone(model, known, 2)], (
         "keys of a wrong guess are written over"
