@@ -184,17 +184,25 @@ def test_what_steps_and_passes_take_is_learnt(clock):
 
     def propose(texts, most):
         clock[0] += 0.5
-        return [[70, 71]]
+        return [[70, 71]]  # of four that were asked for
 
     executor.proposer.propose = propose
     for _ in range(TRIES):
         landed(executor, [request(drafts=[1])], [[1, 2]], seconds=3.0)
     assert executor.lengths.step.of(2) == 3.0, "a step of 2 rows"
-    assert executor.lengths.draft.of(1) == 0.25, "the proposer's time, by passes: two tokens are two"
+    assert executor.lengths.draft.of(1) == 0.125, "the proposer's time, by drafts asked for: found or not"
     for _ in range(TRIES):
         landed(executor, [request("p", 10, computed=2), request()], [[], [5]], seconds=9.0)
     assert not executor.lengths.step.knows(9), "a step that reads a prompt says nothing of decoding"
     assert executor.lengths._accepted["a"].value > 0.7, "its draft stood"
+
+
+def test_who_found_no_draft_is_told_to_lengths():
+    executor, seen = made(wanted=(2, 0)), []
+    executor.lengths.found_nothing = seen.append
+    executor.proposer.propose = lambda texts, most: [[] for _ in texts]
+    landed(executor, [request(), request("b")], [[5], [6]])
+    assert seen == ["a"], "b was not asked"
 
 
 def test_a_step_takes_from_submit_to_result_for_all_its_requests(clock):
