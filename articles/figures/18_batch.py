@@ -55,12 +55,13 @@ def main() -> None:
         ax.text(2.85, middle, f"{name}'s\nrows", ha="right", va="center", color=INK, fontsize=9)
         arrow(ax, (4.4, middle), (4.95, middle))
         arrow(ax, (5.92, middle), (6.68, middle))
-        arrow(ax, (7.65, middle), (10.0, 2.9 if colour == POETRY else 2.45))
+        arrow(ax, (7.65, middle), (10.1, middle))
+        stack(ax, 10.2, top, [colour] * len(rows), 2.2)
     # 3. The sum.
     stack(ax, 10.2, 5.2, ROWS, 2.2)
     ax.text(11.3, 5.45, "y[T, out]", ha="center", color=INK)
     arrow(ax, (7.5, 4.1), (10.1, 4.1))
-    ax.text(10.2, 1.8, "added to\ntheir rows", ha="left", va="top", color=GREY, fontsize=9)
+    ax.text(11.3, 1.72, "+ on the rows they came from", ha="center", color=GREY, fontsize=9)
     ax.text(
         0, -2.4, "grey: the base's rows. Nothing is added to them, and no adapter is read for them.",
         color=GREY, fontsize=9,

@@ -6,6 +6,7 @@ computed otherwise than it was trained is not loaded. Knows no tensors.
 
 import math
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def read_config(folder: Path) -> AdapterConfig:
     r, alpha, targets = raw.get("r"), raw.get("lora_alpha"), raw.get("target_modules")
     if type(r) is not int or r < 1:
         refuse("r", "a whole number from 1 on is accepted")
-    if type(alpha) not in (int, float) or not math.isfinite(alpha):
+    if type(alpha) not in (int, float) or not abs(alpha) <= sys.float_info.max:  # nan, too
         refuse("lora_alpha", "a finite number is accepted")
     if raw.get("task_type") not in (None, "CAUSAL_LM"):
         refuse("task_type", "'CAUSAL_LM' is accepted")
@@ -74,7 +75,8 @@ def read_config(folder: Path) -> AdapterConfig:
     elif not isinstance(targets, list) or not targets or not all(isinstance(t, str) for t in targets):
         refuse("target_modules", "a list of names, or a regular expression, is accepted")
     for name, value in raw.items():
-        if name not in NO_EFFECT | READ and value:
+        empty = value is None or value is False or value in ("", [], {})  # 0 says something: a layer's number
+        if name not in NO_EFFECT | READ and not empty:
             refuse(name, "not supported here; leave it empty")
     targets = targets if isinstance(targets, str) else tuple(targets)
     return AdapterConfig(r, alpha, raw.get("use_rslora", False), targets)

@@ -38,11 +38,11 @@ class AdapterManager:
     def load(self, name: str, adapter: Adapter, load_inplace: bool = False) -> str:
         """Give `name` this adapter; the key that new requests get.
 
-        1. A name that is taken is refused (already_loaded), unless `load_inplace`: then the name gets
-           another adapter, and requests that have begun keep theirs.
+        1. A name that is taken is refused ("adapter 'poetry' is loaded already", already_loaded), unless
+           `load_inplace`: then the name gets another adapter, and requests that have begun keep theirs.
         2. A free slot is needed. First every adapter is dropped that no name leads to any more and that no
            unfinished request needs; with `load_inplace`, what the name leads to now counts as such, too.
-           Still none: refused (no_free_slot).
+           Still none: refused (in the words of `_full`, no_free_slot).
         3. The adapter goes into its slot, under a key that never was before, and the name leads to it.
 
         Raises AdapterError: then the name leads where it did, and every named adapter is still there. Should

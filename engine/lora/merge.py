@@ -1,4 +1,4 @@
-"""An adapter merged into the weights: the model is another one then, and as fast as before. Part 18.
+"""An adapter merged into the weights: the model is another one then, and its steps do no more work. Part 18.
 
 For one adapter that everybody gets. Merging comes first at load: a merged weight can still be quantized and
 packed. Requests for different adapters need them unmerged (layer.py).

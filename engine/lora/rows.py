@@ -39,14 +39,19 @@ class GroupedRows:
         return add_grouped(y, x, down, up, self.groups)
 
 
-def groups_of(slots: Sequence[int], query_start: Sequence[int]) -> list[Group]:
-    """The rows of each slot, by slot. Neighbours are a slice, which needs no copy of them."""
+def ranges_of(slots: Sequence[int], query_start: Sequence[int]) -> list[tuple[int, list[range]]]:
+    """By slot: the rows of its sequences, one range each."""
     ranges: dict[int, list[range]] = {}
     for s, slot in enumerate(slots):
         if slot != NOBODY:
             ranges.setdefault(slot, []).append(range(query_start[s], query_start[s + 1]))
+    return sorted(ranges.items())
+
+
+def groups_of(slots: Sequence[int], query_start: Sequence[int]) -> list[Group]:
+    """The rows of each slot, by slot. Neighbours are a slice, which needs no copy of them."""
     groups: list[Group] = []
-    for slot, own in sorted(ranges.items()):
+    for slot, own in ranges_of(slots, query_start):
         together = range(own[0].start, own[-1].stop)
         if len(together) == sum(map(len, own)):
             groups.append((slot, slice(together.start, together.stop)))

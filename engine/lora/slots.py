@@ -6,7 +6,6 @@ that users know, and not when an adapter may go: the manager does.
 """
 
 from collections import Counter
-from functools import partial
 
 import torch
 from torch import nn
@@ -42,8 +41,8 @@ class AdapterSlots:
         def make(name: str, linear: nn.Module) -> nn.Module:
             if name not in parts:
                 return linear
-            make = partial(LoRALinear, linear, self.rows, self.max_loras, parts[name], self.max_lora_rank)
-            self.layers[name] = made = make(like)
+            made = LoRALinear(linear, self.rows, self.max_loras, parts[name], self.max_lora_rank, like)
+            self.layers[name] = made
             return made
 
         return replace_linears(model, make)
@@ -60,9 +59,11 @@ class AdapterSlots:
         return sorted(set(range(self.max_loras)) - set(self.slot_of.values()))
 
     def put(self, key: str, adapter: Adapter) -> None:
-        """Lay an adapter into a free slot. Raises ValueError: there is none."""
+        """Lay an adapter into a free slot. Raises ValueError: there is none, or it is too small."""
         if not self.free:
             raise ValueError(f"{key}: all {self.max_loras} slots are taken")
+        if adapter.rank > self.max_lora_rank:
+            raise ValueError(f"{key}: rank={adapter.rank}: at most {self.max_lora_rank} is accepted")
         slot = self.free[0]
         for name, layer in self.layers.items():
             layer.put(slot, adapter.layers.get(name, ()), adapter.scale)

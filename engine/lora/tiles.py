@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.device import on_device
-from engine.lora.rows import NOBODY
+from engine.lora.rows import NOBODY, ranges_of
 
 TILE = 16  # rows: the fewest a matrix product on tensor cores takes
 INNER, COLS = 64, 64  # numbers of x at a time; columns of y that a program adds to
@@ -61,12 +61,9 @@ class TiledRows:
 
 def tiles_of(slots: Sequence[int], query_start: Sequence[int]) -> tuple[list[list[int]], list[int]]:
     """(order, slot_of): each adapter's rows in tiles, the last one padded."""
-    rows: dict[int, list[int]] = {}
-    for s, slot in enumerate(slots):
-        if slot != NOBODY:
-            rows.setdefault(slot, []).extend(range(query_start[s], query_start[s + 1]))
     order, slot_of = [], []
-    for slot, own in sorted(rows.items()):
+    for slot, ranges in ranges_of(slots, query_start):
+        own = list(chain(*ranges))
         for first in range(0, len(own), TILE):
             tile = own[first : first + TILE]
             order.append(tile + [NOBODY] * (TILE - len(tile)))

@@ -51,8 +51,10 @@ class AdapterEngine(AsyncLLMEngine):
 
         Raises RequestError 404: there is no such model. It may have gone since somebody looked.
         """
-        key = None if name == self.name else self.manager.key_of.get(name)
-        if key is None and name != self.name:
+        if name == self.name:
+            return None
+        key = self.manager.key_of.get(name)
+        if key is None:
             raise RequestError(404, f"model {name!r} does not exist any more", "model", "model_not_found")
         return key
 
@@ -139,11 +141,10 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
             try:
                 await engine.load_adapter(name, found, bool(body.load_inplace))
             except CheckpointError as error:
-                said = str(error).replace(
-                    str(found), name
-                )  # paths of this machine are not the client's business
+                # Paths of this machine are not the client's business.
+                said = str(error).replace(str(found), name)
                 raise RequestError(400, said, "lora_name", "bad_adapter") from None
-            except (AdapterError, ValueError) as error:
+            except ValueError as error:  # the name's or the manager's
                 raise _refused(error) from None
             return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 

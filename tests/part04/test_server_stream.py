@@ -192,6 +192,7 @@ def test_when_one_of_several_prompts_fails_the_others_are_closed(stream):
     with client_of(backend) as client:
         answer = client.post("/v1/completions", json=ASK | {"prompt": ["endless", "x"], "stream": stream})
         assert "engine_error" in answer.text, answer.text
+        assert answer.status_code == (200 if stream else 500), "a stream tells of an error as an event"
         wait_until(lambda: backend.open == 0)
 
 

@@ -252,6 +252,9 @@ def test_slots_are_as_many_as_were_asked_for(base):
     slots.drop("a")
     slots.put("c", by_hand(config))
     assert slots.slot_of == {"b": 1, "c": 0}
+    slots.drop("b")
+    with pytest.raises(ValueError, match=f"d: rank={MAX_RANK + 1}: at most {MAX_RANK} is accepted"):
+        slots.put("d", by_hand(config, rank=MAX_RANK + 1))
 
 
 @pytest.mark.parametrize("field", ["max_loras", "max_lora_rank"])
