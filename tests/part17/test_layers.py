@@ -132,6 +132,8 @@ def test_dynamic_computes_with_activations_as_codes():
     codes = quantize_activations(x, fbgemm.activation_steps())
     want = linear_of_codes(*codes, made.codes, made.scale, made.bias)
     assert torch.equal(made.plain(x), want), "each row has its own scale"
+    half = x.bfloat16()
+    assert torch.equal(made.plain(half), made.plain(half.float()).bfloat16()), "scales are in fp32"
     exact = Int8Linear.plain(made, x)
     assert 0 < (want - exact).abs().max() < 0.1, "activations are rounded, too"
 
