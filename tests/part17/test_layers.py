@@ -132,6 +132,8 @@ def test_dynamic_computes_with_activations_as_codes():
     codes = quantize_activations(x, fbgemm.activation_steps())
     want = linear_of_codes(*codes, made.codes, made.scale, made.bias)
     assert torch.equal(made.plain(x), want), "each row has its own scale"
+    half = x.bfloat16()
+    assert torch.equal(made.plain(half), made.plain(half.float()).bfloat16()), "scales are in fp32"
     exact = Int8Linear.plain(made, x)
     assert 0 < (want - exact).abs().max() < 0.1, "activations are rounded, too"
 
@@ -182,6 +184,29 @@ def test_codes_that_are_read_where_they_lie_are_not_held_twice(method):
     assert not torch.equal(made(x), before), "the kernel reads the layer's codes, no copy of them"
 
 
+@torch.inference_mode()
+def test_what_others_read_gets_no_layout_of_its_own(monkeypatch):
+    """A tied head's codes are the embedding's."""
+
+    def refuse(*_):
+        raise AssertionError("with own_layout=False, a way with a layout of its own is not even tried")
+
+    monkeypatch.setattr(cpu, "_chosen", {})
+    monkeypatch.setattr(cpu, "_two_digits", refuse)
+    made, x = layer("int8", 64, 16), rows(2, 64)
+    made.pack(own_layout=False)
+    assert made.own_bytes == 0
+    assert torch.allclose(made(x), made.plain(x), atol=1e-4)
+
+
+@needs_fbgemm
+@pytest.mark.parametrize("make", [cpu.of_codes, cpu._two_digits])
+def test_a_layout_of_its_own_is_counted(make):
+    codes = torch.ones(6, 32, dtype=torch.int8)
+    own_bytes = make(codes, torch.ones(6), torch.zeros(6)).own_bytes
+    assert own_bytes == 6 * 32, "or a model's bytes would leave it out, and the codes would stay beside it"
+
+
 def test_a_copy_that_is_filled_up_is_counted_and_the_codes_are_let_go():
     made = layer("int4", 100, 5)  # groups of 32: the last has 4
     made.pack()
@@ -197,6 +222,8 @@ def test_the_fastest_way_is_kept(monkeypatch):
     ways = [lambda i=i: given[i] for i in range(3)]
     assert cpu._fastest("a test", (4, 4), torch.float32, ways) is given[1]
     assert cpu._fastest("a test", (4, 4), torch.float32, ways) is given[1], "measured once for a shape"
+    order[:] = [1, 0, 2]
+    assert cpu._fastest("a test", (8, 4), torch.float32, ways) is given[0], "another shape is another race"
     cpu._chosen.clear()
 
 
