@@ -58,7 +58,7 @@ def test_rows_of_a_fused_layer_are_changed_alone(base):
 
 
 def test_a_weight_in_half_precision_is_rounded_once(base):
-    """In bf16, 1 + 1/256 is 1: half way, and the even neighbour. A little more than 1/256 goes up, unless it was
+    """In bf16, 1 + 1/256 is half way and becomes 1. A little more than 1/256 goes up, unless it was
     rounded to 1/256 before.
     """
     model = load_model(base, dtype="bfloat16")
