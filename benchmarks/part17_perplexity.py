@@ -3,8 +3,9 @@
     python -m benchmarks.part17_perplexity [--characters 60000]
 
 storyteller on held-out stories, in pieces of 256 tokens, each a forward pass of its own. Bytes are those
-of the checkpoint that `save_quantized` writes; fp16 is the embedded checkpoint as it is. Needs
-../shared/data.
+of the checkpoint that `save_quantized` writes; fp16 is the embedded checkpoint as it is. `worse` is a mean
+over the pieces, `error` its standard error: the same pieces, so what makes one harder than another falls
+out. Needs ../shared/data.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.record import ROOT, record
 from engine.attention.interface import Spans
@@ -40,15 +41,16 @@ WAYS = {
 
 
 @torch.inference_mode()
-def perplexity(model: nn.Module, pieces: list[list[int]]) -> float:
+def losses(model: nn.Module, pieces: list[list[int]]) -> Tensor:
+    """[pieces]: the mean loss per token of each; all are of one length."""
     kernel = attention_kernel("sdpa", model.config.head_dim, torch.device("cpu"), torch.float32)
-    total = 0.0
+    found = []
     for ids in pieces:
         spans = Spans.of_one(len(ids), len(ids))
         attend = lambda layer, q, k, v, spans=spans: kernel(q, k, v, spans)  # noqa: E731
         scores = model.logits(model(torch.tensor(ids), torch.arange(len(ids)), attend))[:-1].log_softmax(1)
-        total -= float(scores[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].sum())
-    return math.exp(total / sum(len(ids) - 1 for ids in pieces))
+        found.append(-scores[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].mean())
+    return torch.stack(found).double()
 
 
 def main() -> None:
@@ -59,11 +61,12 @@ def main() -> None:
     ids = Tokenizer.from_pretrained(MODEL).encode(text)
     pieces = [ids[start : start + PIECE] for start in range(0, len(ids) - PIECE + 1, PIECE)]
     plain = load_model(MODEL)
-    size, base = model_bytes(plain), perplexity(plain, pieces)
+    size, before = model_bytes(plain), losses(plain, pieces)
+    base = math.exp(before.mean())
     half = (ZOO / MODEL / "model.safetensors").stat().st_size
     rows = [
-        ["fp32", size / 1e6, 1.0, base, 0.0],
-        ["fp16, as it was saved", half / 1e6, half / size, base, 0.0],
+        ["fp32", size / 1e6, 1.0, base, 0.0, 0.0],
+        ["fp16, as it was saved", half / 1e6, half / size, base, 0.0, 0.0],
     ]
     figures = {"fp32": {"bytes": size, "perplexity": base, "share": 1.0, "worse": 0.0}}
     for name, way in WAYS.items():
@@ -74,20 +77,27 @@ def main() -> None:
         codes.SHARES = every
         with tempfile.TemporaryDirectory() as folder:
             written = (save_quantized(model, MODEL, Path(folder) / "q") / "model.safetensors").stat().st_size
-        worse = perplexity(pack_quantized(model), pieces) / base - 1
+        change = losses(pack_quantized(model), pieces) - before  # [pieces]
+        worse, error = math.expm1(change.mean()), float(change.std()) / math.sqrt(len(pieces))
         memory = model_bytes(model)
-        rows.append([name, written / 1e6, written / size, base * (1 + worse), 100 * worse])
+        rows.append([name, written / 1e6, written / size, base * (1 + worse), 100 * worse, 100 * error])
         key = name.replace(", groups of ", "_").replace(", whole ranges", "_whole")
         figures[key] = {
             "bytes": written, "share": written / size, "in_memory": memory / size,
-            "perplexity": base * (1 + worse), "worse": worse,
+            "perplexity": base * (1 + worse), "worse": worse, "error": error,
         }  # fmt: skip
         print(rows[-1], f"in memory {memory / size:.3f}", flush=True)
-    columns = ["weights", "MB", "of fp32", "perplexity", "worse by %"]
+    columns = ["weights", "MB", "of fp32", "perplexity", "worse by %", "± %"]
     record(
         "part17_perplexity",
         "How much smaller do whole numbers make a model, and how much worse?",
-        {"model": MODEL, "text": "stories_val.txt", "tokens": PIECE * len(pieces), "piece": PIECE},
+        {
+            "model": MODEL,
+            "text": "stories_val.txt",
+            "tokens": PIECE * len(pieces),
+            "piece": PIECE,
+            "pieces": len(pieces),
+        },
         figures,
         {"ways": {"columns": columns, "rows": rows}},
     )

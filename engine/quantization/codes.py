@@ -78,7 +78,9 @@ def pack_nibbles(codes: Tensor) -> Tensor:
 
 
 def unpack_nibbles(packed: Tensor, K: int) -> Tensor:
-    """What `pack_nibbles` gave -> codes[N, K] in uint8."""
+    """What `pack_nibbles` gave -> codes[N, K] in uint8. Where K is odd, the last byte's upper half is no
+    code.
+    """
     return torch.stack([packed & 15, packed >> 4], 2).flatten(1)[:, :K]
 
 

@@ -58,12 +58,13 @@ def by_rows(codes: Tensor, scale: Tensor, bias: Tensor, own_layout: bool = True)
 
 
 def _by_pieces(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
-    """So many rows of codes become numbers, and are multiplied."""
+    """So many rows of codes become numbers, and are multiplied; in fp32, as products.py says."""
     pieces = list(_pieces(codes.shape))
 
     def product(x: Tensor) -> Tensor:
-        sums = [x @ codes[piece].to(x.dtype).T for piece in pieces]
-        return torch.cat(sums, 1).mul_(scale).add_(bias) if len(sums) > 1 else sums[0].mul_(scale).add_(bias)
+        wide = x.float()
+        sums = [wide @ codes[piece].float().T for piece in pieces]
+        return (torch.cat(sums, 1) if len(sums) > 1 else sums[0]).mul_(scale).add_(bias).to(x.dtype)
 
     return Packed(product, 0)
 
@@ -95,14 +96,16 @@ def _aten_by_rows(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
 def by_groups(packed: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
     """packed[N, ceil(K / 2)], scale and low[N, groups]."""
     full = scale.shape[1] * group_size  # the last group is filled up: x is 0 there
-    packed = F.pad(packed, (0, full // 2 - packed.shape[1]))
+    if missing := full // 2 - packed.shape[1]:  # `pad` copies, whatever is missing
+        packed = F.pad(packed, (0, missing))
     ways = [lambda: _halves(packed, scale, low, bias, group_size)]
     if len(packed) % 16 == 0:  # what the kernel takes
         ways.append(lambda: _aten_by_groups(packed, scale, low, bias, group_size))
     best = _fastest("by groups", (len(packed), full), bias.dtype, ways)
     if full == K:
         return best
-    return Packed(lambda x: best.product(F.pad(x, (0, full - K))), best.own_bytes)
+    own_bytes = best.own_bytes or (_bytes(packed, scale, low) if missing else 0)
+    return Packed(lambda x: best.product(F.pad(x, (0, full - K))), own_bytes)
 
 
 def _halves(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
@@ -136,13 +139,17 @@ def _aten_by_groups(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, gr
     both = torch.stack([scale, low + 8 * scale], 2).contiguous()  # [groups, N, 2]
     return Packed(
         lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, theirs, group_size, both).add_(bias),
-        theirs.numel() * theirs.element_size() + both.numel() * both.element_size(),
+        _bytes(theirs, both),
     )
 
 
 def _largest(x: Tensor) -> Tensor:
     """x[T, K] -> the largest magnitude of each row, [T, 1] in fp32."""
     return x.abs().amax(1, keepdim=True).float().clamp_(min=SMALLEST)
+
+
+def _bytes(*tensors: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _pieces(shape: tuple[int, int]) -> Iterator[slice]:

@@ -6,8 +6,6 @@ LoRA wraps them (Part 18) and packing leaves them alone. A layer as it is made c
 that is to be saved is saved before. Does not know which layer gets which kind (`quantize.py`).
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -27,8 +25,6 @@ from engine.quantization.products import (
     quantize_activations,
 )
 
-Product = Callable[[Tensor], Tensor]  # x[T, in] -> [T, out]
-
 
 class Int8Linear(Module):
     """Weights in int8, a scale for each output channel; numbers come in and go out as they are."""
@@ -42,7 +38,7 @@ class Int8Linear(Module):
         """Empty; `take` fills it, or a checkpoint."""
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.product: Product | None = None
+        self.product: cpu.Product | None = None
         self.register_buffer("codes", torch.empty(out_features, in_features, device=device, dtype=torch.int8))
         self.register_buffer("scale", torch.empty(out_features, device=device))
         self.register_buffer("bias", torch.empty(out_features, device=device, dtype=dtype))
@@ -115,7 +111,7 @@ class Int4Linear(Module):
     ) -> None:
         super().__init__()
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
-        self.product: Product | None = None
+        self.product: cpu.Product | None = None
         groups = -(-in_features // group_size)
         half = {"device": device, "dtype": torch.float16}
         packed = torch.empty(out_features, -(-in_features // 2), device=device, dtype=torch.uint8)

@@ -1,7 +1,8 @@
 """Linear layers over codes, written plainly: what every faster kernel must equal. Part 17.
 
 Promises y = x·Wᵀ + b for the W that the codes stand for, without making W: a scale that many weights share
-comes out of their sum. Any device, any dtype. Does not know layers.
+comes out of their sum. Any device, any dtype of x, which is the result's; sums are in fp32, since a sum of
+x · code may be larger than fp16 can hold where the result is not. Does not know layers.
 """
 
 import torch
@@ -15,7 +16,7 @@ def linear_by_rows(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor) -> Ten
 
     Σ x_k · (code_k · scale) = (Σ x_k · code_k) · scale.
     """
-    return (x @ codes.to(x.dtype).T * scale + bias).to(x.dtype)
+    return (x.float() @ codes.float().T * scale + bias).to(x.dtype)
 
 
 def linear_by_groups(
@@ -23,13 +24,14 @@ def linear_by_groups(
 ) -> Tensor:
     """x[T, K], packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> [T, N].
 
-    Within a group: Σ x_k · (low + code_k · scale) = (Σ x_k) · low + (Σ x_k · code_k) · scale.
+    Within a group: Σ x_k · (low + code_k · scale) = (Σ x_k) · low + (Σ x_k · code_k) · scale. The last group
+    may be shorter. Sums are in fp32, the result has the dtype of x.
     """
     K = x.shape[1]
-    total = bias.to(x.dtype).expand(len(x), -1)  # [T, N]
-    codes = unpack_nibbles(packed, K).to(x.dtype)
+    total = bias.float().expand(len(x), -1)  # [T, N]
+    codes = unpack_nibbles(packed, K).float()
     for group, start in enumerate(range(0, K, group_size)):
-        part = x[:, start : start + group_size]  # [T, group_size]; the last one may be shorter
+        part = x[:, start : start + group_size].float()  # [T, group_size]; the last one may be shorter
         sums = part @ codes[:, start : start + group_size].T  # [T, N]
         total = total + sums * scale[:, group] + part.sum(1, keepdim=True) * low[:, group]
     return total.to(x.dtype)

@@ -31,7 +31,7 @@ class QuantizationConfig:
     def __post_init__(self) -> None:
         if self.method not in LINEARS:
             raise ValueError(f"quantization={self.method!r}: accepted are {', '.join(LINEARS)}, or None")
-        if self.group_size not in GROUP_SIZES:
+        if not isinstance(self.group_size, int) or self.group_size not in GROUP_SIZES:
             accepted = ", ".join(map(str, GROUP_SIZES))
             raise ValueError(f"group_size={self.group_size!r}: accepted are {accepted}")
 
@@ -62,10 +62,12 @@ def quantize(model: nn.Module, method: str, group_size: int | None = None) -> nn
     """Replace the model's linear layers and embeddings, in place, layer by layer; returns the model. A
     model that is quantized so already is left as it is. `group_size`: of int4; default: 64.
 
-    For `load_model(..., transform=)`. Raises ValueError: an unknown method, a device it does not run on, or a
-    model that is quantized already by another.
+    For `load_model(..., transform=)`. Raises ValueError: an unknown method, a group_size where there are no
+    groups, a device it does not run on, or a model that is quantized already by another.
     """
     config = QuantizationConfig(method, 64 if group_size is None else group_size)
+    if group_size is not None and method != "int4":
+        raise ValueError(f"group_size={group_size}: {method} has no groups, only int4 has")
     device = next(model.parameters()).device
     if method == "int8_dynamic" and device.type != "cpu":
         raise ValueError(f"quantization='int8_dynamic' runs on a CPU, not on {device}: use int8 there")

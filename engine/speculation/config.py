@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 METHODS = ("draft_model", "ngram")
-MOST_TOKENS = 16  # proposed at once: the next would stand once in a blue moon, and costs what the first does
+MOST_TOKENS = 16  # proposed at once: the next would hardly ever stand, and costs what the first does
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class SpeculativeConfig:
 
     num_speculative_tokens: int  # at most: fewer are proposed where more would not pay
     method: str | None = None  # default: draft_model with a model, else ngram
-    model: str | None = None  # the draft model; it shares the target's tokenizer
+    model: str | Path | None = None  # the draft model; it shares the target's tokenizer
     prompt_lookup_max: int = 4  # for ngram: the longest end of the text that is looked up
     prompt_lookup_min: int = 2  # and the shortest
 
@@ -29,7 +30,11 @@ class SpeculativeConfig:
                 raise ValueError(f"speculative_config: {name!r} is unknown; accepted are {', '.join(known)}")
         if "num_speculative_tokens" not in given:
             raise ValueError("speculative_config needs num_speculative_tokens")
-        return cls(**given)
+        config = cls(**given)
+        for name in ("prompt_lookup_max", "prompt_lookup_min"):
+            if config.method != "ngram" and name in given:
+                raise ValueError(f"speculative_config: {name}={given[name]!r} needs method='ngram'")
+        return config
 
     def __post_init__(self) -> None:
         for name, most in (
@@ -49,6 +54,8 @@ class SpeculativeConfig:
         object.__setattr__(self, "method", method)
         if method not in METHODS:
             raise ValueError(f"speculative_config: method={method!r}: accepted are {', '.join(METHODS)}")
+        if not isinstance(self.model, str | Path | None):
+            raise ValueError(f"speculative_config: model={self.model!r}: a name or a folder is accepted")
         if (self.model is None) == (method == "draft_model"):
             needs = "needs a model" if method == "draft_model" else f"has no use for model={self.model!r}"
             raise ValueError(f"speculative_config: method={method!r} {needs}")

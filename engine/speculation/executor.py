@@ -82,6 +82,7 @@ class SpeculativeExecutor:
         logprobs = result.logprobs and [
             scores[: len(own)] for scores, own in zip(result.logprobs, tokens, strict=True)
         ]
+        # 2. What became of each request's drafts, and how long it took.
         proposed = accepted = 0
         for request, before, after in zip(batch.requests, result.tokens, tokens, strict=True):
             if before:
@@ -90,6 +91,7 @@ class SpeculativeExecutor:
                 proposed, accepted = proposed + len(before) - 1, accepted + len(after) - 1
         if all(before for before in result.tokens):  # no prompt was read
             self.lengths.stepped(len(batch.requests), batch.num_tokens, seconds)
+        # 3. What is proposed behind them.
         drafts = self._propose(batch, tokens)
         counters = {"draft_tokens": float(proposed), "accepted_tokens": float(accepted)}
         return replace(
@@ -135,7 +137,8 @@ class SpeculativeExecutor:
     def _cap(self, request: Request, own: list[int]) -> int | None:
         """None: its prompt is still being read, or these tokens are its last."""
         left = request.output.limit - len(request.output.token_ids) - len(own)
-        if not own or left < 1 or own[-1] < 0 or any(map(request.sampling.stop_ids.__contains__, own)):
+        ended = any(token_id in request.sampling.stop_ids for token_id in own)
+        if not own or left < 1 or own[-1] < 0 or ended:
             return None
         return min(self.lengths.most, left - 1)
 

@@ -83,7 +83,7 @@ class Lengths(Listener):
         self.most = most
         self.step, self.draft = Seconds(), Seconds()  # a step of the target; a pass of the draft model
         self._usual = Average(PRIOR)
-        self._accepted: dict[str, Average] = {}
+        self._accepted: dict[str, Average] = {}  # by request; one that is not here has what is usual
 
     def observe(self, request_id: str, proposed: int, accepted: int) -> None:
         """Of `proposed` drafts in a row the first `accepted` stood; the next one, if any, did not."""
@@ -110,10 +110,11 @@ class Lengths(Listener):
     def choose(self, request_ids: Sequence[str], caps: Sequence[int]) -> list[int]:
         """For each of these, which are all that decode: how many tokens to propose, at most its cap.
 
-        One length k for all: the fastest by `_speed`. But lengths are tried one by one, from 0 on: none
-        beyond the first whose step (with so many rows) is not known yet. Then a request's own drafts end
-        before the first that is not worth its row: one that stands (with all before it) with a smaller
-        probability than the tokens that this step's speed makes in the time its row takes.
+        One length k for all, from 0 to `most`: the fastest by `_speed`. But lengths are tried one by one:
+        none is compared beyond the first whose step (a row for each request, and for each draft of k or its
+        cap) is not known yet. Then a request's own drafts end before the first that is not worth its row: one
+        that stands (with all before it) with a smaller probability than the tokens that the chosen step makes
+        in the seconds that one of its drafts adds.
         """
         rates = [self._accepted.get(name, self._usual).value for name in request_ids]
         best = (0.0, 0.0, 0)
@@ -128,7 +129,9 @@ class Lengths(Listener):
         ]
 
     def _speed(self, rates: Sequence[float], caps: Sequence[int], k: int) -> tuple[float, float]:
-        """Tokens per second with drafts of k tokens where there may be so many; and what a row costs."""
+        """Tokens per second with drafts of k tokens where there may be so many; and the seconds that each
+        row of a draft adds to such a step.
+        """
         B, rows = len(rates), len(rates)
         tokens = 0.0
         for rate, cap in zip(rates, caps, strict=True):

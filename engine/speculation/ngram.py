@@ -11,7 +11,8 @@ import numpy as np
 
 def lookup(token_ids: Sequence[int], most: int, longest: int = 4, shortest: int = 2) -> list[int]:
     """At most `most` tokens that followed the latest earlier place of the text's last n tokens, for the
-    largest n from `longest` to `shortest` that has one; none if there is none.
+    largest n from `longest` to `shortest` that has one; none if there is none. That place may overlap the
+    end, but is not the end itself; what followed it ends where the text does.
     """
     text = np.array(token_ids, np.int64)
     for n in range(min(longest, len(text) - 1), shortest - 1, -1):

@@ -18,7 +18,7 @@ from engine.scheduling.request import Request
 
 SKIPPED = -2  # stands for the tokens behind one that was rejected: there are none
 ACCEPT = 0x5DEECE66D1CE4E5B  # makes of a request's seed another, whose numbers decide what is accepted
-Proposals = Mapping[str, Tensor]  # request id -> [k, V]: what its drafts were drawn from; none: from nothing
+Proposals = Mapping[str, Tensor]  # request id -> [k, V]: what its drafts were drawn from; absent: not drawn
 
 
 class _Row(NamedTuple):
@@ -66,7 +66,10 @@ class Verifier:
 
 
 def _sampled(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
-    """Each row's token: its draft if that is accepted, else one drawn from what the draft leaves over."""
+    """Each row's token: its draft if that is accepted, else one drawn from what the draft leaves over; where
+    there is no draft, one drawn from the target's distribution. NO_TOKEN where the largest logit is no finite
+    number. Acceptance takes the number of `seed ^ ACCEPT` at the row's position, the draw that of `seed`.
+    """
     states, positions = [row.state for row in rows], [row.position for row in rows]
     p = distribution(logits, states, positions)  # [R, V]
     q = torch.zeros_like(p)  # without a draft: nothing

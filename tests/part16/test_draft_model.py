@@ -70,6 +70,17 @@ def test_it_proposes_its_own_greedy_text(model, draft):
     assert not draft.probs, "who asks for the likeliest is told of no probabilities"
 
 
+def test_one_may_read_while_another_is_told_tokens(model, draft):
+    one, other = request(draft, TEXT), request(draft, TEXT[3:], "b")
+    made = draft.propose([(one, TEXT), (other, TEXT[3:])], [0, 2])
+    assert made == [[], alone(model, TEXT[3:], 2)], "each token comes from the row of its own sequence"
+
+
+def test_a_proposal_is_chosen_by_the_requests_own_parameters(draft):
+    one = request(draft, TEXT, logit_bias={277: 100.0})
+    assert draft.propose([(one, TEXT)], [3]) == [[277, 277, 277]], "bias and penalties, as for the target"
+
+
 def test_a_guess_that_stood_is_not_read_again(model, draft):
     one = request(draft, TEXT)
     (guess,) = draft.propose([(one, TEXT)], [3])
@@ -155,6 +166,16 @@ def test_a_sequence_is_in_both_caches_or_in_neither(model):
     assert not cache.read
     assert not cache.fits(9), "both must hold it"
     assert cache.fits(8)
+    assert not PairedCache(cache.draft, cache.target).fits(9), "whichever is the smaller one"
+
+
+def test_each_model_has_read_what_its_own_cache_has(draft):
+    one = request(draft, TEXT)
+    draft.cache.commit(one, len(TEXT))  # the target has its prompt; the draft was never asked
+    params = SamplingParams()
+    again = Request("b", "b", list(TEXT), 10, params, None, SamplingState(params, TEXT, [], 1))
+    assert draft.cache.begin(again) == P, "one full block is in the target's cache"
+    assert draft.cache.read["b"] == 0, "and none in the draft's"
 
 
 def test_a_sample_does_not_wait_for_what_the_draft_has_read(draft):
@@ -172,5 +193,8 @@ def test_preempted_is_forgotten(draft):
     draft.cache.preempt(one)
     assert not draft.cache.read
     assert not draft.cache.guessed
+    assert draft.cache.draft.usage().num_sequences == 0, "its memory is free in both caches"
     draft.cache.begin(one)
     assert draft.unread(one, TEXT) >= 2, "what it had read is gone with its memory"
+    draft.cache.release(one)
+    assert draft.cache.draft.usage().num_sequences == draft.cache.target.usage().num_sequences == 0

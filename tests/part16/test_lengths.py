@@ -58,6 +58,18 @@ def test_a_late_draft_must_be_worth_its_row_too():
     assert 0 < first < min(others), "a late draft stands more seldom: with all before it"
 
 
+def test_a_speed_is_tokens_by_seconds_and_a_row_takes_its_share():
+    made = lengths({rows: 1 + 0.1 * rows for rows in FLAT}, 0.3)
+    made.draft = Seconds()
+    for _ in range(TRIES):
+        made.draft.add(2, 0.05)
+        made.draft.add(5, 0.3)
+    speed, row_seconds = made._speed([0.5, 0.8], [2, 1], 2)  # 2 + 3 rows, two passes of the draft model
+    assert speed == pytest.approx((1.75 + 1.8) / (1.5 + 2 * 0.05))
+    assert row_seconds == pytest.approx(0.1), "what each row adds to the step without drafts"
+    assert made._speed([0.5], [2], 0) == (pytest.approx(1 / 1.1), 0), "no drafts: no row of theirs"
+
+
 @pytest.mark.parametrize("people", [1, 2, 4])
 def test_the_length_is_the_best_of_all(people):
     """Against every length tried by hand: tokens of the geometric series by seconds of the step."""

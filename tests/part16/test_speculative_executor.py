@@ -1,6 +1,5 @@
 """What is asked of a proposer, and what is counted: with a proposer that can be watched."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -51,6 +50,7 @@ class Chosen(Lengths):
     wanted = (MOST,) * 9
 
     def choose(self, request_ids, caps):
+        self.caps = list(caps)
         return [min(k, cap) for k, cap in zip(self.wanted, caps, strict=False)]
 
 
@@ -70,6 +70,14 @@ def made(total=1000, wanted=None):
     return SpeculativeExecutor(None, Room(total), Watched(), lengths)
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """The executor's: time passes where a test adds to it."""
+    now = [0.0]
+    monkeypatch.setattr("engine.speculation.executor.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return now
+
+
 def landed(executor, requests, tokens, seconds=1.0, **result):
     batch = make_batch(
         [(one, len(one.token_ids) + len(one.draft_ids) - one.num_computed_tokens) for one in requests]
@@ -80,11 +88,12 @@ def landed(executor, requests, tokens, seconds=1.0, **result):
 def test_behind_a_draft_that_was_not_accepted_there_is_nothing():
     executor = made()
     result = landed(
-        executor, [request(drafts=[1, 2, 3])], [[1, 9, SKIPPED, SKIPPED]], logprobs=[["x", "y", "z", "w"]]
-    )
+        executor, [request(drafts=[1, 2, 3])], [[1, 9, SKIPPED, SKIPPED]], logprobs=[["x", "y", "z", "w"]],
+        counters={"other": 5.0},
+    )  # fmt: skip
     assert result.tokens == [[1, 9]]
     assert result.logprobs == [["x", "y"]], "nor log probabilities"
-    assert result.counters == {"draft_tokens": 3.0, "accepted_tokens": 1.0}
+    assert result.counters == {"other": 5.0, "draft_tokens": 3.0, "accepted_tokens": 1.0}
     tally = executor.tally
     assert (tally.drafts, tally.proposed, tally.accepted, tally.accepted_at) == (1, 3, 1, [1, 0, 0, 0])
 
@@ -101,6 +110,9 @@ def test_where_nothing_is_to_be_proposed_nobody_is_asked():
     assert landed(executor, [request(), request("b")], [[5], [6]]).drafts == [[], []]
     assert executor.proposer.asked == []
     assert executor.cache.asked == [], "and no memory is taken"
+    executor = made(wanted=(2, 0))
+    assert landed(executor, [request(), request("b")], [[5], [6]]).drafts == [[70, 71], []]
+    assert executor.proposer.asked == [[("a", 11, 2)]], "nor is it asked for who gets none"
 
 
 @pytest.mark.parametrize(
@@ -117,12 +129,17 @@ def test_who_does_not_go_on_gets_no_proposals(fields, tokens, why):
     executor = made()
     assert landed(executor, [request(**fields)], [tokens]).drafts == [[]], why
     assert executor.proposer.asked == []
+    if not tokens:
+        assert executor.tally == Tally([0] * MOST), "who brought no token had nothing proposed"
 
 
 def test_no_proposal_behind_the_last_possible_token():
     executor = made()
     landed(executor, [request(said=1, limit=5)], [[5]])
     assert executor.proposer.asked == [[("a", 11, 2)]], "of 3 tokens to come the next step gives one anyway"
+    assert executor.lengths.caps == [2]
+    landed(executor, [request()], [[5]])
+    assert executor.lengths.caps == [MOST], "never more than the most"
     executor = made()
     executor.proposer.max_positions = 13
     landed(executor, [request()], [[5]])
@@ -152,17 +169,51 @@ def test_who_is_far_behind_catches_up_by_and_by():
     assert not executor.lengths.draft._of, "what reading costs is not what proposing costs"
 
 
-def test_what_steps_and_passes_take_is_learnt():
+def test_who_is_not_late_is_told_though_others_use_up_what_may_be_read():
     executor = made()
-    executor.proposer.propose = lambda texts, most: time.sleep(0.02) or [[70, 71]]
+    executor.proposer.max_positions = 1000
+    executor.proposer.late = {"far": CATCH_UP + MOST + 1}
+    landed(executor, [request("far", 400), request("near", 20)], [[5], [5]])
+    assert executor.proposer.asked == [[("far", 401, MOST), ("near", 21, MOST)]], (
+        "just within reach, and near"
+    )
+
+
+def test_what_steps_and_passes_take_is_learnt(clock):
+    executor = made()
+
+    def propose(texts, most):
+        clock[0] += 0.5
+        return [[70, 71]]
+
+    executor.proposer.propose = propose
     for _ in range(TRIES):
         landed(executor, [request(drafts=[1])], [[1, 2]], seconds=3.0)
     assert executor.lengths.step.of(2) == 3.0, "a step of 2 rows"
-    assert executor.lengths.draft.of(1) >= 0.009, "the proposer's time, by passes: two tokens are two"
+    assert executor.lengths.draft.of(1) == 0.25, "the proposer's time, by passes: two tokens are two"
     for _ in range(TRIES):
         landed(executor, [request("p", 10, computed=2), request()], [[], [5]], seconds=9.0)
     assert not executor.lengths.step.knows(9), "a step that reads a prompt says nothing of decoding"
     assert executor.lengths._accepted["a"].value > 0.7, "its draft stood"
+
+
+def test_a_step_takes_from_submit_to_result_for_all_its_requests(clock):
+    executor, seen = made(wanted=(0, 0)), []
+    executor.lengths.stepped = lambda *step: seen.append(step)
+
+    class Inner:
+        def submit(self, batch):
+            clock[0] += 1
+            return self
+
+        def result(self):
+            clock[0] += 2
+            return StepResult([[1, 2], [5]])
+
+    executor.inner = Inner()
+    batch = make_batch([(request(drafts=[1]), 2), (request("b"), 1)])
+    executor.submit(batch).result()
+    assert seen == [(2, 3, 3.0)], "two requests, three rows, three seconds"
 
 
 def test_lookup_looks_at_each_text_alone():
@@ -194,5 +245,22 @@ def test_metrics_have_vllms_names():
 def test_a_configuration_says_how():
     assert SpeculativeConfig.of({"num_speculative_tokens": 2}).method == "ngram"
     assert SpeculativeConfig.of({"num_speculative_tokens": 16, "model": "x"}).method == "draft_model"
-    with pytest.raises(ValueError, match="num_speculative_tokens=17"):
-        SpeculativeConfig.of({"num_speculative_tokens": 17})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"num_speculative_tokens": 17}, "num_speculative_tokens=17: 1 to 16"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens=0"),
+        ({"num_speculative_tokens": 2, "method": "eagle"}, "accepted are draft_model, ngram"),
+        ({"num_speculative_tokens": 2, "method": "draft_model"}, "needs a model"),
+        ({"num_speculative_tokens": 2, "method": "ngram", "model": "x"}, "no use for model='x'"),
+        ({"num_speculative_tokens": 2, "model": 5}, "model=5: a name or a folder"),
+        ({"num_speculative_tokens": 2, "model": "x", "prompt_lookup_max": 3}, "prompt_lookup_max=3 needs"),
+        ({"num_speculative_tokens": 2, "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "is more than"),
+    ],
+    ids=str,
+)
+def test_a_wrong_configuration_is_refused_by_name(given, words):
+    with pytest.raises(ValueError, match=words):
+        SpeculativeConfig.of(given)

@@ -160,6 +160,16 @@ def test_a_greedy_row_among_sampled_ones_is_greedy_all_the_same():
     assert verified(logits, requests)[0] == best[:2]
 
 
+def test_a_stop_token_may_come_as_soon_as_there_are_enough_drafts_included():
+    logits = torch.zeros(2, V)
+    logits[0, 4] = logits[1, 7] = 5.0
+    logits[1, 3] = 1.0
+    for least, second in ((1, 7), (2, 3)):
+        one = asker(SamplingParams(temperature=0, min_tokens=least), drafts=[4])
+        one.sampling.stop_ids = [7]
+        assert verified(logits, [one]) == [[4, second]], f"a stop token as token 2, {least} at least"
+
+
 def test_numbers_that_are_broken_give_no_token():
     for temperature in (0, 1):
         logits = logits_of(3, 2)

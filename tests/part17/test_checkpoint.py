@@ -102,6 +102,7 @@ def change_config(folder, **entries):
         ({"quant_method": "gptq"}, "quant_method='gptq' is not supported, only 'ruvon'"),
         ({"method": "int3"}, "quantization='int3': accepted are int8"),
         ({"group_size": 48}, "group_size=48: accepted are 32, 64, 128"),
+        ({"group_size": 64.0}, "group_size=64.0: accepted are 32, 64, 128"),
         ({"bits": 4}, "'bits' is not known; known are method, group_size"),
         ({"group_size": [64]}, "group_size"),
     ],

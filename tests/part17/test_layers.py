@@ -159,6 +159,36 @@ def test_every_way_by_groups(ways, piece, monkeypatch):
     assert torch.allclose(got, made.plain(x), atol=1e-3)
 
 
+@pytest.mark.parametrize("ways", [cpu._by_pieces, cpu._two_digits, cpu._aten_by_rows])
+@torch.inference_mode()
+def test_sums_by_rows_may_be_larger_than_fp16_can_hold(ways):
+    if ways is cpu._two_digits and not fbgemm.is_here():
+        pytest.skip("FBGEMM's alone")
+    x, codes = torch.full((2, 64), 128.0).half(), torch.full((16, 64), 127, dtype=torch.int8)
+    bias = torch.zeros(16) if ways is cpu._two_digits else torch.zeros(16).half()
+    got = ways(codes, torch.full((16,), 2.0**-11), bias).product(x)
+    assert got.dtype == torch.float16
+    assert torch.allclose(got.float(), torch.tensor(64 * 128 * 127 / 2**11), rtol=2e-3), "sums are in fp32"
+
+
+@pytest.mark.parametrize("method", ["int8", "int4"])
+@torch.inference_mode()
+def test_codes_that_are_read_where_they_lie_are_not_held_twice(method):
+    made, x = layer(method, 64, 5), rows(2, 64)  # 5 rows: PyTorch's kernel in four bits takes 16
+    made.pack(own_layout=False)
+    before = made(x)
+    (made.codes if method == "int8" else made.packed).zero_()
+    assert made.own_bytes == 0
+    assert not torch.equal(made(x), before), "the kernel reads the layer's codes, no copy of them"
+
+
+def test_a_copy_that_is_filled_up_is_counted_and_the_codes_are_let_go():
+    made = layer("int4", 100, 5)  # groups of 32: the last has 4
+    made.pack()
+    assert made.packed is None
+    assert made.own_bytes == 5 * 128 // 2 + 2 * 5 * 4 * 2, "codes up to a whole group; scale and low in fp16"
+
+
 def test_the_fastest_way_is_kept(monkeypatch):
     cpu._chosen.clear()
     given = [cpu.Packed(lambda x: x, i) for i in range(3)]

@@ -181,6 +181,9 @@ def test_unknown_names_are_refused():
         quantize(model, "int3")
     with pytest.raises(ValueError, match=r"group_size=48: accepted are 32, 64, 128"):
         quantize(model, "int4", 48)
+    for method in ("int8", "int8_dynamic"):
+        with pytest.raises(ValueError, match=f"group_size=32: {method} has no groups, only int4 has"):
+            quantize(model, method, 32)
 
 
 def test_activations_become_codes_on_a_cpu_only():

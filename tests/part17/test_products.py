@@ -78,3 +78,16 @@ def test_the_result_has_the_dtype_of_x(dtype):
     assert got.dtype == dtype, "the result has the dtype of x"
     rows, row_scale = quantize_rows(weight)
     assert linear_by_rows(x.to(dtype), rows, row_scale, bias.to(dtype)).dtype == dtype
+
+
+def test_sums_are_in_fp32():
+    """A sum of x · code may be larger than fp16 can hold where the result is not."""
+    x, bias = torch.full((1, 64), 128.0, dtype=torch.float16), torch.zeros(1, dtype=torch.float16)
+    rule = "sums are in fp32: in fp16 they end at 65,504"
+    packed = torch.full((1, 32), 15 + 16 * 15, dtype=torch.uint8)
+    scale, low = torch.tensor([[2.0**-7]]).half(), torch.tensor([[-(2.0**-4)]]).half()
+    by_groups = linear_by_groups(x, packed, scale, low, bias, 64)
+    assert by_groups.tolist() == [[64 * 128 * 15 / 2**7 - 64 * 128 / 2**4]], rule
+    codes = torch.full((1, 64), 127, dtype=torch.int8)
+    by_rows = linear_by_rows(x, codes, torch.tensor([2.0**-11]), bias)
+    assert by_rows.tolist() == [[64 * 128 * 127 / 2**11]], rule

@@ -57,6 +57,9 @@ def test_x_may_be_a_slice(T):
     x = torch.cat([x, x + 1], 1)[:, :128]
     codes, scale = quantize_rows(weight)
     close(int8_linear(x, codes, scale, bias), linear_by_rows(x, codes, scale, bias), "x is read by its rows")
+    four, step, low = quantize_groups(weight, 32)
+    operands = pack_nibbles(four), step, low, bias, 32
+    close(int4_linear(x, *operands), linear_by_groups(x, *operands), "in four bits, too")
 
 
 @pytest.mark.parametrize("T", [1, 3])
@@ -71,6 +74,11 @@ def test_the_result_has_the_dtype_of_x_and_sums_are_in_fp32(T, dtype):
     assert got.dtype == dtype
     want = linear_by_rows(x.float(), codes, scale, bias.float())
     assert torch.allclose(got.float(), want, atol=0.02, rtol=2e-3), "fp16 would lose 512 products' sum"
+    four, step, low = quantize_groups(weight, 32)
+    got = int4_linear(x, pack_nibbles(four), step, low, bias, 32)
+    assert got.dtype == dtype
+    want = linear_by_groups(x.float(), pack_nibbles(four), step, low, bias.float(), 32)
+    assert torch.allclose(got.float(), want, atol=0.02, rtol=2e-3), "in four bits, too"
 
 
 def test_the_kernel_is_chosen_by_rows(monkeypatch):
