@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,11 @@ def test_an_adapter_of_the_bare_model_has_shorter_names_and_is_the_same(adapters
     found = read_adapter(folder, config)
     assert found.layers.keys() == want.layers.keys()
     assert all(torch.equal(found.layers[n][0].A, want.layers[n][0].A) for n in want.layers)
+    # An expression is for these shorter names, and what it names has to be there, too.
+    edited(folder, target_modules=r"h\.\d\.(attn\.c_attn|mlp\.c_proj)")
+    assert read_adapter(folder, config).layers.keys() == want.layers.keys()
+    rewrite(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if "h.1.mlp" in name])
+    refused(folder, config, "missing tensor 'base_model.model.h.1.mlp.c_proj.lora_A.weight'")
 
 
 def test_a_regular_expression_may_say_which_layers(base, config, tmp_path):
@@ -233,7 +239,9 @@ def test_tensors_that_do_not_fit_are_refused_by_name(folder, config, change, wor
 
 
 def test_the_output_layer_has_no_adapter(config):
-    assert not any("lm_head" in name or "wte" in name for name in targets_of(config))
+    for tied in (True, False):
+        names = targets_of(replace(config, tie_word_embeddings=tied))
+        assert not any("lm_head" in name or "wte" in name for name in names)
 
 
 @pytest.mark.parametrize("fields", [("", 1, "x"), ("a", 0, "x"), ("a", True, "x"), ("a", "1", "x")])

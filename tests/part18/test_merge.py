@@ -58,13 +58,14 @@ def test_rows_of_a_fused_layer_are_changed_alone(base):
 
 
 def test_a_weight_in_half_precision_is_rounded_once(base):
-    """In bf16, 1 + 1/256 is 1, and so is adding a rounded difference twice."""
+    """In bf16, 1 + 1/256 is half way and becomes 1. A little more than 1/256 goes up, unless it was
+    rounded to 1/256 before.
+    """
     model = load_model(base, dtype="bfloat16")
     up = model.blocks[0].mlp.up.weight
     up.fill_(1.0)
-    adapter = by_hand(model.config, rank=2, value=1 / 16, scale=1.5)  # 2 · 1.5 / 256 = 0.01171875
-    merge(model, adapter)
-    assert torch.equal(up, torch.full_like(up, 1.01171875)), "added in fp32, then rounded"
+    merge(model, by_hand(model.config, value=1 / 16, scale=1 + 2**-10))
+    assert torch.equal(up, torch.full_like(up, 1 + 1 / 128)), "added in fp32, then rounded"
 
 
 def test_layers_that_are_no_plain_ones_any_more_are_refused(base):

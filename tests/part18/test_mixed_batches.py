@@ -203,6 +203,15 @@ def test_a_smaller_rank_leaves_nothing_of_the_adapter_before_it(base, adapters):
     assert tokens(run_to_end(engine)["a"]) == told_by_peft(base, adapters["business"], PROMPT, 8)
 
 
+def test_a_slot_that_is_used_again_is_cleared(base):
+    """Also where the next adapter has no factors: zero times what overflowed is no zero."""
+    model, slots = adapted_model(base, max_loras=1)
+    for layer in slots.layers.values():
+        layer.down.fill_(torch.inf), layer.up.fill_(torch.inf)
+    slots.put("a", by_hand(model.config))
+    assert all(layer.down.isfinite().all() and layer.up.isfinite().all() for layer in slots.layers.values())
+
+
 class Stepped(torch.nn.Module):
     """As a quantized layer: no nn.Linear, but it says `in_features` and `out_features`."""
 
