@@ -7,8 +7,9 @@ from engine.attention.dense import causal
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.layers.packed_linear import Transposed, pack_linears
 from engine.layers.replace import replace_linears
-from engine.lora.adapter import read_adapter
+from engine.lora.adapter import Factors, read_adapter
 from engine.lora.layer import LoRALinear
+from engine.lora.rows import GroupedRows
 from engine.lora.slots import AdapterSlots
 from engine.models.loader import load_model
 from tests.part06.fakes import TOKENIZER, assert_idle, run_to_end
@@ -210,6 +211,22 @@ def test_a_slot_that_is_used_again_is_cleared(base):
         layer.down.fill_(torch.inf), layer.up.fill_(torch.inf)
     slots.put("a", by_hand(model.config))
     assert all(layer.down.isfinite().all() and layer.up.isfinite().all() for layer in slots.layers.values())
+
+
+@torch.inference_mode()
+def test_parts_of_a_fused_layer_change_their_own_rows():
+    """As query and value of a Llama; each part has a rank below the slot's."""
+    torch.manual_seed(0)
+    rows, linear = GroupedRows(), torch.nn.Linear(6, 9)
+    layer = LoRALinear(linear, rows, max_loras=2, parts=3, max_rank=4, like=linear.weight)
+    query, value = (Factors(torch.randn(2, 6), torch.randn(3, 2), own) for own in (slice(0, 3), slice(6, 9)))
+    layer.put(1, (query, value), scale=0.5)
+    rows.fill([1], [0, 5])
+    x = torch.randn(5, 6)
+    added = layer(x) - linear(x)
+    assert torch.allclose(added[:, :3], 0.5 * x @ query.A.T @ query.B.T, atol=1e-5), "the query's rows"
+    assert not added[:, 3:6].any(), "rows between the parts stay as they are"
+    assert torch.allclose(added[:, 6:], 0.5 * x @ value.A.T @ value.B.T, atol=1e-5), "the value's rows"
 
 
 class Stepped(torch.nn.Module):
