@@ -1,10 +1,8 @@
 """The interpreter takes what a GPU's compiler refuses (a product of tiles that are too small, say)."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.part13.compiling import compiled
 
 pytest.importorskip("triton", reason="needs the package triton")
 
@@ -15,11 +13,4 @@ KERNELS = {
 
 
 def test_every_kernel_compiles_for_a_gpu(tmp_path):
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.part13.compiled"],
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-800:]
-    assert set(done.stdout.split()) == KERNELS
+    assert compiled("tests.part13.compiled", tmp_path) == KERNELS

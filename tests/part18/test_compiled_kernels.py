@@ -1,20 +1,11 @@
 """The interpreter takes what a GPU's compiler refuses."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.part13.compiling import compiled
 
 pytest.importorskip("triton", reason="needs the package triton")
 
 
 def test_the_kernels_compile_for_a_gpu(tmp_path):
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.part18.compiled"],
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-800:]
-    assert set(done.stdout.split()) == {"_shrink", "_expand"}
+    assert compiled("tests.part18.compiled", tmp_path) == {"_shrink", "_expand"}

@@ -1,9 +1,5 @@
 """A decode step of Llama or Qwen3 in few kernels: the logits and keys of the model's own forward pass."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -16,6 +12,7 @@ from engine.layers.packed_linear import Transposed
 from engine.layers.replace import replace_linears
 from engine.models.loader import load_model
 from tests.part01.reference import save
+from tests.part13.compiling import compiled
 from tests.part13.test_many_rows import TOLERANCE, VOCAB, Step
 from tests.part13.test_paged_attention import DEVICE
 from tests.part20.reference import random_model
@@ -99,13 +96,6 @@ def test_a_layer_that_was_replaced_computes_in_its_own_way(replaced, tmp_path):
 
 def test_every_kernel_compiles_for_a_gpu(tmp_path):
     """The interpreter takes what a GPU's compiler refuses."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.part20.compiled"],
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-800:]
-    assert set(done.stdout.split()) == {
+    assert compiled("tests.part20.compiled", tmp_path) == {
         "_embed_norm", "_add_norm", "_turn_and_store", "_silu_mul", "_attend", "_merge",
     }  # fmt: skip
