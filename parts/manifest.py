@@ -8,7 +8,8 @@ import dataclasses
 import re
 import tomllib
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from functools import cache, cached_property
+from pathlib import Path
 from typing import get_origin
 
 PARTS_PLANNED = 20
@@ -82,7 +83,7 @@ class Part:
     def tests(self) -> str:
         return f"tests/part{self.number:02d}"
 
-    @property
+    @cached_property
     def patterns(self) -> tuple[str, ...]:
         """Everything this part owns: what the manifest lists, and what carries the part's name or number."""
         nn = f"{self.number:02d}"
@@ -113,17 +114,22 @@ class Part:
         return None
 
 
-def matches(path: str, pattern: str) -> bool:
-    """Whole-path match in which `*` stays within one folder; `folder/**` is everything below the folder."""
-    if pattern.endswith("/**"):
-        return path.startswith(pattern[:-2])
-    return PurePosixPath("/" + path).match("/" + pattern)
+def matches(path: str, *patterns: str) -> bool:
+    """Whether one of them is the whole path: `*` stays within one folder; `folder/**` is everything below it."""
+    return _expression(patterns).fullmatch(path) is not None
 
 
 def owners(path: str, parts: list[Part]) -> list[int]:
     """The numbers of the parts that own `path`; 0 stands for the files that every tree shares."""
-    shared = [0] if any(matches(path, pattern) for pattern in SHARED) else []
-    return shared + [part.number for part in parts if any(matches(path, p) for p in part.patterns)]
+    shared = [0] if matches(path, *SHARED) else []
+    return shared + [part.number for part in parts if matches(path, *part.patterns)]
+
+
+@cache
+def _expression(patterns: tuple[str, ...]) -> re.Pattern:
+    """They are asked about every file of the repository, part by part: one expression for all is quick."""
+    each = (re.escape(pattern).replace(r"/\*\*", "/.*").replace(r"\*", "[^/]*") for pattern in patterns)
+    return re.compile("|".join(each), re.DOTALL)
 
 
 def load_parts(root: Path) -> list[Part]:
@@ -192,6 +198,6 @@ def _read(path: Path) -> Part:
             raise SeriesError(
                 f"{path}: exercise {exercise.where!r}: grade = {exercise.grade}: accepted: 1 to 3, or none"
             )
-        if not any(matches(exercise.path, pattern) for pattern in part.adds):
+        if not matches(exercise.path, *part.adds):
             raise SeriesError(f"{path}: exercise {exercise.where!r} is not in a file that the part adds")
     return part

@@ -65,12 +65,12 @@ def early_showcase(root: Path, files: list[str], parts: list[Part]) -> list[str]
     breaches = []
     for part in [part for part in parts if part.number < LAST]:
         for path in files:
-            if path.startswith("engine/") or not any(matches(path, pattern) for pattern in part.patterns):
+            if path.startswith("engine/") or not matches(path, *part.patterns):
                 continue
             if path.endswith((".py", ".ipynb")):
-                tree = _tree(root, path)
-                names = {_name(node) for node in ast.walk(tree)}
-                uses = ["LLM"] * ("LLM" in names) + ["ruvon"] * any(map(_runs_ruvon, ast.walk(tree)))
+                nodes = list(ast.walk(_tree(root, path)))
+                uses = ["LLM"] * any(_name(node) == "LLM" for node in nodes)
+                uses += ["ruvon"] * any(map(_runs_ruvon, nodes))
             else:
                 uses = []
             if path.endswith((".md", ".ipynb")):

@@ -15,11 +15,16 @@ from parts.tree import history, start
 from tests.series.tiny import contents, write
 
 
-def parts(root: Path, *arguments: str) -> subprocess.CompletedProcess:
+def python(root: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess:
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # seconds per run, and the tiny repository needs none
-    command = [sys.executable, "-m", "parts", *arguments]
-    return subprocess.run(command, cwd=root, env=env, capture_output=True, encoding="utf-8", check=False)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=root, env=env | more, capture_output=True, encoding="utf-8"
+    )
+
+
+def parts(root: Path, *arguments: str) -> subprocess.CompletedProcess:
+    return python(root, "-m", "parts", *arguments)
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -204,10 +209,8 @@ def test_all_is_green_only_when_the_whole_part_ran(repo, tmp_path):
     assert green in parts(x, "test", "2").stdout
     for some in (["-k", "word"], [f"{file}::test_two_is_two"], ["--deselect", f"{file}::test_two_is_two"]):
         folder = ["tests/part02"] if some[0].startswith("-") else []
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *folder, *some],
-            cwd=x, env=os.environ | {"PYTHONPATH": str(x)}, capture_output=True, encoding="utf-8", check=True,
-        )  # fmt: skip
+        done = python(x, "-m", "pytest", *folder, *some, PYTHONPATH=str(x))
+        assert done.returncode == 0, done.stdout
         assert green not in done.stdout
         assert part in done.stdout
 
