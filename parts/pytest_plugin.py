@@ -9,12 +9,13 @@ Loaded by the conftest.py of a start tree alone.
 import sys
 import threading
 from collections import Counter
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from parts.manifest import Exercise, find_part, load_parts
+from parts.manifest import Exercise, SeriesError, find_part, load_parts
 from parts.mistakes import essence
 from parts.stubs import is_stub
 from parts.tree import read_cut
@@ -41,10 +42,14 @@ def pytest_collection_modifyitems(items) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Where a file is about several exercises, note which of them the test calls."""
-    asked = {(str(ROOT / e.path), e.name): e.where for e in PART.exercises if _file(item) in e.tests}
+    """Where a file is about several exercises, note which of the written ones the test calls.
+
+    To be told of every call makes a test several times slower: not before there is one to note.
+    """
+    about = [exercise for exercise in PART.exercises if _file(item) in exercise.tests]
+    asked = {(str(ROOT / e.path), e.name): e.where for e in about if _is_written(e)}
     called = item.stash[CALLED] = set()
-    if len(asked) < 2:
+    if len(about) < 2 or not asked:
         called.update(asked.values())
         return (yield)
 
@@ -109,15 +114,22 @@ def _point_out(report, write) -> None:
     written = [
         exercise.where
         for exercise in PART.exercises
-        if path in exercise.tests
-        and exercise.where in getattr(report, "called", ())
-        and not is_stub((ROOT / exercise.path).read_text(encoding="utf-8"), exercise.name, exercise.path)
+        if path in exercise.tests and exercise.where in getattr(report, "called", ())
     ]
     write(f"\nLook here first: {report.nodeid}")
     if written:
         write(f"    It checks {' and '.join(written)}.")
     for line in essence(report.longreprtext).splitlines():
         write(f"    {line}")
+
+
+@cache
+def _is_written(exercise: Exercise) -> bool:
+    try:
+        source = (ROOT / exercise.path).read_text(encoding="utf-8")
+        return not is_stub(source, exercise.name, exercise.path)
+    except (SeriesError, SyntaxError):  # it was begun, and is no function for now
+        return True
 
 
 def _whole_part(config, terminalreporter) -> bool:
