@@ -20,7 +20,7 @@ serve: $(VENV)/.demo
 test: $(VENV)/.dev lint
 	$(RUN) tools/render_tables.py --check
 	$(RUN) -m pytest tests/series tests/system tests/part20 -q $(WORKERS) --dist worksteal
-	$(RUN) -m pytest --nbval notebooks -q $(WORKERS) --dist loadfile
+	$(RUN) -m pytest -p nbval --nbval notebooks -q $(WORKERS) --dist loadfile
 
 # While you work: the parts' tests from here, without cutting anything.
 quick: $(VENV)/.dev lint

@@ -115,7 +115,7 @@ class Part:
 
 
 def matches(path: str, *patterns: str) -> bool:
-    """Whether one of them is the whole path: `*` stays within one folder; `folder/**` is everything below it."""
+    """Whether a pattern is the whole path: `*` stays in one folder, `folder/**` is everything below it."""
     return _expression(patterns).fullmatch(path) is not None
 
 

@@ -38,6 +38,7 @@ LIBRARIES = (
     "transformers.models.gpt2.modeling_gpt2",
     "uvicorn",
 )
+NOT_LOADED = ("nbval", "schemathesis")  # pytest's settings say so
 NOT_THE_LEARNERS = ("BUILD_NUMBER", "CI", "COV_", "PYTEST_", "PYTHONDONTWRITE", "PYTHONPATH", "RUVON_")
 
 
@@ -111,7 +112,8 @@ def _serve() -> None:
         with suppress(ImportError):
             import_module(library)
     for plugin in metadata.entry_points(group="pytest11"):
-        plugin.load()
+        if plugin.name not in NOT_LOADED:
+            plugin.load()
     gc.freeze()  # what is imported stays: the children's collector need not look at it
     for line in sys.stdin:
         print(json.dumps(_fork(**json.loads(line))), flush=True)
