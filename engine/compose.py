@@ -49,6 +49,8 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     model = load_model(args.model, args.device, args.dtype, args.load_format, transform=ready)
     parameter = next(model.parameters())
     max_model_len = args.max_model_len or model.config.max_positions
+    if max_model_len > model.config.max_positions:  # said before memory is taken for it
+        raise ValueError(f"max_model_len={max_model_len}: the model sees {model.config.max_positions} tokens")
     listeners = Listeners(listeners)
     if args.speculative_config is None:
         cache = make_cache(args, model.config, max_model_len, parameter)
