@@ -1,118 +1,33 @@
 """One step ahead: the tokens of one step at a time, whatever happens while a step is in flight."""
 
-import asyncio
-import random
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch import nn
 
-from engine.ahead import AheadEngine, AheadExecutor, AheadForward, LastTokens
-from engine.async_engine import AsyncLLMEngine
-from engine.cache.paged import PagedCache
-from engine.cache.slots import SlotCache
-from engine.decoding.logprobs import SUPPORTS
-from engine.decoding.outputs import RequestOutput
-from engine.decoding.params import SamplingParams
+from engine.ahead import AheadExecutor, LastTokens
 from engine.decoding.sampling import NO_TOKEN
-from engine.executor import ModelForward, Pending
-from engine.listeners import Listeners
-from engine.llm_engine import LLMEngine
-from engine.models.loader import load_model
-from engine.scheduling.continuous import ContinuousScheduler
+from engine.executor import Pending
 from engine.scheduling.request import PLACEHOLDER
 from engine.scheduling.scheduler import take
-from engine.scoring import ScoringExecutor
-from tests.part01.reference import random_gpt2, save
 from tests.part06.fakes import (
-    CONFIG,
-    TOKENIZER,
     BlockCache,
-    FakeForward,
-    Recorder,
-    ask,
     assert_idle,
-    at_rest,
     told_alone,
 )
-from tests.part10.test_scoring_executor import assert_right
-from tests.part12.pages import TWO_LAYERS, PageReader, WatchedCache, sequence
-
-CPU = torch.device("cpu")
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-MOST_STEPS = 2000  # more than any test here needs
-
-
-class FakeAhead(AheadForward):
-    """The fake model, which finds its tokens as a real one does."""
-
-    def __init__(self, cache, last: LastTokens) -> None:
-        super().__init__(nn.Linear(1, 1), cache, last)
-        self.fake = PageReader(cache) if isinstance(cache, PagedCache) else FakeForward(cache)
-        self.seen: list[dict[str, int]] = []  # by step: the last token that each request came with
-        self.broken: dict[str, int] = {}  # request -> the position after which nothing can be chosen
-
-    def hidden(self, batch):
-        token_ids = self.inputs(batch)[0].tolist()
-        self.seen.append(
-            {r.id: token_ids[end - 1] for r, end in zip(batch.requests, batch.query_start[1:], strict=True)}
-        )
-        logits = self.fake(replace(batch, token_ids=tuple(token_ids)))
-        rows = [(r.id, batch.positions[i]) for r, own in zip(batch.requests, batch.logit_rows) for i in own]
-        for row, (name, position) in enumerate(rows):
-            if self.broken.get(name) == position:
-                logits[row] = torch.nan
-        return logits
-
-    def logits(self, hidden):
-        return hidden
-
-
-def ahead(cache, seats=5, budget=24, executor_class=AheadExecutor, **options) -> AheadEngine:
-    last = LastTokens(seats, CPU)
-    executor = executor_class(FakeAhead(cache, last), TOKENIZER, last)
-    scheduler = ContinuousScheduler(cache, seats, budget)
-    return AheadEngine(TOKENIZER, CONFIG, scheduler, executor, supports=SUPPORTS, **options)
-
-
-def forward_of(engine: AheadEngine) -> FakeAhead:
-    return engine.executor.forward
-
-
-def steps_of(engine: LLMEngine) -> Iterator[list[RequestOutput]]:
-    """What each step gives, until nothing is unfinished."""
-    for _ in range(MOST_STEPS):
-        if not engine.has_unfinished_requests():
-            return
-        yield engine.step()
-    raise AssertionError("the engine comes to no end")
-
-
-def run_to_end(engine: LLMEngine) -> dict[str, RequestOutput]:
-    """request id -> its last output."""
-    return {
-        output.request_id: output for outputs in steps_of(engine) for output in outputs if output.finished
-    }
-
-
-def log_of(engine: AheadEngine) -> list[str]:
-    """What it does from now on: "launch" for each step that somebody is in, and "land"."""
-    log, launch, land = [], engine.launch, engine.land
-
-    def launching():
-        flight = launch()
-        log.extend(["launch"] if flight else [])
-        return flight
-
-    def landing(flight):
-        log.append("land")
-        return land(flight)
-
-    engine.launch, engine.land = launching, landing
-    return log
-
+from tests.part12.pages import sequence
+from tests.part13.aheads import (
+    CPU,
+    GREEDY,
+    FakeAhead,
+    ahead,
+    assert_told,
+    forward_of,
+    log_of,
+    mixed,
+    run_to_end,
+    steps_of,
+)
 
 # 1. The tokens chosen last.
 
@@ -345,146 +260,3 @@ def test_whoever_was_in_the_failed_step_fails_and_nobody_else(when):
     for name in "cd":
         assert done[name].outputs[0].token_ids == told_alone(f"prompt {name}", GREEDY).token_ids
     assert_idle(engine)
-
-
-# 4. Everything at once.
-
-
-def mixed(i: int) -> SamplingParams:
-    """Greedy, sampled, with penalties, stop strings, several samples, log probabilities."""
-    kind = [
-        {"temperature": 0},
-        {"temperature": 0.9},
-        {"temperature": 0, "repetition_penalty": 1.4, "frequency_penalty": 0.5, "min_tokens": 3},
-        {"temperature": 1.0, "stop": ("a", "e", "zz")},
-        {"temperature": 0.8, "n": 2},
-        {"temperature": 0, "logprobs": 2, "prompt_logprobs": 1},
-        {"temperature": 0.7, "logprobs": 3, "top_k": 9},
-    ][i % 7]
-    return SamplingParams(seed=i, max_tokens=4 + i % 17, **kind)
-
-
-def assert_told(output, prompt: str, params: SamplingParams) -> None:
-    """What the fake model says to this prompt alone, and its scores, if asked for."""
-    assert output.error is None
-    quiet = replace(params, logprobs=None, prompt_logprobs=None)
-    for index, sample in enumerate(output.outputs):
-        want = told_alone(prompt, quiet, index)
-        assert sample.token_ids == want.token_ids
-        assert (sample.text, sample.finish_reason) == (want.text, want.finish_reason)
-    if params.prompt_logprobs is not None:
-        assert_right(output, params)
-
-
-CACHES = {
-    "slots": lambda blocks: BlockCache(blocks, 8),
-    "recompute": lambda blocks: WatchedCache(TWO_LAYERS, blocks, 8, preemption_mode="recompute"),
-    "swap": lambda blocks: WatchedCache(TWO_LAYERS, blocks, 8, num_swap_blocks=40, preemption_mode="swap"),
-}
-
-
-@pytest.mark.parametrize("blocks", [26, 90], ids=["small", "large"])
-@pytest.mark.parametrize("name", CACHES)
-@pytest.mark.parametrize("seed", range(2))
-def test_everybody_gets_the_tokens_of_one_step_at_a_time(name, blocks, seed):
-    """Newcomers and aborts while steps are in flight, prompts in chunks, and in the small memory
-    preemptions.
-    """
-    rng = random.Random(seed)
-    recorder = Recorder()
-    cache = CACHES[name](blocks)
-    engine = ahead(cache, seats=8, budget=32, listeners=Listeners([recorder]))
-    same = "the same beginning "
-    prompts = {str(i): same * (i % 3) + "abcdefgh"[i % 8] * rng.randint(1, 60) for i in range(28)}
-    waiting, done, aborted = list(prompts), {}, set()
-    for _ in range(MOST_STEPS):
-        for request in waiting[: rng.choice([0, 1, 4])]:
-            engine.add_request(request, prompts[request], mixed(int(request)))
-            waiting.remove(request)
-        if rng.random() < 0.03 and engine.abort_request(request := rng.choice(list(prompts))):
-            aborted.add(request)
-        done |= {output.request_id: output for output in engine.step() if output.finished}
-        if not waiting and not engine.has_unfinished_requests():
-            break
-    assert set(done) | aborted == set(prompts)
-    assert aborted
-    for request, output in done.items():
-        assert_told(output, prompts[request], mixed(int(request)))
-    preempted = sum(event == "preempt" for event, _ in recorder.heard)
-    assert (preempted > 0) == (blocks == 26)
-    assert name == "slots" or cache.hit_tokens > 0
-    assert name != "swap" or (cache.num_swapped > 0) == (blocks == 26)
-    assert_idle(engine)
-
-
-def test_many_users_at_once_through_the_engines_thread():
-    engine = ahead(BlockCache(60, 8))
-    prompts = {str(i): f"prompt {i}" for i in range(21)}
-
-    async def leave_early():
-        stream = await running.generate("hello", GREEDY, "left")
-        await anext(stream)
-        await stream.aclose()
-
-    async def run():
-        asked = [ask(running, prompt, mixed(int(name)), name) for name, prompt in prompts.items()]
-        return (await asyncio.gather(*asked, leave_early()))[:-1]
-
-    with at_rest(AsyncLLMEngine(engine, "fake")) as running:
-        running.start()
-        told = asyncio.run(run())
-    for (name, prompt), outputs in zip(prompts.items(), told, strict=True):
-        assert_told(outputs[-1], prompt, mixed(int(name)))
-
-
-# 5. A real model.
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    theirs = random_gpt2(vocab_size=CONFIG.vocab_size, n_positions=128, tie_word_embeddings=False)
-    return load_model(save(theirs, tmp_path_factory.mktemp("gpt2")))
-
-
-def real_cache(model, name: str):
-    if name == "slots":
-        return SlotCache(model.config, 3)
-    return PagedCache(model.config, 26, 8, num_swap_blocks=30, preemption_mode="swap")
-
-
-@pytest.mark.parametrize("name", ["slots", "paged"])
-def test_a_models_tokens_and_scores_are_those_of_one_step_at_a_time(model, name):
-    prompts = {str(i): "the same beginning " * (i % 3) + "abcdefgh"[i % 8] * (3 * i) for i in range(1, 15)}
-
-    def told(engine) -> dict:
-        for request, prompt in prompts.items():
-            engine.add_request(request, prompt, mixed(int(request)))
-        done = run_to_end(engine)
-        assert_idle(engine)
-        return done
-
-    def options(cache, executor):
-        return TOKENIZER, model.config, ContinuousScheduler(cache, 6, 20), executor
-
-    cache = real_cache(model, name)
-    want = told(
-        LLMEngine(*options(cache, ScoringExecutor(ModelForward(model, cache), TOKENIZER)), supports=SUPPORTS)
-    )
-    cache = real_cache(model, name)
-    last = LastTokens(6, CPU)
-    executor = AheadExecutor(AheadForward(model, cache, last), TOKENIZER, last)
-    got = told(AheadEngine(*options(cache, executor), supports=SUPPORTS))
-    for request, output in want.items():
-        assert output.error is None
-        for mine, theirs in zip(got[request].outputs, output.outputs, strict=True):
-            assert mine.token_ids == theirs.token_ids
-            assert (mine.text, mine.finish_reason) == (theirs.text, theirs.finish_reason)
-            assert (mine.logprobs is None) == (theirs.logprobs is None)
-            for a, b in zip(mine.logprobs or [], theirs.logprobs or [], strict=True):
-                assert list(a) == list(b)
-                assert [a[id].logprob for id in a] == pytest.approx([b[id].logprob for id in b], abs=1e-3)
-        assert (got[request].prompt_logprobs is None) == (output.prompt_logprobs is None)
-        for a, b in zip(got[request].prompt_logprobs or [], output.prompt_logprobs or [], strict=True):
-            assert (a is None) == (b is None)
-            if a is not None:
-                assert [a[id].logprob for id in a] == pytest.approx([b[id].logprob for id in b], abs=1e-3)

@@ -27,7 +27,7 @@ from tests.part06.fakes import (
 )
 from tests.part06.steps import chosen, make_request, play
 from tests.part12.pages import TWO_LAYERS, WatchedCache
-from tests.part13.test_ahead import FakeAhead
+from tests.part13.aheads import FakeAhead
 
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

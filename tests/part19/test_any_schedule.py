@@ -16,7 +16,7 @@ from engine.telemetry.bill import PAID, Price
 from engine.telemetry.cost import CostMeter
 from engine.telemetry.shares import Weights
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward
-from tests.part13.test_ahead import ahead, forward_of
+from tests.part13.aheads import ahead, forward_of
 from tests.part19.metering import Asked, Loud, Played
 
 SEEDS = st.integers(0, 2**32 - 1)

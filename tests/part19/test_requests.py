@@ -12,7 +12,7 @@ from engine.telemetry.bill import PAID
 from engine.telemetry.cost import Account, CostMeter
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, assert_idle, run_to_end
 from tests.part12.pages import PageReader, paged
-from tests.part13.test_ahead import ahead
+from tests.part13.aheads import ahead
 from tests.part19.metering import DOLLAR_A_SECOND, EVEN, Loud
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

@@ -1,6 +1,5 @@
 """What `python -m parts` does, on the tiny repository: fast, and free to break things."""
 
-import ast
 import os
 import shutil
 import subprocess
@@ -9,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parts.manifest import Exercise, Part, SeriesError, load_parts
-from parts.stubs import is_stub, stub
+from parts.manifest import SeriesError
 from parts.tree import history, start
 from tests.series.tiny import contents, write
 
@@ -347,66 +345,3 @@ def test_history_of_the_same_source_gives_the_same_commits(repo, tmp_path, monke
     history(repo, tmp_path / "h2")
     ids = [git(tmp_path / h, "rev-parse", "part-01", "part-02") for h in ("h1", "h2")]
     assert ids[0] == ids[1]
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("minutes = 5", "minute = 5", "unknown field 'minute'"),
-        ("minutes = 5", "", "field 'minutes' is missing"),
-        ('slug = "one"', 'slug = "won"', "'01_won', the folder is '01_one'"),
-        ("landed = true", "landed = true\nneeds = [1]", "accepted are parts before 1"),
-        ("minutes = 5", 'minutes = "5"', "minutes = '5': accepted: int"),
-        ("tests = [", "grade = 4\ntests = [", "grade = 4: accepted: 1 to 3"),
-        ("engine/one.py:one", "engine/two.py:one", "not in a file that the part adds"),
-        ("number = 1", "number = ", "not valid TOML"),
-    ],
-)
-def test_a_manifest_that_is_wrong_is_refused_by_file_and_field(repo, before, after, message):
-    manifest = repo / "parts/01_one/part.toml"
-    manifest.write_text(manifest.read_text().replace(before, after))
-    with pytest.raises(SeriesError, match=r"01_one/part.toml") as refusal:
-        load_parts(repo)
-    assert message in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["class f:\n    '''A class.'''\n    x = 1\n", "def f(): return 1\n", "def f():\n    '''Only words.'''\n"],
-)
-def test_only_a_function_with_a_body_on_its_own_lines_can_be_an_exercise(source):
-    with pytest.raises(SeriesError, match="the exercise 'f'"):
-        stub(source, {"f": "Part 1: write f"}, "f.py")
-
-
-def test_an_exercise_without_a_docstring_keeps_its_signature():
-    cut = stub(
-        "def f(\n    x,\n):\n    # first\n    y = x\n    return y\n\n\nz = 1\n",
-        {"f": "Part 1: write f"},
-        "f.py",
-    )
-    assert (
-        cut
-        == 'def f(\n    x,\n):\n    # first\n    raise NotImplementedError("Part 1: write f")\n\n\nz = 1\n'
-    )
-
-
-@pytest.mark.parametrize("words", ['say "f", \\ and f again', "say the word's name", "say it"])
-def test_an_exercise_counts_as_written_once_it_no_longer_raises(words):
-    source = "async def f(x):\n    '''Words.'''\n    return x\n"
-    cut = stub(source, {"f": f"Part 1: {words}"}, "f.py")
-    assert is_stub(cut, "f", "f.py")
-    assert not is_stub(source, "f", "f.py")
-    announcement = ast.parse(cut).body[0].body[-1].exc.args[0]
-    assert ast.literal_eval(announcement) == f"Part 1: {words}"
-
-
-@pytest.mark.parametrize(
-    "shown", ["NotImplementedError: {}", 'raise NotImplementedError("{}")', "NotImplementedError('{}')"]
-)
-def test_an_open_exercise_is_recognised_as_python_and_as_triton_show_it(shown):
-    one, two = (Exercise(f"engine/a.py:{name}", f"write {name}", ()) for name in ("one", "two"))
-    part = Part(3, "a", "A", "A", "a", 1, True, exercises=(one, two))
-    assert part.announced("E   " + shown.format("Part 3: write two")) == two
-    assert part.announced("E   " + shown.format("Part 4: write two")) is None
-    assert part.announced("AssertionError: Part 3: write two") is None

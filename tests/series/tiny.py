@@ -32,6 +32,7 @@ FILES = {
 
         [tool.pytest.ini_options]
         testpaths = ["tests"]
+        addopts = "-p no:nbval -p no:schemathesis"
         """,
     ".gitignore": "__pycache__/\nignored.py\n",
     "engine/__init__.py": """

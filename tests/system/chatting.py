@@ -109,3 +109,11 @@ def ask(one, text="Hello", number=1) -> None:
 def said(one, words: str):
     """Where these words stand among the turns. What is read out by a screen reader stands elsewhere."""
     return one.locator(".turns").get_by_text(words)
+
+
+def prompt_of(*turns: tuple[str, str]) -> str:
+    return TEMPLATE.render([{"role": role, "content": content} for role, content in turns])
+
+
+def asked(backend, number: int) -> str:
+    return TOKENIZER.decode(backend.asked[number][0])

@@ -9,7 +9,7 @@ from engine import LLM, LoRARequest, SamplingParams
 from engine.checkpoint import CheckpointError
 from engine.decoding.params import ParameterError
 from engine.speculation.lengths import Lengths
-from tests.system.test_hostile_clients import Process
+from tests.system.attack import Process
 
 ADAPTERS = Path(__file__).parents[2] / "adapters"
 POETRY = LoRARequest("poetry", 1, ADAPTERS / "poetry")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from engine import LLM, SamplingParams
-from tests.system.test_hostile_clients import DEADLINE, Process, wait_until
+from tests.system.attack import DEADLINE, Process, wait_until
 
 GUESTS = 24
 ASK = {"model": "storyteller", "temperature": 0, "max_tokens": 24, "ignore_eos": True}

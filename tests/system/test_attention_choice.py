@@ -2,27 +2,24 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.checkpoint import ZOO
 from engine.engine_args import EngineArgs
+from tests.system.ready import ruvon
 
 PARAMS = SamplingParams(temperature=0, max_tokens=25)
 PROMPTS = ["Once upon a time", "It rained. " * 30, "The"]
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="triton runs where there is a CUDA GPU")
 
 
-def ruvon(*arguments: str) -> subprocess.CompletedProcess:
-    """As from a shell, without Triton's interpreter."""
-    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    return subprocess.run(
-        [sys.executable, "-m", "engine.cli.main", *arguments], cwd=ZOO.parents[1], encoding="utf-8",
-        env=env | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, capture_output=True,
-    )  # fmt: skip
+def without_interpreter(*arguments: str) -> subprocess.CompletedProcess:
+    """`ruvon` without Triton's interpreter."""
+    return ruvon(
+        *arguments, env={key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    )
 
 
 def told(attention: str) -> list[list[int]]:
@@ -50,7 +47,7 @@ def test_triton_is_refused_on_a_cpu(monkeypatch):
 
 @pytest.mark.parametrize("attention", ["tiled", "sdpa"])
 def test_generate_takes_a_name(attention):
-    done = ruvon("generate", PROMPTS[0], "--max-tokens", "25", "--attention", attention)
+    done = without_interpreter("generate", PROMPTS[0], "--max-tokens", "25", "--attention", attention)
     (expected,) = LLM("storyteller", max_num_seqs=1).generate(PROMPTS[0], PARAMS)
     assert done.returncode == 0, done.stderr
     assert done.stdout == expected.outputs[0].text + "\n"
@@ -62,7 +59,7 @@ def test_generate_takes_a_name(attention):
     ("name", "reason"), [("flashy", "accepted are auto, eager, tiled, sdpa, triton"), ("triton", "needs ")]
 )
 def test_each_command_says_on_one_line_why_it_refuses(command, name, reason):
-    done = ruvon(*command, "--attention", name)
+    done = without_interpreter(*command, "--attention", name)
     assert done.returncode != 0
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("ruvon")

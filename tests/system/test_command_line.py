@@ -1,6 +1,5 @@
 """`ruvon`: the text alone on stdout, everything else on stderr, one clear line for an error."""
 
-import os
 import re
 import subprocess
 import sys
@@ -11,16 +10,9 @@ import engine.cli.series
 from engine import LLM, SamplingParams
 from engine.checkpoint import ZOO
 from engine.cli.main import app
+from tests.system.ready import ruvon
 
 ROOT = ZOO.parents[1]
-
-
-def ruvon(*arguments: str) -> subprocess.CompletedProcess:
-    """As from a shell: what a machine without the hub gives, on both channels."""
-    return subprocess.run(
-        [sys.executable, "-m", "engine.cli.main", *arguments], cwd=ROOT, encoding="utf-8",
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, capture_output=True,
-    )  # fmt: skip
 
 
 def refusal(capsys, *arguments: str) -> str:

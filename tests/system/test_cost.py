@@ -2,8 +2,6 @@
 
 import csv
 import re
-import subprocess
-import sys
 import threading
 from fractions import Fraction
 
@@ -11,7 +9,8 @@ import httpx
 import openai
 import pytest
 
-from tests.system.test_serve import ENVIRONMENT, ROOT, start
+from tests.system.ready import ruvon
+from tests.system.test_serve import start
 from tests.system.tools import DEADLINE, browser  # noqa: F401
 
 PRICE = Fraction("2.50")
@@ -132,10 +131,7 @@ def test_the_page_shows_it(server, client, browser, width):  # noqa: F811
     ],
 )
 def test_what_an_operator_gets_wrong_is_said_in_one_line(arguments, says):
-    done = subprocess.run(
-        [sys.executable, "-m", "engine.cli.main", "serve", *arguments],
-        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=DEADLINE,
-    )  # fmt: skip
+    done = ruvon("serve", *arguments)
     assert done.returncode == 1
     assert done.stderr.startswith(f"ruvon serve: {says}")
     assert done.stderr.count("\n") == 1

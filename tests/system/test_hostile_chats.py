@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.system.test_hostile_clients import JSON
+from tests.system.attack import JSON
 from tests.system.test_hostile_watchers import client, neighbour, server  # noqa: F401
 
 CHAT = {"model": "storyteller", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}

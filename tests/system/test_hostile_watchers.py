@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.system.test_hostile_clients import (
+from tests.system.attack import (
     ASK,
     DEADLINE,
     HEAD,

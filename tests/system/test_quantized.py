@@ -1,8 +1,5 @@
 """Quantized models in the finished engine: from `LLM` and `ruvon`, with what else there is switched on."""
 
-import subprocess
-import sys
-
 import pytest
 
 from engine import LLM, SamplingParams
@@ -13,6 +10,7 @@ from engine.quantization.layers import LINEARS
 from engine.quantization.quantize import quantize
 from tests.part01 import reference
 from tests.part20.reference import random_model
+from tests.system.ready import ruvon
 
 PROMPTS = ["Once upon a time", "Once upon a time there was a little girl named Lily", "The dog"]
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -52,11 +50,11 @@ def test_a_saved_checkpoint_is_the_same_model(tmp_path):
 
 
 def test_ruvon_takes_it_as_a_flag():
-    command = [sys.executable, "-m", "engine.cli.main", "generate", "Once upon a time", "--max-tokens", "4"]
-    done = subprocess.run([*command, "--quantization", "int8"], capture_output=True, text=True)
+    ask = "generate", "Once upon a time", "--max-tokens", "4", "--quantization"
+    done = ruvon(*ask, "int8")
     assert done.returncode == 0, done.stderr
     assert "4 tokens" in done.stderr
-    done = subprocess.run([*command, "--quantization", "int3"], capture_output=True, text=True)
+    done = ruvon(*ask, "int3")
     assert done.returncode == 1
     assert "quantization='int3': accepted are int8, int4, int8_dynamic, None" in done.stderr
 

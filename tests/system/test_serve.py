@@ -15,17 +15,19 @@ import engine.cli.serving
 from engine import LLM, EngineArgs, SamplingParams
 from engine.checkpoint import ZOO
 from engine.cli.main import app
+from tests.system.ready import Popen
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 120.0  # seconds after which what we wait for will never come: not a promise about speed
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
+SERVE = [sys.executable, "-m", "engine.cli.main", "serve"]
+OUTPUT = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+
+
 def start(*arguments: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "engine.cli.main", "serve", *arguments],
-        cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    return Popen([*SERVE, *arguments], cwd=ROOT, env=ENVIRONMENT, **OUTPUT)
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +121,10 @@ def test_without_the_key_only_health_answers(address):
 
 
 def test_a_server_that_cannot_start_says_why_in_one_line():
-    process = start("--model", "no-such-model")
-    said = process.communicate(timeout=DEADLINE)[0]
-    assert process.returncode == 1
-    assert said.startswith("ruvon serve: model 'no-such-model' is neither")
+    command = [*SERVE, "--model", "no-such-model"]
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, timeout=DEADLINE, **OUTPUT)
+    assert done.returncode == 1
+    assert done.stdout.startswith("ruvon serve: model 'no-such-model' is neither")
 
 
 def refusal(*arguments: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from engine import LLM, SamplingParams
 from engine.checkpoint import CheckpointError
 from engine.speculation.lengths import Lengths
-from tests.system.test_hostile_clients import Process
+from tests.system.attack import Process
 
 PROMPTS = ["Once upon a time", "The dog saw the cat. The dog saw the", "Lily"]
 GREEDY = SamplingParams(temperature=0, max_tokens=30)

@@ -28,7 +28,7 @@ from engine.server.app import create_app
 from engine.telemetry.metrics import EngineMetrics
 from engine.telemetry.routes import telemetry
 from tests.part04.serving import serve, wait_until
-from tests.system.test_hostile_clients import ENDLESS, Process
+from tests.system.attack import ENDLESS, Process
 
 USERS, LEAVERS, PLACES = 100, 20, 256
 DEADLINE = 120.0  # seconds after which what we wait for will never come: not a promise about speed

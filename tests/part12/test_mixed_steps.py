@@ -1,0 +1,202 @@
+"""Attention over pages: in mixed steps, for one sequence alone, and beside what others left behind."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.attention.dense import dense_attention
+from engine.cache.invariants import Invariants
+from engine.cache.single import CachedForward, SingleCache
+from engine.executor import ModelForward
+from engine.scheduling.scheduler import take
+from tests.part06.fakes import CONFIG
+from tests.part12.pages import admitted, paged, sequence, step, table, tokens_in_pages
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("q_heads", "kv_heads"), [(4, 4), (4, 1), (6, 2)])
+@pytest.mark.parametrize("seed", range(3))
+def test_attention_of_mixed_steps_equals_each_sequences_single_cache(q_heads, kv_heads, seed, dtype):
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    config = replace(CONFIG, num_layers=2, num_heads=q_heads, num_kv_heads=kv_heads, head_dim=8)
+    cache = paged(64, config=config, dtype=dtype)
+    cache.memory.fill_(torch.nan)
+    seqs = [sequence(name, range(i, 60 + i)) for i, name in enumerate("abcd")]
+    singles = [SingleCache(config, 64, dtype=dtype) for _ in seqs]
+    for seq in seqs:
+        cache.begin(seq)
+    while any(seq.num_computed_tokens < 60 for seq in seqs):
+        open_ones = [s for s in range(4) if seqs[s].num_computed_tokens < 60]
+        chosen = rng.sample(open_ones, rng.randint(1, len(open_ones)))
+        new = [min(rng.choice([1, 1, 2, 7, 20]), 60 - seqs[s].num_computed_tokens) for s in chosen]
+        for s, n in zip(chosen, new, strict=True):
+            assert cache.reserve(seqs[s], seqs[s].num_computed_tokens + n)
+        batch = take([(seqs[s], n) for s, n in zip(chosen, new, strict=True)])
+        attend = cache.attention(batch)
+        for layer in range(2):
+            q = torch.randn(batch.num_tokens, q_heads, 8, generator=generator, dtype=dtype)
+            k, v = torch.randn(2, batch.num_tokens, kv_heads, 8, generator=generator, dtype=dtype)
+            out = attend(layer, q, k, v)
+            for i, s in enumerate(chosen):
+                part = slice(*batch.query_start[i : i + 2])
+                expected = singles[s].attend(layer, q[part], k[part], v[part])
+                assert (out[part] - expected).abs().max() <= 1e-5
+        for s, n in zip(chosen, new, strict=True):
+            singles[s].advance(n)
+
+
+# One sequence alone in a step: in one piece.
+
+
+class Seen:
+    """A kernel that notes the keys it is given."""
+
+    def __init__(self) -> None:
+        self.keys = []
+
+    def __call__(self, q, k, v, spans):
+        self.keys.append(k)
+        return dense_attention(q, k, v, spans)
+
+
+def test_who_is_alone_and_in_blocks_that_follow_one_another_is_read_where_it_lies():
+    kernel = Seen()
+    cache, a = paged(8, kernel=kernel), sequence("a", range(1, 12))
+    other = admitted(cache, sequence("other", [50, 51]))
+    a.num_computed_tokens = cache.begin(a)
+    for n, mean in [(6, 3.5), (1, 4), (4, 6)]:
+        assert step(cache, (a, n))[-1] == mean, "the last row is the mean of all tokens so far"
+        assert kernel.keys[-1].data_ptr() == cache.keys[1][1].data_ptr(), (
+            "views of the pages: nothing is copied"
+        )
+        cache.release(other)  # block 0 is at the front of the queue
+    assert table(cache, a) == [1, 2, 3], (
+        "a sequence's next block is the one right behind its last, if it is free"
+    )
+    assert tokens_in_pages(cache, a) == a.token_ids
+
+
+def test_who_is_alone_in_scattered_blocks_is_copied_together_once():
+    kernel = Seen()
+    cache, a = paged(40, kernel=kernel), sequence("a", range(1, 90))
+    a.num_computed_tokens = cache.begin(a)
+    step(cache, (a, 3))
+    admitted(cache, sequence("other", [50, 51]))  # has block 1
+    while a.num_tokens_to_compute:
+        n = min(a.num_computed_tokens % 7 + 1, a.num_tokens_to_compute)
+        assert abs(step(cache, (a, n))[-1] - (a.num_computed_tokens + 1) / 2) < 1e-4
+        assert tokens_in_pages(cache, a) == a.token_ids[: a.num_computed_tokens], "pages hold all tokens, too"
+    assert table(cache, a)[:3] == [0, 2, 3]
+    where = {keys.data_ptr() for keys in kernel.keys[::2]}  # layer 0
+    assert len(where) <= 4, "a copy is made once, and again when it is full, not at every step"
+
+
+def test_a_copy_is_not_used_once_others_were_in_a_step():
+    """What was stored among others is not in it."""
+    cache, a, b = paged(20), sequence("a", range(1, 30)), sequence("b", range(100, 130))
+    for seq in (a, b):
+        seq.num_computed_tokens = cache.begin(seq)
+        step(cache, (seq, 3))
+    for _ in range(3):
+        assert abs(step(cache, (a, 2))[-1] - (a.num_computed_tokens + 1) / 2) < 1e-4
+        step(cache, (a, 1), (b, 1))
+        assert abs(step(cache, (a, 4))[-1] - (a.num_computed_tokens + 1) / 2) < 1e-4
+        assert abs(step(cache, (b, 2))[-1] - 99 - (b.num_computed_tokens + 1) / 2) < 1e-4
+    assert not cache.held["a"].table.is_run
+
+
+def test_what_a_step_takes_back_is_written_over_in_a_copy_too():
+    """A step failed, or drafts were rejected: the next one writes other tokens at the same positions."""
+    cache, a = paged(20), sequence("a", range(1, 30))
+    a.num_computed_tokens = cache.begin(a)
+    step(cache, (a, 3))
+    admitted(cache, sequence("other", [50, 51]))
+    step(cache, (a, 7))
+    a.num_computed_tokens, a.token_ids[8:10] = 8, [90, 100]
+    assert abs(step(cache, (a, 1)).item() - (36 + 90) / 9) < 1e-4
+    assert abs(step(cache, (a, 1)).item() - (36 + 190) / 10) < 1e-4
+    assert tokens_in_pages(cache, a) == a.token_ids[:10]
+    assert not cache.held["a"].table.is_run
+
+
+def test_who_comes_back_alone_is_not_read_from_its_old_copy():
+    cache, a, b = paged(20, enable_prefix_caching=False), sequence("a", range(1, 30)), sequence("b", [7])
+    a.num_computed_tokens = cache.begin(a)
+    step(cache, (a, 3))
+    admitted(cache, b)
+    step(cache, (a, 5))
+    cache.preempt(a)
+    a.num_computed_tokens, a.token_ids[0] = cache.begin(a), 10
+    step(cache, (a, 8))
+    assert abs(step(cache, (a, 1)).item() - (45 + 9) / 9) < 1e-4, (
+        "what it computed anew, not what it had before"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("leave", ["release", "preempt"])
+def test_a_nan_left_in_a_page_reaches_neither_its_next_owner_nor_a_neighbour(dtype, leave):
+    cache = paged(9, dtype=dtype, enable_prefix_caching=False)
+    low, high = admitted(cache, sequence("low", range(5))), admitted(cache, sequence("high", range(7)))
+    broken = sequence("broken", range(9))
+    cache.begin(broken)
+    step(cache, (broken, 9), value=torch.nan)
+    getattr(cache, leave)(broken)
+    fresh = sequence("fresh", range(9))
+    cache.begin(fresh)
+    assert torch.isfinite(step(cache, (fresh, 3))).all(), "its new pages held NaN, and it read them"
+    for seq in (low, high):
+        seq.token_ids.append(1)
+    for _ in range(2):
+        out = step(cache, (low, 1), (fresh, 2), (high, 1))
+        assert torch.isfinite(out).all(), "a NaN in another's page was read"
+        for seq in (low, high):
+            seq.token_ids.append(1)
+    assert torch.isfinite(step(cache, (low, 1), (fresh, 1), (high, 1))).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_request_in_a_mixed_batch_has_the_logits_of_the_same_request_alone(model, tokenizer, seed):
+    """Sequences of unlike lengths, in steps of unlike sizes, joining, leaving and sharing pages."""
+    rng = random.Random(seed)
+    texts = [
+        "It was raining. " * 5,
+        "Once upon a time there was a little girl named",
+        "🦊",
+        "It was raining. " * 4,
+        "It was raining. " * 3 + "Tom and",
+    ]
+    cache = paged(40, config=model.config)
+    cache.memory.fill_(torch.nan)
+    watch = Invariants(cache)
+    forward = ModelForward(model, cache)
+    waiting = [sequence(str(i), tokenizer.encode(text)) for i, text in enumerate(texts)]
+    alone = {seq.id: CachedForward(model) for seq in waiting}
+    running, checked = [], 0
+    while waiting or running:
+        while waiting and len(running) < 3 and (cached := cache.begin(waiting[0])) is not None:
+            waiting[0].num_computed_tokens = cached
+            running.append(waiting.pop(0))
+        chosen = rng.sample(running, rng.randint(1, len(running)))
+        work = [(seq, rng.randint(1, seq.num_tokens_to_compute)) for seq in chosen]
+        for seq, n in work:
+            assert cache.reserve(seq, seq.num_computed_tokens + n)
+        batch = take(work)
+        watch.check(batch)
+        logits = forward(batch)
+        finished = [seq for seq, rows in zip(batch.requests, batch.logit_rows, strict=True) if rows]
+        for seq, row in zip(finished, logits, strict=True):
+            expected = alone[seq.id](seq.token_ids)
+            assert (row - expected).abs().max() <= 1e-4
+            seq.token_ids.append(int(expected.argmax()))
+            checked += 1
+        for seq in chosen:
+            cache.commit(seq, seq.num_computed_tokens)
+            if len(seq.token_ids) > seq.num_prompt_tokens + 12:
+                running.remove(seq)
+                cache.release(seq)
+    assert checked == 5 * 13
+    assert cache.hit_tokens > 0
+    assert cache.usage().tokens_held == 0

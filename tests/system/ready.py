@@ -1,0 +1,160 @@
+"""Processes of Python that need not import torch for seconds: one has imported it, and forks for each.
+
+    with Popen([sys.executable, "-m", "engine.cli.main", "serve"], cwd=ROOT, env=ENVIRONMENT) as process:
+    done = ruvon("models")
+
+A new process has its own files, folder, environment, signals and exit code, imports the engine itself, and
+ends as Python ends; only its parent is another. The file is also the program of the one that forks, which
+imports nothing of `engine`: a test may change a module before others import it.
+"""
+
+import gc
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from select import select
+from types import ModuleType
+
+LIBRARIES = (
+    "fastapi", "httpx", "jinja2", "prometheus_client", "regex", "rich.progress", "safetensors.torch", "torch",
+    "typer", "uvicorn",
+)  # fmt: skip
+FIXED = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # read while the libraries are imported
+ROOT = Path(__file__).parents[2]
+LOCK = threading.Lock()
+
+
+class Popen(subprocess.Popen):
+    """`python -m MODULE ARGUMENTS` or `python -c CODE ARGUMENTS`."""
+
+    def __init__(
+        self, command, cwd=ROOT, env=None, stdin=None, stdout=None, stderr=None, text=None, encoding=None
+    ) -> None:
+        self._job = {"command": command[1:], "cwd": str(cwd), "env": dict(env or os.environ) | FIXED}
+        super().__init__(command, stdin=stdin, stdout=stdout, stderr=stderr, text=text, encoding=encoding)
+
+    def _execute_child(self, *arguments) -> None:
+        handles = arguments[-13:-7]  # read and write end of stdin, stdout, stderr
+        own = [fd if fd != -1 else number for number, fd in enumerate((handles[0], handles[3], handles[5]))]
+        self._told, tells = os.pipe()
+        with LOCK:
+            socket.send_fds(_forks(), [json.dumps(self._job).encode()], [*own, tells])
+        os.close(tells)
+        self._close_pipe_fds(*handles)
+        self.pid = self._read()
+        self._child_created = True
+
+    def _wait(self, timeout: float | None) -> int:
+        if self.returncode is None:
+            if not select([self._told], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            self._handle_exitstatus(self._read())
+            os.close(self._told)
+        return self.returncode
+
+    def _internal_poll(self, _deadstate=None) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self._wait(0)
+        return self.returncode
+
+    def _read(self) -> int:
+        said = os.read(self._told, 8)
+        if not said:
+            raise RuntimeError("the process that forks is gone")
+        return int.from_bytes(said, "little")
+
+
+def ruvon(*arguments: str, **options) -> subprocess.CompletedProcess:
+    """The command as from a shell, to its end: what it gives on both channels. `options`: run's."""
+    return run([sys.executable, "-m", "engine.cli.main", *arguments], **options)
+
+
+def run(command, timeout: float = 120.0, **options) -> subprocess.CompletedProcess:
+    """As subprocess.run, its text captured."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"} | options
+    with Popen(command, **options) as process:
+        try:
+            said = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, *said)
+
+
+@cache
+def _forks() -> socket.socket:
+    """The way to the process that forks; it ends with this one."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, __file__, str(its.fileno())]
+    subprocess.Popen(command, cwd=ROOT, env=os.environ | FIXED, pass_fds=[its.fileno()])
+    its.close()
+    return ours
+
+
+def _serve(asks: socket.socket) -> dict | None:
+    """Fork for each job: a process that waits and tells, and the one it waits for, which returns its job."""
+    for library in LIBRARIES:
+        with suppress(ImportError):
+            import_module(library)
+    gc.freeze()  # what is imported stays: the collector need not look at it
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no child of this one is waited for
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for pytest, which then closes the socket
+    while True:
+        job, files, _, _ = socket.recv_fds(asks, 2**20, 4)
+        if not job:
+            return None
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            asks.close()
+            if (child := os.fork()) == 0:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                for number, fd in enumerate(files[:3]):
+                    os.dup2(fd, number)
+                for fd in files:
+                    os.close(fd)
+                return json.loads(job)
+            for fd in files[:3]:
+                os.close(fd)
+            os.write(files[3], child.to_bytes(8, "little"))
+            os.write(files[3], os.waitpid(child, 0)[1].to_bytes(8, "little"))
+            os._exit(0)
+        for fd in files:
+            os.close(fd)
+
+
+def _become(job: dict) -> None:
+    """Run the job as Python would have."""
+    os.chdir(job["cwd"])
+    os.environ.clear()
+    os.environ.update(job["env"])
+    unbuffered = {"buffering": 0} if job["env"].get("PYTHONUNBUFFERED") else {}
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        raw = open(number, "wb" if number else "rb", closefd=False, **(unbuffered if number else {}))  # noqa: SIM115
+        stream = io.TextIOWrapper(
+            raw, encoding="utf-8", errors="backslashreplace" if number == 2 else "strict",
+            line_buffering=number == 2 or raw.isatty(), write_through=bool(unbuffered),
+        )  # fmt: skip
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    kind, what, *arguments = job["command"]
+    sys.path[0] = job["cwd"]
+    sys.argv = ["-c", *arguments]
+    if kind == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        exec(compile(what, "<string>", "exec"), vars(main))
+
+
+if __name__ == "__main__" and (job := _serve(socket.socket(fileno=int(sys.argv[1])))):
+    _become(job)
