@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from engine import graphs
 from engine.cache.paged import PagedCache
+from engine.kernels import quantized_row
 from engine.kernels.paged_attention import num_splits, paged_attention
 
 MIN_HEAD_DIM = 16
@@ -27,7 +28,7 @@ def steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int],
     does. For `GraphForward(make_steps=)`.
     """
     if not LlamaRows.fits(model):
-        return graphs.steps(model, cache, max_rows)
+        return quantized_row.steps(model, cache, max_rows)
     step = LlamaRows(model, list(cache.keys), list(cache.values), max_rows)
     return lambda rows: step
 
