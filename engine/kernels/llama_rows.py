@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from engine import graphs
 from engine.cache.paged import PagedCache
+from engine.kernels import quantized_row
 from engine.kernels.llama_attend import attend_rows, attends
 from engine.kernels.llama_row import LlamaRow
 from engine.kernels.paged_attention import num_splits, paged_attention
@@ -31,7 +32,7 @@ def steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int],
     does. For `GraphForward(make_steps=)`.
     """
     if not LlamaRows.fits(model):
-        return graphs.steps(model, cache, max_rows)
+        return quantized_row.steps(model, cache, max_rows)
     memory = list(cache.keys), list(cache.values)
     many = LlamaRows(model, *memory, max_rows)
     one = LlamaRow(model, *memory) if LlamaRow.fits(model) else many
