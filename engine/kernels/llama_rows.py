@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from engine import graphs
 from engine.cache.paged import PagedCache
 from engine.kernels.paged_attention import num_splits, paged_attention
+from engine.speculation import graphs as speculation
 
 MIN_HEAD_DIM = 16
 COLS = 1024  # numbers of the MLP's inner layer that a program takes
@@ -106,6 +107,14 @@ class LlamaRows:
         gate_up, out = torch.mm(normed, mlp.gate_up.weight.t(), out=self.gate_up[:S]), self.inner[:S]
         _silu_mul[(triton.cdiv(inner, COLS), S)](gate_up, out, N=inner, COLS=COLS, num_warps=4)
         return out
+
+
+def verifying_steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int], graphs.Step]:
+    """The same for passes with several tokens of a sequence (Part 16): rows of this file see those above."""
+    if not LlamaRows.fits(model):
+        return speculation.steps(model, cache, max_rows)
+    step = LlamaRows(model, list(cache.keys), list(cache.values), max_rows)
+    return lambda rows: step
 
 
 @triton.jit

@@ -5,7 +5,7 @@ reads no token twice, its own guesses included, if they stood; and that what it 
 what it drew it from. Knows nothing of the target.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,11 @@ PROPOSE = 0x2545F4914F6CDD1D  # makes of a request's seed another, whose numbers
 class DraftModel:
     """Reads what the target has confirmed, and goes on from there."""
 
-    def __init__(self, model: nn.Module, cache: PairedCache) -> None:
-        self.cache, self.forward = cache, ModelForward(model, cache.draft)
+    def __init__(
+        self, model: nn.Module, cache: PairedCache, forward: Callable[[Batch], Tensor] | None = None
+    ) -> None:
+        """`forward`: its passes, over `cache.draft`; default: kernel by kernel."""
+        self.cache, self.forward = cache, forward or ModelForward(model, cache.draft)
         self.max_positions = model.config.max_positions
         self.probs: dict[str, Tensor] = {}  # id of a sampled request -> [k, V]: its last proposals' origin
 
