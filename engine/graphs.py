@@ -73,14 +73,17 @@ class DecodeGraphs:
 
     def __init__(
         self, step: Callable[[int], Step], last: LastTokens, vocab_size: int, max_rows: int, width: int,
-        capture: bool,
+        capture: bool, in_flight: int = 2,
     ) -> None:  # fmt: skip
-        """`width`: blocks of the longest sequence there may be."""
+        """`width`: blocks of the longest sequence there may be. `in_flight`: calls of which the device may
+        not have begun the first.
+        """
         device = last.chosen.device
         self.width, self.sizes, self._step, self._last = width, ladder(max_rows), step, last
         numbers = max_rows * (ROWS + width)
-        # Two copies on the host: while the device reads one, the next step's numbers go into the other.
-        self._host = [torch.zeros(numbers, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in "ab"]
+        # Several copies on the host: while the device reads one, the next step's numbers go into another.
+        pinned = device.type == "cuda"
+        self._host = [torch.zeros(numbers, dtype=torch.int32, pin_memory=pinned) for _ in range(in_flight)]
         self._inputs = torch.zeros(numbers, dtype=torch.int32, device=device)
         self._token_ids = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._greedy = Greedy(vocab_size, max_rows, device)
@@ -96,7 +99,7 @@ class DecodeGraphs:
         T = batch.num_tokens
         size = next(size for size in self.sizes if size >= T)
         # 1. The step's numbers, on the host: rows beyond T have no slot and no length.
-        self._turn = 1 - self._turn
+        self._turn = (self._turn + 1) % len(self._host)
         host = self._host[self._turn]
         numbers = self._views(host.numpy(), size)
         pages, positions = cache.pages(batch), np.array(batch.positions)

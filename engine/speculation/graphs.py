@@ -21,6 +21,7 @@ from engine.graphs import DecodeGraphs, ModelStep, Step
 from engine.kernels.many_rows import ManyRows
 from engine.kernels.single_row import SingleRow
 from engine.kernels.verify_attend import MOST_NEW, VerifyAttend
+from engine.speculation.config import MOST_TOKENS
 
 MOST_ROWS = 256  # of a pass that is a graph, if there are no more sequences than that
 
@@ -66,7 +67,8 @@ class RowsForward(AheadForward):
         self._V = model.config.vocab_size
         width = cache.num_blocks_for(max_model_len)
         step = make_steps(model, cache, max_rows)
-        self.graphs = DecodeGraphs(step, self.last, self._V, max_rows, width, capture)
+        chain = MOST_TOKENS + 1  # passes of a draft model that follow one another before the host waits
+        self.graphs = DecodeGraphs(step, self.last, self._V, max_rows, width, capture, in_flight=chain)
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Tensor:
