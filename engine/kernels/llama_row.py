@@ -21,14 +21,15 @@ from engine.kernels.pdl import has_pdl, release, wait
 from engine.kernels.single_row import Tile
 
 TILES = {
-    "qkv": Tile(4, 4, 8),
-    "proj": Tile(2, 4, None),
-    "gate_up": Tile(4, 4, None),
-    "down": Tile(2, 4, None),
-    "head": Tile(8, 4, 8),
+    "qkv": Tile(8, 4, 4),
+    "proj": Tile(4, 4, None),
+    "gate_up": Tile(4, 4, 4),
+    "down": Tile(2, 2, None),
+    "head": Tile(4, 4, None),
 }
-ATTEND = {"TOKENS": 32, "num_warps": 4}  # tokens read at a time
-MAX_SPLITS = 32
+ATTEND = {"TOKENS": 64, "num_warps": 4}  # tokens read at a time
+MAX_SPLITS = 16
+MIN_HEAD_DIM = 32  # a half of a head is the inner dimension of a product on tensor cores, at least 16
 
 
 class LlamaRow:
@@ -52,6 +53,11 @@ class LlamaRow:
         self.inner, self.logits = empty(config.intermediate_size), numbers(1, config.vocab_size)
         self.parts, self.stats = numbers(Hq, self.splits, Dh), numbers(2, Hq, self.splits)
         self.arrived = torch.zeros(Hkv, device=device, dtype=torch.int32)
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Of the models that `LlamaRows` knows."""
+        return model.config.head_dim >= MIN_HEAD_DIM
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor

@@ -32,7 +32,8 @@ def steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int],
     if not LlamaRows.fits(model):
         return graphs.steps(model, cache, max_rows)
     memory = list(cache.keys), list(cache.values)
-    one, many = LlamaRow(model, *memory), LlamaRows(model, *memory, max_rows)
+    many = LlamaRows(model, *memory, max_rows)
+    one = LlamaRow(model, *memory) if LlamaRow.fits(model) else many
     return lambda rows: one if rows == 1 else many
 
 

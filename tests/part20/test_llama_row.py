@@ -5,12 +5,15 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
-from engine.kernels.llama_row import LlamaRow
+from engine.kernels.llama_row import MIN_HEAD_DIM, LlamaRow
 from tests.part13.test_many_rows import TOLERANCE, Step
 from tests.part20.test_llama_rows import MODELS, made
 
 
-@pytest.fixture(scope="module", params=MODELS)
+NARROW = [name for name, (_, settings) in MODELS.items() if settings["head_dim"] < MIN_HEAD_DIM]
+
+
+@pytest.fixture(scope="module", params=[name for name in MODELS if name not in NARROW])
 def model(request, tmp_path_factory):
     return made(*MODELS[request.param], tmp_path_factory.mktemp("model"))
 
