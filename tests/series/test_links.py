@@ -1,6 +1,6 @@
 """Every link in every text of the repository leads to a file that git keeps, and to a heading that is there.
 
-`tests/series` checks more of articles and notebooks: that what they link to is in their own part's tree.
+test_checks.py wants more of articles and notebooks: that what they link to is in their own part's tree.
 """
 
 import re
