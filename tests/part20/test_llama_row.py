@@ -9,7 +9,6 @@ from engine.kernels.llama_row import MIN_HEAD_DIM, LlamaRow
 from tests.part13.test_many_rows import TOLERANCE, Step
 from tests.part20.test_llama_rows import MODELS, made
 
-
 NARROW = [name for name, (_, settings) in MODELS.items() if settings["head_dim"] < MIN_HEAD_DIM]
 
 
