@@ -178,8 +178,8 @@ def _norm_product(
     N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     PROGRAMS: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[N] = norm(x[K]) · Wᵀ + bias, as single_row.py's. GELU: out is what `_product_add` reads. GROUP: 0 in
-    int8.
+    """out[N] = norm(x[K]) · Wᵀ + bias, as single_row.py's. GELU: out is what `_product_add` reads. GROUP: 0
+    in int8.
     """
     # 1. What my first rows need, before anything that depends on the step.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
