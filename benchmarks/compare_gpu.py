@@ -1,6 +1,6 @@
 """The whole series on a GPU: what each capability is worth on the same requests, beside Hugging Face.
 
-    python -m benchmarks.compare_gpu [--shape gpt2-xl | qwen3-0.6b] [--repeats 2]       # two minutes on an H200
+    python -m benchmarks.compare_gpu [--shape gpt2-xl | qwen3-0.6b] [--repeats 2]    # two minutes on an H200
 
 64 requests that begin with the same 128 random tokens and go on with 16 to 128 of their own; outputs of 16 to
 256 tokens, greedy, end of sequence ignored; random bf16 weights. Sides come one after the other in one
@@ -125,7 +125,8 @@ def generate_batch(folder: Path) -> Run:
             manager.add_request(prompt, max_new_tokens=n)
         for _ in jobs:
             result = manager.get_result(timeout=120)
-            assert result is not None and result.error is None, result
+            assert result is not None, "generate_batch did not answer"
+            assert result.error is None, result.error
 
     run.stop = partial(manager.stop, block=True)
     return run
