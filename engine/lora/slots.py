@@ -30,6 +30,13 @@ class AdapterSlots:
         self.layers: dict[str, LoRALinear] = {}
         self.rows: Rows | None = None
 
+    def num_bytes(self, model: nn.Module) -> int:
+        """That all slots take, once its linear layers are wrapped."""
+        parts = Counter(target.layer for target in targets_of(model.config).values())
+        layers = {name: model.get_submodule(name) for name in parts}
+        numbers = sum(parts[name] * (one.in_features + one.out_features) for name, one in layers.items())
+        return self.max_loras * self.max_lora_rank * numbers * next(model.parameters()).element_size()
+
     def wrap(self, model: nn.Module) -> nn.Module:
         """Wrap the model's linear layers, in place; returns the model. For `load_model(transform=)`, behind
         merging and quantization, before packing.

@@ -99,6 +99,12 @@ def test_adapters_need_to_be_switched_on():
             LLM("storyteller", enable_lora=True, **{field: 0})
 
 
+@pytest.mark.parametrize("field", ["max_loras", "max_lora_rank"])
+def test_room_for_more_adapters_than_memory_holds_is_refused_before_it_is_taken(field):
+    with pytest.raises(ValueError, match=f"{field}=1000000000 .*need [0-9,]+ bytes; there are"):
+        LLM("storyteller", enable_lora=True, **{field: 10**9})
+
+
 def test_the_server_chooses_by_model_and_swaps_while_it_runs(alone, tmp_path):
     shutil.copytree(ADAPTERS / "business", tmp_path / "there" / "business")
     modules = ["--lora-modules", f"poetry={ADAPTERS / 'poetry'}", "--lora-dir", str(tmp_path / "there")]
