@@ -141,3 +141,11 @@ def test_flags_that_make_no_sense_are_refused(tmp_path, flags, words):
     server = Process(tmp_path, "", *flags)
     assert server.process.wait(120) == 1
     assert words in server.said()
+
+
+def test_a_quantized_base_serves_them_side_by_side_as_each_alone():
+    llm = LLM("storyteller", enable_lora=True, quantization="int8")
+    pairs = list(zip(PROMPTS, MIXED, strict=True))
+    each = [texts(llm.generate(prompt, GREEDY, lora_request=one))[0] for prompt, one in pairs]
+    assert texts(llm.generate(PROMPTS, GREEDY, lora_request=MIXED)) == each
+    assert each[:2] != texts(llm.generate(PROMPTS[:2], GREEDY)), "the adapters say something"
