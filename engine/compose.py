@@ -99,11 +99,13 @@ def _ready(
     if quantization is not None:
         model = quantize(model, quantization)
     if slots is not None:
-        need, (free, _) = slots.num_bytes(model), memory(next(model.parameters()).device)
-        if need > free:
+        device = next(model.parameters()).device
+        free, total = memory(device)  # what a CPU's system keeps of files is there, too
+        need, there = slots.num_bytes(model), free if device.type == "cuda" else total
+        if need > there:
             raise ValueError(
                 f"max_loras={args.max_loras} of max_lora_rank={args.max_lora_rank} need {need:,} bytes; "
-                f"there are {free:,}"
+                f"there are {there:,}"
             )
         model = slots.wrap(model)
     return pack_quantized(pack_linears(model, rows=args.max_num_seqs))
