@@ -1,0 +1,14 @@
+"""The kernels of `engine/kernels/llama_rows.py` compile for a GPU: here, once, as it takes long."""
+
+import pytest
+
+pytest.importorskip("triton", reason="needs the package triton")
+
+from tests.part13.compiling import compiled
+
+
+def test_every_kernel_compiles_for_a_gpu(tmp_path):
+    """The interpreter takes what a GPU's compiler refuses."""
+    assert compiled("tests.part20.compiled", tmp_path) == {
+        "_embed_norm", "_add_norm", "_turn_and_store", "_silu_mul", "_attend", "_merge",
+    }  # fmt: skip
