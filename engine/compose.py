@@ -116,10 +116,11 @@ def _make_executor(
     last = LastTokens(args.max_num_seqs, device)
     if args.attention == "triton" and args.kv_cache == "paged" and not args.enforce_eager:
         from engine.graphs import GraphForward  # here: triton is optional
+        from engine.kernels.llama_prompts import prompts
         from engine.kernels.llama_rows import steps
 
         capture = device.type == "cuda"
-        forward = GraphForward(model, cache, last, max_model_len, capture, make_steps=steps)
+        forward = GraphForward(model, cache, last, max_model_len, capture, steps, prompts)
         return AheadExecutor(_with(slots, forward), tokenizer, last, sampler=forward.choose)
     if args.async_scheduling:
         return AheadExecutor(_with(slots, AheadForward(model, cache, last)), tokenizer, last)

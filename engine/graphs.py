@@ -24,6 +24,7 @@ from engine.executor import sample_batch
 from engine.kernels.greedy import Greedy, fetch
 from engine.kernels.many_rows import ManyRows
 from engine.kernels.paged_attention import num_splits, paged_attention
+from engine.kernels.prompt_rows import prompts
 from engine.kernels.single_row import SingleRow
 from engine.kernels.store_kv import store_kv
 
@@ -152,9 +153,13 @@ class GraphForward(AheadForward):
     def __init__(
         self, model: nn.Module, cache: PagedCache, last: LastTokens, max_model_len: int, capture: bool,
         make_steps: Callable[[nn.Module, PagedCache, int], Callable[[int], Step]] = steps,
+        make_prompts: Callable[[nn.Module], Callable] = prompts,
     ) -> None:  # fmt: skip
-        """`make_steps`: how a step is computed, by its rows; a later part knows more models."""
+        """`make_steps`: how a step is computed, by its rows; `make_prompts`: who, called as the model is,
+        computes the other steps. A later part knows more models.
+        """
         super().__init__(model, cache, last)
+        self._run = make_prompts(model)
         rows = len(last.chosen)
         self._V = model.config.vocab_size
         self.graphs = DecodeGraphs(

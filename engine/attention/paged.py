@@ -75,6 +75,15 @@ def paged_decode(pages: Pages, num_heads: int, keys: Tensor) -> Together:
     return Ragged(pages.all_places() * Hkv, pages.lens, num_heads, Hkv, 1, keys)
 
 
+# New k and v[T, Hkv, Dh] into a layer's keys and values[B, P, Hkv, Dh], at slots[T] = block · P + place.
+Store = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+
+def store_by_index(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    for memory, x in ((keys, k), (values, v)):
+        memory.flatten(0, 1).index_copy_(0, slots, x)  # [B·P, Hkv, Dh], a view
+
+
 def gather(memory: Tensor, places: Tensor) -> Tensor:
     """memory[B, P, Hkv, Dh], places[K] -> [K, Hkv, Dh]: the tokens that lie there, copied together."""
     return memory.flatten(0, 1).index_select(0, places)

@@ -8,6 +8,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 from benchmarks.part20_models import random_model
 from engine.cache.paged import PagedCache
 from engine.graphs import ModelStep
+from engine.kernels.llama_row import LlamaRow
 from engine.kernels.llama_rows import LlamaRows, steps
 from engine.layers.packed_linear import Transposed
 from engine.layers.replace import replace_linears
@@ -73,8 +74,9 @@ def cache_for(model) -> PagedCache:
 
 def test_it_is_taken_for_models_that_it_knows(model):
     make = steps(model, cache_for(model), 3)
-    assert isinstance(make(1), LlamaRows)
-    assert make(3) is make(1), "one set of buffers for all sizes"
+    assert isinstance(make(1), LlamaRow)
+    assert isinstance(make(3), LlamaRows)
+    assert make(3) is make(2), "one set of buffers for all sizes"
 
 
 @pytest.mark.parametrize("name", OTHERS)
