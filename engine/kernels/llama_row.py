@@ -16,19 +16,20 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from engine.kernels.llama_attend import MIN_HEAD_DIM, _turned
 from engine.kernels.paged_attention import ROWS, _share
 from engine.kernels.pdl import has_pdl, release, wait
 from engine.kernels.single_row import Tile
 
 TILES = {
-    "qkv": Tile(4, 4, 8),
-    "proj": Tile(2, 4, None),
-    "gate_up": Tile(4, 4, None),
-    "down": Tile(2, 4, None),
-    "head": Tile(8, 4, 8),
+    "qkv": Tile(8, 4, 4),
+    "proj": Tile(4, 4, None),
+    "gate_up": Tile(4, 4, 4),
+    "down": Tile(2, 2, None),
+    "head": Tile(4, 4, None),
 }
-ATTEND = {"TOKENS": 32, "num_warps": 4}  # tokens read at a time
-MAX_SPLITS = 32
+ATTEND = {"TOKENS": 64, "num_warps": 4}  # tokens read at a time
+MAX_SPLITS = 16
 
 
 class LlamaRow:
@@ -52,6 +53,11 @@ class LlamaRow:
         self.inner, self.logits = empty(config.intermediate_size), numbers(1, config.vocab_size)
         self.parts, self.stats = numbers(Hq, self.splits, Dh), numbers(2, Hq, self.splits)
         self.arrived = torch.zeros(Hkv, device=device, dtype=torch.int32)
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Of the models that `LlamaRows` knows."""
+        return model.config.head_dim >= MIN_HEAD_DIM
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
@@ -196,19 +202,6 @@ def _linear_add(
 
 
 @triton.jit
-def _turned(at, gain, turn, there, i, eps, HALF: tl.constexpr, NORM: tl.constexpr):
-    """The two halves of heads at `at`[R, 1], normed (NORM) and turned by turn[2, HALF]: [R, HALF] each."""
-    a = tl.load(at + i[None, :], mask=there, other=0.0).to(tl.float32)
-    b = tl.load(at + HALF + i[None, :], mask=there, other=0.0).to(tl.float32)
-    if NORM:
-        rstd = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
-        a *= rstd * tl.load(gain + i).to(tl.float32)[None, :]
-        b *= rstd * tl.load(gain + HALF + i).to(tl.float32)[None, :]
-    c, s = tl.load(turn + i)[None, :], tl.load(turn + HALF + i)[None, :]
-    return a * c - b * s, b * c + a * s
-
-
-@triton.jit
 def _attend_row(
     qkv, turn, q_gain, k_gain, keys, values, slots, tables, lens, out, parts, maxima, totals, arrived,
     eps, scale,
@@ -244,10 +237,20 @@ def _attend_row(
     # 3. What the qkv layer has found, normed and turned; the new key and value go to their page.
     wait(PDL)
     row = head * GROUP + g  # [ROWS]
-    qa, qb = _turned(qkv + row[:, None] * DH, q_gain, turn, (g < GROUP)[:, None], i, eps, HALF, NORM)
+    qa, qb = _turned(
+        qkv + row[:, None] * DH, q_gain, turn, turn + HALF, (g < GROUP)[:, None], i, eps, HALF, NORM
+    )
     one = tl.zeros([1], tl.int32)
     na, nb = _turned(
-        qkv + (HQ + head + one)[:, None] * DH, k_gain, turn, (one == 0)[:, None], i, eps, HALF, NORM
+        qkv + (HQ + head + one)[:, None] * DH,
+        k_gain,
+        turn,
+        turn + HALF,
+        (one == 0)[:, None],
+        i,
+        eps,
+        HALF,
+        NORM,
     )
     qa, qb, na, nb = qa.to(dtype), qb.to(dtype), na.to(dtype), nb.to(dtype)
     new_value = tl.load(qkv + (HQ + HKV + head) * DH + d)

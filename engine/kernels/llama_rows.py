@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from engine import graphs
 from engine.cache.paged import PagedCache
+from engine.kernels.llama_attend import attend_rows, attends
 from engine.kernels.llama_row import LlamaRow
 from engine.kernels.paged_attention import num_splits, paged_attention
 from engine.models.llama import LlamaConfig
@@ -32,15 +33,22 @@ def steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int],
     if not LlamaRows.fits(model):
         return graphs.steps(model, cache, max_rows)
     memory = list(cache.keys), list(cache.values)
-    one, many = LlamaRow(model, *memory), LlamaRows(model, *memory, max_rows)
+    many = LlamaRows(model, *memory, max_rows)
+    one = LlamaRow(model, *memory) if LlamaRow.fits(model) else many
     return lambda rows: one if rows == 1 else many
 
 
 class LlamaRows:
     """The forward pass of the next tokens of S ≤ max_rows sequences, over buffers whose addresses stay."""
 
-    def __init__(self, model: nn.Module, keys: list[Tensor], values: list[Tensor], max_rows: int) -> None:
-        """keys and values by layer: [B, P, Hkv, Dh]."""
+    def __init__(
+        self, model: nn.Module, keys: list[Tensor], values: list[Tensor], max_rows: int,
+        stores_first: bool = False,
+    ) -> None:  # fmt: skip
+        """keys and values by layer: [B, P, Hkv, Dh]. `stores_first`: rows of one sequence may be in a step,
+        and see each other's keys.
+        """
+        self.stores_first = stores_first
         config = self.config = model.config
         device, dtype = model.embed.weight.device, model.embed.weight.dtype
         D, inner, Dh = config.hidden_size, config.intermediate_size, config.head_dim
@@ -75,14 +83,12 @@ class LlamaRows:
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "num_warps": 4}
         x, normed, product = self.x, self.normed[:S], self.product[:S]
         cos, sin = config.rope.angles(positions, model.frequencies, torch.float32)  # [S, 1, Dh/2] each
-        splits = num_splits(S, config.num_kv_heads, lens.device)
         norms = [norm.weight for block in model.blocks for norm in (block.norm1, block.norm2)]
         norms.append(model.norm.weight)
         _embed_norm[(S,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
         for layer, block in enumerate(model.blocks):
-            keys, values = self.keys[layer], self.values[layer]
-            q = self._heads(normed, block.attention, keys, values, slots, cos, sin)
-            attended = paged_attention(q, keys, values, tables, lens, splits)  # [S, Hq, Dh]
+            pages = self.keys[layer], self.values[layer], slots, tables, lens
+            attended = self._attended(normed, block.attention, cos, sin, *pages)  # [S, Hq, Dh]
             torch.mm(attended.view(S, -1), block.attention.proj.weight.t(), out=product)
             _add_norm[(S,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
             gate_up = torch.mm(normed, block.mlp.gate_up.weight.t(), out=self.gate_up[:S])
@@ -90,16 +96,19 @@ class LlamaRows:
             _add_norm[(S,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
         return torch.mm(normed, model.head.weight.t(), out=self.logits[:S])
 
-    def _heads(
-        self, normed: Tensor, attention: nn.Module, keys: Tensor, values: Tensor, slots: Tensor, cos: Tensor,
-        sin: Tensor,
+    def _attended(
+        self, normed: Tensor, attention: nn.Module, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor,
+        slots: Tensor, tables: Tensor, lens: Tensor,
     ) -> Tensor:  # fmt: skip
-        """normed[S, D] -> q[S, Hq, Dh], turned; keys and values are in their slots."""
+        """normed[S, D] -> [S, Hq, Dh]; new keys and values are in their slots."""
         config, S = self.config, len(normed)
-        qkv, q = torch.mm(normed, attention.qkv.weight.t(), out=self.qkv[:S]), self.q[:S]
+        qkv = torch.mm(normed, attention.qkv.weight.t(), out=self.qkv[:S])
         gains = (attention.q_norm.weight, attention.k_norm.weight) if config.qk_norm else (None, None)
+        if attends(config, S) and not self.stores_first:
+            return attend_rows(config, qkv, cos, sin, gains, keys, values, slots, tables, lens)
+        q = self.q[:S]
         turn_and_store(config, qkv, q, keys, values, slots, cos, sin, gains)
-        return q
+        return paged_attention(q, keys, values, tables, lens, num_splits(S, config.num_kv_heads, q.device))
 
 
 def turn_and_store(

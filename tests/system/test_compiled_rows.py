@@ -1,4 +1,4 @@
-"""The kernels of `llama_rows.py` and `llama_row.py` compile for a GPU: here, once, as it takes long."""
+"""The kernels of Llama's decode steps compile for a GPU: here, once, as it takes long."""
 
 import pytest
 
@@ -11,5 +11,5 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path):
     """The interpreter takes what a GPU's compiler refuses."""
     assert compiled("tests.part20.compiled", tmp_path) == {
         "_embed_norm", "_add_norm", "_turn_and_store", "_silu_mul", "_attend", "_merge",
-        "_embed_row", "_norm_linear", "_linear_add", "_attend_row",
+        "_embed_row", "_norm_linear", "_linear_add", "_attend_row", "_attend_rows",
     }  # fmt: skip
