@@ -40,6 +40,10 @@ class Pages:
         """Some of the sequences."""
         return Pages(self.tables[chosen], self.lens[chosen], self.block_size)
 
+    def by_row(self, new: np.ndarray, positions: np.ndarray) -> "Pages":
+        """new[S] tokens of each, at these positions[T]: each as if it were a sequence that ends with it."""
+        return Pages(np.repeat(self.tables, new, axis=0), positions + 1, self.block_size)
+
     def places(self, sequence: np.ndarray, position: np.ndarray) -> np.ndarray:
         """Where token `position` of sequence `sequence` lies, both [N]: its block · P + its place in it."""
         P = self.block_size

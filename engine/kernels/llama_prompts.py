@@ -18,7 +18,7 @@ from engine.kernels.llama_rows import LlamaRows, _add_norm, _embed_norm, silu_mu
 
 def prompts(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
     """Who computes steps that are not one new token each. For `GraphForward(make_prompts=)`."""
-    if model.embed.weight.is_cuda and LlamaRows.fits(model):
+    if LlamaRows.fits(model) and model.embed.weight.is_cuda:
         return LlamaPrompts(model)
     return prompt_rows.prompts(model)
 

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from engine import graphs
 from engine.cache.paged import PagedCache
+from engine.kernels import quantized_row
 from engine.kernels.llama_attend import attend_rows, attends
 from engine.kernels.llama_row import LlamaRow
 from engine.kernels.paged_attention import num_splits, paged_attention
 from engine.models.llama import LlamaConfig
+from engine.speculation import graphs as speculation
 
 MIN_HEAD_DIM = 16
 COLS = 1024  # numbers of the MLP's inner layer that a program takes
@@ -31,9 +33,22 @@ def steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int],
     does. For `GraphForward(make_steps=)`.
     """
     if not LlamaRows.fits(model):
-        return graphs.steps(model, cache, max_rows)
+        return quantized_row.steps(model, cache, max_rows)
+    return _steps(model, cache, max_rows, stores_first=False)
+
+
+def verifying_steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int], graphs.Step]:
+    """The same for passes with several tokens of a sequence (Part 16): a row sees those above it."""
+    if not LlamaRows.fits(model):
+        return speculation.steps(model, cache, max_rows)
+    return _steps(model, cache, max_rows, stores_first=True)
+
+
+def _steps(
+    model: nn.Module, cache: PagedCache, max_rows: int, stores_first: bool
+) -> Callable[[int], graphs.Step]:
     memory = list(cache.keys), list(cache.values)
-    many = LlamaRows(model, *memory, max_rows)
+    many = LlamaRows(model, *memory, max_rows, stores_first)
     one = LlamaRow(model, *memory) if LlamaRow.fits(model) else many
     return lambda rows: one if rows == 1 else many
 

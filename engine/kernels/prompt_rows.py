@@ -19,7 +19,7 @@ from engine.kernels.single_row import SingleRow
 
 def prompts(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
     """Who computes steps that are not one new token each: without a GPU, the model."""
-    return PromptRows(model) if model.embed.weight.is_cuda and SingleRow.fits(model) else model
+    return PromptRows(model) if SingleRow.fits(model) and model.embed.weight.is_cuda else model
 
 
 class PromptRows:
