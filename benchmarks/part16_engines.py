@@ -49,6 +49,9 @@ PROMPTS = (
 class Fixed(Lengths):
     """So many, whatever it costs."""
 
+    def asks(self, people: int) -> bool:
+        return True
+
     def choose(self, request_ids: Sequence[str], caps: Sequence[int]) -> list[int]:
         return [min(self.most, cap) for cap in caps]
 

@@ -1,5 +1,6 @@
 """What is asked of a proposer, and what is counted: with a proposer that can be watched."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -37,17 +38,23 @@ class Room:
     """A cache that grants each request so many tokens."""
 
     def __init__(self, total=1000) -> None:
-        self.total, self.asked = total, []
+        self.total, self.asked, self.trimmed = total, [], []
 
     def reserve(self, request, total):
         self.asked.append((request.id, total))
         return total <= self.total
+
+    def trim(self, request, total):
+        self.trimmed.append((request.id, total))
 
 
 class Chosen(Lengths):
     """Lengths that the test chooses."""
 
     wanted = (MOST,) * 9
+
+    def asks(self, people):
+        return True
 
     def choose(self, request_ids, caps):
         self.caps = list(caps)
@@ -155,6 +162,36 @@ def test_everybodys_next_token_first_then_guesses():
     executor = made(total=10)
     landed(executor, [request()], [[5]])
     assert executor.cache.asked == [("a", 11)], "no room for its next token: none is asked for guesses"
+
+
+def test_room_of_guesses_that_did_not_stand_goes_back_before_anybody_needs_it():
+    executor = made()
+    landed(executor, [request(), request("b")], [[5], [6]])
+    assert executor.cache.trimmed == [], "none was lent before"
+    landed(executor, [request(drafts=[1, 2, 3, 4]), request("b")], [[1, 9, SKIPPED, SKIPPED, SKIPPED], [6]])
+    assert executor.cache.trimmed == [("a", 12), ("b", 11)], "what is known stays"
+    assert executor.cache.asked[-4:] == [("a", 12), ("b", 11), ("a", 16), ("b", 15)]
+    executor.lengths.wanted = (0, 0)
+    landed(executor, [request(drafts=[1]), request("b")], [[1, 9], [6]])
+    landed(executor, [request(), request("b")], [[5], [6]])
+    assert len(executor.cache.trimmed) == 4, "who was lent nothing has nothing to give back"
+
+
+def test_a_step_is_accounted_for(clock):
+    executor, seen = made(), []
+    executor.lengths.account = lambda *step: seen.append(step)
+
+    def propose(texts, most):
+        clock[0] += 0.5
+        return [[70]] * len(texts)
+
+    executor.proposer.propose = propose
+    landed(executor, [request(drafts=[1, 2]), request("b")], [[1, 9, SKIPPED], [5]], seconds=3.0)
+    assert seen == [(2, 4, 3, 3.0, 0.5)], "two requests, four rows, three tokens, its seconds, the proposals'"
+    landed(executor, [request("p", 10, computed=2), request(drafts=[1])], [[5], [1, 2]], seconds=9.0)
+    assert seen[1:] == [(2, 3, 3, math.inf, 0.5)], "a prompt was read: its time says nothing"
+    landed(executor, [request("p", 10, computed=2)], [[]])
+    assert len(seen) == 2, "nobody decoded"
 
 
 def test_who_is_far_behind_catches_up_by_and_by():
