@@ -105,7 +105,7 @@ def _speculating(
     seats: int,
 ) -> LLMEngine:
     inner = ScoringExecutor(ModelForward(models.target, cache), models.tokenizer, verifier)
-    executor = SpeculativeExecutor(inner, cache, proposer, lengths)
+    executor = SpeculativeExecutor(inner, cache, proposer, lengths, time.thread_time)
     return _engine(models, cache, executor, seats, [lengths])
 
 

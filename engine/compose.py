@@ -4,6 +4,7 @@ Promises an engine whose every option has its effect, or a CheckpointError or Va
 Order at load: merge, quantize, wrap, pack. The memory for keys and values: engine/compose_cache.py.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -159,4 +160,5 @@ def _speculating(
         proposer = DraftModel(draft, cache)
         verifier = Verifier(proposer.probs)
     inner = ScoringExecutor(_with(slots, ModelForward(model, cache)), tokenizer, verifier)
-    return SpeculativeExecutor(inner, cache, proposer, Lengths(how.num_speculative_tokens))
+    clock = time.thread_time if parameter.device.type == "cpu" else time.perf_counter
+    return SpeculativeExecutor(inner, cache, proposer, Lengths(how.num_speculative_tokens), clock)

@@ -82,11 +82,8 @@ class Machine:
         self.now, self.people, self.costs, self.each = 0.0, people, SOME, each
         self._random, self._made = Random(seed), 0
         self.lengths = Lengths(DRAFTS)
-        self.executor = SpeculativeExecutor(self, self, self, self.lengths)
+        self.executor = SpeculativeExecutor(self, self, self, self.lengths, lambda: self.now)
         self.requests, self.read = [], {}
-
-    def perf_counter(self) -> float:
-        return self.now
 
     def reserve(self, request, total) -> bool:
         return True
@@ -148,19 +145,9 @@ class Machine:
         )  # fmt: skip
 
 
-@pytest.fixture
-def machine(monkeypatch):
-    def make(people: int, **fields) -> Machine:
-        made = Machine(people, **fields)
-        monkeypatch.setattr("engine.speculation.executor.time", made)
-        return made
-
-    return make
-
-
 @pytest.mark.parametrize("regime", REGIMES)
-def test_in_no_regime_is_more_lost(machine, regime):
-    made = machine(4)
+def test_in_no_regime_is_more_lost(regime):
+    made = Machine(4)
     made.costs = REGIMES[regime]
     made.plain_steps(WARM_UP)
     lost = made.plain_steps(WARM_UP)
@@ -168,8 +155,8 @@ def test_in_no_regime_is_more_lost(machine, regime):
 
 
 @pytest.mark.parametrize("people", [1, 8])
-def test_nor_where_regimes_change(machine, people):
-    made, names = machine(people), ["rows cost something", "each row costs a step", "the draft model is slow"]
+def test_nor_where_regimes_change(people):
+    made, names = Machine(people), ["rows cost something", "each row costs a step", "the draft model is slow"]
     for name in ["rows cost something", *2 * names[1:], "half as fast", "drafts hardly ever stand"]:
         made.costs = REGIMES[name]
         lost = made.plain_steps(WARM_UP)
@@ -177,9 +164,9 @@ def test_nor_where_regimes_change(machine, people):
 
 
 @pytest.mark.parametrize("people", [1, 4])
-def test_what_pays_is_done(machine, people):
+def test_what_pays_is_done(people):
     """Beside the best fixed length."""
-    made = machine(people)
+    made = Machine(people)
     made.plain_steps(WARM_UP)
     gain = 1 / (1 + made.plain_steps(WARM_UP))
     best = max(

@@ -70,19 +70,12 @@ def request(name="a", known=10, drafts=(), limit=100, said=1, stop_ids=(), compu
     )  # fmt: skip
 
 
-def made(total=1000, wanted=None):
+def made(total=1000, wanted=None, clock=None):
+    """`clock`: a list whose number is the time."""
     lengths = Chosen(MOST)
     if wanted is not None:
         lengths.wanted = wanted
-    return SpeculativeExecutor(None, Room(total), Watched(), lengths)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """The executor's: time passes where a test adds to it."""
-    now = [0.0]
-    monkeypatch.setattr("engine.speculation.executor.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    return now
+    return SpeculativeExecutor(None, Room(total), Watched(), lengths, lambda: clock[0] if clock else 0.0)
 
 
 def landed(executor, requests, tokens, seconds=1.0, **result):
@@ -177,8 +170,9 @@ def test_room_of_guesses_that_did_not_stand_goes_back_before_anybody_needs_it():
     assert len(executor.cache.trimmed) == 4, "who was lent nothing has nothing to give back"
 
 
-def test_a_step_is_accounted_for(clock):
-    executor, seen = made(), []
+def test_a_step_is_accounted_for():
+    clock = [0.0]
+    executor, seen = made(clock=clock), []
     executor.lengths.account = lambda *step: seen.append(step)
 
     def propose(texts, most):
@@ -216,8 +210,9 @@ def test_who_is_not_late_is_told_though_others_use_up_what_may_be_read():
     )
 
 
-def test_what_steps_and_passes_take_is_learnt(clock):
-    executor = made()
+def test_what_steps_and_passes_take_is_learnt():
+    clock = [0.0]
+    executor = made(clock=clock)
 
     def propose(texts, most):
         clock[0] += 0.5
@@ -242,8 +237,9 @@ def test_who_found_no_draft_is_told_to_lengths():
     assert seen == ["a"], "b was not asked"
 
 
-def test_a_step_takes_from_submit_to_result_for_all_its_requests(clock):
-    executor, seen = made(wanted=(0, 0)), []
+def test_a_step_takes_from_submit_to_result_for_all_its_requests():
+    clock = [0.0]
+    executor, seen = made(wanted=(0, 0), clock=clock), []
     executor.lengths.stepped = lambda *step: seen.append(step)
 
     class Inner:
