@@ -75,8 +75,8 @@ class SpeculativeExecutor:
         lengths: Lengths,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`clock` says what steps cost. Where this thread does the work, `time.thread_time` leaves out the time
-        in which others had the processor.
+        """`clock` says what steps cost. Where this thread does the work, `time.thread_time` leaves out the
+        time in which others had the processor.
         """
         self.clock = clock
         self.inner, self.cache, self.proposer, self.lengths = inner, cache, proposer, lengths
