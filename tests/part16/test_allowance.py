@@ -209,8 +209,11 @@ def test_a_step_is_charged_beside_a_plain_one():
     made.stepped(2, 2, 2.0)
     made.account(2, 2, 2, 7.0, 0.0)
     assert made.allowance.left == MOST, "a plain step is one, however long it took"
+    made.allowance.left = 5.0
+    made.account(2, 2, 2, 1.0, 0.0)
+    assert made.allowance.left == pytest.approx(5 + SHARE), "however short, too"
     made.account(2, 2, 2, 2.0, 1.0)
-    assert made.allowance.left == pytest.approx(MOST + SHARE - 0.5), "to propose takes time"
+    assert made.allowance.left == pytest.approx(5 + 2 * SHARE - 0.5), "to propose takes time"
     made.stepped(2, 6, 5.0)
     before = made.allowance.left
     made.account(2, 6, 4, 9.0, 0.0)

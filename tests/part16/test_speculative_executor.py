@@ -190,6 +190,7 @@ def test_a_step_is_accounted_for():
 
 def test_who_is_far_behind_catches_up_by_and_by():
     executor = made()
+    executor.lengths.found_nothing = lambda name: pytest.fail(f"{name} was to read, not to propose")
     near, far, last = request("near", 20), request("far", 400), request("last", 300)
     executor.proposer.max_positions = 1000
     executor.proposer.late = {"near": 9, "far": 390, "last": 200}
