@@ -14,7 +14,7 @@ from torch import nn
 
 from engine.ahead import AheadEngine, AheadExecutor, AheadForward, LastTokens
 from engine.cache.manager import KVCacheManager
-from engine.compose_cache import make_cache, room
+from engine.compose_cache import make_cache, memory, room
 from engine.decoding.logprobs import SUPPORTS
 from engine.engine_args import EngineArgs
 from engine.executor import ModelForward
@@ -99,6 +99,14 @@ def _ready(
     if quantization is not None:
         model = quantize(model, quantization)
     if slots is not None:
+        device = next(model.parameters()).device
+        free, total = memory(device)  # what a CPU's system keeps of files is there, too
+        need, there = slots.num_bytes(model), free if device.type == "cuda" else total
+        if need > there:
+            raise ValueError(
+                f"max_loras={args.max_loras} of max_lora_rank={args.max_lora_rank} need {need:,} bytes; "
+                f"there are {there:,}"
+            )
         model = slots.wrap(model)
     return pack_quantized(pack_linears(model, rows=args.max_num_seqs))
 

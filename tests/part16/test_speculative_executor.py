@@ -261,6 +261,8 @@ def test_a_configuration_says_how():
         ({"num_speculative_tokens": 17}, "num_speculative_tokens=17: 1 to 16"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens=0"),
         ({"num_speculative_tokens": 2, "method": "eagle"}, "accepted are draft_model, ngram"),
+        ({"num_speculative_tokens": 2, "method": ""}, "method='': accepted are"),
+        ({"num_speculative_tokens": 2, "method": []}, r"method=\[\]: accepted are"),
         ({"num_speculative_tokens": 2, "method": "draft_model"}, "needs a model"),
         ({"num_speculative_tokens": 2, "method": "ngram", "model": "x"}, "no use for model='x'"),
         ({"num_speculative_tokens": 2, "model": 5}, "model=5: a name or a folder"),
