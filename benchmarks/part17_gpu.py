@@ -2,9 +2,8 @@
 
     python -m benchmarks.part17_gpu --device cuda [--shape gpt3-6.7b | gpt2-xl] [--tokens 128]
 
-Random weights. Decode steps run as graphs over pages (Part 13). bf16 is measured twice: as the engine
-runs it, with the kernels tuned for one row, and by the model's own forward pass in a graph, which is what
-codes replace.
+Random weights. Decode steps run as graphs over pages (Part 13), with the chain of kernels for one row. bf16
+and int4 are measured a second time, by the model's own forward pass in a graph.
 """
 
 import argparse
@@ -18,12 +17,12 @@ import torch
 
 from benchmarks.record import record
 from benchmarks.shapes import GPT2_XL, dummy_folder
-from engine import graphs
 from engine.ahead import AheadEngine, AheadExecutor, LastTokens
 from engine.attention.kernels import attention_kernel
 from engine.cache.paged import PagedCache
 from engine.decoding.params import SamplingParams
 from engine.graphs import GraphForward, ModelStep
+from engine.kernels import quantized_row
 from engine.kernels.paged_attention import PagedAttention
 from engine.kernels.paged_prefill import PagedPrefill
 from engine.models.loader import load_model
@@ -36,7 +35,9 @@ SHAPES = {
     "gpt3-6.7b": GPT2_XL | {"n_embd": 4096, "n_layer": 32, "n_head": 32, "n_positions": 2048},
 }
 PROMPT, LONGEST = 128, 512
-SIDES = {"bf16": None, "bf16, plain forward": None, "int8": "int8", "int4": "int4"}
+SIDES = {
+    "bf16": None, "int8": "int8", "int4": "int4", "bf16, plain forward": None, "int4, plain forward": "int4",
+}  # fmt: skip
 
 
 def own_forward(model, cache, max_rows):
@@ -55,7 +56,7 @@ def seconds_per_token(folder: Path, side: str, device: torch.device, tokens: int
         decode=PagedAttention, prefill=PagedPrefill,
     )  # fmt: skip
     last = LastTokens(1, device)
-    steps = graphs.steps if side == "bf16" else own_forward
+    steps = own_forward if "plain" in side else quantized_row.steps
     forward = GraphForward(model, cache, last, LONGEST, device.type == "cuda", make_steps=steps)
     tokenizer = Tokenizer.from_pretrained(folder)
     executor = AheadExecutor(forward, tokenizer, last, sampler=forward.choose)

@@ -32,7 +32,7 @@ def make_cache(
     if there < max_model_len * token_bytes:
         raise ValueError(
             f"max_model_len={max_model_len} needs {max_model_len * token_bytes:,} bytes of cache; "
-            f"there are {there:,}"
+            f"there are {there:,}, enough for max_model_len={there // token_bytes}"
         )
     how = parameter.device, parameter.dtype, kernel
     if args.kv_cache == "slots":
@@ -58,8 +58,9 @@ def _kernels_for_pages(attention: str) -> dict[str, Callable]:
         return {}
     from engine.kernels.paged_attention import PagedAttention
     from engine.kernels.paged_prefill import PagedPrefill
+    from engine.kernels.store_kv import store_kv
 
-    return {"decode": PagedAttention, "prefill": PagedPrefill}
+    return {"decode": PagedAttention, "prefill": PagedPrefill, "store": store_kv}
 
 
 def room(

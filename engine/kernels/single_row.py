@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from engine.config import ModelConfig
 from engine.kernels.append_attend import MIN_HEAD_DIM, AppendAttend
 from engine.kernels.pdl import has_pdl, release, wait
 from engine.layers.replace import linear_names
@@ -32,10 +33,10 @@ class Tile(NamedTuple):
 
 
 TILES = {
-    "qkv": Tile(2, 4, 7),
+    "qkv": Tile(4, 4, 4),
     "proj": Tile(4, 2, None),
     "up": Tile(2, 4, 6),
-    "down": Tile(2, 4, None),
+    "down": Tile(2, 8, 4),
     "head": Tile(4, 4, 8),
 }
 
@@ -153,28 +154,23 @@ class SingleRow:
     def __init__(self, model: nn.Module, keys: list[Tensor], values: list[Tensor]) -> None:
         """keys and values by layer: [B, P, H, Dh]."""
         config = self.config = model.config
-        device, dtype = model.embed.weight.device, model.embed.weight.dtype
+        device, dtype = model.norm.weight.device, model.norm.weight.dtype
         D = config.hidden_size
+        self.tiles = TILES
         self.model, self.keys, self.values = model, keys, values
         self.pdl = has_pdl(device)
         self.multiprocessors = 1  # the interpreter runs its programs one after the other
         if device.type == "cuda":
             self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
 
-        def fold(norm: nn.Module, linear: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            weight, bias = linear.weight.float(), linear.bias
-            shift = weight @ norm.bias.float()
-            shift = shift if bias is None else shift + bias.float()
-            return linear.weight, norm.weight, weight @ norm.weight.float(), shift
-
         self.layers = [
             (
-                fold(block.norm1, block.attention.qkv), block.attention.proj,
-                fold(block.norm2, block.mlp.up), block.mlp.down,
+                self._fold(block.norm1, block.attention.qkv), block.attention.proj,
+                self._fold(block.norm2, block.mlp.up), block.mlp.down,
             )
             for block in model.blocks
         ]  # fmt: skip
-        self.head = fold(model.norm, model.head)
+        self.head = self._fold(model.norm, model.head)
         self.attend = AppendAttend(config.num_heads, config.head_dim, device)
         self.x = torch.empty(D, device=device)
         self.qkv = torch.empty(1, 3 * D, device=device, dtype=dtype)
@@ -187,25 +183,34 @@ class SingleRow:
         """Whether this is a model whose arithmetic is written down here: GPT-2, with linear layers as they
         were loaded.
         """
-        config = model.config
         linears = [model.get_submodule(name) for name in linear_names(model)]
+        return (
+            SingleRow.knows(model.config)
+            and len(linears) == 4 * model.config.num_layers + 1
+            and all(isinstance(linear, nn.Linear) for linear in linears)
+        )
+
+    @staticmethod
+    def knows(config: ModelConfig) -> bool:
+        """Whether the kernels compute what such a model does."""
         return (
             config.model_type == "gpt2"
             and config.activation in ("gelu_new", "gelu_pytorch_tanh")
             and config.head_dim == triton.next_power_of_2(config.head_dim) >= MIN_HEAD_DIM
-            and len(linears) == 4 * config.num_layers + 1
-            and all(isinstance(linear, nn.Linear) for linear in linears)
         )
+
+    def _fold(self, norm: nn.Module, linear: nn.Module) -> tuple:
+        """A layer behind a norm, with what no step changes: W·g, and W·b + c."""
+        weight, bias = linear.weight.float(), linear.bias
+        shift = weight @ norm.bias.float()
+        shift = shift if bias is None else shift + bias.float()
+        return linear.weight, norm.weight, weight @ norm.weight.float(), shift
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> Tensor:
         """Each [1], tables[1, W] -> logits[1, V]."""
-        model, D = self.model, self.config.hidden_size
-        _embed[(1,)](
-            token_ids, positions, model.embed.weight, model.embed_position.weight, self.x,
-            D=D, PADDED=triton.next_power_of_2(D), num_warps=8,
-        )  # fmt: skip
+        self._embed(token_ids, positions)
         for layer, (qkv, proj, up, down) in enumerate(self.layers):
             self._norm_linear("qkv", qkv, self.qkv)
             self.attend(
@@ -218,7 +223,14 @@ class SingleRow:
         self._norm_linear("head", self.head, self.logits)
         return self.logits
 
-    def _norm_linear(self, name: str, folded: tuple[Tensor, ...], out: Tensor, gelu: bool = False) -> None:
+    def _embed(self, token_ids: Tensor, positions: Tensor) -> None:
+        model, D = self.model, self.config.hidden_size
+        _embed[(1,)](
+            token_ids, positions, model.embed.weight, model.embed_position.weight, self.x,
+            D=D, PADDED=triton.next_power_of_2(D), num_warps=8,
+        )  # fmt: skip
+
+    def _norm_linear(self, name: str, folded: tuple, out: Tensor, gelu: bool = False) -> None:
         weight, *factors = folded
         N, K = weight.shape
         _norm_linear[(self._programs(name, N),)](
@@ -234,12 +246,12 @@ class SingleRow:
         )  # fmt: skip
 
     def _programs(self, name: str, N: int) -> int:
-        tile = TILES[name]
+        tile = self.tiles[name]
         tiles = triton.cdiv(N, tile.rows)
         return min(tiles, tile.resident * self.multiprocessors) if tile.resident else tiles
 
     def _options(self, name: str, N: int) -> dict:
-        tile = TILES[name]
+        tile = self.tiles[name]
         options = {"ROWS": tile.rows, "PROGRAMS": self._programs(name, N), "PDL": self.pdl}
         options |= {"num_warps": tile.warps, "launch_pdl": self.pdl}
         return options | ({"maxnreg": tile.registers} if tile.registers and self.pdl else {})

@@ -4,12 +4,21 @@
 python -m tests.part17.compiled         # without TRITON_INTERPRET: prints the kernels' names
 """
 
+import tempfile
+from functools import partial
+from pathlib import Path
+
 import torch
 
+from benchmarks.shapes import GPT2_XL, dummy_folder
 from engine.kernels.quantized_matmul import int4_linear, int8_linear
+from engine.kernels.quantized_row import QuantizedRow
+from engine.models.loader import load_model
+from engine.quantization.quantize import quantize
 from tests.part13.compiled import compile_instead
 
 SHAPES = [(4096, 4096), (256, 1000)]  # N, K
+SMALL = GPT2_XL | {"vocab_size": 70, "n_embd": 320, "n_head": 5, "n_layer": 1}
 
 
 @torch.inference_mode()
@@ -26,6 +35,16 @@ def main() -> None:
                     groups = torch.zeros(N, -(-K // group_size), dtype=torch.float16)
                     packed = torch.zeros(N, K // 2, dtype=torch.uint8)
                     int4_linear(x, packed, groups, groups, bias, group_size)
+    numbers = partial(torch.zeros, 1, dtype=torch.int32)
+    for method in ("int8", "int4"):
+        transform = partial(quantize, method=method)
+        folder = dummy_folder(Path(tempfile.mkdtemp()), SMALL)
+        row = QuantizedRow(load_model(folder, "cpu", "bfloat16", "dummy", transform=transform), [], [])
+        row.multiprocessors = 132
+        _, _, up, down = row.layers[0]
+        row._embed(numbers(), numbers())
+        row._norm_linear("up", up, row.inner, gelu=True)
+        row._linear_add("down", row.inner, down)
     print(*sorted(set(found)))
 
 

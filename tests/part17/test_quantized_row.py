@@ -1,0 +1,85 @@
+"""The chain for one row gives the logits of the quantized model's own forward pass, and stores its keys."""
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("triton", reason="needs the package triton")
+
+from engine.attention.paged import Gathered, Pages
+from engine.cache.paged import PagedCache
+from engine.graphs import ModelStep
+from engine.kernels.quantized_row import QuantizedRow, steps
+from engine.kernels.single_row import SingleRow, Tile
+from engine.models.loader import load_model
+from engine.quantization.quantize import quantize
+from tests.part01.reference import random_gpt2, save
+from tests.part13.test_paged_attention import DEVICE, P
+
+LAYERS, WIDTH, HEADS, TOKENS = 1, 96, 6, 20  # 96: no power of two, and one group of 64 and a half
+METHODS = {"int8": ("int8", None), "int4, groups of 32": ("int4", 32), "int4": ("int4", 64)}
+QUICK = Tile(64, 4, 1)  # the interpreter takes as long for a tile of many rows as for one of few
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    theirs = random_gpt2(vocab_size=67, n_positions=64, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS)
+    return save(theirs, tmp_path_factory.mktemp("gpt2"))
+
+
+def quantized(folder, method: str, group_size: int | None = None) -> nn.Module:
+    return load_model(folder, DEVICE, "float32", transform=lambda m: quantize(m, method, group_size))
+
+
+@pytest.mark.parametrize("how", METHODS.values(), ids=METHODS)
+def test_logits_and_stored_keys_are_the_models(folder, how):
+    model = quantized(folder, *how)
+    generator = torch.Generator().manual_seed(3)
+    B, Dh = 4, WIDTH // HEADS
+    memory = torch.randn(2, LAYERS, B, P, HEADS, Dh, generator=generator).to(DEVICE)
+    mine = memory.clone()
+    table = torch.randperm(B, generator=generator)[: -(-TOKENS // P)].numpy()
+    pages = Pages.of([table], [TOKENS], P)
+    slot = int(table[(TOKENS - 1) // P]) * P + (TOKENS - 1) % P
+    token, position, slots = (torch.tensor([x], device=DEVICE) for x in (7, TOKENS - 1, slot))
+
+    def attend(layer, q, k, v):
+        for x, rows in zip(memory[:, layer], (k, v), strict=True):
+            x.flatten(0, 1)[slot] = rows[0]
+        return Gathered(pages, HEADS, memory[0, layer])(q, *memory[:, layer])
+
+    with torch.inference_mode():
+        step = QuantizedRow(model, list(mine[0]), list(mine[1]))
+        if DEVICE == "cpu":
+            step.tiles = dict.fromkeys(step.tiles, QUICK)
+        want = model.logits(model(token, position, attend))
+        for _ in range(2):  # a second run over the same buffers: nothing is left behind by the first
+            got = step(token, position, slots, *pages.on(torch.device(DEVICE)))
+            assert torch.allclose(got, want, atol=2e-4), "the chain's logits are the model's"
+    assert torch.allclose(mine, memory, atol=1e-4), "the new token's keys and values lie in its slot"
+
+
+def cache_for(model) -> PagedCache:
+    return PagedCache(model.config, 4, P, torch.device(DEVICE), torch.float32)
+
+
+@pytest.mark.parametrize("how", METHODS.values(), ids=METHODS)
+def test_one_row_of_a_quantized_gpt2_goes_through_the_chain_and_more_do_not(folder, how):
+    model = quantized(folder, *how)
+    make = steps(model, cache_for(model), 3)
+    assert isinstance(make(1), QuantizedRow)
+    assert isinstance(make(2), ModelStep)
+
+
+def test_other_models_are_left_to_part_13(folder):
+    plain = load_model(folder, DEVICE, "float32")
+    assert isinstance(steps(plain, cache_for(plain), 3)(1), SingleRow)
+    gone = quantized(folder, "int8")
+    gone.blocks[0].mlp.up.codes = None  # a CPU's kernel has a layout of its own
+    assert isinstance(steps(gone, cache_for(gone), 3)(1), ModelStep), "there are no codes to read"
+    wrapped = quantized(folder, "int8")
+    wrapped.blocks[0].mlp.down = nn.Identity()
+    assert isinstance(steps(wrapped, cache_for(wrapped), 3)(1), ModelStep), "another kind of layer"
+    if DEVICE == "cpu":
+        dynamic = quantized(folder, "int8_dynamic")
+        assert isinstance(steps(dynamic, cache_for(dynamic), 3)(1), ModelStep), "activations are codes, too"
