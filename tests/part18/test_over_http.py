@@ -307,14 +307,11 @@ def test_files_of_one_adapter_at_a_time_and_none_under_a_name_that_is_a_path(bas
 
     async def run():
         async with backend:
-            lock, asked = backend._reading, []
-            await lock.acquire()
-            asked = [
-                asyncio.create_task(backend.load_adapter(x, adapters[x])) for x in ("poetry", "business")
-            ]
-            await asyncio.sleep(0)
-            assert not most, "somebody else's files are read just now"
-            lock.release()
+            async with backend._reading:
+                names = "poetry", "business"
+                asked = [asyncio.create_task(backend.load_adapter(name, adapters[name])) for name in names]
+                await asyncio.wait(asked, timeout=0.2)
+                assert not most, "somebody else's files are read just now"
             await asyncio.gather(*asked)
         assert most == [1, 1]
         assert sorted(manager.key_of) == ["business", "poetry"]
