@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
+from benchmarks.part20_models import random_model
 from engine.cache.paged import PagedCache
 from engine.graphs import ModelStep
 from engine.kernels import llama_attend
@@ -14,10 +15,8 @@ from engine.layers.packed_linear import Transposed
 from engine.layers.replace import replace_linears
 from engine.models.loader import load_model
 from tests.part01.reference import save
-from tests.part13.compiling import compiled
 from tests.part13.test_many_rows import TOLERANCE, VOCAB, Step
 from tests.part13.test_paged_attention import DEVICE
-from tests.part20.reference import random_model
 
 TIED = {"tie_word_embeddings": True}
 MODELS = {
@@ -125,11 +124,3 @@ def test_a_layer_that_was_replaced_computes_in_its_own_way(replaced, tmp_path):
     assert LlamaRows.fits(model)
     replace_linears(model, lambda name, linear: Transposed(linear) if name == replaced else linear)
     assert not LlamaRows.fits(model)
-
-
-def test_every_kernel_compiles_for_a_gpu(tmp_path):
-    """The interpreter takes what a GPU's compiler refuses."""
-    assert compiled("tests.part20.compiled", tmp_path) == {
-        "_embed_norm", "_add_norm", "_turn_and_store", "_silu_mul", "_attend", "_merge",
-        "_embed_row", "_norm_linear", "_linear_add", "_attend_row", "_attend_rows",
-    }  # fmt: skip
