@@ -4,6 +4,7 @@ Promises an engine whose every option has its effect, or a CheckpointError or Va
 Order at load: merge, quantize, wrap, pack. The memory for keys and values: engine/compose_cache.py.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -171,7 +172,8 @@ def _speculating(
         proposer = DraftModel(draft, cache, _rows_forward(args, draft, cache.draft, max_model_len, 2))
         verifier = Verifier(proposer.probs)
     inner = ScoringExecutor(_with(slots, forward), tokenizer, verifier)
-    return SpeculativeExecutor(inner, cache, proposer, Lengths(most))
+    clock = time.thread_time if parameter.device.type == "cpu" else time.perf_counter
+    return SpeculativeExecutor(inner, cache, proposer, Lengths(most), clock)
 
 
 def _rows_forward(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from engine.ahead import LastTokens
 from engine.batch import Batch
-from engine.decoding.sampling import SamplingState, adjust, distribution, draw
+from engine.decoding.sampling import adjust, distribution, draw
 from engine.executor import ModelForward
 from engine.scheduling.request import PLACEHOLDER, Request
 from engine.speculation.paired import PairedCache
@@ -111,10 +111,10 @@ class DraftModel:
         states, positions = [], []
         for (request, ids), own in zip(texts, drafts, strict=True):
             state = request.sampling
-            output_ids = [*ids[request.num_prompt_tokens :], *own] if state.is_adjusted else ()
             positions.append(len(ids) + len(own) - request.num_prompt_tokens)
-            if state.is_adjusted:
-                state = SamplingState(state.params, state.prompt_ids, output_ids, state.seed, state.stop_ids)
+            if state.is_adjusted:  # what came in the last step is no output yet
+                said = request.num_prompt_tokens + len(state.output_ids)
+                state = state.behind([*ids[said:], *own])
             states.append(state)
         if all(state.temperature == 0 for state in states):
             adjusted = adjust(logits, states, positions)

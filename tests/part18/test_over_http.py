@@ -288,6 +288,37 @@ def test_files_are_read_outside_the_event_loop_and_laid_in_by_the_engines_thread
     asyncio.run(asyncio.wait_for(run(), DEADLINE))
 
 
+def test_files_of_one_adapter_at_a_time_and_none_under_a_name_that_is_a_path(base, adapters, monkeypatch):
+    """Many that are loaded at once do not hold all their files in memory."""
+    engine, manager = composed(base)
+    backend, reading, most = AdapterEngine(engine, "base", manager), [], []
+
+    def read(folder, *arguments):
+        reading.append(folder)
+        most.append(len(reading))
+        found = read_adapter(folder, *arguments)
+        reading.remove(folder)
+        return found
+
+    monkeypatch.setattr("engine.server.adapters.read_adapter", read)
+    for name in ("a/b", "a b", "base"):
+        with pytest.raises(ValueError, match="lora_name="):
+            backend.read(name, adapters["poetry"])
+
+    async def run():
+        async with backend:
+            async with backend._reading:
+                names = "poetry", "business"
+                asked = [asyncio.create_task(backend.load_adapter(name, adapters[name])) for name in names]
+                await asyncio.wait(asked, timeout=0.2)
+                assert not most, "somebody else's files are read just now"
+            await asyncio.gather(*asked)
+        assert most == [1, 1]
+        assert sorted(manager.key_of) == ["business", "poetry"]
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE))
+
+
 @pytest.mark.parametrize("modules", [["poetry"], ["=x"], ["poetry="], ["a=x", "a=y"]])
 def test_modules_are_names_and_folders(modules):
     with pytest.raises(ValueError, match="name=folder is accepted"):

@@ -30,6 +30,7 @@ def with_a_third_of_the_memory(run: Callable[[], list]) -> tuple[list, list]:
     settle()
     free, _ = torch.cuda.mem_get_info()
     taken = torch.empty(free - took // 3, dtype=torch.uint8, device="cuda")
+    print(f"steps took {took:,} bytes; {torch.cuda.mem_get_info()[0]:,} of {free:,} are left")
     try:
         return first, run()
     finally:
