@@ -51,22 +51,25 @@ def compile_one(method: str, name: str, rows: int, warps: int, registers: int | 
     """In a process of its own: the tiles to try, of which as many fit on a multiprocessor as registers
     allow, half as many, and a program for each; now compiled.
     """
-    bf16, fp32, fp16, int32 = torch.bfloat16, torch.float32, torch.float16, torch.int32
+    bf16, fp32, fp16 = torch.bfloat16, torch.float32, torch.float16
+    int32, int64 = torch.int32, torch.int64
     many = torch.cuda.get_device_properties(0).multi_processor_count
     (N, K), group = MATRICES[name], 64 if method == "int4" and name != "head" else 0
     one, scales = (ONE, [fp16] * 2) if group else (ONE_AND_A_HALF, [fp32] * 2)
+    words = int32 if group else int64
 
     def kernel(resident: int | None):
         tiles = triton.cdiv(N, rows)
         programs = min(tiles, resident * many) if resident else tiles
-        options = {"N": N, "K": K, "PADDED": K, "GROUP": group, "ROWS": rows, "PROGRAMS": programs}
+        options = {"N": N, "K": K, "WORDS": K // 8, "GROUP": group, "ROWS": rows, "PROGRAMS": programs}
         options |= {"PDL": True, "launch_pdl": True, "num_warps": warps, "grid": (programs,)}
         options |= {"maxnreg": registers} if registers else {}
         if name in ("proj", "down"):
-            return _product_add.warmup(bf16, int32, *scales, bf16, fp32, one, **options)
+            placed = name == "down"
+            return _product_add.warmup(bf16, words, *scales, bf16, fp32, one, PLACED=placed, **options)
         out = fp32 if name == "head" else bf16
         return _norm_product.warmup(
-            fp32, int32, *scales, bf16, fp32, fp32, out, 1e-5, one, GELU=name == "up", **options
+            fp32, words, *scales, bf16, fp32, fp32, out, 1e-5, one, GELU=name == "up", **options
         )
 
     first = kernel(2)
@@ -118,6 +121,11 @@ def microseconds(row: QuantizedRow, name: str, tile: Tile) -> float:
     return statistics.median(times) / len(layers) * 1e3
 
 
+def usual(x: torch.Tensor) -> torch.Tensor:
+    """Numbers as they lie between two kernels, in their usual order."""
+    return x.view(8, -1).t().reshape(-1)
+
+
 @torch.inference_mode()
 def check(row: QuantizedRow, name: str) -> float:
     """‖out - plain product‖ / ‖plain product‖, of the first layer."""
@@ -126,7 +134,7 @@ def check(row: QuantizedRow, name: str) -> float:
         a = row.attended if name == "proj" else row.inner
         row.x.zero_(), a.normal_()
         row._linear_add(name, a, first)
-        got, want = row.x, first.plain(a[None].float())[0]
+        got, want = usual(row.x), first.plain((a if name == "proj" else usual(a))[None].float())[0]
     else:
         block = row.model.blocks[0]
         norm = {"qkv": block.norm1, "up": block.norm2, "head": row.model.norm}[name]
@@ -134,8 +142,10 @@ def check(row: QuantizedRow, name: str) -> float:
         row.x.normal_()
         row._norm_linear(name, first, out, gelu=name == "up")
         factors = norm.weight.float(), norm.bias.float(), row.config.norm_eps
-        want = first[0].plain(F.layer_norm(row.x, (D,), *factors)[None])[0]
-        got, want = out.view(-1), F.gelu(want, approximate="tanh") if name == "up" else want
+        want = first[0].plain(F.layer_norm(usual(row.x), (D,), *factors)[None])[0]
+        got = out.view(-1)
+        if name == "up":
+            got, want = usual(got), F.gelu(want, approximate="tanh")
     return float((got.float() - want).norm() / want.norm())
 
 

@@ -30,14 +30,14 @@ TILES = {
         "proj": Tile(4, 4, 4),
         "up": Tile(4, 4, 4),
         "down": Tile(4, 16, 1),
-        "head": Tile(4, 4, 4),
+        "head": Tile(4, 2, 4),
     },
     "int4": {
         "qkv": Tile(8, 4, 3),
-        "proj": Tile(4, 4, 4),
+        "proj": Tile(8, 4, None),
         "up": Tile(8, 4, 3),
         "down": Tile(4, 16, 1),
-        "head": Tile(4, 4, 4),
+        "head": Tile(4, 2, 4),
     },
 }
 # A float's exponent: what a code is put below. Arguments of the kernels: a processor's instruction takes one
@@ -57,6 +57,14 @@ def steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int],
 
 
 @triton.jit
+def _place(k, K: tl.constexpr):
+    """Where number k of a vector of K lies between two kernels: all 8i first, then all 8i + 1, and so on. So
+    a thread with words of a row, eight codes each, finds its numbers side by side.
+    """
+    return k % 8 * (K // 8) + k // 8
+
+
+@triton.jit
 def _embed_codes(
     token_ids, positions, words, word_scale, places, place_scale, x, D: tl.constexpr, PADDED: tl.constexpr
 ):
@@ -65,33 +73,24 @@ def _embed_codes(
     token, position = tl.load(token_ids).to(tl.int64), tl.load(positions).to(tl.int64)
     word = tl.load(words + token * D + i, mask=inside, other=0).to(tl.float32) * tl.load(word_scale + token)
     place = tl.load(places + position * D + i, mask=inside, other=0).to(tl.float32)
-    tl.store(x + i, word + place * tl.load(place_scale + position), mask=inside)
-
-
-@triton.jit
-def _four(x, COUNT: tl.constexpr):
-    """x[4 · COUNT] -> the numbers 4i, 4i + 1, 4i + 2 and 4i + 3 of it, [COUNT] each."""
-    even, odd = tl.split(tl.reshape(x, [COUNT, 2, 2]))
-    x0, x2 = tl.split(even)
-    x1, x3 = tl.split(odd)
-    return x0, x1, x2, x3
+    tl.store(x + _place(i, D), word + place * tl.load(place_scale + position), mask=inside)
 
 
 @triton.jit
 def _read(
     weight, scale, low, row, N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr
 ):
-    """Words [ROWS, WORDS] of these rows, and their scales: [ROWS], or with groups one for each four words,
-    as are their lows. A row beyond the last gets anything: nobody stores its sum. So does a word beyond the
-    row's end: it is a float from 1 to 2, and x is 0 there.
+    """Words [ROWS, WORDS] of these rows, eight codes each, and their scales: [ROWS], or with groups one for
+    each four words, as are their lows. A row beyond the last gets anything: nobody stores its sum. So does a
+    word beyond the row's end: it is a float from 1 to 2, and x is 0 there.
     """
     i = tl.arange(0, WORDS)
+    w = tl.load(
+        weight + row[:, None] * (K // 8) + i[None, :],
+        mask=(i < K // 8)[None, :] & (row < N)[:, None],
+        eviction_policy="evict_first",
+    )
     if GROUP:
-        w = tl.load(
-            weight + row[:, None] * (K // 8) + i[None, :],
-            mask=(i < K // 8)[None, :] & (row < N)[:, None],
-            eviction_policy="evict_first",
-        )
         COUNT: tl.constexpr = (K + GROUP - 1) // GROUP
         four = tl.arange(0, WORDS // 4)
         own = row[:, None] * COUNT + four[None, :] * 32 // GROUP
@@ -99,76 +98,103 @@ def _read(
         s = tl.load(scale + own, mask=there, other=0.0)
         least = tl.load(low + own, mask=there, other=0.0)
     else:
-        w = tl.load(
-            weight + row[:, None] * (K // 4) + i[None, :],
-            mask=(i < K // 4)[None, :] & (row < N)[:, None],
-            eviction_policy="evict_first",
-        )
         s = tl.load(scale + row, mask=row < N, other=0.0)
         least = s
     return w, s, least
 
 
 @triton.jit
-def _product8(w, s, x0, x1, x2, x3, one):
-    """Σ x · code · scale: [ROWS]. A word's bytes, from the lowest."""
-    y = -1.5 * (x0 + x1 + x2 + x3)[None, :]
-    y += (((w << 15) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x0[None, :]
-    y += (((w << 7) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x1[None, :]
-    y += (((w >> 1) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x2[None, :]
-    y += (((w >> 9) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x3[None, :]
-    return tl.sum(y, 1) * (s * 256)
+def _eight(x, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr):
+    """x[K], in `_place`s -> the numbers 8i, 8i + 1, ... of it, [WORDS] each. A thread reads as many of each
+    as it has words side by side, 16 bytes of them.
+    """
+    i = tl.max_contiguous(tl.arange(0, WORDS), 4 if GROUP else 2)
+    inside = i < K // 8
+    x0 = tl.load(x + i, mask=inside, other=0.0).to(tl.float32)
+    x1 = tl.load(x + 1 * (K // 8) + i, mask=inside, other=0.0).to(tl.float32)
+    x2 = tl.load(x + 2 * (K // 8) + i, mask=inside, other=0.0).to(tl.float32)
+    x3 = tl.load(x + 3 * (K // 8) + i, mask=inside, other=0.0).to(tl.float32)
+    x4 = tl.load(x + 4 * (K // 8) + i, mask=inside, other=0.0).to(tl.float32)
+    x5 = tl.load(x + 5 * (K // 8) + i, mask=inside, other=0.0).to(tl.float32)
+    x6 = tl.load(x + 6 * (K // 8) + i, mask=inside, other=0.0).to(tl.float32)
+    x7 = tl.load(x + 7 * (K // 8) + i, mask=inside, other=0.0).to(tl.float32)
+    return x0, x1, x2, x3, x4, x5, x6, x7
 
 
 @triton.jit
-def _product4(
-    w, s, least, x0, x1, x2, x3, x4, x5, x6, x7, total, one, ROWS: tl.constexpr, WORDS: tl.constexpr
-):
-    """Σ x · (low + code · scale): [ROWS]. The even numbers come 16 times as large, as their codes are 16
-    times as small; total[WORDS // 4]: a sixteenth of the sum of x for each four words, 32 codes, which have
-    one scale.
-    """
-    y = -(x0 + x1 + x2 + x3 + x4 + x5 + x6 + x7)[None, :]
-    y += (((w << 15) & 0x078000) | one).to(tl.float32, bitcast=True) * x0[None, :]
-    y += (((w << 15) & 0x780000) | one).to(tl.float32, bitcast=True) * x1[None, :]
-    y += (((w << 7) & 0x078000) | one).to(tl.float32, bitcast=True) * x2[None, :]
-    y += (((w << 7) & 0x780000) | one).to(tl.float32, bitcast=True) * x3[None, :]
-    y += (((w >> 1) & 0x078000) | one).to(tl.float32, bitcast=True) * x4[None, :]
-    y += (((w >> 1) & 0x780000) | one).to(tl.float32, bitcast=True) * x5[None, :]
-    y += (((w >> 9) & 0x078000) | one).to(tl.float32, bitcast=True) * x6[None, :]
-    y += (((w >> 9) & 0x780000) | one).to(tl.float32, bitcast=True) * x7[None, :]
-    y = tl.sum(tl.reshape(y, [ROWS, WORDS // 4, 4]), 2)  # [ROWS, WORDS // 4]
-    return 16 * tl.sum(y * s.to(tl.float32) + total[None, :] * least.to(tl.float32), 1)
+def _split(x, K: tl.constexpr, WORDS: tl.constexpr):
+    """The same of an x[K] that lies as usual: attention's result."""
+    k = tl.arange(0, 8 * WORDS)
+    numbers = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+    even, odd = tl.split(tl.reshape(numbers, [WORDS, 2, 2, 2]))
+    x04, x26 = tl.split(even)
+    x15, x37 = tl.split(odd)
+    x0, x4 = tl.split(x04)
+    x1, x5 = tl.split(x15)
+    x2, x6 = tl.split(x26)
+    x3, x7 = tl.split(x37)
+    return x0, x1, x2, x3, x4, x5, x6, x7
+
+
+@triton.jit
+def _dot(
+    w, s, least, x0, x1, x2, x3, x4, x5, x6, x7, one,
+    ROWS: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Σ x · weight: [ROWS]."""
+    total = (x0 + x1 + x2 + x3 + x4 + x5 + x6 + x7)[None, :]
+    if GROUP:
+        # The codes of even numbers are 16 times too small, so their x is 16 times as large.
+        e0, e2, e4, e6 = 16 * x0, 16 * x2, 16 * x4, 16 * x6
+        y = -(e0 + x1 + e2 + x3 + e4 + x5 + e6 + x7)[None, :]
+        y += (((w << 15) & 0x078000) | one).to(tl.float32, bitcast=True) * e0[None, :]
+        y += (((w << 15) & 0x780000) | one).to(tl.float32, bitcast=True) * x1[None, :]
+        y += (((w << 7) & 0x078000) | one).to(tl.float32, bitcast=True) * e2[None, :]
+        y += (((w << 7) & 0x780000) | one).to(tl.float32, bitcast=True) * x3[None, :]
+        y += (((w >> 1) & 0x078000) | one).to(tl.float32, bitcast=True) * e4[None, :]
+        y += (((w >> 1) & 0x780000) | one).to(tl.float32, bitcast=True) * x5[None, :]
+        y += (((w >> 9) & 0x078000) | one).to(tl.float32, bitcast=True) * e6[None, :]
+        y += (((w >> 9) & 0x780000) | one).to(tl.float32, bitcast=True) * x7[None, :]
+        y = tl.sum(tl.reshape(y, [ROWS, WORDS // 4, 4]), 2)  # of 32 codes, which have one scale
+        total = tl.sum(tl.reshape(total, [1, WORDS // 4, 4]), 2) / 16
+        return 16 * tl.sum(y * s.to(tl.float32) + total * least.to(tl.float32), 1)
+    else:
+        first, last = w.to(tl.int32), (w >> 32).to(tl.int32)
+        y = -1.5 * total
+        y += (((first << 15) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x0[None, :]
+        y += (((first << 7) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x1[None, :]
+        y += (((first >> 1) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x2[None, :]
+        y += (((first >> 9) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x3[None, :]
+        y += (((last << 15) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x4[None, :]
+        y += (((last << 7) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x5[None, :]
+        y += (((last >> 1) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x6[None, :]
+        y += (((last >> 9) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x7[None, :]
+        return tl.sum(y, 1) * (s * 256)
 
 
 @triton.jit
 def _norm_product(
     x, weight, scale, low, gain, weight_gain, weight_bias, out, eps, one,
-    N: tl.constexpr, K: tl.constexpr, PADDED: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     PROGRAMS: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[N] = norm(x[K]) · Wᵀ + bias, as single_row.py's. GROUP: 0 for int8."""
+    """out[N] = norm(x[K]) · Wᵀ + bias, as single_row.py's. GELU: out is what `_product_add` reads. GROUP: 0
+    in int8.
+    """
     # 1. What my first rows need, before anything that depends on the step.
-    WORDS: tl.constexpr = PADDED // (8 if GROUP else 4)
-    k = tl.arange(0, PADDED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     w, s, least = _read(weight, scale, low, row, N, K, WORDS, GROUP)
     wg = tl.load(weight_gain + row, mask=row < N, other=0.0)
     wb = tl.load(weight_bias + row, mask=row < N, other=0.0)
-    g = tl.load(gain + k, mask=k < K, other=0.0).to(tl.float32)
+    g0, g1, g2, g3, g4, g5, g6, g7 = _eight(gain, K, WORDS, GROUP)
     release(PDL)
     # 2. The residual, and the norm's two numbers.
     wait(PDL)
-    a = tl.load(x + k, mask=k < K, other=0.0)
-    mean = tl.sum(a, 0) / K
-    rstd = tl.rsqrt(tl.sum(a * a, 0) / K - mean * mean + eps)
-    if GROUP:
-        even, odd = tl.split(tl.reshape(a * g, [PADDED // 2, 2]))
-        x0, x2, x4, x6 = _four(16 * even, WORDS)
-        x1, x3, x5, x7 = _four(odd, WORDS)
-        total = tl.sum(tl.reshape(a * g, [WORDS // 4, 32]), 1) / 16
-    else:
-        x0, x1, x2, x3 = _four(a * g, WORDS)
+    x0, x1, x2, x3, x4, x5, x6, x7 = _eight(x, K, WORDS, GROUP)
+    mean = tl.sum(x0 + x1 + x2 + x3 + x4 + x5 + x6 + x7, 0) / K
+    square = x0 * x0 + x1 * x1 + x2 * x2 + x3 * x3 + x4 * x4 + x5 * x5 + x6 * x6 + x7 * x7
+    rstd = tl.rsqrt(tl.sum(square, 0) / K - mean * mean + eps)
+    x0, x1, x2, x3, x4, x5, x6, x7 = x0 * g0, x1 * g1, x2 * g2, x3 * g3, x4 * g4, x5 * g5, x6 * g6, x7 * g7
     # 3. Row by row, what the next rows need on its way.
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
@@ -177,14 +203,12 @@ def _norm_product(
             next_w, next_s, next_least = _read(weight, scale, low, later, N, K, WORDS, GROUP)
             next_wg = tl.load(weight_gain + later, mask=later < N, other=0.0)
             next_wb = tl.load(weight_bias + later, mask=later < N, other=0.0)
-        if GROUP:
-            y = _product4(w, s, least, x0, x1, x2, x3, x4, x5, x6, x7, total, one, ROWS, WORDS)
-        else:
-            y = _product8(w, s, x0, x1, x2, x3, one)
+        y = _dot(w, s, least, x0, x1, x2, x3, x4, x5, x6, x7, one, ROWS, WORDS, GROUP)
         y = (y - mean * wg) * rstd + wb
         if GELU:
-            y = _gelu(y)
-        tl.store(out + row, y.to(out.dtype.element_ty), mask=row < N)
+            tl.store(out + _place(row, N), _gelu(y).to(out.dtype.element_ty), mask=row < N)
+        else:
+            tl.store(out + row, y.to(out.dtype.element_ty), mask=row < N)
         if PROGRAMS * ROWS < N:
             w, s, least, wg, wb = next_w, next_s, next_least, next_wg, next_wb
 
@@ -192,38 +216,29 @@ def _norm_product(
 @triton.jit
 def _product_add(
     a, weight, scale, low, bias, x, one,
-    N: tl.constexpr, K: tl.constexpr, PADDED: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
-    PROGRAMS: tl.constexpr, PDL: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    PROGRAMS: tl.constexpr, PLACED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x[N] += a[K] · Wᵀ + bias."""
-    WORDS: tl.constexpr = PADDED // (8 if GROUP else 4)
-    k = tl.arange(0, PADDED)
+    """x[N] += a[K] · Wᵀ + bias. PLACED: a's numbers are in their `_place`s, as x's always are."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     w, s, least = _read(weight, scale, low, row, N, K, WORDS, GROUP)
     b = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
     release(PDL)
     wait(PDL)
-    before = tl.load(x + row, mask=row < N, other=0.0)
-    vector = tl.load(a + k, mask=k < K, other=0.0).to(tl.float32)
-    if GROUP:
-        even, odd = tl.split(tl.reshape(vector, [PADDED // 2, 2]))
-        x0, x2, x4, x6 = _four(16 * even, WORDS)
-        x1, x3, x5, x7 = _four(odd, WORDS)
-        total = tl.sum(tl.reshape(vector, [WORDS // 4, 32]), 1) / 16
+    before = tl.load(x + _place(row, N), mask=row < N, other=0.0)
+    if PLACED:
+        x0, x1, x2, x3, x4, x5, x6, x7 = _eight(a, K, WORDS, GROUP)
     else:
-        x0, x1, x2, x3 = _four(vector, WORDS)
+        x0, x1, x2, x3, x4, x5, x6, x7 = _split(a, K, WORDS)
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
             later = row + PROGRAMS * ROWS
             next_w, next_s, next_least = _read(weight, scale, low, later, N, K, WORDS, GROUP)
             next_b = tl.load(bias + later, mask=later < N, other=0.0).to(tl.float32)
-            next_before = tl.load(x + later, mask=later < N, other=0.0)
-        if GROUP:
-            y = _product4(w, s, least, x0, x1, x2, x3, x4, x5, x6, x7, total, one, ROWS, WORDS)
-        else:
-            y = _product8(w, s, x0, x1, x2, x3, one)
-        tl.store(x + row, before + y + b, mask=row < N)
+            next_before = tl.load(x + _place(later, N), mask=later < N, other=0.0)
+        y = _dot(w, s, least, x0, x1, x2, x3, x4, x5, x6, x7, one, ROWS, WORDS, GROUP)
+        tl.store(x + _place(row, N), before + y + b, mask=row < N)
         if PROGRAMS * ROWS < N:
             w, s, least, b, before = next_w, next_s, next_least, next_b, next_before
 
@@ -255,7 +270,8 @@ class QuantizedRow(SingleRow):
         """What no step changes: W·g, and W·b + c."""
         both = torch.stack([norm.weight, norm.bias]).float()
         gain, shift = linear(both).float()
-        return linear, norm.weight, gain - linear.bias.float(), shift.clone()  # where 16 bytes begin
+        placed = norm.weight.view(-1, 8).t().contiguous()
+        return linear, placed, gain - linear.bias.float(), shift.clone()  # where 16 bytes begin
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> None:
         model, D = self.model, self.config.hidden_size
@@ -275,7 +291,7 @@ class QuantizedRow(SingleRow):
     def _linear_add(self, name: str, a: Tensor, linear: nn.Module) -> None:
         weight, scale, low, one, shape = _operands(linear)
         _product_add[(self._programs(name, linear.out_features),)](
-            a, weight, scale, low, linear.bias, self.x, one, **shape,
+            a, weight, scale, low, linear.bias, self.x, one, **shape, PLACED=name == "down",
             **self._options(name, linear.out_features),
         )  # fmt: skip
 
@@ -286,9 +302,9 @@ def _codes(layer: nn.Module) -> Tensor | None:
 
 def _operands(layer: nn.Module) -> tuple[Tensor, Tensor, Tensor, int, dict[str, int]]:
     """Words, scale, low (int8: none, the scale again), the exponent, and the shape as kernels want it."""
-    grouped = isinstance(layer, Int4Linear)
-    K = layer.in_features
-    shape = {"N": layer.out_features, "K": K, "PADDED": max(32, triton.next_power_of_2(K))}
+    K, grouped = layer.in_features, isinstance(layer, Int4Linear)
+    shape = {"N": layer.out_features, "K": K, "WORDS": max(4, triton.next_power_of_2(K // 8))}
     shape["GROUP"] = layer.group_size if grouped else 0
+    words = layer.packed.view(torch.int32) if grouped else layer.codes.view(torch.int64)
     low, one = (layer.low, ONE) if grouped else (layer.scale, ONE_AND_A_HALF)
-    return _codes(layer).view(torch.int32), layer.scale, low, one, shape
+    return words, layer.scale, low, one, shape
