@@ -40,9 +40,7 @@ TILES = {
         "head": Tile(4, 4, 4),
     },
 }
-# A float's exponent: what a code is put below. Arguments of the kernels: a processor's instruction takes one
-# number that the compiler knows, and the mask is one already.
-ONE, ONE_AND_A_HALF = 0x3F800000, 0x3FC00000
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 def steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int], graphs.Step]:
@@ -137,44 +135,85 @@ def _split(x, K: tl.constexpr, WORDS: tl.constexpr):
 
 
 @triton.jit
+def _dp4a(a, b, c):
+    """c + Σ a · b over the four bytes of each, whole numbers with a sign."""
+    if INTERPRETED:
+        for shift in tl.static_range(0, 32, 8):
+            c += ((a << shift) >> 24) * ((b << shift) >> 24)
+        return c
+    else:
+        return tl.inline_asm_elementwise(
+            "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=tl.int32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def _pack(a, b, c, d, shift: tl.constexpr):
+    """A byte of each, in one word; they are digits plus 128."""
+    a, b, c, d = (a >> shift) & 255, (b >> shift) & 255, (c >> shift) & 255, (d >> shift) & 255
+    return (a | (b << 8) | (c << 16) | (d << 24)) ^ -0x7F7F7F80
+
+
+@triton.jit
+def _digits(a, b, c, d, steps):
+    """Numbers of -MOST to MOST, times steps, as three digits each: -128 to 127, of weight 65536, 256 and 1.
+    Four numbers' digits share a word.
+    """
+    # Plus 1.5 · 2**23, a float's last bit is worth 1; minus that, and 128 for each digit.
+    a = (a * steps + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000 + 0x808080
+    b = (b * steps + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000 + 0x808080
+    c = (c * steps + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000 + 0x808080
+    d = (d * steps + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000 + 0x808080
+    return _pack(a, b, c, d, 0), _pack(a, b, c, d, 8), _pack(a, b, c, d, 16)
+
+
+@triton.jit
+def _prepare(x0, x1, x2, x3, x4, x5, x6, x7, WORDS: tl.constexpr, GROUP: tl.constexpr):
+    """-> six words of digits, the value of the last digit's 1, and with groups the sums of x for 32 codes."""
+    m = tl.maximum(
+        tl.maximum(tl.maximum(tl.abs(x0), tl.abs(x1)), tl.maximum(tl.abs(x2), tl.abs(x3))),
+        tl.maximum(tl.maximum(tl.abs(x4), tl.abs(x5)), tl.maximum(tl.abs(x6), tl.abs(x7))),
+    )
+    most = tl.maximum(tl.max(m, 0), 1e-30)
+    steps = 4128768.0 / most
+    if GROUP:
+        a0, a1, a2 = _digits(x0, x2, x4, x6, steps)
+        b0, b1, b2 = _digits(x1, x3, x5, x7, steps)
+        total = x0 + x1 + x2 + x3 + x4 + x5 + x6 + x7
+        total = tl.sum(tl.reshape(total, [WORDS // 4, 4]), 1)
+    else:
+        a0, a1, a2 = _digits(x0, x1, x2, x3, steps)
+        b0, b1, b2 = _digits(x4, x5, x6, x7, steps)
+        total = x0
+    return a0, a1, a2, b0, b1, b2, total, most / 4128768.0
+
+
+@triton.jit
 def _dot(
-    w, s, least, x0, x1, x2, x3, x4, x5, x6, x7, one,
+    w, s, least, a0, a1, a2, b0, b1, b2, total, unit,
     ROWS: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Σ x · weight: [ROWS]."""
-    total = (x0 + x1 + x2 + x3 + x4 + x5 + x6 + x7)[None, :]
     if GROUP:
-        # The codes of even numbers are 16 times too small, so their x is 16 times as large.
-        e0, e2, e4, e6 = 16 * x0, 16 * x2, 16 * x4, 16 * x6
-        y = -(e0 + x1 + e2 + x3 + e4 + x5 + e6 + x7)[None, :]
-        y += (((w << 15) & 0x078000) | one).to(tl.float32, bitcast=True) * e0[None, :]
-        y += (((w << 15) & 0x780000) | one).to(tl.float32, bitcast=True) * x1[None, :]
-        y += (((w << 7) & 0x078000) | one).to(tl.float32, bitcast=True) * e2[None, :]
-        y += (((w << 7) & 0x780000) | one).to(tl.float32, bitcast=True) * x3[None, :]
-        y += (((w >> 1) & 0x078000) | one).to(tl.float32, bitcast=True) * e4[None, :]
-        y += (((w >> 1) & 0x780000) | one).to(tl.float32, bitcast=True) * x5[None, :]
-        y += (((w >> 9) & 0x078000) | one).to(tl.float32, bitcast=True) * e6[None, :]
-        y += (((w >> 9) & 0x780000) | one).to(tl.float32, bitcast=True) * x7[None, :]
-        y = tl.sum(tl.reshape(y, [ROWS, WORDS // 4, 4]), 2)  # of 32 codes, which have one scale
-        total = tl.sum(tl.reshape(total, [1, WORDS // 4, 4]), 2) / 16
-        return 16 * tl.sum(y * s.to(tl.float32) + total * least.to(tl.float32), 1)
+        a, b = w & 0x0F0F0F0F, (w >> 4) & 0x0F0F0F0F
     else:
-        first, last = w.to(tl.int32), (w >> 32).to(tl.int32)
-        y = -1.5 * total
-        y += (((first << 15) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x0[None, :]
-        y += (((first << 7) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x1[None, :]
-        y += (((first >> 1) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x2[None, :]
-        y += (((first >> 9) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x3[None, :]
-        y += (((last << 15) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x4[None, :]
-        y += (((last << 7) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x5[None, :]
-        y += (((last >> 1) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x6[None, :]
-        y += (((last >> 9) & 0x7F8000) ^ one).to(tl.float32, bitcast=True) * x7[None, :]
-        return tl.sum(y, 1) * (s * 256)
+        a, b = w.to(tl.int32), (w >> 32).to(tl.int32)
+    zero = tl.zeros([ROWS, WORDS], tl.int32)
+    y0 = _dp4a(b, b0[None, :], _dp4a(a, a0[None, :], zero))
+    y1 = _dp4a(b, b1[None, :], _dp4a(a, a1[None, :], zero))
+    y2 = _dp4a(b, b2[None, :], _dp4a(a, a2[None, :], zero))
+    if GROUP:
+        y = (y2 * 256 + y1) * 256 + y0
+        y = tl.sum(tl.reshape(y, [ROWS, WORDS // 4, 4]), 2).to(tl.float32)  # of 32 codes: one scale
+        return tl.sum(y * (s.to(tl.float32) * unit) + total[None, :] * least.to(tl.float32), 1)
+    else:
+        y = y2.to(tl.float32) * 65536 + (y1 * 256 + y0).to(tl.float32)
+        return tl.sum(y, 1) * (s * unit)
 
 
 @triton.jit
 def _norm_product(
-    x, weight, scale, low, gain, weight_gain, weight_bias, out, eps, one,
+    x, weight, scale, low, gain, weight_gain, weight_bias, out, eps,
     N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     PROGRAMS: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -195,6 +234,7 @@ def _norm_product(
     square = x0 * x0 + x1 * x1 + x2 * x2 + x3 * x3 + x4 * x4 + x5 * x5 + x6 * x6 + x7 * x7
     rstd = tl.rsqrt(tl.sum(square, 0) / K - mean * mean + eps)
     x0, x1, x2, x3, x4, x5, x6, x7 = x0 * g0, x1 * g1, x2 * g2, x3 * g3, x4 * g4, x5 * g5, x6 * g6, x7 * g7
+    a0, a1, a2, b0, b1, b2, total, unit = _prepare(x0, x1, x2, x3, x4, x5, x6, x7, WORDS, GROUP)
     # 3. Row by row, what the next rows need on its way.
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
@@ -203,7 +243,7 @@ def _norm_product(
             next_w, next_s, next_least = _read(weight, scale, low, later, N, K, WORDS, GROUP)
             next_wg = tl.load(weight_gain + later, mask=later < N, other=0.0)
             next_wb = tl.load(weight_bias + later, mask=later < N, other=0.0)
-        y = _dot(w, s, least, x0, x1, x2, x3, x4, x5, x6, x7, one, ROWS, WORDS, GROUP)
+        y = _dot(w, s, least, a0, a1, a2, b0, b1, b2, total, unit, ROWS, WORDS, GROUP)
         y = (y - mean * wg) * rstd + wb
         if GELU:
             tl.store(out + _place(row, N), _gelu(y).to(out.dtype.element_ty), mask=row < N)
@@ -215,7 +255,7 @@ def _norm_product(
 
 @triton.jit
 def _product_add(
-    a, weight, scale, low, bias, x, one,
+    a, weight, scale, low, bias, x,
     N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     PROGRAMS: tl.constexpr, PLACED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -230,6 +270,7 @@ def _product_add(
         x0, x1, x2, x3, x4, x5, x6, x7 = _eight(a, K, WORDS, GROUP)
     else:
         x0, x1, x2, x3, x4, x5, x6, x7 = _split(a, K, WORDS)
+    a0, a1, a2, b0, b1, b2, total, unit = _prepare(x0, x1, x2, x3, x4, x5, x6, x7, WORDS, GROUP)
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
@@ -237,7 +278,7 @@ def _product_add(
             next_w, next_s, next_least = _read(weight, scale, low, later, N, K, WORDS, GROUP)
             next_b = tl.load(bias + later, mask=later < N, other=0.0).to(tl.float32)
             next_before = tl.load(x + _place(later, N), mask=later < N, other=0.0)
-        y = _dot(w, s, least, x0, x1, x2, x3, x4, x5, x6, x7, one, ROWS, WORDS, GROUP)
+        y = _dot(w, s, least, a0, a1, a2, b0, b1, b2, total, unit, ROWS, WORDS, GROUP)
         tl.store(x + _place(row, N), before + y + b, mask=row < N)
         if PROGRAMS * ROWS < N:
             w, s, least, b, before = next_w, next_s, next_least, next_b, next_before
@@ -282,16 +323,16 @@ class QuantizedRow(SingleRow):
 
     def _norm_linear(self, name: str, folded: tuple, out: Tensor, gelu: bool = False) -> None:
         linear, *factors = folded
-        weight, scale, low, one, shape = _operands(linear)
+        weight, scale, low, shape = _operands(linear)
         _norm_product[(self._programs(name, linear.out_features),)](
-            self.x, weight, scale, low, *factors, out, self.config.norm_eps, one, **shape, GELU=gelu,
+            self.x, weight, scale, low, *factors, out, self.config.norm_eps, **shape, GELU=gelu,
             **self._options(name, linear.out_features),
         )  # fmt: skip
 
     def _linear_add(self, name: str, a: Tensor, linear: nn.Module) -> None:
-        weight, scale, low, one, shape = _operands(linear)
+        weight, scale, low, shape = _operands(linear)
         _product_add[(self._programs(name, linear.out_features),)](
-            a, weight, scale, low, linear.bias, self.x, one, **shape, PLACED=name == "down",
+            a, weight, scale, low, linear.bias, self.x, **shape, PLACED=name == "down",
             **self._options(name, linear.out_features),
         )  # fmt: skip
 
@@ -300,11 +341,11 @@ def _codes(layer: nn.Module) -> Tensor | None:
     return layer.packed if isinstance(layer, Int4Linear) else layer.codes
 
 
-def _operands(layer: nn.Module) -> tuple[Tensor, Tensor, Tensor, int, dict[str, int]]:
+def _operands(layer: nn.Module) -> tuple[Tensor, Tensor, Tensor, dict[str, int]]:
     """Words, scale, low (int8: none, the scale again), the exponent, and the shape as kernels want it."""
     K, grouped = layer.in_features, isinstance(layer, Int4Linear)
     shape = {"N": layer.out_features, "K": K, "WORDS": max(4, triton.next_power_of_2(K // 8))}
     shape["GROUP"] = layer.group_size if grouped else 0
     words = layer.packed.view(torch.int32) if grouped else layer.codes.view(torch.int64)
-    low, one = (layer.low, ONE) if grouped else (layer.scale, ONE_AND_A_HALF)
-    return words, layer.scale, low, one, shape
+    low = layer.low if grouped else layer.scale
+    return words, layer.scale, low, shape
