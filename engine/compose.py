@@ -114,12 +114,13 @@ def _make_executor(
     """Who runs the steps: with kernels that read pages, decode steps run as graphs, where there is a GPU."""
     device = next(model.parameters()).device
     last = LastTokens(args.max_num_seqs, device)
-    if args.attention == "triton" and args.kv_cache == "paged" and not args.enforce_eager:
+    if _as_graphs(args):
         from engine.graphs import GraphForward  # here: triton is optional
+        from engine.kernels.llama_prompts import prompts
         from engine.kernels.llama_rows import steps
 
         capture = device.type == "cuda"
-        forward = GraphForward(model, cache, last, max_model_len, capture, make_steps=steps)
+        forward = GraphForward(model, cache, last, max_model_len, capture, steps, prompts)
         return AheadExecutor(_with(slots, forward), tokenizer, last, sampler=forward.choose)
     if args.async_scheduling:
         return AheadExecutor(_with(slots, AheadForward(model, cache, last)), tokenizer, last)
@@ -141,10 +142,11 @@ def _speculating(
     or ValueError.
     """
     how, parameter = SpeculativeConfig.of(args.speculative_config), next(model.parameters())
+    most = how.num_speculative_tokens
     if how.method == "ngram":
         cache = make_cache(args, model.config, max_model_len, parameter)
         proposer = Lookup(partial(lookup, longest=how.prompt_lookup_max, shortest=how.prompt_lookup_min))
-        verifier = Verifier({})
+        forward, verifier = _rows_forward(args, model, cache, max_model_len, most + 1), Verifier({})
     else:
         ready = partial(_ready, args=args, quantization=None)
         draft = load_model(how.model, args.device, parameter.dtype, args.load_format, transform=ready)
@@ -156,7 +158,30 @@ def _speculating(
         both = model.config, draft.config
         args = replace(args, kv_cache_memory_bytes=room(args, both, max_model_len, parameter))
         cache = PairedCache(*(make_cache(args, one, max_model_len, parameter, both) for one in both))
-        proposer = DraftModel(draft, cache)
+        forward = _rows_forward(args, model, cache.target, max_model_len, most + 1)
+        # A draft reads what came since it was asked: mostly a token, two when all its guesses stood.
+        proposer = DraftModel(draft, cache, _rows_forward(args, draft, cache.draft, max_model_len, 2))
         verifier = Verifier(proposer.probs)
-    inner = ScoringExecutor(_with(slots, ModelForward(model, cache)), tokenizer, verifier)
-    return SpeculativeExecutor(inner, cache, proposer, Lengths(how.num_speculative_tokens))
+    inner = ScoringExecutor(_with(slots, forward), tokenizer, verifier)
+    return SpeculativeExecutor(inner, cache, proposer, Lengths(most))
+
+
+def _rows_forward(
+    args: EngineArgs, model: nn.Module, cache: KVCacheManager, max_model_len: int, new: int
+) -> ModelForward:
+    """Passes with up to `new` tokens of each sequence: as graphs where decode steps are, else kernel by
+    kernel.
+    """
+    if not _as_graphs(args):
+        return ModelForward(model, cache)
+    from engine.kernels.llama_rows import verifying_steps
+    from engine.speculation.graphs import RowsForward, num_rows
+
+    rows = num_rows(args.max_num_seqs, new, args.max_num_batched_tokens)
+    capture = next(model.parameters()).is_cuda
+    return RowsForward(model, cache, rows, max_model_len, capture, make_steps=verifying_steps)
+
+
+def _as_graphs(args: EngineArgs) -> bool:
+    """Whether passes with few tokens run as graphs, where there is a GPU: with kernels that read pages."""
+    return args.attention == "triton" and args.kv_cache == "paged" and not args.enforce_eager

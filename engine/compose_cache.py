@@ -58,8 +58,9 @@ def _kernels_for_pages(attention: str) -> dict[str, Callable]:
         return {}
     from engine.kernels.paged_attention import PagedAttention
     from engine.kernels.paged_prefill import PagedPrefill
+    from engine.kernels.store_kv import store_kv
 
-    return {"decode": PagedAttention, "prefill": PagedPrefill}
+    return {"decode": PagedAttention, "prefill": PagedPrefill, "store": store_kv}
 
 
 def room(

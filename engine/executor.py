@@ -55,6 +55,7 @@ class ModelForward:
 
     def __init__(self, model: nn.Module, cache: KVCacheManager) -> None:
         self.model, self.cache = model, cache
+        self._run = model  # (token ids, positions, attend) -> hidden
         self.device = next(model.parameters()).device
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -64,7 +65,7 @@ class ModelForward:
     def hidden(self, batch: Batch) -> Tensor:
         """hidden[R, D] of these rows, before the output layer."""
         token_ids, positions, wanted = self.inputs(batch)
-        hidden = self.model(token_ids, positions, self.cache.attention(batch))  # [T, D]
+        hidden = self._run(token_ids, positions, self.cache.attention(batch))  # [T, D]
         return hidden if len(wanted) == batch.num_tokens else hidden[wanted]
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,6 +24,7 @@ from engine.executor import sample_batch
 from engine.kernels.greedy import Greedy, fetch
 from engine.kernels.many_rows import ManyRows
 from engine.kernels.paged_attention import num_splits, paged_attention
+from engine.kernels.prompt_rows import prompts
 from engine.kernels.single_row import SingleRow
 from engine.kernels.store_kv import store_kv
 
@@ -73,14 +74,17 @@ class DecodeGraphs:
 
     def __init__(
         self, step: Callable[[int], Step], last: LastTokens, vocab_size: int, max_rows: int, width: int,
-        capture: bool,
+        capture: bool, in_flight: int = 2,
     ) -> None:  # fmt: skip
-        """`width`: blocks of the longest sequence there may be."""
+        """`width`: blocks of the longest sequence there may be. `in_flight`: calls of which the device may
+        not have begun the first.
+        """
         device = last.chosen.device
         self.width, self.sizes, self._step, self._last = width, ladder(max_rows), step, last
         numbers = max_rows * (ROWS + width)
-        # Two copies on the host: while the device reads one, the next step's numbers go into the other.
-        self._host = [torch.zeros(numbers, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in "ab"]
+        # Several copies on the host: while the device reads one, the next step's numbers go into another.
+        pinned = device.type == "cuda"
+        self._host = [torch.zeros(numbers, dtype=torch.int32, pin_memory=pinned) for _ in range(in_flight)]
         self._inputs = torch.zeros(numbers, dtype=torch.int32, device=device)
         self._token_ids = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._greedy = Greedy(vocab_size, max_rows, device)
@@ -90,20 +94,23 @@ class DecodeGraphs:
             self._capture()
 
     def __call__(self, batch: Batch, cache: PagedCache) -> Tensor:
-        """A batch of one new token each -> logits[S, at least V]; the likeliest are in `last.chosen`[S]."""
-        S = len(batch.requests)
-        size = next(size for size in self.sizes if size >= S)
-        # 1. The step's numbers, on the host: rows beyond S have no slot and no length.
-        self._turn = 1 - self._turn
+        """logits[T, at least V], a row for each new token; the likeliest are in `last.chosen`[T]. A step that
+        stores after it attends takes one new token of each sequence, no more.
+        """
+        T = batch.num_tokens
+        size = next(size for size in self.sizes if size >= T)
+        # 1. The step's numbers, on the host: rows beyond T have no slot and no length.
+        self._turn = (self._turn + 1) % len(self._host)
         host = self._host[self._turn]
         numbers = self._views(host.numpy(), size)
-        pages = cache.pages(batch)
-        positions = np.array(batch.positions)
-        numbers[0][:S], numbers[1][:S], numbers[2][:S] = batch.token_ids, self._last.sources(batch), positions
-        numbers[3][:S], numbers[4][:S] = pages.places(np.arange(S), positions), pages.lens
+        pages, positions = cache.pages(batch), np.array(batch.positions)
+        if len(batch.requests) != T:  # several of somebody: each is a row that ends with it (Part 16)
+            pages = pages.by_row(np.diff(batch.query_start), positions)
+        numbers[0][:T], numbers[1][:T], numbers[2][:T] = batch.token_ids, self._last.sources(batch), positions
+        numbers[3][:T], numbers[4][:T] = pages.places(np.arange(T), positions), pages.lens
         for row, nobody in zip(numbers[:ROWS], (0, -1, 0, -1, 0), strict=True):
-            row[S:] = nobody
-        numbers[5][:S, : pages.tables.shape[1]] = pages.tables
+            row[T:] = nobody
+        numbers[5][:T, : pages.tables.shape[1]] = pages.tables
         # 2. One copy, one call.
         count = size * (ROWS + self.width)
         self._inputs[:count].copy_(host[:count], non_blocking=True)
@@ -112,7 +119,7 @@ class DecodeGraphs:
             replay()
         else:
             logits = self._run(size)
-        return logits[:S]
+        return logits[:T]
 
     def _views(self, numbers, size: int) -> list:
         """token, source, position, slot and length[size] each, and the block tables[size, width]."""
@@ -152,9 +159,13 @@ class GraphForward(AheadForward):
     def __init__(
         self, model: nn.Module, cache: PagedCache, last: LastTokens, max_model_len: int, capture: bool,
         make_steps: Callable[[nn.Module, PagedCache, int], Callable[[int], Step]] = steps,
+        make_prompts: Callable[[nn.Module], Callable] = prompts,
     ) -> None:  # fmt: skip
-        """`make_steps`: how a step is computed, by its rows; a later part knows more models."""
+        """`make_steps`: how a step is computed, by its rows; `make_prompts`: who, called as the model is,
+        computes the other steps. A later part knows more models.
+        """
         super().__init__(model, cache, last)
+        self._run = make_prompts(model)
         rows = len(last.chosen)
         self._V = model.config.vocab_size
         self.graphs = DecodeGraphs(

@@ -5,6 +5,7 @@ step fails the requests it must and no others; that memory is free once a reques
 no threads.
 """
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Container
@@ -25,6 +26,8 @@ from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 MAX_PRIORITY = 100
+FINISHED = State.FINISHED  # at hand: an Enum's member takes as long to find as a call
+NEW_OBJECTS = 50_000  # that Python looks for cycles after: 700 by default, fewer than one step's records
 Recover = Callable[[Batch, Exception], list[Request]]  # who fails when a step does (Part 15 spares more)
 
 
@@ -94,6 +97,8 @@ class LLMEngine:
         self.supports, self.adapters = supports, adapters
         self._asked: dict[str, Asked] = {}  # by request id, until it has finished
         self._steps = self._empty_steps = 0
+        if 0 < gc.get_threshold()[0] < NEW_OBJECTS:
+            gc.set_threshold(NEW_OBJECTS)
 
     def make_requests(
         self,
@@ -177,7 +182,7 @@ class LLMEngine:
         if asked is None:
             return None
         for request in asked.samples:
-            if request.state is not State.FINISHED:
+            if request.state is not FINISHED:
                 self._end(request, None if request.output.finish_reason else "abort")
                 self.listeners.tell("on_finish", request)
         return self._output(request_id)
@@ -220,7 +225,7 @@ class LLMEngine:
             return self._recover(flight, error)
         executed = time.perf_counter()
         # 2. Confirmed tokens are appended, with stop checks: nothing after the last token counts.
-        live = [(s, r) for s, r in enumerate(batch.requests) if r.state is not State.FINISHED]
+        live = [(s, r) for s, r in enumerate(batch.requests) if r.state is not FINISHED]
         ended = [request for s, request in live if _confirm(request, s, result, executed)]
         # 3. The scheduler learns what was confirmed; the finished leave, and their memory is free.
         self.scheduler.update(batch, result.drafts)
@@ -231,8 +236,8 @@ class LLMEngine:
     def _recover(self, flight: Flight, error: Exception) -> list[RequestOutput]:
         executed = time.perf_counter()
         self.scheduler.rollback(flight.batch)
-        failed = [r for r in self.recover(flight.batch, error) if r.state is not State.FINISHED]
-        live = [r for r in flight.batch.requests if r.state is not State.FINISHED]
+        failed = [r for r in self.recover(flight.batch, error) if r.state is not FINISHED]
+        live = [r for r in flight.batch.requests if r.state is not FINISHED]
         for request in failed:
             request.error = _words(error)
             self._end(request, "error")
@@ -267,7 +272,7 @@ class LLMEngine:
     ) -> list[RequestOutput]:
         """The outputs of a step that is done. Listeners hear of the step first, then of who ended with it."""
         batch = flight.batch
-        outputs = [self._output(request_id) for request_id in dict.fromkeys(r.request_id for r in live)]
+        outputs = [self._output(request_id) for request_id in dict.fromkeys([r.request_id for r in live])]
         self._steps += 1
         if self.listeners:
             self.listeners.tell(
@@ -296,24 +301,27 @@ class LLMEngine:
         """Where the request stands, nothing copied that still grows. One that has finished is forgotten."""
         asked = self._asked[request_id]
         completions, finished, error = [], True, None
-        for index, request in enumerate(asked.samples):
+        for request in asked.samples:
             grown = request.output
             reason = grown.finish_reason
             seen = list if reason else Prefix
             completion = CompletionOutput(
-                index, grown.visible, seen(grown.token_ids), reason, grown.stop_reason
+                len(completions), grown.visible, seen(grown.token_ids), reason, grown.stop_reason
             )
             if request.logprobs:
                 completion.cumulative_logprob = request.cumulative_logprob
                 completion.logprobs = seen(request.logprobs)
                 completion.text_offsets = seen(request.text_offsets)
             completions.append(completion)
-            finished, error = finished and reason is not None, error or request.error
+            if not reason:
+                finished = False
+            error = error or request.error
         if finished:
             del self._asked[request_id]
         first = asked.samples[0]
-        if asked.prompt_logprobs is None and len(first.prompt_logprobs) == first.num_prompt_tokens:
-            asked.prompt_logprobs = first.prompt_logprobs
+        scores = first.prompt_logprobs
+        if scores and asked.prompt_logprobs is None and len(scores) == first.num_prompt_tokens:
+            asked.prompt_logprobs = scores
         return RequestOutput(
             request_id,
             asked.prompt,
@@ -334,11 +342,12 @@ def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
     try:
         if result.prompt_logprobs and request.state is State.RUNNING:  # else preempted: found again later
             request.prompt_logprobs += result.prompt_logprobs[s]
+        scores = result.logprobs[s] if result.logprobs else None  # none, or empty: not asked for
         for i, token_id in enumerate(result.tokens[s]):
             if token_id == NO_TOKEN:
                 raise ArithmeticError("the model's logits are not finite numbers")
-            if result.logprobs and result.logprobs[s]:  # empty: not asked for
-                logprobs = result.logprobs[s][i]
+            if scores:
+                logprobs = scores[i]
                 request.logprobs.append(logprobs)
                 request.text_offsets.append(len(request.output.text))
                 request.cumulative_logprob = (request.cumulative_logprob or 0.0) + logprobs[token_id].logprob

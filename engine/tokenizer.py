@@ -64,19 +64,19 @@ class Tokenizer:
 
         alphabet = byte_alphabet()
         byte_of = {char: byte for byte, char in alphabet.items()}
-        self._bytes: dict[int, bytes] = {
+        self.bytes_of: dict[int, bytes] = {  # what each token stands for
             id: bytes(byte_of[char] for char in token)
             for token, id in vocab.items()
             if token not in self.added
         }
-        self._bytes |= {token.id: token.content.encode() for token in self.added.values()}
-        self._longest = max(map(len, self._bytes.values()))
+        self.bytes_of |= {token.id: token.content.encode() for token in self.added.values()}
+        self._longest = max(map(len, self.bytes_of.values()))
         self._byte_ids = [vocab.get(alphabet[byte]) for byte in range(256)]
         if None in self._byte_ids:
             raise ValueError(f"the vocabulary has no token for byte {self._byte_ids.index(None)}")
         self._merges = ranked(vocab, merges)
         self._whole = (
-            {self._bytes[id].decode(errors="replace"): id for id in vocab.values()} if ignore_merges else {}
+            {self.bytes_of[id].decode(errors="replace"): id for id in vocab.values()} if ignore_merges else {}
         )
         self._cache: dict[str, list[int]] = {}
 
@@ -108,11 +108,11 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """One more than the largest id."""
-        return max(self._bytes) + 1
+        return max(self.bytes_of) + 1
 
     def __contains__(self, id: int) -> bool:
         """Whether the id stands for a text. A model may have more ids than its tokenizer, as Qwen3's does."""
-        return id in self._bytes
+        return id in self.bytes_of
 
     def encode(self, text: str, add_special_tokens: bool = True, guard: str = "") -> list[int]:
         """Token ids of `text`. `add_special_tokens` adds what the tokenizer wants around it (Llama 3's
@@ -159,7 +159,7 @@ class Tokenizer:
         Raises ValueError for an unknown id.
         """
         try:
-            return self._bytes[id]
+            return self.bytes_of[id]
         except KeyError:
             raise ValueError(f"token id {id} is not in the vocabulary (0 to {self.vocab_size - 1})") from None
 

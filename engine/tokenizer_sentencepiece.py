@@ -53,7 +53,7 @@ class SentencePieceTokenizer(Tokenizer):
             raise ValueError(f"the vocabulary has no token for byte {self._byte_ids.index(None)}")
         self._merges = ranked(vocab, merges)
         spellings = vocab | {token.content: token.id for token in self.added.values()}
-        self._bytes = {id: _spelled(token) for token, id in spellings.items()}
+        self.bytes_of = {id: _spelled(token) for token, id in spellings.items()}
         self._longest = max(len(token.encode()) for token in spellings)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:

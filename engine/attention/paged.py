@@ -40,6 +40,10 @@ class Pages:
         """Some of the sequences."""
         return Pages(self.tables[chosen], self.lens[chosen], self.block_size)
 
+    def by_row(self, new: np.ndarray, positions: np.ndarray) -> "Pages":
+        """new[S] tokens of each, at these positions[T]: each as if it were a sequence that ends with it."""
+        return Pages(np.repeat(self.tables, new, axis=0), positions + 1, self.block_size)
+
     def places(self, sequence: np.ndarray, position: np.ndarray) -> np.ndarray:
         """Where token `position` of sequence `sequence` lies, both [N]: its block · P + its place in it."""
         P = self.block_size
@@ -73,6 +77,15 @@ def paged_decode(pages: Pages, num_heads: int, keys: Tensor) -> Together:
     Hkv = keys.shape[2]
     # A token's heads are neighbours: the next head's row is 1 further.
     return Ragged(pages.all_places() * Hkv, pages.lens, num_heads, Hkv, 1, keys)
+
+
+# New k and v[T, Hkv, Dh] into a layer's keys and values[B, P, Hkv, Dh], at slots[T] = block · P + place.
+Store = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+
+def store_by_index(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    for memory, x in ((keys, k), (values, v)):
+        memory.flatten(0, 1).index_copy_(0, slots, x)  # [B·P, Hkv, Dh], a view
 
 
 def gather(memory: Tensor, places: Tensor) -> Tensor:

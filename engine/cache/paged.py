@@ -16,7 +16,15 @@ from torch import Tensor
 
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Attend, Spans, VarlenKernel
-from engine.attention.paged import PagedDecode, PagedPrefill, Pages, gather, paged_decode
+from engine.attention.paged import (
+    PagedDecode,
+    PagedPrefill,
+    Pages,
+    Store,
+    gather,
+    paged_decode,
+    store_by_index,
+)
 from engine.attention.together import side_by_side
 from engine.batch import Batch
 from engine.cache.alone import Alone
@@ -56,6 +64,7 @@ class PagedCache:
         kernel: VarlenKernel = dense_attention,
         decode: PagedDecode = paged_decode,
         prefill: PagedPrefill | None = None,
+        store: Store = store_by_index,
         enable_prefix_caching: bool = True,
         num_swap_blocks: int = 0,
         preemption_mode: PreemptionMode | None = None,
@@ -80,7 +89,7 @@ class PagedCache:
         self.queried_tokens = self.hit_tokens = 0  # of sequences admitted, as vLLM counts its prefix cache
         self.num_swapped = 0  # preempted sequences whose blocks were copied out
         self._num_heads, self._kernel = config.num_heads, kernel
-        self._decode, self._prefill = decode, prefill
+        self._decode, self._prefill, self._store = decode, prefill, store
         self._kernels_read_pages = self.memory.is_cuda or prefill is not None
         self._alone = Alone(self.memory, kernel)
         self._enable_prefix_caching, self._mode = enable_prefix_caching, preemption_mode
@@ -240,8 +249,7 @@ class PagedCache:
         look = side_by_side(looks)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            for memory, x in ((self.keys[layer], k), (self.values[layer], v)):
-                memory.flatten(0, 1).index_copy_(0, slots, x)  # [B·P, Hkv, Dh], a view
+            self._store(k, v, self.keys[layer], self.values[layer], slots)
             return look(layer, q, k, v)
 
         return attend

@@ -84,12 +84,23 @@ def sample(logits: Tensor, rows: Sequence[SamplingState], positions: Sequence[in
     """
     if positions is None:
         positions = [len(row.output_ids) for row in rows]
-    if all(row.temperature == 0 for row in rows):
-        best, token_ids = adjust(logits, rows, positions).max(-1)
-    else:
-        probs = distribution(logits, rows, positions)
-        best, token_ids = logits.amax(-1), draw(probs, [row.seed for row in rows], positions)
-    return torch.where(best.isfinite(), token_ids, NO_TOKEN)
+    if not any(row.temperature for row in rows):
+        return _likeliest(adjust(logits, rows, positions))
+    probs = distribution(logits, rows, positions)
+    token_ids = draw(probs, [row.seed for row in rows], positions)
+    return torch.where(logits.amax(-1).isfinite(), token_ids, NO_TOKEN)
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """logits[R, V] -> token ids[R]: on a CPU NumPy finds them several times faster than PyTorch."""
+    if logits.device.type != "cpu" or logits.dtype is torch.bfloat16:  # which NumPy does not know
+        best, token_ids = logits.max(-1)
+        return torch.where(best.isfinite(), token_ids, NO_TOKEN)
+    numbers = logits.detach().numpy()
+    chosen = numbers.argmax(-1)
+    best = numbers[np.arange(len(chosen)), chosen]
+    chosen[~np.isfinite(best)] = NO_TOKEN
+    return torch.from_numpy(chosen)
 
 
 def distribution(

@@ -16,10 +16,7 @@ from engine.kernels.paged_attention import _share
 from engine.kernels.pdl import release, wait
 
 FEW = {"TOKENS": 64, "num_warps": 2}  # tokens read at a time
-# For many sequences, by how many programs of each tile a multiprocessor holds. When a grid is a little more
-# than what fits at once, the last few programs run alone, for as long as all the others before them.
-TILES = {3: (128, 4), 7: (64, 2), 13: (32, 2)}  # tokens, warps
-SLACK = 1.02
+MANY = {"TOKENS": 64, "num_warps": 4, "num_stages": 3}  # of 48 that were tried, the best for unlike lengths
 ROWS = 16  # the fewest rows a matrix product on tensor cores takes
 MIN_HEAD_DIM = 16  # and the fewest numbers that it sums
 
@@ -29,10 +26,9 @@ class AppendAttend:
 
     def __init__(self, num_heads: int, head_dim: int, device: torch.device) -> None:
         self.heads, self.head_dim = num_heads, head_dim
-        self.multiprocessors = 4  # the interpreter: a few splits, to show that they are right
+        self.programs = 8  # the interpreter: a few splits, to show that they are right
         if device.type == "cuda":
-            self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        self.programs = 2 * self.multiprocessors
+            self.programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count
         self.parts = torch.empty(self.programs, head_dim, device=device)
         self.stats = torch.empty(2, self.programs, device=device)  # maximum and total of each part
         self.arrived = torch.zeros(self.programs, device=device, dtype=torch.int32)
@@ -42,11 +38,6 @@ class AppendAttend:
         `programs` in all.
         """
         return max(1, triton.next_power_of_2(self.programs // (rows * self.heads) + 1) // 2)
-
-    def tile(self, rows: int) -> tuple[int, int]:
-        """Tokens and warps: the largest tile of which all programs fit at once; else the largest."""
-        each = rows * self.heads / self.multiprocessors
-        return next((tile for fit, tile in TILES.items() if each <= SLACK * fit), TILES[3])
 
     def __call__(
         self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
@@ -60,11 +51,7 @@ class AppendAttend:
         numbers = tables.stride(0), self.head_dim**-0.5
         shape = {"H": self.heads, "DH": self.head_dim, "P": keys.shape[1], "BIAS": bias is not None}
         if splits == 1:
-            tokens, warps = self.tile(S)
-            _many[(self.heads, S)](
-                *tensors, *numbers, **shape, TOKENS=tokens, ROWS=ROWS, PDL=pdl, launch_pdl=pdl,
-                num_warps=warps, num_stages=2,
-            )  # fmt: skip
+            _many[(self.heads, S)](*tensors, *numbers, **shape, **MANY, ROWS=ROWS, PDL=pdl, launch_pdl=pdl)
         else:
             _few[(self.heads, S, splits)](
                 *tensors, self.parts, *self.stats, self.arrived, *numbers,
@@ -95,9 +82,14 @@ def _many(
     H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program takes a head of a sequence, and begins its running softmax with the new token."""
+    """A program takes a head of a sequence, and begins its running softmax with the new token. Where the next
+    tile of old tokens lies is read while this one is computed.
+    """
     head, sequence = tl.program_id(0), tl.program_id(1)
     length = tl.load(lens + sequence)
+    tables += sequence * width
+    i = tl.arange(0, TOKENS)
+    block = tl.load(tables + i // P, mask=i < length - 1, other=0)
     release(PDL)
     wait(PDL)
     if length == 0:
@@ -112,15 +104,13 @@ def _many(
     maximum = tl.zeros([ROWS], tl.float32) + tl.sum(query.to(tl.float32) * key.to(tl.float32), 0) * scale
     total = tl.full([ROWS], 1.0, tl.float32)
     weighted = tl.zeros([ROWS, DH], tl.float32) + value.to(tl.float32)[None, :]
-    tables += sequence * width
-    i = tl.arange(0, TOKENS)
     for start in range(0, length - 1, TOKENS):
         token = start + i
         there = token < length - 1
-        block = tl.load(tables + token // P, mask=there, other=0).to(tl.int64)
-        address = ((block * P + token % P) * H + head)[:, None] * DH + d[None, :]
+        address = ((block.to(tl.int64) * P + token % P) * H + head)[:, None] * DH + d[None, :]
         k = tl.load(keys + address, mask=there[:, None], other=0.0)
         v = tl.load(values + address, mask=there[:, None], other=0.0)
+        block = tl.load(tables + (token + TOKENS) // P, mask=token + TOKENS < length - 1, other=0)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
         scores = tl.where(there[None, :], scores, -float("inf"))
         new = tl.maximum(maximum, tl.max(scores, 1))

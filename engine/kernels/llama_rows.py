@@ -17,10 +17,15 @@ from torch import Tensor, nn
 from engine import graphs
 from engine.cache.paged import PagedCache
 from engine.kernels import quantized_row
+from engine.kernels.llama_attend import attend_rows, attends
+from engine.kernels.llama_row import LlamaRow
 from engine.kernels.paged_attention import num_splits, paged_attention
+from engine.models.llama import LlamaConfig
+from engine.speculation import graphs as speculation
 
 MIN_HEAD_DIM = 16
 COLS = 1024  # numbers of the MLP's inner layer that a program takes
+HEADS = 8  # heads of a token that a program turns
 
 
 def steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int], graphs.Step]:
@@ -29,15 +34,36 @@ def steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int],
     """
     if not LlamaRows.fits(model):
         return quantized_row.steps(model, cache, max_rows)
-    step = LlamaRows(model, list(cache.keys), list(cache.values), max_rows)
-    return lambda rows: step
+    return _steps(model, cache, max_rows, stores_first=False)
+
+
+def verifying_steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int], graphs.Step]:
+    """The same for passes with several tokens of a sequence (Part 16): a row sees those above it."""
+    if not LlamaRows.fits(model):
+        return speculation.steps(model, cache, max_rows)
+    return _steps(model, cache, max_rows, stores_first=True)
+
+
+def _steps(
+    model: nn.Module, cache: PagedCache, max_rows: int, stores_first: bool
+) -> Callable[[int], graphs.Step]:
+    memory = list(cache.keys), list(cache.values)
+    many = LlamaRows(model, *memory, max_rows, stores_first)
+    one = LlamaRow(model, *memory) if LlamaRow.fits(model) else many
+    return lambda rows: one if rows == 1 else many
 
 
 class LlamaRows:
     """The forward pass of the next tokens of S ≤ max_rows sequences, over buffers whose addresses stay."""
 
-    def __init__(self, model: nn.Module, keys: list[Tensor], values: list[Tensor], max_rows: int) -> None:
-        """keys and values by layer: [B, P, Hkv, Dh]."""
+    def __init__(
+        self, model: nn.Module, keys: list[Tensor], values: list[Tensor], max_rows: int,
+        stores_first: bool = False,
+    ) -> None:  # fmt: skip
+        """keys and values by layer: [B, P, Hkv, Dh]. `stores_first`: rows of one sequence may be in a step,
+        and see each other's keys.
+        """
+        self.stores_first = stores_first
         config = self.config = model.config
         device, dtype = model.embed.weight.device, model.embed.weight.dtype
         D, inner, Dh = config.hidden_size, config.intermediate_size, config.head_dim
@@ -72,41 +98,51 @@ class LlamaRows:
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "num_warps": 4}
         x, normed, product = self.x, self.normed[:S], self.product[:S]
         cos, sin = config.rope.angles(positions, model.frequencies, torch.float32)  # [S, 1, Dh/2] each
-        splits = num_splits(S, config.num_kv_heads, lens.device)
         norms = [norm.weight for block in model.blocks for norm in (block.norm1, block.norm2)]
         norms.append(model.norm.weight)
         _embed_norm[(S,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
         for layer, block in enumerate(model.blocks):
-            keys, values = self.keys[layer], self.values[layer]
-            q = self._heads(normed, block.attention, keys, values, slots, cos, sin)
-            attended = paged_attention(q, keys, values, tables, lens, splits)  # [S, Hq, Dh]
+            pages = self.keys[layer], self.values[layer], slots, tables, lens
+            attended = self._attended(normed, block.attention, cos, sin, *pages)  # [S, Hq, Dh]
             torch.mm(attended.view(S, -1), block.attention.proj.weight.t(), out=product)
             _add_norm[(S,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
-            torch.mm(self._gated(normed, block.mlp), block.mlp.down.weight.t(), out=product)
+            gate_up = torch.mm(normed, block.mlp.gate_up.weight.t(), out=self.gate_up[:S])
+            torch.mm(silu_mul(gate_up, self.inner[:S]), block.mlp.down.weight.t(), out=product)
             _add_norm[(S,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
         return torch.mm(normed, model.head.weight.t(), out=self.logits[:S])
 
-    def _heads(
-        self, normed: Tensor, attention: nn.Module, keys: Tensor, values: Tensor, slots: Tensor, cos: Tensor,
-        sin: Tensor,
+    def _attended(
+        self, normed: Tensor, attention: nn.Module, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor,
+        slots: Tensor, tables: Tensor, lens: Tensor,
     ) -> Tensor:  # fmt: skip
-        """normed[S, D] -> q[S, Hq, Dh], turned; keys and values are in their slots."""
+        """normed[S, D] -> [S, Hq, Dh]; new keys and values are in their slots."""
         config, S = self.config, len(normed)
-        qkv, q = torch.mm(normed, attention.qkv.weight.t(), out=self.qkv[:S]), self.q[:S]
+        qkv = torch.mm(normed, attention.qkv.weight.t(), out=self.qkv[:S])
         gains = (attention.q_norm.weight, attention.k_norm.weight) if config.qk_norm else (None, None)
-        Hq, Hkv = config.num_heads, config.num_kv_heads
-        _turn_and_store[(Hq + 2 * Hkv, S)](
-            qkv, q, keys, values, slots, cos, sin, *gains, config.norm_eps,
-            HQ=Hq, HKV=Hkv, HALF=config.head_dim // 2, NORM=config.qk_norm, num_warps=1,
-        )  # fmt: skip
-        return q
+        if attends(config, S) and not self.stores_first:
+            return attend_rows(config, qkv, cos, sin, gains, keys, values, slots, tables, lens)
+        q = self.q[:S]
+        turn_and_store(config, qkv, q, keys, values, slots, cos, sin, gains)
+        return paged_attention(q, keys, values, tables, lens, num_splits(S, config.num_kv_heads, q.device))
 
-    def _gated(self, normed: Tensor, mlp: nn.Module) -> Tensor:
-        """normed[S, D] -> silu(gate) · up, [S, inner]."""
-        S, inner = len(normed), self.config.intermediate_size
-        gate_up, out = torch.mm(normed, mlp.gate_up.weight.t(), out=self.gate_up[:S]), self.inner[:S]
-        _silu_mul[(triton.cdiv(inner, COLS), S)](gate_up, out, N=inner, COLS=COLS, num_warps=4)
-        return out
+
+def turn_and_store(
+    config: LlamaConfig, qkv: Tensor, q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, cos: Tensor,
+    sin: Tensor, gains: tuple[Tensor | None, Tensor | None],
+) -> None:  # fmt: skip
+    """qkv[S, (Hq + 2 Hkv) · Dh] -> q[S, Hq, Dh]; keys and values into rows slots[S] of theirs."""
+    Hq, Hkv = config.num_heads, config.num_kv_heads
+    _turn_and_store[(triton.cdiv(Hq + 2 * Hkv, HEADS), len(qkv))](
+        qkv, q, keys, values, slots, cos, sin, *gains, config.norm_eps,
+        HQ=Hq, HKV=Hkv, HALF=config.head_dim // 2, NORM=config.qk_norm, HEADS=HEADS, num_warps=2,
+    )  # fmt: skip
+
+
+def silu_mul(gate_up: Tensor, out: Tensor) -> Tensor:
+    """gate_up[S, 2 inner] -> out[S, inner]: silu(gate) · up."""
+    S, inner = out.shape
+    _silu_mul[(triton.cdiv(inner, COLS), S)](gate_up, out, N=inner, COLS=COLS, num_warps=4)
+    return out
 
 
 @triton.jit
@@ -140,40 +176,40 @@ def _add_norm(x, product, gain, normed, eps, D: tl.constexpr, PADDED: tl.constex
 @triton.jit
 def _turn_and_store(
     qkv, q, keys, values, slots, cos, sin, q_gain, k_gain, eps,
-    HQ: tl.constexpr, HKV: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
+    HQ: tl.constexpr, HKV: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Program (head, sequence): one head of the new token's qkv[S, (HQ + 2 HKV) · Dh], Dh = 2 HALF.
+    """Program (HEADS heads, sequence): these heads of the new token's qkv[S, (HQ + 2 HKV) · Dh], Dh = 2 HALF.
 
     A query goes to q[S, HQ, Dh], a key or a value to slot slots[S] of its pages, unless that is -1. Queries
     and keys are normed (NORM) and turned on the way, by cos and sin[S, HALF].
     """
-    head, row, i = tl.program_id(0), tl.program_id(1), tl.arange(0, HALF)
-    own = qkv + (row * (HQ + 2 * HKV) + head) * 2 * HALF + i
-    a, b = tl.load(own).to(tl.float32), tl.load(own + HALF).to(tl.float32)
-    if head < HQ + HKV:
-        if NORM:
-            rstd = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / (2 * HALF) + eps)
-            gain = q_gain + i if head < HQ else k_gain + i
-            a *= rstd * tl.load(gain).to(tl.float32)
-            b *= rstd * tl.load(gain + HALF).to(tl.float32)
-        c, s = tl.load(cos + row * HALF + i), tl.load(sin + row * HALF + i)
-        turned = a * c - b * s
-        b = b * c + a * s
-        a = turned
+    head, row = tl.program_id(0) * HEADS + tl.arange(0, HEADS), tl.program_id(1).to(tl.int64)
+    i = tl.arange(0, HALF)[None, :]
+    query, value = (head < HQ)[:, None], (head >= HQ + HKV)[:, None]
+    there = (head < HQ + 2 * HKV)[:, None]
+    own = qkv + (row * (HQ + 2 * HKV) + head)[:, None] * 2 * HALF + i
+    a = tl.load(own, mask=there, other=0.0).to(tl.float32)  # [HEADS, HALF]
+    b = tl.load(own + HALF, mask=there, other=0.0).to(tl.float32)
+    x, y = a, b
+    if NORM:
+        rstd = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
+        x *= rstd * tl.where(query, tl.load(q_gain + i), tl.load(k_gain + i)).to(tl.float32)
+        y *= rstd * tl.where(query, tl.load(q_gain + HALF + i), tl.load(k_gain + HALF + i)).to(tl.float32)
+    c, s = tl.load(cos + row * HALF + i), tl.load(sin + row * HALF + i)
     dtype: tl.constexpr = q.dtype.element_ty
-    a, b = a.to(dtype), b.to(dtype)
-    if head < HQ:
-        out = q + (row * HQ + head) * 2 * HALF + i
-        tl.store(out, a)
-        tl.store(out + HALF, b)
-    else:
-        slot = tl.load(slots + row).to(tl.int64)
-        place = (slot * HKV + (head - HQ) % HKV) * 2 * HALF + i
-        is_key = head < HQ + HKV
-        tl.store(keys + place, a, mask=(slot >= 0) & is_key & (i < HALF))
-        tl.store(keys + place + HALF, b, mask=(slot >= 0) & is_key & (i < HALF))
-        tl.store(values + place, a, mask=(slot >= 0) & (head >= HQ + HKV) & (i < HALF))
-        tl.store(values + place + HALF, b, mask=(slot >= 0) & (head >= HQ + HKV) & (i < HALF))
+    a = tl.where(value, a, x * c - y * s).to(dtype)
+    b = tl.where(value, b, y * c + x * s).to(dtype)
+    out = q + (row * HQ + head)[:, None] * 2 * HALF + i
+    tl.store(out, a, mask=query)
+    tl.store(out + HALF, b, mask=query)
+    slot = tl.load(slots + row).to(tl.int64)
+    place = (slot * HKV + head - HQ)[:, None] * 2 * HALF + i
+    is_key, is_value = (slot >= 0) & there & ~query & ~value, (slot >= 0) & there & value
+    tl.store(keys + place, a, mask=is_key)
+    tl.store(keys + place + HALF, b, mask=is_key)
+    place -= HKV * 2 * HALF
+    tl.store(values + place, a, mask=is_value)
+    tl.store(values + place + HALF, b, mask=is_value)
 
 
 @triton.jit

@@ -33,10 +33,10 @@ class Tile(NamedTuple):
 
 
 TILES = {
-    "qkv": Tile(2, 4, 7),
+    "qkv": Tile(4, 4, 4),
     "proj": Tile(4, 2, None),
     "up": Tile(2, 4, 6),
-    "down": Tile(2, 4, None),
+    "down": Tile(2, 8, 4),
     "head": Tile(4, 4, 8),
 }
 

@@ -63,9 +63,9 @@ class ContinuousScheduler(Queues):
         # 1. Running requests first, best rank first: their outputs are awaited, and their memory is in use.
         self.running.sort(key=by_rank)
         preempted = False
-        queue = list(self.running)
+        queue, running = list(self.running), State.RUNNING  # an Enum's member takes as long to find as a call
         for place, request in enumerate(queue):
-            if request.state is not State.RUNNING:  # preempted a moment ago
+            if request.state is not running:  # preempted a moment ago
                 continue
             later = len(queue) - place - 1  # each of them is left a token: a long prompt holds nobody up
             new = min(request.num_tokens_to_compute, budget - later)

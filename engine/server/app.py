@@ -9,7 +9,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -58,6 +58,7 @@ def create_app(
             yield
 
     app = FastAPI(title="ruvon", lifespan=lifespan, responses=errors.RESPONSES)
+    app.state.of_several_prompts = asyncio.Lock()
     errors.install(app)
     started = int(time.time())
 
@@ -122,14 +123,18 @@ async def complete(
         "created": int(time.time()),
         "model": body.model,
     }
-    # All prompts are admitted or none: what was admitted is closed in the end, whatever happens.
-    async with AsyncExitStack() as admitted:
-        streams = []
-        for i, prompt in enumerate(await prompts()):
+    # All prompts are admitted or none: what was admitted is closed in the end, whatever happens. Two requests
+    # that are both half admitted could refuse one another: of several prompts, one after another is admitted.
+    streams, asked = [], await prompts()
+    alone = request.app.state.of_several_prompts if len(asked) > 1 else nullcontext()
+    async with alone, AsyncExitStack() as admitting:
+        for i, prompt in enumerate(asked):
             stream = await backend.generate(prompt, params, f"{head['id']}-{i}", **options)
-            admitted.push_async_callback(stream.aclose)
+            admitting.push_async_callback(stream.aclose)
             streams.append(stream)
             await asyncio.sleep(0)  # others have their turn between two of many prompts
+        admitted = admitting.pop_all()
+    async with admitted:
         if body.stream:
             return sse.stream(_chunks(head, streams, params.n, body, shape), admitted.pop_all())
         try:

@@ -2,18 +2,20 @@
 
 Promises one or more forward passes of the draft model per call, each for all sequences together; that it
 reads no token twice, its own guesses included, if they stood; and that what it says it drew a token from is
-what it drew it from. Knows nothing of the target.
+what it drew it from. Where the forward pass finds tokens that were chosen on the device (Part 13), passes
+follow one another without the host, which reads all guesses at the end. Knows nothing of the target.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from engine.ahead import LastTokens
 from engine.batch import Batch
 from engine.decoding.sampling import SamplingState, adjust, distribution, draw
 from engine.executor import ModelForward
-from engine.scheduling.request import Request
+from engine.scheduling.request import PLACEHOLDER, Request
 from engine.speculation.paired import PairedCache
 
 PROPOSE = 0x2545F4914F6CDD1D  # makes of a request's seed another, whose numbers choose the proposals
@@ -22,8 +24,12 @@ PROPOSE = 0x2545F4914F6CDD1D  # makes of a request's seed another, whose numbers
 class DraftModel:
     """Reads what the target has confirmed, and goes on from there."""
 
-    def __init__(self, model: nn.Module, cache: PairedCache) -> None:
-        self.cache, self.forward = cache, ModelForward(model, cache.draft)
+    def __init__(
+        self, model: nn.Module, cache: PairedCache, forward: Callable[[Batch], Tensor] | None = None
+    ) -> None:
+        """`forward`: its passes, over `cache.draft`; default: kernel by kernel."""
+        self.cache, self.forward = cache, forward or ModelForward(model, cache.draft)
+        self._last: LastTokens | None = getattr(self.forward, "last", None)
         self.max_positions = model.config.max_positions
         self.probs: dict[str, Tensor] = {}  # id of a sampled request -> [k, V]: its last proposals' origin
 
@@ -48,21 +54,38 @@ class DraftModel:
         starts = [len(ids) - self.unread(request, ids) for request, ids in texts]
         new = [ids[start:] for (_, ids), start in zip(texts, starts, strict=True)]
         reading = list(range(len(texts)))
+        unknown: list[tuple[list[int], Tensor]] = []  # whose tokens are still on the device, and these
         while reading:
             going = [s for s in reading if most[s] > len(drafts[s])]
-            logits = self._read([(texts[s][0], starts[s], new[s], most[s] > len(drafts[s])) for s in reading])
+            work = [(texts[s][0], starts[s], new[s], most[s] > len(drafts[s])) for s in reading]
+            logits = self.forward(batch := _batch_of(work))
             for s in reading:
                 self._has_read(*texts[s], drafts[s])
             # 2. A token more for each that may have one. It is read only if another is to follow.
             if going:
-                chosen = self._choose(logits, [texts[s] for s in going], [drafts[s] for s in going])
-                for s, token_id, row in zip(going, *chosen, strict=True):
+                chosen, origins = self._choose(logits, [texts[s] for s in going], [drafts[s] for s in going])
+                # Penalties count guesses on the host.
+                if self._last is None or any(texts[s][0].sampling.is_adjusted for s in going):
+                    guesses = chosen.tolist()
+                else:
+                    self._last.remember(batch, chosen)
+                    guesses = [PLACEHOLDER] * len(going)
+                    unknown.append((going, chosen))
+                for s, token_id, row in zip(going, guesses, origins, strict=True):
                     starts[s] += len(new[s])
                     drafts[s].append(token_id)
                     new[s] = [token_id]
                     if row is not None:
                         probs[s].append(row)
             reading = [s for s in going if most[s] > len(drafts[s])]
+        # 3. What the guesses are, and which of them it has read: all but the last.
+        if unknown:
+            found = iter(torch.cat([chosen for _, chosen in unknown]).tolist())
+            for going, _ in unknown:
+                for s in going:
+                    drafts[s][drafts[s].index(PLACEHOLDER)] = next(found)
+            for (request, ids), own in zip(texts, drafts, strict=True):
+                self._has_read(request, ids, own[:-1])
         for (request, _), rows in zip(texts, probs, strict=True):
             if rows:
                 self.probs[request.id] = torch.stack(rows)
@@ -77,26 +100,11 @@ class DraftModel:
     def _has_read(self, request: Request, ids: list[int], guessed: list[int]) -> None:
         self.cache.read[request.id], self.cache.guessed[request.id] = len(ids), list(guessed)
 
-    def _read(self, work: list[tuple[Request, int, list[int], bool]]) -> Tensor:
-        """logits[R, V] behind the new tokens of each (request, where they begin, its new tokens, whether
-        they are wanted).
-        """
-        token_ids, positions, query_start, context_lens, rows = [], [], [0], [], []
-        for _, start, new, wanted in work:
-            token_ids += new
-            positions += range(start, start + len(new))
-            query_start.append(len(token_ids))
-            context_lens.append(start + len(new))
-            rows.append(range(len(token_ids) - wanted, len(token_ids)))
-        requests = tuple(request for request, *_ in work)
-        fields = (token_ids, positions, query_start, context_lens, rows)
-        return self.forward(Batch(requests, *map(tuple, fields)))
-
     def _choose(
         self, logits: Tensor, texts: list[tuple[Request, list[int]]], drafts: list[list[int]]
-    ) -> tuple[list[int], Sequence[Tensor | None]]:
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """token ids[R], by the same parameters as the target's, and what each was drawn from, [V]; None
-        where nothing was drawn: the likeliest is certain.
+        where nothing was drawn: the likeliest is certain. Nobody waits for the device.
         """
         states, positions = [], []
         for (request, ids), own in zip(texts, drafts, strict=True):
@@ -107,8 +115,22 @@ class DraftModel:
                 state = SamplingState(state.params, state.prompt_ids, output_ids, state.seed, state.stop_ids)
             states.append(state)
         if all(state.temperature == 0 for state in states):
-            return adjust(logits, states, positions).argmax(-1).tolist(), [None] * len(states)
+            return adjust(logits, states, positions).argmax(-1), [None] * len(states)
         probs = distribution(logits, states, positions)  # [R, V]
         seeds = [state.seed ^ PROPOSE for state in states]
         origins = [row if state.temperature else None for row, state in zip(probs, states, strict=True)]
-        return draw(probs, seeds, positions).tolist(), origins
+        return draw(probs, seeds, positions), origins
+
+
+def _batch_of(work: list[tuple[Request, int, list[int], bool]]) -> Batch:
+    """The new tokens of each (request, where they begin, its new tokens, whether what follows is wanted)."""
+    token_ids, positions, query_start, context_lens, rows = [], [], [0], [], []
+    for _, start, new, wanted in work:
+        token_ids += new
+        positions += range(start, start + len(new))
+        query_start.append(len(token_ids))
+        context_lens.append(start + len(new))
+        rows.append(range(len(token_ids) - wanted, len(token_ids)))
+    requests = tuple(request for request, *_ in work)
+    fields = (token_ids, positions, query_start, context_lens, rows)
+    return Batch(requests, *map(tuple, fields))

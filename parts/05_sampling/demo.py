@@ -27,6 +27,7 @@ from engine.decoding.sampling import SUPPORTS, SamplingState, distribution, draw
 from engine.layers.packed_linear import pack_linears  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
 from engine.tokenizer import Tokenizer  # noqa: E402
+from parts.stage import yes  # noqa: E402
 
 MODEL = "storyteller"
 PROMPT = "Lily opened the box and found a"
@@ -235,10 +236,6 @@ def promises(
     console.print(f"Seed {params.seed + SAMPLES - 1} told again: the same story: {yes(same_story)}")
     console.print(f"Seed {params.seed} in a batch with {CROWD} strangers: the same token: {yes(same_token)}")
     return same_story and same_token, [story.text for story in samples]
-
-
-def yes(kept: bool) -> str:
-    return "[bold]yes[/]" if kept else "[bold red]NO[/]"
 
 
 if __name__ == "__main__":

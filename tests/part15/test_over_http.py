@@ -1,5 +1,6 @@
 """Admission control as clients meet it: OpenAI's client, deadlines in a header, and clients that leave."""
 
+import asyncio
 import json
 import socket
 import time
@@ -8,11 +9,13 @@ from types import SimpleNamespace
 
 import openai
 import pytest
+from httpx import ASGITransport, AsyncClient
 
 from engine.decoding.params import SamplingParams
+from engine.server.app import create_app
 from tests.part04.serving import DEADLINE, http
 from tests.part06.fakes import told_alone
-from tests.part15.fakes import Clock
+from tests.part15.fakes import PARAMS, Clock, admission, output, run, turns
 
 ASK = {"model": "fake", "prompt": "hello", "temperature": 0, "max_tokens": 8, "ignore_eos": True}
 TEXT = told_alone("hello", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)).text
@@ -142,3 +145,34 @@ def test_a_client_that_leaves_the_queue_gives_its_place_back_at_once(serving, ga
             connection.close()
         until(lambda: backend.idle)
     assert gate.entered == 1, "nobody waited for the engine"
+
+
+def test_two_requests_of_several_prompts_do_not_refuse_each_other():
+    """Three places are free. One asks for four, the other for three: the other has its three."""
+
+    async def test():
+        backend = admission(reqs=4)
+        desk = backend.backend
+        held_already = await backend.generate("prompt", PARAMS, "r")
+        desk.looking = asyncio.Event()
+        transport = ASGITransport(create_app(backend))
+        async with AsyncClient(transport=transport, base_url="http://here", timeout=DEADLINE) as client:
+
+            def ask(prompts: str) -> asyncio.Task:
+                body = {"model": "desk", "prompt": list(prompts), "temperature": 0}
+                return asyncio.create_task(client.post("/v1/completions", json=body))
+
+            four, three = ask("abcd"), ask("xyz")
+            await turns(three)  # what can be looked at side by side is
+            desk.looking.set()
+            assert (await four).json()["error"]["code"] == "queue_full", "there are three places, not four"
+            while len(open_feeds := [feed for feed in desk.feeds[1:] if not feed.closed]) < 3:
+                assert not three.done(), "it was refused for places of a request that was refused itself"
+                await asyncio.sleep(0)
+            for feed in open_feeds:
+                feed.say(output(("yes", "stop")))
+            assert len((await three).json()["choices"]) == 3
+        await held_already.aclose()
+        assert backend.idle
+
+    run(test())

@@ -7,6 +7,8 @@ pytest.importorskip("triton", reason="needs the package triton")
 
 from engine.cache.paged import PagedCache
 from engine.graphs import ModelStep
+from engine.kernels import llama_attend
+from engine.kernels.llama_row import LlamaRow
 from engine.kernels.llama_rows import LlamaRows, steps
 from engine.layers.packed_linear import Transposed
 from engine.layers.replace import replace_linears
@@ -20,7 +22,7 @@ from tests.part20.reference import random_model
 TIED = {"tie_word_embeddings": True}
 MODELS = {
     "llama, two layers": ("llama", {"head_dim": 16, "num_hidden_layers": 2}),
-    "a key head each, tied": ("llama", {"head_dim": 16, "num_key_value_heads": 4} | TIED),
+    "a key head each, tied": ("llama", {"head_dim": 32, "num_key_value_heads": 4} | TIED),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "qwen3, wide heads, yarn": (
         "qwen3",
@@ -68,14 +70,45 @@ def test_logits_and_stored_keys_are_the_models(model):
     RowsStep(model, [0, 18, 1]).check(max_rows=4)
 
 
+@pytest.mark.parametrize("lens", [[0, 18, 1], [70, 3]])
+def test_with_attention_in_one_kernel_they_are_too(model, lens, monkeypatch):
+    """What many rows take: `llama_attend.py`."""
+    monkeypatch.setattr(llama_attend, "PROGRAMS", 1)
+    if not llama_attend.attends(model.config, len(lens)):
+        pytest.skip("heads are too narrow for it")
+    RowsStep(model, lens).check(max_rows=4)
+
+
+def test_rows_of_one_sequence_see_each_other_if_keys_are_stored_first(model, monkeypatch):
+    monkeypatch.setattr(llama_attend, "PROGRAMS", 1)
+    config = model.config
+    memory = torch.zeros(2, config.num_layers, 2, 16, config.num_kv_heads, config.head_dim, device=DEVICE)
+    ids = torch.arange(5, 8, device=DEVICE)
+    places = torch.arange(3, dtype=torch.int32, device=DEVICE)
+    tables = torch.zeros(3, 1, dtype=torch.int32, device=DEVICE)
+    step = LlamaRows(model, list(memory[0]), list(memory[1]), 3, stores_first=True)
+
+    def attend(layer, q, k, v):
+        out = torch.nn.functional.scaled_dot_product_attention(
+            *(x.transpose(0, 1) for x in (q, k, v)), is_causal=True, enable_gqa=True
+        )
+        return out.transpose(0, 1)
+
+    with torch.inference_mode():
+        got = step(ids, places, places, tables, places + 1)
+        want = model.logits(model(ids, places.long(), attend))
+    assert torch.allclose(got, want, atol=TOLERANCE), "three tokens of one sequence, each a row"
+
+
 def cache_for(model) -> PagedCache:
     return PagedCache(model.config, 4, 16, torch.device(DEVICE), torch.float32)
 
 
 def test_it_is_taken_for_models_that_it_knows(model):
     make = steps(model, cache_for(model), 3)
-    assert isinstance(make(1), LlamaRows)
-    assert make(3) is make(1), "one set of buffers for all sizes"
+    assert isinstance(make(1), LlamaRow if LlamaRow.fits(model) else LlamaRows)
+    assert isinstance(make(3), LlamaRows)
+    assert make(3) is make(2), "one set of buffers for all sizes"
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -98,4 +131,5 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path):
     """The interpreter takes what a GPU's compiler refuses."""
     assert compiled("tests.part20.compiled", tmp_path) == {
         "_embed_norm", "_add_norm", "_turn_and_store", "_silu_mul", "_attend", "_merge",
+        "_embed_row", "_norm_linear", "_linear_add", "_attend_row", "_attend_rows",
     }  # fmt: skip

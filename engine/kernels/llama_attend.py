@@ -1,0 +1,115 @@
+"""A decode step's attention of Llama or Qwen3 in one kernel: a token's queries and key are normed and turned,
+key and value go to their page, and the queries attend. Part 20: what `append_attend.py` is for GPT-2.
+
+Promises what `turn_and_store` and `paged_attention.py` give, of rows that are each another sequence's: a row
+does not see what others store in the same step. The new token's numbers stay in registers; where the next
+tile of old tokens lies is read while this one is computed.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.paged_attention import ROWS
+from engine.models.llama import LlamaConfig
+
+MIN_HEAD_DIM = 32  # a half of a head is the inner dimension of a product on tensor cores, at least 16
+TILE = {"TOKENS": 64, "num_warps": 4, "num_stages": 3}  # of 48 that were tried, the best for unlike lengths
+PROGRAMS = 128  # fewer would leave multiprocessors idle: then sequences are better split
+
+
+def attends(config: LlamaConfig, rows: int) -> bool:
+    """Whether this kernel is for so many rows of such a model."""
+    return config.head_dim >= MIN_HEAD_DIM and rows * config.num_kv_heads >= PROGRAMS
+
+
+def attend_rows(
+    config: LlamaConfig, qkv: Tensor, cos: Tensor, sin: Tensor, gains: tuple[Tensor | None, Tensor | None],
+    keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor, lens: Tensor,
+) -> Tensor:  # fmt: skip
+    """qkv[S, (Hq + 2 Hkv) · Dh], cos and sin[S, 1, Dh/2], norms' gains[Dh] or None, keys and values[B, P,
+    Hkv, Dh], slots[S], tables[S, W], lens[S] with the new token -> [S, Hq, Dh]. A slot of -1 or a length of
+    0: nobody is there.
+    """
+    S, Hq, Hkv, Dh = len(qkv), config.num_heads, config.num_kv_heads, config.head_dim
+    out = torch.empty(S, Hq, Dh, dtype=qkv.dtype, device=qkv.device)
+    _attend_rows[(Hkv, S)](
+        qkv, cos, sin, *gains, keys, values, slots, tables, lens, out, tables.stride(0), config.norm_eps,
+        Dh**-0.5, HQ=Hq, HKV=Hkv, HALF=Dh // 2, P=keys.shape[1], NORM=config.qk_norm,
+        ROWS=max(ROWS, triton.next_power_of_2(Hq // Hkv)), **TILE,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _turned(at, gain, cos, sin, there, i, eps, HALF: tl.constexpr, NORM: tl.constexpr):
+    """Halves of heads at `at`[R, 1], normed (NORM) and turned by cos and sin[HALF]: [R, HALF] each."""
+    a = tl.load(at + i[None, :], mask=there, other=0.0).to(tl.float32)
+    b = tl.load(at + HALF + i[None, :], mask=there, other=0.0).to(tl.float32)
+    if NORM:
+        rstd = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
+        a *= rstd * tl.load(gain + i).to(tl.float32)[None, :]
+        b *= rstd * tl.load(gain + HALF + i).to(tl.float32)[None, :]
+    c, s = tl.load(cos + i)[None, :], tl.load(sin + i)[None, :]
+    return a * c - b * s, b * c + a * s
+
+
+@triton.jit
+def _attend_rows(
+    qkv, cos, sin, q_gain, k_gain, keys, values, slots, tables, lens, out, width, eps, scale,
+    HQ: tl.constexpr, HKV: tl.constexpr, HALF: tl.constexpr, P: tl.constexpr, NORM: tl.constexpr,
+    ROWS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Program (key head, sequence). A head is two halves of HALF numbers, turned in pairs."""
+    DH: tl.constexpr = 2 * HALF
+    GROUP: tl.constexpr = HQ // HKV
+    head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    old = tl.load(lens + sequence) - 1  # tokens that were there before
+    if old < 0:
+        return
+    # 1. The new token's queries, key and value; the last two go to their page.
+    t, i, d, g = tl.arange(0, TOKENS), tl.arange(0, HALF), tl.arange(0, DH), tl.arange(0, ROWS)
+    tables += sequence * width
+    block = tl.load(tables + t // P, mask=t < old, other=0)
+    qkv += sequence * (HQ + 2 * HKV) * DH
+    cos += sequence * HALF
+    sin += sequence * HALF
+    row, one = head * GROUP + g, tl.zeros([1], tl.int32)
+    dtype: tl.constexpr = keys.dtype.element_ty
+    qa, qb = _turned(qkv + row[:, None] * DH, q_gain, cos, sin, (g < GROUP)[:, None], i, eps, HALF, NORM)
+    ka, kb = _turned(
+        qkv + (HQ + head + one)[:, None] * DH, k_gain, cos, sin, (one == 0)[:, None], i, eps, HALF, NORM
+    )
+    qa, qb, ka, kb = qa.to(dtype), qb.to(dtype), ka.to(dtype), kb.to(dtype)
+    value = tl.load(qkv + (HQ + HKV + head) * DH + d)
+    slot = tl.load(slots + sequence).to(tl.int64)
+    place = (slot * HKV + head) * DH
+    tl.store(keys + place + i[None, :], ka, mask=(slot >= 0) & (i < HALF)[None, :])
+    tl.store(keys + place + HALF + i[None, :], kb, mask=(slot >= 0) & (i < HALF)[None, :])
+    tl.store(values + place + d, value, mask=(slot >= 0) & (d < DH))
+    # 2. The running softmax begins with the new token, and goes on with the old ones.
+    own = tl.sum(qa.to(tl.float32) * ka.to(tl.float32), 1) + tl.sum(qb.to(tl.float32) * kb.to(tl.float32), 1)
+    maximum = own * scale  # [ROWS]
+    total = tl.full([ROWS], 1.0, tl.float32)
+    weighted = tl.zeros([ROWS, DH], tl.float32) + value.to(tl.float32)[None, :]
+    for start in range(0, old, TOKENS):
+        token = start + t
+        there = (token < old)[:, None]
+        at = ((block.to(tl.int64) * P + token % P) * HKV + head)[:, None] * DH
+        old_a = tl.load(keys + at + i[None, :], mask=there, other=0.0)
+        old_b = tl.load(keys + at + HALF + i[None, :], mask=there, other=0.0)
+        v = tl.load(values + at + d[None, :], mask=there, other=0.0)
+        block = tl.load(tables + (token + TOKENS) // P, mask=token + TOKENS < old, other=0)
+        scores = tl.dot(qa, tl.trans(old_a), input_precision="ieee")
+        scores = tl.dot(qb, tl.trans(old_b), scores, input_precision="ieee") * scale  # [ROWS, TOKENS]
+        scores = tl.where((token < old)[None, :], scores, -float("inf"))
+        new = tl.maximum(maximum, tl.max(scores, 1))
+        shrink = tl.exp(maximum - new)
+        weights = tl.exp(scores - new[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        weighted = tl.dot(weights.to(v.dtype), v, weighted * shrink[:, None], input_precision="ieee")
+        maximum = new
+    mean = weighted / total[:, None]
+    out += (sequence * HQ + row)[:, None] * DH + d[None, :]
+    tl.store(out, mean.to(out.dtype.element_ty), mask=(g < GROUP)[:, None])

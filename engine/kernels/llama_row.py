@@ -1,0 +1,304 @@
+"""A decode step of Llama or Qwen3 for one sequence, as a chain of five kernels a layer. Part 20: what
+`single_row.py` is for GPT-2.
+
+Promises the model's own logits up to rounding; residuals and sums are in fp32. A norm costs no kernel: a root
+mean square is one number, by which the product is divided afterwards. Where the model's file turns queries
+and keys, stores them and attends, `_attend_row` does it all for a key head and the queries that share it.
+Each kernel is launched before its predecessor has ended (`pdl.py`), and what no kernel of the step writes
+(weights, old keys) is on its way when `wait` returns. Several rows of one sequence must not be in such a
+step: a row would not see its neighbours' keys.
+"""
+
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from engine.kernels.llama_attend import MIN_HEAD_DIM, _turned
+from engine.kernels.paged_attention import ROWS, _share
+from engine.kernels.pdl import has_pdl, release, wait
+from engine.kernels.single_row import Tile
+
+TILES = {
+    "qkv": Tile(8, 4, 4),
+    "proj": Tile(4, 4, None),
+    "gate_up": Tile(4, 4, 4),
+    "down": Tile(2, 2, None),
+    "head": Tile(4, 4, None),
+}
+ATTEND = {"TOKENS": 64, "num_warps": 4}  # tokens read at a time
+MAX_SPLITS = 16
+
+
+class LlamaRow:
+    """The forward pass of one sequence's next token, over buffers whose addresses never change."""
+
+    def __init__(self, model: nn.Module, keys: list[Tensor], values: list[Tensor]) -> None:
+        """keys and values by layer: [B, P, Hkv, Dh]."""
+        config = self.config = model.config
+        device, dtype = model.embed.weight.device, model.embed.weight.dtype
+        Hq, Hkv, Dh = config.num_heads, config.num_kv_heads, config.head_dim
+        self.model, self.keys, self.values = model, keys, values
+        self.pdl = has_pdl(device)
+        self.multiprocessors = 1  # the interpreter runs its programs one after the other
+        if device.type == "cuda":
+            self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        self.splits = max(1, triton.next_power_of_2(2 * self.multiprocessors // Hkv + 1) // 2)
+        self.splits = min(MAX_SPLITS, max(2, self.splits))
+        empty, numbers = partial(torch.empty, device=device, dtype=dtype), partial(torch.empty, device=device)
+        self.x, self.turn = numbers(config.hidden_size), numbers(2, Dh // 2)
+        self.qkv, self.attended = empty(1, (Hq + 2 * Hkv) * Dh), empty(Hq * Dh)
+        self.inner, self.logits = empty(config.intermediate_size), numbers(1, config.vocab_size)
+        self.parts, self.stats = numbers(Hq, self.splits, Dh), numbers(2, Hq, self.splits)
+        self.arrived = torch.zeros(Hkv, device=device, dtype=torch.int32)
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Of the models that `LlamaRows` knows."""
+        return model.config.head_dim >= MIN_HEAD_DIM
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
+    ) -> Tensor:
+        """Each [1], tables[1, W] -> logits[1, V]. A length of 0: nobody is there."""
+        model, config = self.model, self.config
+        D, half = config.hidden_size, config.head_dim // 2
+        _embed_row[(1,)](
+            token_ids, positions, model.embed.weight, model.frequencies, self.x, self.turn, config.rope.scale,
+            D=D, PADDED=triton.next_power_of_2(D), HALF=half, num_warps=8,
+        )  # fmt: skip
+        for layer, block in enumerate(model.blocks):
+            attention, mlp = block.attention, block.mlp
+            self._norm_linear("qkv", block.norm1, attention.qkv, self.qkv)
+            self._attend(attention, self.keys[layer], self.values[layer], slots, tables, lens)
+            self._linear_add("proj", self.attended, attention.proj)
+            self._norm_linear("gate_up", block.norm2, mlp.gate_up, self.inner)
+            self._linear_add("down", self.inner, mlp.down)
+        self._norm_linear("head", model.norm, model.head, self.logits)
+        return self.logits
+
+    def _norm_linear(self, name: str, norm: nn.Module, linear: nn.Module, out: Tensor) -> None:
+        N, K = out.numel(), linear.in_features
+        _norm_linear[(self._programs(name, N),)](
+            self.x, linear.weight, norm.weight, out, self.config.norm_eps, N=N, K=K,
+            PADDED=triton.next_power_of_2(K), GATED=name == "gate_up", **self._options(name, N),
+        )  # fmt: skip
+
+    def _linear_add(self, name: str, a: Tensor, linear: nn.Module) -> None:
+        N, K = linear.weight.shape
+        _linear_add[(self._programs(name, N),)](
+            a, linear.weight, self.x, N=N, K=K, PADDED=triton.next_power_of_2(K), **self._options(name, N)
+        )
+
+    def _attend(
+        self, attention: nn.Module, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
+    ) -> None:
+        config = self.config
+        gains = (attention.q_norm.weight, attention.k_norm.weight) if config.qk_norm else (None, None)
+        _attend_row[(config.num_kv_heads, self.splits)](
+            self.qkv, self.turn, *gains, keys, values, slots, tables, lens, self.attended, self.parts,
+            *self.stats, self.arrived, config.norm_eps, config.head_dim**-0.5,
+            HQ=config.num_heads, HKV=config.num_kv_heads, HALF=config.head_dim // 2, P=keys.shape[1],
+            ROWS=max(ROWS, triton.next_power_of_2(config.num_heads // config.num_kv_heads)),
+            NORM=config.qk_norm, SPLITS=self.splits, PDL=self.pdl, launch_pdl=self.pdl, **ATTEND,
+        )  # fmt: skip
+
+    def _programs(self, name: str, N: int) -> int:
+        tiles, resident = triton.cdiv(N, TILES[name].rows), TILES[name].resident
+        return min(tiles, resident * self.multiprocessors) if resident else tiles
+
+    def _options(self, name: str, N: int) -> dict:
+        tile = TILES[name]
+        options = {"ROWS": tile.rows, "PROGRAMS": self._programs(name, N), "PDL": self.pdl}
+        options |= {"num_warps": tile.warps, "launch_pdl": self.pdl}
+        return options | ({"maxnreg": tile.registers} if tile.registers and self.pdl else {})
+
+
+@triton.jit
+def _embed_row(
+    token_ids, positions, embed, frequencies, x, turn, scale,
+    D: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """x[D] = embed[token]; turn[2, HALF] = cosines and sines of the position's angles."""
+    i, pair = tl.arange(0, PADDED), tl.arange(0, HALF)
+    token = tl.load(token_ids).to(tl.int64)
+    tl.store(x + i, tl.load(embed + token * D + i, mask=i < D, other=0.0).to(tl.float32), mask=i < D)
+    angle = tl.load(positions).to(tl.float32) * tl.load(frequencies + pair)
+    tl.store(turn + pair, tl.cos(angle) * scale)
+    tl.store(turn + HALF + pair, tl.sin(angle) * scale)
+
+
+@triton.jit
+def _rows(weight, row, k, N: tl.constexpr, K: tl.constexpr):
+    """Rows `row` of weight[N, K], 0 beyond."""
+    inside = (k < K)[None, :] & (row < N)[:, None]
+    at = weight + row[:, None].to(tl.int64) * K + k[None, :]
+    return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _norm_linear(
+    x, weight, gain, out, eps,
+    N: tl.constexpr, K: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, PROGRAMS: tl.constexpr,
+    GATED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out[N] = norm(x[K]) · weight[N, K]ᵀ, without a pass for the norm: W·(g·x/s) = (W·(g·x))/s.
+
+    GATED: weight[2 N, K] has N rows that open the gate, and N whose products go through: silu(gate) · up.
+    """
+    # 1. What my first rows need, before anything that depends on the step.
+    k = tl.arange(0, PADDED)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    w = _rows(weight, row, k, N, K)
+    up = w
+    if GATED:
+        up = _rows(weight + N * K, row, k, N, K)
+    g = tl.load(gain + k, mask=k < K, other=0.0)
+    release(PDL)
+    # 2. The residual, and the norm's one number.
+    wait(PDL)
+    a = tl.load(x + k, mask=k < K, other=0.0)
+    rstd = tl.rsqrt(tl.sum(a * a, 0) / K + eps)
+    a = a * g.to(tl.float32)
+    # 3. Row by row, what the next rows need on its way.
+    for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
+        row = start + tl.arange(0, ROWS)
+        if PROGRAMS * ROWS < N:
+            next_w = _rows(weight, row + PROGRAMS * ROWS, k, N, K)
+            next_up = next_w
+            if GATED:
+                next_up = _rows(weight + N * K, row + PROGRAMS * ROWS, k, N, K)
+        y = tl.sum(w.to(tl.float32) * a[None, :], 1) * rstd
+        if GATED:
+            y = y * tl.sigmoid(y) * (tl.sum(up.to(tl.float32) * a[None, :], 1) * rstd)
+        tl.store(out + row, y.to(out.dtype.element_ty), mask=row < N)
+        if PROGRAMS * ROWS < N:
+            w, up = next_w, next_up
+
+
+@triton.jit
+def _linear_add(
+    a, weight, x,
+    N: tl.constexpr, K: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, PROGRAMS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """x[N] += a[K] · weight[N, K]ᵀ."""
+    k = tl.arange(0, PADDED)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    w = _rows(weight, row, k, N, K)
+    release(PDL)
+    wait(PDL)
+    vector = tl.load(a + k, mask=k < K, other=0.0).to(tl.float32)
+    for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
+        row = start + tl.arange(0, ROWS)
+        before = tl.load(x + row, mask=row < N, other=0.0)
+        if PROGRAMS * ROWS < N:
+            next_w = _rows(weight, row + PROGRAMS * ROWS, k, N, K)
+        tl.store(x + row, before + tl.sum(w.to(tl.float32) * vector[None, :], 1), mask=row < N)
+        if PROGRAMS * ROWS < N:
+            w = next_w
+
+
+@triton.jit
+def _attend_row(
+    qkv, turn, q_gain, k_gain, keys, values, slots, tables, lens, out, parts, maxima, totals, arrived,
+    eps, scale,
+    HQ: tl.constexpr, HKV: tl.constexpr, HALF: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr,
+    NORM: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (key head, part): the queries that share this key head over a part of the old tokens; the new
+    token belongs to the last part, which stores it. Who ends last joins the parts.
+    """
+    # 1. Which key head, and which old tokens are mine? Heads are halves of HALF numbers, turned in pairs.
+    DH: tl.constexpr = 2 * HALF
+    GROUP: tl.constexpr = HQ // HKV
+    head, part = tl.program_id(0), tl.program_id(1)
+    length = tl.load(lens)
+    share = _share(length, SPLITS, TOKENS)
+    first = part * share
+    release(PDL)
+    if first >= length:
+        return
+    last = tl.minimum(first + share, length)
+    mine = last == length  # the new token
+    end = tl.minimum(last, length - 1)
+    # 2. My first old keys and values.
+    t, i, d, g = tl.arange(0, TOKENS), tl.arange(0, HALF), tl.arange(0, DH), tl.arange(0, ROWS)
+    there = first + t < end
+    block = tl.load(tables + (first + t) // P, mask=there, other=0).to(tl.int64)
+    place = ((block * P + (first + t) % P) * HKV + head)[:, None] * DH
+    ka = tl.load(keys + place + i[None, :], mask=there[:, None], other=0.0)
+    kb = tl.load(keys + place + HALF + i[None, :], mask=there[:, None], other=0.0)
+    v = tl.load(values + place + d[None, :], mask=there[:, None], other=0.0)
+    slot = tl.load(slots).to(tl.int64)
+    dtype: tl.constexpr = keys.dtype.element_ty
+    # 3. What the qkv layer has found, normed and turned; the new key and value go to their page.
+    wait(PDL)
+    row = head * GROUP + g  # [ROWS]
+    qa, qb = _turned(
+        qkv + row[:, None] * DH, q_gain, turn, turn + HALF, (g < GROUP)[:, None], i, eps, HALF, NORM
+    )
+    one = tl.zeros([1], tl.int32)
+    na, nb = _turned(
+        qkv + (HQ + head + one)[:, None] * DH,
+        k_gain,
+        turn,
+        turn + HALF,
+        (one == 0)[:, None],
+        i,
+        eps,
+        HALF,
+        NORM,
+    )
+    qa, qb, na, nb = qa.to(dtype), qb.to(dtype), na.to(dtype), nb.to(dtype)
+    new_value = tl.load(qkv + (HQ + HKV + head) * DH + d)
+    stored = (slot * HKV + head) * DH
+    keep = mine & (slot >= 0)
+    tl.store(keys + stored + i[None, :], na, mask=keep & (i < HALF)[None, :])
+    tl.store(keys + stored + HALF + i[None, :], nb, mask=keep & (i < HALF)[None, :])
+    tl.store(values + stored + d, new_value, mask=keep & (d < DH))
+    # 4. The running softmax begins with the new token, where it is mine, and goes on with the old ones.
+    own = tl.sum(qa.to(tl.float32) * na.to(tl.float32), 1) + tl.sum(qb.to(tl.float32) * nb.to(tl.float32), 1)
+    maximum = tl.where(mine, own * scale, -float("inf"))  # [ROWS]
+    total = tl.where(mine, 1.0, 0.0) + tl.zeros([ROWS], tl.float32)
+    weighted = tl.where(mine, new_value.to(tl.float32)[None, :], 0.0) + tl.zeros([ROWS, DH], tl.float32)
+    for start in range(first, end, TOKENS):
+        token = start + TOKENS + t
+        more = token < end
+        block = tl.load(tables + token // P, mask=more, other=0).to(tl.int64)
+        place = ((block * P + token % P) * HKV + head)[:, None] * DH
+        next_ka = tl.load(keys + place + i[None, :], mask=more[:, None], other=0.0)
+        next_kb = tl.load(keys + place + HALF + i[None, :], mask=more[:, None], other=0.0)
+        next_v = tl.load(values + place + d[None, :], mask=more[:, None], other=0.0)
+        scores = tl.dot(qa, tl.trans(ka), input_precision="ieee")
+        scores = tl.dot(qb, tl.trans(kb), scores, input_precision="ieee") * scale  # [ROWS, TOKENS]
+        scores = tl.where((start + t < end)[None, :], scores, -float("inf"))
+        new = tl.maximum(maximum, tl.max(scores, 1))
+        shrink = tl.exp(maximum - new)
+        weights = tl.exp(scores - new[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        weighted = tl.dot(weights.to(v.dtype), v, weighted * shrink[:, None], input_precision="ieee")
+        maximum = new
+        ka, kb, v = next_ka, next_kb, next_v
+    # 5. One part of the result. Who comes last joins all parts.
+    at = row * SPLITS + part  # [ROWS]
+    some = g < GROUP
+    tl.store(parts + at[:, None] * DH + d[None, :], weighted, mask=some[:, None])
+    tl.store(maxima + at, maximum, mask=some)
+    tl.store(totals + at, total, mask=some)
+    tl.debug_barrier()
+    count = tl.cdiv(length, share)
+    if tl.atomic_add(arrived + head, 1) == count - 1:
+        s = tl.arange(0, SPLITS)
+        for query in range(GROUP):
+            of = (head * GROUP + query) * SPLITS + s
+            m = tl.load(maxima + of, mask=s < count, other=-float("inf"), volatile=True)
+            n = tl.load(totals + of, mask=s < count, other=0.0, volatile=True)
+            w = tl.load(parts + of[:, None] * DH + d[None, :], mask=(s < count)[:, None], other=0.0,
+                        volatile=True)  # fmt: skip
+            factor = tl.exp(m - tl.max(m, 0))
+            mean = tl.sum(w * factor[:, None], 0) / tl.sum(n * factor, 0)
+            tl.store(out + (head * GROUP + query) * DH + d, mean.to(out.dtype.element_ty))
+        tl.store(arrived + head, 0)

@@ -1,0 +1,181 @@
+"""Attention of a pass in which sequences have several new tokens each, a row each. Part 16: what verification
+needs beside `append_attend.py`, where a row does not see its neighbours of the same pass.
+
+Promises what storing all new keys and values first, and then attending row by row, gives for a model whose
+query heads have a key head each. Rows of a sequence are neighbours, in the order of their tokens. Nothing
+says how many a sequence has, for a graph's inputs are the same however rows are dealt out: the row above is
+of the same sequence if its slot is where this row's block table has the token before. The last row of a
+sequence does the work of all of them: old keys are read once, by as many queries as there are, and new keys
+and values come from the qkv layer's output, where they are in any case.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.paged_attention import _share
+from engine.kernels.pdl import release, wait
+
+MOST_NEW = 32  # new tokens of a sequence, at most
+FEWEST = 16  # rows that a matrix product on tensor cores takes, at least
+TOKENS = 64  # old tokens read at a time
+MOST_SPLITS = 32
+FILL = 16  # programs for each multiprocessor: most of them find that their row is not a sequence's last
+
+
+class VerifyAttend:
+    """The kernel with its scratch memory; called as `AppendAttend` is."""
+
+    def __init__(self, num_heads: int, head_dim: int, device: torch.device, max_rows: int) -> None:
+        self.heads, self.head_dim = num_heads, head_dim
+        self.programs = 4 * num_heads  # the interpreter: a few splits, to show that they are right
+        if device.type == "cuda":
+            self.programs = FILL * torch.cuda.get_device_properties(device).multi_processor_count
+        most = max(self.splits(rows) * rows * _new_of(rows) for rows in range(1, max_rows + 1))
+        self.parts = torch.empty(most * num_heads, head_dim, device=device)
+        self.stats = torch.empty(2, most * num_heads, device=device)  # maximum and total of each part's rows
+        self.arrived = torch.zeros(max_rows * num_heads, device=device, dtype=torch.int32)
+
+    def splits(self, rows: int) -> int:
+        """Among how many programs a head of each row is split: a power of two."""
+        return min(MOST_SPLITS, max(1, triton.next_power_of_2(self.programs // (rows * self.heads) + 1) // 2))
+
+    def __call__(
+        self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
+        lens: Tensor, out: Tensor, pdl: bool,
+    ) -> None:  # fmt: skip
+        """qkv[S, 3·D] (plus bias[3·D]), keys and values[B, P, H, Dh], slots[S], tables[S, W], lens[S] with
+        the row's own token -> out[S, D]. A length of 0: nobody is there. At most MOST_NEW rows a sequence.
+        """
+        S = len(qkv)
+        splits = self.splits(S)
+        _verify[(self.heads, S, splits)](
+            qkv, bias, keys, values, slots, tables, lens, out, self.parts, *self.stats, self.arrived,
+            S, tables.stride(0), self.head_dim**-0.5,
+            H=self.heads, DH=self.head_dim, P=keys.shape[1], TOKENS=TOKENS, NEW=_new_of(S), SPLITS=splits,
+            BIAS=bias is not None, PDL=pdl, launch_pdl=pdl, num_warps=4, num_stages=2,
+        )  # fmt: skip
+
+
+def _new_of(rows: int) -> int:
+    return MOST_NEW if rows > FEWEST else FEWEST
+
+
+@triton.jit
+def _rows_of(qkv, bias, at, there, dtype: tl.constexpr, BIAS: tl.constexpr):
+    """Some columns `at`[NEW, DH] of qkv with their bias, rounded as if they had been stored; 0 elsewhere."""
+    x = tl.load(qkv, mask=there[:, None], other=0.0)
+    if BIAS:
+        x = (x.to(tl.float32) + tl.load(bias + at).to(tl.float32)[None, :]).to(dtype)
+    return x
+
+
+@triton.jit
+def _old(keys, values, tables, token, there, head, d, H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr):
+    """k, v[TOKENS, DH] from their pages."""
+    block = tl.load(tables + token // P, mask=there, other=0).to(tl.int64)
+    address = ((block * P + token % P) * H + head)[:, None] * DH + d[None, :]
+    k = tl.load(keys + address, mask=there[:, None], other=0.0)
+    v = tl.load(values + address, mask=there[:, None], other=0.0)
+    return k, v
+
+
+@triton.jit
+def _verify(
+    qkv, bias, keys, values, slots, tables, lens, out, parts, maxima, totals, arrived, S, width, scale,
+    H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, NEW: tl.constexpr,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (head, row, part): if the row is its sequence's last, a part of the old tokens for the queries
+    of all its rows; part 0 takes the new tokens, too. Nothing that is read before `wait` changes in a pass.
+    """
+    # 1. Is there a row below that goes on where mine ends?
+    head, row, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lens + row)
+    below = row + 1
+    before = tl.load(lens + below, mask=below < S, other=0) - 2  # the place of the token before that row's
+    block = tl.load(tables + below * width + before // P, mask=before >= 0, other=-1)
+    goes_on = (before >= 0) & (tl.load(slots + row) == block * P + before % P)
+    release(PDL)
+    if (length == 0) | goes_on:
+        return
+    # 2. Which rows above are my sequence's? Row `row - n` has the n-th token before my last.
+    n, d, i = tl.arange(0, NEW), tl.arange(0, DH), tl.arange(0, TOKENS)
+    tables += row * width
+    above, position = row - n, length - 1 - n
+    there = (above >= 0) & (position >= 0)
+    block = tl.load(tables + position // P, mask=there, other=0)
+    slot = tl.load(slots + above, mask=there, other=-1)
+    there = there & (slot == block * P + position % P)
+    # 3. My part of the old tokens: the first keys and values are on their way while the qkv layer computes.
+    old = length - tl.sum(there.to(tl.int32), 0)
+    share = tl.maximum(_share(old, SPLITS, TOKENS), TOKENS)
+    first = part * share
+    last = tl.minimum(first + share, old)
+    if (part > 0) & (first >= old):
+        return
+    k, v = _old(keys, values, tables, first + i, first + i < last, head, d, H, DH, P)
+    wait(PDL)
+    # 4. The queries; new keys and values, each seen by its own row and those below; they go to their pages.
+    D: tl.constexpr = H * DH
+    at = head * DH + d
+    own = qkv + above.to(tl.int64)[:, None] * 3 * D + at[None, :]
+    queries = _rows_of(own, bias, at, there, k.dtype, BIAS)  # [NEW, DH]
+    maximum = tl.full([NEW], -float("inf"), tl.float32)
+    total = tl.zeros([NEW], tl.float32)
+    weighted = tl.zeros([NEW, DH], tl.float32)
+    if part == 0:
+        key = _rows_of(own + D, bias, D + at, there, k.dtype, BIAS)
+        value = _rows_of(own + 2 * D, bias, 2 * D + at, there, k.dtype, BIAS)
+        address = (slot.to(tl.int64) * H + head)[:, None] * DH + d[None, :]
+        tl.store(keys + address, key, mask=there[:, None])
+        tl.store(values + address, value, mask=there[:, None])
+        scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale  # [NEW, NEW]
+        sees = (there[None, :] & (n[None, :] >= n[:, None])) | (n[None, :] == n[:, None])
+        scores = tl.where(sees, scores, -float("inf"))
+        maximum = tl.max(scores, 1)
+        weights = tl.exp(scores - maximum[:, None])
+        total = tl.sum(weights, 1)
+        weighted = tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+    # 5. The old tokens, with a running softmax; the next ones are on their way meanwhile.
+    for start in range(first, last, TOKENS):
+        token = start + TOKENS + i
+        next_k, next_v = _old(keys, values, tables, token, token < last, head, d, H, DH, P)
+        scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [NEW, TOKENS]
+        scores = tl.where((start + i < last)[None, :], scores, -float("inf"))
+        new = tl.maximum(maximum, tl.max(scores, 1))
+        shrink = tl.exp(maximum - new)
+        weights = tl.exp(scores - new[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        weighted = tl.dot(weights.to(v.dtype), v, weighted * shrink[:, None], input_precision="ieee")
+        maximum = new
+        k, v = next_k, next_v
+    # 6. Alone, the result is done. Else who comes last joins the parts.
+    result = out + (above * H + head)[:, None] * DH + d[None, :]
+    if SPLITS == 1:
+        tl.store(result, (weighted / total[:, None]).to(out.dtype.element_ty), mask=there[:, None])
+    else:
+        whose = row * H + head
+        mine = (whose * SPLITS + part) * NEW + n
+        tl.store(parts + mine[:, None] * DH + d[None, :], weighted)
+        tl.store(maxima + mine, maximum)
+        tl.store(totals + mine, total)
+        tl.debug_barrier()
+        count = tl.maximum(tl.cdiv(old, share), 1)
+        if tl.atomic_add(arrived + whose, 1) == count - 1:
+            maximum = tl.full([NEW], -float("inf"), tl.float32)
+            total = tl.zeros([NEW], tl.float32)
+            weighted = tl.zeros([NEW, DH], tl.float32)
+            for s in range(0, count):
+                other = (whose * SPLITS + s) * NEW + n
+                m = tl.load(maxima + other, volatile=True)
+                t = tl.load(totals + other, volatile=True)
+                w = tl.load(parts + other[:, None] * DH + d[None, :], volatile=True)
+                new = tl.maximum(maximum, m)
+                shrink, factor = tl.exp(maximum - new), tl.exp(m - new)
+                total = total * shrink + t * factor
+                weighted = weighted * shrink[:, None] + w * factor[:, None]
+                maximum = new
+            tl.store(result, (weighted / total[:, None]).to(out.dtype.element_ty), mask=there[:, None])
+            tl.store(arrived + whose, 0)

@@ -1,0 +1,101 @@
+"""Verification and proposals in CUDA graphs, on a real GPU: `pytest -m gpu`."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs the package triton")
+
+from engine.decoding.logprobs import SUPPORTS
+from engine.decoding.params import SamplingParams
+from engine.executor import ModelForward
+from engine.llm_engine import LLMEngine
+from engine.models.loader import load_model
+from engine.scheduling.continuous import ContinuousScheduler
+from engine.scoring import ScoringExecutor
+from engine.speculation.draft_model import DraftModel
+from engine.speculation.executor import SpeculativeExecutor
+from engine.speculation.graphs import RowsForward, num_rows
+from engine.speculation.paired import PairedCache
+from engine.speculation.verify import Verifier
+from tests.part13.test_on_a_gpu import MAX_LEN, PROMPTS, cache_for, full_precision  # noqa: F401
+from tests.part13.test_on_a_gpu import engine_of as plain_engine
+from tests.part13.test_on_a_gpu import told as told_by
+from tests.part16.test_speculative_engine import Always
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+ROWS, DRAFTS = 9, 3
+GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+DRAWN = SamplingParams(temperature=0.8, seed=5, top_p=0.9, max_tokens=30, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def models(request):
+    return [
+        load_model(name, device="cuda", dtype=request.param) for name in ("storyteller", "storyteller-draft")
+    ]
+
+
+def engine_of(tokenizer, models, how: str) -> LLMEngine:
+    """`how`: "captured", "uncaptured", or "eager": kernel by kernel, the models' own forward passes."""
+    target, draft = models
+    cache = PairedCache(cache_for(target), cache_for(draft))
+    forward, reading = ModelForward(target, cache.target), None
+    if how != "eager":
+        rows = num_rows(ROWS, DRAFTS + 1, 64), num_rows(ROWS, 2, 64)
+        forward = RowsForward(target, cache.target, rows[0], MAX_LEN, how == "captured")
+        reading = RowsForward(draft, cache.draft, rows[1], MAX_LEN, how == "captured")
+        assert bool(forward.graphs._graphs) == bool(reading.graphs._graphs) == (how == "captured")
+    proposer = DraftModel(draft, cache, reading)
+    inner = ScoringExecutor(forward, tokenizer, Verifier(proposer.probs))
+    executor = SpeculativeExecutor(inner, cache, proposer, Always(DRAFTS))
+    scheduler = ContinuousScheduler(cache, ROWS, 64)
+    return LLMEngine(tokenizer, target.config, scheduler, executor, supports=SUPPORTS, max_model_len=MAX_LEN)
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_recorded_passes_give_the_tokens_of_passes_that_are_not(tokenizer, models, params):
+    """In many sizes, larger and smaller by turns, over the same buffers."""
+    captured, uncaptured = (engine_of(tokenizer, models, how) for how in ("captured", "uncaptured"))
+    for count in (9, 1, 3, 2, 9):
+        got = told_by(captured, count, params)
+        assert got == told_by(uncaptured, count, params), f"{count} sequences"
+    tally = captured.executor.tally
+    assert 0 < tally.accepted < tally.proposed, "drafts that stand, and drafts that do not"
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_in_fp32_the_tokens_are_those_of_passes_kernel_by_kernel(tokenizer, models, params):
+    if next(models[0].parameters()).dtype != torch.float32:
+        pytest.skip("in 16 bits, rounding turns close races")
+    engines = [engine_of(tokenizer, models, how) for how in ("captured", "eager")]
+    for count in (1, 2, 9):
+        got, want = (told_by(engine, count, params) for engine in engines)
+        assert got == want, f"{count} sequences"
+        if params is GREEDY:
+            assert got == told_by(plain_engine(tokenizer, models[0], "plain"), count, params), (
+                "the target's own"
+            )
+
+
+def test_penalties_stops_and_scores_beside_drafts(tokenizer, models):
+    params = [
+        SamplingParams(temperature=0, max_tokens=25, logprobs=2),
+        SamplingParams(temperature=0, max_tokens=9, repetition_penalty=1.3, min_tokens=3),
+        SamplingParams(temperature=0, max_tokens=20, stop=("the",)),
+        SamplingParams(temperature=0.9, seed=3, n=2, max_tokens=12),
+    ]
+
+    def all_of(how: str) -> dict:
+        engine = engine_of(tokenizer, models, how)
+        for prompt, own in zip(PROMPTS, params, strict=False):
+            engine.add_request(prompt, prompt, own)
+        ended = {}
+        while engine.has_unfinished_requests():
+            ended |= {out.request_id: out for out in engine.step() if out.finished}
+        assert not any(out.error for out in ended.values())
+        return {name: [sample.token_ids for sample in out.outputs] for name, out in ended.items()}
+
+    assert all_of("captured") == all_of("uncaptured")

@@ -1,0 +1,30 @@
+"""The chain for one row of Llama or Qwen3 gives the logits of the model's own forward pass, and its keys."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs the package triton")
+
+from engine.kernels.llama_row import MIN_HEAD_DIM, LlamaRow
+from tests.part13.test_many_rows import TOLERANCE, Step
+from tests.part20.test_llama_rows import MODELS, made
+
+NARROW = [name for name, (_, settings) in MODELS.items() if settings["head_dim"] < MIN_HEAD_DIM]
+
+
+@pytest.fixture(scope="module", params=[name for name in MODELS if name not in NARROW])
+def model(request, tmp_path_factory):
+    return made(*MODELS[request.param], tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("length", [1, 45])
+def test_logits_and_stored_keys_are_the_models(model, length):
+    step = Step(model, [length])
+    memory = step.memory.clone()
+    chain = LlamaRow(model, list(memory[0]), list(memory[1]))
+    with torch.inference_mode():
+        logits, stored = step.want()
+        for _ in range(2):  # a second run over the same buffers: nothing is left behind by the first
+            got = chain(step.token_ids, step.positions, step.slots, step.tables, step.context)
+            assert torch.allclose(got, logits, atol=TOLERANCE), "the chain's logits are the model's"
+    assert torch.allclose(memory, stored, atol=1e-5), "the new token's key and value lie in its slot"
