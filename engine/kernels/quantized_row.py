@@ -26,14 +26,14 @@ TILES = {
         "proj": Tile(4, 4, 4),
         "up": Tile(4, 4, 4),
         "down": Tile(4, 16, 1),
-        "head": Tile(4, 4, 4),
+        "head": Tile(4, 2, 4),
     },
     "int4": {
-        "qkv": Tile(8, 4, 3),
-        "proj": Tile(4, 4, 4),
-        "up": Tile(8, 4, 3),
+        "qkv": Tile(8, 4, 4),
+        "proj": Tile(8, 4, None),
+        "up": Tile(8, 4, 4),
         "down": Tile(4, 16, 1),
-        "head": Tile(4, 4, 4),
+        "head": Tile(4, 2, 4),
     },
 }
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # there is no processor with that instruction
