@@ -15,11 +15,10 @@ serve: $(VENV)/.demo
 
 # Everything, once. tests/series cuts every part out of the engine and runs the part's tests there, in its solved
 # tree, where no later part is; tests/partNN are therefore not run from here as well. The same folder makes each
-# known mistake, and sees that a start tree waits for its exercises. tests/system is for what no part owns;
-# Part 20, the whole, is not cut out yet.
+# known mistake, and sees that a start tree waits for its exercises. tests/system is for what no part owns.
 test: $(VENV)/.dev lint
 	$(RUN) tools/render_tables.py --check
-	$(RUN) -m pytest tests/series tests/system tests/part20 -q $(WORKERS) --dist worksteal
+	$(RUN) -m pytest tests/series tests/system -q $(WORKERS) --dist worksteal
 	$(RUN) -m pytest --nbval notebooks -q $(WORKERS) --dist loadfile
 
 # While you work: the parts' tests from here, without cutting anything.

@@ -122,7 +122,7 @@ def main() -> None:
         {
             "model": MODEL, "seats": options.seats, "max_num_batched_tokens": BUDGET,
             "prompt_tokens": "{} to {}".format(*PROMPT_TOKENS), "new_tokens": "{} to {}".format(*NEW_TOKENS),
-            "threads": 1, "users": crowds, "generator": "on the same machine",
+            "torch_threads": 1, "users": crowds, "generator": "on the same machine",
         },
         {
             "points": found,

@@ -49,6 +49,9 @@ PROMPTS = (
 class Fixed(Lengths):
     """So many, whatever it costs."""
 
+    def asks(self, people: int) -> bool:
+        return True
+
     def choose(self, request_ids: Sequence[str], caps: Sequence[int]) -> list[int]:
         return [min(self.most, cap) for cap in caps]
 
@@ -102,7 +105,7 @@ def _speculating(
     seats: int,
 ) -> LLMEngine:
     inner = ScoringExecutor(ModelForward(models.target, cache), models.tokenizer, verifier)
-    executor = SpeculativeExecutor(inner, cache, proposer, lengths)
+    executor = SpeculativeExecutor(inner, cache, proposer, lengths, time.thread_time)
     return _engine(models, cache, executor, seats, [lengths])
 
 

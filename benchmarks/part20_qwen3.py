@@ -49,7 +49,7 @@ class Work:
     requests: int = 256
     shortest: int = 100
     longest: int = 1024
-    repeats: int = 4  # the first of which warms up
+    repeats: int = 3  # the first of which warms up
 
 
 def greedy(tokens: int) -> SamplingParams:

@@ -4,6 +4,7 @@ Promises an engine whose every option has its effect, or a CheckpointError or Va
 Order at load: merge, quantize, wrap, pack. The memory for keys and values: engine/compose_cache.py.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from torch import nn
 
 from engine.ahead import AheadEngine, AheadExecutor, AheadForward, LastTokens
 from engine.cache.manager import KVCacheManager
-from engine.compose_cache import make_cache, room
+from engine.compose_cache import make_cache, memory, room
 from engine.decoding.logprobs import SUPPORTS
 from engine.engine_args import EngineArgs
 from engine.executor import ModelForward
@@ -99,6 +100,14 @@ def _ready(
     if quantization is not None:
         model = quantize(model, quantization)
     if slots is not None:
+        device = next(model.parameters()).device
+        free, total = memory(device)  # what a CPU's system keeps of files is there, too
+        need, there = slots.num_bytes(model), free if device.type == "cuda" else total
+        if need > there:
+            raise ValueError(
+                f"max_loras={args.max_loras} of max_lora_rank={args.max_lora_rank} need {need:,} bytes; "
+                f"there are {there:,}"
+            )
         model = slots.wrap(model)
     return pack_quantized(pack_linears(model, rows=args.max_num_seqs))
 
@@ -163,7 +172,8 @@ def _speculating(
         proposer = DraftModel(draft, cache, _rows_forward(args, draft, cache.draft, max_model_len, 2))
         verifier = Verifier(proposer.probs)
     inner = ScoringExecutor(_with(slots, forward), tokenizer, verifier)
-    return SpeculativeExecutor(inner, cache, proposer, Lengths(most))
+    clock = time.thread_time if parameter.device.type == "cpu" else time.perf_counter
+    return SpeculativeExecutor(inner, cache, proposer, Lengths(most), clock)
 
 
 def _rows_forward(

@@ -32,7 +32,7 @@ def make_cache(
     if there < max_model_len * token_bytes:
         raise ValueError(
             f"max_model_len={max_model_len} needs {max_model_len * token_bytes:,} bytes of cache; "
-            f"there are {there:,}"
+            f"there are {there:,}, enough for max_model_len={there // token_bytes}"
         )
     how = parameter.device, parameter.dtype, kernel
     if args.kv_cache == "slots":
@@ -77,8 +77,15 @@ def _memory_bytes(share: float | None, most: int, parameter: torch.Tensor) -> in
     `most`, with which no request ever waits for memory. A `share` of a GPU is of all it has, and what is in
     use already counts: the model, and what others have there.
     """
+    free, total = memory(parameter.device)
     if not parameter.is_cuda:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
         return min(most, int(free * (share or MEMORY_SHARE)))
-    free, total = torch.cuda.mem_get_info(parameter.device)
     return int(free * MEMORY_SHARE) if share is None else int(share * total) - (total - free)
+
+
+def memory(device: torch.device) -> tuple[int, int]:
+    """(free, there is) of the device's memory, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)
+    page = os.sysconf("SC_PAGE_SIZE")
+    return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")

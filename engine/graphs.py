@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.ahead import AheadForward, LastTokens
+from engine.attention.paged import Pages
 from engine.batch import Batch
 from engine.cache.paged import PagedCache
 from engine.executor import sample_batch
@@ -103,9 +104,7 @@ class DecodeGraphs:
         self._turn = (self._turn + 1) % len(self._host)
         host = self._host[self._turn]
         numbers = self._views(host.numpy(), size)
-        pages, positions = cache.pages(batch), np.array(batch.positions)
-        if len(batch.requests) != T:  # several of somebody: each is a row that ends with it (Part 16)
-            pages = pages.by_row(np.diff(batch.query_start), positions)
+        pages, positions = self._pages(batch, cache), np.array(batch.positions)
         numbers[0][:T], numbers[1][:T], numbers[2][:T] = batch.token_ids, self._last.sources(batch), positions
         numbers[3][:T], numbers[4][:T] = pages.places(np.arange(T), positions), pages.lens
         for row, nobody in zip(numbers[:ROWS], (0, -1, 0, -1, 0), strict=True):
@@ -120,6 +119,13 @@ class DecodeGraphs:
         else:
             logits = self._run(size)
         return logits[:T]
+
+    def _pages(self, batch: Batch, cache: PagedCache) -> Pages:
+        """Where each row's sequence lies, up to the row's own token."""
+        pages = cache.pages(batch)
+        if batch.num_tokens == len(batch.requests):
+            return pages
+        return pages.by_row(np.diff(batch.query_start), np.array(batch.positions))
 
     def _views(self, numbers, size: int) -> list:
         """token, source, position, slot and length[size] each, and the block tables[size, width]."""

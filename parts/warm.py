@@ -36,6 +36,8 @@ LIBRARIES = (
     "torch",
     "transformers.generation",
     "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3.modeling_qwen3",
     "uvicorn",
 )
 NOT_THE_LEARNERS = ("BUILD_NUMBER", "CI", "COV_", "PYTEST_", "PYTHONDONTWRITE", "PYTHONPATH", "RUVON_")

@@ -11,4 +11,5 @@ html_static_path = ["_static"]
 html_css_files = ["ruvon.css"]
 html_use_index = html_copy_source = html_show_sourcelink = html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
+highlight_language = "text"  # a fence without a language: commands, outputs, sketches
 pygments_style, pygments_dark_style = "friendly", "monokai"

@@ -1,4 +1,4 @@
-"""Renders numbers from `benchmarks/results/*.json` into README.md and the articles.
+"""Renders numbers from `benchmarks/results/*.json` into both README.md and the articles.
 
     python tools/render_tables.py           # rewrite in place
     python tools/render_tables.py --check   # exit 1 if a number is out of date (part of `make test`)
@@ -70,6 +70,7 @@ def main() -> int:
     stale = []
     for path in [
         ROOT / "README.md",
+        ROOT / "benchmarks" / "README.md",
         *sorted((ROOT / "articles").glob("*.md")),
         *sorted(ROOT.glob("engine/zoo/*/README.md")),
     ]:

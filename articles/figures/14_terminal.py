@@ -17,21 +17,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from drawing import Row, play  # noqa: E402
+
 from tests.part14.terminal import Screen, Terminal  # noqa: E402
 
 RECORDING = Path(__file__).with_suffix(".txt")
 COLUMNS = 78
 CROWD = ((12, 6),)  # seconds, people
-CELL, LINE, EDGE = 8.4, 19, 16  # pixels
 FRAME = 0.08  # seconds: what comes closer together is shown together
-STYLE = """
-text { font: 14px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #e8edf3; }
-text { white-space: pre; }
-.dim { fill: #9aa6b4; } .own { fill: #8ab4ff; } .then { visibility: hidden; }
-@keyframes on { from, to { visibility: visible; } }
-@keyframes off { from, to { visibility: hidden; } }
-@media (prefers-reduced-motion: reduce) { text { animation: none !important; } }
-"""
 
 
 def record() -> None:
@@ -72,8 +65,8 @@ def say(terminal: Terminal, words: str) -> None:
     terminal.type("\r")
 
 
-def versions() -> tuple[list[tuple[int, list, float, float | None]], int]:
-    """Each row as it was: (row, its cells, from when, until when; None: to the end). And how many rows."""
+def versions() -> list[Row]:
+    """Each row as it was."""
     screen, shown, done = Screen(), {}, []
     events = [json.loads(line) for line in RECORDING.read_text(encoding="utf-8").splitlines()]
     for frame, group in groupby(events, key=lambda event: int(event[0] / FRAME)):
@@ -81,38 +74,25 @@ def versions() -> tuple[list[tuple[int, list, float, float | None]], int]:
         for number, row in enumerate(screen.rows):
             cells, since = shown.get(number, ([], 0.0))
             if cells != row:
-                done += [(number, cells, since, frame * FRAME)] if cells else []
+                done += [(number, *markup(cells), since, frame * FRAME)] if cells else []
                 shown[number] = (list(row), frame * FRAME)
-    done += [(number, cells, since, None) for number, (cells, since) in shown.items() if cells]
-    return done, len(screen.rows)
+    done += [(number, *markup(cells), since, None) for number, (cells, since) in shown.items() if cells]
+    return done
 
 
-def text(number: int, cells: list, since: float, until: float | None) -> str:
+def markup(cells: list) -> tuple[str, str]:
+    """(its SVG, its class)"""
     own = "".join(one for one, _ in cells[:2]) == "> "
     runs = []
     for dim, run in groupby(cells, key=lambda cell: cell[1]):
         words = escape("".join(one for one, _ in run))
         runs.append(f'<tspan class="dim">{words}</tspan>' if dim else words)
-    kind = " ".join(["own"] * own + ["then"] * (until is not None))
-    motion = f"off {since:.2f}s" if until is None else f"on {until - since:.2f}s {since:.2f}s"
-    return (
-        f'<text x="{EDGE}" y="{EDGE + LINE * (number + 0.75):g}" xml:space="preserve" class="{kind}" '
-        f'style="animation:{motion}">{"".join(runs)}</text>'
-    )
+    return "".join(runs), "own" * own
 
 
 def draw() -> None:
-    rows, count = versions()
-    width, height = round(COLUMNS * CELL + 2 * EDGE), count * LINE + 2 * EDGE
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        f'role="img" aria-label="A chat in a terminal: words stream, one answer is stopped, then /stats">'
-    )
-    ground = f'<rect width="{width}" height="{height}" rx="10" fill="#0e1217"/>'
-    body = "\n".join(text(*row) for row in rows)
-    target = Path(__file__).with_suffix(".svg")
-    target.write_text(f"{head}<style>{STYLE}</style>\n{ground}\n{body}\n</svg>\n", encoding="utf-8")
-    print(target.name, target.stat().st_size // 1024, "kB,", count, "rows")
+    label = "A chat in a terminal: words stream, one answer is stopped, then /stats"
+    play(__file__, versions(), COLUMNS, label)
 
 
 if __name__ == "__main__":

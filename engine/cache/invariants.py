@@ -6,8 +6,8 @@ Slow, and meant so: it trusts no count that the cache keeps. Tests run it at eve
 from collections import Counter
 
 from engine.batch import Batch
-from engine.cache.blocks import BlockManager
-from engine.cache.paged import Held, PagedCache
+from engine.cache.blocks import BlockManager, BlockTable
+from engine.cache.paged import PagedCache
 from engine.cache.prefix import root
 
 
@@ -20,7 +20,8 @@ class Invariants:
 
     def __init__(self, cache: PagedCache) -> None:
         self.cache = cache
-        self._before: dict[str, tuple[Held, list[int]]] = {}  # sequence -> what it had at the last check
+        # sequence -> its table at the last check, and what stood there. `trim` makes another table.
+        self._before: dict[str, tuple[BlockTable, list[int]]] = {}
 
     def check(self, batch: Batch | None = None) -> None:
         """All of them; with a batch, also that the step about to run may write what it will write. Raises
@@ -32,8 +33,8 @@ class Invariants:
             "the swap space", self.cache.swap.blocks, [own for own, _ in self.cache.swap._away.values()]
         )
         for seq_id, table in tables.items():
-            held, before = self._before.get(seq_id, (None, []))
-            if held is self.cache.held[seq_id]:
+            same, before = self._before.get(seq_id, (None, []))
+            if same is self.cache.held[seq_id].table:
                 _must(
                     table[: len(before)] == before,
                     f"{seq_id}'s table was {before}, now {table}: tables only grow",
@@ -41,7 +42,7 @@ class Invariants:
             _must(len(set(table)) == len(table), f"a block stands twice in {seq_id}'s table {table}")
             _must(seq_id not in self.cache.swap, f"{seq_id} is here and in the swap space")
             self._check_held(seq_id, table)
-        self._before = {seq_id: (self.cache.held[seq_id], table) for seq_id, table in tables.items()}
+        self._before = {seq_id: (self.cache.held[seq_id].table, table) for seq_id, table in tables.items()}
         if batch is not None:
             self._check_step(batch)
 

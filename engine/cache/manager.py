@@ -53,6 +53,11 @@ class KVCacheManager(Protocol):
         never committed.
         """
 
+    def trim(self, seq: CachedSequence, total: int) -> None:
+        """An admitted sequence needs room for `total` tokens, no more: what it reserved beyond may go to
+        others (Part 16).
+        """
+
     def preempt(self, seq: CachedSequence) -> None:
         """Give up a sequence's memory, to `begin` again later. What was computed may be lost."""
 

@@ -181,6 +181,16 @@ class PagedCache:
             prefix = Prefix(parent, tuple(seq.token_ids[i * P : (i + 1) * P]))
             held.chain.append(self.prefixes.add(prefix, int(held.table.blocks[i])))
 
+    def trim(self, seq: CachedSequence, total: int) -> None:
+        held, keep = self.held[seq.id], self.num_blocks_for(total)
+        if keep >= len(held.table):
+            return
+        blocks, held.table = held.table.blocks.tolist(), BlockTable()
+        held.table.append(blocks[:keep])
+        held.room = keep * self.block_size
+        self._alone.forget()
+        self.blocks.free(blocks[keep:])
+
     def preempt(self, seq: CachedSequence) -> None:
         """Its blocks are free; what is committed was copied out first, if `preemption_mode` says so."""
         held = self.held[seq.id]

@@ -58,6 +58,9 @@ class SlotCache:
     def reserve(self, seq: CachedSequence, total: int) -> bool:
         return total <= self.slot_tokens
 
+    def trim(self, seq: CachedSequence, total: int) -> None:
+        pass  # a slot is whole
+
     def commit(self, seq: CachedSequence, total: int) -> None:
         """Slots share nothing."""
 

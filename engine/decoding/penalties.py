@@ -29,19 +29,36 @@ class Changes:
             for token in prompt_ids:
                 self._of(token)[1] = params.repetition_penalty
 
-    def after(self, output_ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """tokens[C], factors[C, 3] once these are the output. They must begin with those of the last call."""
+    def after(self, output_ids: Sequence[int], guesses: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """tokens[C], factors[C, 3] once these are the output, which must begin with that of the last call;
+        and as if `guesses` came behind it (Part 16), which the next call does not remember.
+        """
         p = self._params
-        penalised = p.frequency_penalty or p.presence_penalty
-        if penalised or p.repetition_penalty != 1:
+        if p.frequency_penalty or p.presence_penalty or p.repetition_penalty != 1:
             for token in output_ids[self._taken_in :]:
                 self._counts[token] += 1
-                entry = self._of(token)
-                entry[1] = p.repetition_penalty
-                if penalised:
-                    entry[2] = p.frequency_penalty * self._counts[token] + p.presence_penalty
+                self._penalise(self._of(token), self._counts[token])
             self._taken_in = len(output_ids)
+            if guesses:
+                return self._with(Counter(guesses))
         return self._tokens[: len(self._entry)], self._factors[: len(self._entry)]
+
+    def _with(self, guessed: Counter[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Copies, with so many more of these tokens."""
+        C, new = len(self._entry), [token for token in guessed if token not in self._entry]
+        tokens = np.concatenate([self._tokens[:C], np.array(new, np.int64)])
+        factors = np.concatenate([self._factors[:C], np.tile(np.float32([0, 1, 0]), (len(new), 1))])
+        for token, more in guessed.items():
+            c = self._entry[token] if token in self._entry else C + new.index(token)
+            self._penalise(factors[c], self._counts[token] + more)
+        return tokens, factors
+
+    def _penalise(self, entry: np.ndarray, count: int) -> None:
+        """factors[3] of a token that the output has so often."""
+        p = self._params
+        entry[1] = p.repetition_penalty
+        if p.frequency_penalty or p.presence_penalty:
+            entry[2] = p.frequency_penalty * count + p.presence_penalty
 
     def _of(self, token: int) -> np.ndarray:
         """factors[3] of the token, to be changed; a new one's do nothing yet."""

@@ -9,6 +9,7 @@ https://arxiv.org/abs/2407.01082; frequency and presence penalties: OpenAI's API
 
 import secrets
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,6 +48,7 @@ class SamplingState:
     output_ids: Sequence[int]  # the growing list itself, not a copy
     seed: int
     stop_ids: Sequence[int] = ()  # not to be chosen before `min_tokens`
+    guesses: Sequence[int] = ()  # taken as said behind the output (Part 16)
     temperature: float = field(init=False)
     is_adjusted: bool = field(init=False)  # whether `adjust` may have anything to do
     _changes: Changes = field(init=False)
@@ -67,7 +69,13 @@ class SamplingState:
         """tokens[C], factors[C, 3]: the tokens that bias and penalties touch after the output so far, and for
         each (bias, repetition, subtract). What does nothing is 0, 1 and 0.
         """
-        return self._changes.after(self.output_ids)
+        return self._changes.after(self.output_ids, self.guesses)
+
+    def behind(self, guesses: Sequence[int]) -> "SamplingState":
+        """The request once these tokens are said, too. It shares what is known of its output."""
+        state = copy(self)
+        state.guesses = guesses
+        return state
 
 
 def new_seed(params: SamplingParams) -> int:

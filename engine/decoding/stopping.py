@@ -70,10 +70,13 @@ class GrowingOutput:
             stop_reason = None if token_id in self.eos_token_ids else token_id
             return self._finish("stop", stop_reason, self._detokenizer.push(token_id) if wanted else "")
         # 2. Its text, and in it a stop string, which may have begun several tokens ago.
-        before = self.text
-        self.text = before + self._detokenizer.push(token_id)
+        piece = self._detokenizer.push(token_id)
+        text, self.text = self.text, ""  # if nobody else holds it, Python lengthens it where it is
+        before = len(text)
+        text += piece
+        self.text = text
         may_stop = self._longest_stop and len(self.token_ids) >= self.params.min_tokens
-        if may_stop and (stop := self._find_stop(len(before))):
+        if may_stop and (stop := self._find_stop(before)):
             start, string = stop
             self.text = self.text[: start + len(string) if self.params.include_stop_str_in_output else start]
             return self._finish("stop", string, flush=False)

@@ -16,7 +16,7 @@ from engine.models.llama import LlamaConfig
 
 MIN_HEAD_DIM = 32  # a half of a head is the inner dimension of a product on tensor cores, at least 16
 TILE = {"TOKENS": 64, "num_warps": 4, "num_stages": 3}  # of 48 that were tried, the best for unlike lengths
-PROGRAMS = 128  # fewer would leave multiprocessors idle: then sequences are better split
+PROGRAMS = 264  # two a multiprocessor; with fewer, sequences are better split
 
 
 def attends(config: LlamaConfig, rows: int) -> bool:

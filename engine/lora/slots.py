@@ -30,13 +30,20 @@ class AdapterSlots:
         self.layers: dict[str, LoRALinear] = {}
         self.rows: Rows | None = None
 
+    def num_bytes(self, model: nn.Module) -> int:
+        """That all slots take, once its linear layers are wrapped."""
+        parts = _parts(model)
+        layers = {name: model.get_submodule(name) for name in parts}
+        numbers = sum(parts[name] * (one.in_features + one.out_features) for name, one in layers.items())
+        return self.max_loras * self.max_lora_rank * numbers * next(model.parameters()).element_size()
+
     def wrap(self, model: nn.Module) -> nn.Module:
         """Wrap the model's linear layers, in place; returns the model. For `load_model(transform=)`, behind
         merging and quantization, before packing.
         """
         like = next(model.parameters())
         self.rows = self._rows(like.device)
-        parts = Counter(target.layer for target in targets_of(model.config).values())
+        parts = _parts(model)
 
         def make(name: str, linear: nn.Module) -> nn.Module:
             if name not in parts:
@@ -77,3 +84,8 @@ class AdapterSlots:
         """Before the forward pass: whose row is whose."""
         slots = [NOBODY if key is None else self.slot_of[key] for key in batch.adapters]
         self.rows.fill(slots, batch.query_start)
+
+
+def _parts(model: nn.Module) -> Counter[str]:
+    """Of each linear layer that may be adapted: how many of Hugging Face's are one in it."""
+    return Counter(target.layer for target in targets_of(model.config).values())

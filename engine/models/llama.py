@@ -75,6 +75,9 @@ class RMSNorm(Module, nn.RMSNorm):
     """x divided by its root mean square: LayerNorm without the mean and without a bias."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """x[..., D] -> the same shape and dtype: each row divided by √(mean of its squares + self.eps), times
+        self.weight[D]. Squares, mean and root are fp32 whatever the dtype is, as fp16 ends at 65,504.
+        """
         return torch.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
 
@@ -96,6 +99,12 @@ class Attention(Module):
             self.k_norm = RMSNorm(Dh, eps=config.norm_eps, **factory)
 
     def forward(self, x: Tensor, angles: Angles, attend: Attend) -> Tensor:
+        """x[T, D] -> [T, D], through one call of `attend(self.layer, q, k, v)`.
+
+        The rows of `qkv` are all heads of queries, then all of keys, then all of values (self.heads says how
+        many of each). Queries and keys are normed head by head (if there are norms), then turned; values are
+        neither. Keys and values are handed over once per head they have: who shares them is attend's affair.
+        """
         qkv = self.qkv(x).unflatten(1, (-1, self.head_dim))  # [T, Hq + 2 Hkv, Dh]
         q, k, v = qkv.split(self.heads, dim=1)  # [T, Hq, Dh], [T, Hkv, Dh] twice
         if self.q_norm is not None:
@@ -172,8 +181,19 @@ class Model(Module):
 
 
 def places(config: LlamaConfig) -> dict[str, Place]:
-    """Hugging Face's tensor names (without the prefix `model.`) and their places above: three layers of
-    theirs are rows of our `qkv`, two are rows of our `gate_up`.
+    """Hugging Face's tensor names, without the prefix `model.`, and their places above.
+
+    embed_tokens, norm and lm_head (if it is not tied: then no file needs it) are our embed, norm and head. Of
+    layers.N, ours are in blocks.N:
+        self_attn.q_proj, k_proj, v_proj       attention.qkv: rows of Hq heads, then of Hkv, then of Hkv
+        self_attn.o_proj                       attention.proj
+        mlp.gate_proj, up_proj                 mlp.gate_up: the gate's rows, then up's
+        mlp.down_proj                          mlp.down
+        input_layernorm                        norm1
+        post_attention_layernorm               norm2
+        self_attn.q_norm, k_norm               attention.q_norm, k_norm (only with config.qk_norm)
+    Each has a weight, [out, in] on both sides; the linear layers have a bias where config.attention_bias or
+    config.mlp_bias says so, of the same rows.
     """
     table = {"embed_tokens.weight": Place("embed.weight"), "norm.weight": Place("norm.weight")}
     if not config.tie_word_embeddings:

@@ -36,7 +36,11 @@ class Rope:
 
 
 def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """x[T, H, Dh] -> the same, each head's pairs (i, i + Dh/2) turned by the token's angles."""
+    """x[T, H, Dh] -> the same, each head's pairs (i, i + Dh/2) turned by the token's angles.
+
+    angles: cosines and sines, [T, 1, Dh/2] each. Counterclockwise: a turn by 90° takes (a, b) to (-b, a).
+    x itself stays as it is.
+    """
     cos, sin = angles  # [T, 1, Dh/2]
     a, b = x.chunk(2, dim=-1)  # [T, H, Dh/2] each
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

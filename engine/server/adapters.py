@@ -2,7 +2,8 @@
 
 Promises that a client never names a path: what it may load are folders of one folder that the operator named,
 by their own names; without that folder the two routes are not there. Neither route stops anybody's stream:
-files are read in another thread, and a step waits only while an adapter is laid into its slot.
+files are read in another thread, one adapter's at a time, and a step waits only while an adapter is laid into
+its slot. Who finds MAX_LOADS before them is told to come again.
 Shapes: https://docs.vllm.ai/en/latest/features/lora.html
 """
 
@@ -16,7 +17,7 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, StrictBool
 
-from engine.async_engine import AsyncLLMEngine
+from engine.async_engine import AsyncLLMEngine, EngineError
 from engine.checkpoint import CheckpointError
 from engine.llm_engine import LLMEngine
 from engine.lora.adapter import Adapter, read_adapter
@@ -24,6 +25,7 @@ from engine.lora.manager import AdapterError, AdapterManager
 from engine.server.app import Extension
 from engine.server.backend import Backend
 from engine.server.errors import RequestError
+from engine.server.limits import MAX_LOADS
 from engine.server.protocol import Completions, Fields, Name
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -38,6 +40,7 @@ class AdapterEngine(AsyncLLMEngine):
         super().__init__(engine, name)
         self.manager = manager
         self._reading = asyncio.Lock()  # one adapter's files at a time
+        self._loading = 0  # under way, or waiting for it
 
     def models(self) -> list[str]:
         return [self.name, *self.manager.key_of]
@@ -69,11 +72,18 @@ class AdapterEngine(AsyncLLMEngine):
 
     async def load_adapter(self, name: str, folder: Path, load_inplace: bool = False) -> None:
         """Give `name` the adapter in `folder`. Raises what `read` does, AdapterError (name or slots),
-        EngineError (no engine).
+        EngineError (no engine), RequestError (too many at once).
         """
-        async with self._reading:
-            adapter = await asyncio.to_thread(self.read, name, folder)
-            await self.between_steps(partial(self.manager.load, name, adapter, load_inplace))
+        if self._loading >= MAX_LOADS:
+            message = f"{MAX_LOADS} adapters are being loaded already"
+            raise RequestError(429, message, code="too_many_loads", retry_after=1)
+        self._loading += 1
+        try:
+            async with self._reading:
+                adapter = await asyncio.to_thread(self.read, name, folder)
+                await self.between_steps(partial(self.manager.load, name, adapter, load_inplace))
+        finally:
+            self._loading -= 1
 
     async def unload_adapter(self, name: str) -> None:
         """No new request gets it. Raises AdapterError, EngineError."""
@@ -118,7 +128,7 @@ def named_folders(modules: Sequence[str]) -> dict[str, Path]:
 def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
     """The two routes. `folder` holds the adapters that clients may load, each in a folder of its name."""
 
-    def extend(app: FastAPI, _: Backend) -> None:
+    def extend(app: FastAPI, backend: Backend) -> None:
         answer = {
             "response_class": PlainTextResponse,
             "responses": {409: {"description": "No free slot"}},
@@ -134,6 +144,7 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
                 raise RequestError(400, message, param="lora_path")
             if not NAME.fullmatch(name):  # before anything is looked up by it
                 raise RequestError(400, f"lora_name={name!r}: {ACCEPTED}", param="lora_name")
+            _refuse_if_down(backend)
             found = folder / name
             if not found.is_dir():
                 message = f"the server's folder has no adapter {name!r}"
@@ -144,21 +155,30 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
                 # Paths of this machine are not the client's business.
                 said = str(error).replace(str(found), name)
                 raise RequestError(400, said, "lora_name", "bad_adapter") from None
-            except ValueError as error:  # the name's or the manager's
+            except (ValueError, EngineError) as error:  # the name's or the manager's; or it has ended
                 raise _refused(error) from None
             return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
         @app.post("/v1/unload_lora_adapter", **answer)
         async def unload(body: UnloadRequest) -> PlainTextResponse:
+            _refuse_if_down(backend)
             try:
                 await engine.unload_adapter(body.lora_name)
-            except AdapterError as error:
+            except (AdapterError, EngineError) as error:
                 raise _refused(error) from None
             return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return extend
 
 
-def _refused(error: ValueError) -> RequestError:
+def _refuse_if_down(backend: Backend) -> None:
+    """A backend that shuts down, or is stuck, says so itself (Part 15)."""
+    if not backend.health():
+        raise _refused(EngineError("the engine has ended"))
+
+
+def _refused(error: ValueError | EngineError) -> RequestError:
+    if isinstance(error, EngineError):
+        return RequestError(503, str(error), code="engine_down")
     code = getattr(error, "code", None)
     return RequestError(STATUS.get(code, 400), str(error), "lora_name", code)

@@ -18,6 +18,7 @@ MAX_PRIORITY = 2  # -2 to 2, and only if the operator lets clients choose
 MAX_MESSAGE_CHARACTERS = 500  # of an error, which may quote what it is about
 
 MAX_REQUESTS = 1000  # under way at once; the next is a 503
+MAX_LOADS = 16  # of adapters, under way or waiting for it (Part 18)
 MAX_CONNECTIONS = 2000  # fewer if the system lends this process fewer files, or does not say (`run`)
 REQUEST_SECONDS = 20  # to send a request, from the connection or the last answer on
 STALL_SECONDS = 30  # for which a client may read nothing of its answer

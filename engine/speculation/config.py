@@ -50,8 +50,10 @@ class SpeculativeConfig:
                 f"speculative_config: prompt_lookup_min={self.prompt_lookup_min} is more than "
                 f"prompt_lookup_max={self.prompt_lookup_max}"
             )
-        method = self.method or ("ngram" if self.model is None else "draft_model")
-        object.__setattr__(self, "method", method)
+        method = self.method
+        if method is None:
+            method = "ngram" if self.model is None else "draft_model"
+            object.__setattr__(self, "method", method)
         if method not in METHODS:
             raise ValueError(f"speculative_config: method={method!r}: accepted are {', '.join(METHODS)}")
         if not isinstance(self.model, str | Path | None):

@@ -7,13 +7,14 @@ follow one another without the host, which reads all guesses at the end. Knows n
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from engine.ahead import LastTokens
 from engine.batch import Batch
-from engine.decoding.sampling import SamplingState, adjust, distribution, draw
+from engine.decoding.sampling import adjust, distribution, draw
 from engine.executor import ModelForward
 from engine.scheduling.request import PLACEHOLDER, Request
 from engine.speculation.paired import PairedCache
@@ -30,6 +31,7 @@ class DraftModel:
         """`forward`: its passes, over `cache.draft`; default: kernel by kernel."""
         self.cache, self.forward = cache, forward or ModelForward(model, cache.draft)
         self._last: LastTokens | None = getattr(self.forward, "last", None)
+        self._likeliest = getattr(self.forward, "likeliest", partial(torch.argmax, dim=-1))
         self.max_positions = model.config.max_positions
         self.probs: dict[str, Tensor] = {}  # id of a sampled request -> [k, V]: its last proposals' origin
 
@@ -70,7 +72,7 @@ class DraftModel:
                 else:
                     self._last.remember(batch, chosen)
                     guesses = [PLACEHOLDER] * len(going)
-                    unknown.append((going, chosen))
+                    unknown.append((going, chosen.clamp(min=0)))  # a copy: the next pass chooses there, too
                 for s, token_id, row in zip(going, guesses, origins, strict=True):
                     starts[s] += len(new[s])
                     drafts[s].append(token_id)
@@ -109,13 +111,14 @@ class DraftModel:
         states, positions = [], []
         for (request, ids), own in zip(texts, drafts, strict=True):
             state = request.sampling
-            output_ids = [*ids[request.num_prompt_tokens :], *own] if state.is_adjusted else ()
             positions.append(len(ids) + len(own) - request.num_prompt_tokens)
-            if state.is_adjusted:
-                state = SamplingState(state.params, state.prompt_ids, output_ids, state.seed, state.stop_ids)
+            if state.is_adjusted:  # what came in the last step is no output yet
+                said = request.num_prompt_tokens + len(state.output_ids)
+                state = state.behind([*ids[said:], *own])
             states.append(state)
         if all(state.temperature == 0 for state in states):
-            return adjust(logits, states, positions).argmax(-1), [None] * len(states)
+            adjusted = adjust(logits, states, positions)
+            return self._likeliest(adjusted), [None] * len(states)
         probs = distribution(logits, states, positions)  # [R, V]
         seeds = [state.seed ^ PROPOSE for state in states]
         origins = [row if state.temperature else None for row, state in zip(probs, states, strict=True)]

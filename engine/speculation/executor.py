@@ -67,21 +67,34 @@ class Tally:
 class SpeculativeExecutor:
     """Verify what was proposed, then propose."""
 
-    def __init__(self, inner: Executor, cache: KVCacheManager, proposer: Proposer, lengths: Lengths) -> None:
+    def __init__(
+        self,
+        inner: Executor,
+        cache: KVCacheManager,
+        proposer: Proposer,
+        lengths: Lengths,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`clock` says what steps cost. Where this thread does the work, `time.thread_time` leaves out the
+        time in which others had the processor.
+        """
+        self.clock = clock
         self.inner, self.cache, self.proposer, self.lengths = inner, cache, proposer, lengths
         self.tally = Tally([0] * lengths.most)
+        self._proposing = 0.0  # seconds, behind the last step
+        self._lent = False  # whether room was taken for guesses
 
     def submit(self, batch: Batch) -> "SpeculativePending":
-        start = time.perf_counter()
+        start = self.clock()
         return SpeculativePending(self, batch, self.inner.submit(batch), start)
 
     def landed(self, batch: Batch, result: StepResult, seconds: float) -> StepResult:
         """The tokens that stand, what is proposed behind them, and how it went."""
         # 1. Behind a draft that was not accepted there is nothing.
-        tokens = [own[: own.index(SKIPPED)] if SKIPPED in own else own for own in result.tokens]
-        logprobs = result.logprobs and [
-            scores[: len(own)] for scores, own in zip(result.logprobs, tokens, strict=True)
-        ]
+        tokens, logprobs = result.tokens, result.logprobs
+        if any(request.draft_ids for request in batch.requests):
+            tokens = [own[: own.index(SKIPPED)] if SKIPPED in own else own for own in tokens]
+            logprobs = logprobs and [s[: len(own)] for s, own in zip(logprobs, tokens, strict=True)]
         # 2. What became of each request's drafts, and how long it took.
         proposed = accepted = 0
         for request, before, after in zip(batch.requests, result.tokens, tokens, strict=True):
@@ -89,10 +102,20 @@ class SpeculativeExecutor:
                 self.lengths.observe(request.id, len(before) - 1, len(after) - 1)
                 self.tally.add(len(before) - 1, len(after) - 1)
                 proposed, accepted = proposed + len(before) - 1, accepted + len(after) - 1
-        if all(before for before in result.tokens):  # no prompt was read
-            self.lengths.stepped(len(batch.requests), batch.num_tokens, seconds)
-        # 3. What is proposed behind them.
+        people, rows = sum(map(bool, tokens)), sum(map(len, result.tokens))
+        if rows == batch.num_tokens:  # no prompt was read
+            self.lengths.stepped(people, rows, seconds)
+        else:
+            seconds = math.inf
+        # 3. What is proposed behind them, once the room of guesses that did not stand is given back.
+        if self._lent:
+            for request, own in zip(batch.requests, tokens, strict=True):
+                self.cache.trim(request, len(request.token_ids) + len(own))
+        self._proposing, self._lent = 0.0, False
         drafts = self._propose(batch, tokens)
+        if people:
+            told = sum(map(len, tokens))
+            self.lengths.account(people, rows, told, seconds, self._proposing)
         counters = {"draft_tokens": float(proposed), "accepted_tokens": float(accepted)}
         return replace(
             result,
@@ -105,10 +128,13 @@ class SpeculativeExecutor:
     def _propose(self, batch: Batch, tokens: list[list[int]]) -> list[list[int]]:
         """[S]: proposals for whoever goes on."""
         drafts: list[list[int]] = [[] for _ in tokens]
+        if not self.lengths.asks(sum(map(bool, tokens))):
+            return drafts
         # 1. Who goes on, and how many tokens may come at most behind the one that the next step gives anyway.
         caps = [self._cap(request, own) for request, own in zip(batch.requests, tokens, strict=True)]
         going = [s for s, cap in enumerate(caps) if cap is not None]
         lengths = self.lengths.choose([batch.requests[s].id for s in going], [caps[s] for s in going])
+        self.lengths.chose(any(lengths))
         if not any(lengths):  # nobody: the proposer falls behind, and that costs nothing
             return drafts
         # 2. Everybody's next token first: there is room for it, or nothing is proposed. Then for guesses.
@@ -116,6 +142,7 @@ class SpeculativeExecutor:
         known = [[*request.token_ids, *tokens[s]] for s, request in zip(going, requests, strict=True)]
         fits = [self.cache.reserve(request, len(ids)) for request, ids in zip(requests, known, strict=True)]
         work: list[tuple[int, Text, int]] = []
+        self._lent = True
         for s, request, ids, k, fit in zip(going, requests, known, lengths, fits, strict=True):
             k = min(k, self.proposer.max_positions - len(ids))
             if k > 0 and fit and self.cache.reserve(request, len(ids) + k):
@@ -123,11 +150,13 @@ class SpeculativeExecutor:
         # 3. Who has not been asked for long is far behind, and catches up by and by.
         late = [max(0, self.proposer.unread(*text) - (self.lengths.most + 1)) for _, text, _ in work]
         work = list(_in_reach(work, late))
-        start = time.perf_counter()
+        start = self.clock()
         made = self.proposer.propose([text for _, text, _ in work], [k for *_, k in work])
-        seconds, passes = time.perf_counter() - start, max((k for *_, k in work), default=0)
+        seconds, passes = self.clock() - start, max((k for *_, k in work), default=0)
         if passes and not any(late):  # to read a text's beginning is not what a proposal costs
             self.lengths.draft.add(len(work), seconds / passes)
+            seconds = min(seconds, passes * self.lengths.draft.seen(len(work)))
+        self._proposing = seconds
         for (s, (request, _), k), own in zip(work, made, strict=True):
             drafts[s] = own
             if k and not own:
@@ -165,4 +194,4 @@ class SpeculativePending:
 
     def result(self) -> StepResult:
         result = self.pending.result()
-        return self.executor.landed(self.batch, result, time.perf_counter() - self.start)
+        return self.executor.landed(self.batch, result, self.executor.clock() - self.start)

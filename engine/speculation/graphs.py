@@ -10,17 +10,21 @@ of somebody's prompt, goes the usual way.
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from engine.ahead import AheadForward, LastTokens
+from engine.attention.paged import Pages
 from engine.batch import Batch
 from engine.cache.paged import PagedCache
 from engine.device import on_device
 from engine.graphs import DecodeGraphs, ModelStep, Step
+from engine.kernels.go_on import go_on
 from engine.kernels.many_rows import ManyRows
 from engine.kernels.single_row import SingleRow
 from engine.kernels.verify_attend import MOST_NEW, VerifyAttend
+from engine.scheduling.request import PLACEHOLDER
 from engine.speculation.config import MOST_TOKENS
 
 MOST_ROWS = 256  # of a pass that is a graph, if there are no more sequences than that
@@ -54,6 +58,51 @@ def steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int],
     return lambda rows: one if rows == 1 else many
 
 
+class PassGraphs(DecodeGraphs):
+    """Graphs for passes, and for the step from one pass to the next where each row goes on with its token."""
+
+    def __init__(self, *options, block_size: int, **more) -> None:
+        self._block_size = block_size
+        self._steps_on: dict[int, Callable[[], None]] = {}
+        self._size = 0  # of the last pass
+        super().__init__(*options, **more)
+
+    def __call__(self, batch: Batch, cache: PagedCache) -> Tensor:
+        self._size = next(size for size in self.sizes if size >= batch.num_tokens)
+        return super().__call__(batch, cache)
+
+    def again(self, rows: int) -> Tensor:
+        """The pass behind the last one, which had so many rows, each of a sequence of its own."""
+        self._steps_on.get(self._size, self._go_on)()
+        if self._size in self._graphs:
+            replay, logits = self._graphs[self._size]
+            replay()
+        else:
+            logits = self._run(self._size)
+        return logits[:rows]
+
+    def _pages(self, batch: Batch, cache: PagedCache) -> Pages:
+        """With all blocks that are theirs: the passes that follow write there."""
+        tables = [cache.held[request.id].table.blocks for request in batch.requests]
+        pages = Pages.of(tables, [len(table) * self._block_size for table in tables], self._block_size)
+        return pages.by_row(np.diff(batch.query_start), np.array(batch.positions))
+
+    def _go_on(self) -> None:
+        given, sources, positions, slots, lens, tables = self._views(self._inputs, self._size)
+        go_on(given, sources, positions, slots, lens, tables, self._last.chosen, self._block_size)
+
+    def _capture(self) -> None:
+        super()._capture()
+        for size in self.sizes:
+            self._size = size
+            self._go_on()  # compiled before it is recorded
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._go_on()
+            self._steps_on[size] = graph.replay
+
+
 class RowsForward(AheadForward):
     """Batch -> logits[R, V], by a graph if it has few tokens, whosever they are."""
 
@@ -68,14 +117,41 @@ class RowsForward(AheadForward):
         width = cache.num_blocks_for(max_model_len)
         step = make_steps(model, cache, max_rows)
         chain = MOST_TOKENS + 1  # passes of a draft model that follow one another before the host waits
-        self.graphs = DecodeGraphs(step, self.last, self._V, max_rows, width, capture, in_flight=chain)
+        self.graphs = PassGraphs(
+            step, self.last, self._V, max_rows, width, capture, in_flight=chain, block_size=cache.block_size
+        )
+        self._before: Batch | None = None  # the last pass, if each of its rows may go on with its token
+        self._chosen_from: Tensor | None = None  # the logits whose likeliest tokens are in `last.chosen`
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Tensor:
         T = batch.num_tokens
         most_new = max(map(batch.num_new_tokens, range(len(batch.requests))))
         if self.graphs.sizes[-1] < T or most_new > MOST_NEW:
+            self._before = self._chosen_from = None
             return super().__call__(batch)
-        logits = self.graphs(batch, self.cache)[:, : self._V]  # [T, V]
+        again = self._before is not None and _goes_on(batch, self._before)
+        logits = (self.graphs.again(T) if again else self.graphs(batch, self.cache))[:, : self._V]  # [T, V]
         rows = [row for own in batch.logit_rows for row in own]
-        return logits if len(rows) == T else logits[on_device(self.device, rows)[0]]
+        if len(rows) != T:
+            self._before = self._chosen_from = None
+            return logits[on_device(self.device, rows)[0]]
+        self._before = batch if most_new == 1 else None
+        self._chosen_from = logits
+        return logits
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """logits[R, V] -> token ids[R]: the graph's own choice, until its next pass, if they are of its last
+        one.
+        """
+        return self.last.chosen[: len(logits)] if logits is self._chosen_from else logits.argmax(-1)
+
+
+def _goes_on(batch: Batch, before: Batch) -> bool:
+    """Whether each row of a pass goes on, in the next, with the token that was chosen from it."""
+    return len(batch.requests) == len(before.requests) == batch.num_tokens and all(
+        request is same and token_id == PLACEHOLDER and position == last + 1
+        for request, same, token_id, position, last in zip(
+            batch.requests, before.requests, batch.token_ids, batch.positions, before.positions, strict=True
+        )
+    )

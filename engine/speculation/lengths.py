@@ -2,20 +2,25 @@
 
 A proposal costs a row of the next step, and a pass of the draft model, whether it stands or not. Promises the
 lengths that give the most tokens per second by what was seen of late: how often each request's drafts were
-accepted, and how long steps of so many rows took. Knows no model.
+accepted, and how long steps of so many rows took; and that all tries together cost no more than `Allowance`
+grants. Knows no model.
 """
 
 from collections.abc import Sequence
 
 from engine.listeners import Listener
 from engine.scheduling.request import Request
+from engine.speculation.allowance import Allowance
 
 PRIOR = 0.7  # of acceptance, until there is more to go by
 WEIGHT = 0.05  # of the newest observation
 TRIES = 3  # before a time is believed: the first of a kind are slow
 UP, DOWN = 0.1, 0.5  # of what was known, at most, that a time grows at once; of a shorter time's difference
+ROW = 10  # longer times in a row: from then on each is believed
 FADE = 0.004  # of what is known of other sizes, each step, for one request: a try costs more in a crowd
 FORGET = 0.02  # with which a request that has no drafts comes back to what is usual
+PAUSE = 16  # steps, at most, before it is asked again after a choice of none
+CHECK = 32  # steps with drafts behind which there is one without: what a plain step costs is to be known
 
 
 class Average:
@@ -34,13 +39,19 @@ class Seconds:
     def __init__(self) -> None:
         self._of: dict[int, float] = {}  # by `size_of`
         self._tries: dict[int, int] = {}
+        self._longer: dict[int, int] = {}  # how many times in a row it took longer than what was known
         self._faded: dict[int, float] = {}  # the share of its time that a size is taken for
 
     def add(self, rows: int, seconds: float) -> None:
-        """What else runs on the machine only adds to a time: a shorter one says more than a longer one."""
+        """What else runs on the machine only adds to a time: a shorter one says more than a longer one; but
+        each that is longer again may raise it three times as much as the one before.
+        """
         size = size_of(rows)
         old = self._of.get(size, seconds)
-        self._of[size] = min(seconds, old * (1 + UP)) if seconds > old else old + DOWN * (seconds - old)
+        longer = self._longer[size] = min(ROW, self._longer.get(size, -1) + 1) if seconds > old else -1
+        self._of[size] = (
+            min(seconds, old * (1 + UP * 3**longer)) if longer >= 0 else old + DOWN * (seconds - old)
+        )
         self._tries[size] = self._tries.get(size, 0) + 1
         self._faded[size] = 1.0
 
@@ -54,6 +65,10 @@ class Seconds:
 
     def knows(self, rows: int) -> bool:
         return self._tries.get(size_of(rows), 0) >= TRIES
+
+    def seen(self, rows: int) -> float:
+        """What so many rows took, however often that was tried, and not faded; else what `of` says."""
+        return self._of.get(size_of(rows)) or self.of(rows)
 
     def of(self, rows: int) -> float:
         """Fewer rows never cost more than more rows did. What is not known lies on the line through the next
@@ -84,10 +99,15 @@ class Lengths(Listener):
         self.step, self.draft = Seconds(), Seconds()  # a step of the target; a pass of the draft model
         self._usual = Average(PRIOR)
         self._accepted: dict[str, Average] = {}  # by request; one that is not here has what is usual
+        self.allowance = Allowance()
+        self._people = self._rest = self._unchecked = 0
+        self._pause = 1
 
     def observe(self, request_id: str, proposed: int, accepted: int) -> None:
         """Of `proposed` drafts in a row the first `accepted` stood; the next one, if any, did not."""
-        own = self._accepted.setdefault(request_id, Average(self._usual.value))
+        own = self._accepted.get(request_id)
+        if own is None:
+            own = self._accepted[request_id] = Average(self._usual.value)
         if not proposed:
             own.add(self._usual.value, FORGET)
         for i in range(min(accepted + 1, proposed)):
@@ -103,6 +123,37 @@ class Lengths(Listener):
         self.step.add(rows, seconds)
         self.step.fade(FADE / people, but=rows)
         self.draft.fade(FADE / people)
+        self._unchecked = self._unchecked + 1 if rows > people else 0
+
+    def account(self, people: int, rows: int, tokens: int, seconds: float, proposing: float) -> None:
+        """So many requests had so many rows in a step, and got so many tokens; `proposing` is what it took
+        afterwards to propose. A step that took longer than its like is taken for one of them, and a plain
+        step for a plain step.
+        """
+        plain = self.step.seen(people)
+        if not plain:  # nothing is known yet
+            return
+        took = plain if rows == people else min(seconds, self.step.seen(rows))
+        self.allowance.spend((took + proposing) / plain, tokens / people)
+
+    def asks(self, people: int) -> bool:
+        """Whether `choose` is to be asked. Not while tries have used up what they may; not when it is time
+        for a plain step; and after a choice of none not for some steps, twice as many each time, unless there
+        are more or fewer requests now.
+        """
+        if size_of(people) != self._people:
+            self._people, self._rest, self._pause = size_of(people), 0, 1
+        if self._rest:
+            self._rest -= 1
+            return False
+        return self.allowance.is_open and self._unchecked < CHECK
+
+    def chose(self, any_drafts: bool) -> None:
+        """What came of it."""
+        if any_drafts:
+            self._pause = 1
+        else:
+            self._rest, self._pause = self._pause, min(2 * self._pause, PAUSE)
 
     def on_finish(self, request: Request) -> None:
         self._accepted.pop(request.id, None)

@@ -54,6 +54,10 @@ class PairedCache:
         self.target.commit(seq, total)
         self.draft.commit(seq, min(total, self.read[seq.id]))
 
+    def trim(self, seq: CachedSequence, total: int) -> None:
+        self.target.trim(seq, total)
+        self.draft.trim(seq, total)
+
     def preempt(self, seq: CachedSequence) -> None:
         self.target.preempt(seq)
         self.draft.preempt(seq)

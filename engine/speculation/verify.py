@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.decoding.sampling import NO_TOKEN, SamplingState, adjust, distribution, draw, uniform
+from engine.executor import sample_batch
 from engine.scheduling.request import Request
 
 SKIPPED = -2  # stands for the tokens behind one that was rejected: there are none
@@ -41,6 +42,8 @@ class Verifier:
         """logits[R, V] -> token ids[R]. A sequence with k drafts in the step has k + 1 rows: its accepted
         drafts come first, then one token more, then SKIPPED.
         """
+        if not any(request.draft_ids for request in batch.requests):
+            return sample_batch(logits, batch)
         rows = [row for s in range(len(batch.requests)) for row in self._rows(batch, s)]
         greedy = all(row.state.temperature == 0 for row in rows)
         chosen = (_greedy if greedy else _sampled)(logits, rows)
@@ -108,7 +111,4 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 def _after(request: Request, i: int) -> SamplingState:
     """The request's state behind its first `i` drafts: penalties count them as output."""
     state = request.sampling
-    if not i or not state.is_adjusted:
-        return state
-    output_ids = [*state.output_ids, *request.draft_ids[:i]]
-    return SamplingState(state.params, state.prompt_ids, output_ids, state.seed, state.stop_ids)
+    return state.behind(request.draft_ids[:i]) if i and state.is_adjusted else state

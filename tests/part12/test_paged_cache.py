@@ -39,6 +39,25 @@ def test_a_reservation_that_is_refused_changes_nothing():
     assert cache.reserve(b, 4)
 
 
+def test_what_was_reserved_for_more_can_be_given_back():
+    cache, one = paged(4), sequence("a", range(5))
+    watch = Invariants(cache)
+    cache.begin(one)
+    assert cache.reserve(one, 13)
+    watch.check()
+    first = table(cache, one)[:2]
+    cache.trim(one, 5)
+    watch.check()
+    assert table(cache, one) == first, "what its tokens need stays, in order"
+    assert cache.usage().tokens_held == 8, "the rest is free for others"
+    cache.trim(one, 8)
+    assert table(cache, one) == first
+    assert cache.reserve(one, 9), "it may grow again"
+    assert len(table(cache, one)) == 3, "into a block that it has"
+    cache.release(one)
+    assert cache.usage().tokens_held == 0
+
+
 def test_tokens_are_written_at_their_places_whatever_the_blocks():
     cache, rng = paged(12), random.Random(0)
     seqs = [sequence(name, range(100 * i, 100 * i + 15)) for i, name in enumerate("abc")]

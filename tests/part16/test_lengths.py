@@ -199,6 +199,16 @@ def test_a_shorter_time_says_more_than_a_longer_one():
     assert made.of(4) == 1.5
 
 
+def test_what_is_tried_again_costs_what_it_costs():
+    made = Seconds()
+    for _ in range(TRIES):
+        made.add(4, 1.0)
+    made.fade(0.5)
+    assert made.of(4) == 0.5
+    made.add(4, 1.0)
+    assert made.of(4) == 1.0, "one try, and it is not faded any more"
+
+
 def test_sizes_are_exact_where_few_rows_matter():
     assert [size_of(rows) for rows in (1, 2, 7, 8, 9, 10, 16, 17, 33, 64)] == [
         1,

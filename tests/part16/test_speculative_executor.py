@@ -1,5 +1,6 @@
 """What is asked of a proposer, and what is counted: with a proposer that can be watched."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -37,17 +38,23 @@ class Room:
     """A cache that grants each request so many tokens."""
 
     def __init__(self, total=1000) -> None:
-        self.total, self.asked = total, []
+        self.total, self.asked, self.trimmed = total, [], []
 
     def reserve(self, request, total):
         self.asked.append((request.id, total))
         return total <= self.total
+
+    def trim(self, request, total):
+        self.trimmed.append((request.id, total))
 
 
 class Chosen(Lengths):
     """Lengths that the test chooses."""
 
     wanted = (MOST,) * 9
+
+    def asks(self, people):
+        return True
 
     def choose(self, request_ids, caps):
         self.caps = list(caps)
@@ -63,19 +70,12 @@ def request(name="a", known=10, drafts=(), limit=100, said=1, stop_ids=(), compu
     )  # fmt: skip
 
 
-def made(total=1000, wanted=None):
+def made(total=1000, wanted=None, clock=None):
+    """`clock`: a list whose number is the time."""
     lengths = Chosen(MOST)
     if wanted is not None:
         lengths.wanted = wanted
-    return SpeculativeExecutor(None, Room(total), Watched(), lengths)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """The executor's: time passes where a test adds to it."""
-    now = [0.0]
-    monkeypatch.setattr("engine.speculation.executor.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    return now
+    return SpeculativeExecutor(None, Room(total), Watched(), lengths, lambda: clock[0] if clock else 0.0)
 
 
 def landed(executor, requests, tokens, seconds=1.0, **result):
@@ -157,8 +157,40 @@ def test_everybodys_next_token_first_then_guesses():
     assert executor.cache.asked == [("a", 11)], "no room for its next token: none is asked for guesses"
 
 
+def test_room_of_guesses_that_did_not_stand_goes_back_before_anybody_needs_it():
+    executor = made()
+    landed(executor, [request(), request("b")], [[5], [6]])
+    assert executor.cache.trimmed == [], "none was lent before"
+    landed(executor, [request(drafts=[1, 2, 3, 4]), request("b")], [[1, 9, SKIPPED, SKIPPED, SKIPPED], [6]])
+    assert executor.cache.trimmed == [("a", 12), ("b", 11)], "what is known stays"
+    assert executor.cache.asked[-4:] == [("a", 12), ("b", 11), ("a", 16), ("b", 15)]
+    executor.lengths.wanted = (0, 0)
+    landed(executor, [request(drafts=[1]), request("b")], [[1, 9], [6]])
+    landed(executor, [request(), request("b")], [[5], [6]])
+    assert len(executor.cache.trimmed) == 4, "who was lent nothing has nothing to give back"
+
+
+def test_a_step_is_accounted_for():
+    clock = [0.0]
+    executor, seen = made(clock=clock), []
+    executor.lengths.account = lambda *step: seen.append(step)
+
+    def propose(texts, most):
+        clock[0] += 0.5
+        return [[70]] * len(texts)
+
+    executor.proposer.propose = propose
+    landed(executor, [request(drafts=[1, 2]), request("b")], [[1, 9, SKIPPED], [5]], seconds=3.0)
+    assert seen == [(2, 4, 3, 3.0, 0.5)], "two requests, four rows, three tokens, its seconds, the proposals'"
+    landed(executor, [request("p", 10, computed=2), request(drafts=[1])], [[5], [1, 2]], seconds=9.0)
+    assert seen[1:] == [(2, 3, 3, math.inf, 0.5)], "a prompt was read: its time says nothing"
+    landed(executor, [request("p", 10, computed=2)], [[]])
+    assert len(seen) == 2, "nobody decoded"
+
+
 def test_who_is_far_behind_catches_up_by_and_by():
     executor = made()
+    executor.lengths.found_nothing = lambda name: pytest.fail(f"{name} was to read, not to propose")
     near, far, last = request("near", 20), request("far", 400), request("last", 300)
     executor.proposer.max_positions = 1000
     executor.proposer.late = {"near": 9, "far": 390, "last": 200}
@@ -179,8 +211,9 @@ def test_who_is_not_late_is_told_though_others_use_up_what_may_be_read():
     )
 
 
-def test_what_steps_and_passes_take_is_learnt(clock):
-    executor = made()
+def test_what_steps_and_passes_take_is_learnt():
+    clock = [0.0]
+    executor = made(clock=clock)
 
     def propose(texts, most):
         clock[0] += 0.5
@@ -205,8 +238,9 @@ def test_who_found_no_draft_is_told_to_lengths():
     assert seen == ["a"], "b was not asked"
 
 
-def test_a_step_takes_from_submit_to_result_for_all_its_requests(clock):
-    executor, seen = made(wanted=(0, 0)), []
+def test_a_step_takes_from_submit_to_result_for_all_its_requests():
+    clock = [0.0]
+    executor, seen = made(wanted=(0, 0), clock=clock), []
     executor.lengths.stepped = lambda *step: seen.append(step)
 
     class Inner:
@@ -261,6 +295,8 @@ def test_a_configuration_says_how():
         ({"num_speculative_tokens": 17}, "num_speculative_tokens=17: 1 to 16"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens=0"),
         ({"num_speculative_tokens": 2, "method": "eagle"}, "accepted are draft_model, ngram"),
+        ({"num_speculative_tokens": 2, "method": ""}, "method='': accepted are"),
+        ({"num_speculative_tokens": 2, "method": []}, r"method=\[\]: accepted are"),
         ({"num_speculative_tokens": 2, "method": "draft_model"}, "needs a model"),
         ({"num_speculative_tokens": 2, "method": "ngram", "model": "x"}, "no use for model='x'"),
         ({"num_speculative_tokens": 2, "model": 5}, "model=5: a name or a folder"),

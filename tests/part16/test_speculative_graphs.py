@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 from engine.cache.paged import PagedCache
 from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.params import SamplingParams
+from engine.decoding.sampling import SamplingState
 from engine.executor import ModelForward
 from engine.graphs import ModelStep
 from engine.kernels.single_row import SingleRow
@@ -21,7 +22,7 @@ from engine.scheduling.scheduler import take
 from engine.scoring import ScoringExecutor
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.executor import SpeculativeExecutor
-from engine.speculation.graphs import RowsForward, VerifyRows, num_rows, steps
+from engine.speculation.graphs import PassGraphs, RowsForward, VerifyRows, num_rows, steps
 from engine.speculation.paired import PairedCache
 from engine.speculation.verify import Verifier
 from tests.part01.reference import random_gpt2, save
@@ -204,3 +205,32 @@ def test_drawn_text_is_that_of_passes_without_graphs(model, draft):
     params = [DRAWN(seed=i) for i in range(3)]
     want = told(engine_of(model, draft, "eager"), params)
     assert told(engine_of(model, draft, "graphs"), params) == want
+
+
+@pytest.mark.parametrize(
+    ("params", "again"),
+    [({"temperature": 0}, [2, 1, 1]), ({"temperature": 0.9}, [2, 1, 1]), ({"presence_penalty": 0.5}, [])],
+    ids=["greedy", "drawn", "penalties are counted on the host"],
+)
+def test_proposals_are_those_of_passes_that_the_host_waits_for(relu_model, monkeypatch, params, again):
+    """Two go on with one token each, over blocks' ends, until only one is left; then that one goes on."""
+    calls = []
+    monkeypatch.setattr(
+        PassGraphs, "again", lambda self, rows, run=PassGraphs.again: calls.append(rows) or run(self, rows)
+    )
+    found = []
+    for how in ("graphs", "eager"):
+        cache = PairedCache(cache_of(relu_model), cache_of(relu_model))
+        reading = rows_forward(relu_model, cache.draft) if how == "graphs" else None
+        proposer, texts = DraftModel(relu_model, cache, reading), []
+        for name, n in {"a": 3, "b": 2}.items():
+            one = sequence(name, prompt(name, n))
+            settings = SamplingParams(**{"temperature": 0} | params)
+            one.params, one.sampling = settings, SamplingState(settings, one.token_ids, [], 7)
+            cache.begin(one)
+            assert cache.reserve(one, n + 6)
+            texts.append((one, one.token_ids))
+        made_ = proposer.propose(texts, [6, 3])
+        found.append((made_, dict(cache.read), dict(cache.guessed), sorted(proposer.probs)))
+    assert found[0] == found[1]
+    assert calls == again, "rows of passes whose numbers the host did not write"

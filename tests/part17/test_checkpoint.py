@@ -131,6 +131,10 @@ def test_another_kind_is_refused_by_name(saved, entries, words):
             lambda t: t.update({"blocks.0.mlp.up.packed": t["blocks.0.mlp.up.packed"].float()}),
             "is torch.float32, the model needs torch.uint8",
         ),
+        (
+            lambda t: t.update({"blocks.0.mlp.up.scale": t["blocks.0.mlp.up.scale"].to(torch.int8)}),
+            "is torch.int8, the model needs torch.float16",
+        ),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(saved, change, words):

@@ -1,6 +1,7 @@
 """A whole model: what becomes of its layers, its size, its perplexity, its text."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -198,3 +199,29 @@ def test_what_is_quantized_already_stays_or_is_refused(tiny_gpt2):
         quantize(model, "int8")
     with pytest.raises(ValueError, match="quantized already"):
         quantize(model, "int4", 64)
+
+
+@pytest.mark.parametrize("method", ["int8", "int4"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_only_a_tied_head_in_four_bits_gets_no_layout_of_its_own(tiny_gpt2, monkeypatch, method, tied):
+    model, asked = load(tiny_gpt2, method, pack=False), {}
+    model.config = replace(model.config, tie_word_embeddings=tied)
+    for kind in {type(layer) for layer in model.modules() if isinstance(layer, tuple(LINEARS.values()))}:
+        monkeypatch.setattr(kind, "pack", lambda self, own_layout: asked.update({id(self): own_layout}))
+    pack_quantized(model)
+    assert asked.pop(id(model.head)) == (not tied or method != "int4"), "memory comes first, with int4"
+    assert all(asked.values()), "other layers' codes are read by nobody else"
+
+
+def test_a_table_gives_numbers_of_the_models_dtype():
+    table = Int8Embedding(4, 8, torch.device("cpu"), torch.bfloat16)
+    table.take(torch.randn(4, 8))
+    assert table(torch.tensor([1, 2])).dtype == torch.bfloat16
+
+
+def test_kernels_that_read_weights_themselves_leave_quantized_layers_alone(tiny_gpt2):
+    pytest.importorskip("triton", reason="needs the package triton")
+    from engine.kernels.single_row import SingleRow
+
+    assert SingleRow.fits(load_model(tiny_gpt2))
+    assert not SingleRow.fits(load(tiny_gpt2, "int8", pack=False)), "their weights are codes"

@@ -62,6 +62,15 @@ def test_x_may_be_a_slice(T):
     close(int4_linear(x, *operands), linear_by_groups(x, *operands), "in four bits, too")
 
 
+def test_what_lies_behind_x_is_not_read():
+    """An odd number of inputs: the last byte has one code, and no number of x belongs to its upper half."""
+    x, weight, bias = numbers(1, 65, 6)
+    x = torch.cat([x, torch.full((1, 65), 1e4, device=DEVICE)], 1)[:, :65]
+    four, step, low = quantize_groups(weight, 32)
+    operands = pack_nibbles(four), step, low, bias, 32
+    close(int4_linear(x, *operands), linear_by_groups(x, *operands), "x ends where its row does")
+
+
 @pytest.mark.parametrize("T", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_result_has_the_dtype_of_x_and_sums_are_in_fp32(T, dtype):

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import openai
@@ -264,8 +266,6 @@ def test_what_is_done_between_steps_may_fail_and_nobody_notices(base):
 
 def test_files_are_read_outside_the_event_loop_and_laid_in_by_the_engines_thread(base, adapters, monkeypatch):
     """Neither stops anybody's stream: a step waits for the copy alone."""
-    import threading
-
     engine, manager = composed(base)
     backend, threads = AdapterEngine(engine, "base", manager), {}
 
@@ -288,8 +288,82 @@ def test_files_are_read_outside_the_event_loop_and_laid_in_by_the_engines_thread
     asyncio.run(asyncio.wait_for(run(), DEADLINE))
 
 
+def test_files_of_one_adapter_at_a_time_and_none_under_a_name_that_is_a_path(base, adapters, monkeypatch):
+    """Many that are loaded at once do not hold all their files in memory."""
+    engine, manager = composed(base)
+    backend, reading, most = AdapterEngine(engine, "base", manager), [], []
+
+    def read(folder, *arguments):
+        reading.append(folder)
+        most.append(len(reading))
+        found = read_adapter(folder, *arguments)
+        reading.remove(folder)
+        return found
+
+    monkeypatch.setattr("engine.server.adapters.read_adapter", read)
+    for name in ("a/b", "a b", "base"):
+        with pytest.raises(ValueError, match="lora_name="):
+            backend.read(name, adapters["poetry"])
+
+    async def run():
+        async with backend:
+            async with backend._reading:
+                names = "poetry", "business"
+                asked = [asyncio.create_task(backend.load_adapter(name, adapters[name])) for name in names]
+                await asyncio.wait(asked, timeout=0.2)
+                assert not most, "somebody else's files are read just now"
+            await asyncio.gather(*asked)
+        assert most == [1, 1]
+        assert sorted(manager.key_of) == ["business", "poetry"]
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE))
+
+
 @pytest.mark.parametrize("modules", [["poetry"], ["=x"], ["poetry="], ["a=x", "a=y"]])
 def test_modules_are_names_and_folders(modules):
     with pytest.raises(ValueError, match="name=folder is accepted"):
         named_folders(modules)
     assert [str(folder) for folder in named_folders(["a=x", "b=y=z"]).values()] == ["x", "y=z"]
+
+
+def test_more_loads_at_once_than_are_taken_on_are_told_to_come_again(serving, monkeypatch):
+    """One adapter is read at a time: a thousand loads would hold every place that requests may have."""
+    monkeypatch.setattr("engine.server.adapters.MAX_LOADS", 2)
+    reading, go_on = threading.Event(), threading.Event()
+
+    def slowly(*arguments):
+        reading.set()
+        assert go_on.wait(DEADLINE)
+        return read_adapter(*arguments)
+
+    monkeypatch.setattr("engine.server.adapters.read_adapter", slowly)
+    client, backend = serving(max_loras=3)
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            first = pool.submit(loaded, client, "poetry")
+            assert reading.wait(DEADLINE)
+            second = pool.submit(loaded, client, "business")
+            wait_until(lambda: backend._loading == 2)
+            answer = client.post(LOAD, json={"lora_name": "stable"})
+            refused(answer, 429, "too_many_loads", "2 adapters are being loaded already")
+            assert answer.headers["Retry-After"] == "1"
+        finally:
+            go_on.set()
+        first.result(DEADLINE), second.result(DEADLINE)
+    loaded(client, "stable")  # and there is room again
+
+
+def test_an_engine_that_has_ended_loads_nothing_and_says_so(serving):
+    client, backend = serving()
+    loaded(client, "poetry")
+    backend.stop()
+    for route in (LOAD, UNLOAD):
+        refused(client.post(route, json={"lora_name": "poetry"}), 503, "engine_down", "has ended")
+
+
+def test_an_engine_that_ends_meanwhile_is_no_failure_of_ours(serving, monkeypatch):
+    client, backend = serving()
+    backend.stop()
+    monkeypatch.setattr(backend, "health", lambda: True)  # it was, when somebody looked
+    for route in (LOAD, UNLOAD):
+        refused(client.post(route, json={"lora_name": "poetry"}), 503, "engine_down", "not running")

@@ -136,3 +136,13 @@ def test_a_wrapped_model_is_not_run_by_kernels_that_read_weights_themselves(base
     engine, _ = composed_ahead(base, graphs=True)
     forward = engine.executor.forward.forward
     assert isinstance(steps(forward.model, forward.cache, 2)(1), ModelStep)
+
+
+def test_x_may_be_a_slice_and_the_middle_grows_with_the_rank():
+    rows, plain = TiledRows(16, SLOTS, torch.device(DEVICE)), GroupedRows()
+    rows.fill([1], [0, 3]), plain.fill([1], [0, 3])
+    for K in (2, 20, 5):
+        y, x, down, up = numbers(3, 96, K, 40)
+        x, down = x[:, ::2], down[:, :48].contiguous()
+        want = plain.add(y.cpu().clone(), x.cpu(), down.cpu(), up.cpu())
+        assert torch.allclose(rows.add(y, x, down, up).cpu(), want, atol=1e-3), f"rank {K}"

@@ -170,6 +170,27 @@ def test_rejected_drafts_are_not_computed_again_but_for_the_first_time(played, e
     assert one.stats.account.tokens == {"cached": 0, "input": 10, "output": 3}
 
 
+def test_guesses_that_stand_make_an_answer_cheaper(played):
+    """Part 16: the same ten tokens, in steps of a second each; two guesses of each step stand."""
+    plain, guessed = Asked("a"), Asked("b")
+    played.arrive(0, plain)
+    played.step(0, 1, {plain: 10})
+    for second in range(1, 10):
+        played.step(second, second + 1, {plain: 1})
+    played.finish(10, plain)
+    played.arrive(10, guessed)
+    played.step(10, 11, {guessed: 10})
+    for second in range(11, 14):
+        guessed.token_ids += [0, 0]
+        guessed.stats.token_times += [second + 1.0] * 2
+        played.step(second, second + 1, {guessed: 3})
+    played.finish(14, guessed)
+    for one in (plain, guessed):
+        assert one.stats.account.tokens == {"cached": 0, "input": 10, "output": 10}
+    assert paid(plain) == {"input": 1, "output": 9}
+    assert paid(guessed) == {"input": 1, "output": 3}, "three tokens of a step share what the step costs"
+
+
 def test_samples_of_a_request_share_its_account(played):
     first, second = Asked("a/0", request_id="a"), Asked("a/1", request_id="a")
     played.arrive(0, first, second)

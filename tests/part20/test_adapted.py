@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from benchmarks.part20_models import random_model
 from engine import LLM, SamplingParams
 from tests.part01 import reference
-from tests.part20.reference import random_model
 
 PROMPTS = [[5, 6, 7, 5, 6, 7], [9], [3, 1, 4, 1, 5, 9, 2, 6]]
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)

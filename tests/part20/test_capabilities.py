@@ -8,12 +8,12 @@ import json
 import pytest
 import torch
 
+from benchmarks.part20_models import random_model
 from engine import LLM, SamplingParams, run_prefill
 from engine.cache.single import CachedForward
 from engine.models.loader import load_model
 from engine.speculation.lengths import Lengths
 from tests.part01 import reference
-from tests.part20.reference import random_model
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9], [3, 1, 4, 1, 5, 9, 2, 6]]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

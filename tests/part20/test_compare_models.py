@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from benchmarks.part20_models import random_model
 from tests.part01 import reference
-from tests.part20.reference import random_model
 from tools import compare_models
 
 EQUAL = {"max_difference": 1e-6, "allowed": 2e-6, "same_top5": 1.0, "greedy_same": 8, "greedy_of": 8}

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from benchmarks.part20_models import random_model
 from engine import LLM, SamplingParams
 from engine.attention.dense import causal, dense_attention
 from engine.attention.interface import Spans
@@ -12,7 +13,6 @@ from engine.checkpoint import CheckpointError
 from engine.config import ModelConfig
 from engine.models.loader import load_model
 from tests.part01 import reference
-from tests.part20.reference import random_model
 from tests.part20.test_rope import LLAMA3, YARN
 
 SHORT = {"original_max_position_embeddings": 16}

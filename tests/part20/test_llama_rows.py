@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
+from benchmarks.part20_models import random_model
 from engine.cache.paged import PagedCache
 from engine.graphs import ModelStep
 from engine.kernels import llama_attend
@@ -16,10 +17,8 @@ from engine.layers.replace import replace_linears
 from engine.models.loader import load_model
 from engine.quantization.quantize import quantize
 from tests.part01.reference import random_gpt2, save
-from tests.part13.compiling import compiled
 from tests.part13.test_many_rows import TOLERANCE, VOCAB, Step
 from tests.part13.test_paged_attention import DEVICE
-from tests.part20.reference import random_model
 
 TIED = {"tie_word_embeddings": True}
 MODELS = {
@@ -135,11 +134,3 @@ def test_one_row_of_a_quantized_gpt2_takes_part_17s_chain(tmp_path):
     make = steps(model, cache_for(model), 3)
     assert isinstance(make(1), QuantizedRow)
     assert isinstance(make(2), ModelStep)
-
-
-def test_every_kernel_compiles_for_a_gpu(tmp_path):
-    """The interpreter takes what a GPU's compiler refuses."""
-    assert compiled("tests.part20.compiled", tmp_path) == {
-        "_embed_norm", "_add_norm", "_turn_and_store", "_silu_mul", "_attend", "_merge",
-        "_embed_row", "_norm_linear", "_linear_add", "_attend_row", "_attend_rows",
-    }  # fmt: skip

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
+from benchmarks.part20_models import random_model
 from engine import LLM, SamplingParams
 from engine.executor import ModelForward
 from engine.kernels.llama_rows import LlamaRows, verifying_steps
@@ -15,7 +16,6 @@ from engine.speculation.lengths import Lengths
 from tests.part01.reference import generate, save
 from tests.part13.test_paged_attention import DEVICE
 from tests.part16.test_speculative_graphs import cache_of, made
-from tests.part20.reference import random_model
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 9], [3]]
 OPTIONS = {

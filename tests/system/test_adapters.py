@@ -99,6 +99,12 @@ def test_adapters_need_to_be_switched_on():
             LLM("storyteller", enable_lora=True, **{field: 0})
 
 
+@pytest.mark.parametrize("field", ["max_loras", "max_lora_rank"])
+def test_room_for_more_adapters_than_memory_holds_is_refused_before_it_is_taken(field):
+    with pytest.raises(ValueError, match=f"{field}=1000000000 .*need [0-9,]+ bytes; there are"):
+        LLM("storyteller", enable_lora=True, **{field: 10**9})
+
+
 def test_the_server_chooses_by_model_and_swaps_while_it_runs(alone, tmp_path):
     shutil.copytree(ADAPTERS / "business", tmp_path / "there" / "business")
     modules = ["--lora-modules", f"poetry={ADAPTERS / 'poetry'}", "--lora-dir", str(tmp_path / "there")]
@@ -135,3 +141,11 @@ def test_flags_that_make_no_sense_are_refused(tmp_path, flags, words):
     server = Process(tmp_path, "", *flags)
     assert server.process.wait(120) == 1
     assert words in server.said()
+
+
+def test_a_quantized_base_serves_them_side_by_side_as_each_alone():
+    llm = LLM("storyteller", enable_lora=True, quantization="int8")
+    pairs = list(zip(PROMPTS, MIXED, strict=True))
+    each = [texts(llm.generate(prompt, GREEDY, lora_request=one))[0] for prompt, one in pairs]
+    assert texts(llm.generate(PROMPTS, GREEDY, lora_request=MIXED)) == each
+    assert each[:2] != texts(llm.generate(PROMPTS[:2], GREEDY)), "the adapters say something"

@@ -11,13 +11,13 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
+from benchmarks.part20_models import random_model
 from engine import LLM, SamplingParams
 from engine.ahead import AheadEngine
 from engine.cache.paged import PagedCache
 from engine.config import ModelConfig
 from engine.graphs import GraphForward
 from tests.part01 import reference
-from tests.part20.reference import random_model
 
 GPU = torch.cuda.is_available()
 FACTORS = {

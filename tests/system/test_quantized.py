@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from benchmarks.part20_models import random_model
 from engine import LLM, SamplingParams
 from engine.engine_args import EngineArgs, choices
 from engine.models.loader import load_model
@@ -12,7 +13,6 @@ from engine.quantization.checkpoint import save_quantized
 from engine.quantization.layers import LINEARS
 from engine.quantization.quantize import quantize
 from tests.part01 import reference
-from tests.part20.reference import random_model
 
 PROMPTS = ["Once upon a time", "Once upon a time there was a little girl named Lily", "The dog"]
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)

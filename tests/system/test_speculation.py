@@ -1,19 +1,31 @@
 """Speculation through `LLM` and `ruvon serve`."""
 
 import re
+from collections import Counter
 
 import httpx
 import pytest
+import torch
+from transformers import GPT2LMHeadModel
 
 from engine import LLM, SamplingParams
 from engine.checkpoint import CheckpointError
+from engine.decoding.sampling import SamplingState, distribution
 from engine.speculation.lengths import Lengths
 from tests.system.test_hostile_clients import Process
 
 PROMPTS = ["Once upon a time", "The dog saw the cat. The dog saw the", "Lily"]
 GREEDY = SamplingParams(temperature=0, max_tokens=30)
 MODEL = {"model": "storyteller-draft", "num_speculative_tokens": 4}
+FOUR = (5, 300, 1000, 2500)  # tokens
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """As many proposals as may be, whether they pay on this machine just now or not."""
+    monkeypatch.setattr(Lengths, "choose", lambda self, ids, caps: [min(self.most, cap) for cap in caps])
+    monkeypatch.setattr(Lengths, "asks", lambda self, people: True)
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +35,7 @@ def plain() -> list[str]:
 
 @pytest.mark.parametrize("config", [MODEL, NGRAM], ids=["model", "ngram"])
 @pytest.mark.parametrize("kv_cache", ["paged", "slots"])
-def test_greedy_text_is_the_same_with_and_without(monkeypatch, plain, config, kv_cache):
-    """As many proposals as may be, whether they pay on this machine just now or not."""
-    monkeypatch.setattr(Lengths, "choose", lambda self, ids, caps: [min(self.most, cap) for cap in caps])
+def test_greedy_text_is_the_same_with_and_without(always, plain, config, kv_cache):
     llm = LLM("storyteller", speculative_config=config, kv_cache=kv_cache)
     assert [output.outputs[0].text for output in llm.generate(PROMPTS, GREEDY)] == plain
     again = [output.outputs[0].text for output in llm.generate(PROMPTS, GREEDY)]  # prefixes are cached now
@@ -53,6 +63,39 @@ def test_greedy_text_is_the_same_with_and_without(monkeypatch, plain, config, kv
 def test_what_is_wrong_is_refused_by_name(config, words):
     with pytest.raises((ValueError, CheckpointError), match=re.escape(words)):
         LLM("storyteller", speculative_config=config)
+
+
+@pytest.mark.parametrize("config", [MODEL | {"num_speculative_tokens": 2}, NGRAM], ids=["model", "ngram"])
+def test_sampled_text_has_the_targets_distribution(always, tiny_gpt2, config):
+    """Chi-squared over the first three tokens, of which all but the first may have been drafts. A bias leaves
+    four tokens to choose from. The expected shares are Hugging Face's logits under Part 5's knobs.
+    """
+    knobs = {"temperature": 1.3, "top_p": 0.9, "presence_penalty": 0.5, "logit_bias": dict.fromkeys(FOUR, 40)}
+    params = [SamplingParams(**knobs, max_tokens=4, seed=seed) for seed in range(800)]
+    llm = LLM(tiny_gpt2, tokenizer="storyteller-draft", max_num_seqs=200, speculative_config=config)
+    prompt = [*FOUR, 9, *FOUR[:3]]
+    said = [out.outputs[0].token_ids[:3] for out in llm.generate([prompt] * len(params), params)]
+    tally = llm.engine.executor.tally
+    assert 0.1 < tally.accepted / tally.proposed < 0.95, "drafts stand, and drafts fall"
+
+    share = {(): 1.0}  # of each beginning
+    theirs = GPT2LMHeadModel.from_pretrained(tiny_gpt2).eval()
+    for length in range(3):
+        texts = [text for text in share if len(text) == length]
+        with torch.no_grad():
+            logits = theirs(torch.tensor([[*prompt, *text] for text in texts])).logits[:, -1]
+        states = [SamplingState(params[0], prompt, text, 0) for text in texts]
+        for text, row in zip(texts, distribution(logits, states).tolist(), strict=True):
+            share |= {(*text, token): share[text] * row[token] for token in FOUR}
+    counts = Counter(map(tuple, said))
+    likely = {text: p * len(params) for text, p in share.items() if len(text) == 3 and p > 0}
+    assert set(counts) <= set(likely), "a token outside of top-p was said"
+    chi = sum((counts[text] - n) ** 2 / n for text, n in likely.items())
+    freedom = len(likely) - 1
+    assert freedom > 10
+    # Wilson and Hilferty: passed by chance once in 10,000 times.
+    critical = freedom * (1 - 2 / (9 * freedom) + 3.72 * (2 / (9 * freedom)) ** 0.5) ** 3
+    assert chi < critical, f"{chi:.0f} of at most {critical:.0f}: not the target's distribution"
 
 
 def test_one_step_ahead_and_speculation_exclude_each_other():

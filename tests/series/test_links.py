@@ -1,0 +1,59 @@
+"""Every link in every text of the repository leads to a file that git keeps, and to a heading that is there.
+
+test_checks.py wants more of articles and notebooks: that what they link to is in their own part's tree.
+"""
+
+import re
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from parts.tree import source_files
+from tests.series.checks import _normal, _prose
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = source_files(ROOT)
+THERE = set(FILES) | {str(parent) for path in FILES for parent in PurePosixPath(path).parents}
+LINK = re.compile(r"\]\(([^)\s]+)\)|<img[^>]+src=\"([^\"]+)\"")
+FENCE = re.compile(r"^(```+).*?^\1\s*$", re.DOTALL | re.MULTILINE)
+
+
+@cache
+def headings(path: str) -> set[str]:
+    """As GitHub makes anchors of them: in small letters, without signs, with - for blanks."""
+    found = re.findall(r"^#+ (.+)$", FENCE.sub("", _prose(ROOT, path)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
+
+
+def dead(path: str, text: str) -> list[str]:
+    """What is wrong with the links of a text that stands at `path`."""
+    found = []
+    for link in (a or b for a, b in LINK.findall(FENCE.sub("", text))):
+        target, _, anchor = link.partition("#")
+        if re.match(r"\w+:", target):
+            continue
+        place = _normal(PurePosixPath(path).parent / target) if target else path
+        if place not in THERE:
+            found.append(f"{path}: links to {link}, which is not there")
+        elif anchor and place.endswith(".md") and anchor not in headings(place):
+            found.append(f"{path}: links to {link}, and no heading of it is #{anchor}")
+    return found
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.endswith((".md", ".ipynb"))])
+def test_links_lead_somewhere(path):
+    assert dead(path, _prose(ROOT, path)) == []
+
+
+def test_a_dead_link_and_a_dead_anchor_are_found():
+    good = (
+        '[1](01_tokenizer_and_forward.md#notation) [code](../engine/llm.py) <img src="figures/01_road.svg">'
+    )
+    assert dead("articles/x.md", good) == []
+    bad = "[a](nowhere.md) [b](01_tokenizer_and_forward.md#nowhere) [c](#nowhere)"
+    assert [found.split()[3] for found in dead("articles/glossary.md", bad)] == [
+        "nowhere.md,",
+        "01_tokenizer_and_forward.md#nowhere,",
+        "#nowhere,",
+    ]
