@@ -8,6 +8,7 @@ import dataclasses
 import re
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import get_origin
 
@@ -113,6 +114,7 @@ class Part:
         return None
 
 
+@cache  # asked again for every part: without it, the rule about links takes half a minute
 def matches(path: str, pattern: str) -> bool:
     """Whole-path match in which `*` stays within one folder; `folder/**` is everything below the folder."""
     if pattern.endswith("/**"):
