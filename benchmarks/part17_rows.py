@@ -23,7 +23,7 @@ import triton
 
 from benchmarks.part17_gpu import SHAPES
 from benchmarks.shapes import dummy_folder
-from engine.kernels.quantized_row import ONE, ONE_AND_A_HALF, QuantizedRow, _norm_product, _product_add
+from engine.kernels.quantized_row import QuantizedRow, _norm_product, _product_add
 from engine.kernels.single_row import Tile
 from engine.models.loader import load_model
 from engine.quantization.quantize import pack_quantized, quantize
@@ -33,18 +33,25 @@ SHAPE = SHAPES["gpt3-6.7b"] | {"n_layer": LAYERS}
 D, V = SHAPE["n_embd"], SHAPE["vocab_size"]
 MATRICES = {"qkv": (3 * D, D), "proj": (D, D), "up": (4 * D, D), "down": (D, 4 * D), "head": (V, D)}
 # Rows, warps, registers (None: as the compiler likes).
-SHORT = [(2, 4, None), (4, 4, None), (8, 4, None), (2, 2, None), (4, 2, None), (4, 8, None), (8, 8, None)]
-LONG = [(1, 8, None), (2, 8, None), (4, 8, None), (1, 16, None), (2, 16, None), (4, 16, None), (8, 16, None)]
-MORE = {
-    ("int8", False): [(8, 4, 128), (4, 4, 96)],
-    ("int4", False): [(8, 4, 128), (4, 4, 96), (8, 2, None), (16, 4, None)],
-    ("int8", True): [(2, 4, None), (4, 4, None)],
-    ("int4", True): [(2, 4, None), (4, 4, None)],
-}
+SHORT = [
+    (2, 4, None),
+    (4, 4, None),
+    (8, 4, None),
+    (4, 2, None),
+    (8, 2, None),
+    (8, 8, None),
+    (4, 4, 96),
+    (8, 4, 96),
+]
+LONG = [
+    (1, 8, None), (2, 8, None), (4, 8, None), (8, 8, None), (2, 16, None), (4, 16, None), (8, 16, None),
+    (2, 16, 64), (4, 16, 64), (4, 8, 96), (2, 4, None), (4, 4, None),
+]  # fmt: skip
+MORE = {"int8": [(2, 2, None)], "int4": [(16, 4, None), (16, 8, None), (8, 4, 80)]}
 
 
 def candidates(method: str, name: str) -> list[tuple]:
-    return (LONG if name == "down" else SHORT) + MORE[method, name == "down"]
+    return LONG if name == "down" else SHORT + MORE[method]
 
 
 def compile_one(method: str, name: str, rows: int, warps: int, registers: int | None) -> list[Tile]:
@@ -55,7 +62,7 @@ def compile_one(method: str, name: str, rows: int, warps: int, registers: int | 
     int32, int64 = torch.int32, torch.int64
     many = torch.cuda.get_device_properties(0).multi_processor_count
     (N, K), group = MATRICES[name], 64 if method == "int4" and name != "head" else 0
-    one, scales = (ONE, [fp16] * 2) if group else (ONE_AND_A_HALF, [fp32] * 2)
+    scales = [fp16 if group else fp32] * 2
     words = int32 if group else int64
 
     def kernel(resident: int | None):
@@ -66,10 +73,10 @@ def compile_one(method: str, name: str, rows: int, warps: int, registers: int | 
         options |= {"maxnreg": registers} if registers else {}
         if name in ("proj", "down"):
             placed = name == "down"
-            return _product_add.warmup(bf16, words, *scales, bf16, fp32, one, PLACED=placed, **options)
+            return _product_add.warmup(bf16, words, *scales, bf16, fp32, PLACED=placed, **options)
         out = fp32 if name == "head" else bf16
         return _norm_product.warmup(
-            fp32, words, *scales, bf16, fp32, fp32, out, 1e-5, one, GELU=name == "up", **options
+            fp32, words, *scales, bf16, fp32, fp32, out, 1e-5, GELU=name == "up", **options
         )
 
     first = kernel(2)

@@ -3,18 +3,22 @@
     python -m benchmarks.part20_hugging_face
 
 The embedded storyteller (GPT-2), and a small Llama and a small Qwen3 with random weights, through
-`tools/compare_models.py`: 128 rows of random token ids, and 32 greedy tokens.
+`tools/compare_models.py`: 128 rows of random token ids, and 32 greedy tokens. Beside it, how far both sides'
+logits of a dtype are from Hugging Face's in fp32, in the mean: who is nearer to what was to be computed?
 """
 
 import tempfile
 from pathlib import Path
 
 import torch
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from benchmarks.part20_models import FAMILIES, reader
+from benchmarks.part20_models import FAMILIES, READER, reader
 from benchmarks.record import record, show
-from tools.compare_models import DTYPES, compare
+from engine.checkpoint import resolve
+from engine.models.loader import load_model
+from tools.compare_models import DTYPES, compare, our_logits, their_logits
 
 TOKENS = 128
 COLUMNS = ["model", "dtype", "difference", "HF's own", "same top 5", "HF's own", "same greedy tokens"]
@@ -34,6 +38,21 @@ def row(name: str, dtype: str, one: dict) -> list:
     ]
 
 
+def from_fp32(checkpoint: str, dtype: str) -> dict[str, float]:
+    """Mean difference of a logit from Hugging Face's in fp32."""
+    folder = resolve(checkpoint)
+    ids = torch.randint(0, READER["vocab_size"], (TOKENS,), generator=torch.Generator().manual_seed(0))
+    exact, rounded = (
+        their_logits(AutoModelForCausalLM.from_pretrained(folder, dtype=kind).eval(), ids, "sdpa")
+        for kind in (torch.float32, getattr(torch, dtype))
+    )
+    ours = our_logits(load_model(folder, dtype=dtype), ids)
+    return {
+        "mean_from_fp32": float((ours - exact).abs().mean()),
+        "hf_mean_from_fp32": float((rounded - exact).abs().mean()),
+    }
+
+
 def main() -> None:
     torch.set_num_threads(1)
     logging.disable_progress_bar()
@@ -43,7 +62,10 @@ def main() -> None:
             checkpoints[family] = str(Path(place) / family)
             reader(family, Path(place) / family)
         found = {
-            name: {dtype: compare(checkpoint, dtype, "cpu", TOKENS) for dtype in DTYPES}
+            name: {
+                dtype: compare(checkpoint, dtype, "cpu", TOKENS) | from_fp32(checkpoint, dtype)
+                for dtype in DTYPES
+            }
             for name, checkpoint in checkpoints.items()
         }
     rows = [row(name, dtype, one) for name, dtypes in found.items() for dtype, one in dtypes.items()]

@@ -184,12 +184,13 @@ def _rows_forward(
     """
     if not _as_graphs(args):
         return ModelForward(model, cache)
+    from engine.kernels.llama_prompts import prompts
     from engine.kernels.llama_rows import verifying_steps
     from engine.speculation.graphs import RowsForward, num_rows
 
     rows = num_rows(args.max_num_seqs, new, args.max_num_batched_tokens)
     capture = next(model.parameters()).is_cuda
-    return RowsForward(model, cache, rows, max_model_len, capture, make_steps=verifying_steps)
+    return RowsForward(model, cache, rows, max_model_len, capture, verifying_steps, prompts)
 
 
 def _as_graphs(args: EngineArgs) -> bool:

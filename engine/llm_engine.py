@@ -27,7 +27,7 @@ from engine.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 MAX_PRIORITY = 100
 FINISHED = State.FINISHED  # at hand: an Enum's member takes as long to find as a call
-NEW_OBJECTS = 50_000  # that Python looks for cycles after: 700 by default, fewer than one step's records
+NEW_OBJECTS = 10_000  # that Python looks for cycles after: 700 by default, fewer than one step's records
 Recover = Callable[[Batch, Exception], list[Request]]  # who fails when a step does (Part 15 spares more)
 
 

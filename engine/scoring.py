@@ -130,7 +130,7 @@ class ScoringExecutor(Executor):
                 ),
             )
         # 3. The choice, as ever. It leaves `logits` as they are.
-        token_ids = self.sampler(logits, batch)  # [R']
+        token_ids = self.sampler(logits, batch).to(logits.device)  # [R']; a Verifier's are on the host
         found, V = [token_ids], logits.shape[-1]
         # 4. Scores of the chosen tokens, for those who ask.
         if plan.scored:

@@ -16,6 +16,7 @@ from engine.kernels.paged_attention import _share
 from engine.kernels.pdl import release, wait
 
 FEW = {"TOKENS": 64, "num_warps": 2}  # tokens read at a time
+FEW_WIDE = {"TOKENS": 32, "num_warps": 4}  # with heads of more than 64: more than a thread's registers hold
 MANY = {"TOKENS": 64, "num_warps": 4, "num_stages": 3}  # of 48 that were tried, the best for unlike lengths
 ROWS = 16  # the fewest rows a matrix product on tensor cores takes
 MIN_HEAD_DIM = 16  # and the fewest numbers that it sums
@@ -55,7 +56,7 @@ class AppendAttend:
         else:
             _few[(self.heads, S, splits)](
                 *tensors, self.parts, *self.stats, self.arrived, *numbers,
-                **shape, **FEW, SPLITS=splits, PDL=pdl, launch_pdl=pdl,
+                **shape, **(FEW if self.head_dim <= 64 else FEW_WIDE), SPLITS=splits, PDL=pdl, launch_pdl=pdl,
             )  # fmt: skip
 
 

@@ -104,6 +104,7 @@ class Attention(Module):
         The rows of `qkv` are all heads of queries, then all of keys, then all of values (self.heads says how
         many of each). Queries and keys are normed head by head (if there are norms), then turned; values are
         neither. Keys and values are handed over once per head they have: who shares them is attend's affair.
+        What it gives back, [T, Hq, Dh], goes through `proj`, head after head.
         """
         qkv = self.qkv(x).unflatten(1, (-1, self.head_dim))  # [T, Hq + 2 Hkv, Dh]
         q, k, v = qkv.split(self.heads, dim=1)  # [T, Hq, Dh], [T, Hkv, Dh] twice
@@ -193,7 +194,7 @@ def places(config: LlamaConfig) -> dict[str, Place]:
         post_attention_layernorm               norm2
         self_attn.q_norm, k_norm               attention.q_norm, k_norm (only with config.qk_norm)
     Each has a weight, [out, in] on both sides; the linear layers have a bias where config.attention_bias or
-    config.mlp_bias says so, of the same rows.
+    config.mlp_bias says so, of the same rows. What fills a whole parameter has no rows (None).
     """
     table = {"embed_tokens.weight": Place("embed.weight"), "norm.weight": Place("norm.weight")}
     if not config.tie_word_embeddings:

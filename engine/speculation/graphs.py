@@ -22,6 +22,7 @@ from engine.device import on_device
 from engine.graphs import DecodeGraphs, ModelStep, Step
 from engine.kernels.go_on import go_on
 from engine.kernels.many_rows import ManyRows
+from engine.kernels.prompt_rows import prompts
 from engine.kernels.single_row import SingleRow
 from engine.kernels.verify_attend import MOST_NEW, VerifyAttend
 from engine.scheduling.request import PLACEHOLDER
@@ -108,11 +109,12 @@ class RowsForward(AheadForward):
 
     def __init__(
         self, model: nn.Module, cache: PagedCache, max_rows: int, max_model_len: int, capture: bool,
-        make_steps: MakeSteps = steps,
+        make_steps: MakeSteps = steps, make_prompts: Callable[[nn.Module], Callable] = prompts,
     ) -> None:  # fmt: skip
-        """`make_steps`: how a pass is computed, by its rows; a later part knows more models."""
+        """`make_steps` and `make_prompts`: as for `GraphForward`; a later part knows more models."""
         device = next(model.parameters()).device
         super().__init__(model, cache, LastTokens(max_rows, device))
+        self._run = make_prompts(model)
         self._V = model.config.vocab_size
         width = cache.num_blocks_for(max_model_len)
         step = make_steps(model, cache, max_rows)

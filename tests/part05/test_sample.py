@@ -28,13 +28,16 @@ def test_frequencies_after_all_knobs_are_hugging_faces_probabilities():
     assert chi_squared(observed[possible].tolist(), expected[possible].tolist()) < CRITICAL[19]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_logits_that_are_not_numbers_give_no_token(temperature):
-    logits = torch.tensor([[1.0, 5.0, 2.0], [torch.nan] * 3, [-torch.inf] * 3])
-    rows = [SamplingState(SamplingParams(temperature=temperature, seed=1), [1], [], 1) for _ in range(3)]
+def test_logits_that_are_not_numbers_give_no_token(temperature, dtype):
+    nan, inf = torch.nan, torch.inf
+    numbers = [[1.0, 5.0, 2.0], [nan] * 3, [-inf] * 3, [1.0, nan, 5.0], [1.0, 2.0, inf]]
+    logits = torch.tensor(numbers, dtype=dtype)
+    rows = [SamplingState(SamplingParams(temperature=temperature, seed=1), [1], [], 1) for _ in logits]
     tokens = sample(logits, rows).tolist()
-    assert tokens[0] in range(3)
-    assert tokens[1:] == [NO_TOKEN] * 2, "where the likeliest logit is no finite number, there is no token"
+    assert tokens[0] in ([1] if temperature == 0 else range(3))
+    assert tokens[1:] == [NO_TOKEN] * 4, "where the likeliest logit is no finite number, there is no token"
 
 
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 2**32), max_size=6), st.integers(0, 6))

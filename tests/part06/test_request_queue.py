@@ -1,5 +1,7 @@
 """First in, first out: requests complete in order, with the text each would have alone."""
 
+import gc
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.sampling import SUPPORTS
 from engine.executor import Executor, sample_batch
 from engine.listeners import Listeners
-from engine.llm_engine import LLMEngine
+from engine.llm_engine import NEW_OBJECTS, LLMEngine
 from engine.scheduling.fifo import FIFOScheduler
 from engine.scheduling.request import State
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, Recorder, run_to_end, told_alone
@@ -396,3 +398,14 @@ def test_a_queue_of_hundreds_with_aborts_in_between_ends_with_nothing_left(fake_
     done = run_to_end(engine)
     assert list(done) == sorted(done, key=int)
     assert len(done) > 100
+
+
+def test_python_looks_for_cycles_less_often_unless_it_was_told_not_to_look(fake_engine):
+    before = gc.get_threshold()
+    try:
+        for given, want in ((700, NEW_OBJECTS), (0, 0), (10**6, 10**6)):
+            gc.set_threshold(given)
+            fake_engine()
+            assert gc.get_threshold()[0] == want, "700 new objects are fewer than one step's records"
+    finally:
+        gc.set_threshold(*before)

@@ -81,10 +81,14 @@ WORK = {
 }
 
 
-@pytest.mark.parametrize("programs", [8 * 4, 1], ids=["split", "whole"])
 @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
-def test_rows_see_the_rows_above_them(work, programs):
-    Pass(work, programs=programs).check()
+def test_rows_see_the_rows_above_them(work):
+    Pass(work, programs=32).check()
+
+
+@pytest.mark.parametrize("name", ["of all kinds", "more rows than a tile"])
+def test_a_program_may_take_all_the_old_tokens(name):
+    Pass(WORK[name], programs=1).check()
 
 
 def test_without_a_bias():

@@ -13,6 +13,7 @@ import torch
 from benchmarks.shapes import GPT2_XL, dummy_folder
 from engine.kernels.quantized_matmul import int4_linear, int8_linear
 from engine.kernels.quantized_row import QuantizedRow
+from engine.kernels.single_row import Tile
 from engine.models.loader import load_model
 from engine.quantization.quantize import quantize
 from tests.part13.compiled import compile_instead
@@ -40,7 +41,7 @@ def main() -> None:
         transform = partial(quantize, method=method)
         folder = dummy_folder(Path(tempfile.mkdtemp()), SMALL)
         row = QuantizedRow(load_model(folder, "cpu", "bfloat16", "dummy", transform=transform), [], [])
-        row.multiprocessors = 132
+        row.multiprocessors, row.tiles = 132, dict.fromkeys(row.tiles, Tile(2, 4, 1))
         _, _, up, down = row.layers[0]
         row._embed(numbers(), numbers())
         row._norm_linear("up", up, row.inner, gelu=True)

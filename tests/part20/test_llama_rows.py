@@ -11,10 +11,12 @@ from engine.graphs import ModelStep
 from engine.kernels import llama_attend
 from engine.kernels.llama_row import LlamaRow
 from engine.kernels.llama_rows import LlamaRows, steps
+from engine.kernels.quantized_row import QuantizedRow
 from engine.layers.packed_linear import Transposed
 from engine.layers.replace import replace_linears
 from engine.models.loader import load_model
-from tests.part01.reference import save
+from engine.quantization.quantize import quantize
+from tests.part01.reference import random_gpt2, save
 from tests.part13.test_many_rows import TOLERANCE, VOCAB, Step
 from tests.part13.test_paged_attention import DEVICE
 
@@ -124,3 +126,11 @@ def test_a_layer_that_was_replaced_computes_in_its_own_way(replaced, tmp_path):
     assert LlamaRows.fits(model)
     replace_linears(model, lambda name, linear: Transposed(linear) if name == replaced else linear)
     assert not LlamaRows.fits(model)
+
+
+def test_one_row_of_a_quantized_gpt2_takes_part_17s_chain(tmp_path):
+    folder = save(random_gpt2(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=2), tmp_path)
+    model = load_model(folder, DEVICE, "float32", transform=lambda m: quantize(m, "int8"))
+    make = steps(model, cache_for(model), 3)
+    assert isinstance(make(1), QuantizedRow)
+    assert isinstance(make(2), ModelStep)

@@ -29,12 +29,13 @@ def test_speculation_in_graphs_changes_no_token(family, tmp_path, monkeypatch):
     """The longer prompt comes in chunks; the draft is the target with noise, so some of its tokens stand."""
     monkeypatch.setattr(Lengths, "choose", lambda self, ids, caps: [min(self.most, cap) for cap in caps])
     monkeypatch.setattr("engine.compose.pack_linears", lambda model, rows: model)  # which a GPU does not do
-    theirs = random_model(family, seed=3, head_dim=16, num_hidden_layers=1)
+    heads = {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    theirs = random_model(family, seed=3, num_hidden_layers=1, **heads)
     draft = copy.deepcopy(theirs)
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in draft.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
+            parameter += 0.02 * torch.randn_like(parameter)
     config = {"model": str(save(draft, tmp_path / "draft")), "num_speculative_tokens": 2}
     llm = LLM(save(theirs, tmp_path / "target", tokenizer=True), speculative_config=config, **OPTIONS)
     executor = llm.engine.executor
