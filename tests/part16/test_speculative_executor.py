@@ -13,6 +13,7 @@ from engine.speculation.config import SpeculativeConfig
 from engine.speculation.executor import CATCH_UP, Lookup, SpeculativeExecutor, Tally
 from engine.speculation.lengths import TRIES, Lengths
 from engine.speculation.metrics import SpeculationMetrics
+from engine.speculation.paired import PairedCache
 from engine.speculation.verify import SKIPPED
 
 MOST = 4
@@ -186,6 +187,34 @@ def test_a_step_is_accounted_for():
     assert seen[1:] == [(2, 3, 3, math.inf, 0.5)], "a prompt was read: its time says nothing"
     landed(executor, [request("p", 10, computed=2)], [[]])
     assert len(seen) == 2, "nobody decoded"
+    executor.lengths.wanted = (0, 0)
+    landed(executor, [request()], [[5]], seconds=3.0)
+    assert seen[2:] == [(1, 1, 1, 3.0, 0.0)], "nobody was asked, so nothing was spent on it"
+
+
+def test_proposals_that_take_longer_than_ever_are_charged_as_usual_and_a_choice_is_told():
+    clock, waits, charged, chosen = [0.0], [1.0] * TRIES + [50.0], [], []
+    executor = made(wanted=(2,), clock=clock)
+    executor.lengths.account = lambda *step: charged.append(step[-1])
+    executor.lengths.chose = chosen.append
+
+    def propose(texts, most):
+        clock[0] += waits.pop(0)
+        return [[70, 71]]
+
+    executor.proposer.propose = propose
+    for _ in range(TRIES + 1):
+        landed(executor, [request()], [[5]])
+    assert charged[-1] == pytest.approx(1.1), "a moment of somebody else is not what proposing costs"
+    executor.lengths.wanted = (0,)
+    landed(executor, [request()], [[5]])
+    assert chosen == [True] * (TRIES + 1) + [False], "after a choice of none it is asked less"
+
+
+def test_both_caches_get_the_room_of_guesses_back():
+    target, draft = Room(), Room()
+    PairedCache(target, draft).trim(request(), 12)
+    assert target.trimmed == draft.trimmed == [("a", 12)]
 
 
 def test_who_is_far_behind_catches_up_by_and_by():

@@ -8,7 +8,7 @@ import torch
 
 from engine.batch import Batch
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import NO_TOKEN, SamplingState, distribution, draw
+from engine.decoding.sampling import NO_TOKEN, SamplingState, adjust, distribution, draw
 from engine.speculation.draft_model import PROPOSE
 from engine.speculation.verify import SKIPPED, Verifier, residual
 
@@ -185,3 +185,12 @@ def test_without_drafts_it_is_the_plain_sampler():
     logits = logits_of(9, 50)
     plain = sample(logits, [request.sampling for request in requests]).tolist()
     assert [own[0] for own in verified(logits, requests)] == plain
+
+
+def test_guesses_count_as_if_they_had_been_said_and_are_forgotten():
+    params = SamplingParams(repetition_penalty=1.2, frequency_penalty=0.5, presence_penalty=0.3)
+    said, guesses, logits = [6, 6, 2], [6, 9], logits_of(1)
+    state = SamplingState(params, [1], said, 0)
+    for output, behind in ((said + guesses, state.behind(guesses)), (said, state)):
+        fresh = SamplingState(params, [1], output, 0)
+        assert torch.equal(adjust(logits, [behind]), adjust(logits, [fresh])), f"as after {output}"

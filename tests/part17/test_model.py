@@ -225,3 +225,11 @@ def test_kernels_that_read_weights_themselves_leave_quantized_layers_alone(tiny_
 
     assert SingleRow.fits(load_model(tiny_gpt2))
     assert not SingleRow.fits(load(tiny_gpt2, "int8", pack=False)), "their weights are codes"
+
+
+def test_weights_in_a_kernels_own_layout_are_counted(tiny_gpt2):
+    model = load(tiny_gpt2, "int8_dynamic")
+    weights = sum(
+        layer.in_features * layer.out_features for layer in map(model.get_submodule, linear_names(model))
+    )
+    assert model_bytes(model) >= weights, "a byte each, though the codes themselves may have gone"
