@@ -213,7 +213,8 @@ def main() -> None:
     columns = ["model", "work", "tokens/s", "floor, or a step"]
     tables = {"qwen3": {"columns": columns, "rows": rows}}
     workload = {"weights": "random bf16", "seed": SEED, "work": vars(work), "recorded_peers": RECORDED}
-    figures = found | {"copy_terabytes_per_second": bandwidth / 1e12}
+    figures: dict = {name.replace(".", "_"): parts for name, parts in found.items()}  # a mark's path has dots
+    figures["copy_terabytes_per_second"] = bandwidth / 1e12
     path = record("part20_qwen3", __doc__.splitlines()[0], workload, figures, tables, folder=options.out)
     show(path, tables)
 

@@ -52,7 +52,13 @@ def value(path: str, spec: str | None) -> str:
 
 
 def render(text: str) -> str:
-    """A mark at the beginning of a line ends the paragraph there: Markdown takes that line for HTML."""
+    """A mark at the beginning of a line ends the paragraph there: Markdown takes that line for HTML.
+
+    Raises ValueError for a mark that is none, and would stay as it is for ever.
+    """
+    for line in text.splitlines():
+        if line.count("<!-- value:") != len(VALUE.findall(line)):
+            raise ValueError(f"no mark: {line[:200]}")
     text = re.sub(r"(?<=[^\n])\n(?=<!-- value: )", " ", text)
     text = TABLE.sub(lambda m: m[1] + table(m[2]) + m[4], text)
     return VALUE.sub(lambda m: m[1] + value(m[2], m[3]) + m[5], text)
