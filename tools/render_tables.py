@@ -56,9 +56,10 @@ def render(text: str) -> str:
 
     Raises ValueError for a mark that is none, and would stay as it is for ever.
     """
-    for line in text.splitlines():
-        if line.count("<!-- value:") != len(VALUE.findall(line)):
-            raise ValueError(f"no mark: {line[:200]}")
+    known = {match.start() for match in (*VALUE.finditer(text), *TABLE.finditer(text))}
+    for mark in re.finditer(r"<!-- (value|table): .*", text):
+        if mark.start() not in known:
+            raise ValueError(f"this mark is not one: {mark[0][:120]}")
     text = re.sub(r"(?<=[^\n])\n(?=<!-- value: )", " ", text)
     text = TABLE.sub(lambda m: m[1] + table(m[2]) + m[4], text)
     return VALUE.sub(lambda m: m[1] + value(m[2], m[3]) + m[5], text)
