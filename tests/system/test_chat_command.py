@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -107,3 +108,6 @@ def test_the_streamlit_page_in_a_browser(browser, streamlit):  # noqa: F811
             assert hosts == {f"127.0.0.1:{port}"}, "no other host is asked for anything"
         finally:
             process.terminate()
+            with suppress(subprocess.TimeoutExpired):  # at times Streamlit waits for its open page for ever
+                process.wait(10)
+            process.kill()
