@@ -111,6 +111,11 @@ def said(one, words: str):
     return one.locator(".turns").get_by_text(words)
 
 
+def ended(one) -> None:
+    """Waits until no answer is under way: its last words may be drawn before its stream has ended."""
+    one.locator(".running").first.wait_for(state="detached")
+
+
 def prompt_of(*turns: tuple[str, str]) -> str:
     return TEMPLATE.render([{"role": role, "content": content} for role, content in turns])
 

@@ -10,7 +10,18 @@ from engine.llm_engine import LLMEngine
 from engine.scheduling.continuous import ContinuousScheduler
 from tests.part04.serving import ScriptedBackend, serve, wait_until
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, Gate
-from tests.system.chatting import TEMPLATE, Echo, Held, ask, asked, chat_app, page, prompt_of, said  # noqa: F401
+from tests.system.chatting import (  # noqa: F401
+    TEMPLATE,
+    Echo,
+    Held,
+    ask,
+    asked,
+    chat_app,
+    ended,
+    page,
+    prompt_of,
+    said,
+)
 from tests.system.tools import browser  # noqa: F401
 
 # --- an answer ----------------------------------------------------------------------------------------------
@@ -26,7 +37,7 @@ def test_words_come_before_the_answer_is_complete(page):  # noqa: F811
     backend.go.set()
     said(one, "One two three").wait_for()
     said(one, "3 tokens").wait_for()
-    assert one.locator(".running").count() == 0
+    ended(one)
 
 
 def test_stop_ends_the_work_in_the_engine(page):  # noqa: F811
@@ -121,7 +132,7 @@ def test_the_server_is_restarted_in_mid_answer(page):  # noqa: F811
         said(one, "back again").wait_for()
         one.get_by_text("ready").wait_for()
         assert one.inner_text("#model") == "another", "another server may have another model"
-        assert one.locator(".running").count() == 0
+        ended(one)
 
 
 def test_a_key_is_asked_for_and_sent(page):  # noqa: F811
