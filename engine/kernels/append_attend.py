@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.kernels.paged_attention import _share
 from engine.kernels.pdl import release, wait
+from engine.kernels.running_softmax import add_tile, joined
 
 FEW = {"TOKENS": 64, "num_warps": 2}  # tokens read at a time
 FEW_WIDE = {"TOKENS": 32, "num_warps": 4}  # with heads of more than 64: more than a thread's registers hold
@@ -78,6 +79,16 @@ def _new(
 
 
 @triton.jit
+def _old(keys, values, tables, token, there, head, d, H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr):
+    """Keys and values[TOKENS, DH] of a head's tokens, from their pages; 0 where they are not `there`."""
+    block = tl.load(tables + token // P, mask=there, other=0).to(tl.int64)
+    address = ((block * P + token % P) * H + head)[:, None] * DH + d[None, :]
+    k = tl.load(keys + address, mask=there[:, None], other=0.0)
+    v = tl.load(values + address, mask=there[:, None], other=0.0)
+    return k, v
+
+
+@triton.jit
 def _many(
     qkv, bias, keys, values, slots, tables, lens, out, width, scale,
     H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
@@ -114,12 +125,7 @@ def _many(
         block = tl.load(tables + (token + TOKENS) // P, mask=token + TOKENS < length - 1, other=0)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
         scores = tl.where(there[None, :], scores, -float("inf"))
-        new = tl.maximum(maximum, tl.max(scores, 1))
-        shrink = tl.exp(maximum - new)
-        weights = tl.exp(scores - new[:, None])
-        total = total * shrink + tl.sum(weights, 1)
-        weighted = tl.dot(weights.to(v.dtype), v, weighted * shrink[:, None], input_precision="ieee")
-        maximum = new
+        maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
     mean = tl.sum(tl.where((r == 0)[:, None], weighted / total[:, None], 0.0), 0)
     tl.store(out + (sequence * H + head) * DH + d, mean.to(out.dtype.element_ty))
 
@@ -145,11 +151,7 @@ def _few(
     end = tl.minimum(last, length - 1)
     # 2. My first old keys and values.
     tables += sequence * width
-    there = first + i < end
-    block = tl.load(tables + (first + i) // P, mask=there, other=0).to(tl.int64)
-    address = ((block * P + (first + i) % P) * H + head)[:, None] * DH + d[None, :]
-    k = tl.load(keys + address, mask=there[:, None], other=0.0)
-    v = tl.load(values + address, mask=there[:, None], other=0.0)
+    k, v = _old(keys, values, tables, first + i, first + i < end, head, d, H, DH, P)
     slot = tl.load(slots + sequence).to(tl.int64)
     # 3. What the qkv layer has found: the query, and the new key and value, which go to their page.
     wait(PDL)
@@ -166,11 +168,7 @@ def _few(
     weighted = tl.where(mine, value.to(tl.float32), 0.0)  # [DH]
     for start in range(first, end, TOKENS):
         token = start + TOKENS + i
-        more = token < end
-        block = tl.load(tables + token // P, mask=more, other=0).to(tl.int64)
-        address = ((block * P + token % P) * H + head)[:, None] * DH + d[None, :]
-        next_k = tl.load(keys + address, mask=more[:, None], other=0.0)
-        next_v = tl.load(values + address, mask=more[:, None], other=0.0)
+        next_k, next_v = _old(keys, values, tables, token, token < end, head, d, H, DH, P)
         scores = tl.sum(k.to(tl.float32) * query[None, :], 1)
         scores = tl.where(start + i < end, scores, -float("inf"))
         new = tl.maximum(maximum, tl.max(scores, 0))
@@ -188,12 +186,6 @@ def _few(
     tl.debug_barrier()
     count = tl.cdiv(length, share)
     if tl.atomic_add(arrived + row, 1) == count - 1:
-        s = tl.arange(0, SPLITS)
-        m = tl.load(maxima + row * SPLITS + s, mask=s < count, other=-float("inf"), volatile=True)
-        t = tl.load(totals + row * SPLITS + s, mask=s < count, other=0.0, volatile=True)
-        at_parts = parts + (row * SPLITS + s)[:, None] * DH + d[None, :]
-        w = tl.load(at_parts, mask=(s < count)[:, None], other=0.0, volatile=True)
-        factor = tl.exp(m - tl.max(m, 0))
-        mean = tl.sum(w * factor[:, None], 0) / tl.sum(t * factor, 0)
+        mean = joined(parts, maxima, totals, row, count, d, SPLITS, DH)
         tl.store(out + row * DH + d, mean.to(out.dtype.element_ty))
         tl.store(arrived + row, 0)

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.paged_attention import ROWS
+from engine.kernels.running_softmax import add_tile
 from engine.models.llama import LlamaConfig
 
 MIN_HEAD_DIM = 32  # a half of a head is the inner dimension of a product on tensor cores, at least 16
@@ -104,12 +105,7 @@ def _attend_rows(
         scores = tl.dot(qa, tl.trans(old_a), input_precision="ieee")
         scores = tl.dot(qb, tl.trans(old_b), scores, input_precision="ieee") * scale  # [ROWS, TOKENS]
         scores = tl.where((token < old)[None, :], scores, -float("inf"))
-        new = tl.maximum(maximum, tl.max(scores, 1))
-        shrink = tl.exp(maximum - new)
-        weights = tl.exp(scores - new[:, None])
-        total = total * shrink + tl.sum(weights, 1)
-        weighted = tl.dot(weights.to(v.dtype), v, weighted * shrink[:, None], input_precision="ieee")
-        maximum = new
+        maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
     mean = weighted / total[:, None]
     out += (sequence * HQ + row)[:, None] * DH + d[None, :]
     tl.store(out, mean.to(out.dtype.element_ty), mask=(g < GROUP)[:, None])

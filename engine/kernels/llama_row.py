@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from engine.kernels.llama_attend import MIN_HEAD_DIM, _turned
 from engine.kernels.paged_attention import ROWS, _share
 from engine.kernels.pdl import has_pdl, release, wait
+from engine.kernels.running_softmax import add_tile, joined
 from engine.kernels.single_row import Tile
 
 TILES = {
@@ -237,21 +238,10 @@ def _attend_row(
     # 3. What the qkv layer has found, normed and turned; the new key and value go to their page.
     wait(PDL)
     row = head * GROUP + g  # [ROWS]
-    qa, qb = _turned(
-        qkv + row[:, None] * DH, q_gain, turn, turn + HALF, (g < GROUP)[:, None], i, eps, HALF, NORM
-    )
     one = tl.zeros([1], tl.int32)
-    na, nb = _turned(
-        qkv + (HQ + head + one)[:, None] * DH,
-        k_gain,
-        turn,
-        turn + HALF,
-        (one == 0)[:, None],
-        i,
-        eps,
-        HALF,
-        NORM,
-    )
+    at_q, at_k = qkv + row[:, None] * DH, qkv + (HQ + head + one)[:, None] * DH
+    qa, qb = _turned(at_q, q_gain, turn, turn + HALF, (g < GROUP)[:, None], i, eps, HALF, NORM)
+    na, nb = _turned(at_k, k_gain, turn, turn + HALF, (one == 0)[:, None], i, eps, HALF, NORM)
     qa, qb, na, nb = qa.to(dtype), qb.to(dtype), na.to(dtype), nb.to(dtype)
     new_value = tl.load(qkv + (HQ + HKV + head) * DH + d)
     stored = (slot * HKV + head) * DH
@@ -275,12 +265,7 @@ def _attend_row(
         scores = tl.dot(qa, tl.trans(ka), input_precision="ieee")
         scores = tl.dot(qb, tl.trans(kb), scores, input_precision="ieee") * scale  # [ROWS, TOKENS]
         scores = tl.where((start + t < end)[None, :], scores, -float("inf"))
-        new = tl.maximum(maximum, tl.max(scores, 1))
-        shrink = tl.exp(maximum - new)
-        weights = tl.exp(scores - new[:, None])
-        total = total * shrink + tl.sum(weights, 1)
-        weighted = tl.dot(weights.to(v.dtype), v, weighted * shrink[:, None], input_precision="ieee")
-        maximum = new
+        maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
         ka, kb, v = next_ka, next_kb, next_v
     # 5. One part of the result. Who comes last joins all parts.
     at = row * SPLITS + part  # [ROWS]
@@ -291,14 +276,8 @@ def _attend_row(
     tl.debug_barrier()
     count = tl.cdiv(length, share)
     if tl.atomic_add(arrived + head, 1) == count - 1:
-        s = tl.arange(0, SPLITS)
         for query in range(GROUP):
-            of = (head * GROUP + query) * SPLITS + s
-            m = tl.load(maxima + of, mask=s < count, other=-float("inf"), volatile=True)
-            n = tl.load(totals + of, mask=s < count, other=0.0, volatile=True)
-            w = tl.load(parts + of[:, None] * DH + d[None, :], mask=(s < count)[:, None], other=0.0,
-                        volatile=True)  # fmt: skip
-            factor = tl.exp(m - tl.max(m, 0))
-            mean = tl.sum(w * factor[:, None], 0) / tl.sum(n * factor, 0)
-            tl.store(out + (head * GROUP + query) * DH + d, mean.to(out.dtype.element_ty))
+            of = head * GROUP + query
+            mean = joined(parts, maxima, totals, of, count, d, SPLITS, DH)
+            tl.store(out + of * DH + d, mean.to(out.dtype.element_ty))
         tl.store(arrived + head, 0)

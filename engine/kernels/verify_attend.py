@@ -14,8 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.append_attend import _old
 from engine.kernels.paged_attention import _share
 from engine.kernels.pdl import release, wait
+from engine.kernels.running_softmax import add_tile
 
 MOST_NEW = 32  # new tokens of a sequence, at most
 FEWEST = 16  # rows that a matrix product on tensor cores takes, at least
@@ -69,16 +71,6 @@ def _rows_of(qkv, bias, at, there, dtype: tl.constexpr, BIAS: tl.constexpr):
     if BIAS:
         x = (x.to(tl.float32) + tl.load(bias + at).to(tl.float32)[None, :]).to(dtype)
     return x
-
-
-@triton.jit
-def _old(keys, values, tables, token, there, head, d, H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr):
-    """k, v[TOKENS, DH] from their pages."""
-    block = tl.load(tables + token // P, mask=there, other=0).to(tl.int64)
-    address = ((block * P + token % P) * H + head)[:, None] * DH + d[None, :]
-    k = tl.load(keys + address, mask=there[:, None], other=0.0)
-    v = tl.load(values + address, mask=there[:, None], other=0.0)
-    return k, v
 
 
 @triton.jit
@@ -144,12 +136,7 @@ def _verify(
         next_k, next_v = _old(keys, values, tables, token, token < last, head, d, H, DH, P)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [NEW, TOKENS]
         scores = tl.where((start + i < last)[None, :], scores, -float("inf"))
-        new = tl.maximum(maximum, tl.max(scores, 1))
-        shrink = tl.exp(maximum - new)
-        weights = tl.exp(scores - new[:, None])
-        total = total * shrink + tl.sum(weights, 1)
-        weighted = tl.dot(weights.to(v.dtype), v, weighted * shrink[:, None], input_precision="ieee")
-        maximum = new
+        maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
         k, v = next_k, next_v
     # 6. Alone, the result is done. Else who comes last joins the parts.
     result = out + (above * H + head)[:, None] * DH + d[None, :]
