@@ -61,8 +61,8 @@ class Run:
     """What the tests in one tree said."""
 
     engine: str | None  # the file of the engine that they imported; None: they imported none
-    passed: int
-    skipped: int
+    passed: dict[str, str]  # node id -> what it logged and printed
+    skipped: tuple[str, ...]  # node ids, or files
     failures: tuple[Failure, ...]  # in the order in which they came
     output: str  # what was printed
     seconds: float
@@ -94,7 +94,8 @@ class Warm:
         if not answer:
             raise RuntimeError(f"the process that runs pytest is gone, with exit code {self._process.wait()}")
         raw = json.loads(answer)
-        return Run(**raw | {"failures": tuple(Failure(*failure) for failure in raw["failures"])})
+        failures = tuple(Failure(*failure) for failure in raw["failures"])
+        return Run(**raw | {"failures": failures, "skipped": tuple(raw["skipped"])})
 
     def __enter__(self) -> "Warm":
         return self
@@ -133,7 +134,7 @@ def _fork(tree: str, arguments: list[str], seconds: float, env: dict[str, str]) 
     killed = not _ends(child, start + seconds)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what it started and left behind
-    found = {"engine": None, "passed": 0, "skipped": 0, "failures": [], "problem": "pytest itself crashed"}
+    found = {"engine": None, "passed": {}, "skipped": [], "failures": [], "problem": "pytest itself crashed"}
     if killed:
         found["problem"] = f"pytest did not end within {seconds:g} seconds"
     elif result.exists():
@@ -178,18 +179,22 @@ def _pytest(tree: str, arguments: list[str], result: Path, log: Path) -> None:
 
 
 class _Recorder:
-    """A pytest plugin that keeps what failed."""
+    """A pytest plugin that keeps what passed and what failed."""
 
     def __init__(self) -> None:
-        self.passed, self.skipped, self.failures = 0, 0, []
+        self.passed, self.skipped, self.failures = {}, [], []
 
     def pytest_runtest_logreport(self, report) -> None:
-        self.passed += report.passed and report.when == "call"
-        self.skipped += report.skipped
+        if report.passed and report.when == "call":
+            self.passed[report.nodeid] = "\n".join(text for _, text in report.sections)
+        if report.skipped:
+            self.skipped.append(report.nodeid)
         if report.failed:
             self.failures.append((report.nodeid, f"{report.longreprtext}\n{report.caplog}"))
 
     def pytest_collectreport(self, report) -> None:
+        if report.skipped:
+            self.skipped.append(report.nodeid)
         if report.failed:
             self.failures.append((report.nodeid, report.longreprtext))
 
