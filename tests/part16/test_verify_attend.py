@@ -6,68 +6,25 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
-from engine.attention.paged import Gathered
-from engine.kernels.pdl import has_pdl
-from engine.kernels.store_kv import store_kv
 from engine.kernels.verify_attend import FEWEST, MOST_NEW, VerifyAttend
+from tests.part13.attending import DH, D, H, Rows
 from tests.part13.compiling import compiled
 from tests.part13.test_paged_attention import DEVICE, P, scattered
 
-H, DH = 2, 16
-D = H * DH
-UNTOUCHED = 7.0  # what lies where nothing is to be written
-PDL = has_pdl(torch.device(DEVICE))
 
-
-class Pass:
+class Pass(Rows):
     """Sequences with (old, new) tokens each, end to end; (0, 0) is a row of nobody."""
 
     def __init__(self, work: list[tuple[int, int]], biased: bool = True, programs: int = 8) -> None:
-        live = [(old, new) for old, new in work if new]
-        pages, self.keys, self.values, generator = scattered([old + new for old, new in live], H, DH)
-        new = np.array([new for _, new in live])
-        positions = np.concatenate([np.arange(old, old + new) for old, new in live])
-        self.pages = pages.by_row(new, positions)
-        places = self.pages.places(np.arange(len(positions)), positions)
-        for memory in (self.keys, self.values):  # the new tokens are not there yet
-            memory.flatten(0, 1)[places] = torch.nan
-        self.live = [i for i, n in enumerate([n for _, new in work for n in [new] * max(new, 1)]) if n]
-        S = sum(max(new, 1) for _, new in work)
-        self.qkv = torch.randn(S, 3 * D, generator=generator).to(DEVICE)
-        self.bias = torch.randn(3 * D, generator=generator).to(DEVICE) if biased else None
-        self.slots = torch.full((S,), -1, dtype=torch.int32, device=DEVICE)
-        self.lens = torch.zeros(S, dtype=torch.int32, device=DEVICE)
-        # Nobody's row names a block that does not exist: it must not be read.
-        width = self.pages.tables.shape[1]
-        self.tables = torch.full((S, width), 10**6, dtype=torch.int32, device=DEVICE)
-        self.slots[self.live] = torch.tensor(places, dtype=torch.int32, device=DEVICE)
-        self.tables[self.live], self.lens[self.live] = self.pages.on(self.keys.device)
-        self.attend = VerifyAttend(H, DH, torch.device(DEVICE), S)
+        there = [(old, new) for old, new in work if new]
+        pages, keys, values, generator = scattered([old + new for old, new in there], H, DH)
+        positions = np.concatenate([np.arange(old, old + new) for old, new in there])
+        by_row = pages.by_row(np.array([new for _, new in there]), positions)
+        rows = [bool(new) for _, new in work for _ in range(max(new, 1))]
+        live = [row for row, somebody in enumerate(rows) if somebody]
+        super().__init__(len(rows), live, by_row, keys, values, generator, biased)
+        self.attend = VerifyAttend(H, DH, torch.device(DEVICE), len(rows))
         self.attend.programs = min(programs, self.attend.programs)
-
-    def run(self) -> torch.Tensor:
-        out = torch.full((len(self.lens), D), UNTOUCHED, device=DEVICE)
-        self.attend(self.qkv, self.bias, self.keys, self.values, self.slots, self.tables, self.lens, out, PDL)
-        return out
-
-    def check(self, tolerance: float = 1e-5) -> None:
-        keys, values = self.keys.clone(), self.values.clone()
-        x = self.qkv if self.bias is None else self.qkv + self.bias
-        q, k, v = x[self.live].view(-1, 3, H, DH).unbind(1)
-        store_kv(k, v, keys, values, self.slots[self.live])
-        want = Gathered(self.pages, H, keys)(q, keys, values).flatten(1)
-        for time in ("a first", "a second"):  # nothing is left behind that the next call would stumble over
-            got = self.run()
-            assert torch.allclose(got[self.live], want, atol=tolerance), (
-                f"{time} call gives what storing all of them, then gathering gives"
-            )
-            for mine, theirs in ((self.keys, keys), (self.values, values)):
-                assert torch.allclose(mine, theirs, atol=1e-6, equal_nan=True), (
-                    "the new tokens' keys and values lie in their slots, and nothing else has changed"
-                )
-            assert not self.attend.arrived.any(), f"after {time} call every count of parts is back at 0"
-        dead = [s for s in range(len(self.lens)) if s not in self.live]
-        assert (got[dead] == UNTOUCHED).all(), "a row of nobody is not written"
 
 
 WORK = {
