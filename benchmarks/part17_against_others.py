@@ -19,6 +19,7 @@ from benchmarks.part08_against_others import PADDED, REQUESTS, Run, ctranslate2_
 from benchmarks.record import ROOT, record
 from benchmarks.workloads import Job, interleaved, jobs, run_engine
 from engine.checkpoint import ZOO
+from engine.huge_pages import huge_pages
 from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model
 from engine.quantization.quantize import pack_quantized, quantize
@@ -32,7 +33,9 @@ def engine(method: str | None, slots: int) -> Run:
     def transform(model):
         return pack_linears(model, slots) if method is None else pack_quantized(quantize(model, method))
 
-    model, tokenizer = load_model(FOLDER, transform=transform), Tokenizer.from_pretrained(FOLDER)
+    with huge_pages():
+        model = load_model(FOLDER, transform=transform)
+    tokenizer = Tokenizer.from_pretrained(FOLDER)
     make = partial(ContinuousScheduler, max_num_seqs=slots, max_num_batched_tokens=512)
     return lambda work: run_engine(model, tokenizer, work, slots, make)[0]
 

@@ -4,6 +4,7 @@
 
 GPT-2 124M's shape (or --model storyteller), random weights, the same checkpoint for all sides; Part 3's loop,
 greedy, end of sequence ignored. All sides in one process, in turns; medians. CTranslate2 quantizes it itself.
+This engine's weights lie on huge pages, as in `LLM`.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from benchmarks.workloads import fp32_twin
 from engine.cache.single import CachedForward
 from engine.decoding.greedy import generate
 from engine.decoding.params import SamplingParams
+from engine.huge_pages import huge_pages
 from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model
 from engine.quantization.quantize import pack_quantized, quantize
@@ -37,11 +39,13 @@ KEYS = {
 OURS = {"fp32": None, "int8": "int8", "int8_dynamic": "int8_dynamic", "int4": "int4"}
 
 
-def ours(folder: Path, tokens: int, method: str | None) -> Callable[[], object]:
+def ours(folder: Path, tokens: int, method: str | None, pages: Callable = huge_pages) -> Callable[[], object]:
     def transform(model):
         return pack_linears(model) if method is None else pack_quantized(quantize(model, method))
 
-    model, tokenizer = load_model(folder, transform=transform), Tokenizer.from_pretrained(folder)
+    with pages():
+        model = load_model(folder, transform=transform)
+    tokenizer = Tokenizer.from_pretrained(folder)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     prompt = list(range(5, 5 + PROMPT))
     return lambda: generate(CachedForward(model), tokenizer, model.config, prompt, params)

@@ -6,6 +6,7 @@ Order at load: merge, quantize, wrap, pack. The memory for keys and values: engi
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ from engine.compose_cache import make_cache, memory, room
 from engine.decoding.logprobs import SUPPORTS
 from engine.engine_args import EngineArgs
 from engine.executor import ModelForward
+from engine.huge_pages import huge_pages
 from engine.layers.packed_linear import pack_linears
 from engine.listeners import Listener, Listeners
 from engine.llm_engine import LLMEngine
@@ -46,8 +48,7 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     slots = None
     if args.enable_lora:
         slots = AdapterSlots(args.max_loras, args.max_lora_rank, args.max_num_batched_tokens)
-    ready = partial(_ready, args=args, quantization=args.quantization, slots=slots)
-    model = load_model(args.model, args.device, args.dtype, args.load_format, transform=ready)
+    model = _load(args, args.model, args.dtype, args.quantization, slots)
     parameter = next(model.parameters())
     max_model_len = args.max_model_len or model.config.max_positions
     if max_model_len > model.config.max_positions:  # said before memory is taken for it
@@ -95,8 +96,21 @@ def _settled(args: EngineArgs) -> EngineArgs:
     )
 
 
+def _load(
+    args: EngineArgs,
+    model: str,
+    dtype: str | torch.dtype,
+    quantization: str | None = None,
+    slots: AdapterSlots | None = None,
+) -> nn.Module:
+    """The model, ready; on a CPU its weights are on huge pages."""
+    ready = partial(_ready, args=args, quantization=quantization, slots=slots)
+    with huge_pages() if args.device == "cpu" else nullcontext():
+        return load_model(model, args.device, dtype, args.load_format, transform=ready)
+
+
 def _ready(
-    model: nn.Module, args: EngineArgs, quantization: str | None, slots: AdapterSlots | None = None
+    model: nn.Module, args: EngineArgs, quantization: str | None, slots: AdapterSlots | None
 ) -> nn.Module:
     """What is done to a model that has been loaded: quantize, wrap, and packing comes last."""
     if quantization is not None:
@@ -159,8 +173,7 @@ def _speculating(
         proposer = Lookup(partial(lookup, longest=how.prompt_lookup_max, shortest=how.prompt_lookup_min))
         forward, verifier = _rows_forward(args, model, cache, max_model_len, most + 1), Verifier({})
     else:
-        ready = partial(_ready, args=args, quantization=None)
-        draft = load_model(how.model, args.device, parameter.dtype, args.load_format, transform=ready)
+        draft = _load(args, how.model, parameter.dtype)
         if draft.config.vocab_size != model.config.vocab_size:
             raise ValueError(
                 f"speculative_config: {how.model} has {draft.config.vocab_size} tokens, and {args.model} "

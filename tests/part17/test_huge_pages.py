@@ -1,0 +1,59 @@
+"""Memory that is taken inside `huge_pages` lies on huge pages, where the system has them."""
+
+import platform
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import huge_pages
+from engine.huge_pages import HUGE, beyond
+
+
+@pytest.mark.parametrize(
+    ("regions", "before", "new"),
+    [
+        ([(10, 20)], [], [(10, 20)]),
+        ([(10, 20)], [(10, 20)], []),
+        ([(10, 30)], [(10, 20)], [(20, 30)]),
+        ([(5, 30)], [(10, 20)], [(5, 10), (20, 30)]),
+        ([(0, 50)], [(10, 20), (30, 40)], [(0, 10), (20, 30), (40, 50)]),
+        ([(10, 20), (30, 40)], [(0, 5), (15, 35)], [(10, 15), (35, 40)]),
+        ([(10, 20)], [(0, 10), (20, 30)], [(10, 20)]),
+    ],
+    ids=["new", "known", "grown up", "grown both ways", "grown together", "overlapping", "neighbours"],
+)
+def test_what_was_there_before_is_left_alone(regions, before, new):
+    assert list(beyond(regions, before)) == new
+
+
+def has_huge_pages() -> bool:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    release = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
+    return setting.exists() and "[never]" not in setting.read_text() and release >= (6, 1)
+
+
+def kib_on_huge_pages(address: int) -> int:
+    """Of the region that holds this address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(found[1], 16) <= address < int(found[2], 16)
+        elif inside and line.startswith("AnonHugePages:"):
+            return int(line.split()[1])
+    raise AssertionError(f"no region holds {address:x}")
+
+
+@pytest.mark.skipif(not has_huge_pages(), reason="needs Linux 6.1 with transparent huge pages")
+def test_weights_that_come_inside_lie_on_huge_pages():
+    with huge_pages.huge_pages():
+        weights = torch.arange(8 * HUGE // 4, dtype=torch.int32)
+    assert kib_on_huge_pages(weights.data_ptr()) > 0
+    assert weights[::12345].equal(torch.arange(8 * HUGE // 4, dtype=torch.int32)[::12345])
+
+
+def test_a_system_that_does_not_say_is_left_as_it_is(monkeypatch, tmp_path):
+    monkeypatch.setattr(huge_pages, "MAPS", tmp_path / "none")
+    with huge_pages.huge_pages():
+        assert torch.ones(HUGE).sum() == HUGE
