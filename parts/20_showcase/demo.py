@@ -128,7 +128,7 @@ def under(console: Console, family: str, folder: Path) -> dict[str, bool]:
 
 
 def shapes(console: Console) -> None:
-    table = plain("name", "M weights", "heads", "KiB a token", "with all key heads")
+    table = plain("name", "M weights", "heads", "KiB a token", "all key heads")
     for name in known_shapes():
         config = ModelConfig.from_pretrained(SHAPES / name)
         model = architecture(config.model_type).Model(config, device="meta")  # no memory
