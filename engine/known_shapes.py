@@ -4,7 +4,8 @@
 
 A shape is a config.json under engine/shapes. It has no weights, so it is no embedded model, and without
 `load_format="dummy"` its name means what it always does: a folder, or an id on the hub. Promises the model's
-arithmetic and memory; what it says is noise, in the words of the embedded tokenizer. `EngineArgs` asks here.
+arithmetic and memory; what it says is noise, in the words of the embedded tokenizer, and nothing at all for
+the many ids that this one lacks. `EngineArgs` asks here.
 """
 
 from pathlib import Path

@@ -103,7 +103,8 @@ class Attention(Module):
 
         The rows of `qkv` are all heads of queries, then all of keys, then all of values (self.heads says how
         many of each). Queries and keys are normed head by head (if there are norms), then turned; values are
-        neither. Keys and values are handed over once per head they have: who shares them is attend's affair.
+        neither. Keys and values are handed over once per head they have: who shares them is attend's affair,
+        and so is the division by √Dh.
         What it gives back, [T, Hq, Dh], goes through `proj`, head after head.
         """
         qkv = self.qkv(x).unflatten(1, (-1, self.head_dim))  # [T, Hq + 2 Hkv, Dh]

@@ -61,7 +61,7 @@ def main() -> None:
         figures = {"distance": distance(console)}
         title(console, "2. The numbers are Hugging Face's (fp32, 64 random tokens)")
         figures["hugging_face"] = beside(console, folders)
-        title(console, "3. The same tokens, whatever the engine does around the model")
+        title(console, "3. The tokens of Part 2's loop, whatever the engine does around the model")
         figures["under"] = {family: under(console, family, folder) for family, folder in folders.items()}
     title(console, "4. Shapes that run without a download (--load-format dummy)")
     shapes(console)
@@ -112,7 +112,6 @@ def under(console: Console, family: str, folder: Path) -> dict[str, bool]:
         for prompt in prompts
     ]
     table, same = plain(family, "tokens found", "drafts that stood", "the same tokens"), {}
-    table.add_row("Part 2's loop, one by one", "", "", "")
     for name, options in SETTINGS.items():
         if draft := options.get("speculative_config", {}).get("model"):
             options = {"speculative_config": options["speculative_config"] | {"model": str(folder / draft)}}
@@ -129,7 +128,7 @@ def under(console: Console, family: str, folder: Path) -> dict[str, bool]:
 
 
 def shapes(console: Console) -> None:
-    table = plain("name", "M weights", "heads", "KB a token", "with all key heads")
+    table = plain("name", "M weights", "heads", "KiB a token", "all key heads")
     for name in known_shapes():
         config = ModelConfig.from_pretrained(SHAPES / name)
         model = architecture(config.model_type).Model(config, device="meta")  # no memory

@@ -24,11 +24,11 @@ def made(qk_norm: bool = False, layer: int = 3) -> Attention:
 
 
 class Seen:
-    """An `attend` that keeps what it was handed, and gives back the queries."""
+    """An `attend` that keeps what it was handed, and finds nothing but zeros."""
 
     def __call__(self, layer, q, k, v):
         self.layer, self.q, self.k, self.v = layer, q.clone(), k.clone(), v.clone()
-        return q
+        return torch.zeros(len(q), Hq, Dh)
 
 
 def seen(attention: Attention, turn: tuple[float, float] = STRAIGHT, tokens: int = 1) -> Seen:
@@ -49,7 +49,9 @@ def test_how_many_heads_attend_is_handed():
 
 def test_which_rows_are_whose():
     got = seen(made())
-    assert got.q.tolist() == [[[1, 11], [21, 31], [41, 51], [61, 71]]], "rows 0 to 7 of qkv are the queries"
+    assert got.q.tolist() == [[[1, 11], [21, 31], [41, 51], [61, 71]]], (
+        "rows 0 to 7 of qkv are the queries, as they come: attend divides by √Dh"
+    )
     assert got.k.tolist() == [[[81, 91], [101, 111]]], "rows 8 to 11 of qkv are the keys"
     assert got.v.tolist() == [[[121, 131], [141, 151]]], "rows 12 to 15 of qkv are the values"
 

@@ -27,7 +27,9 @@ VARIANTS = {
 
 def test_what_is_outside_the_layers():
     table = places(CONFIG)
-    assert table.get("embed_tokens.weight") == Place("embed.weight"), "embed_tokens is our embed"
+    assert table.get("embed_tokens.weight") == Place("embed.weight"), (
+        "embed_tokens is our embed, and its name comes without `model.`"
+    )
     assert table.get("norm.weight") == Place("norm.weight"), "norm, behind the last layer, is our norm"
     assert table.get("lm_head.weight") == Place("head.weight"), "lm_head is our head"
 
@@ -61,9 +63,11 @@ def test_gate_and_up_are_rows_of_one_layer():
 
 def test_the_other_two_linears_are_whole():
     assert rows("layers.1.self_attn.o_proj.weight") == ("blocks.1.attention.proj.weight", None), (
-        "o_proj is proj"
+        "o_proj is proj, whole: no rows"
     )
-    assert rows("layers.1.mlp.down_proj.weight") == ("blocks.1.mlp.down.weight", None), "down_proj is down"
+    assert rows("layers.1.mlp.down_proj.weight") == ("blocks.1.mlp.down.weight", None), (
+        "down_proj is down, whole: no rows"
+    )
 
 
 def test_which_norm_is_which():
