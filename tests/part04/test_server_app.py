@@ -32,6 +32,12 @@ def test_a_model_name_may_have_a_slash():
         ]
 
 
+def test_no_page_of_the_framework_brings_scripts_from_another_host():
+    with client_of(ScriptedBackend()) as client:
+        assert [client.get(path).status_code for path in ("/docs", "/redoc")] == [404] * 2
+        assert client.get("/openapi.json").status_code == 200, "the description itself stays"
+
+
 def test_an_extension_adds_a_route_behind_the_same_gate():
     def extension(app, backend):
         @app.get("/v1/extra")
