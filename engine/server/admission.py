@@ -15,6 +15,8 @@ Who is not served is told so at once, in OpenAI's shape, with a `code` that says
 | 503 | engine_stuck | the engine has work, and has been silent for STUCK_SECONDS | no: nobody knows |
 | 503 | engine_down | the engine has ended | no |
 
+A request that finds MAX_REQUESTS under way does not come so far: 503, server_full (gates.py).
+
 429 says: you, and everybody, are asking for too much at once. 503 says: this server cannot, whoever asks. A
 stream that has begun cannot change its status: it gets the same body as an error event. Who has a token when
 the deadline comes, or the shutdown's, keeps what is there: finish_reason "abort", with status 200.

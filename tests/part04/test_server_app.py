@@ -165,6 +165,7 @@ def test_one_request_too_many_is_told_to_come_again_but_health_is_answered():
         with client.stream("POST", "/v1/completions", json=ASK | {"stream": True}):
             answer = other.post("/v1/completions", json=ASK)
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"]["code"] == "server_full", "a code, as for other refusals"
             assert other.get("/health").status_code == 200
         backend.endless = False
         wait_until(lambda: other.post("/v1/completions", json=ASK).status_code == 200)
