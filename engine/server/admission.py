@@ -50,7 +50,7 @@ class Admitted:
         self._ends_at, self._why = ends_at, "queue_timeout"
         self._reading: asyncio.Timeout | None = None
         self._latest: RequestOutput | None = None
-        self._over = False
+        self.begun = self._over = False
         if admission.all_end:
             self.end("shutting_down")
 
@@ -61,6 +61,7 @@ class Admitted:
             self._reading.reschedule(self._ends_at)
 
     def __aiter__(self) -> Self:
+        self.begun = True  # as in the engine: nobody works for who is never read
         return self
 
     async def __anext__(self) -> RequestOutput:
@@ -196,7 +197,7 @@ class Admission:
 
     def give_back(self, admitted: Admitted, sequences: int) -> None:
         self._admitted.discard(admitted)
-        self.room.give_back(sequences, admitted.tokens)
+        self.room.give_back(sequences, admitted.tokens, worked=admitted.begun)
 
     def begin_shutdown(self, seconds: float) -> None:
         """From now on, whoever comes is refused. Who was admitted may go on; the server says until when."""
