@@ -37,6 +37,8 @@ def chat(
     given = {name: value for name, value in wishes.items() if value is not None}
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.read().strip()
+        if not question:
+            sys.exit("ruvon chat: no question came through the pipe")
     try:
         with closing(ChatClient(url, api_key, model)) as client:
             talk = Chat(client, Console(highlight=False), system, **given)

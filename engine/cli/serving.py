@@ -3,6 +3,7 @@
 Needs the extra `server`; engine/cli/serve.py says so where it is not installed.
 """
 
+import reprlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
 from engine.server.chat_page import chat_page
 from engine.server.deadline import deadlines
 from engine.server.generate import generate
-from engine.server.limits import MAX_REQUESTS
+from engine.server.limits import MAX_NAME_CHARACTERS, MAX_REQUESTS
 from engine.server.priced import priced
 from engine.server.room import Room, queue_limits
 from engine.server.run import max_connections
@@ -58,6 +59,9 @@ class Service:
                 raise ValueError(f"{flag} needs --enable-lora")
         if lora_dir and not lora_dir.is_dir():
             raise ValueError(f"--lora-dir {lora_dir}: no such folder")
+        if name is not None and not (name.isprintable() and 0 < len(name.strip()) <= MAX_NAME_CHARACTERS):
+            message = f"1 to {MAX_NAME_CHARACTERS} printable characters are accepted"
+            raise ValueError(f"served_model_name={reprlib.repr(name)}: {message}")
         self.lora_dir = lora_dir
         self.template = ChatTemplate.from_pretrained(args.tokenizer or args.model)
         self.engine, self.name = build_engine(args), name or public_name(args.model)

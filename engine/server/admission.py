@@ -15,6 +15,8 @@ Who is not served is told so at once, in OpenAI's shape, with a `code` that says
 | 503 | engine_stuck | the engine has work, and has been silent for STUCK_SECONDS | no: nobody knows |
 | 503 | engine_down | the engine has ended | no |
 
+A request that finds MAX_REQUESTS under way does not come so far: 503, server_full (gates.py).
+
 429 says: you, and everybody, are asking for too much at once. 503 says: this server cannot, whoever asks. A
 stream that has begun cannot change its status: it gets the same body as an error event. Who has a token when
 the deadline comes, or the shutdown's, keeps what is there: finish_reason "abort", with status 200.
@@ -48,7 +50,7 @@ class Admitted:
         self._ends_at, self._why = ends_at, "queue_timeout"
         self._reading: asyncio.Timeout | None = None
         self._latest: RequestOutput | None = None
-        self._over = False
+        self.begun = self._over = False
         if admission.all_end:
             self.end("shutting_down")
 
@@ -59,6 +61,7 @@ class Admitted:
             self._reading.reschedule(self._ends_at)
 
     def __aiter__(self) -> Self:
+        self.begun = True  # as in the engine: nobody works for who is never read
         return self
 
     async def __anext__(self) -> RequestOutput:
@@ -194,7 +197,7 @@ class Admission:
 
     def give_back(self, admitted: Admitted, sequences: int) -> None:
         self._admitted.discard(admitted)
-        self.room.give_back(sequences, admitted.tokens)
+        self.room.give_back(sequences, admitted.tokens, worked=admitted.begun)
 
     def begin_shutdown(self, seconds: float) -> None:
         """From now on, whoever comes is refused. Who was admitted may go on; the server says until when."""

@@ -57,7 +57,9 @@ def create_app(
         async with backend:
             yield
 
-    app = FastAPI(title="ruvon", lifespan=lifespan, responses=errors.RESPONSES)
+    # FastAPI's pages on /openapi.json would bring scripts from another host to this origin.
+    no_pages = {"docs_url": None, "redoc_url": None}
+    app = FastAPI(title="ruvon", lifespan=lifespan, responses=errors.RESPONSES, **no_pages)
     app.state.of_several_prompts = asyncio.Lock()
     errors.install(app)
     started = int(time.time())

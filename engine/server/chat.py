@@ -21,6 +21,7 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
 )
+from pydantic_core import PydanticCustomError as Complaint
 
 from engine.chat_template import ChatError, ChatTemplate, chat_prompt
 from engine.config import ModelConfig
@@ -54,7 +55,7 @@ NOTHING = {"enum": [None, []]}
 
 def _only_null(value: Any, info: ValidationInfo) -> None:
     if value not in NOTHING["enum"]:
-        raise ValueError(f"{info.field_name} is not supported: null is accepted")
+        raise Complaint("not_supported", f"{info.field_name} is not supported: null is accepted")
 
 
 Null = Annotated[None, BeforeValidator(_only_null), WithJsonSchema(NOTHING)]
@@ -90,7 +91,7 @@ TEXT_FORMAT = {"enum": [None, {"type": "text"}]}
 def _text_format(value: Any) -> Any:
     if value in TEXT_FORMAT["enum"]:
         return None
-    raise ValueError('only {"type": "text"} is supported')
+    raise Complaint("not_supported", 'only {"type": "text"} is supported')
 
 
 class ChatRequest(SamplingFields):

@@ -80,8 +80,8 @@ def _from_validation(error: RequestValidationError) -> RequestError:
 
     FIELD is that field, the outermost. The message is "FIELD=VALUE: COMPLAINT", a long value shortened by
     `reprlib.repr` ("body" for no field). But: "FIELD is required" for a missing one ("a JSON body" for no
-    field); "FIELD is not a field of this endpoint", code "unknown_field", for an unknown one, with its
-    path (stream_options.x); "the body is not valid JSON: …" with what the reader of JSON said (the
+    field); "FIELD is not a field of this endpoint", code "unknown_field", for an unknown one, both with
+    their path (stream_options.x); "the body is not valid JSON: …" with what the reader of JSON said (the
     `ctx`). And when `error.body` is bytes, the client did not say that it sends JSON: "the body was not
     read as JSON: send Content-Type: application/json".
     """
@@ -98,7 +98,8 @@ def _from_validation(error: RequestValidationError) -> RequestError:
             message = f"{name} is not a field of this endpoint"
             return RequestError(400, message, param=field, code="unknown_field")
         case "missing":
-            return RequestError(400, f"{field or 'a JSON body'} is required", param=field)
+            name = ".".join(map(str, path)) or "a JSON body"
+            return RequestError(400, f"{name} is required", param=field)
     given = reprlib.repr(first.get("input"))  # a short one, however long the input
     return RequestError(400, f"{field or 'body'}={given}: {first['msg']}", param=field)
 

@@ -107,7 +107,8 @@ class AtMost:
         if scope["type"] != "http" or scope["path"] in self.open_paths:
             return await self.app(scope, receive, send)
         if self.under_way >= self.limit:
-            full = RequestError(503, f"{self.limit} requests are under way already", retry_after=1)
+            message = f"{self.limit} requests are under way already"
+            full = RequestError(503, message, code="server_full", retry_after=1)
             return await full.response()(scope, receive, send)
         self.under_way += 1
         try:

@@ -22,6 +22,7 @@ from pydantic import (
     Tag,
     model_validator,
 )
+from pydantic_core import PydanticCustomError as Complaint
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
@@ -56,8 +57,15 @@ def _kind(value: Any) -> str | None:
 def _few(entries: Any) -> Any:
     """pydantic would look at each entry before it counts them."""
     if isinstance(entries, dict) and len(entries) > MAX_LOGIT_BIAS:
-        raise ValueError(f"at most {MAX_LOGIT_BIAS} entries are accepted, not {len(entries)}")
+        raise Complaint("too_long", f"at most {MAX_LOGIT_BIAS} entries are accepted, not {len(entries)}")
     return entries
+
+
+def _number(value: Any) -> Any:
+    """pydantic would say that an integer is wanted: the first of the two."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Complaint("number_type", "Input should be a valid number")
+    return value
 
 
 def within(kind: Any, **bounds: Any) -> Any:
@@ -67,7 +75,7 @@ def within(kind: Any, **bounds: Any) -> Any:
 
 # A list's check ends at the first item that is wrong (`fail_fast`): a complaint about each would take many
 # times the memory of the body, and one is all that an answer has room for.
-Number = StrictInt | StrictFloat
+Number = Annotated[StrictInt | StrictFloat, BeforeValidator(_number)]
 Name = Annotated[StrictStr, Field(max_length=MAX_NAME_CHARACTERS)]
 Texts = Annotated[list[within(StrictStr, minLength=1)], Field(max_length=MAX_PROMPTS, fail_fast=True)]
 TokenId = within(StrictInt, minimum=0)

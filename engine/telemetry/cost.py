@@ -43,6 +43,7 @@ class Track:
 
     request: Request
     account: Account
+    counts_prompt: bool = True  # of several samples the first: there is one prompt
     cached: int = 0  # tokens found in the cache
     reached: int = 0  # tokens computed or found, and known to be right
     said: int = 0  # output tokens that have been counted
@@ -87,7 +88,7 @@ class CostMeter(Listener):
             account = self._accounts.setdefault(request.request_id, Account(request.request_id))
             account.open_samples += 1
             request.stats.account = account
-            self._tracks[request.id] = Track(request, account)
+            self._tracks[request.id] = Track(request, account, counts_prompt=account.open_samples == 1)
 
     def on_step(self, record: StepRecord) -> None:
         """Give out the time that this step ends (`_take`), up to `record.end`. Holds the lock: others read.
@@ -146,7 +147,7 @@ class CostMeter(Listener):
         reached = max(track.reached, min(end, known - 1))  # rejected drafts are computed anew (Part 16)
         read = max(min(reached, prompt) - track.reached, 0)
         for kind, tokens in (("cached", found), ("input", read), ("output", said - track.said)):
-            if tokens:
+            if tokens and (track.counts_prompt or kind == "output"):
                 self._tokens[kind] += tokens
                 track.account.tokens[kind] += tokens
         track.reached, track.said = reached, said

@@ -32,6 +32,12 @@ def test_a_model_name_may_have_a_slash():
         ]
 
 
+def test_no_page_of_the_framework_brings_scripts_from_another_host():
+    with client_of(ScriptedBackend()) as client:
+        assert [client.get(path).status_code for path in ("/docs", "/redoc")] == [404] * 2
+        assert client.get("/openapi.json").status_code == 200, "the description itself stays"
+
+
 def test_an_extension_adds_a_route_behind_the_same_gate():
     def extension(app, backend):
         @app.get("/v1/extra")
@@ -159,6 +165,7 @@ def test_one_request_too_many_is_told_to_come_again_but_health_is_answered():
         with client.stream("POST", "/v1/completions", json=ASK | {"stream": True}):
             answer = other.post("/v1/completions", json=ASK)
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"]["code"] == "server_full", "a code, as for other refusals"
             assert other.get("/health").status_code == 200
         backend.endless = False
         wait_until(lambda: other.post("/v1/completions", json=ASK).status_code == 200)

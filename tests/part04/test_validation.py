@@ -50,6 +50,12 @@ def test_a_missing_field_is_required():
     assert (error.message, error.param) == ("prompt is required", "prompt"), "a missing field is required"
 
 
+def test_a_field_of_two_kinds_of_number_says_number():
+    for value in ("hot", True, None, [1]):
+        with pytest.raises(ValidationError, match="Input should be a valid number"):
+            CompletionRequest.model_validate(GOOD | {"logit_bias": {"1": value}})
+
+
 def test_an_unknown_field_is_no_field_of_this_endpoint():
     error = refusal(GOOD | {"tempertaure": 0.2})
     assert error.message == "tempertaure is not a field of this endpoint", "an unknown field is named as such"
@@ -61,6 +67,13 @@ def test_a_field_within_a_field_is_named_in_full_and_param_is_the_outer_one():
     assert error.param == "stream_options", "param is the body's own field, not one within it"
     want = "stream_options.colour is not a field of this endpoint"
     assert error.message == want, "an unknown field is named with its whole path"
+
+
+def test_a_missing_field_within_a_field_is_named_in_full():
+    complaint = {"type": "missing", "loc": ("body", "messages", 0, "content"), "msg": "", "input": {}}
+    error = told([complaint])
+    want = ("messages.0.content is required", "messages")
+    assert (error.message, error.param) == want, "a missing field is named with its whole path"
 
 
 def test_a_body_that_is_no_json_has_no_field():

@@ -144,6 +144,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 REFUSED = {
     "no messages": ({"messages": []}, "messages"),
     "a role": ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+    "content left out": ({"messages": [{"role": "user"}]}, "messages"),
     "no content": ({"messages": [{"role": "user", "content": None}]}, "messages"),
     "a number for content": ({"messages": [{"role": "user", "content": 3}]}, "messages"),
     "an image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages"),
@@ -171,6 +172,7 @@ def test_what_is_not_supported_is_refused_by_name(client, body, param):
     if param:
         assert refused.value.param == param
         assert param in refused.value.message
+        assert "Value error" not in refused.value.message, "pydantic's word, and nobody's value"
 
 
 def test_a_plain_text_format_is_what_there_is(client):

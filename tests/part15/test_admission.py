@@ -226,6 +226,20 @@ def test_who_was_refused_does_not_count_for_the_pace():
     run(test())
 
 
+def test_who_was_never_begun_does_not_count_for_the_pace():
+    """The first prompts of a request whose last one is refused."""
+
+    async def test():
+        backend = admission()
+        streams = [await backend.generate("prompt", PARAMS, name) for name in "ab"]
+        backend.room._clock.now = 0.001
+        for stream in streams:
+            await stream.aclose()
+        assert backend.room.pace() == (0.0, 0.0), "two that leave in a millisecond are no fast engine"
+
+    run(test())
+
+
 def test_an_engine_that_has_ended_serves_nobody():
     async def test():
         backend = admission()

@@ -79,6 +79,7 @@ def test_prompts_that_find_no_room_leave_none_behind(serving, gate):
         answer = client.post("/v1/completions", json=ASK | {"prompt": ["a", "b", "c"]})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "request_too_large")
         assert backend.idle, "all prompts are admitted or none"
+        assert backend.room.pace() == (0.0, 0.0), "nobody worked for them"
         assert gate.entered == 0, "none was begun"
 
 

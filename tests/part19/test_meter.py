@@ -197,6 +197,7 @@ def test_samples_of_a_request_share_its_account(played):
     played.step(0, 2, {first: 10, second: 10})
     assert first.stats.account is second.stats.account
     assert paid(first) == {"input": 2}
+    assert first.stats.account.tokens["input"] == 10, "there is one prompt, however many samples read it"
     heard = []
     played.meter.closed.append(heard.append)
     played.finish(2, first)

@@ -44,6 +44,13 @@ def test_in_a_pipe_the_answer_stands_alone(speaker):
     assert speaker.asked[1]["messages"][-1]["content"] == "line one\nline two"
 
 
+def test_an_empty_pipe_asks_nothing(speaker):
+    done = chat("--url", speaker.url, input="\n")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "ruvon chat: no question came through the pipe\n"
+    assert speaker.asked == []
+
+
 def test_a_reader_who_has_enough_is_no_error(speaker):
     with subprocess.Popen(
         [*RUVON, "chat", "Hi", "--url", speaker.url],

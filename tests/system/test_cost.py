@@ -14,6 +14,7 @@ from tests.system.test_serve import start
 from tests.system.tools import DEADLINE, browser  # noqa: F401
 
 PRICE = Fraction("2.50")
+API_PRICE = "0.10,0.40,1.60"
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def log(tmp_path_factory):
 def server(log):
     """Its URL; stopped as Ctrl-C stops it, and then its log is complete."""
     process = start(
-        "--port", "0", "--max-num-seqs", "4", "--price-per-hour", "2.50", "--api-price", "0.10,0.40,1.60",
+        "--port", "0", "--max-num-seqs", "4", "--price-per-hour", "2.50", "--api-price", API_PRICE,
         "--cost-log", str(log),
     )  # fmt: skip
     for line in process.stdout:
@@ -58,11 +59,15 @@ def client(server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server}/v1", api_key="unused", max_retries=0)
 
 
-def adds_up(cost: float, details: dict) -> None:
+def adds_up(usage) -> None:
+    cost, details = usage.cost, usage.cost_details
     parts = sum(details[f"{kind}_cost"] for kind in ("cached", "input", "output"))
     assert cost == pytest.approx(parts, abs=3e-12)
     assert cost == pytest.approx(float(PRICE) * details["device_ns"] / 3600e9, abs=1e-12)
-    assert details["api_cost"] > 0
+    cached = usage.prompt_tokens_details.cached_tokens
+    tokens = cached, usage.prompt_tokens - cached, usage.completion_tokens
+    api = sum(Fraction(price) * many for price, many in zip(API_PRICE.split(","), tokens, strict=True))
+    assert details["api_cost"] == pytest.approx(float(api / 10**6), abs=1e-12), "the tokens of the usage"
 
 
 def test_completions_chats_and_streams_say_what_they_cost(client):
@@ -70,11 +75,12 @@ def test_completions_chats_and_streams_say_what_they_cost(client):
     usage = [client.completions.create(**ask, prompt="Once upon a time").usage]
     messages = [{"role": "user", "content": "Tell me a story about a dog."}]
     usage.append(client.chat.completions.create(**ask, messages=messages).usage)
+    usage.append(client.completions.create(**ask, prompt="Once there was a dog who", n=3).usage)
     streamed = ask | {"stream": True, "stream_options": {"include_usage": True}}
     usage.append(list(client.completions.create(**streamed, prompt="The dog"))[-1].usage)
     usage.append(list(client.chat.completions.create(**streamed, messages=messages))[-1].usage)
     for one in usage:
-        adds_up(one.cost, one.cost_details)
+        adds_up(one)
 
 
 def test_a_known_beginning_is_cached_in_usage_and_in_the_log(client, log):

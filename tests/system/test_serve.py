@@ -147,8 +147,11 @@ def refusal(*arguments: str) -> str:
         (["--max-num-batched-tokens", "0"], "max_num_batched_tokens=0: at least 1"),
         (["--max-num-seqs", "1000", "--max-num-batched-tokens", "10"], "max_num_seqs=1000 is more than"),
         (["--model", "./no/such/folder"], "no/such/folder"),
+        (["--served-model-name", ""], "served_model_name='': 1 to 256"),
+        (["--served-model-name", "a" * 257], "served_model_name='aaaa"),
+        (["--served-model-name", "a\nb"], r"served_model_name='a\nb'"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
 )
 def test_what_an_operator_gets_wrong_is_said_in_one_line_at_once(arguments, named, monkeypatch):
     monkeypatch.delenv("RUVON_API_KEY", raising=False)
