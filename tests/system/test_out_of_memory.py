@@ -28,14 +28,25 @@ def with_a_third_of_the_memory(run: Callable[[], list]) -> tuple[list, list]:
     first = run()
     took = torch.cuda.max_memory_allocated() - before
     settle()
-    free, _ = torch.cuda.mem_get_info()
-    taken = torch.empty(free - took // 3, dtype=torch.uint8, device="cuda")
-    print(f"steps took {took:,} bytes; {torch.cuda.mem_get_info()[0]:,} of {free:,} are left")
+    taken = all_but(took // 3)
+    print(f"steps took {took:,} bytes; {took // 3:,} are left")
     try:
         return first, run()
     finally:
         del taken
         settle()
+
+
+def all_but(spared: int) -> list[torch.Tensor]:
+    """All memory that can be had, also what PyTorch keeps between tensors, but for so many bytes."""
+    spare, taken, size = torch.empty(spared, dtype=torch.uint8, device="cuda"), [], 2**36
+    while size >= 2**20:
+        try:
+            taken.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        except torch.OutOfMemoryError:
+            size //= 2
+    del spare
+    return taken
 
 
 def watch(llm: LLM) -> list[tuple[type, str]]:
