@@ -225,3 +225,7 @@ def test_what_a_file_leaves_out_is_as_hugging_face_has_it(tmp_path):
     config = ModelConfig.from_pretrained(tmp_path)
     assert (config.head_dim, config.norm_eps, config.tie_word_embeddings) == (128, 1e-6, False)
     assert config.rope.frequencies[1] == pytest.approx(10_000 ** (-2 / 128))
+    old = raw | {"model_type": "llama", "num_key_value_heads": None, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    config = ModelConfig.from_pretrained(tmp_path)
+    assert (config.num_kv_heads, config.dtype) == (config.num_heads, "bfloat16"), "as older files have it"

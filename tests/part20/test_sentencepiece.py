@@ -154,6 +154,22 @@ def test_ignored_merges_give_a_whole_word_its_own_token(tmp_path):
     assert raw["model"]["vocab"]["▁zzyzx"] in ours.encode("zzyzx")
 
 
+def test_an_older_file_may_want_no_space_in_front(tmp_path):
+    """It has no prepend_scheme yet: `tokenizers` reads it no more."""
+    spaces = {"type": "Metaspace", "replacement": "▁", "add_prefix_space": False}
+    ours = read(tmp_path, tokenizer_json("never", pre_tokenizer=spaces))
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json("never")))
+    assert ours.encode("the cat") == theirs.encode("the cat").ids
+
+
+def test_a_byte_may_be_spelled_in_small_letters(tmp_path):
+    raw = tokenizer_json("llama 2")
+    small = raw["model"]["vocab"]["<0xc3>"] = len(raw["model"]["vocab"])
+    ours, theirs = read(tmp_path, raw), tokenizers.Tokenizer.from_str(json.dumps(raw))
+    ids = [raw["model"]["vocab"]["a"], small, raw["model"]["vocab"]["<0xA4>"]]
+    assert ours.decode(ids) == theirs.decode(ids) == "aä"
+
+
 MODEL = tokenizer_json("llama 2")["model"]
 
 

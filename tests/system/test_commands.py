@@ -13,9 +13,9 @@ import engine.cli.doctor
 import engine.known_shapes
 from engine.checkpoint import ZOO, embedded_models
 from engine.cli import bench_serve
-from engine.cli.doctor import EXTRAS, findings
+from engine.cli.doctor import EXTRAS, Found, findings
 from engine.cli.main import app
-from engine.cli.models import architectures
+from engine.cli.models import architectures, cached
 from engine.known_shapes import known_shapes
 from engine.load.client import Seen
 from engine.load.report import Limits
@@ -49,6 +49,9 @@ def test_tokens_and_their_ids_are_the_tokenizers(capsys):
     assert re.findall(r" (\d+)(?= |$)", shown.replace("\n", " ")) == [str(id) for id in ids]
     assert "·upon" in shown
     assert "\\n" in said(capsys, "tokenize", "a\nb"), "a line's end is shown, not made"
+    with pytest.raises(SystemExit):
+        app(["tokenize", TEXT], prog_name="ruvon")
+    assert f"{len(ids)} tokens, {len(TEXT)} characters, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["x", '{"a": 1}', '["a"]', "[99999]"])
@@ -66,6 +69,26 @@ def test_models_are_listed_with_their_shapes(capsys):
     assert all(name in shown.replace("\n", " ") for name in known_shapes())
 
 
+def test_what_was_downloaded_is_listed_without_asking_the_hub(capsys, monkeypatch, tmp_path):
+    """A model, one whose file of weights is broken, one of another kind, a data set, and an empty folder."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model = json.loads((ZOO / "storyteller-draft" / "config.json").read_text())
+    for name, config in {"models--own--er": model, "models--broken": model, "models--bert": {"a": 1},
+                         "datasets--d": model, "models--empty": None}.items():  # fmt: skip
+        snapshot = tmp_path / name / "snapshots" / "1"
+        snapshot.mkdir(parents=True)
+        (tmp_path / name / "refs").mkdir()
+        (tmp_path / name / "refs" / "main").write_text("1")
+        if config:
+            (snapshot / "config.json").write_text(json.dumps(config))
+    (tmp_path / "models--broken" / "snapshots" / "1" / "model.safetensors").write_bytes(bytes(8))
+    assert cached() == ["bert", "broken", "own/er"]
+    shown = said(capsys, "models")
+    assert re.search(r"^own/er +gpt2 +– ", shown, re.MULTILINE), "its shape, and no weights"
+    for name in ("bert", "broken"):
+        assert f"\n{name}: in the hub's cache, and not to be run: " in shown
+
+
 def test_a_known_shape_runs_from_the_command_line(capsys, monkeypatch):
     """Of a large model's name, with random weights, no command asks the hub."""
     monkeypatch.setattr(engine.known_shapes, "SHAPES", ZOO)  # a small one, so as not to take memory
@@ -80,11 +103,12 @@ def test_a_model_that_is_meant_is_named():
 
 
 def test_the_doctor_says_what_is_here_and_why_something_is_not(monkeypatch, capsys):
-    monkeypatch.setattr(engine.cli.doctor, "COPIED", 2**20)
+    monkeypatch.setattr(engine.cli.doctor, "copy_rate", lambda device: 7e9)
     found = {one.what: one for one in findings()}
     assert found["Python"].ok
     assert found["PyTorch"].ok
-    assert re.fullmatch(r"[\d.]+ GB/s, .*", found["its speed"].says)
+    assert found["its speed"].says.startswith("7.0 GB/s, ")
+    assert found["so"].says.endswith(" 7 billion weights of 16 bits in 2.0 s")
     assert all(name in found["models"].says for name in embedded_models())
     assert f"extra {next(iter(EXTRAS))}" in found
     monkeypatch.setattr(engine.cli.doctor, "find_spec", lambda name: None if name == "fastapi" else True)
@@ -96,6 +120,28 @@ def test_the_doctor_says_what_is_here_and_why_something_is_not(monkeypatch, caps
         app(["doctor"], prog_name="ruvon")
     assert caught.value.code == 1, "nothing runs without PyTorch"
     assert "pip install torch" in capsys.readouterr().out
+
+
+def test_what_is_needed_and_missing_is_the_doctors_exit_code(monkeypatch, capsys):
+    lines = [Found("a", False, "", needed=True), Found("b", True, "", needed=True), Found("c", False, "")]
+    monkeypatch.setattr(engine.cli.doctor, "findings", lambda: lines)
+    with pytest.raises(SystemExit) as caught:
+        app(["doctor"], prog_name="ruvon")
+    assert caught.value.code == 1
+    assert capsys.readouterr().out.split() == ["a", "NO", "b", "yes", "c", "no"]
+    monkeypatch.setattr(engine.cli.doctor, "findings", lambda: lines[1:])
+    said(capsys, "doctor")
+
+
+@pytest.mark.parametrize(
+    ("version", "good"), [((3, 10, 9), False), ((3, 11, 0), True), ((3, 13, 9), True), ((3, 14, 0), False)]
+)
+def test_which_pythons_are_accepted(monkeypatch, version, good):
+    monkeypatch.setattr(engine.cli.doctor.sys, "version_info", version)
+    found = next(findings())
+    monkeypatch.undo()
+    assert (found.what, found.ok, found.needed) == ("Python", good, True)
+    assert ("3.11 to 3.13 are accepted" in found.says) is not good
 
 
 def test_the_copy_is_counted_as_read_and_written(monkeypatch):
