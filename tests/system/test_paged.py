@@ -68,8 +68,15 @@ def test_a_prompt_seen_before_is_not_computed_again():
         ({"kv_cache_memory_bytes": 1024 * TOKEN_BYTES}, 1024),
         ({"kv_cache_memory_bytes": 1024 * TOKEN_BYTES, "block_size": 7, "max_model_len": 9}, 1022),
         ({"kv_cache_memory_bytes": 9 * TOKEN_BYTES, "block_size": 7, "max_model_len": 9}, 14),
-        ({"kv_cache": "slots", "kv_cache_memory_bytes": 1024 * TOKEN_BYTES, "max_num_seqs": 2,
-          "max_model_len": 100}, 200),
+        (
+            {
+                "kv_cache": "slots",
+                "kv_cache_memory_bytes": 1024 * TOKEN_BYTES,
+                "max_num_seqs": 2,
+                "max_model_len": 100,
+            },
+            200,
+        ),
     ],
 )
 def test_memory_is_what_all_need_at_most_or_the_budget_given(options, tokens):

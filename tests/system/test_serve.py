@@ -211,9 +211,31 @@ def test_which_names_it_answers_to_follows_from_where_it_listens(monkeypatch, ho
     made = {}
     monkeypatch.delenv("RUVON_API_KEY", raising=False)
     monkeypatch.setattr(engine.cli.serving, "create_app", lambda backend, **settings: made.update(settings))
+    monkeypatch.setattr(engine.cli.serving, "max_connections", lambda: 60)
     monkeypatch.setattr(engine.server.run, "serve", lambda app, host, port, **_: made.update(host=host))
     with pytest.raises(SystemExit) as caught:
         app(["serve", "--model", "storyteller-draft", "--host", host, *extra], prog_name="ruvon")
     assert caught.value.code in (0, None)
     assert (made["host"], made["allowed_hosts"]) == (host, checked)
     assert made["api_key"] is None
+    assert made["max_requests"] == 30, "half of the connections are left for other requests"
+
+
+def test_the_environments_key_and_a_patience_of_nothing_are_taken(monkeypatch):
+    made = {}
+    monkeypatch.setenv("RUVON_API_KEY", "secret")
+    monkeypatch.setattr(engine.cli.serving, "create_app", lambda backend, **settings: made.update(settings))
+    monkeypatch.setattr("engine.server.shutdown.DrainingServer", lambda config, backend, grace: grace)
+    monkeypatch.setattr(engine.cli.serving, "max_connections", lambda: 1)
+    run = lambda app, host, port, make_server: made.update(grace=make_server(None))  # noqa: E731
+    monkeypatch.setattr("engine.server.run.serve", run)
+    with pytest.raises(SystemExit):
+        app(["serve", "--model", "storyteller-draft", "--shutdown-timeout", "0"], prog_name="ruvon")
+    assert (made["api_key"], made["grace"]) == ("secret", 0)
+    assert made["max_requests"] == 1, "however few files the system lends, one is answered"
+
+
+def test_the_chat_template_comes_with_the_tokenizer(tmp_path):
+    shutil.copy(ZOO / "storyteller-draft" / "config.json", tmp_path)
+    args = EngineArgs(model=tmp_path, tokenizer="storyteller", load_format="dummy")
+    assert engine.cli.serving.Service(args).template is not None
