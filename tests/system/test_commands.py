@@ -49,9 +49,13 @@ def test_tokens_and_their_ids_are_the_tokenizers(capsys):
     assert f"{len(ids)} tokens, {len(TEXT)} characters, " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["x", '{"a": 1}', '["a"]', "[99999]"])
-def test_what_is_no_list_of_ids_is_refused(text):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("x", "no JSON"), ('{"a": 1}', "a JSON list"), ('["a"]', "a JSON list"), ("[99999]", "99999")],
+)
+def test_what_is_no_list_of_ids_is_refused(text, words):
     assert refusal("tokenize", text, "--decode").startswith("ruvon tokenize: ")
+    assert words in refusal("tokenize", text, "--decode")
 
 
 def test_models_are_listed_with_their_shapes(capsys):

@@ -5,13 +5,14 @@ import re
 import runpy
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tqdm import tqdm
 
 import engine.llm_progress
 import engine.llm_prompts
-from engine import LLM, EngineArgs, SamplingParams
+from engine import LLM, EngineArgs, RequestOutput, SamplingParams
 from engine.chat_template import ChatTemplate
 from engine.decoding.params import ParameterError
 
@@ -160,6 +161,17 @@ def test_each_token_is_counted_once(llm):
     for output in llm.stream("Once upon a time", GREEDY):
         progress.count(output)
     assert (progress.input, progress.output) == (len(output.prompt_token_ids), GREEDY.max_tokens)
+
+
+def test_the_bar_is_redrawn_ten_times_a_second(monkeypatch):
+    times, drawn = iter(range(100)), []
+    clock = SimpleNamespace(perf_counter=lambda: 0.06 * next(times))
+    monkeypatch.setattr(engine.llm_progress, "time", clock)
+    bar = SimpleNamespace(set_postfix_str=lambda text, refresh: drawn.append(text), update=lambda n: None)
+    progress = engine.llm_progress.Progress(1, lambda **about: bar)
+    for _ in range(8):  # one every 0.06 seconds
+        progress.count(RequestOutput("a", "a", [5], [], finished=False))
+    assert len(drawn) == 4
 
 
 def test_without_a_terminal_or_if_not_wanted_there_is_no_bar(llm, capfd):
