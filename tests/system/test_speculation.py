@@ -42,6 +42,7 @@ def test_greedy_text_is_the_same_with_and_without(always, plain, config, kv_cach
     again = [output.outputs[0].text for output in llm.generate(PROMPTS, GREEDY)]  # prefixes are cached now
     assert again == plain
     assert llm.engine.executor.tally.proposed > 0
+    assert not llm.engine.executor.lengths._accepted, "who has finished is forgotten"
 
 
 @pytest.mark.parametrize(
