@@ -154,6 +154,19 @@ def test_ignored_merges_give_a_whole_word_its_own_token(tmp_path):
     assert raw["model"]["vocab"]["▁zzyzx"] in ours.encode("zzyzx")
 
 
+def test_a_token_may_be_added_beyond_the_vocabulary(tmp_path):
+    raw = tokenizer_json("llama 2")
+    long = f"<{'long' * 20}>"
+    new = len(raw["model"]["vocab"])
+    raw["added_tokens"].append(raw["added_tokens"][-1] | {"id": new, "content": long, "rstrip": False})
+    ours, theirs = read(tmp_path, raw), tokenizers.Tokenizer.from_str(json.dumps(raw))
+    ids = ours.encode(f"the{long}cat")
+    assert new in ids
+    assert ids == theirs.encode(f"the{long}cat").ids
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=False)
+    assert ours.fewest_tokens(long * 3) <= 3, "one token each"
+
+
 def test_an_older_file_may_want_no_space_in_front(tmp_path):
     """It has no prepend_scheme yet: `tokenizers` reads it no more."""
     spaces = {"type": "Metaspace", "replacement": "▁", "add_prefix_space": False}
