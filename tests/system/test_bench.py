@@ -118,14 +118,14 @@ def test_known_times_in_known_numbers_out():
     ]
     seen.append(Seen(0.0, 0.0, "ok", 0.2, 0.2, 2.0, prompt_tokens=10, tokens=1))  # no time between tokens
     seen.append(Seen(0.0, 0.0, "broken off", end=8.0, prompt_tokens=10, tokens=3))
-    found = bench_serve.figures(seen, 0.0, ["ttft", "tpot", "itl"], [99], Limits(ttft=0.25))
+    found = bench_serve.figures(seen, 0.0, ["ttft", "tpot", "itl"], [99], Limits(ttft=0.2))
     assert (found["completed"], found["failed"]) == (4, 1)
     assert found["outcomes"] == {"broken off": 1, "ok": 4}
     assert found["mean_ttft_ms"] == found["median_ttft_ms"] == pytest.approx(200)
     assert found["p99_ttft_ms"] == pytest.approx(297)
     assert found["median_tpot_ms"] == found["median_itl_ms"] == pytest.approx(100)
     assert found["output_throughput"] == 16 / 8.0, "of what was answered, in all the time"
-    assert found["request_goodput"] == 3 / 8.0, "three of the answers kept the limit"
+    assert found["request_goodput"] == 3 / 8.0, "three of the answers kept the limit, two of them just so"
     found |= {"max_concurrency": None, "request_rate": "inf"}
     shown = bench_serve.lines(found, ["ttft"], [99])
     assert all(len(line) >= 50 for line in shown if line[0] in "=-")
