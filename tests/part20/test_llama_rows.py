@@ -28,7 +28,7 @@ MODELS = {
     "qwen3, wide heads, yarn": (
         "qwen3",
         {
-            "head_dim": 32, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 1100,
+            "head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 1100,
             "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
         },
     ),

@@ -15,6 +15,7 @@ import engine.cli.serving
 from engine import LLM, EngineArgs, SamplingParams
 from engine.checkpoint import ZOO
 from engine.cli.main import app
+from engine.cli.serving import public_name
 from tests.system.ready import Popen
 
 ROOT = Path(__file__).parents[2]
@@ -233,6 +234,16 @@ def test_the_environments_key_and_a_patience_of_nothing_are_taken(monkeypatch):
         app(["serve", "--model", "storyteller-draft", "--shutdown-timeout", "0"], prog_name="ruvon")
     assert (made["api_key"], made["grace"]) == ("secret", 0)
     assert made["max_requests"] == 1, "however few files the system lends, one is answered"
+
+
+def test_what_clients_are_told_of_a_folder_is_its_name_alone(tmp_path, monkeypatch):
+    """An embedded model's name means that model, whatever lies here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "storyteller").symlink_to("mine")
+    names = {given: public_name(given) for given in ("storyteller", "./storyteller", "mine", "owner/other")}
+    assert list(names.values()) == ["storyteller", "mine", "mine", "owner/other"]
+    assert public_name(tmp_path / "mine") == "mine"
 
 
 def test_the_chat_template_comes_with_the_tokenizer(tmp_path):
