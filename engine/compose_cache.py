@@ -27,7 +27,7 @@ def make_cache(
     Raises ValueError: no room for one sequence.
     """
     kernel = attention_kernel(args.attention, config.head_dim, parameter.device, parameter.dtype)
-    token_bytes = sum(one.kv_bytes_per_token(parameter.element_size()) for one in together or (config,))
+    token_bytes = _token_bytes(together or (config,), parameter)
     there = room(args, together or (config,), max_model_len, parameter)
     if there < max_model_len * token_bytes:
         raise ValueError(
@@ -67,9 +67,13 @@ def room(
     args: EngineArgs, configs: Sequence[ModelConfig], max_model_len: int, parameter: torch.Tensor
 ) -> int:
     """Bytes for the keys and values of these models."""
-    token_bytes = sum(config.kv_bytes_per_token(parameter.element_size()) for config in configs)
-    most = args.max_num_seqs * max_model_len * token_bytes
+    most = args.max_num_seqs * max_model_len * _token_bytes(configs, parameter)
     return args.kv_cache_memory_bytes or _memory_bytes(args.gpu_memory_utilization, most, parameter)
+
+
+def _token_bytes(configs: Sequence[ModelConfig], parameter: torch.Tensor) -> int:
+    """What a token takes in the caches of all these models."""
+    return sum(config.kv_bytes_per_token(parameter.element_size()) for config in configs)
 
 
 def _memory_bytes(share: float | None, most: int, parameter: torch.Tensor) -> int:

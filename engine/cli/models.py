@@ -51,9 +51,10 @@ def architectures() -> list[str]:
 def cached() -> list[str]:
     """Models that were downloaded once: hub ids. Asks nobody."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
+    from huggingface_hub.constants import HF_HUB_CACHE
 
     try:
-        repos = scan_cache_dir().repos
+        repos = scan_cache_dir(HF_HUB_CACHE).repos
     except (CacheNotFound, OSError):
         return []
     here = [repo for repo in repos if repo.repo_type == "model"]

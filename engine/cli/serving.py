@@ -114,7 +114,7 @@ class Service:
             api_key=api_key,
             open_paths=OPEN_PATHS | CHAT_PATHS,
             allowed_hosts=hosts,
-            max_requests=min(MAX_REQUESTS, max_connections() // 2),
+            max_requests=max(1, min(MAX_REQUESTS, max_connections() // 2)),
             shape=completions(engine.tokenizer, allow_priority),
             **adapters,
         )

@@ -72,7 +72,7 @@ class ElasticScheduler(ContinuousScheduler):
             self._calm = 0
             seats, tokens = self._full
             self.max_num_batched_tokens = min(tokens, 2 * self.max_num_batched_tokens)
-            self.max_num_seqs = min(seats, 2 * self.max_num_seqs, self.max_num_batched_tokens)
+            self.max_num_seqs = min(seats, 2 * self.max_num_seqs)
 
 
 def _let_go(error: Exception) -> None:

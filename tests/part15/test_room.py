@@ -92,6 +92,8 @@ def test_before_anybody_has_left_the_pace_is_a_guess(room, clock):
     for seconds in (0, 3):
         clock.now += seconds
         assert room.seconds_until_room(1, 100) == FIRST_GUESS, "no pace is known: FIRST_GUESS, and no promise"
+    room.give_back(1, 0)
+    assert room.seconds_until_room(1, 100) == FIRST_GUESS, "nor is it if only sequences have left"
 
 
 def test_a_place_is_free_when_one_has_left(full):

@@ -49,6 +49,8 @@ def test_a_shape_is_found_by_the_name_that_the_hub_has(name, folder):
 
 def test_a_folder_of_the_users_goes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2-xl").touch()
+    assert shape_folder("gpt2-xl") is not None, "a file is no folder"
     assert shape_folder("gpt2") is not None
     (tmp_path / "gpt2").mkdir()
     assert shape_folder("gpt2") is None

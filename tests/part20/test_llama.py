@@ -142,7 +142,7 @@ def test_attend_gets_fewer_key_heads_than_query_heads(family, tmp_path):
 def test_a_token_id_past_the_vocabulary_is_named(tmp_path):
     model = load_model(reference.save(random_model("llama"), tmp_path))
     with pytest.raises(ValueError, match=r"(?=.*\b999\b)(?=.*\b299\b)"):
-        logits(model, [999])
+        logits(model, [5, 999])
 
 
 @both
@@ -202,11 +202,14 @@ def test_a_setting_that_is_not_computed_is_refused_by_name(family, change, named
         {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0},
         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
         {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0},
+        {"use_sliding_window": True, "sliding_window": 8},
     ],
 )
 def test_a_sliding_window_that_no_layer_has_is_fine(change, tmp_path):
     path = reference.save(random_model("qwen3"), tmp_path) / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_types": None} | change))
+    raw = json.loads(path.read_text()) | {"layer_types": None}
+    del raw["max_window_layers"]  # 28 where a file does not say
+    path.write_text(json.dumps(raw | change))
     assert ModelConfig.from_pretrained(tmp_path).model_type == "qwen3"
 
 
@@ -225,3 +228,7 @@ def test_what_a_file_leaves_out_is_as_hugging_face_has_it(tmp_path):
     config = ModelConfig.from_pretrained(tmp_path)
     assert (config.head_dim, config.norm_eps, config.tie_word_embeddings) == (128, 1e-6, False)
     assert config.rope.frequencies[1] == pytest.approx(10_000 ** (-2 / 128))
+    old = raw | {"model_type": "llama", "num_key_value_heads": None, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    config = ModelConfig.from_pretrained(tmp_path)
+    assert (config.num_kv_heads, config.dtype) == (config.num_heads, "bfloat16"), "as older files have it"

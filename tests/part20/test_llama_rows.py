@@ -28,7 +28,7 @@ MODELS = {
     "qwen3, wide heads, yarn": (
         "qwen3",
         {
-            "head_dim": 32, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 1100,
+            "head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 1100,
             "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
         },
     ),
@@ -81,6 +81,7 @@ def test_with_attention_in_one_kernel_they_are_too(model, lens, monkeypatch):
 
 
 def test_rows_of_one_sequence_see_each_other_if_keys_are_stored_first(model, monkeypatch):
+    """In whatever order: the last token is the first row here."""
     monkeypatch.setattr(llama_attend, "PROGRAMS", 1)
     config = model.config
     memory = torch.zeros(2, config.num_layers, 2, 16, config.num_kv_heads, config.head_dim, device=DEVICE)
@@ -96,7 +97,7 @@ def test_rows_of_one_sequence_see_each_other_if_keys_are_stored_first(model, mon
         return out.transpose(0, 1)
 
     with torch.inference_mode():
-        got = step(ids, places, places, tables, places + 1)
+        got = step(*(x.flip(0) for x in (ids, places, places)), tables, places.flip(0) + 1).flip(0)
         want = model.logits(model(ids, places.long(), attend))
     assert torch.allclose(got, want, atol=TOLERANCE), "three tokens of one sequence, each a row"
 

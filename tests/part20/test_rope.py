@@ -88,6 +88,8 @@ def test_what_it_was_trained_on_may_be_said_beside_it():
         "rope_parameters": beside,
     }
     assert rope_from(outside, 64) == rope_from(inside, 64)
+    beside["original_max_position_embeddings"] = 128
+    assert rope_from(outside, 64) == rope_from(inside, 64), "what stands beside goes first"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -25,6 +25,7 @@ from tests.part20.sentencepiece import (
     tokenizer_json,
 )
 
+STAYS = {"single_word": False, "lstrip": False, "rstrip": False}
 IN_TEXT = [*ADDED, " <left>", "<right>  ", "▁", " ▁ ", "<0x41>", "<0x4", "\u3000"]
 
 
@@ -115,10 +116,18 @@ def test_what_it_knows(pair):
     assert ours.vocab_size not in ours
 
 
-def test_a_text_never_has_fewer_tokens_than_said(pair):
-    _, ours = pair
-    for text in [*TEXTS, "▁" * 40, " " * 40]:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_text_never_has_fewer_tokens_than_said(form, tmp_path):
+    """Where no token takes in the spaces beside it: else nothing can be said."""
+    raw = tokenizer_json(form)
+    for token in raw["added_tokens"]:
+        token |= STAYS
+    long = "<" + "long" * 20 + ">"
+    raw["added_tokens"].append(raw["added_tokens"][-1] | {"id": 5000, "content": long})
+    ours = read(tmp_path, raw)
+    for text in [*TEXTS, "▁" * 400, " " * 400, long * 9]:
         assert ours.fewest_tokens(text) <= len(ours.encode(text, add_special_tokens=False))
+    assert ours.fewest_tokens("▁" * 400) > 0, "something is said"
 
 
 def test_a_guarded_special_token_is_text(pair):
@@ -152,6 +161,33 @@ def test_ignored_merges_give_a_whole_word_its_own_token(tmp_path):
     theirs = tokenizers.Tokenizer.from_str(json.dumps(raw))
     assert ours.encode("zzyzx") == theirs.encode("zzyzx").ids
     assert raw["model"]["vocab"]["▁zzyzx"] in ours.encode("zzyzx")
+
+
+def test_a_token_may_be_added_beyond_the_vocabulary(tmp_path):
+    raw = tokenizer_json("llama 2")
+    long, new = f"<{'long' * 20}>", len(raw["model"]["vocab"])
+    raw["added_tokens"].append({"id": new, "content": long, "special": False, "normalized": False} | STAYS)
+    ours, theirs = read(tmp_path, raw), tokenizers.Tokenizer.from_str(json.dumps(raw))
+    ids = ours.encode(f"the{long}cat")
+    assert new in ids
+    assert ids == theirs.encode(f"the{long}cat").ids
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=False)
+
+
+def test_an_older_file_may_want_no_space_in_front(tmp_path):
+    """It has no prepend_scheme yet: `tokenizers` reads it no more."""
+    spaces = {"type": "Metaspace", "replacement": "▁", "add_prefix_space": False}
+    ours = read(tmp_path, tokenizer_json("never", pre_tokenizer=spaces))
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json("never")))
+    assert ours.encode("the cat") == theirs.encode("the cat").ids
+
+
+def test_a_byte_may_be_spelled_in_small_letters(tmp_path):
+    raw = tokenizer_json("llama 2")
+    small = raw["model"]["vocab"]["<0xc3>"] = len(raw["model"]["vocab"])
+    ours, theirs = read(tmp_path, raw), tokenizers.Tokenizer.from_str(json.dumps(raw))
+    ids = [raw["model"]["vocab"]["a"], small, raw["model"]["vocab"]["<0xA4>"]]
+    assert ours.decode(ids) == theirs.decode(ids) == "aä"
 
 
 MODEL = tokenizer_json("llama 2")["model"]

@@ -35,9 +35,11 @@ def speaker():
 
 
 def test_in_a_pipe_the_answer_stands_alone(speaker):
-    done = chat("Hi", "--url", speaker.url, "--system", "Be kind.", "--max-tokens", "9")
+    wishes = ["--system", "Be kind.", "--max-tokens", "9", "--temperature", "0"]
+    done = chat("Hi", "--url", speaker.url, *wishes)
     assert (done.returncode, done.stdout, done.stderr) == (0, "Hello end.\n", "")
     assert speaker.asked[0]["max_completion_tokens"] == 9
+    assert speaker.asked[0]["temperature"] == 0, "nothing is asked for only if it is left out"
     assert [turn["content"] for turn in speaker.asked[0]["messages"]] == ["Be kind.", "Hi"]
     done = chat("--url", speaker.url, input="line one\nline two\n")
     assert done.stdout == "Hello end.\n"
@@ -79,6 +81,21 @@ def test_without_streamlit_ui_says_what_to_install(monkeypatch):
     with pytest.raises(SystemExit) as caught:
         app(["ui"], prog_name="ruvon")
     assert caught.value.code == "ruvon ui: streamlit is not installed; pip install 'ruvon[ui]'"
+
+
+def test_ui_becomes_streamlit_on_this_machine_with_what_it_was_given(monkeypatch):
+    became = []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr("os.execve", lambda *given: became.append(given))
+    monkeypatch.delenv("RUVON_API_KEY", raising=False)
+    for key in ([], ["--api-key", "secret"]):
+        with pytest.raises(SystemExit):
+            app(["ui", "--url", "http://x:1", "--port", "1234", *key], prog_name="ruvon")
+    (path, command, without), (*_, environment) = became
+    assert path == command[0] == sys.executable
+    assert {"--server.address=127.0.0.1", "--server.port=1234"} < set(command)
+    assert environment["RUVON_URL"] == without["RUVON_URL"] == "http://x:1"
+    assert (environment["RUVON_API_KEY"], without.get("RUVON_API_KEY")) == ("secret", None)
 
 
 def test_the_streamlit_page_in_a_browser(browser, streamlit):  # noqa: F811

@@ -10,6 +10,7 @@ import engine.cli.series
 from engine import LLM, SamplingParams
 from engine.checkpoint import ZOO
 from engine.cli.main import app
+from engine.cli.story import PROMPT
 from tests.system.ready import ruvon
 
 ROOT = ZOO.parents[1]
@@ -32,6 +33,15 @@ def test_generate_prints_the_text_alone_and_the_rest_on_stderr():
     assert done.returncode == 0
     assert done.stdout == expected[0].outputs[0].text + "\n"
     assert "25 tokens" in done.stderr
+
+
+def test_each_flag_of_the_text_reaches_the_engine(capsys):
+    given = {"temperature": 1.5, "top_k": 50, "top_p": 0.9, "seed": 5, "max_tokens": 12}
+    flags = [part for name, value in given.items() for part in ("--" + name.replace("_", "-"), str(value))]
+    (expected,) = LLM("storyteller", max_num_seqs=1).generate("The dog", SamplingParams(**given))
+    with pytest.raises(SystemExit):
+        app(["generate", "The dog", *flags], prog_name="ruvon")
+    assert capsys.readouterr().out == expected.outputs[0].text + "\n"
 
 
 def test_an_error_is_one_line_on_stderr_and_a_status_that_is_not_zero():
@@ -108,6 +118,9 @@ def test_parts_in_an_installed_package_says_what_it_needs(monkeypatch, tmp_path,
 def test_a_story_is_told_with_its_speed_and_ends():
     done = ruvon("demo", "--story", "--max-tokens", "30")
     assert done.returncode == 0
-    assert "Max had a red ball" in done.stdout
+    (expected,) = LLM("storyteller", max_num_seqs=1).generate(
+        PROMPT, SamplingParams(temperature=0, max_tokens=30)
+    )
+    assert PROMPT.split()[-1] + expected.outputs[0].text in done.stdout, "each piece is shown once"
     assert "tokens/s" in done.stdout
     assert "time to first token" in done.stdout

@@ -1,4 +1,4 @@
-"""`ruvon tokenize`, `models`, `doctor`, `bench` and the help: what each says, and to whom."""
+"""`ruvon tokenize`, `models`, `doctor` and the help: what each says, and to whom."""
 
 import json
 import re
@@ -12,16 +12,11 @@ import engine.checkpoint
 import engine.cli.doctor
 import engine.known_shapes
 from engine.checkpoint import ZOO, embedded_models
-from engine.cli import bench_serve
-from engine.cli.doctor import EXTRAS, findings
+from engine.cli.doctor import EXTRAS, Found, findings
 from engine.cli.main import app
-from engine.cli.models import architectures
+from engine.cli.models import architectures, cached
 from engine.known_shapes import known_shapes
-from engine.load.client import Seen
-from engine.load.report import Limits
-from engine.server.app import create_app
 from engine.tokenizer import Tokenizer
-from tests.part04.serving import ScriptedBackend, serve
 
 TEXT = "Once upon a time, a dög"
 
@@ -49,11 +44,18 @@ def test_tokens_and_their_ids_are_the_tokenizers(capsys):
     assert re.findall(r" (\d+)(?= |$)", shown.replace("\n", " ")) == [str(id) for id in ids]
     assert "·upon" in shown
     assert "\\n" in said(capsys, "tokenize", "a\nb"), "a line's end is shown, not made"
+    with pytest.raises(SystemExit):
+        app(["tokenize", TEXT], prog_name="ruvon")
+    assert f"{len(ids)} tokens, {len(TEXT)} characters, " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["x", '{"a": 1}', '["a"]', "[99999]"])
-def test_what_is_no_list_of_ids_is_refused(text):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("x", "no JSON"), ('{"a": 1}', "a JSON list"), ('["a"]', "a JSON list"), ("[99999]", "99999")],
+)
+def test_what_is_no_list_of_ids_is_refused(text, words):
     assert refusal("tokenize", text, "--decode").startswith("ruvon tokenize: ")
+    assert words in refusal("tokenize", text, "--decode")
 
 
 def test_models_are_listed_with_their_shapes(capsys):
@@ -64,6 +66,26 @@ def test_models_are_listed_with_their_shapes(capsys):
     assert "gpt2" in architectures()
     assert not {"loader", "weights"} & set(architectures())
     assert all(name in shown.replace("\n", " ") for name in known_shapes())
+
+
+def test_what_was_downloaded_is_listed_without_asking_the_hub(capsys, monkeypatch, tmp_path):
+    """A model, one whose file of weights is broken, one of another kind, a data set, and an empty folder."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model = json.loads((ZOO / "storyteller-draft" / "config.json").read_text())
+    for name, config in {"models--own--er": model, "models--broken": model, "models--bert": {"a": 1},
+                         "datasets--d": model, "models--empty": None}.items():  # fmt: skip
+        snapshot = tmp_path / name / "snapshots" / "1"
+        snapshot.mkdir(parents=True)
+        (tmp_path / name / "refs").mkdir()
+        (tmp_path / name / "refs" / "main").write_text("1")
+        if config:
+            (snapshot / "config.json").write_text(json.dumps(config))
+    (tmp_path / "models--broken" / "snapshots" / "1" / "model.safetensors").write_bytes(bytes(8))
+    assert cached() == ["bert", "broken", "own/er"]
+    shown = said(capsys, "models")
+    assert re.search(r"^own/er +gpt2 +– ", shown, re.MULTILINE), "its shape, and no weights"
+    for name in ("bert", "broken"):
+        assert f"\n{name}: in the hub's cache, and not to be run: " in shown
 
 
 def test_a_known_shape_runs_from_the_command_line(capsys, monkeypatch):
@@ -80,11 +102,12 @@ def test_a_model_that_is_meant_is_named():
 
 
 def test_the_doctor_says_what_is_here_and_why_something_is_not(monkeypatch, capsys):
-    monkeypatch.setattr(engine.cli.doctor, "COPIED", 2**20)
+    monkeypatch.setattr(engine.cli.doctor, "copy_rate", lambda device: 7e9)
     found = {one.what: one for one in findings()}
     assert found["Python"].ok
     assert found["PyTorch"].ok
-    assert re.fullmatch(r"[\d.]+ GB/s, .*", found["its speed"].says)
+    assert found["its speed"].says.startswith("7.0 GB/s, ")
+    assert found["so"].says.endswith(" 7 billion weights of 16 bits in 2.0 s")
     assert all(name in found["models"].says for name in embedded_models())
     assert f"extra {next(iter(EXTRAS))}" in found
     monkeypatch.setattr(engine.cli.doctor, "find_spec", lambda name: None if name == "fastapi" else True)
@@ -98,91 +121,33 @@ def test_the_doctor_says_what_is_here_and_why_something_is_not(monkeypatch, caps
     assert "pip install torch" in capsys.readouterr().out
 
 
+def test_what_is_needed_and_missing_is_the_doctors_exit_code(monkeypatch, capsys):
+    lines = [Found("a", False, "", needed=True), Found("b", True, "", needed=True), Found("c", False, "")]
+    monkeypatch.setattr(engine.cli.doctor, "findings", lambda: lines)
+    with pytest.raises(SystemExit) as caught:
+        app(["doctor"], prog_name="ruvon")
+    assert caught.value.code == 1
+    assert capsys.readouterr().out.split() == ["a", "NO", "b", "yes", "c", "no"]
+    monkeypatch.setattr(engine.cli.doctor, "findings", lambda: lines[1:])
+    said(capsys, "doctor")
+
+
+@pytest.mark.parametrize(
+    ("version", "good"), [((3, 10, 9), False), ((3, 11, 0), True), ((3, 13, 9), True), ((3, 14, 0), False)]
+)
+def test_which_pythons_are_accepted(monkeypatch, version, good):
+    monkeypatch.setattr(engine.cli.doctor.sys, "version_info", version)
+    found = next(findings())
+    monkeypatch.undo()
+    assert (found.what, found.ok, found.needed) == ("Python", good, True)
+    assert ("3.11 to 3.13 are accepted" in found.says) is not good
+
+
 def test_the_copy_is_counted_as_read_and_written(monkeypatch):
     times = iter(range(100))
     monkeypatch.setattr(engine.cli.doctor, "COPIED", 2**20)
     monkeypatch.setattr(engine.cli.doctor.time, "perf_counter", lambda: float(next(times)))
     assert engine.cli.doctor.copy_rate("cpu") == 2 * 2**20  # each copy takes a second by this clock
-
-
-def test_latency_and_throughput_say_it_in_vllms_lines(capsys, tmp_path):
-    file = tmp_path / "latency.json"
-    small = ["--model", "storyteller-draft", "--input-len", "4", "--output-len", "3"]
-    asked = ["--num-iters-warmup", "0", "--num-iters", "2", "--batch-size", "2", "--output-json", str(file)]
-    shown = said(capsys, "bench", "latency", *small, *asked)
-    assert re.search(r"^Avg latency: [\d.e-]+ seconds$", shown, re.MULTILINE)
-    assert re.search(r"^99% percentile latency: [\d.e-]+ seconds$", shown, re.MULTILINE)
-    written = json.loads(file.read_text())
-    assert len(written["latencies"]) == 2
-    assert written["avg_latency"] == pytest.approx(sum(written["latencies"]) / 2)
-    shown = said(capsys, "bench", "throughput", *small, "--num-prompts", "5", "--n", "2")
-    assert re.search(r"^Throughput: \S+ requests/s, \S+ total tokens/s, \S+ output tokens/s$", shown, re.M)
-    assert "Total num prompt tokens:  20" in shown
-    assert "Total num output tokens:  30" in shown, "n samples of each, of exactly that length"
-
-
-def test_a_server_is_measured_from_outside(capsys, tmp_path):
-    backend, file = ScriptedBackend(), tmp_path / "serve.json"
-    with serve(create_app(backend)) as url:
-        asked = ["--num-prompts", "7", "--goodput", "ttft:60000", "--result-filename", str(file)]
-        shown = said(capsys, "bench", "serve", "--base-url", url, *asked, "--max-concurrency", "2")
-    found = json.loads(file.read_text())
-    assert (found["completed"], found["failed"], found["total_output_tokens"]) == (7, 0, 21)
-    assert re.search(r"^=+ Serving Benchmark Result =+$", shown, re.MULTILINE)
-    assert re.search(r"^Successful requests: +7 *$", shown, re.MULTILINE)
-    for line in ("Request throughput (req/s):", "Mean TTFT (ms):", "P99 ITL (ms):", "Median TPOT (ms):"):
-        assert line in shown
-    assert backend.open == 0
-    assert refusal("bench", "serve", "--base-url", url).startswith(f"ruvon bench serve: {url}: ")
-
-
-def test_known_times_in_known_numbers_out():
-    seen = [
-        Seen(0.0, 0.0, "ok", first, first + 0.4, 2.0, prompt_tokens=10, tokens=5, gaps=[0.1] * 4)
-        for first in (0.1, 0.2, 0.3)
-    ]
-    seen.append(Seen(0.0, 0.0, "429", end=1.0))
-    found = bench_serve.figures(seen, 0.0, ["ttft", "tpot", "itl"], [99], Limits(ttft=0.25))
-    assert (found["completed"], found["failed"], found["outcomes"]) == (3, 1, {"429": 1, "ok": 3})
-    assert found["mean_ttft_ms"] == found["median_ttft_ms"] == pytest.approx(200)
-    assert found["p99_ttft_ms"] == pytest.approx(298)
-    assert found["median_tpot_ms"] == found["median_itl_ms"] == pytest.approx(100)
-    assert found["output_throughput"] == 15 / 2.0
-    assert found["request_goodput"] == 2 / 2.0, "two of the answers kept the limit"
-    found |= {"max_concurrency": None, "request_rate": "inf"}
-    shown = bench_serve.lines(found, ["ttft"], [99])
-    assert all(len(line) >= 50 for line in shown if line[0] in "=-")
-    assert "Not answered: 429: 1" in shown
-    assert f"{'Output token throughput (tok/s):':<40} {7.5:<10.2f}" in shown
-    assert bench_serve._limits(["ttft:500", "e2el:2000"]) == Limits(ttft=0.5, e2e=2.0), "in milliseconds"
-
-
-def test_arrivals_lengths_and_beginnings_are_drawn_from_the_seed():
-    jobs = bench_serve._jobs(200, 20, 10, 0.5, 4.0, bench_serve.Random(1))
-    assert jobs == bench_serve._jobs(200, 20, 10, 0.5, 4.0, bench_serve.Random(1))
-    assert 200 / jobs[-1].at == pytest.approx(4, rel=0.25)
-    lengths = {len(job.prompt.split()) for job in jobs}
-    assert (min(lengths), max(lengths)) == (10, 30)
-    assert {
-        job.at for job in bench_serve._jobs(5, 20, 10, 0, bench_serve.math.inf, bench_serve.Random(1))
-    } == {0}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--backend", "tgi"], "--backend tgi: accepted are openai, openai-chat"),
-        (["--percentile-metrics", "ttft,speed"], "speed: accepted are ttft, tpot, itl, e2el"),
-        (["--metric-percentiles", "101"], "101: numbers from 0 to 100"),
-        (["--goodput", "ttft"], "ttft:MS"),
-        (["--goodput", "speed:3"], "ttft:MS"),
-        (["--request-rate", "0"], "more than 0"),
-    ],
-)
-def test_what_is_asked_wrongly_is_said_at_once(arguments, words):
-    message = refusal("bench", "serve", *arguments)
-    assert message.startswith("ruvon bench serve: ")
-    assert words in message
 
 
 def test_help_has_topics_and_a_version(capsys):

@@ -79,6 +79,16 @@ def test_a_port_that_is_taken_is_not_taken_again():
     assert free_port(port) == port
 
 
+def test_a_port_that_was_given_back_just_now_is_free():
+    """Its last connection lingers in the system for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            server.accept()[0].close()
+            assert client.recv(1) == b""
+    assert free_port(port) == port
+
+
 def test_what_a_model_says_is_text_and_its_end_is_shown():
     crowd = Crowd("http://x", chat=True)
     crowd.people[0].text = "long " * 50 + "the end [red]"

@@ -15,10 +15,12 @@ from engine.cache.paged import PreemptionMode
 from engine.cli import generate, serve
 from engine.cli.main import app
 from engine.cli.options import takes_engine_args, to_flags
+from engine.compose import _settled
 from engine.engine_args import choices
 
 COMMANDS = typer.main.get_command(app).commands
 FIELDS = {spec.name: spec for spec in fields(EngineArgs)}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 
 
 @pytest.mark.parametrize(("module", "name"), [(serve, "serve"), (generate, "generate")])
@@ -39,6 +41,24 @@ def test_a_flag_left_out_is_the_fields_default():
             assert option.default == FIELDS[option.name].default, option.name
 
 
+@pytest.mark.parametrize(
+    ("options", "seats", "tokens", "attention", "ahead"),
+    [
+        ({"device": "cpu"}, 16, 512, "sdpa", False),
+        ({"device": "cuda"}, 256, 8192, "triton", True),
+        ({"device": "cuda:1", "speculative_config": NGRAM}, 256, 8192, "triton", False),
+        ({"device": "cpu", "max_num_seqs": 600}, 600, 600, "sdpa", False),
+        ({"device": "cpu", "async_scheduling": True, "attention": "tiled"}, 16, 512, "tiled", True),
+    ],
+    ids=str,
+)
+def test_what_is_left_open_is_as_the_help_says(options, seats, tokens, attention, ahead):
+    """Each running request needs a token in every step, so there are at least as many tokens."""
+    args = _settled(EngineArgs(**options))
+    found = args.max_num_seqs, args.max_num_batched_tokens, args.attention, args.async_scheduling
+    assert found == (seats, tokens, attention, ahead)
+
+
 def test_what_is_open_can_be_answered_with_no():
     """True, False, or left open: `--no-…` says False; what is off by itself can only be switched on."""
     negative = {option.name: option.secondary_opts for option in COMMANDS["serve"].params}
@@ -49,6 +69,7 @@ def test_what_is_open_can_be_answered_with_no():
     assert own["enable_prefix_caching"].default is False, "the command's own default"
     assert own["enable_prefix_caching"].opts == ["--enable-prefix-caching"]
     assert own["enable_prefix_caching"].secondary_opts == ["--no-enable-prefix-caching"]
+    assert {option.name: option.default for option in COMMANDS["generate"].params}["max_num_seqs"] == 1
 
 
 def test_the_names_that_are_accepted_are_those_of_the_parts():
@@ -95,7 +116,7 @@ def test_a_mapping_is_given_as_json():
         {},
         {"model": "x", "max_num_seqs": 3, "enforce_eager": True, "enable_prefix_caching": False},
         {"async_scheduling": True, "swap_space": 0.5, "preemption_mode": "swap", "kv_cache": "paged"},
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+        {"speculative_config": NGRAM},
     ],
     ids=str,
 )

@@ -1,5 +1,6 @@
 """`LLM`: a vLLM user's script, and what it takes and refuses."""
 
+import shutil
 from itertools import pairwise, zip_longest
 
 import pytest
@@ -130,16 +131,35 @@ def test_requests_do_not_hear_of_each_other(llm):
 
 
 def test_a_stream_left_early_leaves_nothing_behind(llm):
-    stream = llm.stream("The dog", greedy(max_tokens=50))
-    next(stream)
-    stream.close()
+    streams = [llm.stream("The dog", greedy(max_tokens=50)) for _ in range(2)]
+    for stream in (*streams, *streams):  # a step for one of them is a step for both
+        next(stream)
+    for stream in streams:
+        stream.close()
     assert not llm.engine.has_unfinished_requests()
     assert llm.engine.scheduler.cache.usage().num_sequences == 0
+    assert not llm._inbox, "an output is kept whose reader has left"
 
 
-def test_a_folder_and_another_tokenizer_may_be_named(tiny_gpt2):
-    llm = LLM(tiny_gpt2, tokenizer="storyteller-draft", dtype="float32", device="cpu")
+def test_a_step_that_failed_is_an_error_and_the_next_call_is_answered(llm, monkeypatch):
+    def fail(batch):
+        raise OSError("the power is out")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.engine.executor, "submit", fail)
+        with pytest.raises(RuntimeError, match=r"request \d+ failed: .*the power is out"):
+            llm.generate(["The dog", "The cat"], greedy())
+    assert not llm.engine.has_unfinished_requests()
+    assert llm.generate("The dog", greedy())[0].finished
+
+
+def test_a_folder_and_another_tokenizer_may_be_named(tiny_gpt2, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny_gpt2 / name, tmp_path)
+    llm = LLM(tmp_path, tokenizer="storyteller-draft", dtype="float32", device="cpu")
     assert len(llm.generate("hello", greedy(max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids) == 4
+    (answer,) = llm.chat([{"role": "user", "content": "hello"}], greedy(max_tokens=1))
+    assert "hello" in answer.prompt, "its chat template comes with it"
 
 
 def test_a_model_that_is_not_there_is_named():

@@ -5,13 +5,14 @@ import re
 import runpy
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tqdm import tqdm
 
 import engine.llm_progress
 import engine.llm_prompts
-from engine import LLM, EngineArgs, SamplingParams
+from engine import LLM, EngineArgs, RequestOutput, SamplingParams
 from engine.chat_template import ChatTemplate
 from engine.decoding.params import ParameterError
 
@@ -48,10 +49,17 @@ def test_a_salt_keeps_a_prefix_to_those_who_have_it(llm):
     prompt = "The bird and the fish went to the sea, where the sun was warm and the sand was soft and white. "
     found = [
         llm.generate({"prompt": prompt} | salt, GREEDY)[0].num_cached_tokens
-        for salt in ({}, {"cache_salt": "mine"}, {"cache_salt": "mine"}, {})
+        for salt in ({}, {"cache_salt": "mine"}, {"cache_salt": "mine"}, {}, {"cache_salt": ""})
     ]
     assert found[:2] == [0, 0], "a salted prompt found what came without its salt"
     assert found[2] == found[3] > 0
+    assert found[4] == 0, "an empty salt is one, too"
+
+
+def test_slots_share_no_prefix_and_so_take_no_salt():
+    llm = LLM("storyteller-draft", kv_cache="slots", max_num_seqs=1)
+    with pytest.raises(ParameterError, match="cache_salt='mine' is not supported"):
+        llm.generate({"prompt": "a", "cache_salt": "mine"}, GREEDY)
 
 
 def test_a_prompts_own_key_that_is_unknown_is_refused(llm):
@@ -84,9 +92,10 @@ def test_a_chat_is_the_models_template_and_generate(llm):
     assert answer.prompt == text
     assert answer.prompt_token_ids == llm.tokenizer.encode(text, add_special_tokens=False)
     assert texts([answer]) == texts(llm.generate({"prompt_token_ids": answer.prompt_token_ids}, GREEDY))
-    both = llm.chat([QUESTION, [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]], GREEDY)
+    parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]
+    both = llm.chat([QUESTION, [{"role": "user", "content": parts}]], GREEDY)
     assert texts(both[:1]) == texts([answer])
-    assert both[1].prompt == template.render([{"role": "user", "content": "Hi"}])
+    assert both[1].prompt == template.render([{"role": "user", "content": "Hi\nthere"}]), "each on its line"
     (without,) = llm.chat(QUESTION, GREEDY, add_generation_prompt=False)
     assert without.prompt == template.render(QUESTION, add_generation_prompt=False)
 
@@ -101,6 +110,9 @@ def test_what_a_message_spells_begins_no_turn(llm):
 def test_a_template_may_be_given(llm, monkeypatch):
     plain = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     assert llm.chat(QUESTION, GREEDY, chat_template=plain)[0].prompt == "Tell me a story about a dog. "
+    knows = "{{ messages[0]['name'] }}{{ eos_token }}"
+    (answer,) = llm.chat([QUESTION[0] | {"name": "Ann"}], GREEDY, chat_template=knows)
+    assert answer.prompt == "Ann<|endoftext|>", "it is given all of a message, and the model's special tokens"
     monkeypatch.setattr(ChatTemplate, "from_pretrained", lambda name: None)
     with pytest.raises(ParameterError, match="no chat template"):
         llm.chat(QUESTION, GREEDY)
@@ -144,6 +156,24 @@ def test_the_bar_counts_prompts_and_says_how_fast(llm, monkeypatch):
     assert all(int(speed.replace(",", "")) > 0 for speed in found[-1])
 
 
+def test_each_token_is_counted_once(llm):
+    progress = engine.llm_progress.Progress(1, use_tqdm=False)
+    for output in llm.stream("Once upon a time", GREEDY):
+        progress.count(output)
+    assert (progress.input, progress.output) == (len(output.prompt_token_ids), GREEDY.max_tokens)
+
+
+def test_the_bar_is_redrawn_ten_times_a_second(monkeypatch):
+    times, drawn = iter(range(100)), []
+    clock = SimpleNamespace(perf_counter=lambda: 0.06 * next(times))
+    monkeypatch.setattr(engine.llm_progress, "time", clock)
+    bar = SimpleNamespace(set_postfix_str=lambda text, refresh: drawn.append(text), update=lambda n: None)
+    progress = engine.llm_progress.Progress(1, lambda **about: bar)
+    for _ in range(8):  # one every 0.06 seconds
+        progress.count(RequestOutput("a", "a", [5], [], finished=False))
+    assert len(drawn) == 4
+
+
 def test_without_a_terminal_or_if_not_wanted_there_is_no_bar(llm, capfd):
     llm.generate("a", GREEDY)
     llm.generate("a", GREEDY, use_tqdm=False)
@@ -152,13 +182,15 @@ def test_without_a_terminal_or_if_not_wanted_there_is_no_bar(llm, capfd):
 
 def test_the_makers_wishes_are_the_default(monkeypatch):
     config = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 3, "eos_token_id": 0}
-    params = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, max_tokens=3)
+    config |= {"min_p": 0.1, "repetition_penalty": None}
+    params = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1, max_tokens=3)
     assert engine.llm_prompts.default_params(config) == params
     llm = LLM("storyteller-draft")
     assert llm.get_default_sampling_params() == SamplingParams()
     monkeypatch.setattr(engine.llm, "read_json", lambda path: config)
     assert len(llm.generate("a")[0].outputs[0].token_ids) <= 3
     assert len(llm.chat(QUESTION)[0].outputs[0].token_ids) <= 3
+    assert len([*llm.stream("a")][-1].outputs[0].token_ids) <= 3
 
 
 def test_an_option_that_does_not_exist_is_refused_with_the_one_that_was_meant():

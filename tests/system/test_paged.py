@@ -67,10 +67,25 @@ def test_a_prompt_seen_before_is_not_computed_again():
         ({"max_num_seqs": 2, "max_model_len": 100}, 192),
         ({"kv_cache_memory_bytes": 1024 * TOKEN_BYTES}, 1024),
         ({"kv_cache_memory_bytes": 1024 * TOKEN_BYTES, "block_size": 7, "max_model_len": 9}, 1022),
+        ({"kv_cache_memory_bytes": 9 * TOKEN_BYTES, "block_size": 7, "max_model_len": 9}, 14),
+        (
+            {
+                "kv_cache": "slots",
+                "kv_cache_memory_bytes": 1024 * TOKEN_BYTES,
+                "max_num_seqs": 2,
+                "max_model_len": 100,
+            },
+            200,
+        ),
     ],
 )
 def test_memory_is_what_all_need_at_most_or_the_budget_given(options, tokens):
     assert cache_of(LLM("storyteller", **options)).usage().tokens_total == tokens
+
+
+def test_swap_space_is_in_gib():
+    cache = cache_of(LLM("storyteller", swap_space=0.01, max_num_seqs=1))
+    assert cache.swap.memory.shape[2] == int(0.01 * 2**30) // (16 * TOKEN_BYTES) == 54, "blocks"
 
 
 @pytest.mark.parametrize(
@@ -80,10 +95,12 @@ def test_memory_is_what_all_need_at_most_or_the_budget_given(options, tokens):
         ({"preemption_mode": "drop"}, "preemption_mode='drop': accepted are recompute, swap, None"),
         ({"preemption_mode": "swap"}, "preemption_mode='swap' needs a swap_space"),
         ({"swap_space": -1}, "swap_space=-1: a number of GiB"),
+        ({"swap_space": float("inf")}, "swap_space=inf: a number of GiB"),
         ({"block_size": 0}, "block_size=0: at least 1"),
         ({"kv_cache": "slots", "block_size": 16}, "block_size=16 needs kv_cache='paged'"),
         ({"kv_cache": "slots", "enable_prefix_caching": True}, "enable_prefix_caching=True needs"),
         ({"kv_cache": "slots", "swap_space": 1}, "swap_space=1 needs"),
+        ({"kv_cache": "slots", "preemption_mode": "recompute"}, "preemption_mode='recompute' needs"),
     ],
 )
 def test_an_option_that_could_have_no_effect_is_refused(options, words):

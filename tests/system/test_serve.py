@@ -15,6 +15,7 @@ import engine.cli.serving
 from engine import LLM, EngineArgs, SamplingParams
 from engine.checkpoint import ZOO
 from engine.cli.main import app
+from engine.cli.serving import public_name
 from tests.system.ready import Popen
 
 ROOT = Path(__file__).parents[2]
@@ -214,9 +215,41 @@ def test_which_names_it_answers_to_follows_from_where_it_listens(monkeypatch, ho
     made = {}
     monkeypatch.delenv("RUVON_API_KEY", raising=False)
     monkeypatch.setattr(engine.cli.serving, "create_app", lambda backend, **settings: made.update(settings))
+    monkeypatch.setattr(engine.cli.serving, "max_connections", lambda: 60)
     monkeypatch.setattr(engine.server.run, "serve", lambda app, host, port, **_: made.update(host=host))
     with pytest.raises(SystemExit) as caught:
         app(["serve", "--model", "storyteller-draft", "--host", host, *extra], prog_name="ruvon")
     assert caught.value.code in (0, None)
     assert (made["host"], made["allowed_hosts"]) == (host, checked)
     assert made["api_key"] is None
+    assert made["max_requests"] == 30, "half of the connections are left for other requests"
+
+
+def test_the_environments_key_and_a_patience_of_nothing_are_taken(monkeypatch):
+    made = {}
+    monkeypatch.setenv("RUVON_API_KEY", "secret")
+    monkeypatch.setattr(engine.cli.serving, "create_app", lambda backend, **settings: made.update(settings))
+    monkeypatch.setattr("engine.server.shutdown.DrainingServer", lambda config, backend, grace: grace)
+    monkeypatch.setattr(engine.cli.serving, "max_connections", lambda: 1)
+    run = lambda app, host, port, make_server: made.update(grace=make_server(None))  # noqa: E731
+    monkeypatch.setattr("engine.server.run.serve", run)
+    with pytest.raises(SystemExit):
+        app(["serve", "--model", "storyteller-draft", "--shutdown-timeout", "0"], prog_name="ruvon")
+    assert (made["api_key"], made["grace"]) == ("secret", 0)
+    assert made["max_requests"] == 1, "however few files the system lends, one is answered"
+
+
+def test_what_clients_are_told_of_a_folder_is_its_name_alone(tmp_path, monkeypatch):
+    """An embedded model's name means that model, whatever lies here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "storyteller").symlink_to("mine")
+    names = {given: public_name(given) for given in ("storyteller", "./storyteller", "mine", "owner/other")}
+    assert list(names.values()) == ["storyteller", "mine", "mine", "owner/other"]
+    assert public_name(tmp_path / "mine") == "mine"
+
+
+def test_the_chat_template_comes_with_the_tokenizer(tmp_path):
+    shutil.copy(ZOO / "storyteller-draft" / "config.json", tmp_path)
+    args = EngineArgs(model=tmp_path, tokenizer="storyteller", load_format="dummy")
+    assert engine.cli.serving.Service(args).template is not None

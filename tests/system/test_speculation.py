@@ -1,5 +1,6 @@
 """Speculation through `LLM` and `ruvon serve`."""
 
+import json
 import re
 from collections import Counter
 
@@ -41,6 +42,7 @@ def test_greedy_text_is_the_same_with_and_without(always, plain, config, kv_cach
     again = [output.outputs[0].text for output in llm.generate(PROMPTS, GREEDY)]  # prefixes are cached now
     assert again == plain
     assert llm.engine.executor.tally.proposed > 0
+    assert not llm.engine.executor.lengths._accepted, "who has finished is forgotten"
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,26 @@ def test_sampled_text_has_the_targets_distribution(always, tiny_gpt2, config):
     # Wilson and Hilferty: passed by chance once in 10,000 times.
     critical = freedom * (1 - 2 / (9 * freedom) + 3.72 * (2 / (9 * freedom)) ** 0.5) ** 3
     assert chi < critical, f"{chi:.0f} of at most {critical:.0f}: not the target's distribution"
+
+
+def test_target_and_draft_share_the_memory_and_the_dtype():
+    budget = 100_000_000
+    llm = LLM("storyteller", dtype="bfloat16", speculative_config=MODEL, kv_cache_memory_bytes=budget)
+    executor = llm.engine.executor
+    models = executor.inner.forward.model, executor.proposer.forward.model
+    assert [next(model.parameters()).dtype for model in models] == [torch.bfloat16] * 2
+    token = sum(model.config.kv_bytes_per_token(2) for model in models)
+    for cache in (executor.cache.target, executor.cache.draft):
+        assert cache.usage().tokens_total == budget // (16 * token) * 16, "each has room for the same tokens"
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_draft_with_another_vocabulary_is_refused(tiny_gpt2, tmp_path, more):
+    raw = json.loads((tiny_gpt2 / "config.json").read_text()) | {"vocab_size": 4096 + more}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config = {"model": str(tmp_path), "num_speculative_tokens": 2}
+    with pytest.raises(ValueError, match=f"has {4096 + more} tokens, and .* 4096: they must share"):
+        LLM(tiny_gpt2, speculative_config=config, load_format="dummy")
 
 
 def test_one_step_ahead_and_speculation_exclude_each_other():

@@ -1,0 +1,164 @@
+"""`ruvon bench`: what is counted, by known times, and what is said of it, in vLLM's lines."""
+
+import asyncio
+import json
+import re
+import statistics
+from itertools import pairwise
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+
+from engine import LLM
+from engine.cli import bench, bench_serve
+from engine.load.client import Seen
+from engine.load.report import Limits
+from engine.server.app import create_app
+from engine.tokenizer import Tokenizer
+from tests.part04.serving import ScriptedBackend, serve
+from tests.system.test_commands import refusal, said
+
+
+def test_latency_and_throughput_say_it_in_vllms_lines(capsys, tmp_path):
+    file = tmp_path / "latency.json"
+    small = ["--model", "storyteller-draft", "--input-len", "4", "--output-len", "3"]
+    asked = ["--num-iters-warmup", "0", "--num-iters", "2", "--batch-size", "2", "--output-json", str(file)]
+    shown = said(capsys, "bench", "latency", *small, *asked)
+    assert re.search(r"^Avg latency: [\d.e-]+ seconds$", shown, re.MULTILINE)
+    assert re.search(r"^99% percentile latency: [\d.e-]+ seconds$", shown, re.MULTILINE)
+    written = json.loads(file.read_text())
+    assert len(written["latencies"]) == 2
+    assert written["avg_latency"] == pytest.approx(sum(written["latencies"]) / 2)
+    file = tmp_path / "throughput.json"
+    asked = ["--num-prompts", "5", "--n", "2", "--output-json", str(file)]
+    shown = said(capsys, "bench", "throughput", *small, *asked)
+    written = json.loads(file.read_text())
+    assert written["total_num_tokens"] == 50, "of prompts and outputs"
+    assert written["tokens_per_second"] == pytest.approx(50 / written["elapsed_time"])
+    assert re.search(r"^Throughput: \S+ requests/s, \S+ total tokens/s, \S+ output tokens/s$", shown, re.M)
+    assert "Total num prompt tokens:  20" in shown
+    assert "Total num output tokens:  30" in shown, "n samples of each, of exactly that length"
+
+
+def test_warm_up_is_not_counted_and_outputs_have_their_length(capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(LLM, "generate", lambda self, prompts, params, **_: asked.append((prompts, params)))
+    counts = ["--num-iters-warmup", "1", "--num-iters", "3", "--batch-size", "2", "--input-len", "400"]
+    said(capsys, "bench", "latency", "--model", "storyteller-draft", "--output-len", "5", *counts)
+    assert len(asked) == 1 + 3
+    for prompts, params in asked:
+        assert [len(prompt["prompt_token_ids"]) for prompt in prompts] == [400, 400]
+        assert (params.max_tokens, params.ignore_eos) == (5, True), "an output ends at its length alone"
+
+
+def test_prompts_have_no_special_token():
+    tokenizer = Tokenizer.from_pretrained("storyteller")
+    llm = SimpleNamespace(tokenizer=tokenizer)
+    (prompt,) = bench._prompts(llm, 1, 20 * tokenizer.vocab_size, Random(0))
+    assert set(prompt["prompt_token_ids"]) == set(range(tokenizer.vocab_size)) - tokenizer.special_ids
+
+
+def test_a_server_is_measured_from_outside(capsys, tmp_path):
+    backend, file = ScriptedBackend(), tmp_path / "serve.json"
+    with serve(create_app(backend)) as url:
+        asked = ["--num-prompts", "7", "--goodput", "ttft:60000", "--result-filename", str(file)]
+        asked += ["--temperature", "0.5", "--ignore-eos", "--max-concurrency", "2"]
+        shown = said(capsys, "bench", "serve", "--base-url", url, *asked)
+    found = json.loads(file.read_text())
+    assert (found["completed"], found["failed"], found["total_output_tokens"]) == (7, 0, 21)
+    assert re.search(r"^=+ Serving Benchmark Result =+$", shown, re.MULTILINE)
+    assert re.search(r"^Successful requests: +7 *$", shown, re.MULTILINE)
+    for line in ("Request throughput (req/s):", "Mean TTFT (ms):", "P99 ITL (ms):", "Median TPOT (ms):"):
+        assert line in shown
+    assert backend.open == 0
+    params = {one[1] for one in backend.asked}
+    assert {(one.temperature, one.ignore_eos) for one in params} == {(0.5, True)}
+    assert refusal("bench", "serve", "--base-url", url).startswith(f"ruvon bench serve: {url}: ")
+
+
+def test_a_server_that_refuses_some_is_measured_and_one_that_refuses_all_is_an_error(capsys):
+    backend = ScriptedBackend(error=RuntimeError("broken"))
+    with serve(create_app(backend)) as url:
+        words = refusal("bench", "serve", "--base-url", url, "--num-prompts", "2")
+        assert words.startswith("ruvon bench serve: no request was answered: {'error event': 2}")
+        assert re.search(r"^Failed requests: +2 *$", capsys.readouterr().out, re.MULTILINE)
+        answers = backend.generate
+
+        async def generate(*arguments, **options):
+            backend.error = None if backend.asked[2:] else backend.error
+            return await answers(*arguments, **options)
+
+        backend.generate = generate
+        counts = ["--num-prompts", "2", "--max-concurrency", "1"]
+        assert "Not answered: error event: 1" in said(capsys, "bench", "serve", "--base-url", url, *counts)
+
+
+def test_with_a_bound_a_request_is_due_when_it_is_its_turn():
+    due, ended = [], []
+
+    class Target:
+        async def ask(self, job, at):
+            due.append(at)
+            await asyncio.sleep(0)
+            ended.append(asyncio.get_running_loop().time())
+
+    async def both():
+        ask = bench_serve._in_turn(Target(), 1)
+        await asyncio.gather(ask(None, 0.0), ask(None, 0.0))
+
+    asyncio.run(both())
+    assert due[1] >= ended[0] > 0, "the second was not due before the first had ended"
+
+
+def test_known_times_in_known_numbers_out():
+    seen = [
+        Seen(0.0, 0.0, "ok", first, first + 0.4, 2.0, prompt_tokens=10, tokens=5, gaps=[0.1] * 4)
+        for first in (0.1, 0.2, 0.3)
+    ]
+    seen.append(Seen(0.0, 0.0, "ok", 0.2, 0.2, 2.0, prompt_tokens=10, tokens=1))  # no time between tokens
+    seen.append(Seen(0.0, 0.0, "broken off", end=8.0, prompt_tokens=10, tokens=3))
+    found = bench_serve.figures(seen, 0.0, ["ttft", "tpot", "itl"], [99], Limits(ttft=0.2))
+    assert (found["completed"], found["failed"]) == (4, 1)
+    assert found["outcomes"] == {"broken off": 1, "ok": 4}
+    assert found["mean_ttft_ms"] == found["median_ttft_ms"] == pytest.approx(200)
+    assert found["p99_ttft_ms"] == pytest.approx(297)
+    assert found["median_tpot_ms"] == found["median_itl_ms"] == pytest.approx(100)
+    assert found["output_throughput"] == 16 / 8.0, "of what was answered, in all the time"
+    assert found["request_goodput"] == 3 / 8.0, "three of the answers kept the limit, two of them just so"
+    found |= {"max_concurrency": None, "request_rate": "inf"}
+    shown = bench_serve.lines(found, ["ttft"], [99])
+    assert all(len(line) >= 50 for line in shown if line[0] in "=-")
+    assert "Not answered: broken off: 1" in shown
+    assert f"{'Output token throughput (tok/s):':<40} {2.0:<10.2f}" in shown
+    assert bench_serve._limits(["ttft:500", "e2el:2000"]) == Limits(ttft=0.5, e2e=2.0), "in milliseconds"
+
+
+def test_arrivals_lengths_and_beginnings_are_drawn_from_the_seed():
+    jobs = bench_serve._jobs(200, 20, 10, 0.5, 4.0, bench_serve.Random(1))
+    assert jobs == bench_serve._jobs(200, 20, 10, 0.5, 4.0, bench_serve.Random(1))
+    assert 200 / jobs[-1].at == pytest.approx(4, rel=0.25)
+    pauses = [later.at - job.at for job, later in pairwise(jobs)]
+    assert statistics.stdev(pauses) == pytest.approx(1 / 4, rel=0.25), "Poisson: as spread as they are long"
+    lengths = {len(job.prompt.split()) for job in jobs}
+    assert (min(lengths), max(lengths)) == (10, 30)
+    assert {
+        job.at for job in bench_serve._jobs(5, 20, 10, 0, bench_serve.math.inf, bench_serve.Random(1))
+    } == {0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--backend", "tgi"], "--backend tgi: accepted are openai, openai-chat"),
+        (["--percentile-metrics", "ttft,speed"], "speed: accepted are ttft, tpot, itl, e2el"),
+        (["--metric-percentiles", "101"], "101: numbers from 0 to 100"),
+        (["--goodput", "ttft"], "ttft:MS"),
+        (["--goodput", "speed:3"], "ttft:MS"),
+        (["--request-rate", "0"], "more than 0"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said_at_once(arguments, words):
+    message = refusal("bench", "serve", *arguments)
+    assert message.startswith("ruvon bench serve: ")
+    assert words in message

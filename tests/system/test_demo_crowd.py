@@ -1,0 +1,129 @@
+"""What `ruvon demo` tells: of answers as they come, of a server's counters, and of its people in the end."""
+
+import asyncio
+import json
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from rich.console import Console
+
+from engine import EngineArgs
+from engine.cli import demo
+from engine.cli.demo_crowd import Crowd, Numbers, Person
+from engine.telemetry.history import DATA
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
+DRAFT = {"model": "storyteller-draft", "num_speculative_tokens": 4}
+
+
+def asked(answer, ask) -> None:
+    """`ask` of a client whose requests `answer` answers."""
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+            await ask(http)
+
+    asyncio.run(run())
+
+
+def stream(*pieces: str) -> httpx.Response:
+    chunks = [{"choices": [{"delta": {"role": "assistant"}}]}]
+    chunks += [{"choices": [{"delta": {"content": piece}}]} for piece in pieces]
+    lines = [json.dumps(chunk) for chunk in chunks] + ["[DONE]"]
+    return httpx.Response(200, text="".join(f"data: {line}\n\n" for line in lines))
+
+
+def test_the_first_answer_is_kept_and_the_last_is_shown():
+    answers = iter([stream("One\n", "dog."), stream("Two."), httpx.Response(429, text="come again")])
+    person = Person("Ann", "?")
+
+    async def three_times(http: httpx.AsyncClient) -> None:
+        for _ in range(3):
+            await person.ask(http, "http://x", {})
+
+    asked(lambda request: next(answers), three_times)
+    assert person.first == "One dog.", "on one line"
+    assert (person.answers, len(person.first_words)) == (2, 2), "a first word for each answer"
+    assert person.failed == "429: come again"
+
+
+def test_the_servers_counters_are_told_as_speeds_and_shares(monkeypatch):
+    seconds = iter(range(100))
+    clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)))
+    monkeypatch.setattr("engine.cli.demo_crowd.time", clock)
+    totals = {"vllm:prefix_cache_queries": 200, "vllm:prefix_cache_hits": 50}
+    made = iter([10, 30])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path != DATA:
+            counts = {"num_draft_tokens": 40.0, "num_accepted_tokens": 30.0}
+            lines = [f'vllm:spec_decode_{name}_total{{model_name="m"}} {n}' for name, n in counts.items()]
+            return httpx.Response(200, text="\n".join(lines))
+        return httpx.Response(200, json={
+            "now": {"running": 2, "waiting": 1, "kv_usage": 0.25},
+            "totals": totals | {"vllm:generation_tokens": next(made)},
+            "seconds": {"steps": [1, 4], "step_sequences": [9, 10]},
+        })  # fmt: skip
+
+    numbers = Numbers("http://x")
+
+    async def twice(http: httpx.AsyncClient) -> None:
+        await numbers.look(http)
+        await numbers.look(http)
+
+    asked(answer, twice)
+    assert numbers.history[1:] == [10.0, 20.0], "tokens a second, between two looks"
+    assert (numbers.tokens, numbers.seconds) == (30, 2.0)
+    assert (numbers.prompt_tokens, numbers.cached) == (200, 50)
+    assert numbers.per_step == 10 / 4
+    assert numbers.lines(60)[0].startswith("20 tokens/s")
+    assert numbers.lines(60)[1] == "running 2, waiting 1, KV cache 25.0%, drafts kept 75%"
+
+
+def test_what_is_said_in_the_end():
+    crowd = Crowd("http://x", chat=True)
+    crowd.people[0].answers, crowd.people[0].first_words = 3, [0.1, 0.2, 0.6]
+    numbers = crowd.numbers
+    numbers.history, numbers.tokens, numbers.seconds, numbers.per_step = [0.0, 120.0, 80.0], 300, 4.0, 2.5
+    numbers.drafted, numbers.accepted, numbers.prompt_tokens, numbers.cached = 40, 30, 200, 50
+    console = Console(width=100, force_terminal=False)
+    with console.capture() as shown:
+        demo._sum_up(console, crowd)
+    for words in (
+        "6, 3 answers", "300 tokens in 4 s, up to 120 tokens/s", "200 ms (median)", "2.5 on average",
+        "75% of the drafts were right", "25% of the prompts' tokens were there",
+    ):  # fmt: skip
+        assert words in shown.get()
+
+
+@pytest.mark.parametrize(
+    ("options", "config"),
+    [
+        ({}, DRAFT),
+        ({"model": "gpt2"}, NGRAM),
+        ({"async_scheduling": True}, None),
+        (
+            {"speculative_config": NGRAM | {"num_speculative_tokens": 2}},
+            NGRAM | {"num_speculative_tokens": 2},
+        ),
+    ],
+    ids=str,
+)
+def test_it_speculates_unless_told_otherwise(options, config):
+    assert demo._speculating(EngineArgs(**options)) == EngineArgs(**options | {"speculative_config": config})
+
+
+def test_who_got_no_answer_is_an_error(monkeypatch):
+    @contextmanager
+    def served(*arguments, **options):
+        yield "http://x", 1
+
+    async def watch(console, crowd, seconds):
+        crowd.people[1].failed = "500: broken"
+
+    monkeypatch.setattr(demo, "served", served)
+    monkeypatch.setattr(demo, "_watch", watch)
+    with pytest.raises(RuntimeError, match=r"^Ben: 500: broken$"):
+        demo.run(EngineArgs(), 0)
