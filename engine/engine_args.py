@@ -105,6 +105,9 @@ class EngineArgs:
             whole = isinstance(value, int) and not isinstance(value, bool)
             if spec.type in (int, int | None) and value != spec.default and not (whole and value >= 1):
                 raise ValueError(f"{spec.name}={value!r}: at least 1 is accepted")
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if spec.type in (float, float | None) and value is not None and not number:
+                raise ValueError(f"{spec.name}={value!r}: a number is accepted")
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"gpu_memory_utilization={share}: a share is accepted, above 0 and up to 1")

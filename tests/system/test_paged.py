@@ -95,6 +95,8 @@ def test_swap_space_is_in_gib():
         ({"preemption_mode": "drop"}, "preemption_mode='drop': accepted are recompute, swap, None"),
         ({"preemption_mode": "swap"}, "preemption_mode='swap' needs a swap_space"),
         ({"swap_space": -1}, "swap_space=-1: a number of GiB"),
+        ({"swap_space": "1"}, "swap_space='1': a number is accepted"),
+        ({"gpu_memory_utilization": True}, "gpu_memory_utilization=True: a number is accepted"),
         ({"swap_space": float("inf")}, "swap_space=inf: a number of GiB"),
         ({"block_size": 0}, "block_size=0: at least 1"),
         ({"kv_cache": "slots", "block_size": 16}, "block_size=16 needs kv_cache='paged'"),
