@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from engine.outside import MAX_ANSWER_BYTES, Allowance, read_json
+from engine.outside import MAX_ANSWER_BYTES, Allowance, read_json, shown
 from engine.telemetry.histogram import quantile
 from engine.telemetry.history import DATA, PERCENTILES
 
