@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import socket
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 
 import pytest
@@ -25,11 +25,21 @@ ASK = {"model": "script", "prompt": "go"}
 
 
 @pytest.fixture
-def url(caplog):
+def url():
     """A server's; nothing that is sent there may be an error of its own."""
-    with caplog.at_level(logging.ERROR), serve(create_app(ScriptedBackend())) as url:
+    errors = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = errors.append
+    loggers = [logging.getLogger(name) for name in ("asyncio", "uvicorn.error")]
+    with ExitStack() as stack:
+        url = stack.enter_context(serve(create_app(ScriptedBackend())))
+        for logger in loggers:
+            stack.callback(logger.setLevel, logger.level)
+            stack.callback(logger.removeHandler, handler)
+            logger.setLevel(logging.ERROR)
+            logger.addHandler(handler)
         yield url
-    assert not caplog.records, "what a client sends makes a traceback in the server's log"
+    assert not errors, "what a client sends makes a traceback in the server's log"
 
 
 def answer(url: str, *sent: bytes) -> bytes:
