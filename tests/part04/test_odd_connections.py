@@ -3,13 +3,13 @@ that come at once. `/health` answers without reading what is sent.
 """
 
 import asyncio
-import json
 import logging
 import socket
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 
 import pytest
+from fastapi import Request
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.server import app as server_app
@@ -154,21 +154,30 @@ def test_between_long_pieces_of_a_stream_others_have_their_turn(monkeypatch, sec
 
 
 @contextmanager
-def endless_answer():
-    """(a backend that makes it, the connection of who waits for it)"""
-    backend, body = ScriptedBackend(endless=True), json.dumps(ASK).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\n" + HOST
-    with serve(create_app(backend)) as url:
+def waiting():
+    """(a backend that has one open for who is being answered, that client's connection)"""
+    backend = ScriptedBackend()
+
+    def wait(app, _) -> None:
+        @app.get("/wait")
+        async def wait(request: Request) -> None:
+            """Until the client has left."""
+            backend.open += 1
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            backend.open -= 1
+
+    with serve(create_app(backend, extensions=[wait])) as url:
         port = int(url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as there:
-            there.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            there.sendall(b"GET /wait HTTP/1.1\r\n" + HOST + b"\r\n")
             wait_until(lambda: backend.open)
             yield backend, there
 
 
 def test_who_leaves_after_sending_a_byte_ahead_is_missed():
     """The answer under way was made to its end: uvicorn had stopped reading."""
-    with endless_answer() as (backend, there):
+    with waiting() as (backend, there):
         for byte in (b"G", b"E"):
             there.sendall(byte)
         there.close()
@@ -176,7 +185,7 @@ def test_who_leaves_after_sending_a_byte_ahead_is_missed():
 
 
 def test_who_sends_far_ahead_is_cut_off():
-    with endless_answer() as (backend, there):
+    with waiting() as (backend, there):
         with suppress(ConnectionError):
             there.sendall(b"G" * 2 * MAX_BYTES_AHEAD)
         wait_until(lambda: not backend.open)
