@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from engine.outside import shown
+from engine.tokenizer import Tokenizer
 from tests.system.ready import Popen, ruvon
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J"
@@ -92,22 +94,31 @@ def test_a_command_says_what_is_wrong_and_commands_no_terminal(name):
     assert done.returncode == (0 if name == "half a character" else 1)
 
 
+def in_a_terminal(*arguments: str, keys: bytes = b"") -> bytes:
+    """What the command, which ends well, writes there."""
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "engine.cli.main", *arguments]
+    with Popen(command, stdin=slave, stdout=slave, stderr=slave) as process:
+        os.close(slave)
+        os.write(master, keys)
+        said = b""
+        with suppress(OSError):  # its end
+            while piece := os.read(master, 2**16):
+                said += piece
+        assert process.wait(60) == 0, said
+    os.close(master)
+    return said
+
+
 def test_a_conversation_with_a_model_of_an_odd_name():
     with server(answer({"data": [{"id": f"[/b]{ESCAPES}\ud800"}]})) as url:
-        master, slave = pty.openpty()
-        with Popen(
-            [sys.executable, "-m", "engine.cli.main", "chat", "--url", url],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-        ) as process:
-            os.close(slave)
-            os.write(master, b"/exit\n")
-            said = b""
-            with suppress(OSError):  # its end
-                while piece := os.read(master, 2**16):
-                    said += piece
-            assert process.wait(60) == 0, said
-        os.close(master)
+        said = in_a_terminal("chat", "--url", url, keys=b"/exit\n")
     assert b"[/b]\xef\xbf\xbd]0;title" in said
     assert b"\x1b]" not in said
+
+
+def test_tokens_are_text_in_a_terminal_and_as_they_are_in_a_pipe():
+    ids = json.dumps(Tokenizer.from_pretrained("storyteller").encode(ESCAPES))
+    decode = ("tokenize", "--decode", ids)
+    assert ruvon(*decode).stdout == ESCAPES + "\n"
+    assert in_a_terminal(*decode).decode() == shown(ESCAPES) + "\r\n"
