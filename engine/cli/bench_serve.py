@@ -69,6 +69,8 @@ def serve(
     """Send requests to a running server, and say how long people waited."""
     import httpx
 
+    from engine.outside import shown
+
     with refusals("bench serve"):
         api = _one_of("--backend", backend, BACKENDS)
         metrics = percentile_metrics.split(",")
@@ -92,7 +94,7 @@ def serve(
     try:
         running, name = asyncio.run(run())
     except (httpx.HTTPError, OSError, LookupError, ValueError) as error:
-        sys.exit(f"ruvon bench serve: {base_url}: {error}")
+        sys.exit(shown(f"ruvon bench serve: {base_url}: {error}"))
     found = figures(running.seen, running.start, metrics, percentiles, limits)
     found |= {"model_id": name, "request_rate": str(request_rate), "max_concurrency": max_concurrency}
     for line in lines(found, metrics, percentiles):

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from engine.client.terminal import shown
 from engine.load.client import events
+from engine.outside import shown
 from engine.telemetry.history import DATA
 from engine.telemetry.top import sparkline
 

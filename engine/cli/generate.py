@@ -32,6 +32,7 @@ def generate(
     from engine.cli.threads import one_thread_if_small
     from engine.decoding.params import SamplingParams
     from engine.llm import LLM
+    from engine.outside import for_stdout
 
     with refusals("generate"):
         params = SamplingParams(
@@ -42,7 +43,7 @@ def generate(
         shown = 0
         for output in llm.stream(prompt, params):
             text = output.outputs[0].text
-            print(text[shown:], end="", flush=True)
+            print(for_stdout(text[shown:]), end="", flush=True)
             shown = len(text)
     print(flush=True)
     completion = output.outputs[0]

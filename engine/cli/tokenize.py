@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from engine.cli.options import refusals
+from engine.outside import for_stdout
 from engine.tokenizer import Tokenizer
 
 
@@ -26,7 +27,7 @@ def tokenize(
         tokenizer = Tokenizer.from_pretrained(model)
         given = sys.stdin.read() if text is None else text
         if decode:
-            print(tokenizer.decode(_ids(given)))
+            print(for_stdout(tokenizer.decode(_ids(given))))
             return
         found = tokenizer.encode(given)
     if ids:

@@ -13,12 +13,13 @@ def top(
     """Watch a running server: tokens per second, latencies, queue and memory, until Ctrl-C."""
     from rich.console import Console
 
+    from engine.outside import shown
     from engine.telemetry.top import NoAnswer
     from engine.telemetry.top import top as watch
 
     try:
         watch(url, Console(highlight=False), enough=lambda: once)
     except NoAnswer as error:
-        sys.exit(f"ruvon top: {error}")
+        sys.exit(f"ruvon top: {shown(str(error))}")
     except KeyboardInterrupt:
         pass

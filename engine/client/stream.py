@@ -5,7 +5,7 @@ leaving a stream closes its connection: by that the server knows that nobody rea
 https://platform.openai.com/docs/api-reference/chat
 """
 
-import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,13 +14,19 @@ from dataclasses import dataclass
 import httpx
 
 from engine.client import sse
+from engine.outside import Allowance, count, read_json, shown
 
 CONNECT_SECONDS = 10
 SILENCE_SECONDS = 300  # for which a server may send nothing: a long queue
+MAX_MESSAGE_CHARACTERS = 1000  # of an error, in a server's words
+HALF = re.compile(r"[\ud800-\udfff]")  # of a character: JSON may say it, and no text can hold it
 
 
 class ChatFailed(Exception):
-    """What the server said, or why nobody answered."""
+    """What the server said, or why nobody answered: fit to be shown in a terminal."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shown(message[:MAX_MESSAGE_CHARACTERS]))
 
 
 @dataclass
@@ -70,10 +76,11 @@ class ChatClient:
     def model(self) -> str:
         """Raises ChatFailed: nobody is there, or no model."""
         if self._model is None:
-            with self._told():
-                answer = self._http.get("models")
-                _raise_for_error(answer)
-                names = [entry["id"] for entry in answer.json()["data"]]
+            with self._told(), self._http.stream("GET", "models") as response:
+                _raise_for_error(response)
+                names = [entry["id"] for entry in _body(response)["data"]]
+                if not all(isinstance(name, str) for name in names):
+                    raise ValueError("a model's id is no text")
             if not names:
                 raise ChatFailed(f"{self._http.base_url} has no model")
             self._model = names[0]
@@ -88,19 +95,18 @@ class ChatClient:
         body |= {"stream_options": {"include_usage": True}} | options
         answer, start = Answer(), time.perf_counter()
         with self._told(), self._http.stream("POST", "chat/completions", json=body) as response:
-            if not response.is_success:
-                response.read()
             _raise_for_error(response)
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 raise ValueError(f"its answer is {response.headers.get('content-type')}, no event stream")
-            for chunk in _chunks(response.iter_bytes()):
+            for chunk in _chunks(map(Allowance().take, response.iter_bytes())):
                 if "error" in chunk:
                     raise ChatFailed(_message(chunk))
                 if usage := chunk.get("usage"):
-                    answer.num_tokens = usage.get("completion_tokens")
-                    answer.num_prompt_tokens = usage.get("prompt_tokens")
+                    answer.num_tokens = count(usage.get("completion_tokens"))
+                    answer.num_prompt_tokens = count(usage.get("prompt_tokens"))
                 for choice in chunk.get("choices") or ():
                     text = (choice.get("delta") or {}).get("content") or ""
+                    text = HALF.sub("\N{REPLACEMENT CHARACTER}", text)
                     answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
                     if text:
                         answer.text += text
@@ -128,13 +134,18 @@ def _chunks(pieces: Iterator[bytes]) -> Iterator[dict]:
     for data in sse.events(sse.lines(pieces)):
         if data == "[DONE]":
             return
-        yield json.loads(data)
+        yield read_json(data)
+
+
+def _body(response: httpx.Response) -> dict:
+    """All of it. Raises ValueError."""
+    return read_json(b"".join(map(Allowance().take, response.iter_bytes())))
 
 
 def _raise_for_error(response: httpx.Response) -> None:
     if not response.is_success:
         try:
-            raise ChatFailed(_message(response.json()))
+            raise ChatFailed(_message(_body(response)))
         except ValueError:
             raise ChatFailed(f"{response.url}: {response.status_code} {response.reason_phrase}") from None
 

@@ -6,7 +6,6 @@ at the right edge. What failed, or was stopped before its first word, is no part
 """
 
 import json
-import re
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -16,11 +15,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from engine.client.stream import Answer, ChatClient, ChatFailed
+from engine.outside import shown
 
 with suppress(ImportError):  # Windows has none
     import readline  # noqa: F401  `input` edits with it, remembers, and takes pasted lines as one
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but a tab and a line's end
 HELP = """\
 /reset        forget the conversation
 /system TEXT  what the model is told first; without TEXT: nothing
@@ -47,7 +46,8 @@ class Chat:
 
     def run(self, read: Callable[[str], str] = input) -> None:
         """Questions and answers until /exit or the end of the input."""
-        self.console.print(f"{self.client.model}. Ctrl-C stops an answer; /help", style="dim", markup=False)
+        model = shown(self.client.model)
+        self.console.print(f"{model}. Ctrl-C stops an answer; /help", style="dim", markup=False)
         while True:
             try:
                 line = read("> ").strip()
@@ -63,7 +63,7 @@ class Chat:
             except KeyboardInterrupt:
                 self.console.print("\n/exit or Ctrl-D ends the chat", style="dim")
             except ChatFailed as error:
-                self.console.print(shown(str(error)), style="red", markup=False)
+                self.console.print(str(error), style="red", markup=False)
 
     def ask(self, question: str) -> None:
         """One question, and the answer as it comes. What was stopped is kept as far as it came. Raises
@@ -183,8 +183,3 @@ def stats(answers: list[Answer]) -> Iterator[str]:
 
 def _speed(tokens_per_second: float | None) -> str:
     return f"{tokens_per_second:6.1f} tokens/s" if tokens_per_second else "     ? tokens/s"
-
-
-def shown(text: str) -> str:
-    """Text for a terminal: characters that would command it become a mark."""
-    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)

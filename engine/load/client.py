@@ -5,13 +5,14 @@ the event loop's own, which a test may turn by hand. A request is not tried agai
 """
 
 import asyncio
-import json
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import httpx
 
 from engine.load.plan import Job
+from engine.outside import Allowance, count, read_json
 
 OK, TIMEOUT, UNREACHABLE, BROKEN, ERROR_EVENT, GARBLED = (
     "ok", "timeout", "no connection", "broken off", "error event", "no OpenAI stream",
@@ -95,7 +96,6 @@ class Target:
                 if response.status_code == 200:
                     await _read(response.aiter_bytes(), seen)
                 else:
-                    await response.aread()
                     seen.outcome = str(response.status_code)
                     seen.retry_after = _seconds(response.headers.get("retry-after"))
         except TimeoutError:
@@ -118,10 +118,11 @@ async def _read(received: AsyncIterator[bytes], seen: Seen) -> None:
         if data == b"[DONE]":
             done = True
             continue
-        chunk = json.loads(data)
+        chunk = read_json(data)
         failed = failed or "error" in chunk
         if usage := chunk.get("usage"):
-            seen.prompt_tokens, seen.tokens = usage["prompt_tokens"], usage["completion_tokens"]
+            seen.prompt_tokens = count(usage["prompt_tokens"])
+            seen.tokens = count(usage["completion_tokens"])
         for choice in chunk.get("choices") or ():
             finished = finished or choice.get("finish_reason") is not None
             if piece := choice.get("text") or (choice.get("delta") or {}).get("content"):
@@ -139,9 +140,12 @@ async def events(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """What stands behind `data:`, line by line. Lines end with \\n here and nowhere else: a text may hold
     other characters that a `splitlines` would take for an end.
     """
-    rest = b""
+    allowance, begun = Allowance(), []
     async for piece in received:
-        *lines, rest = (rest + piece).split(b"\n")
+        *lines, rest = allowance.take(piece).split(b"\n")
+        if lines:
+            lines[0], begun = b"".join([*begun, lines[0]]), []
+        begun.append(rest)
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip()
@@ -149,6 +153,7 @@ async def events(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 def _seconds(value: str | None) -> float | None:
     try:
-        return float(value) if value is not None else None
+        seconds = float(value) if value is not None else math.nan
     except ValueError:  # a date: nobody here sends one
         return None
+    return seconds if 0 <= seconds < math.inf else None

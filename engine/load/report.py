@@ -84,7 +84,7 @@ def figures(
         "retry_after_seconds": spread(told),
         "refused_after_seconds": spread([one.end - one.sent for one in refused]),
         "seconds": seconds,  # from the start to the last answer's end
-        "prompt_tokens": sum(one.prompt_tokens for one in counted),
+        "prompt_tokens": sum(one.prompt_tokens or 0 for one in counted),
         "output_tokens": tokens,
         "answers_without_usage": len(answered) - len(counted),
         "answers_per_second": len(answered) / seconds if seconds else 0.0,

@@ -11,8 +11,10 @@ import httpx
 
 from engine.load.client import Seen
 from engine.load.plan import Job
+from engine.outside import Allowance, read_json
 
 Ask = Callable[[Job, float], Awaitable[Seen]]
+MODELS_SECONDS = 30  # to say which models there are
 TICK = 0.1  # seconds between two looks at the clock, and at the progress
 
 
@@ -84,7 +86,15 @@ def client(url: str, api_key: str | None = None, **options) -> httpx.AsyncClient
 
 
 async def first_model(http: httpx.AsyncClient) -> str:
-    """Its name. Raises httpx.HTTPError: the server does not say."""
-    answer = await http.get("models", timeout=30)
-    answer.raise_for_status()
-    return answer.json()["data"][0]["id"]
+    """Its name. Raises httpx.HTTPError, OSError, ValueError: the server does not say."""
+    allowance = Allowance()
+    async with asyncio.timeout(MODELS_SECONDS), http.stream("GET", "models") as answer:
+        answer.raise_for_status()
+        body = b"".join([allowance.take(piece) async for piece in answer.aiter_bytes()])
+    try:
+        name = read_json(body)["data"][0]["id"]
+    except (LookupError, TypeError):
+        name = None
+    if not isinstance(name, str):
+        raise ValueError("it does not say which models it has")
+    return name

@@ -19,12 +19,11 @@ from engine.decoding.prompts import Prompt
 from engine.server import answers, errors, sse
 from engine.server.backend import Backend, OutputStream
 from engine.server.errors import RequestError, as_request_error
-from engine.server.gates import ApiKey, AtMost, BodyLimit, KnownHost, RequestId, host_names
-from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS
+from engine.server.gates import ApiKey, AtMost, BodyLimit, KnownHost, RequestId, host_names, others_turn
+from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS, TURN_SECONDS
 from engine.server.protocol import CompletionRequest, Completions, SamplingFields
 
 Extension = Callable[[FastAPI, Backend], None]  # adds routes to the app
-ROUNDS = 8
 OPEN_PATHS = frozenset(["/health"])
 
 
@@ -149,7 +148,7 @@ async def complete(
         for sample in output.outputs:
             index = {"index": i * params.n + sample.index}
             choices.append(_json(index | shape.choice(body, output, sample)))
-            await _others_turn()  # a choice with its prompt's log probabilities is long
+            await others_turn()  # a choice with its prompt's log probabilities is long
     parts = _json(head)[:-1], b",".join(choices), _json(shape.usage(body, outputs))
     return Response(b'%b,"choices":[%b],"usage":%b}' % parts, media_type="application/json")
 
@@ -160,12 +159,6 @@ def _refuse_unknown(name: str, backend: Backend) -> None:
         raise RequestError(
             404, f"model {name!r} does not exist; here are: {known}", "model", "model_not_found"
         )
-
-
-async def _others_turn() -> None:
-    """What wakes a stream takes some rounds of the event loop until its words are at the socket."""
-    for _ in range(ROUNDS):
-        await asyncio.sleep(0)
 
 
 def _json(data: dict) -> bytes:
@@ -234,6 +227,7 @@ async def _chunks(
         except Exception as error:
             await arriving.put((i, error))
 
+    now = asyncio.get_running_loop().time
     tasks = [asyncio.create_task(forward(i, stream)) for i, stream in enumerate(streams)]
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     extra = {"usage": None} if include_usage else {}
@@ -242,12 +236,16 @@ async def _chunks(
             yield head | {"choices": [choice]} | extra
         while len(latest) < len(streams) or not all(output.finished for output in latest.values()):
             i, output = await arriving.get()
+            since = now()
             if isinstance(output, Exception):
                 raise output
             latest[i] = output
             for sample, before in _news(output, shown[i]):
                 new = {"index": i * n + sample.index} | shape.choice(body, output, sample, before)
                 yield head | {"choices": [new]} | extra
+                if now() - since > TURN_SECONDS:  # those with their prompt's log probabilities are long
+                    await others_turn()
+                    since = now()
         if include_usage:
             outputs = [latest[i] for i in range(len(streams))]
             yield head | {"choices": [], "usage": shape.usage(body, outputs)}

@@ -1,10 +1,11 @@
 """What every request passes before a route sees it: name, host, key, and bounds on how many and how large.
-Part 4.
+Large bodies pass one after the other. Part 4.
 
 Plain ASGI, so that nothing stands between a route and its client: whoever wraps `receive` must let a
 disconnect through, or nobody learns that the client has left.
 """
 
+import asyncio
 import hmac
 import re
 import uuid
@@ -17,9 +18,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from engine.server.errors import RequestError, request_id
+from engine.server.limits import LARGE_BODY_BYTES
 
 HOST = re.compile(r"\*|(\*\.)?[^\s*/:\[\]]+|\[[0-9A-Fa-f:.]+\]")  # also *, *.example.com and [::1]
 POLICY_VIOLATION = 1008  # why a WebSocket was closed
+ROUNDS = 8
+
+
+async def others_turn() -> None:
+    """What wakes a stream takes some rounds of the event loop until its words are at the socket."""
+    for _ in range(ROUNDS):
+        await asyncio.sleep(0)
 
 
 class RequestId:
@@ -118,10 +127,13 @@ class AtMost:
 
 
 class BodyLimit:
-    """Refuses a body over `max_bytes` while it arrives, before it is held in memory."""
+    """Refuses a body over `max_bytes` while it arrives, before it is held in memory. Nobody else has a turn
+    while JSON is read: between two large bodies, others have theirs, however many come at once.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self.app, self.max_bytes = app, max_bytes
+        self._large = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         seen = 0
@@ -132,6 +144,9 @@ class BodyLimit:
             seen += len(message.get("body", b""))
             if seen > self.max_bytes:  # FastAPI passes its own exception on while it reads a body
                 raise HTTPException(413, f"the body is larger than {self.max_bytes} bytes")
+            if seen > LARGE_BODY_BYTES and not message.get("more_body"):  # it is read when this returns
+                async with self._large:
+                    await others_turn()
             return message
 
         await self.app(scope, limited if scope["type"] == "http" else receive, send)

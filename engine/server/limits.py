@@ -4,6 +4,9 @@ Each is OpenAI's where OpenAI has one. A prompt's length is bounded by the body,
 """
 
 MAX_BODY_BYTES = 2**20  # some 200,000 words
+LARGE_BODY_BYTES = 2**14  # of which one is read at a time
+MAX_CHUNKS = 1024  # of a body that comes in chunks: each costs what a small read does
+MAX_BYTES_AHEAD = 2**18  # that a client may send before it has the answer to what it sent
 MAX_PROMPTS = 128  # in one request
 MAX_CHOICES = 128  # prompts × n: each is a sequence of its own
 MAX_STOPS = 4
@@ -23,4 +26,5 @@ MAX_CONNECTIONS = 2000  # fewer if the system lends this process fewer files, or
 REQUEST_SECONDS = 20  # to send a request, from the connection or the last answer on
 STALL_SECONDS = 30  # for which a client may read nothing of its answer
 SHUTDOWN_SECONDS = 10  # for answers under way, after Ctrl-C or SIGTERM
+TURN_SECONDS = 0.005  # for which one answer may be written before others have their turn
 SWITCH_SECONDS = 0.0005  # a thread that computes in Python, a tokenizer, hands the interpreter on

@@ -1,7 +1,8 @@
 """The server's process: uvicorn, with a deadline for everything a client may take its time over. Part 4.
 
-Promises that a client that sends slowly, reads slowly or does neither is cut off; that such connections keep
-nobody out; and that Ctrl-C or SIGTERM ends the process, whatever clients do. The numbers are in `limits`.
+Promises that a client that sends slowly, reads slowly or does neither is cut off; that such connections, and
+bodies in crumbs, keep nobody out; that whoever leaves is noticed; and that Ctrl-C or SIGTERM ends the
+process, whatever clients do. The numbers are in `limits`.
 """
 
 import asyncio
@@ -13,11 +14,14 @@ import socket
 import sys
 from collections.abc import Callable
 
+import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engine.server.limits import (
+    MAX_BYTES_AHEAD,
+    MAX_CHUNKS,
     MAX_CONNECTIONS,
     REQUEST_SECONDS,
     SHUTDOWN_SECONDS,
@@ -52,12 +56,29 @@ def max_connections() -> int:
     return max(1, min(MAX_CONNECTIONS, files() - BATCHES * backlog() - FILES_FOR_OTHERS))
 
 
+class FewChunks(h11.Connection):
+    """h11's, but a body may have MAX_CHUNKS chunks: a megabyte in chunks of a byte takes seconds to read,
+    in which nobody else has a turn.
+    """
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = 0
+        elif isinstance(event, h11.Data) and event.chunk_start:
+            self._chunks += 1
+            if self._chunks > MAX_CHUNKS:
+                raise h11.RemoteProtocolError(f"a body has more than {MAX_CHUNKS} chunks")
+        return event
+
+
 class PatientProtocol(H11Protocol):
     """uvicorn's protocol, patient up to a point. uvicorn itself closes one that idles after an answer."""
 
     max_connections: int
 
     def connection_made(self, transport: asyncio.Transport) -> None:
+        self.conn = FewChunks(h11.SERVER)
         super().connection_made(transport)
         self._stalled: asyncio.TimerHandle | None = None
         self._wait_for_request()
@@ -69,6 +90,26 @@ class PatientProtocol(H11Protocol):
         self._deadline.cancel()
         if self._stalled:
             self._stalled.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """While a request is being answered, what comes is of the next one. uvicorn then stops reading, and
+        would not notice that the client has left: here it reads on, up to a point.
+        """
+        super().data_received(data)
+        if self.conn.their_state is h11.DONE:
+            if len(self.conn.trailing_data[0]) > MAX_BYTES_AHEAD:
+                self.transport.abort()
+            else:
+                self.flow.resume_reading()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP ends the connection. If its request has been answered, there is no more to say."""
+        if self.cycle:
+            self.cycle.disconnected = True  # whoever is at its answer need not send it
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def waits_for_client(self) -> bool:
         """Whether it is the client's turn: no request has arrived in full."""
@@ -86,7 +127,7 @@ class PatientProtocol(H11Protocol):
         self._deadline = self.loop.call_later(REQUEST_SECONDS, self._request_is_late)
 
     def _request_is_late(self) -> None:
-        if self.transport.get_protocol() is self and self.waits_for_client():  # else it is a WebSocket now
+        if self.waits_for_client():
             self.transport.abort()
 
     def on_response_complete(self) -> None:
@@ -130,6 +171,7 @@ def config(app: FastAPI, host: str, port: int, log_level: str = "info") -> uvico
         port=port,
         log_level=log_level,
         http=protocol,
+        ws="none",  # no route here speaks it: who asks for an upgrade is answered without
         backlog=backlog(),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )

@@ -4,7 +4,7 @@ Knows no engine, only that answer, so it watches a server on any machine. Beside
 requests it shows what the histogram's buckets would make of them: the estimate that Prometheus works with.
 """
 
-import json
+import http.client
 import time
 import urllib.error
 import urllib.request
@@ -17,11 +17,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from engine.outside import MAX_ANSWER_BYTES, Allowance, read_json, shown
 from engine.telemetry.histogram import quantile
 from engine.telemetry.history import DATA, PERCENTILES
 
 LEVELS = "▁▂▃▄▅▆▇█"
 TIMEOUT = 10  # seconds that a server may take for its answer
+SOMETHING_ELSE = "answers something else than a dashboard's data"
 COLOURS = {"output": "cyan", "running": "green", "waiting": "yellow", "batch": "magenta", "kv": "blue"}
 
 
@@ -34,15 +36,15 @@ def read(url: str) -> dict:
     address = url.rstrip("/") + DATA
     try:
         with urllib.request.urlopen(address, timeout=TIMEOUT) as response:
-            answer = json.load(response)
+            answer = read_json(Allowance().take(response.read(MAX_ANSWER_BYTES + 1)))
     except urllib.error.HTTPError as error:
         raise NoAnswer(
             f"{address} answers {error.code}: it has no dashboard, or not under this name"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise NoAnswer(f"{address}: {getattr(error, 'reason', error)}") from error
     if not isinstance(answer, dict) or "seconds" not in answer:
-        raise NoAnswer(f"{address} answers something else than a dashboard's data")
+        raise NoAnswer(f"{address} {SOMETHING_ELSE}")
     return answer
 
 
@@ -70,22 +72,22 @@ def board(answer: dict, width: int) -> Panel:
     lines.add_column()
     room = max(4, width - 40)
     latest_batch = batch[-1] if batch else None
-    for name, shown, values, top, colour in (
+    for name, latest, values, top, colour in (
         ("output tokens/s", f"{output[-1]:,.0f}" if output else "–", output, None, "output"),
-        ("running", f"{now['running']}", seconds["running"][1:], None, "running"),
-        ("waiting", f"{now['waiting']}", seconds["waiting"][1:], None, "waiting"),
+        ("running", f"{now['running']:,}", seconds["running"][1:], None, "running"),
+        ("waiting", f"{now['waiting']:,}", seconds["waiting"][1:], None, "waiting"),
         ("requests per step", "–" if latest_batch is None else f"{latest_batch:.1f}", batch, None, "batch"),
         ("KV cache", f"{now['kv_usage']:.0%}", seconds["kv_usage"][1:], 1.0, "kv"),
     ):
-        lines.add_row(name, shown, Text(sparkline(values, room, top), style=COLOURS[colour]))
+        lines.add_row(name, latest, Text(sparkline(values, room, top), style=COLOURS[colour]))
     totals, ended = answer["totals"], answer["ended"]
     said = (
         f"{ended['stop'] + ended['length']:,} requests done, {ended['abort']:,} aborted, {ended['error']:,} "
         f"failed, {ended['reject']:,} refused; {totals['vllm:prompt_tokens']:,} prompt and "
         f"{totals['vllm:generation_tokens']:,} output tokens; {totals['vllm:num_preemptions']:,} preemptions"
     )
-    title = f"{answer['model_name']}, up for {answer['uptime']:,.0f} s"
-    more = [Text(f"{p['title']}: {p['value']}; {p['note']}") for p in answer.get("panels", ())]
+    title = Text(shown(f"{answer['model_name']}, up for {answer['uptime']:,.0f} s"))
+    more = [Text(shown(f"{p['title']}: {p['value']}; {p['note']}")) for p in answer.get("panels", ())]
     said = Text(said, style="dim")
     return Panel(Group(lines, Text(), _latencies(answer), Text(), *more, said), title=title)
 
@@ -99,7 +101,7 @@ def _latencies(answer: dict) -> Table:
         recent = [column[-1] if column else None for column in answer["seconds"][kind].values()]
         kept = answer["buckets"][kind]
         guessed = [quantile(q, kept["le"], kept["cumulative"]) for q in PERCENTILES.values()]
-        table.add_row(f"{name}, last {answer['window']} s", *map(_milliseconds, recent))
+        table.add_row(f"{name}, last {answer['window']:g} s", *map(_milliseconds, recent))
         table.add_row("  since the start, by buckets", *map(_milliseconds, guessed), style="dim")
     return table
 
@@ -112,7 +114,12 @@ def top(url: str, console: Console, enough: Callable[[], bool] = lambda: False) 
     """Show the board, renewed once a second, until Ctrl-C or until `enough` says so. Raises NoAnswer."""
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            live.update(board(read(url), console.width), refresh=True)
+            answer = read(url)
+            try:
+                drawn = board(answer, console.width)
+            except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+                raise NoAnswer(f"{url} {SOMETHING_ELSE}") from error
+            live.update(drawn, refresh=True)
             if enough():
                 return
             time.sleep(1)

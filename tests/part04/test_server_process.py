@@ -159,15 +159,6 @@ def test_an_answer_that_takes_longer_than_a_request_may_is_not_cut_off(monkeypat
         assert more == 100, "the stream was cut off"
 
 
-def test_a_connection_that_has_become_a_websocket_has_no_deadline_for_a_request():
-    protocol, gone = SimpleNamespace(waits_for_client=lambda: True), []
-    for owner, cut_off in ((protocol, [True]), ("uvicorn's for WebSockets", [])):
-        gone.clear()
-        protocol.transport = SimpleNamespace(get_protocol=lambda o=owner: o, abort=lambda: gone.append(True))
-        run.PatientProtocol._request_is_late(protocol)
-        assert gone == cut_off, f"late, and the connection is that of {owner}"
-
-
 def test_who_does_not_read_is_cut_off_and_what_it_had_is_given_back(monkeypatch):
     backend = ScriptedBackend()
     with (

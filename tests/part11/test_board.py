@@ -1,14 +1,20 @@
 """The board in the terminal."""
 
 import io
+import math
+import socket
+import threading
 from contextlib import contextmanager
 
 import pytest
 from fastapi import FastAPI
+from fastapi.responses import Response
 from rich.console import Console
 
 from engine.decoding.params import SamplingParams
+from engine.outside import Allowance
 from engine.scheduling.continuous import ContinuousScheduler
+from engine.telemetry import top as board_module
 from engine.telemetry.top import NoAnswer, board, growth, read, sparkline, top
 from tests.part04.serving import serve
 from tests.part06.fakes import run_to_end
@@ -119,6 +125,8 @@ def test_it_reads_a_running_server_and_ends_when_told():
     ("/elsewhere", {}, "answers 404"),
     ("/dashboard/data", {"hello": 1}, "something else"),
     ("/dashboard/data", [1, 2], "something else"),
+    ("/dashboard/data", Response(b"[" * 100_000), "nested too deeply"),
+    ("/dashboard/data", Response(b'{"seconds": ' + b"9" * 5000), "limit"),
 ])  # fmt: skip
 def test_a_server_without_a_dashboard_is_named(path, answer, said):
     with answering(path, answer) as url, pytest.raises(NoAnswer, match=said) as caught:
@@ -131,3 +139,61 @@ def test_no_server_is_said_in_one_line(url):
     with pytest.raises(NoAnswer, match="dashboard/data") as caught:
         read(url)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("sent", [
+    b"\x00\x1b[31mno HTTP\r\n\r\n",
+    b"HTTP/1.1 99999 x\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{",
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 200,
+    b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000,
+], ids=lambda sent: ascii(sent)[-20:])  # fmt: skip
+def test_what_is_no_http_is_no_answer(sent):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def say() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(sent)
+
+        saying = threading.Thread(target=say)
+        saying.start()
+        with pytest.raises(NoAnswer):
+            read(f"http://127.0.0.1:{server.getsockname()[1]}")
+        saying.join()
+
+
+def test_an_answer_without_end_is_read_up_to_a_bound(monkeypatch):
+    monkeypatch.setattr(board_module, "Allowance", lambda: Allowance(10))
+    with answering("/dashboard/data", ANSWER) as url, pytest.raises(NoAnswer, match="longer than"):
+        read(url)
+
+
+ODD = {
+    "running": {"now": {**ANSWER["now"], "running": "\x1b[2J"}},
+    "nothing now": {"now": {}},
+    "usage": {"now": {**ANSWER["now"], "kv_usage": 10**400}},
+    "no number": {"seconds": {**ANSWER["seconds"], "kv_usage": [math.nan] * 4}},
+    "lists": {"seconds": []},
+    "totals": {"totals": None},
+    "uptime": {"uptime": "long"},
+    "window": {"window": "\x1b[2J"},
+    "panels": {"panels": [5]},
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_data_of_another_shape_are_no_dashboards(monkeypatch, name):
+    monkeypatch.setattr(board_module, "read", lambda url: ANSWER | ODD[name])
+    with pytest.raises(NoAnswer, match="something else"):
+        top("http://there", Console(width=100, file=io.StringIO()), enough=lambda: True)
+
+
+def test_what_a_server_says_commands_no_terminal():
+    panel = {"title": "\x1b]0;x\x07", "value": "[red]", "note": "\ud800"}
+    text = printed(ANSWER | {"model_name": "[/b]\x1b[2J", "panels": [panel]})
+    assert not set(text) & {"\x1b", "\x07", "\ud800"}
+    assert "[/b]" in text
+    assert "[red]" in text
