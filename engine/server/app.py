@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from functools import cache
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -56,9 +57,9 @@ def create_app(
         async with backend:
             yield
 
-    # FastAPI's pages on /openapi.json would bring scripts from another host to this origin.
-    no_pages = {"docs_url": None, "redoc_url": None}
-    app = FastAPI(title="ruvon", lifespan=lifespan, responses=errors.RESPONSES, **no_pages)
+    # No routes of FastAPI's own: its pages would bring scripts from another host to this origin, and its
+    # description would be written anew for each who asks.
+    app = FastAPI(title="ruvon", lifespan=lifespan, responses=errors.RESPONSES, openapi_url=None)
     app.state.of_several_prompts = asyncio.Lock()
     errors.install(app)
     started = int(time.time())
@@ -95,6 +96,14 @@ def create_app(
             return body.prompts()
 
         return await complete(backend, request, body, prompts, shape)
+
+    @cache
+    def description() -> bytes:
+        return JSONResponse(app.openapi()).body
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return Response(description(), media_type="application/json")
 
     def _model(name: str) -> dict:
         known = {"id": name, "object": "model", "created": started, "owned_by": "ruvon"}

@@ -38,6 +38,20 @@ def test_no_page_of_the_framework_brings_scripts_from_another_host():
         assert client.get("/openapi.json").status_code == 200, "the description itself stays"
 
 
+def test_the_description_is_written_once_however_many_ask():
+    written = []
+
+    def watched(app, backend):
+        describe = app.openapi
+        app.openapi = lambda: written.append(1) or describe()
+
+    with client_of(ScriptedBackend(), extensions=[watched]) as client:
+        answers = [client.get("/openapi.json") for _ in range(3)]
+    assert written == [1], "writing it takes long, and it stays the same"
+    assert {answer.headers["content-type"] for answer in answers} == {"application/json"}
+    assert "/v1/completions" in answers[2].json()["paths"]
+
+
 def test_an_extension_adds_a_route_behind_the_same_gate():
     def extension(app, backend):
         @app.get("/v1/extra")
