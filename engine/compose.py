@@ -105,7 +105,7 @@ def _load(
 ) -> nn.Module:
     """The model, ready; on a CPU its weights are on huge pages."""
     ready = partial(_ready, args=args, quantization=quantization, slots=slots)
-    with huge_pages() if torch.device(args.device).type == "cpu" else nullcontext():
+    with huge_pages() if str(args.device).startswith("cpu") else nullcontext():
         return load_model(model, args.device, dtype, args.load_format, transform=ready)
 
 
