@@ -74,7 +74,7 @@ def main() -> None:
     record(
         "part17_huge_pages",
         __doc__.splitlines()[0],
-        {"rounds": args.rounds, "runs": RUNS, "new_tokens": args.tokens, "batch": 1, "threads": 1},
+        {"rounds": args.rounds, "runs": RUNS, "new_tokens": args.tokens, "batch": 1, "torch_threads": 1},
         figures,
         {"gain": {"columns": ["", "4 KiB, ms a token", "huge, ms a token", "gain"], "rows": rows}},
     )
