@@ -5,15 +5,13 @@ import gc
 import pytest
 import torch
 
-from engine.cache.slots import SlotCache
 from engine.decoding.params import ParameterError, SamplingParams
-from engine.decoding.sampling import SUPPORTS
 from engine.executor import Executor, sample_batch
 from engine.listeners import Listeners
-from engine.llm_engine import NEW_OBJECTS, LLMEngine
+from engine.llm_engine import NEW_OBJECTS
 from engine.scheduling.fifo import FIFOScheduler
 from engine.scheduling.request import State
-from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, Recorder, run_to_end, told_alone
+from tests.part06.fakes import CONFIG, BlockCache, FakeForward, Recorder, run_to_end, told_alone
 from tests.part06.steps import Everybody
 
 PROMPTS = ["Once upon a time", "The little dog", "A red ball"]
@@ -302,18 +300,6 @@ def test_a_snapshot_of_a_running_output_stays_as_it_was_and_the_last_one_is_a_li
     assert isinstance(snapshots[-1].outputs[0].token_ids, list)
 
 
-@pytest.mark.parametrize("priority", [-101, 101, 2**31])
-def test_priorities_have_few_levels_so_that_nobody_starves(fake_engine, priority):
-    with pytest.raises(ParameterError, match="-100 to 100"):
-        fake_engine(supports=SUPPORTS | {"priority"}).make_requests("a", "hello", priority=priority)
-
-
-@pytest.mark.parametrize("priority", [-100, 100])
-def test_the_outermost_priorities_are_accepted(fake_engine, priority):
-    (made,) = fake_engine(supports=SUPPORTS | {"priority"}).make_requests("a", "hello", priority=priority)
-    assert made.priority == priority
-
-
 def test_seeded_samples_equal_the_loop_alone(fake_engine):
     engine = fake_engine()
     expected = {}
@@ -332,42 +318,6 @@ def test_seeded_samples_equal_the_loop_alone(fake_engine):
     assert {name: output.outputs[0].token_ids for name, output in run_to_end(engine).items()} == expected
 
 
-@pytest.mark.parametrize(
-    ("prompt", "params", "options", "field"),
-    [
-        ("", {}, {}, "prompt"),
-        ([], {}, {}, "prompt"),
-        ([257], {}, {}, "prompt"),
-        ([True], {}, {}, "prompt"),
-        ("x" * 200, {}, {}, "prompt"),
-        ("\ud800", {}, {}, "prompt"),
-        ("a", {"logprobs": 1}, {}, "logprobs"),
-        ("a", {"stop_token_ids": (999,)}, {}, "stop_token_ids"),
-        ("a", {"logit_bias": {999: 1.0}}, {}, "logit_bias"),
-        ("a", {}, {"priority": 1}, "priority"),
-        ("a", {}, {"adapter": "poetry"}, "adapter"),
-        ("a", {}, {"cache_salt": "me"}, "cache_salt"),
-    ],
-)
-def test_a_request_that_is_refused_leaves_nothing_and_listeners_hear_of_it(
-    fake_engine, prompt, params, options, field
-):
-    recorder = Recorder()
-    engine = fake_engine(listeners=Listeners([recorder]))
-    with pytest.raises(ParameterError) as caught:
-        engine.add_request("a", prompt, SamplingParams(**params), **options)
-    assert caught.value.field == field
-    assert recorder.heard == [("reject", "a")]
-    assert not engine.has_unfinished_requests()
-
-
-@pytest.mark.parametrize("priority", [10**400, -(2**31) - 1, 2**31 + 1])
-def test_a_priority_beyond_reason_is_refused(fake_engine, priority):
-    engine = fake_engine(supports=SUPPORTS | {"priority"})
-    with pytest.raises(ParameterError, match="priority"):
-        engine.add_request("a", "hello", GREEDY, priority=priority)
-
-
 def test_output_and_prompt_fit_in_max_model_len(fake_engine):
     engine = fake_engine(max_model_len=30)
     params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
@@ -376,15 +326,6 @@ def test_output_and_prompt_fit_in_max_model_len(fake_engine):
         engine.add_request("b", "x" * 30, params)
     (output,) = run_to_end(engine).values()
     assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (10, "length")
-
-
-@pytest.mark.parametrize(("slot_tokens", "max_model_len"), [(40, None), (40, 41), (200, 201), (400, 201)])
-def test_a_length_that_model_or_cache_cannot_hold_is_refused_when_the_engine_is_made(
-    slot_tokens, max_model_len
-):
-    scheduler = FIFOScheduler(SlotCache(CONFIG, 1, slot_tokens))
-    with pytest.raises(ValueError, match="max_model_len"):
-        LLMEngine(TOKENIZER, CONFIG, scheduler, Executor(None), max_model_len=max_model_len)
 
 
 def test_a_queue_of_hundreds_with_aborts_in_between_ends_with_nothing_left(fake_engine):
