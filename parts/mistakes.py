@@ -112,11 +112,16 @@ def judge(warm: Warm, tree: Path, part: Part, mistake: Mistake) -> Verdict:
         wrong = make(mistake, (tree / exercise.path).read_text(encoding="utf-8"))
     except SeriesError as error:
         return Verdict(mistake, "", "", str(error))
-    with tempfile.TemporaryDirectory(dir=tree.parent) as folder:
-        copy = shutil.copytree(tree, Path(folder) / "tree", copy_function=os.link)  # quick: nothing is copied
-        (copy / exercise.path).unlink()
+    copy = tree.with_name(f"{tree.name}_but_one")
+    shutil.copytree(tree, copy, copy_function=os.link)  # quick: nothing is copied
+    try:
+        for path in (copy / exercise.path, *_compiled(copy, exercise.path)):
+            path.unlink()
         (copy / exercise.path).write_text(wrong, encoding="utf-8")
         run = warm.pytest(copy, [*exercise.tests, "-x", "-q", "--tb=short"], SECONDS)
+        _keep_compiled(copy, tree, exercise.path)
+    finally:
+        shutil.rmtree(copy)
     if run.problem:
         return Verdict(mistake, "", "", run.problem)
     if not run.failures:
@@ -124,6 +129,22 @@ def judge(warm: Warm, tree: Path, part: Part, mistake: Mistake) -> Verdict:
     failure = run.failures[0]
     says = essence(failure.report)
     return Verdict(mistake, failure.test, says, _problem(mistake, failure, says))
+
+
+def _compiled(tree: Path, path: str) -> list[Path]:
+    """What Python and pytest have compiled `path` to."""
+    file = tree / path
+    return list((file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"))
+
+
+def _keep_compiled(copy: Path, tree: Path, but: str) -> None:
+    """Hand the compiled files of this copy, but the wrong one's, to the tree and so to the next copy."""
+    wrong = _compiled(copy, but)
+    for file in set(copy.rglob("__pycache__/*.pyc")) - set(wrong):
+        kept = tree / file.relative_to(copy)
+        if not kept.exists():
+            kept.parent.mkdir(exist_ok=True)
+            os.link(file, kept)
 
 
 def essence(report: str) -> str:

@@ -108,21 +108,23 @@ class Warm:
 def _serve() -> None:
     """The process itself: read a job, fork, answer."""
     import gc
+    import inspect
     from importlib import import_module, metadata
 
     sys.path.remove(str(Path(__file__).resolve().parent))
     for library in LIBRARIES:
         with suppress(ImportError):
             import_module(library)
-    for plugin in metadata.entry_points(group="pytest11"):
-        if plugin.name not in NOT_LOADED:
-            plugin.load()
+    found = metadata.entry_points(group="pytest11")
+    plugins = [plugin.load() for plugin in found if plugin.name not in NOT_LOADED]
+    inspect.getmodule(compile("", "nowhere", "exec"))  # where each module's file is, for the first traceback
+    gc.collect()
     gc.freeze()  # what is imported stays: the children's collector need not look at it
     for line in sys.stdin:
-        print(json.dumps(_fork(**json.loads(line))), flush=True)
+        print(json.dumps(_fork(plugins, **json.loads(line))), flush=True)
 
 
-def _fork(tree: str, arguments: list[str], seconds: float, env: dict[str, str]) -> dict:
+def _fork(plugins: list, tree: str, arguments: list[str], seconds: float, env: dict[str, str]) -> dict:
     start = time.monotonic()
     result, log = Path(f"{tree}.json"), Path(f"{tree}.log")
     result.unlink(missing_ok=True)
@@ -130,7 +132,7 @@ def _fork(tree: str, arguments: list[str], seconds: float, env: dict[str, str]) 
     if child == 0:
         os.setpgid(0, 0)  # so that what it starts can be ended with it
         os.environ.update(env)
-        _pytest(tree, arguments, result, log)
+        _pytest(plugins, tree, arguments, result, log)
     killed = not _ends(child, start + seconds)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what it started and left behind
@@ -155,8 +157,11 @@ def _ends(child: int, deadline: float) -> bool:
     return True
 
 
-def _pytest(tree: str, arguments: list[str], result: Path, log: Path) -> None:
-    """The child: pytest, its output and its reports in files, and no way back."""
+def _pytest(plugins: list, tree: str, arguments: list[str], result: Path, log: Path) -> None:
+    """The child: pytest, its output and its reports in files, and no way back.
+
+    The plugins are those that pytest would look for among all that is installed, in every run anew.
+    """
     import pytest
 
     code = 1
@@ -168,7 +173,9 @@ def _pytest(tree: str, arguments: list[str], result: Path, log: Path) -> None:
             os.dup2(file.fileno(), 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the next job is not for the tests to read
         recorder = _Recorder()
-        code = pytest.main([*arguments, "-W", "ignore::pytest.PytestAssertRewriteWarning"], [recorder])
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        ignored = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        code = pytest.main([*arguments, *ignored], [*plugins, recorder])
         engine = getattr(sys.modules.get("engine"), "__file__", None)
         result.write_text(json.dumps({"engine": engine} | vars(recorder)))
     except BaseException:
@@ -183,6 +190,9 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.passed, self.skipped, self.failures = {}, [], []
+
+    def pytest_configure(self) -> None:
+        del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]  # it is not for what the tests start
 
     def pytest_runtest_logreport(self, report) -> None:
         if report.passed and report.when == "call":

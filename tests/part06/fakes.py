@@ -190,17 +190,21 @@ class Gate:
 
     def __init__(self, forward, permits: int = 0) -> None:
         self.forward, self.entered = forward, 0  # entered: passes begun, the one that waits included
-        self._permits = threading.Semaphore(permits)
+        self._permits, self._is_open = threading.Semaphore(permits), False
 
     def allow(self, steps: int) -> None:
         self._permits.release(steps)
 
     def open(self) -> None:
-        self.allow(10**6)
+        """From now on every step is allowed."""
+        self._is_open = True
+        self.allow(1)
 
     def __call__(self, batch: Batch) -> Tensor:
         self.entered += 1
         assert self._permits.acquire(timeout=DEADLINE), "nobody allowed this step"
+        if self._is_open:  # one permit is passed on from step to step
+            self.allow(1)
         return self.forward(batch)
 
 

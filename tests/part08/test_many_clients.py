@@ -4,16 +4,20 @@ import asyncio
 import json
 import threading
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 
 import httpx
 import pytest
 
 from engine.async_engine import AsyncLLMEngine
+from engine.cache.slots import SlotCache
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SUPPORTS
+from engine.executor import Executor, ModelForward
 from engine.listeners import Listeners
+from engine.llm_engine import LLMEngine
 from engine.scheduling.continuous import ContinuousScheduler
+from engine.scheduling.fifo import FIFOScheduler
 from engine.server.app import create_app
 from engine.server.protocol import Completions
 from tests.part04.serving import DEADLINE, http, serve, wait_until
@@ -22,6 +26,7 @@ from tests.part06.fakes import (
     FakeForward,
     Gate,
     Recorder,
+    assert_idle,
     at_rest,
     leave_in_the_third_step,
     run_to_end,
@@ -101,14 +106,24 @@ async def stream(client: httpx.AsyncClient, prompt: str, leave_after: int | None
     raise AssertionError("the stream ended without [DONE]")
 
 
-@pytest.fixture
-def offline(real_engine):
-    """What the engine says to each prompt when it is asked one after the other, without a server."""
-    engine = real_engine()
-    for i, prompt in enumerate(PROMPTS):
-        engine.add_request(str(i), prompt, SamplingParams(**params_of(i)))
-    done = run_to_end(engine)
-    return [done[str(i)].outputs[0].text for i in range(len(PROMPTS))]
+@pytest.fixture(scope="module")
+def offline(model, tokenizer):
+    """offline() -> what the engine says to each prompt when it is asked one after the other, without a
+    server.
+    """
+
+    @cache
+    def ask() -> list[str]:
+        slots = SlotCache(model.config, 1)
+        executor = Executor(ModelForward(model, slots))
+        engine = LLMEngine(tokenizer, model.config, FIFOScheduler(slots), executor)
+        for i, prompt in enumerate(PROMPTS):
+            engine.add_request(str(i), prompt, SamplingParams(**params_of(i)))
+        done = run_to_end(engine)
+        assert_idle(engine)
+        return [done[str(i)].outputs[0].text for i in range(len(PROMPTS))]
+
+    return ask
 
 
 def test_fifty_streaming_clients_at_once_each_get_exactly_the_offline_text(
@@ -135,7 +150,7 @@ def test_fifty_streaming_clients_at_once_each_get_exactly_the_offline_text(
             return await asyncio.gather(*asking)
 
     assert len(PROMPTS) == 50
-    assert asyncio.run(run()) == offline
+    assert asyncio.run(run()) == offline()
     sizes = [len(record.request_ids) for record in recorder.records]
     assert max(sizes) == 16, "they were not served together"
     assert max(sum(record.tokens_computed) for record in recorder.records) <= 128
@@ -155,7 +170,7 @@ def test_clients_who_leave_in_the_middle_change_nothing_for_those_who_stay(real_
                 ]
             )
 
-    assert asyncio.run(run())[1::2] == offline[1:30:2]
+    assert asyncio.run(run())[1::2] == offline()[1:30:2]
 
 
 def test_a_client_who_leaves_frees_its_slot_by_the_next_step(fake_engine, serving, recorder):
@@ -189,7 +204,7 @@ def test_a_reader_who_stands_still_does_not_slow_the_others(real_engine, serving
                     *[stream(client, prompt, **params_of(i)) for i, prompt in enumerate(PROMPTS[:9])]
                 )
 
-    assert asyncio.run(run()) == offline[:9]
+    assert asyncio.run(run()) == offline()[:9]
 
 
 def test_refused_and_aborted_and_failed_and_served_requests_leave_nothing_together(fake_engine, serving):

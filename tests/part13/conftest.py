@@ -2,9 +2,23 @@
 
 import os
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from tests.part04.conftest import tokenizer  # noqa: F401
+
+
+@pytest.fixture
+def wide_tiles(monkeypatch):
+    """The interpreter takes as long for a tile of many rows as for one of few: few programs, of which some
+    still walk over several tiles, and the last tile is not full.
+    """
+    if torch.cuda.is_available():
+        return
+    from engine.kernels.single_row import TILES, Tile
+
+    for name in TILES:
+        monkeypatch.setitem(TILES, name, Tile(16, 4, None if name == "proj" else 2))

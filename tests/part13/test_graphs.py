@@ -94,7 +94,7 @@ PROMPTS = {"a": 3, "b": 9, "c": 1, "d": MAX_LEN - 5}
 PLAY = [("a",), ("b", "d", "c", "a"), ("c", "d", "a"), ("d",), ("c", "b")]
 
 
-def test_every_step_gives_the_logits_of_the_models_forward_pass(model):
+def test_every_step_gives_the_logits_of_the_models_forward_pass(model, wide_tiles):
     """In sizes 1, 4, 4, 1 and 2, larger and smaller by turns."""
     mine, theirs = Told(model, PROMPTS), Told(model, PROMPTS)
     forward, plain = graph_forward(mine), ModelForward(model, theirs.cache)

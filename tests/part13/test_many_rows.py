@@ -12,7 +12,8 @@ from engine.models.loader import load_model
 from tests.part01.reference import random_gpt2, save
 from tests.part13.test_paged_attention import DEVICE, P
 
-SHAPES = {"narrow": {"n_embd": 48, "n_head": 3}, "split": {"n_embd": 320, "n_head": 5}}  # 320: of split-K
+SPLIT, HEADS = (320, 5) if DEVICE == "cuda" else (48, 3)  # the inner dimension is of split-K
+SHAPES = {"narrow": {"n_embd": 32, "n_head": 2}, "split": {"n_embd": SPLIT, "n_head": HEADS}}
 VOCAB = 70  # padded to 128
 TOLERANCE = 2e-4
 
@@ -21,6 +22,13 @@ TOLERANCE = 2e-4
 def model(request, tmp_path_factory):
     theirs = random_gpt2(vocab_size=VOCAB, n_layer=1, **SHAPES[request.param])
     return load_model(save(theirs, tmp_path_factory.mktemp("gpt2")), DEVICE, "float32")
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """In the interpreter, so that a small model's products are split, too."""
+    for name, value in {"SPLITS": 3, "INNER": 16, "COLS": 16}.items() if DEVICE == "cpu" else ():
+        monkeypatch.setattr(many_rows, name, value)
 
 
 class Step:
@@ -98,6 +106,6 @@ def test_a_product_is_split_up_to_that_number_of_rows(model, monkeypatch):
 
     monkeypatch.setattr(many_rows, "_split_linear", Counting())
     Step(model, [5, 18]).check(max_rows=2)
-    assert len(calls) == (2 * 2 if model.config.hidden_size == 320 else 0), (
+    assert len(calls) == (2 * 2 if model.config.hidden_size == SPLIT else 0), (
         "the two products with few columns, where the inner dimension divides"
     )

@@ -21,7 +21,7 @@ def model(tmp_path_factory):
     return load_model(folder, DEVICE, "float32")
 
 
-def test_logits_and_stored_keys_are_the_models(model):
+def test_logits_and_stored_keys_are_the_models(model, wide_tiles):
     """Two sequences, one after the other, over the same buffers: nothing is left behind by the first."""
     generator = torch.Generator().manual_seed(17)
     B, Dh = 16, WIDTH // HEADS

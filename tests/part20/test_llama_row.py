@@ -5,8 +5,11 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
+from engine.kernels import llama_row
 from engine.kernels.llama_row import MIN_HEAD_DIM, LlamaRow
+from engine.kernels.single_row import Tile
 from tests.part13.test_many_rows import TOLERANCE, Step
+from tests.part13.test_paged_attention import DEVICE
 from tests.part20.test_llama_rows import MODELS, made
 
 NARROW = [name for name, (_, settings) in MODELS.items() if settings["head_dim"] < MIN_HEAD_DIM]
@@ -15,6 +18,14 @@ NARROW = [name for name, (_, settings) in MODELS.items() if settings["head_dim"]
 @pytest.fixture(scope="module", params=[name for name in MODELS if name not in NARROW])
 def model(request, tmp_path_factory):
     return made(*MODELS[request.param], tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def wide_tiles(monkeypatch):
+    """In the interpreter few programs, as Part 13's tests have them; the widest layers walk over tiles."""
+    if DEVICE == "cpu":
+        walks = {"qkv": Tile(16, 4, 2), "gate_up": Tile(64, 4, 4)}
+        monkeypatch.setattr(llama_row, "TILES", dict.fromkeys(llama_row.TILES, Tile(16, 4, None)) | walks)
 
 
 @pytest.mark.parametrize(("length", "runs"), [(1, 1), (70, 2)])
