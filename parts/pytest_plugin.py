@@ -9,7 +9,7 @@ Loaded by the conftest.py of a start tree alone.
 import sys
 import threading
 from collections import Counter
-from functools import cache
+from functools import cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -65,6 +65,34 @@ def pytest_runtest_call(item):
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
+
+
+class _Waits(BaseException):
+    """No error to hypothesis, which would look for the smallest example of one."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """A test of hypothesis ends at the first example that meets an exercise to be written."""
+    test = getattr(pyfuncitem.obj, "hypothesis", None)
+    if test is None:
+        return (yield)
+    inner = test.inner_test
+
+    @wraps(inner)
+    def once(*args, **options):
+        try:
+            return inner(*args, **options)
+        except NotImplementedError as error:
+            raise _Waits from error
+
+    test.inner_test = once
+    try:
+        return (yield)
+    except _Waits as met:
+        raise met.__cause__ from None
+    finally:
+        test.inner_test = inner
 
 
 @pytest.hookimpl(wrapper=True)

@@ -26,16 +26,6 @@ SMALL = GPT2_XL | {"vocab_size": 70, "n_embd": 320, "n_head": 5, "n_layer": 1}
 def main() -> None:
     found: list[str] = []
     compile_instead(found)
-    for dtype in (torch.bfloat16, torch.float32):
-        for N, K in SHAPES if dtype == torch.bfloat16 else SHAPES[1:]:
-            bias = torch.zeros(N, dtype=dtype)
-            for T in (1, 2, 64) if K == 4096 else (1, 2):
-                x = torch.zeros(T, K, dtype=dtype)
-                int8_linear(x, torch.zeros(N, K, dtype=torch.int8), torch.zeros(N), bias)
-                for group_size in (32, 128) if K == 4096 else (64,):
-                    groups = torch.zeros(N, -(-K // group_size), dtype=torch.float16)
-                    packed = torch.zeros(N, K // 2, dtype=torch.uint8)
-                    int4_linear(x, packed, groups, groups, bias, group_size)
     numbers = partial(torch.zeros, 1, dtype=torch.int32)
     for method in ("int8", "int4"):
         transform = partial(quantize, method=method)
@@ -46,6 +36,16 @@ def main() -> None:
         row._embed(numbers(), numbers())
         row._norm_linear("up", up, row.inner, gelu=True)
         row._linear_add("down", row.inner, down)
+    for dtype in (torch.bfloat16, torch.float32):
+        for N, K in SHAPES if dtype == torch.bfloat16 else SHAPES[1:]:
+            bias = torch.zeros(N, dtype=dtype)
+            for T in (1, 2, 64) if K == 4096 else (1, 2):
+                x = torch.zeros(T, K, dtype=dtype)
+                int8_linear(x, torch.zeros(N, K, dtype=torch.int8), torch.zeros(N), bias)
+                for group_size in (32, 128) if K == 4096 else (64,):
+                    groups = torch.zeros(N, -(-K // group_size), dtype=torch.float16)
+                    packed = torch.zeros(N, K // 2, dtype=torch.uint8)
+                    int4_linear(x, packed, groups, groups, bias, group_size)
     print(*sorted(set(found)))
 
 
