@@ -69,15 +69,24 @@ def test_the_smallest_and_largest_half_precision_weights_survive_packing():
         torch.testing.assert_close(Half(original)(x[None]), original(x[None]), atol=0, rtol=1e-6)
 
 
+@pytest.fixture(scope="module")
+def stories(trained) -> dict[str, list[int]]:
+    """What the model tells when nothing is packed."""
+    model, tokenizer, _ = trained
+    return {
+        prompt: output(model, tokenizer, prompt) for prompt in ("Once upon a time", "Lily had a red ball.")
+    }
+
+
 @each_form
-def test_greedy_tokens_and_logits_are_the_same_with_every_layer_packed(trained, checkpoint, form):
+def test_greedy_tokens_and_logits_are_the_same_with_every_layer_packed(trained, checkpoint, form, stories):
     model, tokenizer, _ = trained
     packed = load_model(checkpoint)
     if not all(form.can_pack(packed.get_submodule(name)) for name in linear_names(packed)):
         pytest.skip(f"{checkpoint} is not made of half-precision weights")
     replace_linears(packed, lambda name, linear: form(linear))
-    for prompt in ("Once upon a time", "Lily had a red ball."):
-        assert output(packed, tokenizer, prompt) == output(model, tokenizer, prompt)
+    for prompt, told in stories.items():
+        assert output(packed, tokenizer, prompt) == told
     ids = torch.randint(
         3, model.config.vocab_size, (64,), generator=torch.Generator().manual_seed(0)
     ).tolist()
