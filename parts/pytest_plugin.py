@@ -97,6 +97,8 @@ def pytest_pyfunc_call(pyfuncitem):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
+    if call.excinfo and PART.announced(f"{call.excinfo.typename}: {call.excinfo.value}"):
+        item.repr_failure = lambda excinfo: f"{excinfo.typename}: {excinfo.value}"  # quick: no source is read
     report = yield
     report.called = sorted(item.stash.get(CALLED, ()))
     text = report.longreprtext + report.caplog  # a server in a thread fails in its log

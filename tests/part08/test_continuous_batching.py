@@ -84,7 +84,7 @@ def test_every_chunk_size_gives_the_same_tokens(fake_engine, budget):
 
 
 @pytest.mark.parametrize("num_blocks", [26, 30, 40, 80])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_preempted_requests_have_the_tokens_they_would_have_had(fake_engine, num_blocks, seed):
     """Memory for one to three requests, eight seats: greedy and sampled alike, with joins and aborts."""
     rng, recorder = random.Random(seed), Recorder()

@@ -13,12 +13,12 @@ from tests.part04.conftest import tokenizer  # noqa: F401
 
 @pytest.fixture
 def wide_tiles(monkeypatch):
-    """The interpreter takes as long for a tile of many rows as for one of few: few programs, of which some
-    still walk over several tiles, and the last tile is not full.
+    """The interpreter takes as long for a tile of many rows as for one of few: few programs, which still
+    walk over several tiles where they do on a GPU, and the last tile is not full.
     """
     if torch.cuda.is_available():
         return
     from engine.kernels.single_row import TILES, Tile
 
-    for name in TILES:
-        monkeypatch.setitem(TILES, name, Tile(16, 4, None if name == "proj" else 2))
+    for name, resident in {"qkv": 2, "proj": None, "up": 2, "down": 1, "head": 2}.items():
+        monkeypatch.setitem(TILES, name, Tile(16, 4, resident))
