@@ -19,7 +19,6 @@ from engine.config import ModelConfig
 from engine.graphs import GraphForward
 from tests.part01 import reference
 from tests.part13.conftest import wide_tiles  # noqa: F401
-from tests.part20.test_llama_row import wide_tiles as wide_llama_tiles  # noqa: F401
 
 GPU = torch.cuda.is_available()
 FACTORS = {
@@ -169,7 +168,7 @@ def assert_same_tokens(checkpoint, combination: Combination, device: str) -> Non
 
 
 @pytest.mark.skipif(GPU, reason="Triton's kernels are interpreted where there is no GPU")
-@pytest.mark.usefixtures("wide_tiles", "wide_llama_tiles")
+@pytest.mark.usefixtures("wide_tiles")
 @one_by_one(argvalues=COVERING)
 def test_the_same_tokens_on_a_cpu(checkpoint, combination):
     assert_same_tokens(checkpoint, combination, "cpu")
