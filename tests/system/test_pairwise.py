@@ -18,7 +18,6 @@ from engine.cache.paged import PagedCache
 from engine.config import ModelConfig
 from engine.graphs import GraphForward
 from tests.part01 import reference
-from tests.part13.conftest import wide_tiles  # noqa: F401
 
 GPU = torch.cuda.is_available()
 FACTORS = {
@@ -168,7 +167,6 @@ def assert_same_tokens(checkpoint, combination: Combination, device: str) -> Non
 
 
 @pytest.mark.skipif(GPU, reason="Triton's kernels are interpreted where there is no GPU")
-@pytest.mark.usefixtures("wide_tiles")
 @one_by_one(argvalues=COVERING)
 def test_the_same_tokens_on_a_cpu(checkpoint, combination):
     assert_same_tokens(checkpoint, combination, "cpu")
