@@ -110,12 +110,15 @@ def throughput(
 
 def _loaded(args: EngineArgs, output_len: int, n: int):
     """(the engine, how it is asked)."""
+    from engine.cli.loading import loading
     from engine.cli.threads import one_thread_if_small
     from engine.decoding.params import SamplingParams
     from engine.llm import LLM
 
     one_thread_if_small(args.model)
-    return LLM(**vars(args)), SamplingParams(n=n, temperature=1.0, ignore_eos=True, max_tokens=output_len)
+    with loading(args.model):
+        llm = LLM(**vars(args))
+    return llm, SamplingParams(n=n, temperature=1.0, ignore_eos=True, max_tokens=output_len)
 
 
 def _prompts(llm, number: int, tokens: int, draw: random.Random) -> list[dict]:

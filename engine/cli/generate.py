@@ -29,6 +29,7 @@ def generate(
     ] = None,
 ) -> None:
     """Continue PROMPT: the text alone on stdout, as it is generated; everything else on stderr."""
+    from engine.cli.loading import loading
     from engine.cli.threads import one_thread_if_small
     from engine.decoding.params import SamplingParams
     from engine.llm import LLM
@@ -39,7 +40,8 @@ def generate(
             max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
         )
         one_thread_if_small(args.model)
-        llm = LLM(**vars(args))
+        with loading(args.model):
+            llm = LLM(**vars(args))
         shown = 0
         for output in llm.stream(prompt, params):
             text = output.outputs[0].text

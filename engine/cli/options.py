@@ -85,18 +85,20 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
     help, example = spec.metadata["help"], spec.metadata["example"]
     about = {"help": help, "rich_help_panel": spec.metadata["topic"]}
     if kind is str and literals:
-        about |= {"help": f"{'|'.join(literals)}: {help}", "autocompletion": _completion(literals)}
+        about["help"] = f"{'|'.join(literals)}: {help}"
     elif example:
         about["help"] += f" For example: {example}"
+    if kind is str and (known := [*literals, *spec.metadata["known"]]):
+        about["autocompletion"] = _completion(known)
     annotation = Annotated[kind | None if default is None else kind, typer.Option(*names, **about)]
     return inspect.Parameter(
         spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 
-def _completion(literals: list[str]) -> Callable[[str], list[str]]:
+def _completion(known: list[str]) -> Callable[[str], list[str]]:
     def complete(incomplete: str) -> list[str]:  # typer knows what to hand in by its name
-        return [one for one in literals if one.startswith(incomplete)]
+        return [one for one in known if one.startswith(incomplete)]
 
     return complete
 
