@@ -18,6 +18,7 @@ from engine.cli.models import architectures, cached
 from engine.known_shapes import known_shapes
 from engine.tokenizer import Tokenizer
 
+ADAPTERS = Path(__file__).parents[2] / "adapters"
 TEXT = "Once upon a time, a dög"
 
 
@@ -97,6 +98,17 @@ def test_a_known_shape_runs_from_the_command_line(capsys, monkeypatch):
     assert shown.endswith("\n")
 
 
+def test_a_text_is_continued_in_an_adapters_voice(capsys):
+    def told(*flags: str) -> str:
+        return said(capsys, "generate", "Dear Mr.", "--max-tokens", "20", *flags)
+
+    own = told("--enable-lora", "--lora", str(ADAPTERS / "business"))
+    assert own != told("--enable-lora") == told(), "its own voice; without a name, the base's"
+    assert "--lora needs --enable-lora" in refusal("generate", "Hi", "--lora", str(ADAPTERS / "business"))
+    no_folder = "nowhere/adapter_config.json: no such file"
+    assert no_folder in refusal("generate", "Hi", "--enable-lora", "--lora", "nowhere")
+
+
 def test_a_model_that_is_meant_is_named():
     assert "did you mean 'storyteller'?" in refusal("generate", "Hi", "--model", "storytelle")
 
@@ -169,11 +181,18 @@ def test_a_command_that_is_meant_is_named():
     assert "Did you mean 'serve'?" in done.stderr
 
 
-def test_a_shell_completes_flags_and_their_values():
-    words = "ruvon serve --attention ti"
-    env = {"_RUVON_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "3"}
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("ruvon serve --attention ti", ["tiled"]),
+        ("ruvon generate --model story", ["storyteller", "storyteller-draft"]),
+        ("ruvon bench throughput --load-format d", ["dummy"]),
+    ],
+)
+def test_a_shell_completes_flags_and_their_values(words, completed):
+    env = {"_RUVON_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     code = "from engine.cli.main import app; app(prog_name='ruvon')"
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, cwd=Path(__file__).parents[2], text=True, capture_output=True
     )
-    assert done.stdout.split() == ["tiled"]
+    assert done.stdout.split() == completed
