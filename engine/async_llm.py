@@ -4,6 +4,8 @@
     async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=50), request_id="1"):
         print(output.outputs[0].text)
     engine.shutdown()
+
+Who reads slowly finds the latest output, and misses those between.
 """
 
 from collections.abc import AsyncIterator
