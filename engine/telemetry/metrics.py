@@ -79,6 +79,7 @@ def histograms(max_model_len: int) -> dict[str, tuple[str, tuple[float, ...]]]:
         "vllm:request_inference_time_seconds": ("Seconds from its first step to its last token.", LATENCY),
         "vllm:request_prompt_tokens": ("Prompt tokens of a finished request.", lengths),
         "vllm:request_generation_tokens": ("Output tokens of a finished request.", lengths),
+        "vllm:request_max_num_generation_tokens": ("Output tokens of the longest of n samples.", lengths),
         "vllm:request_params_max_tokens": ("max_tokens of finished requests, at most the model's.", lengths),
         "vllm:request_params_n": ("n of a request, once for all its samples.", (1, 2, 5, 10, 20)),
         "ruvon:step_seconds": ("Seconds that a step took.", STEP),
@@ -113,10 +114,19 @@ def times_of(stats: RequestStats, scheduled: float) -> Times:
 
 
 @dataclass(slots=True)
+class Samples:
+    """The n samples that were asked for together, each a request."""
+
+    under_way: int = 0
+    longest: int = 0  # output tokens, of those that have ended well
+
+
+@dataclass(slots=True)
 class Track:
     """A request under way."""
 
     request: Request
+    samples: Samples
     scheduled: float | None = None  # when it was first chosen for a step
     seen: int = 0  # of its output tokens, how many have been counted
 
@@ -148,7 +158,9 @@ class EngineMetrics(Listener):
 
     def on_arrival(self, request: Request) -> None:
         with self._lock:
-            self._tracks[request.id] = Track(request)
+            first = self._tracks.get(request.parent.id) if request.parent is not None else None
+            track = self._tracks[request.id] = Track(request, first.samples if first else Samples())
+            track.samples.under_way += 1
 
     def on_reject(self, request_id: str, error: Exception) -> None:
         with self._lock:
@@ -218,8 +230,12 @@ class EngineMetrics(Listener):
             if reason in self.succeeded:
                 self.succeeded[reason] += 1
                 self._observe_finished(request, track.scheduled)
+                track.samples.longest = max(track.samples.longest, len(request.stats.token_times))
             else:
                 self.ended_early[reason] += 1
+            track.samples.under_way -= 1
+            if track.samples.longest and not track.samples.under_way:
+                self.histograms["vllm:request_max_num_generation_tokens"].observe(track.samples.longest)
             self.history.note(time.perf_counter(), self._point())
 
     def _observe_finished(self, request: Request, scheduled: float) -> None:
