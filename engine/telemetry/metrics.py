@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -126,9 +126,9 @@ class Track:
     """A request under way."""
 
     request: Request
-    samples: Samples
     scheduled: float | None = None  # when it was first chosen for a step
     seen: int = 0  # of its output tokens, how many have been counted
+    samples: Samples = field(default_factory=Samples)
 
 
 class EngineMetrics(Listener):
@@ -158,8 +158,9 @@ class EngineMetrics(Listener):
 
     def on_arrival(self, request: Request) -> None:
         with self._lock:
-            first = self._tracks.get(request.parent.id) if request.parent is not None else None
-            track = self._tracks[request.id] = Track(request, first.samples if first else Samples())
+            track = self._tracks[request.id] = Track(request)
+            if request.parent is not None:
+                track.samples = self._tracks[request.parent.id].samples
             track.samples.under_way += 1
 
     def on_reject(self, request_id: str, error: Exception) -> None:

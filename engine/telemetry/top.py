@@ -121,5 +121,7 @@ def top(url: str, console: Console, enough: Callable[[], bool] = lambda: False) 
                 raise NoAnswer(f"{url} {SOMETHING_ELSE}") from error
             live.update(drawn, refresh=True)
             if enough():
-                return
+                break
             time.sleep(1)
+    if not console.is_terminal:  # there, rich ends no line
+        console.line()
