@@ -35,7 +35,7 @@ Run = Callable[[list[Job]], object]
 OURS = {
     "Part 3: KV cache, one by one": (
         {"kv_cache": "slots", "attention": "sdpa", "max_num_seqs": 1, "async_scheduling": False},
-        16,
+        32,
     ),
     "Part 8: + continuous batching": (
         {"kv_cache": "slots", "attention": "sdpa", "async_scheduling": False}, 1

@@ -16,11 +16,13 @@ from engine.kernels.paged_attention import _share
 from engine.kernels.pdl import release, wait
 from engine.kernels.running_softmax import add_tile, joined
 
-FEW = {"TOKENS": 64, "num_warps": 2}  # tokens read at a time
+FEW = {"TOKENS": 32, "num_warps": 1}  # tokens read at a time
 FEW_WIDE = {"TOKENS": 32, "num_warps": 4}  # with heads of more than 64: more than a thread's registers hold
 MANY = {"TOKENS": 64, "num_warps": 4, "num_stages": 3}  # of 48 that were tried, the best for unlike lengths
+CROWD = MANY | {"num_warps": 2}  # behind a kernel that has ended: 1% of a step of 256
 ROWS = 16  # the fewest rows a matrix product on tensor cores takes
 MIN_HEAD_DIM = 16  # and the fewest numbers that it sums
+FEWEST = 8  # parts of a sequence: with fewer, `_many` is faster without any
 
 
 class AppendAttend:
@@ -28,18 +30,19 @@ class AppendAttend:
 
     def __init__(self, num_heads: int, head_dim: int, device: torch.device) -> None:
         self.heads, self.head_dim = num_heads, head_dim
-        self.programs = 8  # the interpreter: a few splits, to show that they are right
+        self.programs = 32  # the interpreter: a few splits, to show that they are right
         if device.type == "cuda":
-            self.programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count
+            self.programs = 8 * torch.cuda.get_device_properties(device).multi_processor_count
         self.parts = torch.empty(self.programs, head_dim, device=device)
         self.stats = torch.empty(2, self.programs, device=device)  # maximum and total of each part
         self.arrived = torch.zeros(self.programs, device=device, dtype=torch.int32)
 
     def splits(self, rows: int) -> int:
-        """Among how many programs each head of `rows` sequences is split: a power of two, and no more than
-        `programs` in all.
+        """Among how many programs each head of `rows` sequences is split: a power of two, at least FEWEST,
+        and no more than `programs` in all; or 1.
         """
-        return max(1, triton.next_power_of_2(self.programs // (rows * self.heads) + 1) // 2)
+        splits = triton.next_power_of_2(self.programs // (rows * self.heads) + 1) // 2
+        return splits if splits >= FEWEST else 1
 
     def __call__(
         self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
@@ -53,7 +56,8 @@ class AppendAttend:
         numbers = tables.stride(0), self.head_dim**-0.5
         shape = {"H": self.heads, "DH": self.head_dim, "P": keys.shape[1], "BIAS": bias is not None}
         if splits == 1:
-            _many[(self.heads, S)](*tensors, *numbers, **shape, **MANY, ROWS=ROWS, PDL=pdl, launch_pdl=pdl)
+            tile = MANY if pdl else CROWD
+            _many[(self.heads, S)](*tensors, *numbers, **shape, **tile, ROWS=ROWS, PDL=pdl, launch_pdl=pdl)
         else:
             _few[(self.heads, S, splits)](
                 *tensors, self.parts, *self.stats, self.arrived, *numbers,

@@ -1,15 +1,15 @@
 """A vector times rows of codes, and no code becomes a float: what `quantized_row.py` computes with. Part 17.
 
-Each code is used once, so there is no time to make it a float: the vector gets codes instead, in three digits
+Each code is used once, so there is no time to make it a float: the vector gets codes instead, in two digits
 of eight bits each, and whole numbers are multiplied, four codes in one instruction (dp4a). No number is wrong
-by more than 1/8,000,000 of the vector's largest.
+by more than 1/64,000 of the vector's largest.
 """
 
 import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # there is no processor with that instruction
-MOST = tl.constexpr(126 * 2**15)  # of the last digit's steps, on either side of 0; and 15 · 32 · MOST < 2**31
+MOST = tl.constexpr(126 * 2**8)  # of the last digit's steps, on either side of 0
 
 
 @triton.jit
@@ -68,16 +68,16 @@ def _dp4a(a, b, c):
 
 @triton.jit
 def _digits(a, b, c, d, steps):
-    """Four numbers, `steps` to 1 -> three words: each number's last digit, the ones before, the first ones.
-    A digit is -128 to 127; they count 1, 256 and 65536 steps.
+    """Four numbers, `steps` to 1 -> two words: each number's last digit, and the one before. A digit is -128
+    to 127; they count 1 and 256 steps.
     """
     # A float between 2**23 and 2**24 is a whole number, and its last bits are that number. With 128 for each
     # digit, none is negative.
-    a = (a * steps + 1.5 * 2**23).to(tl.int32, bitcast=True) - 0x4B400000 + 0x808080
-    b = (b * steps + 1.5 * 2**23).to(tl.int32, bitcast=True) - 0x4B400000 + 0x808080
-    c = (c * steps + 1.5 * 2**23).to(tl.int32, bitcast=True) - 0x4B400000 + 0x808080
-    d = (d * steps + 1.5 * 2**23).to(tl.int32, bitcast=True) - 0x4B400000 + 0x808080
-    return _together(a, b, c, d, 0), _together(a, b, c, d, 8), _together(a, b, c, d, 16)
+    a = (a * steps + 1.5 * 2**23).to(tl.int32, bitcast=True) - 0x4B400000 + 0x8080
+    b = (b * steps + 1.5 * 2**23).to(tl.int32, bitcast=True) - 0x4B400000 + 0x8080
+    c = (c * steps + 1.5 * 2**23).to(tl.int32, bitcast=True) - 0x4B400000 + 0x8080
+    d = (d * steps + 1.5 * 2**23).to(tl.int32, bitcast=True) - 0x4B400000 + 0x8080
+    return _together(a, b, c, d, 0), _together(a, b, c, d, 8)
 
 
 @triton.jit
@@ -89,28 +89,28 @@ def _together(a, b, c, d, shift: tl.constexpr):
 
 @triton.jit
 def whole(x0, x1, x2, x3, x4, x5, x6, x7, WORDS: tl.constexpr, GROUP: tl.constexpr):
-    """The vector as digits: three words for the first four codes of a word of codes (int4: for its even
-    ones), three for the others; what a step stands for; and with groups the sum of x for each four words.
+    """The vector as digits: two words for the first four codes of a word of codes (int4: for its even ones),
+    two for the others; what a step stands for; and with groups the sum of x for each four words.
     """
     low = tl.maximum(tl.maximum(tl.abs(x0), tl.abs(x1)), tl.maximum(tl.abs(x2), tl.abs(x3)))
     high = tl.maximum(tl.maximum(tl.abs(x4), tl.abs(x5)), tl.maximum(tl.abs(x6), tl.abs(x7)))
     largest = tl.maximum(tl.max(tl.maximum(low, high), 0), 1e-30)
     steps = MOST / largest
     if GROUP:
-        a0, a1, a2 = _digits(x0, x2, x4, x6, steps)
-        b0, b1, b2 = _digits(x1, x3, x5, x7, steps)
+        a0, a1 = _digits(x0, x2, x4, x6, steps)
+        b0, b1 = _digits(x1, x3, x5, x7, steps)
         total = x0 + x1 + x2 + x3 + x4 + x5 + x6 + x7
         total = tl.sum(tl.reshape(total, [WORDS // 4, 4]), 1)
     else:
-        a0, a1, a2 = _digits(x0, x1, x2, x3, steps)
-        b0, b1, b2 = _digits(x4, x5, x6, x7, steps)
+        a0, a1 = _digits(x0, x1, x2, x3, steps)
+        b0, b1 = _digits(x4, x5, x6, x7, steps)
         total = x0  # nobody asks
-    return a0, a1, a2, b0, b1, b2, largest / MOST, total
+    return a0, a1, b0, b1, largest / MOST, total
 
 
 @triton.jit
 def dot(
-    w, s, least, a0, a1, a2, b0, b1, b2, unit, total,
+    w, s, least, a0, a1, b0, b1, unit, total,
     ROWS: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Σ x · weight: [ROWS]."""
@@ -121,11 +121,9 @@ def dot(
     zero = tl.zeros([ROWS, WORDS], tl.int32)
     y0 = _dp4a(b, b0[None, :], _dp4a(a, a0[None, :], zero))
     y1 = _dp4a(b, b1[None, :], _dp4a(a, a1[None, :], zero))
-    y2 = _dp4a(b, b2[None, :], _dp4a(a, a2[None, :], zero))
+    y = y1 * 256 + y0  # of eight codes: less than 8 · 128 · MOST < 2**31
     if GROUP:
-        y = (y2 * 256 + y1) * 256 + y0
         y = tl.sum(tl.reshape(y, [ROWS, WORDS // 4, 4]), 2).to(tl.float32)  # of 32 codes with one scale
         return tl.sum(y * (s.to(tl.float32) * unit) + total[None, :] * least.to(tl.float32), 1)
     else:
-        y = y2.to(tl.float32) * 65536 + (y1 * 256 + y0).to(tl.float32)
-        return tl.sum(y, 1) * (s * unit)
+        return tl.sum(y.to(tl.float32), 1) * (s * unit)

@@ -21,18 +21,18 @@ from engine.quantization.layers import Int4Linear, Int8Embedding, Int8Linear
 
 TILES = {
     "int8": {
-        "qkv": Tile(4, 4, 4),
-        "proj": Tile(4, 4, 4),
-        "up": Tile(4, 4, 4),
-        "down": Tile(4, 16, 1),
-        "head": Tile(4, 2, 4),
+        "qkv": Tile(8, 4, 6),
+        "proj": Tile(16, 4, None),
+        "up": Tile(8, 4, 6),
+        "down": Tile(2, 8, 4),
+        "head": Tile(4, 4, 8),
     },
     "int4": {
-        "qkv": Tile(8, 4, 4),
-        "proj": Tile(8, 4, None),
-        "up": Tile(8, 4, 4),
+        "qkv": Tile(8, 4, 3),
+        "proj": Tile(16, 4, None),
+        "up": Tile(8, 4, 3),
         "down": Tile(4, 16, 1),
-        "head": Tile(4, 2, 4),
+        "head": Tile(4, 4, 4),
     },
 }
 
@@ -110,7 +110,7 @@ def _norm_product(
     square = x0 * x0 + x1 * x1 + x2 * x2 + x3 * x3 + x4 * x4 + x5 * x5 + x6 * x6 + x7 * x7
     rstd = tl.rsqrt(tl.sum(square, 0) / K - mean * mean + eps)
     x0, x1, x2, x3, x4, x5, x6, x7 = x0 * g0, x1 * g1, x2 * g2, x3 * g3, x4 * g4, x5 * g5, x6 * g6, x7 * g7
-    a0, a1, a2, b0, b1, b2, unit, total = whole(x0, x1, x2, x3, x4, x5, x6, x7, WORDS, GROUP)
+    a0, a1, b0, b1, unit, total = whole(x0, x1, x2, x3, x4, x5, x6, x7, WORDS, GROUP)
     # 3. Row by row, what the next rows need on its way.
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
@@ -119,7 +119,7 @@ def _norm_product(
             next_w, next_s, next_least = _read(weight, scale, low, later, N, K, WORDS, GROUP)
             next_wg = tl.load(weight_gain + later, mask=later < N, other=0.0)
             next_wb = tl.load(weight_bias + later, mask=later < N, other=0.0)
-        y = dot(w, s, least, a0, a1, a2, b0, b1, b2, unit, total, ROWS, WORDS, GROUP)
+        y = dot(w, s, least, a0, a1, b0, b1, unit, total, ROWS, WORDS, GROUP)
         y = (y - mean * wg) * rstd + wb
         if GELU:
             tl.store(out + place(row, N), _gelu(y).to(out.dtype.element_ty), mask=row < N)
@@ -146,7 +146,7 @@ def _product_add(
         x0, x1, x2, x3, x4, x5, x6, x7 = eight(a, K, WORDS, GROUP)
     else:
         x0, x1, x2, x3, x4, x5, x6, x7 = split(a, K, WORDS)
-    a0, a1, a2, b0, b1, b2, unit, total = whole(x0, x1, x2, x3, x4, x5, x6, x7, WORDS, GROUP)
+    a0, a1, b0, b1, unit, total = whole(x0, x1, x2, x3, x4, x5, x6, x7, WORDS, GROUP)
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
@@ -154,7 +154,7 @@ def _product_add(
             next_w, next_s, next_least = _read(weight, scale, low, later, N, K, WORDS, GROUP)
             next_b = tl.load(bias + later, mask=later < N, other=0.0).to(tl.float32)
             next_before = tl.load(x + place(later, N), mask=later < N, other=0.0)
-        y = dot(w, s, least, a0, a1, a2, b0, b1, b2, unit, total, ROWS, WORDS, GROUP)
+        y = dot(w, s, least, a0, a1, b0, b1, unit, total, ROWS, WORDS, GROUP)
         tl.store(x + place(row, N), before + y + b, mask=row < N)
         if PROGRAMS * ROWS < N:
             w, s, least, b, before = next_w, next_s, next_least, next_b, next_before

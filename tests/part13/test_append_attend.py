@@ -13,7 +13,7 @@ from tests.part13.test_paged_attention import DEVICE, P, scattered
 class Step(Rows):
     """A decode step of sequences of these lengths, the new token counted; a length of 0 is nobody's row."""
 
-    def __init__(self, lens: list[int], biased: bool, programs: int = 8) -> None:
+    def __init__(self, lens: list[int], biased: bool, programs: int = 16) -> None:
         live = [s for s, n in enumerate(lens) if n]
         super().__init__(len(lens), live, *scattered([n for n in lens if n], H, DH), biased)
         self.attend = AppendAttend(H, DH, torch.device(DEVICE))
@@ -24,7 +24,7 @@ class Step(Rows):
 @pytest.mark.parametrize("length", [1, P, P + 1, 65, 300])
 def test_one_sequence_split_among_programs(length, biased):
     step = Step([length], biased)
-    assert step.attend.splits(1) == 4
+    assert step.attend.splits(1) == 8
     step.check()
 
 
@@ -36,12 +36,13 @@ def test_sequences_that_are_not_split(lens, biased):
     step.check()
 
 
-@pytest.mark.parametrize("lens", [[0, 70], [3, 0], [0, 0, 20, 0, 200]])
-def test_a_row_of_nobody_disturbs_nobody(lens):
-    Step(lens, biased=True).check()
+@pytest.mark.parametrize("programs", [32, 1], ids=["split", "whole"])
+@pytest.mark.parametrize("lens", [[0, 70], [3, 0]])
+def test_a_row_of_nobody_disturbs_nobody(lens, programs):
+    Step(lens, biased=True, programs=programs).check()
 
 
-@pytest.mark.parametrize("programs", [8, 1], ids=["split", "whole"])
+@pytest.mark.parametrize("programs", [32, 1], ids=["split", "whole"])
 def test_a_slot_of_minus_one_stores_nothing(programs):
     step = Step([40, 70], biased=False, programs=programs)
     step.slots[1] = -1
@@ -55,7 +56,7 @@ def test_a_slot_of_minus_one_stores_nothing(programs):
         assert torch.equal(mine.nan_to_num(9e9), before.nan_to_num(9e9)), "a slot of -1 is no place"
 
 
-@pytest.mark.parametrize("programs", [8, 1], ids=["split", "whole"])
+@pytest.mark.parametrize("programs", [32, 1], ids=["split", "whole"])
 def test_large_scores_do_not_overflow(programs):
     step = Step([150, 90], biased=False, programs=programs)
     step.qkv[:, :D] *= 300
@@ -64,10 +65,14 @@ def test_large_scores_do_not_overflow(programs):
 
 def test_splits_are_a_power_of_two_and_no_more_programs_than_there_are():
     attend = AppendAttend(3, DH, torch.device(DEVICE))
-    for programs in (8, 264):
+    for programs in (24, 1056):
         attend.programs = programs
         for rows in range(1, 100):
             splits = attend.splits(rows)
             assert splits & (splits - 1) == 0
-            assert splits == 1 or splits * 3 * rows <= programs, "scratch memory is for so many programs"
-            assert 2 * splits * 3 * rows > programs, "fewer programs than there may be"
+            if splits == 1:
+                assert 8 * 3 * rows > programs, "there may be eight parts of each sequence"
+            else:
+                assert splits >= 8, "few parts are slower than none"
+                assert splits * 3 * rows <= programs, "scratch memory is for so many programs"
+                assert 2 * splits * 3 * rows > programs, "fewer programs than there may be"

@@ -38,8 +38,11 @@ def with_a_third_of_the_memory(run: Callable[[], list]) -> tuple[list, list]:
 
 
 def all_but(spared: int) -> list[torch.Tensor]:
-    """All memory that can be had, also what PyTorch keeps between tensors, but for so many bytes."""
-    spare, taken, size = torch.empty(spared, dtype=torch.uint8, device="cuda"), [], 2**36
+    """All memory that can be had, also what PyTorch keeps between tensors, but for so many bytes, and 16 MiB
+    in the segments that PyTorch has for small tensors alone.
+    """
+    spare = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (spared, *[2**20] * 16)]
+    taken, size = [], 2**36
     while size >= 2**20:
         try:
             taken.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
