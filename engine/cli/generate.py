@@ -1,12 +1,13 @@
 """`ruvon generate`. Part 20's wiring."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from engine.cli.options import refusals, takes_engine_args
-from engine.engine_args import EngineArgs
+from engine.engine_args import ADAPTERS, EngineArgs
 
 OUTPUT = "The text"
 
@@ -27,21 +28,29 @@ def generate(
     seed: Annotated[
         int | None, typer.Option(help="The same seed gives the same text.", rich_help_panel=OUTPUT)
     ] = None,
+    lora: Annotated[
+        Path | None,
+        typer.Option(help="The folder of an adapter to speak with.", rich_help_panel=ADAPTERS),
+    ] = None,
 ) -> None:
     """Continue PROMPT: the text alone on stdout, as it is generated; everything else on stderr."""
     from engine.cli.threads import one_thread_if_small
     from engine.decoding.params import SamplingParams
     from engine.llm import LLM
+    from engine.lora.request import LoRARequest
     from engine.outside import for_stdout
 
     with refusals("generate"):
         params = SamplingParams(
             max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
         )
+        if lora is not None and not args.enable_lora:
+            raise ValueError("--lora needs --enable-lora")
+        adapter = lora and LoRARequest("adapter", 1, lora)
         one_thread_if_small(args.model)
         llm = LLM(**vars(args))
         shown = 0
-        for output in llm.stream(prompt, params):
+        for output in llm.stream(prompt, params, lora_request=adapter):
             text = output.outputs[0].text
             print(for_stdout(text[shown:]), end="", flush=True)
             shown = len(text)

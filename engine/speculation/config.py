@@ -56,7 +56,7 @@ class SpeculativeConfig:
             object.__setattr__(self, "method", method)
         if method not in METHODS:
             raise ValueError(f"speculative_config: method={method!r}: accepted are {', '.join(METHODS)}")
-        if not isinstance(self.model, str | Path | None):
+        if not isinstance(self.model, str | Path | None) or self.model == "":
             raise ValueError(f"speculative_config: model={self.model!r}: a name or a folder is accepted")
         if (self.model is None) == (method == "draft_model"):
             needs = "needs a model" if method == "draft_model" else f"has no use for model={self.model!r}"

@@ -18,6 +18,7 @@ from engine.decoding.sampling import adjust, distribution, draw
 from engine.executor import ModelForward
 from engine.scheduling.request import PLACEHOLDER, Request
 from engine.speculation.paired import PairedCache
+from engine.speculation.verify import names_a_seed
 
 PROPOSE = 0x2545F4914F6CDD1D  # makes of a request's seed another, whose numbers choose the proposals
 
@@ -106,7 +107,8 @@ class DraftModel:
         self, logits: Tensor, texts: list[tuple[Request, list[int]]], drafts: list[list[int]]
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """token ids[R], by the same parameters as the target's, and what each was drawn from, [V]; None
-        where nothing was drawn: the likeliest is certain. Nobody waits for the device.
+        where nobody asks: the likeliest is certain, and who names a seed gets the target's own draw. Nobody
+        waits for the device.
         """
         states, positions = [], []
         for (request, ids), own in zip(texts, drafts, strict=True):
@@ -120,8 +122,12 @@ class DraftModel:
             adjusted = adjust(logits, states, positions)
             return self._likeliest(adjusted), [None] * len(states)
         probs = distribution(logits, states, positions)  # [R, V]
-        seeds = [state.seed ^ PROPOSE for state in states]
-        origins = [row if state.temperature else None for row, state in zip(probs, states, strict=True)]
+        seeds: list[int] = []
+        origins: list[Tensor | None] = []
+        for row, state in zip(probs, states, strict=True):
+            own = names_a_seed(state)  # then the target draws by this number, too: so they often agree
+            seeds.append(state.seed if own else state.seed ^ PROPOSE)
+            origins.append(row if state.temperature and not own else None)
         return draw(probs, seeds, positions), origins
 
 

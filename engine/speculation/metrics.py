@@ -10,6 +10,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from engine.speculation.executor import Tally
 from engine.telemetry.metrics import ENGINE, LABELS
 
+STOOD = "Proposed tokens that stood; 1 + this / num_drafts: tokens of a step with drafts."
+
 
 class SpeculationMetrics:
     """Reads `tally` when somebody asks."""
@@ -21,7 +23,7 @@ class SpeculationMetrics:
         for name, about, count in (
             ("num_drafts", "Times that tokens were proposed for a request.", self.tally.drafts),
             ("num_draft_tokens", "Proposed tokens.", self.tally.proposed),
-            ("num_accepted_tokens", "Proposed tokens that stood.", self.tally.accepted),
+            ("num_accepted_tokens", STOOD, self.tally.accepted),
         ):
             family = CounterMetricFamily(f"vllm:spec_decode_{name}", about, labels=LABELS)
             family.add_metric(self._own, count)

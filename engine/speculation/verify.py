@@ -1,7 +1,8 @@
 """Which of the proposed tokens stand: exact rejection sampling, for a whole batch at once. Part 16.
 
 Promises that greedy output is the target's own, and that a sampled token has exactly the target's
-distribution, whoever proposed and however badly. Does not know where proposals come from.
+distribution, whoever proposed and however badly. Where a request names a seed it is the plain sampler's: how
+many drafts come depends on time, and a seed's text must not. Does not know where proposals come from.
 Source: Leviathan et al. 2023, https://arxiv.org/abs/2211.17192; Chen et al. 2023,
 https://arxiv.org/abs/2302.01318.
 """
@@ -27,7 +28,7 @@ class _Row(NamedTuple):
 
     state: SamplingState
     position: int  # which output token it gives
-    draft: int | None  # what is proposed there
+    draft: int | None  # what is proposed there, to be accepted or not; None: the token is drawn afresh
     proposal: Tensor | None  # [V]: what the draft was drawn from; None: it was certain
 
 
@@ -49,20 +50,19 @@ class Verifier:
         chosen = (_greedy if greedy else _sampled)(logits, rows)
         # Behind the first token that is not its draft there is nothing.
         tokens = []
-        for own in batch.logit_rows:
+        for request, own in zip(batch.requests, batch.logit_rows, strict=True):
             stands = True
-            for _ in own:
+            for draft in _drafts(request, len(own)):
                 token_id = chosen[len(tokens)]
-                draft = rows[len(tokens)].draft
                 tokens.append(token_id if stands else SKIPPED)
                 stands = stands and token_id == draft
         return torch.tensor(tokens, dtype=torch.int64)
 
     def _rows(self, batch: Batch, s: int) -> Iterator[_Row]:
         request, own = batch.requests[s], batch.logit_rows[s]
-        drafts, proposals = request.draft_ids[: max(0, len(own) - 1)], self.proposals.get(request.id)
-        for i, row in enumerate(own):
-            draft = drafts[i] if i < len(drafts) else None
+        proposals, named = self.proposals.get(request.id), names_a_seed(request.sampling)
+        for i, (row, draft) in enumerate(zip(own, _drafts(request, len(own)), strict=True)):
+            draft = None if named else draft
             drawn = draft is not None and proposals is not None and request.sampling.temperature
             position = batch.positions[row] + 1 - request.num_prompt_tokens
             yield _Row(_after(request, i), position, draft, proposals[i] if drawn else None)
@@ -106,6 +106,17 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     """
     left = (p - q).clamp(min=0)
     return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
+
+
+def names_a_seed(state: SamplingState) -> bool:
+    """Whether tokens are drawn, and by a seed of the request's own choice."""
+    return state.temperature > 0 and state.params.seed is not None
+
+
+def _drafts(request: Request, rows: int) -> list[int | None]:
+    """[rows]: what is proposed at each; None where nothing is."""
+    drafts = request.draft_ids[: max(0, rows - 1)]
+    return [*drafts, *[None] * (rows - len(drafts))]
 
 
 def _after(request: Request, i: int) -> SamplingState:

@@ -43,9 +43,10 @@ def draft(model):
     return Watched(model, cache)
 
 
-def request(draft: DraftModel, ids: list[int], name: str = "a", **params) -> Request:
+def request(draft: DraftModel, ids: list[int], name: str = "a", by: int = 0, **params) -> Request:
+    """`by`: the seed that the engine gives to who names none."""
     params = SamplingParams(**({"temperature": 0} | params))
-    state = SamplingState(params, ids, [], params.seed or 0)
+    state = SamplingState(params, ids, [], by if params.seed is None else params.seed)
     made = Request(name, name, list(ids), len(ids), params, None, state)
     assert draft.cache.begin(made) is not None
     assert draft.cache.reserve(made, 64)
@@ -113,7 +114,7 @@ def test_who_is_told_nothing_falls_behind_and_catches_up(model, draft):
 
 
 def test_what_a_token_was_drawn_from_is_told(model, draft):
-    one = request(draft, TEXT, temperature=0.9, top_k=20, seed=5, repetition_penalty=1.2)
+    one = request(draft, TEXT, temperature=0.9, top_k=20, by=5, repetition_penalty=1.2)
     other = request(draft, TEXT[2:], "b")
     drawn, _ = draft.propose([(one, TEXT), (other, TEXT[2:])], [3, 3])
     assert set(draft.probs) == {"a"}
@@ -126,8 +127,19 @@ def test_what_a_token_was_drawn_from_is_told(model, draft):
         ids.append(token_id)
 
 
+def test_who_names_a_seed_gets_the_tokens_that_the_plain_sampler_would_draw(model, draft):
+    one = request(draft, TEXT, temperature=0.9, top_k=20, seed=5)
+    (drawn,) = draft.propose([(one, TEXT)], [3])
+    ids = list(TEXT)
+    for i, token_id in enumerate(drawn):
+        want = distribution(FullForward(model)(ids)[None], [one.sampling], [i])
+        assert draw(want, [5], [i]).item() == token_id, "by the number that the target will draw by"
+        ids.append(token_id)
+    assert not draft.probs, "nobody asks what it was drawn from"
+
+
 def test_origins_are_kept_until_they_are_used_and_no_longer(draft):
-    one, other = (request(draft, TEXT, name, temperature=1.0, seed=1) for name in "ab")
+    one, other = (request(draft, TEXT, name, by=1, temperature=1.0) for name in "ab")
     draft.propose([(one, TEXT), (other, TEXT)], [2, 2])
     draft.propose([(one, [*TEXT, 5])], [1])
     assert [len(draft.probs[name]) for name in "ab"] == [1, 2], "b's proposals still wait to be judged"

@@ -174,11 +174,29 @@ def test_the_last_token_that_fits_is_not_passed(models, tokenizer):
     assert all(len(o.prompt_token_ids) + len(o.outputs[0].token_ids) == 96 for o in outputs)
 
 
-def test_sampled_text_is_the_same_every_time_for_a_seed(models, tokenizer):
-    wishes = [SamplingParams(temperature=0.8, max_tokens=20, seed=i, top_p=0.9) for i in range(len(PROMPTS))]
-    once, _ = told(make(models, tokenizer, "model"), wishes)
-    again, _ = told(make(models, tokenizer, "model"), wishes)
-    assert plain_words(once) == plain_words(again)
+@pytest.mark.parametrize(("how", "most"), [("model", 1), ("model", 4), ("lookup", 4)])
+def test_sampled_text_is_the_same_for_a_seed_with_however_many_drafts(models, tokenizer, how, most):
+    """How many pay depends on time, so the text must not depend on them: it is that of no drafts."""
+    wishes = [
+        SamplingParams(temperature=0.8, max_tokens=20, seed=i, top_p=0.9, frequency_penalty=-0.3 * i)
+        for i in range(len(PROMPTS))
+    ]
+    plain, _ = told(make(models, tokenizer, "plain"), wishes)
+    engine = make(models, tokenizer, how, "few pages", most=most)
+    outputs, _ = told(engine, wishes)
+    assert plain_words(outputs) == plain_words(plain)
+    assert 0 < engine.executor.tally.accepted < engine.executor.tally.proposed
+
+
+def test_sampled_text_has_a_seed_of_its_own_where_none_is_named(models, tokenizer, monkeypatch):
+    """The engine's seed is drawn: the same one gives the same text here, where as many drafts come."""
+    wishes = [SamplingParams(temperature=0.8, max_tokens=20, top_p=0.9)] * len(PROMPTS)
+    texts = []
+    for seed in (1, 1, 2):
+        monkeypatch.setattr("engine.llm_engine.new_seed", lambda params, seed=seed: seed)
+        outputs, _ = told(make(models, tokenizer, "model"), wishes)
+        texts.append(plain_words(outputs))
+    assert texts[0] == texts[1] != texts[2]
 
 
 class Preemptions(Listener):

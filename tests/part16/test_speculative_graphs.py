@@ -201,8 +201,10 @@ def test_greedy_text_is_the_targets_own(model, draft):
     assert preemptions.count > 0
 
 
-def test_drawn_text_is_that_of_passes_without_graphs(model, draft):
-    params = [DRAWN(seed=i) for i in range(3)]
+@pytest.mark.parametrize("named", [False, True], ids=["", "a seed named"])
+def test_drawn_text_is_that_of_passes_without_graphs(model, draft, named, monkeypatch):
+    monkeypatch.setattr("engine.llm_engine.new_seed", lambda params: params.seed or 5)
+    params = [DRAWN(seed=i if named else None) for i in range(3)]
     want = told(engine_of(model, draft, "eager"), params)
     assert told(engine_of(model, draft, "graphs"), params) == want
 

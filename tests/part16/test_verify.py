@@ -8,7 +8,7 @@ import torch
 
 from engine.batch import Batch
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import NO_TOKEN, SamplingState, adjust, distribution, draw
+from engine.decoding.sampling import NO_TOKEN, SamplingState, adjust, distribution, draw, sample
 from engine.speculation.draft_model import PROPOSE
 from engine.speculation.verify import SKIPPED, Verifier, residual
 
@@ -179,12 +179,26 @@ def test_numbers_that_are_broken_give_no_token():
 
 
 def test_without_drafts_it_is_the_plain_sampler():
-    from engine.decoding.sampling import sample
-
     requests = [asker(KNOBS["all"], seed) for seed in range(50)]
     logits = logits_of(9, 50)
     plain = sample(logits, [request.sampling for request in requests]).tolist()
     assert [own[0] for own in verified(logits, requests)] == plain
+
+
+@pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
+def test_a_seed_that_is_named_gives_the_plain_samplers_tokens(certain):
+    """So its text is the same every time, with however many drafts, whatever they are."""
+    logits, q, stood = logits_of(7, 2), logits_of(8).softmax(-1), 0
+    for seed in range(60):
+        params = SamplingParams(temperature=1, presence_penalty=0.5, seed=seed)
+        one = asker(params, seed, [seed % 3])
+        (own,) = verified(logits, [one], {} if certain else {one.id: q})
+        first = sample(logits[:1], [one.sampling], [0]).item()
+        second = sample(logits[1:], [one.sampling.behind([first])], [1]).item()
+        stands = first == seed % 3
+        assert own == [first, second if stands else SKIPPED], "as without drafts"
+        stood += stands
+    assert 0 < stood < 60
 
 
 def test_guesses_count_as_if_they_had_been_said_and_are_forgotten():

@@ -18,6 +18,7 @@ from engine.cli.models import architectures, cached
 from engine.known_shapes import known_shapes
 from engine.tokenizer import Tokenizer
 
+ADAPTERS = Path(__file__).parents[2] / "adapters"
 TEXT = "Once upon a time, a dög"
 
 
@@ -95,6 +96,17 @@ def test_a_known_shape_runs_from_the_command_line(capsys, monkeypatch):
     shown = said(capsys, "generate", "Hi", "--model", "owner/Storyteller-Draft", "--load-format", "dummy",
                  "--max-tokens", "2", "--tokenizer", str(ZOO / "storyteller"))  # fmt: skip
     assert shown.endswith("\n")
+
+
+def test_a_text_is_continued_in_an_adapters_voice(capsys):
+    def told(*flags: str) -> str:
+        return said(capsys, "generate", "Dear Mr.", "--max-tokens", "20", *flags)
+
+    own = told("--enable-lora", "--lora", str(ADAPTERS / "business"))
+    assert own != told("--enable-lora") == told(), "its own voice; without a name, the base's"
+    assert "--lora needs --enable-lora" in refusal("generate", "Hi", "--lora", str(ADAPTERS / "business"))
+    no_folder = "nowhere/adapter_config.json: no such file"
+    assert no_folder in refusal("generate", "Hi", "--enable-lora", "--lora", "nowhere")
 
 
 def test_a_model_that_is_meant_is_named():

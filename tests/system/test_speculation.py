@@ -1,5 +1,6 @@
 """Speculation through `LLM` and `ruvon serve`."""
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -58,6 +59,7 @@ def test_greedy_text_is_the_same_with_and_without(always, plain, config, kv_cach
         (NGRAM | {"model": "storyteller-draft"}, "no use for model"),
         (NGRAM | {"prompt_lookup_min": 5}, "prompt_lookup_min=5"),
         ([1], "a mapping"),
+        (MODEL | {"model": ""}, "model=''"),
         (MODEL | {"model": "nowhere"}, "nowhere"),
     ],
     ids=str,
@@ -68,12 +70,15 @@ def test_what_is_wrong_is_refused_by_name(config, words):
 
 
 @pytest.mark.parametrize("config", [MODEL | {"num_speculative_tokens": 2}, NGRAM], ids=["model", "ngram"])
-def test_sampled_text_has_the_targets_distribution(always, tiny_gpt2, config):
+def test_sampled_text_has_the_targets_distribution(always, tiny_gpt2, config, monkeypatch):
     """Chi-squared over the first three tokens, of which all but the first may have been drafts. A bias leaves
     four tokens to choose from. The expected shares are Hugging Face's logits under Part 5's knobs.
     """
     knobs = {"temperature": 1.3, "top_p": 0.9, "presence_penalty": 0.5, "logit_bias": dict.fromkeys(FOUR, 40)}
-    params = [SamplingParams(**knobs, max_tokens=4, seed=seed) for seed in range(800)]
+    # Nobody names a seed (that would give the plain sampler's text), and the engine's are these.
+    seeds = itertools.count()
+    monkeypatch.setattr("engine.llm_engine.new_seed", lambda params: next(seeds))
+    params = [SamplingParams(**knobs, max_tokens=4)] * 800
     llm = LLM(tiny_gpt2, tokenizer="storyteller-draft", max_num_seqs=200, speculative_config=config)
     prompt = [*FOUR, 9, *FOUR[:3]]
     said = [out.outputs[0].token_ids[:3] for out in llm.generate([prompt] * len(params), params)]
@@ -98,6 +103,18 @@ def test_sampled_text_has_the_targets_distribution(always, tiny_gpt2, config):
     # Wilson and Hilferty: passed by chance once in 10,000 times.
     critical = freedom * (1 - 2 / (9 * freedom) + 3.72 * (2 / (9 * freedom)) ** 0.5) ** 3
     assert chi < critical, f"{chi:.0f} of at most {critical:.0f}: not the target's distribution"
+
+
+@pytest.mark.parametrize("config", [MODEL, NGRAM], ids=["model", "ngram"])
+def test_text_for_a_seed_is_the_one_without_drafts(config):
+    """As many proposals as pay just now on this machine, and after other requests: never mind."""
+    params = [SamplingParams(temperature=0.9, top_p=0.95, seed=7 + i, n=2, max_tokens=40) for i in range(3)]
+
+    def told(llm: LLM) -> list[str]:
+        return [sample.text for output in llm.generate(PROMPTS, params) for sample in output.outputs]
+
+    want, llm = told(LLM("storyteller")), LLM("storyteller", speculative_config=config)
+    assert [told(llm), told(llm)] == [want, want]
 
 
 def test_target_and_draft_share_the_memory_and_the_dtype():
