@@ -55,16 +55,31 @@ def whole_numbers(question: str, **defaults: int) -> argparse.Namespace:
 
 def show(path: Path, tables: dict[str, dict[str, list]]) -> None:
     """Print tables under their titles, and where the record lies."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     for title, content in tables.items():
-        table = Table(*content["columns"], title=title)
-        for row in content["rows"]:
-            table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
+        rows = [[cell_text(cell) for cell in row] for row in content["rows"]]
+        table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for at, name in enumerate(content["columns"]):
+            # Names and words may be wrapped; no number is cut off.
+            words = " ".join([name, *(row[at] for row in rows)]).split()
+            table.add_column(name, min_width=max(map(len, words), default=0))
+        for row in rows:
+            table.add_row(*row)
         console.print(table)
     console.print(f"Written to {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}")
+
+
+def cell_text(cell: object) -> str:
+    """How a cell of a table is written, in a terminal and in the articles."""
+    if cell is None:
+        return ""
+    if isinstance(cell, float):
+        return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:.3g}"
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)
 
 
 def machine() -> dict[str, Any]:

@@ -5,7 +5,7 @@ this class (engine/cli/options.py): a field added here is a flag, with its help.
 only a loaded model can tell is checked where it is loaded. Imports no torch, so that `--help` comes at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
@@ -20,9 +20,14 @@ ADAPTERS = "Adapters"
 Device = DType = Any  # a name, or what torch calls by it
 
 
-def _option(default: Any, topic: str, help: str, example: str | None = None) -> Any:
-    """A field with what `--help` says of it; `example`: how its value is written there."""
-    return field(default=default, metadata={"topic": topic, "help": help, "example": example})
+def _option(
+    default: Any, topic: str, help: str, example: str | None = None, known: Sequence[str] = ()
+) -> Any:
+    """A field with what `--help` says of it. `example`: how its value is written there; `known`: values that
+    a shell completes, among others that are accepted.
+    """
+    about = {"topic": topic, "help": help, "example": example, "known": known}
+    return field(default=default, metadata=about)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +35,29 @@ class EngineArgs:
     """How to build an engine. Raises ValueError, which names the field, the value and what is accepted."""
 
     model: str | Path = _option(
-        "storyteller", MODEL, f"Embedded ({', '.join(embedded_models())}), a folder, or a hub id."
+        "storyteller",
+        MODEL,
+        f"Embedded ({', '.join(embedded_models())}), a folder, or a hub id.",
+        known=embedded_models(),
     )
     tokenizer: str | Path | None = _option(None, MODEL, "Another's tokenizer; default: the model's own.")
-    device: Device = _option("auto", MODEL, "auto (a CUDA GPU, if there is one), cpu, cuda, cuda:1, …")
-    dtype: DType = _option("auto", MODEL, "auto, float32, float16 or bfloat16.")
+    device: Device = _option(
+        "auto",
+        MODEL,
+        "auto (a CUDA GPU, if there is one), cpu, cuda, cuda:1, …",
+        known=("auto", "cpu", "cuda"),
+    )
+    dtype: DType = _option(
+        "auto",
+        MODEL,
+        "auto, float32, float16 or bfloat16.",
+        known=("auto", "float32", "float16", "bfloat16"),
+    )
     load_format: str = _option(
         "auto",
         MODEL,
         "auto, safetensors, pt, or dummy: random weights (qwen3-0.6b and others as well).",
+        known=("auto", "safetensors", "pt", "dummy"),
     )
     quantization: Literal["int8", "int4", "int8_dynamic"] | None = _option(
         None, MODEL, "weights as whole numbers; int8_dynamic: activations, too; default: as the model is."

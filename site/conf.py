@@ -1,5 +1,7 @@
 """Sphinx: the articles and notebooks as a site. tools/build_site.py lays out what it reads."""
 
+from pathlib import Path
+
 project = html_title = "ruvon"
 author = copyright = "the authors of ruvon"
 extensions = ["myst_nb"]
@@ -9,6 +11,7 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["ruvon.css"]
+html_search_scorer = str(Path(__file__).with_name("search.js"))
 html_use_index = html_copy_source = html_show_sourcelink = html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
 highlight_language = "text"  # a fence without a language: commands, outputs, sketches

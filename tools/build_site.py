@@ -39,7 +39,8 @@ class Stage:
         self.sources: set[str] = set()
 
     def build(self) -> None:
-        shutil.copy(ROOT / "site" / "conf.py", self._at("conf.py"))
+        for name in ("conf.py", "search.js"):
+            shutil.copy(ROOT / "site" / name, self._at(name))
         shutil.copy(ROOT / "site" / "ruvon.css", self._at("_static/ruvon.css"))
         shutil.copytree(ROOT / "articles" / "figures", self.folder / "articles" / "figures")
         self._at("index.md").write_text(self._front())

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.record import OUT, record, show
 from engine.attention.dense import causal
-from engine.checkpoint import resolve
+from engine.checkpoint import CheckpointError, resolve
 from engine.models.loader import load_model
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -96,7 +96,7 @@ def is_equal(found: dict) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0: equal in fp32; 1: not."""
+    """0: equal in fp32; 1: not, or there is no such checkpoint, which is said in a line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint")
     parser.add_argument("--device", default="cpu")
@@ -104,9 +104,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args(arguments)
-    found = {
-        dtype: compare(options.checkpoint, dtype, options.device, options.tokens) for dtype in options.dtypes
-    }
+    try:
+        found = {
+            dtype: compare(options.checkpoint, dtype, options.device, options.tokens)
+            for dtype in options.dtypes
+        }
+    except CheckpointError as error:
+        raise SystemExit(f"compare_models: {error}") from None
     title = f"{options.checkpoint} on {options.device}: ours and Hugging Face's, {options.tokens} tokens"
     tables = {title: {"columns": COLUMNS, "rows": [row(dtype, one) for dtype, one in found.items()]}}
     workload = {

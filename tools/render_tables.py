@@ -15,7 +15,10 @@ import sys
 from functools import cache, reduce
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from benchmarks.record import cell_text  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results"
 TABLE = re.compile(r"(<!-- table: ([\w.\-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: ([\w.\-]+)(?: \| (\S+))? -->)(.*?)(<!-- /value -->)", re.DOTALL)
@@ -32,7 +35,7 @@ def table(path: str) -> str:
     columns, rows = found["tables"][key]["columns"], found["tables"][key]["rows"]
     right = [not any(isinstance(row[i], str) for row in rows) for i in range(len(columns))]
     lines = [columns, ["---:" if numeric else "---" for numeric in right], *rows]
-    text = "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+    text = "\n".join("| " + " | ".join(cell_text(cell) for cell in line) + " |" for line in lines)
     machine, versions = found["machine"], found["versions"]
     threads = found["workload"].get("torch_threads", machine["torch_threads"])  # several: each was tried
     threads = " and ".join(map(str, threads)) if isinstance(threads, list) else threads
@@ -63,14 +66,6 @@ def render(text: str) -> str:
     text = re.sub(r"(?<=[^\n])\n(?=<!-- value: )", " ", text)
     text = TABLE.sub(lambda m: m[1] + table(m[2]) + m[4], text)
     return VALUE.sub(lambda m: m[1] + value(m[2], m[3]) + m[5], text)
-
-
-def _cell(cell: object) -> str:
-    if cell is None:
-        return ""
-    if isinstance(cell, float):
-        return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:.3g}"
-    return f"{cell:,}" if isinstance(cell, int) else str(cell)
 
 
 def main() -> int:

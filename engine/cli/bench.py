@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from engine.cli.bench_serve import serve
-from engine.cli.options import refusals, takes_engine_args
+from engine.cli.options import check_folder, refusals, takes_engine_args
 from engine.engine_args import EngineArgs
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
@@ -49,7 +49,8 @@ def latency(
 ) -> None:
     """How long does one batch take, from its first prompt to its last token?"""
     with refusals("bench latency"):
-        llm, params = _loaded(args, output_len, n)
+        check_folder("--output-json", output_json)
+        llm, params = _loaded(args, input_len, output_len, n)
         prompts = _prompts(llm, batch_size, input_len, random.Random(seed))
         for _ in _track(range(num_iters_warmup), "Warming up"):
             llm.generate(prompts, params, use_tqdm=False)
@@ -83,7 +84,8 @@ def throughput(
 ) -> None:
     """How many tokens a second, with as many requests as the engine will run at once?"""
     with refusals("bench throughput"):
-        llm, params = _loaded(args, output_len, n)
+        check_folder("--output-json", output_json)
+        llm, params = _loaded(args, input_len, output_len, n)
         draw = random.Random(seed)
         llm.generate(_prompts(llm, 2, input_len, draw), params, use_tqdm=False)  # what is made at first use
         prompts = _prompts(llm, num_prompts, input_len, draw)
@@ -108,14 +110,22 @@ def throughput(
     _write(output_json, found)
 
 
-def _loaded(args: EngineArgs, output_len: int, n: int):
-    """(the engine, how it is asked)."""
+def _loaded(args: EngineArgs, input_len: int, output_len: int, n: int):
+    """(the engine, how it is asked). Raises ValueError for lengths that the model cannot have."""
+    from engine.cli.loading import loading
     from engine.cli.threads import one_thread_if_small
     from engine.decoding.params import SamplingParams
     from engine.llm import LLM
 
     one_thread_if_small(args.model)
-    return LLM(**vars(args)), SamplingParams(n=n, temperature=1.0, ignore_eos=True, max_tokens=output_len)
+    with loading(args.model):
+        llm = LLM(**vars(args))
+    if input_len + output_len > llm.engine.max_model_len:
+        raise ValueError(
+            f"--input-len {input_len} and --output-len {output_len} are more than max_model_len="
+            f"{llm.engine.max_model_len} together"
+        )
+    return llm, SamplingParams(n=n, temperature=1.0, ignore_eos=True, max_tokens=output_len)
 
 
 def _prompts(llm, number: int, tokens: int, draw: random.Random) -> list[dict]:

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from engine.cli.options import refusals
+from engine.cli.options import check_folder, nobody_there, refusals
 from engine.load.client import Seen, Target
 from engine.load.plan import Job, text
 from engine.load.report import Limits
@@ -72,6 +72,7 @@ def serve(
     from engine.outside import shown
 
     with refusals("bench serve"):
+        check_folder("--result-filename", result_filename)
         api = _one_of("--backend", backend, BACKENDS)
         metrics = percentile_metrics.split(",")
         for name in metrics:
@@ -94,7 +95,7 @@ def serve(
     try:
         running, name = asyncio.run(run())
     except (httpx.HTTPError, OSError, LookupError, ValueError) as error:
-        sys.exit(shown(f"ruvon bench serve: {base_url}: {error}"))
+        sys.exit(shown(nobody_there(f"ruvon bench serve: {base_url}: {error}")))
     found = figures(running.seen, running.start, metrics, percentiles, limits)
     found |= {"model_id": name, "request_rate": str(request_rate), "max_concurrency": max_concurrency}
     for line in lines(found, metrics, percentiles):

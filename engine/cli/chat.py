@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from engine.cli.options import nobody_there
+
 Url = Annotated[str, typer.Option(help="Any server with OpenAI's chat API.")]
 
 
@@ -47,7 +49,7 @@ def chat(
             else:
                 talk.ask(question)
     except ChatFailed as error:
-        sys.exit(f"ruvon chat: {error}")
+        sys.exit(f"ruvon chat: {nobody_there(str(error))}")
 
 
 def ui(

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from engine.chat_template import ChatTemplate
 from engine.cli.demo_crowd import Crowd, Person
+from engine.cli.loading import public_name
 from engine.cli.options import to_flags
 from engine.cli.process import environment, free_port, served
 from engine.engine_args import EngineArgs
@@ -45,7 +46,7 @@ def run(args: EngineArgs, seconds: float) -> None:
     try:
         with ExitStack() as stack:
             log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "server.log"
-            with console.status(f"Starting a server with {args.model}"):
+            with console.status(f"Starting a server with {public_name(args.model)}"):
                 flags = [*to_flags(args), "--shutdown-timeout", "1"]
                 server = served(log, *flags, env=env, port=free_port(PORT))
                 try:
@@ -82,7 +83,8 @@ def _in_its_words(error: RuntimeError) -> Exception:
 
 
 def _introduce(console: Console, url: str, args: EngineArgs) -> None:
-    console.print(f"\n[bold]ruvon[/] serves [bold]{args.model}[/] on this machine, through our own engine:")
+    name = public_name(args.model)
+    console.print(f"\n[bold]ruvon[/] serves [bold]{name}[/] on this machine, through our own engine:")
     console.print("paged keys and values, continuous batching, telemetry, speculation.\n")
     console.print(f"  chat       [link={url}/]{url}/[/link]")
     console.print(f"  dashboard  [link={url}/dashboard]{url}/dashboard[/link]\n")

@@ -34,6 +34,7 @@ def generate(
     ] = None,
 ) -> None:
     """Continue PROMPT: the text alone on stdout, as it is generated; everything else on stderr."""
+    from engine.cli.loading import loading
     from engine.cli.threads import one_thread_if_small
     from engine.decoding.params import SamplingParams
     from engine.llm import LLM
@@ -48,7 +49,8 @@ def generate(
             raise ValueError("--lora needs --enable-lora")
         adapter = lora and LoRARequest("adapter", 1, lora)
         one_thread_if_small(args.model)
-        llm = LLM(**vars(args))
+        with loading(args.model):
+            llm = LLM(**vars(args))
         shown = 0
         for output in llm.stream(prompt, params, lora_request=adapter):
             text = output.outputs[0].text

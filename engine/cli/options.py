@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field, fields
 from functools import wraps
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -15,6 +16,7 @@ import typer
 from engine.checkpoint import CheckpointError
 from engine.engine_args import EngineArgs, choices
 
+NOBODY = ("Connection refused", "All connection attempts failed")  # in urllib's and httpx's words
 PLAIN = (bool, int, float, list[str])  # as they are; what else there is comes as text
 
 
@@ -25,6 +27,17 @@ def refusals(command: str, *also: type[Exception]) -> Iterator[None]:
         yield
     except (CheckpointError, ValueError, *also) as error:
         sys.exit(f"ruvon {command}: {error}")
+
+
+def check_folder(flag: str, path: Path | None) -> None:
+    """Raises ValueError, before anything is measured, if no file can be written there."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ValueError(f"{flag} {path}: a file in a folder that is there is accepted")
+
+
+def nobody_there(message: str) -> str:
+    """The message, and what to do if it says that nobody listens."""
+    return f"{message}; ruvon serve starts a server" if any(one in message for one in NOBODY) else message
 
 
 def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[Callable], Callable]:
@@ -85,18 +98,20 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
     help, example = spec.metadata["help"], spec.metadata["example"]
     about = {"help": help, "rich_help_panel": spec.metadata["topic"]}
     if kind is str and literals:
-        about |= {"help": f"{'|'.join(literals)}: {help}", "autocompletion": _completion(literals)}
+        about["help"] = f"{'|'.join(literals)}: {help}"
     elif example:
         about["help"] += f" For example: {example}"
+    if kind is str and (known := [*literals, *spec.metadata["known"]]):
+        about["autocompletion"] = _completion(known)
     annotation = Annotated[kind | None if default is None else kind, typer.Option(*names, **about)]
     return inspect.Parameter(
         spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 
-def _completion(literals: list[str]) -> Callable[[str], list[str]]:
+def _completion(known: list[str]) -> Callable[[str], list[str]]:
     def complete(incomplete: str) -> list[str]:  # typer knows what to hand in by its name
-        return [one for one in literals if one.startswith(incomplete)]
+        return [one for one in known if one.startswith(incomplete)]
 
     return complete
 

@@ -77,6 +77,7 @@ def serve(
         from engine.telemetry.cost_shown import Costs
     except ModuleNotFoundError as error:
         sys.exit(f"ruvon serve: {error.name} is not installed; pip install 'ruvon[server]'")
+    from engine.cli.loading import loading
     from engine.cli.threads import one_thread_if_small
 
     with refusals("serve"):
@@ -87,15 +88,16 @@ def serve(
                 "the API key is empty; leave out --api-key and RUVON_API_KEY to serve without one"
             )
         costs = Costs.parse(price_per_hour, api_price, cost_log, cost_weights)
-        service = Service(
-            args,
-            served_model_name,
-            max_num_queued_reqs,
-            max_num_queued_tokens,
-            request_timeout,
-            lora_modules or (),
-            lora_dir,
-        )
+        with loading(args.model):
+            service = Service(
+                args,
+                served_model_name,
+                max_num_queued_reqs,
+                max_num_queued_tokens,
+                request_timeout,
+                lora_modules or (),
+                lora_dir,
+            )
         app = service.app(answers_to(host, allowed_host or ()), key, allow_priority, costs)
     grace = SHUTDOWN_SECONDS if shutdown_timeout is None else shutdown_timeout
     try:

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from engine.async_engine import AsyncLLMEngine
 from engine.chat_template import ChatTemplate
-from engine.checkpoint import embedded_models
+from engine.cli.loading import public_name
 from engine.compose import build_engine
 from engine.engine_args import EngineArgs
 from engine.server.adapters import AdapterEngine, adapted, adapter_routes, named_folders
@@ -128,11 +128,3 @@ def answers_to(host: str, allowed: Collection[str] = ()) -> list[str]:
     """
     local = host in LOCAL_NAMES or f"[{host}]" in LOCAL_NAMES
     return [*LOCAL_NAMES, *allowed] if local or allowed else []
-
-
-def public_name(model: str | Path) -> str:
-    """What clients are told of a model: of a folder, not where it is."""
-    folder = Path(model).expanduser()
-    if str(model) in embedded_models() or not folder.is_dir():
-        return str(model)
-    return folder.resolve().name

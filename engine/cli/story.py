@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
+from engine.cli.loading import loading
 from engine.cli.tokenize import coloured
 from engine.decoding.params import SamplingParams
 from engine.engine_args import EngineArgs
@@ -19,7 +20,7 @@ def run(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
         Panel.fit("[bold]ruvon[/]: a transformer tells a story, on this machine, through our own engine")
     )
 
-    with console.status(f"Loading {args.model}"):
+    with loading(args.model):
         llm = LLM(**vars(args))
     config = llm.config
     console.print(

@@ -13,6 +13,7 @@ def top(
     """Watch a running server: tokens per second, latencies, queue and memory, until Ctrl-C."""
     from rich.console import Console
 
+    from engine.cli.options import nobody_there
     from engine.outside import shown
     from engine.telemetry.top import NoAnswer
     from engine.telemetry.top import top as watch
@@ -20,6 +21,6 @@ def top(
     try:
         watch(url, Console(highlight=False), enough=lambda: once)
     except NoAnswer as error:
-        sys.exit(f"ruvon top: {shown(str(error))}")
+        sys.exit(f"ruvon top: {shown(nobody_there(str(error)))}")
     except KeyboardInterrupt:
         pass

@@ -123,5 +123,5 @@ def top(url: str, console: Console, enough: Callable[[], bool] = lambda: False) 
             if enough():
                 break
             time.sleep(1)
-    if not console.is_terminal:  # there, rich ends no line
-        console.line()
+    if not console.is_terminal:
+        console.line()  # there, rich leaves the last one open

@@ -119,6 +119,7 @@ def test_it_reads_a_running_server_and_ends_when_told():
         console = Console(width=100, record=True, file=io.StringIO())
         top(url, console, enough=lambda: True)
     assert "storyteller" in console.export_text()
+    assert console.file.getvalue().endswith("╯\n"), "what comes next in a pipe begins a line of its own"
 
 
 @pytest.mark.parametrize(("path", "answer", "said"), [

@@ -23,6 +23,8 @@ def test_a_checkpoint_is_compared_in_each_dtype(family, tmp_path, capsys):
         assert figures["max_difference"] <= max(2 * figures["hf_eager_to_sdpa"], 2.3e-5)
     shown = capsys.readouterr().out
     assert all(dtype in shown for dtype in found["figures"])
+    difference = found["figures"]["float32"]["max_difference"]
+    assert f"{difference:.3g}" in shown, "a number is cut off"
 
 
 @pytest.mark.parametrize("change", [{"max_difference": 3e-6}, {"same_top5": 0.99}, {"greedy_same": 7}])
@@ -37,3 +39,9 @@ def test_a_model_that_differs_fails(tmp_path, monkeypatch):
     folder = reference.save(random_model("llama"), tmp_path / "llama")
     arguments = [str(folder), "--tokens", "16", "--dtypes", "float32", "--out", str(tmp_path)]
     assert compare_models.main(arguments) == 1
+
+
+def test_a_checkpoint_that_is_not_there_is_said_in_a_line(tmp_path):
+    with pytest.raises(SystemExit, match="compare_models: no model folder at ") as caught:
+        compare_models.main([str(tmp_path / "none"), "--out", str(tmp_path)])
+    assert "\n" not in str(caught.value)

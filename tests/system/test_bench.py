@@ -52,6 +52,15 @@ def test_warm_up_is_not_counted_and_outputs_have_their_length(capsys, monkeypatc
         assert (params.max_tokens, params.ignore_eos) == (5, True), "an output ends at its length alone"
 
 
+@pytest.mark.parametrize("command", ["latency", "throughput"])
+def test_what_cannot_be_measured_or_written_is_said_first(command, tmp_path):
+    small = ["bench", command, "--model", "storyteller-draft"]
+    message = refusal(*small, "--input-len", "1000", "--output-len", "25")
+    assert "--input-len 1000 and --output-len 25 are more than max_model_len=1024 together" in message
+    message = refusal(*small, "--output-json", str(tmp_path / "none" / "it.json"))
+    assert message.endswith("it.json: a file in a folder that is there is accepted")
+
+
 def test_prompts_have_no_special_token():
     tokenizer = Tokenizer.from_pretrained("storyteller")
     llm = SimpleNamespace(tokenizer=tokenizer)
@@ -156,6 +165,8 @@ def test_arrivals_lengths_and_beginnings_are_drawn_from_the_seed():
         (["--goodput", "ttft"], "ttft:MS"),
         (["--goodput", "speed:3"], "ttft:MS"),
         (["--request-rate", "0"], "more than 0"),
+        (["--result-filename", "/none/it.json"], "a file in a folder that is there"),
+        (["--base-url", "http://127.0.0.1:9"], "ruvon serve starts a server"),
     ],
 )
 def test_what_is_asked_wrongly_is_said_at_once(arguments, words):

@@ -65,7 +65,7 @@ def test_a_reader_who_has_enough_is_no_error(speaker):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--url", "http://127.0.0.1:9"], "127.0.0.1:9"),
+        (["--url", "http://127.0.0.1:9"], "; ruvon serve starts a server"),
         (["--url", "localhost:8000"], "http://"),
         (["--url", "http://127.0.0.1:9", "--api-key", "ключ"], "key"),
     ],

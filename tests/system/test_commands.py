@@ -181,11 +181,18 @@ def test_a_command_that_is_meant_is_named():
     assert "Did you mean 'serve'?" in done.stderr
 
 
-def test_a_shell_completes_flags_and_their_values():
-    words = "ruvon serve --attention ti"
-    env = {"_RUVON_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "3"}
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("ruvon serve --attention ti", ["tiled"]),
+        ("ruvon generate --model story", ["storyteller", "storyteller-draft"]),
+        ("ruvon bench throughput --load-format d", ["dummy"]),
+    ],
+)
+def test_a_shell_completes_flags_and_their_values(words, completed):
+    env = {"_RUVON_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     code = "from engine.cli.main import app; app(prog_name='ruvon')"
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, cwd=Path(__file__).parents[2], text=True, capture_output=True
     )
-    assert done.stdout.split() == ["tiled"]
+    assert done.stdout.split() == completed

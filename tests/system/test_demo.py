@@ -1,5 +1,6 @@
 """`ruvon demo`, the main job: it runs without a terminal, beside a taken port, and leaves nothing behind."""
 
+import io
 import re
 import signal
 import socket
@@ -9,9 +10,10 @@ import sys
 import pytest
 from rich.console import Console
 
-from engine.cli.demo import board
+from engine.cli.demo import _introduce, board
 from engine.cli.demo_crowd import QUESTIONS, Crowd
 from engine.cli.process import free_port
+from engine.engine_args import EngineArgs
 from tests.system.test_serve import DEADLINE, ENVIRONMENT, ROOT
 
 DEMO = [sys.executable, "-m", "engine.cli.main", "demo"]
@@ -99,3 +101,9 @@ def test_what_a_model_says_is_text_and_its_end_is_shown():
     assert max(map(len, lines)) <= 60
     assert len(lines) == 2 * len(QUESTIONS) + 3
     assert lines[1].rstrip().endswith("the end [red]")
+
+
+def test_a_known_shape_is_called_by_its_name():
+    console = Console(width=100, record=True, file=io.StringIO())
+    _introduce(console, "http://here", EngineArgs(model="GPT2", load_format="dummy"))
+    assert "serves gpt2 on this machine" in console.export_text()

@@ -17,6 +17,7 @@ from engine.cli.main import app
 from engine.cli.options import takes_engine_args, to_flags
 from engine.compose import _settled
 from engine.engine_args import choices
+from engine.models.loader import DTYPES, LOAD_FORMATS
 
 COMMANDS = typer.main.get_command(app).commands
 FIELDS = {spec.name: spec for spec in fields(EngineArgs)}
@@ -75,6 +76,8 @@ def test_what_is_open_can_be_answered_with_no():
 def test_the_names_that_are_accepted_are_those_of_the_parts():
     assert choices(FIELDS["attention"].type) == ("auto", *NAMES)
     assert choices(FIELDS["preemption_mode"].type) == (*get_args(PreemptionMode), None)
+    assert FIELDS["dtype"].metadata["known"] == DTYPES
+    assert FIELDS["load_format"].metadata["known"] == LOAD_FORMATS
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import pytest
 import engine.cli.serving
 from engine import LLM, EngineArgs, SamplingParams
 from engine.checkpoint import ZOO
+from engine.cli.loading import public_name
 from engine.cli.main import app
-from engine.cli.serving import public_name
 from tests.system.ready import Popen
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parts.manifest import load_parts
-from tests.system.tools import needed
+from tests.system.tools import browser, needed  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
 LANDED = [part for part in load_parts(ROOT) if part.landed]
@@ -66,3 +66,16 @@ def test_pages_load_nothing_from_elsewhere_and_their_links_lead_somewhere(site):
             target, _, _ = link.partition("#")
             if target and not re.match(r"\w+:", target):
                 assert (path.parent / target).exists(), f"{path.relative_to(site)}: {link} leads nowhere"
+
+
+@pytest.mark.timeout(900)
+def test_a_search_finds_what_explains_before_the_code(site, browser):  # noqa: F811
+    page = browser.new_page()
+    page.goto(f"{site.as_uri()}/search.html?q=speculative+decoding")
+    page.get_by_text("Search finished").wait_for()
+    found = [link.get_attribute("href") for link in page.locator("#search-results li > a").all()]
+    code = ["source/" in at for at in found]
+    assert any(code)
+    assert not all(code)
+    assert code == sorted(code), "the code that has the words comes after the texts that explain them"
+    page.close()

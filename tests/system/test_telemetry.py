@@ -283,6 +283,7 @@ def test_top_says_in_one_line_that_nobody_answers():
     done = top("http://127.0.0.1:9", "--once")
     assert done.returncode == 1
     assert done.stderr.startswith("ruvon top: http://127.0.0.1:9/dashboard/data: ")
+    assert done.stderr.endswith("; ruvon serve starts a server\n")
     assert done.stderr.count("\n") == 1
 
 
