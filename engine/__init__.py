@@ -24,6 +24,7 @@ _HOME = {
     "run_prefill": "prefill",
     "EngineArgs": "engine_args",
     "LLM": "llm",
+    "AsyncEngineArgs": "async_llm",
 }
 
 
@@ -31,6 +32,8 @@ def _exists(module: str) -> bool:
     return (Path(__file__).parent / (module.replace(".", "/") + ".py")).exists()
 
 
+if _exists("async_llm"):  # with vLLM's words for all that Part 6's can do
+    _HOME["AsyncLLMEngine"] = "async_llm"
 __all__ = [name for name, module in _HOME.items() if _exists(module)]
 
 

@@ -219,7 +219,7 @@ def test_a_share_of_the_memory_is_for_keys_and_values():
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_a_script_written_for_vllm_runs(name, capsys):
-    """Each differs from one for vLLM by its import and its model alone; streaming.py says by what else."""
+    """Each differs from one for vLLM by its import and its model alone."""
     source = (EXAMPLES / name).read_text(encoding="utf-8")
     imports = re.findall(r"^(?:from|import) (\S+)", source, re.MULTILINE)
     assert set(imports) - {"asyncio"} == {"engine"}, f"{name} imports something beside the engine"

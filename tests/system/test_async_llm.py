@@ -1,0 +1,94 @@
+"""`AsyncLLMEngine` as vLLM's: made from arguments, asked in an event loop."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from engine import LLM, AsyncEngineArgs, AsyncLLMEngine, CheckpointError, LoRARequest, SamplingParams
+from engine.async_engine import EngineError
+from engine.decoding.params import ParameterError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+LONG = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+PROMPTS = ["Once upon a time", "One day, a little bird"]
+POETRY = LoRARequest("poetry", 1, Path(__file__).parents[2] / "adapters" / "poetry")
+
+
+@pytest.fixture
+def engine():
+    made = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model="storyteller", enable_lora=True))
+    yield made
+    made.shutdown()
+
+
+async def last(engine, prompt, params=GREEDY, request_id="1", **options):
+    seen = [output async for output in engine.generate(prompt, params, request_id, **options)]
+    assert [output.finished for output in seen] == [False] * (len(seen) - 1) + [True]
+    return seen[-1]
+
+
+async def both(engine, **options):
+    return await asyncio.gather(*(last(engine, p, request_id=p, **options) for p in PROMPTS))
+
+
+def test_two_at_once_get_what_each_gets_from_LLM(engine):
+    expected = LLM("storyteller").generate(PROMPTS, GREEDY)
+    found = asyncio.run(both(engine))
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in expected]
+    assert [o.prompt for o in found] == PROMPTS
+
+
+def test_an_adapter_speaks(engine):
+    expected = LLM("storyteller", enable_lora=True).generate(PROMPTS, GREEDY, lora_request=POETRY)
+    found = asyncio.run(both(engine, lora_request=POETRY))
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in expected]
+
+
+def test_prompts_have_the_forms_that_LLM_takes(engine):
+    ids = asyncio.run(engine.get_tokenizer()).encode(PROMPTS[0])
+    for prompt, shown in (
+        (ids, None),
+        ({"prompt_token_ids": ids, "prompt": "so it is called"}, "so it is called"),
+        ({"prompt": PROMPTS[0], "cache_salt": "mine"}, PROMPTS[0]),
+    ):
+        output = asyncio.run(last(engine, prompt))
+        assert (output.prompt, output.prompt_token_ids) == (shown, ids)
+
+
+def test_who_leaves_early_and_who_is_aborted(engine):
+    async def run():
+        left = engine.generate(PROMPTS[0], LONG, "left")
+        assert not (await anext(left)).finished
+        await left.aclose()
+        told = engine.generate(PROMPTS[1], LONG, "told")
+        await anext(told)
+        await engine.abort("told")
+        *_, end = [output async for output in told]
+        assert end.outputs[0].finish_reason == "abort"
+        await last(engine, PROMPTS[0])  # behind both in the engine's queue of commands
+        assert not engine.engine.has_unfinished_requests()
+
+    asyncio.run(run())
+
+
+def test_what_is_wrong_is_named(engine):
+    for prompt, options, name in (
+        ([], {}, "prompt"),
+        (5, {}, "prompt"),
+        (PROMPTS[0], {"priority": 10**9}, "priority"),
+        (PROMPTS[0], {"lora_request": LoRARequest("poetry", 1, "/nowhere")}, "/nowhere"),
+    ):
+        with pytest.raises((ParameterError, CheckpointError), match=name):
+            asyncio.run(last(engine, prompt, **options))
+
+
+def test_an_engine_without_adapters_and_one_that_was_shut_down_say_so():
+    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model="storyteller-draft"))
+    assert engine.is_running
+    with pytest.raises(ParameterError, match="enable_lora"):
+        asyncio.run(last(engine, PROMPTS[0], lora_request=POETRY))
+    engine.shutdown()
+    assert not engine.is_running
+    with pytest.raises(EngineError, match="not running"):
+        asyncio.run(last(engine, PROMPTS[0]))
