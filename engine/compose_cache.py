@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -11,6 +12,7 @@ from engine.cache.paged import PagedCache
 from engine.cache.slots import SlotCache
 from engine.config import ModelConfig
 from engine.engine_args import EngineArgs
+from engine.scheduling.elastic import is_out_of_memory
 
 MEMORY_SHARE = 0.5  # of what is free once the model is loaded, for keys and values
 DEFAULT_BLOCK_SIZE = 16
@@ -28,28 +30,66 @@ def make_cache(
     """
     kernel = attention_kernel(args.attention, config.head_dim, parameter.device, parameter.dtype)
     token_bytes = _token_bytes(together or (config,), parameter)
+    block_bytes = _block_size(args) * token_bytes
     there = room(args, together or (config,), max_model_len, parameter)
-    if there < max_model_len * token_bytes:
+    if there < (need := _blocks(args, max_model_len) * block_bytes):
+        blocks = "" if args.kv_cache == "slots" else f" in blocks of {_block_size(args)} tokens"
         raise ValueError(
-            f"max_model_len={max_model_len} needs {max_model_len * token_bytes:,} bytes of cache; "
-            f"there are {there:,}, enough for max_model_len={there // token_bytes}"
+            f"max_model_len={max_model_len} needs {need:,} bytes of cache{blocks}; "
+            f"there are {there:,}, enough for max_model_len={there // block_bytes * _block_size(args)}"
         )
     how = parameter.device, parameter.dtype, kernel
     if args.kv_cache == "slots":
         num_slots = min(args.max_num_seqs, there // (max_model_len * token_bytes))
-        return SlotCache(config, num_slots, max_model_len, *how)
-    block_size = args.block_size or DEFAULT_BLOCK_SIZE
-    num_blocks = max(there // (block_size * token_bytes), -(-max_model_len // block_size))
-    return PagedCache(
+        return _allocated(lambda: SlotCache(config, num_slots, max_model_len, *how), args, there)
+    num_swap_blocks = _swap_bytes(args) // block_bytes
+    if args.swap_space and not num_swap_blocks:
+        raise ValueError(f"swap_space={args.swap_space}: a block takes {block_bytes:,} bytes")
+    make = partial(
+        PagedCache,
         config,
-        num_blocks,
-        block_size,
+        there // block_bytes,
+        _block_size(args),
         *how,
         enable_prefix_caching=args.enable_prefix_caching is not False,
-        num_swap_blocks=int(args.swap_space * 2**30) // (block_size * token_bytes),
+        num_swap_blocks=num_swap_blocks,
         preemption_mode=args.preemption_mode,
         **_kernels_for_pages(args.attention),
     )
+    return _allocated(make, args, there)
+
+
+def _allocated(make: Callable[[], KVCacheManager], args: EngineArgs, num_bytes: int) -> KVCacheManager:
+    """What `make` makes. Raises ValueError: others have the memory."""
+    try:
+        return make()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        swap = f" and swap_space={args.swap_space} GiB" if args.swap_space else ""
+        raise ValueError(f"no memory for {num_bytes:,} bytes of keys and values{swap}: {error}") from None
+
+
+def _block_size(args: EngineArgs) -> int:
+    """Tokens that memory is given out by."""
+    return 1 if args.kv_cache == "slots" else args.block_size or DEFAULT_BLOCK_SIZE
+
+
+def _blocks(args: EngineArgs, tokens: int) -> int:
+    return -(-tokens // _block_size(args))
+
+
+def _swap_bytes(args: EngineArgs) -> int:
+    """Raises ValueError: more than there is."""
+    return _there_is("swap_space", args.swap_space, int(args.swap_space * 2**30), torch.device("cpu"))
+
+
+def _there_is(name: str, value: float, num_bytes: int, device: torch.device) -> int:
+    """`num_bytes`. Raises ValueError: the device has less memory in all."""
+    _, total = memory(device)
+    if num_bytes > total:
+        raise ValueError(f"{name}={value}: {device.type} has {total:,} bytes of memory")
+    return num_bytes
 
 
 def _kernels_for_pages(attention: str) -> dict[str, Callable]:
@@ -66,9 +106,12 @@ def _kernels_for_pages(attention: str) -> dict[str, Callable]:
 def room(
     args: EngineArgs, configs: Sequence[ModelConfig], max_model_len: int, parameter: torch.Tensor
 ) -> int:
-    """Bytes for the keys and values of these models."""
-    most = args.max_num_seqs * max_model_len * _token_bytes(configs, parameter)
-    return args.kv_cache_memory_bytes or _memory_bytes(args.gpu_memory_utilization, most, parameter)
+    """Bytes for the keys and values of these models. Raises ValueError: more than there are."""
+    if budget := args.kv_cache_memory_bytes:
+        return _there_is("kv_cache_memory_bytes", budget, budget, parameter.device)
+    longest = _blocks(args, max_model_len) * _block_size(args)
+    most = args.max_num_seqs * longest * _token_bytes(configs, parameter)
+    return _memory_bytes(args.gpu_memory_utilization, most, parameter)
 
 
 def _token_bytes(configs: Sequence[ModelConfig], parameter: torch.Tensor) -> int:

@@ -33,7 +33,7 @@ Seed = Annotated[int, typer.Option(help="Of the prompts.", rich_help_panel=WORK)
 
 
 @bench.command()
-@takes_engine_args(enable_prefix_caching=False)
+@takes_engine_args("bench latency", enable_prefix_caching=False)
 def latency(
     args: EngineArgs,
     input_len: Annotated[int, _size("Tokens of a prompt.")] = 32,
@@ -72,7 +72,7 @@ def latency(
 
 
 @bench.command()
-@takes_engine_args()
+@takes_engine_args("bench throughput")
 def throughput(
     args: EngineArgs,
     input_len: Annotated[int, _size("Tokens of a prompt.")] = 128,

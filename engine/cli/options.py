@@ -40,9 +40,9 @@ def nobody_there(message: str) -> str:
     return f"{message}; ruvon serve starts a server" if any(one in message for one in NOBODY) else message
 
 
-def takes_engine_args(**defaults: Any) -> Callable[[Callable], Callable]:
+def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[Callable], Callable]:
     """Of `command(args: EngineArgs, …)`, a command that has a flag for each field of EngineArgs in place of
-    `args`. `defaults`: those that are this command's own.
+    `args`. `name`: what it is called, if not as the function. `defaults`: those that are this command's own.
     """
 
     def decorate(command: Callable) -> Callable:
@@ -55,7 +55,7 @@ def takes_engine_args(**defaults: Any) -> Callable[[Callable], Callable]:
 
         @wraps(command)
         def from_flags(**given: Any) -> None:
-            with refusals(command.__name__):
+            with refusals(name or command.__name__):
                 values = {spec.name: _value(spec, given.pop(spec.name)) for spec in fields(EngineArgs)}
                 args = EngineArgs(**values)
             command(args=args, **given)

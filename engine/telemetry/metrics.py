@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -79,6 +79,7 @@ def histograms(max_model_len: int) -> dict[str, tuple[str, tuple[float, ...]]]:
         "vllm:request_inference_time_seconds": ("Seconds from its first step to its last token.", LATENCY),
         "vllm:request_prompt_tokens": ("Prompt tokens of a finished request.", lengths),
         "vllm:request_generation_tokens": ("Output tokens of a finished request.", lengths),
+        "vllm:request_max_num_generation_tokens": ("Output tokens of the longest of n samples.", lengths),
         "vllm:request_params_max_tokens": ("max_tokens of finished requests, at most the model's.", lengths),
         "vllm:request_params_n": ("n of a request, once for all its samples.", (1, 2, 5, 10, 20)),
         "ruvon:step_seconds": ("Seconds that a step took.", STEP),
@@ -113,12 +114,21 @@ def times_of(stats: RequestStats, scheduled: float) -> Times:
 
 
 @dataclass(slots=True)
+class Samples:
+    """The n samples that were asked for together, each a request."""
+
+    under_way: int = 0
+    longest: int = 0  # output tokens, of those that have ended well
+
+
+@dataclass(slots=True)
 class Track:
     """A request under way."""
 
     request: Request
     scheduled: float | None = None  # when it was first chosen for a step
     seen: int = 0  # of its output tokens, how many have been counted
+    samples: Samples = field(default_factory=Samples)
 
 
 class EngineMetrics(Listener):
@@ -148,7 +158,10 @@ class EngineMetrics(Listener):
 
     def on_arrival(self, request: Request) -> None:
         with self._lock:
-            self._tracks[request.id] = Track(request)
+            track = self._tracks[request.id] = Track(request)
+            if request.parent is not None:
+                track.samples = self._tracks[request.parent.id].samples
+            track.samples.under_way += 1
 
     def on_reject(self, request_id: str, error: Exception) -> None:
         with self._lock:
@@ -218,8 +231,12 @@ class EngineMetrics(Listener):
             if reason in self.succeeded:
                 self.succeeded[reason] += 1
                 self._observe_finished(request, track.scheduled)
+                track.samples.longest = max(track.samples.longest, len(request.stats.token_times))
             else:
                 self.ended_early[reason] += 1
+            track.samples.under_way -= 1
+            if track.samples.longest and not track.samples.under_way:
+                self.histograms["vllm:request_max_num_generation_tokens"].observe(track.samples.longest)
             self.history.note(time.perf_counter(), self._point())
 
     def _observe_finished(self, request: Request, scheduled: float) -> None:

@@ -41,6 +41,7 @@ VLLM = {
     "vllm:request_decode_time_seconds": "histogram",
     "vllm:request_prompt_tokens": "histogram",
     "vllm:request_generation_tokens": "histogram",
+    "vllm:request_max_num_generation_tokens": "histogram",
     "vllm:request_params_n": "histogram",
     "vllm:request_params_max_tokens": "histogram",
 }
@@ -106,6 +107,7 @@ def test_tokens_and_finish_reasons_add_up(measured):
     assert read.observed("vllm:request_prompt_tokens") == (3, 19)
     assert read.observed("vllm:request_generation_tokens") == (3, 10)
     assert read.observed("vllm:request_params_max_tokens") == (3, 59)
+    assert read.observed("vllm:request_max_num_generation_tokens") == (3, 10)
     assert read.observed("vllm:request_params_n") == (3, 3)
     assert read.observed("vllm:inter_token_latency_seconds")[0] == 5 + 2
     assert read.observed("vllm:time_to_first_token_seconds")[0] == 3
@@ -193,6 +195,36 @@ def test_n_samples_are_n_requests_that_asked_once(measured):
     assert read("vllm:prompt_tokens_total") == 18
 
 
+# Each draws its own tokens, and ends with the first that is a stop: after different times.
+DIFFERENT = SamplingParams(n=3, seed=1, max_tokens=40, ignore_eos=True, stop_token_ids=list(range(0, 256, 8)))
+LONGEST = "vllm:request_max_num_generation_tokens"
+
+
+def test_of_n_samples_the_longest_counts_once_all_have_ended(measured):
+    engine, _, read = measured(partial(SEVERAL, max_num_seqs=1))  # one after another
+    engine.add_request("a", "prompt", DIFFERENT)
+    while engine.has_unfinished_requests():
+        assert read.observed(LONGEST) == (0, 0), "one of the samples has not ended"
+        (output,) = engine.step()
+    lengths = [len(sample.token_ids) for sample in output.outputs]
+    assert lengths[-1] < max(lengths), "it tells a mistake"
+    assert read.observed(LONGEST) == (1, max(lengths))
+
+
+def test_a_sample_that_was_aborted_is_not_the_longest(measured):
+    engine, metrics, read = measured(SEVERAL)
+    engine.add_request("a", "prompt", DIFFERENT)
+    ended = []
+    while len(ended) < 2:
+        (output,) = engine.step()
+        ended = [len(sample.token_ids) for sample in output.outputs if sample.finish_reason]
+    (output,) = engine.step()
+    assert max(len(sample.token_ids) for sample in output.outputs) > max(ended), "it tells a mistake"
+    engine.abort_request("a")
+    assert read.observed(LONGEST) == (1, max(ended))
+    assert metrics._tracks == {}
+
+
 def test_an_aborted_request_leaves_its_tokens_but_is_in_no_request_metric(measured):
     engine, metrics, read = measured()
     engine.add_request("a", "prompt", GREEDY)
@@ -208,6 +240,7 @@ def test_an_aborted_request_leaves_its_tokens_but_is_in_no_request_metric(measur
         "vllm:e2e_request_latency_seconds",
         "vllm:request_prompt_tokens",
         "vllm:request_queue_time_seconds",
+        "vllm:request_max_num_generation_tokens",
     ):
         assert read.observed(name) == (0, 0), f"{name} is of requests that ended well"
     assert metrics._tracks == {}

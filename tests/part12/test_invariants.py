@@ -79,6 +79,14 @@ def swaps_and_keeps(cache, a, b, child):
     cache.swap.put("b", cache.memory, table(cache, b), 10)
 
 
+def commits_what_it_has_no_room_for(cache, a, b, child):
+    cache.held["b"].committed = 13
+
+
+def frees_a_block_that_there_is_not(cache, a, b, child):
+    cache.blocks.free_queue[cache.num_blocks] = None
+
+
 def loses_a_block_of_the_swap_space(cache, a, b, child):
     cache.preempt(b)
     cache.swap._away.clear()
@@ -96,6 +104,8 @@ def loses_a_block_of_the_swap_space(cache, a, b, child):
         (takes_a_block_twice, "stands twice in b's table"),
         (shares_a_block_that_is_not_full, "is shared, and a has not filled it"),
         (swaps_and_keeps, "b is here and in the swap space"),
+        (commits_what_it_has_no_room_for, "b has 13 tokens in 3 blocks"),
+        (frees_a_block_that_there_is_not, "are not 16 in all"),
         (loses_a_block_of_the_swap_space, "the swap space: block"),
     ],
 )

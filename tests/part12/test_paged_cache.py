@@ -173,6 +173,14 @@ def test_who_wants_every_row_finds_nothing():
     )
 
 
+@pytest.mark.parametrize("own", [{"adapter": "poetry"}, {"cache_salt": "a's own"}])
+def test_what_was_computed_with_an_adapter_or_a_salt_is_found_with_it_alone(own):
+    cache = paged(10)
+    admitted(cache, sequence("a", "1234567890", **own))
+    assert cache.begin(sequence("b", "1234567890")) == 0, "a's adapter and salt are part of what it left"
+    assert cache.begin(sequence("c", "1234567890", **own)) == 8
+
+
 def test_without_prefix_caching_nothing_is_found():
     cache = paged(10, enable_prefix_caching=False)
     admitted(cache, sequence("a", "1234567890"))

@@ -54,14 +54,14 @@ def test_generate_takes_a_name(attention):
 
 
 @needs_no_gpu
-@pytest.mark.parametrize("command", [["generate", "Hi"], ["serve", "--port", "0"], ["demo"]])
+@pytest.mark.parametrize("command", ["generate Hi", "serve --port 0", "demo", "bench latency"])
 @pytest.mark.parametrize(
     ("name", "reason"), [("flashy", "accepted are auto, eager, tiled, sdpa, triton"), ("triton", "needs ")]
 )
 def test_each_command_says_on_one_line_why_it_refuses(command, name, reason):
-    done = without_interpreter(*command, "--attention", name)
+    done = without_interpreter(*command.split(), "--attention", name)
     assert done.returncode != 0
     (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("ruvon")
+    assert line.startswith(f"ruvon {command.removesuffix(' Hi').removesuffix(' --port 0')}: ")
     assert f"attention={name!r}" in line
     assert reason in line

@@ -1,8 +1,9 @@
 """`LLM` on pages: the same tokens as on slots, and every option has its effect or is refused."""
 
 import pytest
+import torch
 
-from engine import LLM, SamplingParams
+from engine import LLM, SamplingParams, compose_cache
 from engine.cache.paged import PagedCache
 from engine.cache.slots import SlotCache
 from engine.engine_args import EngineArgs
@@ -64,10 +65,10 @@ def test_a_prompt_seen_before_is_not_computed_again():
 @pytest.mark.parametrize(
     ("options", "tokens"),
     [
-        ({"max_num_seqs": 2, "max_model_len": 100}, 192),
+        ({"max_num_seqs": 2, "max_model_len": 100}, 224),
         ({"kv_cache_memory_bytes": 1024 * TOKEN_BYTES}, 1024),
         ({"kv_cache_memory_bytes": 1024 * TOKEN_BYTES, "block_size": 7, "max_model_len": 9}, 1022),
-        ({"kv_cache_memory_bytes": 9 * TOKEN_BYTES, "block_size": 7, "max_model_len": 9}, 14),
+        ({"kv_cache_memory_bytes": 14 * TOKEN_BYTES, "block_size": 7, "max_model_len": 9}, 14),
         (
             {
                 "kv_cache": "slots",
@@ -110,10 +111,33 @@ def test_an_option_that_could_have_no_effect_is_refused(options, words):
         EngineArgs(**options)
 
 
-def test_a_budget_too_small_for_one_sequence_is_refused():
-    words = r"max_model_len=1024 needs .* bytes of cache; there are 100,000, enough for max_model_len=8"
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kv_cache_memory_bytes": 100_000}, "max_model_len=1024 needs .* of 16 tokens; .* max_model_len=0"),
+        ({"kv_cache_memory_bytes": 100_000, "kv_cache": "slots"}, "there are 100,000, enough for .*=8"),
+        (
+            {"kv_cache_memory_bytes": 13 * TOKEN_BYTES, "block_size": 7, "max_model_len": 9},
+            "max_model_len=9 needs .* bytes of cache in blocks of 7 tokens; .* enough for max_model_len=7",
+        ),
+        ({"kv_cache_memory_bytes": 10**15}, "kv_cache_memory_bytes=1000000000000000: cpu has .* bytes"),
+        ({"block_size": 10**9, "kv_cache_memory_bytes": 10**8}, "blocks of 1000000000 tokens"),
+        ({"swap_space": 1e6}, "swap_space=1000000.0: cpu has .* bytes of memory"),
+        ({"swap_space": 0.0001}, "swap_space=0.0001: a block takes 196,608 bytes"),
+    ],
+)
+def test_memory_that_is_too_little_or_not_there_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
-        LLM("storyteller", kv_cache_memory_bytes=100_000)
+        LLM("storyteller", **options)
+
+
+def test_memory_that_others_have_is_told_in_a_line(monkeypatch):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(compose_cache, "PagedCache", full)
+    with pytest.raises(ValueError, match="no memory for 12,582,912 bytes of keys and values: CUDA out"):
+        LLM("storyteller", max_num_seqs=1)
 
 
 @pytest.mark.parametrize("num_blocks", [26, 60])

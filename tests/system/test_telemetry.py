@@ -276,6 +276,7 @@ def test_top_shows_a_running_server(server):
     assert done.returncode == 0, done.stderr
     assert "storyteller, up for" in done.stdout
     assert "output tokens/s" in done.stdout
+    assert done.stdout.endswith("╯\n")
 
 
 def test_top_says_in_one_line_that_nobody_answers():
