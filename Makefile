@@ -21,9 +21,18 @@ test: $(VENV)/.dev lint
 	$(RUN) -m pytest tests/series tests/system -q $(WORKERS) --dist worksteal
 	$(RUN) -m pytest -p nbval --nbval notebooks -q $(WORKERS) --dist loadfile
 
-# While you work: the parts' tests from here, without cutting anything.
+# While you work: the parts' tests from here, without cutting anything, and without the files that take longest
+# (kernels in the interpreter, Hugging Face's texts, servers in processes of their own).
 quick: $(VENV)/.dev lint
-	$(RUN) -m pytest tests -q $(WORKERS) --dist worksteal --ignore=tests/series --ignore=tests/system
+	$(RUN) -m pytest tests -q $(WORKERS) --dist worksteal $(patsubst %,--ignore=tests/%,series system $(LONG))
+
+LONG := $(foreach file,01/test_tokenizer 01/test_tokenizer_kinds 02/test_greedy 03/test_cache \
+  03/test_packed_linear 04/test_server_process 04/test_server_completions 05/test_sampled_text \
+  08/test_continuous_batching 08/test_many_clients 09/test_kernels 09/test_selectable 12/test_paged_engine \
+  12/test_paged_machine 13/test_ahead_crowd 13/test_append_attend 13/test_compiled 13/test_graphs \
+  13/test_many_rows 14/test_client 14/test_streamlit_page 16/test_speculative_engine \
+  16/test_speculative_graphs 16/test_verify_attend 17/test_compiled 17/test_model 17/test_quantized_row \
+  18/test_compiled_kernels 18/test_tiles 20/test_llama_row 20/test_llama_rows 20/test_speculative_graphs,part$(file).py)
 
 # A worker per core, each on one thread. Compiled test files are kept: pytest would compile hypothesis again in
 # every process, which takes 3 seconds.
