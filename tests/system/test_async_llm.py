@@ -56,6 +56,14 @@ def test_prompts_have_the_forms_that_LLM_takes(engine):
         assert (output.prompt, output.prompt_token_ids) == (shown, ids)
 
 
+def test_a_salt_keeps_a_prefix_to_those_who_have_it(engine):
+    prompt = "The bird and the fish went to the sea, where the sun was warm and the sand was soft and white. "
+    asked = {"prompt": prompt}, {"prompt": prompt, "cache_salt": "mine"}, {"prompt": prompt}
+    found = [asyncio.run(last(engine, one)).num_cached_tokens for one in asked]
+    assert found[:2] == [0, 0], "a salted prompt found what came without its salt"
+    assert found[2] > 0
+
+
 def test_who_leaves_early_and_who_is_aborted(engine):
     async def run():
         left = engine.generate(PROMPTS[0], LONG, "left")
