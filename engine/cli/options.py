@@ -48,7 +48,7 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
     def decorate(command: Callable) -> Callable:
         flags = [_parameter(spec, defaults) for spec in fields(EngineArgs)]
         signature = inspect.signature(command)
-        own = [one for name, one in signature.parameters.items() if name != "args"]
+        own = [one for one in signature.parameters.values() if one.name != "args"]
         # Arguments first: they have no default, and the help shows what is there in this order.
         own.sort(key=lambda one: one.default is not one.empty)
         arguments = [one for one in own if one.default is one.empty]
