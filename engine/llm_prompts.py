@@ -98,7 +98,7 @@ def _is_ids(prompt: Any) -> bool:
         isinstance(prompt, Sequence)
         and not isinstance(prompt, str)
         and bool(prompt)
-        and all(isinstance(id, int) for id in prompt)
+        and all(issubclass(kind, int) for kind in set(map(type, prompt)))
     )
 
 
