@@ -180,7 +180,8 @@ def _speculating(
                 f"{model.config.vocab_size}: they must share a tokenizer"
             )
         both = model.config, draft.config
-        args = replace(args, kv_cache_memory_bytes=room(args, both, max_model_len, parameter))
+        shared = room(args, both, max_model_len, parameter)
+        args = replace(args, kv_cache_memory_bytes=shared, gpu_memory_utilization=None)
         cache = PairedCache(*(make_cache(args, one, max_model_len, parameter, both) for one in both))
         forward = _rows_forward(args, model, cache.target, max_model_len, most + 1)
         # A draft reads what came since it was asked: mostly a token, two when all its guesses stood.

@@ -128,7 +128,7 @@ def _memory_bytes(share: float | None, most: int, parameter: torch.Tensor) -> in
     free, total = memory(parameter.device)
     if not parameter.is_cuda:
         return min(most, int(free * (share or MEMORY_SHARE)))
-    return int(free * MEMORY_SHARE) if share is None else int(share * total) - (total - free)
+    return int(free * MEMORY_SHARE) if share is None else max(0, int(share * total) - (total - free))
 
 
 def memory(device: torch.device) -> tuple[int, int]:

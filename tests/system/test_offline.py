@@ -8,13 +8,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from tqdm import tqdm
 
+import engine.compose_cache
 import engine.llm_progress
 import engine.llm_prompts
 from engine import LLM, EngineArgs, RequestOutput, SamplingParams
 from engine.chat_template import ChatTemplate
 from engine.cli.doctor import _machine
+from engine.compose_cache import room
+from engine.config import ModelConfig
 from engine.decoding.params import ParameterError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -241,6 +245,16 @@ def test_memory_of_which_a_system_does_not_say_how_much_is_free_bounds_nothing(s
     assert llm.generate("Once", SamplingParams(max_tokens=1))[0].finished
     told = {found.what: found.says for found in _machine()}
     assert told.get("memory") == ("16.0 GiB" if system is macos else None)
+
+
+def test_a_share_of_a_gpu_that_others_have_taken_leaves_nothing(monkeypatch):
+    """Said so, and not as a number of bytes below 0."""
+    monkeypatch.setattr(engine.compose_cache, "memory", lambda device: (10 * 2**30, 100 * 2**30))
+    parameter = SimpleNamespace(device=torch.device("cuda"), is_cuda=True, element_size=lambda: 2)
+    config = ModelConfig.from_pretrained("storyteller-draft")
+    for share, left in {0.5: 0, 0.95: 5 * 2**30}.items():
+        args = EngineArgs(gpu_memory_utilization=share, max_num_seqs=1)
+        assert room(args, [config], 64, parameter) == left
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
