@@ -43,7 +43,7 @@ class Post:
         with self._lock:
             asleep = not self._news
             self._news |= news
-        if asleep:
+        if asleep or self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._hand_out)
 
     def _hand_out(self) -> None:
@@ -134,6 +134,7 @@ class AsyncLLMEngine:
         self._lock = threading.RLock()  # between who commands and the thread that ends
         self._running = self._stopping = False
         self._mailboxes: dict[str, Mailbox] = {}  # changed by the engine's thread only
+        self._promised: set[Future] = set()  # turns between two steps that have not come yet
         self._posts: WeakValueDictionary[asyncio.AbstractEventLoop, Post] = WeakValueDictionary()
         self._thread: threading.Thread | None = None
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
@@ -204,19 +205,24 @@ class AsyncLLMEngine:
 
     async def between_steps(self, function: Callable[[], T]) -> T:
         """Have the engine's thread call it, so that no step is under way; what it gives or raises. Raises
-        EngineError: the engine is not running.
+        EngineError: the engine is not running, or ends before that.
         """
         loop, done = asyncio.get_running_loop(), Future()
 
         def call() -> None:
-            if not done.set_running_or_notify_cancel():
-                return  # who asked has gone
+            with self._lock:
+                told = done not in self._promised  # of the end
+                self._promised.discard(done)
+            if told or not done.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
             try:
                 done.set_result(function())
             except Exception as error:
                 done.set_exception(error)
 
-        self._command(call)
+        with self._lock:
+            self._command(call)
+            self._promised.add(done)
         return await asyncio.wrap_future(done, loop=loop)
 
     async def abort(self, request_id: str) -> None:
@@ -237,7 +243,12 @@ class AsyncLLMEngine:
         return post
 
     def _give_up(self, why: str) -> None:
-        """Tell all who read, without asking the engine."""
+        """Tell all who read, or wait for a turn between two steps, without asking the engine."""
+        with self._lock:
+            promised, self._promised = self._promised, set()
+        for done in promised:
+            if done.set_running_or_notify_cancel():
+                done.set_exception(EngineError(why))
         for mailbox in list(self._mailboxes.values()):
             with suppress(RuntimeError):  # its loop has closed
                 mailbox.post.send({mailbox: EngineError(why)})
@@ -284,6 +295,8 @@ class AsyncLLMEngine:
             self.engine.add(request_id, samples, prompt)
             self._mailboxes[request_id] = mailbox
         except Exception as error:  # this request's own: the others do not notice
+            if isinstance(error, ParameterError):
+                self.engine.listeners.tell("on_reject", request_id, error)
             self._send({mailbox: error})
 
     def _abort(self, request_id: str, mailbox: Mailbox | None = None) -> None:
