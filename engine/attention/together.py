@@ -106,9 +106,8 @@ class Padded:
 
     def __init__(self, slots: Sequence[int], lens: Sequence[int], cache: Tensor) -> None:
         self.low, self.longest = min(slots), max(lens)
-        own = np.ones(
-            max(slots) + 1 - self.low, dtype=int
-        )  # an idle slot sees one key: softmax of nothing is none
+        # An idle slot sees one key: softmax of nothing is none.
+        own = np.ones(max(slots) + 1 - self.low, dtype=int)
         place = np.array(slots) - self.low
         own[place] = lens
         self.place, own = on_device(cache.device, place, own)
