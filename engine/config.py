@@ -78,10 +78,15 @@ def architecture(model_type: str) -> ModuleType:
     """
     module = _architecture(model_type) if str(model_type).isidentifier() else None
     if module is None:
-        names = sorted(module.name for module in iter_modules([str(Path(__file__).parent / "models")]))
-        known = ", ".join(name for name in names if _architecture(name))
+        known = ", ".join(architectures())
         raise CheckpointError(f"model_type {model_type!r} is not supported; supported: {known}")
     return module
+
+
+def architectures() -> list[str]:
+    """Every `model_type` that is supported."""
+    names = sorted(module.name for module in iter_modules([str(Path(__file__).parent / "models")]))
+    return [name for name in names if _architecture(name)]
 
 
 def _architecture(name: str) -> ModuleType | None:

@@ -38,7 +38,7 @@ class Together(Protocol):
     """One step's plan: which slots, and how many tokens of each. The same for every layer."""
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """q[S, Hq, Dh], keys and values[N, Hkv, M, Dh] -> [S, Hq, Dh]."""
+        """q[S, Hq, Dh], keys and values[N, Hkv, M, Dh], or pages [B, P, Hkv, Dh] (Part 12) -> [S, Hq, Dh]."""
 
 
 def together(slots: Sequence[int], lens: Sequence[int], num_heads: int, cache: Tensor) -> Together:

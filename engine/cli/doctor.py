@@ -152,7 +152,8 @@ def _triton() -> Found:
 
 
 def _models() -> Iterator[Found]:
-    from engine.cli.models import architectures, cached
+    from engine.cli.models import cached
+    from engine.config import architectures
 
     yield Found("models", bool(embedded_models()), f"{', '.join(embedded_models())}: embedded", True)
     here = cached()

@@ -274,7 +274,9 @@ class EngineMetrics(Listener):
         )
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry. Numbers are taken in one moment, so that they fit together."""
+        """For the registry. Counters and histograms are taken in one moment, so that they fit together; each
+        gauge is read when it is asked for.
+        """
         with self._lock:
             counters = dict(self.counters)
             by_label = {

@@ -16,7 +16,8 @@ from engine import LLM, EngineArgs
 from engine.checkpoint import ZOO, embedded_models
 from engine.cli.doctor import EXTRAS, Found, findings
 from engine.cli.main import app
-from engine.cli.models import architectures, cached
+from engine.cli.models import cached
+from engine.config import architectures
 from engine.known_shapes import known_shapes
 from engine.tokenizer import Tokenizer
 
