@@ -6,8 +6,9 @@ from contextlib import aclosing
 
 import pytest
 
-from engine.async_engine import AsyncLLMEngine, EngineError, Mailbox, Post
+from engine.async_engine import AsyncLLMEngine, EngineError
 from engine.decoding.params import SamplingParams
+from engine.mailbox import Mailbox, Post
 from tests.part04.serving import DEADLINE, wait_until
 from tests.part06.fakes import (
     BlockCache,

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine.async_engine import AsyncLLMEngine, EngineError, Mailbox, Post
+from engine.async_engine import AsyncLLMEngine, EngineError
 from engine.decoding.params import ParameterError, SamplingParams
+from engine.mailbox import Mailbox, Post
 from engine.scheduling.fifo import FIFOScheduler
 from tests.part04.serving import wait_until
 from tests.part06.fakes import ask, at_rest, held, read, recorder_of, told_alone, until
