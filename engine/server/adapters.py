@@ -8,7 +8,6 @@ Shapes: https://docs.vllm.ai/en/latest/features/lora.html
 """
 
 import asyncio
-import os
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -122,7 +121,7 @@ def named_folders(modules: Sequence[str]) -> dict[str, Path]:
         name, equals, folder = module.partition("=")
         if not (name and equals and folder) or name in found:
             raise ValueError(f"--lora-modules {module}: name=folder is accepted, each name once")
-        found[name] = Path(os.path.expanduser(folder))
+        found[name] = Path(folder)
     return found
 
 
