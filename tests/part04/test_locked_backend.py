@@ -164,13 +164,13 @@ def test_the_backends_end_is_the_end_of_its_requests(watched):
 def test_who_waits_for_an_output_when_the_backend_ends_waits_no_longer(watched):
     """Also who waits for the lock. (`go_on` holds up the step under way.)"""
     go_on = threading.Event()
-    watched.before = lambda: go_on.wait(DEADLINE)
+    watched.before = lambda: go_on.wait(5)
 
     async def run():
         async with watched.backend as backend:
             streams = [await backend.generate("Once upon a time", PARAMS, str(i)) for i in range(2)]
             waiting = [asyncio.create_task(anext(stream, "over")) for stream in streams]
-            while len(backend._live) < 2:
+            while len(backend._live) < 2 and not any(task.done() for task in waiting):
                 await asyncio.sleep(0.001)
         go_on.set()
         async with asyncio.timeout(DEADLINE):
