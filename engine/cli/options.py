@@ -91,9 +91,8 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
     """A parameter of a function that typer makes this flag from."""
     default = defaults.get(spec.name, spec.default)
     kind, flag = _kind(spec.type), "--" + spec.name.replace("_", "-")
-    names = (
-        [flag] if kind is bool and spec.default is False else []
-    )  # of an open question, --no-flag is an answer
+    # Of an open question, --no-flag is an answer.
+    names = [flag] if kind is bool and spec.default is False else []
     literals = [str(choice) for choice in choices(spec.type) if choice is not None]
     help, example = spec.metadata["help"], spec.metadata["example"]
     about = {"help": help, "rich_help_panel": spec.metadata["topic"]}
