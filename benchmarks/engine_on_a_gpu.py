@@ -5,7 +5,9 @@
 step: a whole decode step at a context of 512, as `LLM` runs it (host, logits, sampling), as a share of the
 floor: the time in which a copy moves as many bytes as there are weights, keys and values to read. one: a
 request of 482 tokens in and 256 out. many: 256 requests of 50 to 512 tokens in and out. prefill: 8 prompts of
-1,024 tokens in one pass, beside the matrix products in it alone. peers: Hugging Face's, on the same work.
+1,024 tokens in one pass, beside the matrix products in it alone. peers: Hugging Face's steps at the same
+context, by `generate` as it comes, and its model's forward pass over a static cache in a CUDA graph, as it is and
+compiled.
 """
 
 import argparse
@@ -117,7 +119,7 @@ def prefill(llm: LLM) -> dict:
 
 
 def peers() -> dict:
-    """Milliseconds of a step of Hugging Face's `generate` as it comes, at the same contexts."""
+    """Milliseconds of a step of Hugging Face's model."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     with torch.device("cuda"):
@@ -131,8 +133,48 @@ def peers() -> dict:
             model.generate(ids, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0)
             torch.cuda.synchronize()
             times[new] = time.perf_counter() - start
-        found[f"b{batch}"] = {"ms": (times[2 * WINDOW + 1] - times[1]) / (2 * WINDOW) * 1e3}
+        found[f"b{batch}"] = {
+            "ms": (times[2 * WINDOW + 1] - times[1]) / (2 * WINDOW) * 1e3,
+            "graph_ms": static_step(model, batch, compiled=False),
+            "compiled_ms": static_step(model, batch, compiled=True),
+        }
+        print("peers", batch, found[f"b{batch}"], flush=True)
     return found
+
+
+@torch.no_grad()
+def static_step(model: torch.nn.Module, batch: int, compiled: bool) -> float:
+    """Milliseconds of a forward pass over keys and values at fixed addresses, all of them seen, and of the
+    choice of the likeliest tokens, in a CUDA graph.
+    """
+    from transformers import StaticCache
+
+    torch._dynamo.reset()
+    cache = StaticCache(config=model.config, max_cache_len=CONTEXT)
+    ids, positions = torch.zeros(2, batch, 1, dtype=torch.long, device="cuda")
+    seen = torch.zeros(batch, 1, 1, CONTEXT, dtype=torch.bfloat16, device="cuda")
+    given = {"past_key_values": cache, "attention_mask": seen, "position_ids": positions}
+    forward = torch.compile(model.forward, fullgraph=True) if compiled else model.forward
+
+    def step() -> torch.Tensor:
+        return forward(ids, **given).logits[:, -1].argmax(-1)
+
+    model(ids, **given)  # gives the cache its memory
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step(), step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        step()
+    times = []
+    for _ in range(20):  # each stores a token more, and there is room for CONTEXT
+        start = time.perf_counter()
+        for _ in range(10):
+            graph.replay()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / 10)
+    return statistics.median(times[5:]) * 1e3
 
 
 def main() -> None:
