@@ -6,8 +6,8 @@ step: a whole decode step at a context of 512, as `LLM` runs it (host, logits, s
 floor: the time in which a copy moves as many bytes as there are weights, keys and values to read. one: a
 request of 482 tokens in and 256 out. many: 256 requests of 50 to 512 tokens in and out. prefill: 8 prompts of
 1,024 tokens in one pass, beside the matrix products in it alone. peers: Hugging Face's steps at the same
-context, by `generate` as it comes, and its model's forward pass over a static cache in a CUDA graph, as it is and
-compiled.
+context, by `generate` as it comes, and its model's forward pass over a static cache in a CUDA graph, as it is
+and compiled.
 """
 
 import argparse

@@ -1,5 +1,4 @@
-"""How close does decode attention over pages come to the speed of memory, what does split-K gain, and what
-does it gain to begin with the longest sequences?
+"""How close does decode attention over pages come to the speed of memory, and what does split-K gain?
 
     python -m benchmarks.part13_decode_attention [--out FOLDER]       # half a minute on one H200
 
@@ -17,13 +16,10 @@ from triton.testing import do_bench
 
 from benchmarks.record import RESULTS, record
 from engine.attention.paged import Gathered, Pages
-from engine.kernels.append_attend import AppendAttend
 from engine.kernels.paged_attention import num_splits, paged_attention
 
 P = 16
 HEADS = {"gpt2_xl": (25, 25, 64), "grouped": (16, 8, 128)}  # query heads, key heads, width
-UNLIKE = (100, 900)  # tokens of a sequence, drawn evenly
-CROWDS = (24, 48, 72, 96, 128, 256)  # of them
 WORK = {"256x1024": (256, 1024), "64x512": (64, 512), "1x512": (1, 512), "1x8192": (1, 8192)}
 
 
@@ -63,29 +59,8 @@ def measure(S: int, N: int, Hq: int, Hkv: int, Dh: int) -> dict[str, float]:
     }
 
 
-def unlike(S: int) -> dict[str, float]:
-    """Sequences of unlike lengths in the engine's own decode step, in any order, and the longest first."""
-    Hq, _, Dh = HEADS["gpt2_xl"]
-    lens = torch.randint(*UNLIKE, (S,))
-    blocks = -(-lens // P)
-    B = int(blocks.sum())
-    keys, values = torch.randn(2, B, P, Hq, Dh, device="cuda", dtype=torch.bfloat16)
-    qkv = torch.randn(S, 3 * Hq * Dh, device="cuda", dtype=torch.bfloat16)
-    tables = [table.numpy() for table in torch.randperm(B).split(blocks.tolist())]
-    tables, lens = Pages.of(tables, lens.tolist(), P).on(qkv.device)
-    slots = tables[torch.arange(S, device="cuda"), (lens - 1) // P] * P + (lens - 1) % P
-    out, attend = (
-        torch.empty(S, Hq * Dh, device="cuda", dtype=torch.bfloat16),
-        AppendAttend(Hq, Dh, qkv.device),
-    )
-    run = partial(attend, qkv, None, keys, values, slots.int(), tables, lens, out, False)
-    order = lens.argsort(descending=True).int()
-    found = {"ms": milliseconds(run), "ms_longest_first": milliseconds(partial(run, order))}
-    return found | {"gains": found["ms"] / found["ms_longest_first"]}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Decode attention over pages, on a GPU")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -103,15 +78,12 @@ def main() -> None:
                  found["split_gains"], found["of_copy"]]
             )  # fmt: skip
             print(*rows[-1], flush=True)
-    for S in CROWDS:
-        figures.setdefault("unlike", {})[f"s{S}"] = unlike(S)
-        print(S, figures["unlike"][f"s{S}"], flush=True)
     columns = ["query heads / key heads / width", "sequences", "tokens in each", "splits", "µs",
                "µs without splits", "splits gain", "of copy bandwidth"]  # fmt: skip
     record(
         "part13_decode_attention",
-        "How close does decode attention over pages come to the speed of memory, and what does split-K gain?",
-        {"dtype": "bfloat16", "tokens_per_page": P, "timing": "graph replay, median", "unlike": list(UNLIKE)},
+        __doc__.splitlines()[0],
+        {"dtype": "bfloat16", "tokens_per_page": P, "timing": "graph replay, median"},
         figures,
         {"attention": {"columns": columns, "rows": rows}},
         options.out,

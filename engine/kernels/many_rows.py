@@ -4,8 +4,7 @@ Part 13: what tuning adds for a batch.
 Promises GPT-2's numbers up to rounding. A product has no bias: whoever reads it next adds it, on numbers that
 are in registers anyway. The residual sum, the bias and the norm are one kernel. Up to SPLIT_ROWS rows the two
 products with few columns are cut along their inner dimension too (split-K), since else most of the GPU is
-idle; the kernel behind them sums the parts. Attention begins with the longest sequences. The output layer's
-weights are a copy with a multiple of 128
+idle; the kernel behind them sums the parts. The output layer's weights are a copy with a multiple of 128
 rows: GPT-2's own number, 50,257, is odd, and sends the product to a kernel several times slower.
 """
 
@@ -24,10 +23,8 @@ SPLIT_ROWS = 128  # above, the library's products are faster
 SPLITS = 5  # divides 1,600 and 6,400, GPT-2 XL's inner dimensions, into whole tiles
 INNER = 64  # numbers of the inner dimension at a time
 FEW_ROWS = 64
-FEW, MANY = (
-    {"COLS": 32, "num_warps": 4},
-    {"COLS": 64, "num_warps": 8},
-)  # a tile up to that many rows, and above
+FEW = {"COLS": 32, "num_warps": 4}  # a tile up to that many rows: columns of the product
+MANY = {"COLS": 64, "num_warps": 8}  # and above
 
 
 class ManyRows:
@@ -52,7 +49,6 @@ class ManyRows:
         self.qkv = empty(max_rows, 3 * D)
         self.parts = torch.empty(SPLITS * min(max_rows, SPLIT_ROWS) * D, device=device)
         self.logits = empty(max_rows, len(self.head))
-        self.order = torch.empty(max_rows, device=device, dtype=torch.int32)
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
@@ -61,11 +57,10 @@ class ManyRows:
         model, S = self.model, len(token_ids)
         D = self.config.hidden_size
         x, normed, attended, qkv = (b[:S] for b in (self.x, self.normed, self.attended, self.qkv))
-        pdl, order = self.pdl and S <= SPLIT_ROWS, self.order[:S]
+        pdl = self.pdl and S <= SPLIT_ROWS
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "PDL": pdl, "num_warps": 8, "launch_pdl": pdl}
         norms = [norm for block in model.blocks for norm in (block.norm1, block.norm2)] + [model.norm]
         eps = self.config.norm_eps
-        _longest_first[(S,)](lens, order, S, PADDED=triton.next_power_of_2(S), num_warps=1)
         _embed_norm[(S,)](
             token_ids, positions, model.embed.weight, model.embed_position.weight, x,
             norms[0].weight, norms[0].bias, normed, eps, **shape,
@@ -74,7 +69,7 @@ class ManyRows:
             torch.mm(normed, block.attention.qkv.weight.t(), out=qkv)
             self.attend(
                 qkv, block.attention.qkv.bias, self.keys[layer], self.values[layer], slots, tables, lens,
-                attended, pdl and S <= FEW_ROWS, order,
+                attended, pdl and S <= FEW_ROWS,
             )  # fmt: skip
             self._add_norm(attended, block.attention.proj, norms[2 * layer + 1], **shape)
             up = block.mlp.up
@@ -106,15 +101,6 @@ def _linear_gelu(x: Tensor, linear: nn.Module) -> Tensor:
     if x.is_cuda:
         return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)
     return F.gelu(F.linear(x, linear.weight, linear.bias), approximate="tanh")
-
-
-@triton.jit
-def _longest_first(lens, order, S, PADDED: tl.constexpr):
-    """order[S]: the sequences, the longest first. A program finds the place of one."""
-    own, i = tl.program_id(0), tl.arange(0, PADDED)
-    length, other = tl.load(lens + own), tl.load(lens + i, mask=i < S, other=-1)
-    before = (other > length) | ((other == length) & (i < own))
-    tl.store(order + tl.sum(before.to(tl.int32), 0), own)
 
 
 @triton.jit
@@ -153,8 +139,8 @@ def _add_norm(
     x, product, linear_bias, gain, bias, normed, eps, part,
     SPLITS: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x[S, D] += sum of product[SPLITS, S, D] + linear_bias[D]; normed = norm(x). Weights are on their way
-    before the product is done: 0.3 to 2.5% of a step.
+    """x[S, D] += sum of product[SPLITS, S, D] + linear_bias[D]; normed = norm(x). What no kernel writes is on
+    its way before the product is done.
     """
     release(PDL)
     row, i = tl.program_id(0), tl.arange(0, PADDED)

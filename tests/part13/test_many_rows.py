@@ -113,24 +113,6 @@ def test_a_product_is_split_up_to_that_number_of_rows(model, monkeypatch):
     )
 
 
-@pytest.mark.parametrize(
-    ("lens", "order"),
-    [([5], [0]), ([3, 9, 9, 0, 4], [1, 2, 4, 0, 3]), ([1, 2, 3, 4], [3, 2, 1, 0])],
-    ids=["one", "equal ones and nobody", "all turned"],
-)
-def test_attention_is_told_to_begin_with_the_longest(model, monkeypatch, lens, order):
-    """Equal ones stay as they are, nobody's rows are last."""
-    told, attend = [], many_rows.AppendAttend.__call__
-
-    def noting(self, *inputs):
-        told.append(inputs[-1].tolist())
-        attend(self, *inputs)
-
-    monkeypatch.setattr(many_rows.AppendAttend, "__call__", noting)
-    Step(model, lens).check(max_rows=8)
-    assert told == 2 * [order], "in each layer of each step"
-
-
 def test_many_rows_are_split_into_other_tiles(model, monkeypatch):
     """Up to FEW_ROWS rows one tile, above it the other."""
     taken, split = [], many_rows._split_linear
@@ -141,8 +123,6 @@ def test_many_rows_are_split_into_other_tiles(model, monkeypatch):
             return split[grid]
 
     D = model.config.hidden_size
-    if D != SPLIT:
-        pytest.skip("no product of this model is split")
     monkeypatch.setattr(many_rows, "FEW_ROWS", 2)
     few, many = ({"COLS": cols, "num_warps": 4} for cols in (D // 3 if DEVICE == "cpu" else D // 5, 16))
     monkeypatch.setattr(many_rows, "FEW", few)
@@ -151,4 +131,6 @@ def test_many_rows_are_split_into_other_tiles(model, monkeypatch):
     Step(model, [5, 18]).check(max_rows=3)
     two, taken[:] = set(taken), []
     Step(model, [5, 18, 2]).check(max_rows=3)
-    assert (two, set(taken)) == ({D // few["COLS"]}, {D // many["COLS"]})
+    split_up = D == SPLIT  # else the inner dimension does not divide, and no product is split
+    assert two == ({D // few["COLS"]} if split_up else set())
+    assert set(taken) == ({D // many["COLS"]} if split_up else set())
