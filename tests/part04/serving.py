@@ -44,7 +44,7 @@ def serve(app, port: int = 0, patience: int = 3) -> Iterator[str]:
 
 
 class _Often:
-    """asyncio for uvicorn, which looks every 100 ms whether it is to stop, and whether it has: here, every 5."""
+    """asyncio for uvicorn, which looks every 100 ms whether it is to stop, or has: here, every 5."""
 
     def __getattr__(self, name: str):
         return getattr(asyncio, name)
