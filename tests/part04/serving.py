@@ -71,6 +71,17 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+async def ends(task: asyncio.Future) -> bool:
+    """Whether it does within a thousand turns of the event loop, 2 ms apart: what takes no time but others'
+    has ended by then, on a machine that stands still for seconds, too.
+    """
+    for _ in range(1000):
+        if task.done():
+            break
+        await asyncio.sleep(0.002)
+    return task.done()
+
+
 def http(url: str) -> httpx.Client:
     """A connection of its own for each request: a server may close one after an error."""
     limits = httpx.Limits(max_keepalive_connections=0)
