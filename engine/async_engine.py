@@ -19,108 +19,13 @@ from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.llm_engine import LLMEngine
+from engine.mailbox import EngineError, Mailbox, Post, Reader
 from engine.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 SHORT = 1000  # characters or ids: a prompt tokenized sooner than a thread is asked to
 STOP_SECONDS = 30  # for the step under way, once the engine is to stop: one that takes longer hangs
-
-
-class EngineError(RuntimeError):
-    """The request failed in the engine, through no fault of its own; the message says why."""
-
-
-class Post:
-    """The way from the engine's thread into one event loop: however much there is, one call wakes it."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop, self._lock = loop, threading.Lock()
-        self._news: dict[Mailbox, RequestOutput | Exception] = {}
-
-    def send(self, news: "dict[Mailbox, RequestOutput | Exception]") -> None:
-        """Raises RuntimeError when the loop has closed."""
-        with self._lock:
-            asleep = not self._news
-            self._news |= news
-        if asleep:
-            self.loop.call_soon_threadsafe(self._hand_out)
-
-    def _hand_out(self) -> None:
-        with self._lock:
-            news, self._news = self._news, {}
-        for mailbox, output in news.items():
-            mailbox.put(output)
-
-
-class Mailbox:
-    """One request's latest output, in its reader's event loop."""
-
-    def __init__(self, post: Post) -> None:
-        self.post = post
-        self.unread: RequestOutput | Exception | None = None
-        self._filled: asyncio.Future | None = None  # what the reader waits for
-
-    def put(self, output: RequestOutput | Exception) -> None:
-        """An output that was not read yet is replaced: the new one contains it."""
-        self.unread = output
-        if self._filled and not self._filled.done():
-            self._filled.set_result(None)
-
-    def filled(self) -> asyncio.Future:
-        """To be awaited while nothing is unread."""
-        self._filled = self.post.loop.create_future()
-        return self._filled
-
-
-class Reader:
-    """One request's outputs, each with everything so far; the last one is finished.
-
-    Iterating begins the request. Leaving early (`aclose`, cancelled, or dropped) aborts it.
-    """
-
-    def __init__(
-        self, mailbox: Mailbox, begin: Callable[[], None], abort: Callable[[], None], tokens: int
-    ) -> None:
-        """`tokens`: what its samples may come to, prompts included."""
-        self._mailbox, self._begin, self._abort, self.tokens = mailbox, begin, abort, tokens
-        self._begun = self._ended = False
-
-    def __aiter__(self) -> "Reader":
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        """The latest output, once there is one that was not read. Raises what was put in its place."""
-        if self._ended:
-            raise StopAsyncIteration
-        if not self._begun:
-            self._begin()
-            self._begun = True
-        mailbox = self._mailbox
-        try:
-            while mailbox.unread is None:
-                await mailbox.filled()
-            output, mailbox.unread = mailbox.unread, None
-            if isinstance(output, Exception):
-                raise output
-            if output.error:
-                raise EngineError(output.error)
-        except BaseException:
-            self._leave()
-            raise
-        self._ended = output.finished
-        return output
-
-    async def aclose(self) -> None:
-        self._leave()
-
-    def __del__(self) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        if self._begun and not self._ended:
-            self._abort()
-        self._ended = True
 
 
 class AsyncLLMEngine:
@@ -134,6 +39,7 @@ class AsyncLLMEngine:
         self._lock = threading.RLock()  # between who commands and the thread that ends
         self._running = self._stopping = False
         self._mailboxes: dict[str, Mailbox] = {}  # changed by the engine's thread only
+        self._promised: set[Future] = set()  # turns between two steps that have not come yet
         self._posts: WeakValueDictionary[asyncio.AbstractEventLoop, Post] = WeakValueDictionary()
         self._thread: threading.Thread | None = None
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
@@ -204,19 +110,24 @@ class AsyncLLMEngine:
 
     async def between_steps(self, function: Callable[[], T]) -> T:
         """Have the engine's thread call it, so that no step is under way; what it gives or raises. Raises
-        EngineError: the engine is not running.
+        EngineError: the engine is not running, or ends before that.
         """
         loop, done = asyncio.get_running_loop(), Future()
 
         def call() -> None:
-            if not done.set_running_or_notify_cancel():
-                return  # who asked has gone
+            with self._lock:
+                told = done not in self._promised  # of the end
+                self._promised.discard(done)
+            if told or not done.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
             try:
                 done.set_result(function())
             except Exception as error:
                 done.set_exception(error)
 
-        self._command(call)
+        with self._lock:
+            self._command(call)
+            self._promised.add(done)
         return await asyncio.wrap_future(done, loop=loop)
 
     async def abort(self, request_id: str) -> None:
@@ -237,7 +148,12 @@ class AsyncLLMEngine:
         return post
 
     def _give_up(self, why: str) -> None:
-        """Tell all who read, without asking the engine."""
+        """Tell all who read, or wait for a turn between two steps, without asking the engine."""
+        with self._lock:
+            promised, self._promised = self._promised, set()
+        for done in promised:
+            if done.set_running_or_notify_cancel():
+                done.set_exception(EngineError(why))
         for mailbox in list(self._mailboxes.values()):
             with suppress(RuntimeError):  # its loop has closed
                 mailbox.post.send({mailbox: EngineError(why)})
@@ -284,6 +200,8 @@ class AsyncLLMEngine:
             self.engine.add(request_id, samples, prompt)
             self._mailboxes[request_id] = mailbox
         except Exception as error:  # this request's own: the others do not notice
+            if isinstance(error, ParameterError):
+                self.engine.listeners.tell("on_reject", request_id, error)
             self._send({mailbox: error})
 
     def _abort(self, request_id: str, mailbox: Mailbox | None = None) -> None:

@@ -16,9 +16,8 @@ class Batch:
     """S sequences, T tokens."""
 
     requests: tuple[Request, ...]  # [S]
-    token_ids: tuple[
-        int, ...
-    ]  # [T]; PLACEHOLDER stands for "the token sampled last", still on the device (Part 13)
+    # [T]; PLACEHOLDER stands for "the token sampled last", still on the device (Part 13)
+    token_ids: tuple[int, ...]
     positions: tuple[int, ...]  # [T]
     query_start: tuple[int, ...]  # [S+1]: sequence s owns tokens query_start[s]:query_start[s+1]
     context_lens: tuple[int, ...]  # [S]: tokens in the cache once this step is done

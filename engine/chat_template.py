@@ -26,6 +26,10 @@ from engine.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters: Unicode keeps them out of every text
+# What a template may come to, beside what Jinja itself says.
+FAILURES = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
+)  # fmt: skip
 
 
 class ChatError(ValueError):
@@ -116,7 +120,7 @@ class ChatTemplate:
             )
         except TemplateError as error:
             raise ChatError(str(error)) from None
-        except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
+        except FAILURES as error:
             raise ChatError(f"the model's chat template failed: {type(error).__name__}: {error}") from None
 
 

@@ -32,7 +32,7 @@ def resolve(name: str | Path, weights: bool = False) -> Path:
     """
     if str(name) in embedded_models():
         return ZOO / str(name)
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))  # which leaves the home of somebody unknown as it is written
     try:
         if folder.is_dir():
             return _readable(folder)
@@ -80,13 +80,15 @@ def read_text(path: Path) -> str:
         raise CheckpointError(f"{path}: no such file") from None
     except OSError as error:  # no permission, a folder in its place, a broken disk
         raise CheckpointError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: not UTF-8 ({error})") from None
 
 
 def read_json(path: Path) -> dict:
     """The JSON object in `path`. Raises CheckpointError naming the file when it is missing or holds none."""
     try:
         content = json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a JSON file ({error})") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: holds a JSON {type(content).__name__}, not an object")

@@ -4,6 +4,7 @@ Promises an engine whose every option has its effect, or a CheckpointError or Va
 Order at load: merge, quantize, wrap, pack. The memory for keys and values: engine/compose_cache.py.
 """
 
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -83,13 +84,15 @@ def _settled(args: EngineArgs) -> EngineArgs:
     gpu = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0) and find_spec("triton")
     device = ("cuda" if gpu else "cpu") if args.device == "auto" else args.device
     on_gpu = str(device).startswith("cuda")
-    seats = args.max_num_seqs or (256 if on_gpu else 16)
+    seats, tokens = args.max_num_seqs, args.max_num_batched_tokens
+    if seats is None:  # each needs a token in every step
+        seats = min(256 if on_gpu else 16, tokens or sys.maxsize)
     return replace(
         args,
         device=device,
         attention=("triton" if on_gpu else "sdpa") if args.attention == "auto" else args.attention,
         max_num_seqs=seats,
-        max_num_batched_tokens=args.max_num_batched_tokens or max(seats, 8192 if on_gpu else 512),
+        max_num_batched_tokens=tokens or max(seats, 8192 if on_gpu else 512),
         async_scheduling=on_gpu and args.speculative_config is None
         if args.async_scheduling is None
         else args.async_scheduling,
@@ -180,7 +183,8 @@ def _speculating(
                 f"{model.config.vocab_size}: they must share a tokenizer"
             )
         both = model.config, draft.config
-        args = replace(args, kv_cache_memory_bytes=room(args, both, max_model_len, parameter))
+        shared = room(args, both, max_model_len, parameter)
+        args = replace(args, kv_cache_memory_bytes=shared, gpu_memory_utilization=None)
         cache = PairedCache(*(make_cache(args, one, max_model_len, parameter, both) for one in both))
         forward = _rows_forward(args, model, cache.target, max_model_len, most + 1)
         # A draft reads what came since it was asked: mostly a token, two when all its guesses stood.

@@ -1,6 +1,6 @@
 """The cache that `EngineArgs` asks for: pages or slots, as many as memory holds. Part 20's wiring."""
 
-import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -12,6 +12,7 @@ from engine.cache.paged import PagedCache
 from engine.cache.slots import SlotCache
 from engine.config import ModelConfig
 from engine.engine_args import EngineArgs
+from engine.host_memory import host_memory
 from engine.scheduling.elastic import is_out_of_memory
 
 MEMORY_SHARE = 0.5  # of what is free once the model is loaded, for keys and values
@@ -127,12 +128,15 @@ def _memory_bytes(share: float | None, most: int, parameter: torch.Tensor) -> in
     free, total = memory(parameter.device)
     if not parameter.is_cuda:
         return min(most, int(free * (share or MEMORY_SHARE)))
-    return int(free * MEMORY_SHARE) if share is None else int(share * total) - (total - free)
+    return int(free * MEMORY_SHARE) if share is None else max(0, int(share * total) - (total - free))
 
 
 def memory(device: torch.device) -> tuple[int, int]:
-    """(free, there is) of the device's memory, in bytes."""
+    """(free, there is) of the device's memory, in bytes. What a system does not say bounds nothing here: who
+    takes too much finds out when it is taken.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)
-    page = os.sysconf("SC_PAGE_SIZE")
-    return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+    free, total = host_memory()
+    total = sys.maxsize if total is None else total
+    return total if free is None else free, total

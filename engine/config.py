@@ -38,19 +38,33 @@ class ModelConfig:
     def from_pretrained(cls, name: str | Path) -> "ModelConfig":
         """Read the configuration of an embedded model, a folder or a hub id.
 
-        Raises CheckpointError: no such model, a file that is not JSON, an architecture or a setting we lack.
+        Raises CheckpointError: no such model, a file that is not JSON, an architecture or a setting we lack,
+        a number that is none.
         """
         folder = resolve(name)
-        raw = read_json(folder / "config.json")
+        path = folder / "config.json"
+        raw = read_json(path)
         if "model_type" not in raw:
-            raise CheckpointError(f"{folder / 'config.json'}: has no 'model_type'")
+            raise CheckpointError(f"{path}: has no 'model_type'")
         try:
             config = architecture(raw["model_type"]).config_from(raw)
+            config._refuse_odd_numbers()
         except KeyError as error:
-            raise CheckpointError(f"{folder / 'config.json'}: has no {error}") from None
+            raise CheckpointError(f"{path}: has no {error}") from None
         except CheckpointError as error:
-            raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+            raise CheckpointError(f"{path}: {error}") from None
+        except (TypeError, ValueError, ArithmeticError) as error:  # it had to compute with a text, or with 0
+            raise CheckpointError(f"{path}: {type(error).__name__}: {error}") from None
         return dataclasses.replace(config, eos_token_ids=_eos_token_ids(folder, raw))
+
+    def _refuse_odd_numbers(self) -> None:
+        """Raises CheckpointError: a size that is no whole number from 1 on, a number that is none."""
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            if spec.type is int and not (type(value) is int and value > 0):
+                raise CheckpointError(f"{spec.name}={value!r}: a whole number from 1 on is accepted")
+            if spec.type is float and not (type(value) in (int, float) and value >= 0):
+                raise CheckpointError(f"{spec.name}={value!r}: a number from 0 on is accepted")
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         """Bytes of keys and values one token needs: 2 · L · Hkv · Dh · bytes per value."""
@@ -64,10 +78,15 @@ def architecture(model_type: str) -> ModuleType:
     """
     module = _architecture(model_type) if str(model_type).isidentifier() else None
     if module is None:
-        names = sorted(module.name for module in iter_modules([str(Path(__file__).parent / "models")]))
-        known = ", ".join(name for name in names if _architecture(name))
+        known = ", ".join(architectures())
         raise CheckpointError(f"model_type {model_type!r} is not supported; supported: {known}")
     return module
+
+
+def architectures() -> list[str]:
+    """Every `model_type` that is supported."""
+    names = sorted(module.name for module in iter_modules([str(Path(__file__).parent / "models")]))
+    return [name for name in names if _architecture(name)]
 
 
 def _architecture(name: str) -> ModuleType | None:
@@ -82,8 +101,15 @@ def _architecture(name: str) -> ModuleType | None:
 
 
 def _eos_token_ids(folder: Path, raw: dict) -> tuple[int, ...]:
-    """generation_config.json wins over config.json, as in Hugging Face; either may hold one id or several."""
+    """generation_config.json wins over config.json, as in Hugging Face; either may hold one id or several.
+
+    Raises CheckpointError for what is no id.
+    """
     path = folder / "generation_config.json"
     ids = read_json(path).get("eos_token_id") if path.exists() else None
-    ids = raw.get("eos_token_id") if ids is None else ids
-    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+    if ids is None:
+        path, ids = folder / "config.json", raw.get("eos_token_id")
+    found = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    if not all(type(id) is int for id in found):
+        raise CheckpointError(f"{path}: eos_token_id={ids!r}: a token id or a list of them is accepted")
+    return tuple(found)

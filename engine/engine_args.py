@@ -139,6 +139,13 @@ class EngineArgs:
         """What asks for one another, and what excludes one another."""
         if self.preemption_mode == "swap" and not self.swap_space:
             raise ValueError("preemption_mode='swap' needs a swap_space; it is 0")
+        if self.swap_space and self.preemption_mode == "recompute":
+            raise ValueError(f"swap_space={self.swap_space} has no use with preemption_mode='recompute'")
+        if self.gpu_memory_utilization and self.kv_cache_memory_bytes:
+            raise ValueError(
+                f"gpu_memory_utilization={self.gpu_memory_utilization} has no use with "
+                f"kv_cache_memory_bytes={self.kv_cache_memory_bytes}: one or the other is accepted"
+            )
         for name in ("block_size", "enable_prefix_caching", "swap_space", "preemption_mode"):
             if self.kv_cache == "slots" and getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} needs kv_cache='paged'; it is 'slots'")

@@ -42,7 +42,8 @@ def beyond(regions: Iterable[Region], before: list[Region]) -> Iterator[Region]:
 def _taken() -> list[Region]:
     """Memory to write to with no file behind it; none on a system that does not say."""
     found = []
-    for line in MAPS.read_text().splitlines() if MAPS.exists() else ():
+    # Files of other encodings may be mapped; their names do not matter here.
+    for line in MAPS.read_text("utf-8", errors="replace").splitlines() if MAPS.exists() else ():
         addresses, rights, _, _, _, *name = line.split()
         if rights.startswith("rw") and name in ([], ["[heap]"]):
             start, end = addresses.split("-")

@@ -161,7 +161,9 @@ class LLMEngine:
             raise
 
     def add(self, request_id: str, samples: list[Request], prompt: Prompt) -> None:
-        """Queue what `make_requests` made. Raises ParameterError: its adapter has gone since."""
+        """Queue what `make_requests` made. Raises ParameterError: its adapter has gone since, or its id is in
+        use.
+        """
         self._refuse_unloaded(samples[0].adapter)
         if request_id in self._asked:
             raise ParameterError(

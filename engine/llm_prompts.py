@@ -4,7 +4,7 @@ Promises a record per prompt, or a ParameterError that says what is accepted. Ch
 prompt fits the model, the engine says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ class Asked:
 
 def read_prompts(prompts: PromptInput | Sequence[PromptInput]) -> list[Asked]:
     """One prompt or several, in order. Raises ParameterError for what is none."""
-    if isinstance(prompts, (str, Mapping)) or _is_ids(prompts):
+    if isinstance(prompts, (str, Mapping)) or _is_ids(prompts) or not isinstance(prompts, Iterable):
         return [read_prompt(prompts)]
     return [read_prompt(prompt) for prompt in prompts]
 
@@ -57,14 +57,16 @@ def read_prompt(prompt: PromptInput) -> Asked:
 def each(name: str, given: Any, number: int, one: type) -> list:
     """`given` for each of so many prompts: None or a `one` for all, or a list with one for each.
 
-    Raises ParameterError: there are not as many.
+    Raises ParameterError: they are of another kind, or there are not as many.
     """
     if given is None or isinstance(given, one):
         return [given] * number
-    given = list(given)
-    if len(given) != number:
-        raise ParameterError(name, f"{name} has {len(given)} entries for {number} prompts")
-    return given
+    entries = list(given) if isinstance(given, Iterable) else [given]
+    if not all(entry is None or isinstance(entry, one) for entry in entries):
+        raise ParameterError(name, f"{name}={given!r}: {one.__name__} is accepted, or a list of them")
+    if len(entries) != number:
+        raise ParameterError(name, f"{name} has {len(entries)} entries for {number} prompts")
+    return entries
 
 
 def read_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[dict]]:
@@ -98,7 +100,7 @@ def _is_ids(prompt: Any) -> bool:
         isinstance(prompt, Sequence)
         and not isinstance(prompt, str)
         and bool(prompt)
-        and all(isinstance(id, int) for id in prompt)
+        and all(issubclass(kind, int) for kind in set(map(type, prompt)))
     )
 
 

@@ -15,6 +15,13 @@ MAX_COUNT = 2**53  # whole numbers that JSON's readers agree on
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but a tab and a line's end
 
 
+def is_this_machine(host: str | None) -> bool:
+    """Whether a server of this name is on this machine: then it is asked without a proxy, which the
+    environment may name, and which could not reach it.
+    """
+    return host in ("localhost", "127.0.0.1", "::1")
+
+
 @dataclass
 class Allowance:
     """How much of an answer may still come."""

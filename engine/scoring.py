@@ -156,9 +156,8 @@ class ScoredPending(Pending):
     """A step under way, some of whose rows are scored. `batch` wants the rows that a token is chosen from."""
 
     plan: Plan
-    found: list[
-        Tensor
-    ]  # token_ids, then Scores of `plan.scored` and of `plan.prompt_rows`, where there are any
+    # token_ids, then Scores of `plan.scored` and of `plan.prompt_rows`, where there are any
+    found: list[Tensor]
     packed: Tensor  # all of them in one
     text: Callable[[int], str]
 

@@ -102,7 +102,7 @@ class Tokenizer:
         file, fields = read_tokenizer(folder)
         try:
             return fields.pop("kind", cls)(**fields)
-        except (KeyError, ValueError, regex.error) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, regex.error) as error:
             raise CheckpointError(f"{file}: {type(error).__name__}: {error}") from None
 
     @property

@@ -38,7 +38,7 @@ class Together(Protocol):
     """One step's plan: which slots, and how many tokens of each. The same for every layer."""
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """q[S, Hq, Dh], keys and values[N, Hkv, M, Dh] -> [S, Hq, Dh]."""
+        """q[S, Hq, Dh], keys and values[N, Hkv, M, Dh], or pages [B, P, Hkv, Dh] (Part 12) -> [S, Hq, Dh]."""
 
 
 def together(slots: Sequence[int], lens: Sequence[int], num_heads: int, cache: Tensor) -> Together:
@@ -106,9 +106,8 @@ class Padded:
 
     def __init__(self, slots: Sequence[int], lens: Sequence[int], cache: Tensor) -> None:
         self.low, self.longest = min(slots), max(lens)
-        own = np.ones(
-            max(slots) + 1 - self.low, dtype=int
-        )  # an idle slot sees one key: softmax of nothing is none
+        # An idle slot sees one key: softmax of nothing is none.
+        own = np.ones(max(slots) + 1 - self.low, dtype=int)
         place = np.array(slots) - self.low
         own[place] = lens
         self.place, own = on_device(cache.device, place, own)

@@ -222,10 +222,13 @@ def _limits(goodput: list[str] | None) -> Limits | None:
     """vLLM's `ttft:500`, in milliseconds. Raises ValueError."""
     if not goodput:
         return None
-    given = dict(one.partition(":")[::2] for one in goodput)
     known = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
     try:
-        return Limits(**{known[name]: float(value) / 1e3 for name, value in given.items()})
+        pairs = [one.partition(":")[::2] for one in goodput]
+        found = {known[name]: float(value) / 1e3 for name, value in pairs}
+        if len(found) < len(pairs) or not all(limit > 0 for limit in found.values()):
+            raise ValueError
+        return Limits(**found)
     except (KeyError, ValueError):
         raise ValueError(
             f"--goodput {' '.join(goodput)}: ttft:MS, tpot:MS and e2el:MS are accepted, each once"

@@ -55,7 +55,11 @@ class Person:
             async for data in events(response.aiter_bytes()):
                 if data == b"[DONE]":
                     break
-                for choice in json.loads(data).get("choices") or ():
+                chunk = json.loads(data)
+                if "error" in chunk:  # too late for a status
+                    self.failed = str(chunk["error"].get("message"))
+                    return
+                for choice in chunk.get("choices") or ():
                     if piece := choice.get("text") or (choice.get("delta") or {}).get("content"):
                         if self.waits:
                             self.waits = False
@@ -134,6 +138,9 @@ class Crowd:
             async with asyncio.timeout(most), asyncio.TaskGroup() as group:
                 for i, person in enumerate(self.people):
                     group.create_task(self._visit(person, i, http, model, end))
+        for person in self.people:
+            if not (person.answers or person.first_words or person.failed):
+                person.failed = f"no word in {most:g} s"
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)

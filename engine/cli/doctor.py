@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.checkpoint import embedded_models, resolve
+from engine.host_memory import host_memory
 
 EXTRAS = {  # what each brings, as pyproject.toml names it
     "server": (("fastapi", "uvicorn", "prometheus_client"), "ruvon serve, ruvon demo"),
@@ -89,10 +90,10 @@ def _machine() -> Iterator[Found]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     threads = f"{torch.get_num_threads()} threads by default"
     yield Found("CPU", True, f"{_processor()}, {usable} of {cores} cores to use, {threads}")
-    if hasattr(os, "sysconf"):
-        page = os.sysconf("SC_PAGE_SIZE")
-        total, free = (page * os.sysconf(name) / 2**30 for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
-        yield Found("memory", True, f"{total:.1f} GiB, {free:.1f} of them free")
+    free, total = host_memory()
+    if total is not None:
+        there = "" if free is None else f", {free / 2**30:.1f} of them free"
+        yield Found("memory", True, f"{total / 2**30:.1f} GiB{there}")
     rate = copy_rate(torch.device("cpu"))
     yield Found("its speed", True, f"{rate / 1e9:.1f} GB/s, read and written by a copy (measured just now)")
     if "storyteller" in embedded_models():
@@ -151,7 +152,8 @@ def _triton() -> Found:
 
 
 def _models() -> Iterator[Found]:
-    from engine.cli.models import architectures, cached
+    from engine.cli.models import cached
+    from engine.config import architectures
 
     yield Found("models", bool(embedded_models()), f"{', '.join(embedded_models())}: embedded", True)
     here = cached()

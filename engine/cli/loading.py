@@ -1,5 +1,6 @@
 """What a model is called, and what is said while it is loaded, which may take minutes. Part 20's wiring."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ def loading(model: str | Path) -> Iterator[None]:
 
 def public_name(model: str | Path) -> str:
     """What clients are told of a model: of a folder, not where it is."""
-    folder = Path(model).expanduser()
+    folder = Path(os.path.expanduser(model))
     if str(model) in embedded_models() or not folder.is_dir():
         return str(model)
     return folder.resolve().name

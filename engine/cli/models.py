@@ -2,14 +2,12 @@
 
 import json
 from pathlib import Path
-from pkgutil import iter_modules
 
 from rich.console import Console
 from rich.table import Table
 
-import engine.models
 from engine.checkpoint import CheckpointError, embedded_models, resolve
-from engine.config import ModelConfig, architecture
+from engine.config import ModelConfig, architectures
 from engine.known_shapes import known_shapes
 
 
@@ -34,18 +32,6 @@ def models() -> None:
     shapes, known = ", ".join(known_shapes()), ", ".join(architectures())
     console.print(f"\nWith --load-format dummy, random weights in the shape of: {shapes}.")
     console.print(f"Architectures: {known}. A folder with such a checkpoint will do, or a hub id (gpt2).")
-
-
-def architectures() -> list[str]:
-    """Every `model_type` that the loader knows."""
-    found = []
-    for module in iter_modules(engine.models.__path__):
-        try:
-            architecture(module.name)
-        except CheckpointError:  # a file beside them
-            continue
-        found.append(module.name)
-    return found
 
 
 def cached() -> list[str]:

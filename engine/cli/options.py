@@ -48,7 +48,7 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
     def decorate(command: Callable) -> Callable:
         flags = [_parameter(spec, defaults) for spec in fields(EngineArgs)]
         signature = inspect.signature(command)
-        own = [one for name, one in signature.parameters.items() if name != "args"]
+        own = [one for one in signature.parameters.values() if one.name != "args"]
         # Arguments first: they have no default, and the help shows what is there in this order.
         own.sort(key=lambda one: one.default is not one.empty)
         arguments = [one for one in own if one.default is one.empty]
@@ -91,9 +91,8 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
     """A parameter of a function that typer makes this flag from."""
     default = defaults.get(spec.name, spec.default)
     kind, flag = _kind(spec.type), "--" + spec.name.replace("_", "-")
-    names = (
-        [flag] if kind is bool and spec.default is False else []
-    )  # of an open question, --no-flag is an answer
+    # Of an open question, --no-flag is an answer.
+    names = [flag] if kind is bool and spec.default is False else []
     literals = [str(choice) for choice in choices(spec.type) if choice is not None]
     help, example = spec.metadata["help"], spec.metadata["example"]
     about = {"help": help, "rich_help_panel": spec.metadata["topic"]}

@@ -9,6 +9,7 @@ from engine.cli.tokenize import coloured
 from engine.decoding.params import SamplingParams
 from engine.engine_args import EngineArgs
 from engine.llm import LLM
+from engine.outside import for_stdout
 
 PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
 
@@ -39,7 +40,8 @@ def run(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
     shown = 0
     for output in llm.stream(prompt, SamplingParams(temperature=0, max_tokens=max_tokens)):
         story = output.outputs[0]
-        print(story.text[shown:], end="", flush=True)  # rich would take longer over a token than the model
+        # rich would take longer over a token than the model does
+        print(for_stdout(story.text[shown:]), end="", flush=True)
         shown = len(story.text)
 
     stats = output.stats

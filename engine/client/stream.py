@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import httpx
 
 from engine.client import sse
-from engine.outside import Allowance, count, read_json, shown
+from engine.outside import Allowance, count, is_this_machine, read_json, shown
 
 CONNECT_SECONDS = 10
 SILENCE_SECONDS = 300  # for which a server may send nothing: a long queue
@@ -62,7 +62,8 @@ class ChatClient:
         try:
             base = httpx.URL(url)
             base = base.copy_with(path="/v1") if base.path in ("", "/") else base
-            self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout)
+            proxies = not is_this_machine(base.host)  # those that the environment names
+            self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout, trust_env=proxies)
         except httpx.InvalidURL as error:
             raise ChatFailed(f"{url!r} is no address: {error}") from None
         except UnicodeEncodeError:

@@ -25,7 +25,9 @@ def prompt_token_ids(
     """
     if not isinstance(prompt, str):
         _check_length(len(prompt), config)
-        for id in prompt:
+        if set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) < config.vocab_size:
+            return list(prompt)
+        for id in prompt:  # one is none, or of a kind of int
             if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id < config.vocab_size:
                 raise ParameterError(
                     "prompt", f"prompt has token id {id!r}; accepted are 0 to {config.vocab_size - 1}"

@@ -46,10 +46,13 @@ class AppendAttend:
 
     def __call__(
         self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
-        lens: Tensor, out: Tensor, pdl: bool,
+        lens: Tensor, out: Tensor, pdl: bool, order: Tensor | None = None,
     ) -> None:  # fmt: skip
         """qkv[S, 3·D] (plus bias[3·D]), keys and values[B, P, H, Dh], slots[S], tables[S, W], lens[S] with
-        the new token -> out[S, D]. A slot of -1 or a length of 0: nobody is there.
+        the new token -> out[S, D]. A slot of -1 or a length of 0: nobody is there. `order`[S]: in which the
+        sequences begin. The GPU has room for some of the programs at a time, and a long one that begins last
+        keeps the step waiting: longest first, unlike lengths took 4 to 8% less of a step of 24 to 72, 3% of
+        96, and as long from 128 on. Where a sequence is split, all begin at once.
         """
         S, splits = len(qkv), self.splits(len(qkv))
         tensors = qkv, bias, keys, values, slots, tables, lens, out
@@ -57,7 +60,10 @@ class AppendAttend:
         shape = {"H": self.heads, "DH": self.head_dim, "P": keys.shape[1], "BIAS": bias is not None}
         if splits == 1:
             tile = MANY if pdl else CROWD
-            _many[(self.heads, S)](*tensors, *numbers, **shape, **tile, ROWS=ROWS, PDL=pdl, launch_pdl=pdl)
+            _many[(self.heads, S)](
+                *tensors, order, *numbers, **shape, **tile, ROWS=ROWS, ORDERED=order is not None,
+                PDL=pdl, launch_pdl=pdl,
+            )  # fmt: skip
         else:
             _few[(self.heads, S, splits)](
                 *tensors, self.parts, *self.stats, self.arrived, *numbers,
@@ -94,14 +100,16 @@ def _old(keys, values, tables, token, there, head, d, H: tl.constexpr, DH: tl.co
 
 @triton.jit
 def _many(
-    qkv, bias, keys, values, slots, tables, lens, out, width, scale,
+    qkv, bias, keys, values, slots, tables, lens, out, order, width, scale,
     H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
-    BIAS: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, ORDERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program takes a head of a sequence, and begins its running softmax with the new token. Where the next
     tile of old tokens lies is read while this one is computed.
     """
     head, sequence = tl.program_id(0), tl.program_id(1)
+    if ORDERED:  # before `wait`: who wrote it has ended before this kernel's predecessor began
+        sequence = tl.load(order + sequence)
     length = tl.load(lens + sequence)
     tables += sequence * width
     i = tl.arange(0, TOKENS)

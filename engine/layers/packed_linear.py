@@ -1,14 +1,16 @@
 """Linear layers whose weights are laid out once, at load, for the processor that will read them. Part 3.
 
 With a cache, a step computes little and reads every weight once. Promises the same result as nn.Linear up to
-fp32 rounding. Which layout is fastest depends on the processor and on how many rows (tokens) share one
-reading of the weights, so `pack_linears` measures on the model at hand and keeps the winner: one for a single
-row, and another for many where that pays.
+fp32 rounding. Which layout is fastest depends on the processor, on a layer's shape and on how many rows
+(tokens) share one reading of the weights, so `pack_linears` measures on the model at hand and keeps the
+winner for each shape: one for a single row, and another for many where that pays.
 """
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -110,9 +112,9 @@ SIZES = [2**i for i in range(8)]  # rows, 1 to 128, at which two forms are compa
 
 
 def pack_linears(model: nn.Module, rows: int = 1) -> nn.Module:
-    """Replace the model's linear layers by their fastest lossless form, in place: that for `rows` rows, and
-    beside it that for a single row, if it is another and much faster there. Which of two serves a number of
-    rows is measured at powers of two; where they are equal, the one for `rows` does.
+    """Replace the model's linear layers by their fastest lossless form, in place, shape by shape: that for
+    `rows` rows, and beside it that for a single row, if it is another and much faster there. Which of two
+    serves a number of rows is measured at powers of two; where they are equal, the one for `rows` does.
 
     For `load_model(..., transform=pack_linears)`. Leaves a model alone that is not in fp32 on a CPU, or for
     which nothing beats nn.Linear; and layers that are no nn.Linear. Takes less than a second per ten million
@@ -120,23 +122,28 @@ def pack_linears(model: nn.Module, rows: int = 1) -> nn.Module:
     """
     layers = [model.get_submodule(name) for name in linear_names(model)]
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
-
-    def seconds(form: Callable, made: list[nn.Module], rows: int) -> float:
-        return _seconds_per_step(linears, made, rows) * (1 if form in (Half, SharedHalf) else CROWDING)
-
+    shapes = [_shape(linear) for linear in linears]
     # 1. Who wins at one row, who at many? Each form is dropped again: all at once might not fit into memory.
     at_one, at_many = {}, {}
     for form in (_as_it_is, *(form for form in FORMS if all(map(form.can_pack, linears)))):
         made = [form(linear) for linear in linears]
-        at_one[form], at_many[form] = seconds(form, made, 1), seconds(form, made, rows)
-    few, many = min(at_one, key=at_one.get), min(at_many, key=at_many.get)
-    # 2. One form; or two, each for the numbers of rows at which it is the faster.
-    chosen = [many(linear) for linear in linears]
-    if rows > 1 and at_one[few] < WORTH * at_one[many]:
-        other = [few(linear) for linear in linears]
-        wins = [seconds(few, other, size) < seconds(many, chosen, size) for size in SIZES]
-        pairs = zip(other, chosen, strict=True)
-        chosen = [ByRows([mine if won else its for won in wins]) for mine, its in pairs]
+        at_one[form], at_many[form] = (_seconds_by_shape(linears, made, n) for n in (1, rows))
+    few, many = {}, {}
+    for shape in shapes:
+        few[shape], many[shape] = (min(at, key=lambda form: at[form][shape]) for at in (at_one, at_many))
+        if rows == 1 or at_one[few[shape]][shape] >= WORTH * at_one[many[shape]][shape]:
+            few[shape] = many[shape]
+    # 2. One form for the layers of a shape; or two, each for the numbers of rows at which it is the faster.
+    chosen = [many[shape](linear) for shape, linear in zip(shapes, linears, strict=True)]
+    if few != many:
+        other = [
+            few[shape](linear) if few[shape] is not many[shape] else its
+            for shape, linear, its in zip(shapes, linears, chosen, strict=True)
+        ]
+        took = [[_seconds_by_shape(linears, made, size) for made in (other, chosen)] for size in SIZES]
+        for i, (shape, mine, its) in enumerate(zip(shapes, other, chosen, strict=True)):
+            if mine is not its:
+                chosen[i] = ByRows([mine if one[shape] < another[shape] else its for one, another in took])
     place = dict(zip(linears, chosen, strict=True))
     return replace_linears(model, lambda name, layer: place.get(layer, layer))
 
@@ -145,17 +152,30 @@ def _as_it_is(linear: nn.Linear) -> nn.Module:
     return linear
 
 
+def _shape(linear: nn.Linear) -> tuple[int, int]:
+    return linear.in_features, linear.out_features
+
+
+def _seconds_by_shape(linears: list[nn.Linear], made: list[nn.Module], rows: int) -> dict[tuple, float]:
+    """What the layers of each shape take of a step in this form, and what fp32 loses in use."""
+    found: Counter = Counter()
+    for linear, layer, took in zip(linears, made, _seconds_per_layer(linears, made, rows), strict=True):
+        found[_shape(linear)] += took if isinstance(layer, (Half, SharedHalf)) else took * CROWDING
+    return found
+
+
 @torch.inference_mode()
-def _seconds_per_step(linears: list[nn.Linear], candidates: list[nn.Module], rows: int) -> float:
+def _seconds_per_layer(linears: list[nn.Linear], made: list[nn.Module], rows: int) -> list[float]:
     """Best of several passes over all layers in order, so that the caches hold what they would in use."""
     inputs = [torch.ones(rows, linear.in_features).to(linear.weight) for linear in linears]
-    passes: list[float] = []
-    while len(passes) < 2 or (len(passes) < 10 and sum(passes) < 0.03):
-        start = time.perf_counter()
-        for candidate, x in zip(candidates, inputs, strict=True):
-            candidate(x)
-        passes.append(time.perf_counter() - start)
-    return min(passes)
+    passes: list[list[float]] = []
+    while len(passes) < 2 or (len(passes) < 10 and sum(map(sum, passes)) < 0.03):
+        times = [time.perf_counter()]
+        for layer, x in zip(made, inputs, strict=True):
+            layer(x)
+            times.append(time.perf_counter())
+        passes.append([end - start for start, end in pairwise(times)])
+    return list(map(min, zip(*passes, strict=True)))
 
 
 def _bias(linear: nn.Linear) -> Tensor:

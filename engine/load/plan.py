@@ -70,7 +70,7 @@ def replay(path: Path, context: int, seconds: float, random: Random, rate: float
     Prompts and outputs are multiplied by one factor, so that 99 of 100 requests fit `context` tokens and long
     ones stay long beside short ones; of a longer one the prompt is cut. Nothing is made larger. `rate`
     plays it faster or slower, so that the whole trace has so many arrivals a second on average; bursts stay
-    bursts. Raises ValueError: it has other columns, or no rows.
+    bursts. Raises ValueError: it has other columns, no rows, or no pace to be changed.
     """
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
@@ -84,10 +84,12 @@ def replay(path: Path, context: int, seconds: float, random: Random, rate: float
     if len(rows) < 2:
         raise ValueError(f"{path}: at least two rows are needed")
     start, end = rows[0][0], rows[-1][0]
+    if rate and end <= start:
+        raise ValueError(f"{path}: the last row is not later than the first, so no pace can become {rate=}")
     speed = rate * (end - start) / (len(rows) - 1) if rate else 1.0
     room = int(context * (1 - TEMPLATE_SHARE))
     totals = sorted(prompt + output for _, prompt, output in rows)
-    factor = min(1.0, room / totals[int(FIT * (len(totals) - 1))])
+    factor = min(1.0, room / max(1, totals[int(FIT * (len(totals) - 1))]))
 
     jobs, cut = [], 0
     for when, prompt, output in rows:

@@ -11,7 +11,7 @@ import httpx
 
 from engine.load.client import Seen
 from engine.load.plan import Job
-from engine.outside import Allowance, read_json
+from engine.outside import Allowance, is_this_machine, read_json
 
 Ask = Callable[[Job, float], Awaitable[Seen]]
 MODELS_SECONDS = 30  # to say which models there are
@@ -80,7 +80,7 @@ def client(url: str, api_key: str | None = None, **options) -> httpx.AsyncClient
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         timeout=None,  # a request has one of its own
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-        trust_env=base.host not in ("127.0.0.1", "localhost", "::1"),
+        trust_env=not is_this_machine(base.host),
         **options,
     )
 

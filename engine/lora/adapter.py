@@ -6,6 +6,7 @@ every tensor in the file found its place, that none is missing, and that all num
 `CheckpointError` in words. Never unpickles. Source: Hu et al. 2021, https://arxiv.org/abs/2106.09685.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -71,7 +72,7 @@ def read_adapter(folder: str | Path, config: ModelConfig, max_rank: int | None =
     Raises CheckpointError: a file is missing, damaged, or asks for what is not computed here; a rank above
     `max_rank`; a tensor that has no place in this model, the wrong shape, or numbers that are not finite.
     """
-    folder = Path(folder)
+    folder = Path(os.path.expanduser(folder))
     settings = read_config(folder)
     if max_rank is not None and settings.r > max_rank:
         raise CheckpointError(

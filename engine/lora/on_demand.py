@@ -14,6 +14,8 @@ from engine.lora.request import LoRARequest
 
 
 class OnDemand:
+    """Adapters by the LoRARequests that name them, over a manager that nobody else loads with."""
+
     def __init__(self, manager: AdapterManager, config: ModelConfig) -> None:
         self.manager, self.config = manager, config
         self._loaded: dict[str, LoRARequest] = {}  # by name; who was used last stands last

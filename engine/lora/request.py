@@ -17,3 +17,5 @@ class LoRARequest:
             raise ValueError(f"lora_name={self.lora_name!r}: a name is accepted")
         if type(self.lora_int_id) is not int or self.lora_int_id < 1:
             raise ValueError(f"lora_int_id={self.lora_int_id!r}: a whole number from 1 on is accepted")
+        if not isinstance(self.lora_path, str | Path) or not self.lora_path:
+            raise ValueError(f"lora_path={self.lora_path!r}: a folder is accepted")

@@ -75,9 +75,12 @@ def load_model(
 
 def _reader(folder: Path) -> ModuleType:
     """Who reads such codes, found by the entry's name: `NAME_config` is read by engine/NAME/checkpoint.py."""
+    package = f"engine.{CODES.removesuffix('_config')}"
     try:
-        return import_module(f"engine.{CODES.removesuffix('_config')}.checkpoint")
-    except ModuleNotFoundError:
+        return import_module(f"{package}.checkpoint")
+    except ModuleNotFoundError as error:
+        if error.name not in (package, f"{package}.checkpoint"):
+            raise  # it is there, and lacks something itself
         raise CheckpointError(
             f"{folder / 'config.json'}: has a {CODES!r}, which comes with Part 17"
         ) from None

@@ -12,9 +12,8 @@ from engine.cache.manager import KVCacheManager
 from engine.scheduling.request import Request, State
 from engine.scheduling.scheduler import Queues, by_rank, take
 
-STEPS_PER_PRIORITY = (
-    256  # a request that has waited this many steps goes before newcomers of one level better
-)
+# A request that has waited this many steps goes before newcomers of one level better.
+STEPS_PER_PRIORITY = 256
 
 
 class ContinuousScheduler(Queues):

@@ -121,7 +121,7 @@ def named_folders(modules: Sequence[str]) -> dict[str, Path]:
         name, equals, folder = module.partition("=")
         if not (name and equals and folder) or name in found:
             raise ValueError(f"--lora-modules {module}: name=folder is accepted, each name once")
-        found[name] = Path(folder).expanduser()
+        found[name] = Path(folder)
     return found
 
 

@@ -100,6 +100,7 @@ class LockedStream:
         if self._task:
             self._task.cancel()
             await asyncio.wait([self._task])
+            self.put(StopAsyncIteration())  # for a reader who waits for an output: there will be none
 
 
 class LockedBackend:

@@ -48,6 +48,9 @@ class PairedCache:
         return there
 
     def reserve(self, seq: CachedSequence, total: int) -> bool:
+        """False: no room now in one of them. What the target found before the draft refused stays the
+        sequence's own, for the next time it asks, or until `trim`.
+        """
         return self.target.reserve(seq, total) and self.draft.reserve(seq, total)
 
     def commit(self, seq: CachedSequence, total: int) -> None:

@@ -9,7 +9,6 @@ Source of names, labels, buckets and of what counts when: vLLM's V1 engine, vllm
 stats.py, https://github.com/vllm-project/vllm. What vLLM has no name for begins with `ruvon:`.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from engine.decoding.outputs import RequestStats
+from engine.host_memory import host_memory
 from engine.listeners import Listener, StepRecord
 from engine.llm_engine import LLMEngine
 from engine.scheduling.request import Request
@@ -274,7 +274,9 @@ class EngineMetrics(Listener):
         )
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry. Numbers are taken in one moment, so that they fit together."""
+        """For the registry. Counters and histograms are taken in one moment, so that they fit together; each
+        gauge is read when it is asked for.
+        """
         with self._lock:
             counters = dict(self.counters)
             by_label = {
@@ -324,7 +326,9 @@ class EngineMetrics(Listener):
         yield "vllm:num_requests_running", "Requests that hold memory in the cache.", point.running
         yield "vllm:num_requests_waiting", "Requests in the queue.", point.waiting
         yield "vllm:kv_cache_usage_perc", "Share of the cache that is taken, 0 to 1.", point.kv_usage
-        yield "ruvon:host_memory_total_bytes", "Memory of this machine.", host_memory_total()
+        _, total = host_memory()
+        if total is not None:
+            yield "ruvon:host_memory_total_bytes", "Memory of this machine.", total
 
     def snapshot(self) -> dict:
         """All that the dashboards show, as JSON has it. See `History.read` for `seconds`."""
@@ -340,7 +344,7 @@ class EngineMetrics(Listener):
                     "waiting": point.waiting,
                     "kv_usage": point.kv_usage,
                     "memory": resident.get("process_resident_memory_bytes"),  # None where there is no /proc
-                    "memory_total": host_memory_total(),
+                    "memory_total": host_memory()[1],
                     "gpus": gpus(),
                 },
                 "totals": dict(self.counters),
@@ -369,8 +373,3 @@ def gpus() -> list[dict]:
         free, total = torch.cuda.mem_get_info(index)
         found.append({"device": f"cuda:{index}", "used": total - free, "total": total})
     return found
-
-
-def host_memory_total() -> int:
-    """Bytes of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -40,6 +40,11 @@ def test_a_path_without_a_folder_is_named_and_not_looked_up_on_the_hub(name):
         resolve(name)
 
 
+def test_the_home_of_nobody_is_no_folder():
+    with pytest.raises(CheckpointError, match="no model folder at ~nobody-of-this-name/model"):
+        resolve("~nobody-of-this-name/model")
+
+
 @pytest.mark.parametrize("name", ["no-such-model", "nobody/no-such-model"])
 def test_an_unknown_name_lists_the_embedded_models(name):
     with pytest.raises(CheckpointError) as caught:
@@ -53,7 +58,9 @@ def test_json_is_read_as_an_object(tmp_path):
     assert read_json(tmp_path / "a.json") == {"ü": 1}
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b'"text"', b'{"a": 1} b', b'{"a": "\xff"}'])
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b"null", b'"text"', b'{"a": 1} b', b'{"a": "\xff"}', b"[" * 10**5]
+)
 def test_a_file_that_holds_no_json_object_is_named(tmp_path, text):
     (tmp_path / "broken.json").write_bytes(text)
     with pytest.raises(CheckpointError, match=r"broken\.json"):

@@ -138,6 +138,23 @@ def test_a_file_that_is_no_json_object_is_named(read, text):
         read(text)
 
 
+@pytest.mark.parametrize(("name", "value"), [
+    ("n_head", 0), ("n_head", "12"), ("n_layer", "12"), ("n_layer", 0), ("n_embd", 76.8), ("n_positions", -1),
+    ("vocab_size", None), ("vocab_size", True), ("n_inner", [1]), ("layer_norm_epsilon", "small"),
+])  # fmt: skip
+def test_a_value_of_another_kind_is_refused_with_the_files_name(read, name, value):
+    with pytest.raises(CheckpointError, match=r"config\.json: "):
+        read(GPT2 | {name: value})
+
+
+@pytest.mark.parametrize("ids", ["2", 2.5, [2.5], ["</s>"], {"id": 2}, True])
+def test_an_end_of_sequence_that_is_no_id_is_refused(read, ids):
+    with pytest.raises(CheckpointError, match=r"config\.json: eos_token_id="):
+        read(GPT2 | {"eos_token_id": ids})
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id="):
+        read(GPT2, {"eos_token_id": ids})
+
+
 def test_a_missing_config_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json: no such file"):
         ModelConfig.from_pretrained(tmp_path)

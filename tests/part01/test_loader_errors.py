@@ -9,8 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.checkpoint import CheckpointError
+from engine.models import loader
 from engine.models.loader import load_model
 from tests.part01 import reference
+
+READER = f"engine.{loader.CODES.removesuffix('_config')}"  # of codes: a later part's
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,25 @@ def test_a_folder_without_weights_says_what_was_looked_for(folder):
     assert "model.safetensors" in message
     assert "pytorch_model.bin" in message
     assert "pytorch_model.bin" not in refusal(folder, load_format="safetensors")
+
+
+@pytest.mark.parametrize(("missing", "error", "words"), [
+    (READER, CheckpointError, "'quantization_config', which comes with Part 17"),
+    (f"{READER}.checkpoint", CheckpointError, "'quantization_config', which comes with Part 17"),
+    ("bitsandbytes", ModuleNotFoundError, "No module named 'bitsandbytes'"),
+])  # fmt: skip
+def test_what_the_reader_of_codes_lacks_itself_is_told_as_it_is(folder, monkeypatch, missing, error, words):
+    """Only a reader that is not there comes with a later part."""
+
+    def lacking(name):
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    raw["quantization_config"] = {"quant_method": "gptq"}
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    monkeypatch.setattr(loader, "import_module", lacking)
+    with pytest.raises(error, match=words):
+        load_model(folder)
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path):

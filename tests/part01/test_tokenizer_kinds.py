@@ -178,6 +178,7 @@ def test_an_unsupported_kind_is_refused_by_name(embedded_raw, tmp_path, change, 
         Tokenizer.from_pretrained(tmp_path)
 
 
+ODD = '{"model": %s, "type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}}'
 GOOD_VOCAB = (ZOO / "storyteller" / "vocab.json").read_text(encoding="utf-8")
 
 
@@ -197,6 +198,8 @@ GOOD_VOCAB = (ZOO / "storyteller" / "vocab.json").read_text(encoding="utf-8")
         ({"tokenizer.json": "{}"}, "'model'"),
         ({"tokenizer.json": '{"model": null}'}, "tokenizer.json"),
         ({"tokenizer.json": '{"model": {"type": "BPE"}}'}, "tokenizer.json"),
+        ({"tokenizer.json": ODD % '{"vocab": [], "merges": []'}, "tokenizer.json"),
+        ({"tokenizer.json": ODD % '{"vocab": {"a": [1]}, "merges": []'}, "tokenizer.json"),
         ({"tokenizer.json": "{}", "tokenizer_config.json": "["}, "tokenizer_config.json"),
         ({"tokenizer.json": "{}", "tokenizer_config.json": "[]"}, "tokenizer_config.json"),
     ],

@@ -64,6 +64,12 @@ def test_a_name_too_long_for_the_system_is_refused():
     assert "too long" in refused(ModelConfig.from_pretrained, Path("a" * 5000))
 
 
+def test_a_file_that_is_no_utf_8_is_named(folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "merges.txt").write_bytes("ü b\n".encode("latin-1"))
+    assert refused(Tokenizer.from_pretrained, folder).startswith(f"{folder / 'merges.txt'}: not UTF-8 (")
+
+
 def test_merges_that_are_missing_are_named(folder):
     (folder / "tokenizer.json").unlink()
     (folder / "merges.txt").unlink(missing_ok=True)

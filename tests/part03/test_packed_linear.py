@@ -133,9 +133,7 @@ def test_weights_on_another_device_are_not_packed(form):
 
 def test_one_layer_that_would_lose_something_keeps_all_from_half_precision(monkeypatch):
     # Whatever the processor, half precision is the fastest here.
-    monkeypatch.setattr(
-        packed_linear, "_seconds_per_step", lambda a, b, rows: 0.0 if isinstance(b[0], Half) else 1.0
-    )
+    timed(monkeypatch, lambda form, rows: 0.0 if form is Half else 1.0)
     model = nn.Sequential(linear(8, 8), linear(8, 8, half=False))
     pack_linears(model)
     assert not any(isinstance(module, Half) for module in model)
@@ -151,16 +149,18 @@ def test_one_layer_that_would_lose_something_keeps_all_from_half_precision(monke
     ],
 )
 def test_the_fastest_form_is_kept_for_every_layer(monkeypatch, fastest):
-    monkeypatch.setattr(
-        packed_linear, "_seconds_per_step", lambda a, b, rows: 0.5 if type(b[0]) is fastest else 1.0
-    )
+    timed(monkeypatch, lambda form, rows: 0.5 if form is fastest else 1.0)
     model = pack_linears(nn.Sequential(linear(8, 8), nn.ReLU(), linear(8, 4)))
     assert [type(module) for module in model] == [fastest, nn.ReLU, fastest]
 
 
 def timed(monkeypatch, seconds):
-    """Packing is told how long each form takes: seconds(form, rows)."""
-    monkeypatch.setattr(packed_linear, "_seconds_per_step", lambda a, b, rows: seconds(type(b[0]), rows))
+    """Packing is told how long each form takes for a layer: seconds(form, rows)."""
+    monkeypatch.setattr(
+        packed_linear,
+        "_seconds_per_layer",
+        lambda linears, made, rows: [seconds(type(layer), rows) for layer in made],
+    )
 
 
 @needs_mkldnn
@@ -227,6 +227,44 @@ def test_a_second_form_must_be_worth_its_memory(monkeypatch, gain, forms):
         lambda form, rows: {Transposed: gain if rows == 1 else 2, Blocked: 1}.get(form, 9),
     )
     assert {type(layer) for layer in pack_linears(nn.Sequential(linear(8, 8, half=False)), 16)} == {forms}
+
+
+@needs_mkldnn
+@torch.inference_mode()
+def test_each_shape_has_the_form_that_is_fastest_for_it(monkeypatch):
+    """Wide layers are fastest transposed, deep ones as they are, at one row; all of them blocked at many."""
+
+    def seconds(linears, made, rows):
+        return [time_of(linear, type(layer), rows) for linear, layer in zip(linears, made, strict=True)]
+
+    def time_of(linear, form, rows):
+        best = Transposed if linear.out_features > linear.in_features else nn.Linear
+        if rows > 1:
+            best = Blocked
+        return 0.5 if form is best else 1.0
+
+    monkeypatch.setattr(packed_linear, "_seconds_per_layer", seconds)
+    shapes = [(8, 24), (24, 8), (8, 24)]
+    layers = [linear(*shape, half=False, seed=seed) for seed, shape in enumerate(shapes)]
+    packed = pack_linears(nn.Sequential(*layers))
+    assert [type(layer) for layer in packed] == [Transposed, nn.Linear, Transposed]
+    packed = pack_linears(nn.Sequential(*layers), rows=16)
+    assert [type(layer.by_size[0]) for layer in packed] == [Transposed, nn.Linear, Transposed]
+    assert {type(form) for layer in packed for form in layer.by_size[1:]} == {Blocked}
+    for layer, original in zip(packed, layers, strict=True):
+        for rows in (1, 16):
+            x = torch.randn(rows, original.in_features)
+            torch.testing.assert_close(layer(x), original(x), atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_shapes_time_is_that_of_all_its_layers_in_a_step(monkeypatch):
+    """A form that is a little faster for one of two layers, and much slower for the other, has lost."""
+    took = {nn.Linear: [1.0, 1.0], Transposed: [0.9, 1.2]}
+    monkeypatch.setattr(packed_linear, "FORMS", (Transposed,))
+    monkeypatch.setattr(packed_linear, "_seconds_per_layer", lambda linears, made, rows: took[type(made[0])])
+    packed = pack_linears(nn.Sequential(linear(8, 8, half=False), linear(8, 8, half=False, seed=1)))
+    assert [type(layer) for layer in packed] == [nn.Linear, nn.Linear]
 
 
 @needs_fbgemm
@@ -322,9 +360,7 @@ def test_a_wrapper_that_is_a_linear_layer_itself_stays_and_what_it_wraps_is_pack
 @needs_mkldnn
 @torch.inference_mode()
 def test_merge_quantize_wrap_pack_is_the_order(monkeypatch):
-    monkeypatch.setattr(
-        packed_linear, "_seconds_per_step", lambda a, b, rows: 0.5 if type(b[0]) is Blocked else 1.0
-    )
+    timed(monkeypatch, lambda form, rows: 0.5 if form is Blocked else 1.0)
     model = nn.ModuleDict({"first": linear(8, 8), "second": linear(8, 8, seed=1), "head": linear(8, 4)})
     x = torch.randn(3, 8)
 

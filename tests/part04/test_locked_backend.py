@@ -161,6 +161,24 @@ def test_the_backends_end_is_the_end_of_its_requests(watched):
     assert len(watched.turns) < PARAMS.max_tokens
 
 
+def test_who_waits_for_an_output_when_the_backend_ends_waits_no_longer(watched):
+    """Also who waits for the lock. (`go_on` holds up the step under way.)"""
+    go_on = threading.Event()
+    watched.before = lambda: go_on.wait(5)
+
+    async def run():
+        async with watched.backend as backend:
+            streams = [await backend.generate("Once upon a time", PARAMS, str(i)) for i in range(2)]
+            waiting = [asyncio.create_task(anext(stream, "over")) for stream in streams]
+            while len(backend._live) < 2 and not any(task.done() for task in waiting):
+                await asyncio.sleep(0.001)
+        go_on.set()
+        async with asyncio.timeout(DEADLINE):
+            return await asyncio.gather(*waiting)
+
+    assert asyncio.run(run()) == ["over", "over"]
+
+
 def test_the_event_loop_does_not_tokenize(watched, monkeypatch):
     """Encoding waits until the event loop has turned: it can only be in another thread."""
     turned = threading.Event()

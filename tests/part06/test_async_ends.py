@@ -6,8 +6,9 @@ from contextlib import aclosing
 
 import pytest
 
-from engine.async_engine import AsyncLLMEngine, EngineError, Mailbox, Post
+from engine.async_engine import AsyncLLMEngine, EngineError
 from engine.decoding.params import SamplingParams
+from engine.mailbox import Mailbox, Post
 from tests.part04.serving import DEADLINE, wait_until
 from tests.part06.fakes import (
     BlockCache,
@@ -275,6 +276,26 @@ def test_stopping_does_not_wait_for_a_step_that_hangs_and_its_reader_is_told(
     assert last.outputs[0].token_ids == told_alone("hello", GREEDY).token_ids
 
 
+def test_who_waits_for_a_turn_between_two_steps_is_told_of_the_end(engine, gate, monkeypatch):
+    monkeypatch.setattr("engine.async_engine.STOP_SECONDS", 0.1)
+
+    async def run():
+        asked = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
+        await until(lambda: gate.entered, asked)
+        waiting = asyncio.create_task(engine.between_steps(lambda: called.append(1)))
+        await until(lambda: not engine._commands.empty(), waiting)
+        await asyncio.to_thread(engine.stop)
+        for told in (waiting, asked):
+            with pytest.raises(EngineError, match="has not come back"):
+                await asyncio.wait_for(told, DEADLINE)
+
+    called = []
+    asyncio.run(run())
+    gate.open()
+    engine._thread.join(DEADLINE)
+    assert not called, "who was told that it will not happen must not find it done"
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_nobody_waits_for_ever_for_an_engine_that_fails_while_it_ends(fake_engine):
     gate = Gate(FakeForward(BlockCache(64, 16)))
@@ -319,3 +340,16 @@ def test_a_reader_whose_loop_has_closed_is_aborted(engine, gate):
     gate.allow(2)
     wait_until(lambda: not engine.engine.has_unfinished_requests())
     assert steps_of(engine, "a") <= 3
+
+
+def test_a_reader_whose_loop_has_closed_on_something_unread_is_aborted(engine, gate):
+    loop = asyncio.new_event_loop()
+    stream = loop.run_until_complete(engine.generate("hello", GREEDY, "a"))
+    gate.allow(1)
+    loop.run_until_complete(anext(stream))
+    gate.allow(1)
+    wait_until(lambda: stream._mailbox.post._news)  # the loop does not turn: nobody hands it out
+    loop.close()
+    gate.allow(2)
+    wait_until(lambda: not engine.engine.has_unfinished_requests())
+    assert steps_of(engine, "a") <= 4

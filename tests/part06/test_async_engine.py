@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine.async_engine import AsyncLLMEngine, EngineError, Mailbox, Post
+from engine.async_engine import AsyncLLMEngine, EngineError
 from engine.decoding.params import ParameterError, SamplingParams
+from engine.mailbox import Mailbox, Post
 from engine.scheduling.fifo import FIFOScheduler
 from tests.part04.serving import wait_until
 from tests.part06.fakes import ask, at_rest, held, read, recorder_of, told_alone, until
@@ -125,6 +126,7 @@ def test_a_name_in_use_is_refused_and_its_owner_is_not_disturbed(engine, gate):
         return await first
 
     assert asyncio.run(run())[-1].outputs[0].token_ids == told_alone("hello", GREEDY).token_ids
+    assert recorder_of(engine).heard.count(("reject", "a")) == 1, "listeners hear of it, too"
 
 
 def test_a_refusal_is_raised_by_generate_itself_and_listeners_hear_of_it(engine, gate):

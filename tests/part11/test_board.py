@@ -122,6 +122,18 @@ def test_it_reads_a_running_server_and_ends_when_told():
     assert console.file.getvalue().endswith("╯\n"), "what comes next in a pipe begins a line of its own"
 
 
+def test_a_server_of_this_machine_is_asked_without_a_proxy(monkeypatch):
+    """One that the environment names knows no server that listens on 127.0.0.1 alone."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody is
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with answering("/dashboard/data", ANSWER) as url:
+        assert read(url) == ANSWER
+    with pytest.raises(NoAnswer, match="Connection refused"):
+        read("http://elsewhere.example")
+
+
 @pytest.mark.parametrize(("path", "answer", "said"), [
     ("/elsewhere", {}, "answers 404"),
     ("/dashboard/data", {"hello": 1}, "something else"),

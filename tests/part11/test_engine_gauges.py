@@ -102,6 +102,14 @@ def test_memory_of_the_host_is_told(measured):
     assert now["memory"] is None or 0 < now["memory"] < total
 
 
+def test_what_a_system_does_not_say_of_its_memory_is_left_out(measured, monkeypatch):
+    """As on Windows, which has no such function at all."""
+    monkeypatch.delattr("os.sysconf")
+    _, metrics, read = measured()
+    assert read("ruvon:host_memory_total_bytes") is None
+    assert metrics.snapshot()["now"]["memory_total"] is None
+
+
 def test_two_engines_in_a_process_share_nothing(measured):
     one, _, read_one = measured()
     _, _, read_two = measured()

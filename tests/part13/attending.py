@@ -35,6 +35,7 @@ class Rows:
         biased: bool,
     ) -> None:
         self.live, self.pages, self.keys, self.values = live, pages, keys, values
+        self.options: dict = {}  # of the call
         places = pages.places(range(len(live)), pages.lens - 1)
         for memory in (keys, values):  # the new tokens are not there yet
             memory.flatten(0, 1)[places] = torch.nan
@@ -49,7 +50,8 @@ class Rows:
 
     def run(self) -> torch.Tensor:
         out = torch.full((len(self.lens), D), UNTOUCHED, device=DEVICE)
-        self.attend(self.qkv, self.bias, self.keys, self.values, self.slots, self.tables, self.lens, out, PDL)
+        where = self.keys, self.values, self.slots, self.tables, self.lens
+        self.attend(self.qkv, self.bias, *where, out, PDL, **self.options)
         return out
 
     def check(self, tolerance: float = 1e-5) -> None:

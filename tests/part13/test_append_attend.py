@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton", reason="needs the package triton")
 
 from engine.kernels.append_attend import AppendAttend
-from tests.part13.attending import DH, D, H, Rows
+from tests.part13.attending import DH, UNTOUCHED, D, H, Rows
 from tests.part13.test_paged_attention import DEVICE, P, scattered
 
 
@@ -34,6 +34,20 @@ def test_sequences_that_are_not_split(lens, biased):
     step = Step(lens, biased)
     assert step.attend.splits(5) == 1
     step.check()
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2]], ids=["as they are", "longest first"])
+def test_sequences_begin_in_any_order(order):
+    step = Step([7, 40, 0, 90], biased=True, programs=1)
+    step.options["order"] = torch.tensor(order, dtype=torch.int32, device=DEVICE)
+    step.check()
+
+
+def test_the_order_says_which_sequences_are_computed():
+    step = Step([7, 40], biased=False, programs=1)
+    step.options["order"] = torch.tensor([1, 1], dtype=torch.int32, device=DEVICE)
+    untouched = torch.full_like(step.run()[0], UNTOUCHED)
+    assert torch.equal(step.run()[0], untouched), "nobody was sent for the first sequence"
 
 
 @pytest.mark.parametrize("programs", [32, 1], ids=["split", "whole"])

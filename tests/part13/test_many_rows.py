@@ -27,7 +27,9 @@ def model(request, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """In the interpreter, so that a small model's products are split, too."""
-    for name, value in {"SPLITS": 3, "INNER": 16, "COLS": 16}.items() if DEVICE == "cpu" else ():
+    tile = {"COLS": 16, "num_warps": 4}
+    small = {"SPLITS": 3, "INNER": 16, "FEW": tile, "MANY": tile}
+    for name, value in small.items() if DEVICE == "cpu" else ():
         monkeypatch.setattr(many_rows, name, value)
 
 
@@ -109,3 +111,44 @@ def test_a_product_is_split_up_to_that_number_of_rows(model, monkeypatch):
     assert len(calls) == (2 * 2 if model.config.hidden_size == SPLIT else 0), (
         "the two products with few columns, where the inner dimension divides"
     )
+
+
+@pytest.mark.parametrize(
+    ("lens", "order"),
+    [([5], [0]), ([3, 9, 9, 0, 4], [1, 2, 4, 0, 3]), ([1, 2, 3, 4], [3, 2, 1, 0])],
+    ids=["one", "equal ones and nobody", "all turned"],
+)
+def test_attention_is_told_to_begin_with_the_longest(model, monkeypatch, lens, order):
+    """Equal ones stay as they are, nobody's rows are last."""
+    told, attend = [], many_rows.AppendAttend.__call__
+
+    def noting(self, *inputs):
+        told.append(inputs[-1].tolist())
+        attend(self, *inputs)
+
+    monkeypatch.setattr(many_rows.AppendAttend, "__call__", noting)
+    Step(model, lens).check(max_rows=8)
+    assert told == 2 * [order], "in each layer of each step"
+
+
+def test_many_rows_are_split_into_other_tiles(model, monkeypatch):
+    """Up to FEW_ROWS rows one tile, above it the other."""
+    taken, split = [], many_rows._split_linear
+
+    class Noting:
+        def __getitem__(self, grid):
+            taken.append(grid[0])
+            return split[grid]
+
+    D = model.config.hidden_size
+    if D != SPLIT:
+        pytest.skip("no product of this model is split")
+    monkeypatch.setattr(many_rows, "FEW_ROWS", 2)
+    few, many = ({"COLS": cols, "num_warps": 4} for cols in (D // 3 if DEVICE == "cpu" else D // 5, 16))
+    monkeypatch.setattr(many_rows, "FEW", few)
+    monkeypatch.setattr(many_rows, "MANY", many)
+    monkeypatch.setattr(many_rows, "_split_linear", Noting())
+    Step(model, [5, 18]).check(max_rows=3)
+    two, taken[:] = set(taken), []
+    Step(model, [5, 18, 2]).check(max_rows=3)
+    assert (two, set(taken)) == ({D // few["COLS"]}, {D // many["COLS"]})

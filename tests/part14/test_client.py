@@ -77,6 +77,19 @@ def test_the_servers_words(client, serving):
     assert ChatClient(locked, "secret").model == "m"
 
 
+def test_a_server_of_this_machine_is_asked_without_a_proxy(serving, monkeypatch):
+    """One that the environment names knows no server that listens on 127.0.0.1 alone."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody is
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    client = ChatClient(serving())
+    assert client.model == "m"
+    client.close()
+    with pytest.raises(ChatFailed, match="Connection refused"):
+        ChatClient("http://elsewhere.example").model  # noqa: B018
+
+
 def test_nobody_there():
     with pytest.raises(ChatFailed, match=r"127\.0\.0\.1:9"):
         ChatClient("http://127.0.0.1:9").model  # noqa: B018

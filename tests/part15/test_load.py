@@ -302,6 +302,14 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, content):
         replay(file, 1024, 60, Random(0))
 
 
+def test_a_trace_of_one_moment_has_no_pace_to_be_changed(tmp_path):
+    file = tmp_path / "trace.csv"
+    file.write_text(HEAD + "2023-11-16 18:15:00,0,0\n" * 3)
+    assert [(job.at, job.max_tokens) for job in replay(file, 1024, 60, Random(0)).jobs] == [(0.0, 1)] * 3
+    with pytest.raises(ValueError, match=r"trace.csv: .* rate=2"):
+        replay(file, 1024, 60, Random(0), rate=2)
+
+
 def test_the_production_trace_fits_storytellers_context(data):
     """Microsoft's: 19,366 rows in 58 minutes."""
     trace = replay(data / "AzureLLMInferenceTrace_conv.csv", 1024, math.inf, Random(0), rate=2)

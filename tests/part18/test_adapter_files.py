@@ -244,11 +244,18 @@ def test_the_output_layer_has_no_adapter(config):
         assert not any("lm_head" in name or "wte" in name for name in names)
 
 
-@pytest.mark.parametrize("fields", [("", 1, "x"), ("a", 0, "x"), ("a", True, "x"), ("a", "1", "x")])
-def test_a_request_for_an_adapter_has_a_name_and_a_number(fields):
-    with pytest.raises(ValueError, match=r"lora_name=''|lora_int_id="):
+@pytest.mark.parametrize("fields", [
+    ("", 1, "x"), ("a", 0, "x"), ("a", True, "x"), ("a", "1", "x"), ("a", 1, ""), ("a", 1, None),
+])  # fmt: skip
+def test_a_request_for_an_adapter_has_a_name_a_number_and_a_folder(fields):
+    with pytest.raises(ValueError, match=r"lora_name=''|lora_int_id=|lora_path="):
         LoRARequest(*fields)
     assert LoRARequest("a", 1, "x").lora_path == "x"
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(folder, config, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert read_adapter("~/copy", config).rank == read_adapter(folder, config).rank
 
 
 @pytest.mark.parametrize(

@@ -249,9 +249,9 @@ def test_quantized_layers_are_wrapped_and_plain_ones_inside_are_packed(base, ada
         return replace_linears(model, lambda name, linear: Stepped(linear) if "mlp" in name else linear)
 
     def forms(linears, made, rows):
-        return 0.5 if type(made[0]) is Transposed else 1.0
+        return [0.5 if type(layer) is Transposed else 1.0 for layer in made]
 
-    monkeypatch.setattr("engine.layers.packed_linear._seconds_per_step", forms)
+    monkeypatch.setattr("engine.layers.packed_linear._seconds_per_layer", forms)
     slots = AdapterSlots(1, MAX_RANK, 16)
     model = load_model(base, transform=lambda m: pack_linears(slots.wrap(quantize(m))))
     block = model.blocks[0]

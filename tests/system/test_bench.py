@@ -164,6 +164,8 @@ def test_arrivals_lengths_and_beginnings_are_drawn_from_the_seed():
         (["--metric-percentiles", "101"], "101: numbers from 0 to 100"),
         (["--goodput", "ttft"], "ttft:MS"),
         (["--goodput", "speed:3"], "ttft:MS"),
+        (["--goodput", "ttft:nan"], "ttft:MS"),
+        (["--goodput", "ttft:500", "--goodput", "ttft:700"], "each once"),
         (["--request-rate", "0"], "more than 0"),
         (["--result-filename", "/none/it.json"], "a file in a folder that is there"),
         (["--base-url", "http://127.0.0.1:9"], "ruvon serve starts a server"),

@@ -10,11 +10,14 @@ import pytest
 
 import engine.checkpoint
 import engine.cli.doctor
+import engine.cli.story
 import engine.known_shapes
+from engine import LLM, EngineArgs
 from engine.checkpoint import ZOO, embedded_models
 from engine.cli.doctor import EXTRAS, Found, findings
 from engine.cli.main import app
-from engine.cli.models import architectures, cached
+from engine.cli.models import cached
+from engine.config import architectures
 from engine.known_shapes import known_shapes
 from engine.tokenizer import Tokenizer
 
@@ -111,6 +114,24 @@ def test_a_text_is_continued_in_an_adapters_voice(capsys):
 
 def test_a_model_that_is_meant_is_named():
     assert "did you mean 'storyteller'?" in refusal("generate", "Hi", "--model", "storytelle")
+
+
+def test_a_story_commands_no_terminal(monkeypatch, capsys):
+    llm = LLM("storyteller-draft", max_num_seqs=1)
+    told = llm.stream
+
+    def stream(*asked):
+        for output in told(*asked):
+            output.outputs[0].text = f"\x1b[2J{output.outputs[0].text}"
+            yield output
+
+    llm.stream = stream
+    monkeypatch.setattr(engine.cli.story, "LLM", lambda **options: llm)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    engine.cli.story.run(EngineArgs(model="storyteller-draft"), 3)
+    said = capsys.readouterr().out
+    assert "\ufffd[2J" in said
+    assert "\x1b[2J" not in said
 
 
 def test_the_doctor_says_what_is_here_and_why_something_is_not(monkeypatch, capsys):

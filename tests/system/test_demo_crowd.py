@@ -49,6 +49,30 @@ def test_the_first_answer_is_kept_and_the_last_is_shown():
     assert person.failed == "429: come again"
 
 
+def test_an_answer_that_ends_in_an_error_is_none():
+    error = {"error": {"message": "the engine failed", "code": "engine_error"}}
+    lines = [json.dumps({"choices": [{"delta": {"content": "On"}}]}), json.dumps(error), "[DONE]"]
+    person = Person("Ann", "?")
+    text = "".join(f"data: {line}\n\n" for line in lines)
+    asked(lambda request: httpx.Response(200, text=text), lambda http: person.ask(http, "http://x", {}))
+    assert (person.answers, person.failed) == (0, "the engine failed")
+
+
+def test_who_heard_no_word_in_all_the_time_there_was_got_no_answer():
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "m"}]})
+        if request.url.path == "/v1/chat/completions":
+            await asyncio.sleep(60)
+        return httpx.Response(503)
+
+    crowd = Crowd("http://x", chat=True)
+    crowd.people[2:], crowd.numbers.look = [], lambda http: asyncio.sleep(0)
+    crowd.people[1].answers = 1  # one without words, as a model with random weights gives
+    asked(answer, lambda http: crowd.run(http, seconds=0, most=0.1))
+    assert [person.failed for person in crowd.people] == ["no word in 0.1 s", ""]
+
+
 def test_the_servers_counters_are_told_as_speeds_and_shares(monkeypatch):
     seconds = iter(range(100))
     clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)))

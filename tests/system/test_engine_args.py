@@ -49,12 +49,16 @@ def test_a_flag_left_out_is_the_fields_default():
         ({"device": "cuda"}, 256, 8192, "triton", True),
         ({"device": "cuda:1", "speculative_config": NGRAM}, 256, 8192, "triton", False),
         ({"device": "cpu", "max_num_seqs": 600}, 600, 600, "sdpa", False),
+        ({"device": "cpu", "max_num_batched_tokens": 8}, 8, 8, "sdpa", False),
+        ({"device": "cuda", "max_num_batched_tokens": 1000}, 256, 1000, "triton", True),
         ({"device": "cpu", "async_scheduling": True, "attention": "tiled"}, 16, 512, "tiled", True),
     ],
     ids=str,
 )
 def test_what_is_left_open_is_as_the_help_says(options, seats, tokens, attention, ahead):
-    """Each running request needs a token in every step, so there are at least as many tokens."""
+    """Each running request needs a token in every step, so there are at least as many tokens; and what was
+    given is not refused because of another option's default.
+    """
     args = _settled(EngineArgs(**options))
     found = args.max_num_seqs, args.max_num_batched_tokens, args.attention, args.async_scheduling
     assert found == (seats, tokens, attention, ahead)

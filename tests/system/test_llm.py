@@ -69,6 +69,22 @@ def test_params_and_prompts_must_be_as_many(llm):
 def test_a_prompt_of_another_kind_is_refused(llm, prompt):
     with pytest.raises(ParameterError, match="prompt"):
         llm.generate([prompt], greedy())
+    with pytest.raises(ParameterError, match="prompt"):
+        llm.generate(prompt, greedy())
+
+
+@pytest.mark.parametrize(("name", "given"), [
+    ("sampling_params", {"max_tokens": 3}),
+    ("sampling_params", [{"max_tokens": 3}]),
+    ("sampling_params", 0.7),
+    ("priority", 1.5),
+    ("priority", ["first"]),
+    ("lora_request", "adapters/poetry"),
+    ("lora_request", [7]),
+])  # fmt: skip
+def test_what_is_given_for_a_prompt_is_of_the_kind_that_is_accepted(llm, name, given):
+    with pytest.raises(ParameterError, match=f"{name}=.*(SamplingParams|int|LoRARequest) is accepted"):
+        llm.generate("a", **{name: given})
 
 
 @pytest.mark.parametrize("prompt", ["", "word " * 2000, {"prompt_token_ids": [4096]}])

@@ -8,12 +8,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from tqdm import tqdm
 
+import engine.compose_cache
 import engine.llm_progress
 import engine.llm_prompts
 from engine import LLM, EngineArgs, RequestOutput, SamplingParams
 from engine.chat_template import ChatTemplate
+from engine.cli.doctor import _machine
+from engine.compose_cache import room
+from engine.config import ModelConfig
 from engine.decoding.params import ParameterError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -215,6 +220,41 @@ def test_a_share_of_the_memory_is_for_keys_and_values():
     for share in (0, 1.1, -1):
         with pytest.raises(ValueError, match=rf"gpu_memory_utilization={share}: a share is accepted"):
             EngineArgs(gpu_memory_utilization=share)
+
+
+def macos(name: str) -> int:
+    """What `os.sysconf` says there: no number for what is free, and one name for a page's size."""
+    return {"SC_PAGESIZE": 16384, "SC_PHYS_PAGES": 2**20}[name]
+
+
+def windows(name: str) -> int:
+    raise AttributeError("module 'os' has no attribute 'sysconf'")
+
+
+@pytest.mark.parametrize("system", [macos, windows])
+def test_memory_of_which_a_system_does_not_say_how_much_is_free_bounds_nothing(system, monkeypatch):
+    def sysconf(name):
+        try:
+            return system(name)
+        except KeyError:
+            raise ValueError("unrecognized configuration name") from None
+
+    monkeypatch.setattr("os.sysconf", sysconf)
+    llm = LLM("storyteller-draft", max_num_seqs=2, enable_lora=True, max_model_len=64)
+    assert llm.engine.scheduler.cache.usage().tokens_total == 2 * 64, "as many as no request waits for"
+    assert llm.generate("Once", SamplingParams(max_tokens=1))[0].finished
+    told = {found.what: found.says for found in _machine()}
+    assert told.get("memory") == ("16.0 GiB" if system is macos else None)
+
+
+def test_a_share_of_a_gpu_that_others_have_taken_leaves_nothing(monkeypatch):
+    """Said so, and not as a number of bytes below 0."""
+    monkeypatch.setattr(engine.compose_cache, "memory", lambda device: (10 * 2**30, 100 * 2**30))
+    parameter = SimpleNamespace(device=torch.device("cuda"), is_cuda=True, element_size=lambda: 2)
+    config = ModelConfig.from_pretrained("storyteller-draft")
+    for share, left in {0.5: 0, 0.95: 5 * 2**30}.items():
+        args = EngineArgs(gpu_memory_utilization=share, max_num_seqs=1)
+        assert room(args, [config], 64, parameter) == left
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))

@@ -103,6 +103,11 @@ def test_swap_space_is_in_gib():
         ({"kv_cache": "slots", "block_size": 16}, "block_size=16 needs kv_cache='paged'"),
         ({"kv_cache": "slots", "enable_prefix_caching": True}, "enable_prefix_caching=True needs"),
         ({"kv_cache": "slots", "swap_space": 1}, "swap_space=1 needs"),
+        ({"preemption_mode": "recompute", "swap_space": 1}, "swap_space=1 has no use with preemption_mode"),
+        (
+            {"kv_cache_memory_bytes": 10**6, "gpu_memory_utilization": 0.5},
+            "gpu_memory_utilization=0.5 has no use with kv_cache_memory_bytes=1000000",
+        ),
         ({"kv_cache": "slots", "preemption_mode": "recompute"}, "preemption_mode='recompute' needs"),
     ],
 )

@@ -126,6 +126,9 @@ def test_target_and_draft_share_the_memory_and_the_dtype():
     token = sum(model.config.kv_bytes_per_token(2) for model in models)
     for cache in (executor.cache.target, executor.cache.draft):
         assert cache.usage().tokens_total == budget // (16 * token) * 16, "each has room for the same tokens"
+    llm = LLM("storyteller", speculative_config=MODEL, gpu_memory_utilization=0.5, max_num_seqs=1)
+    caches = llm.engine.executor.cache.target, llm.engine.executor.cache.draft
+    assert {cache.usage().tokens_total for cache in caches} == {1024}, "a share is for both"
 
 
 @pytest.mark.parametrize("more", [-1, 1])
