@@ -19,7 +19,7 @@ serve: $(VENV)/.demo
 test: $(VENV)/.dev lint
 	$(RUN) tools/render_tables.py --check
 	$(RUN) -m pytest tests/series tests/system -q $(WORKERS) --dist worksteal
-	$(RUN) -m pytest -p nbval --nbval notebooks -q $(WORKERS) --dist loadfile
+	$(RUN) -m pytest -p nbval -p tests.system.kernels --nbval notebooks -q $(WORKERS) --dist loadfile
 
 # While you work: the parts' tests from here, without cutting anything, and without the files that take longest
 # (kernels in the interpreter, Hugging Face's texts, servers in processes of their own).

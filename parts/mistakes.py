@@ -10,8 +10,6 @@ source around them.
 """
 
 import ast
-import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -106,22 +104,21 @@ def make(mistake: Mistake, source: str) -> str:
 
 
 def judge(warm: Warm, tree: Path, part: Part, mistake: Mistake) -> Verdict:
-    """Make the mistake in a copy of the solved `tree`, and see what the exercise's tests say."""
+    """Make the mistake in the solved `tree`, see what the exercise's tests say, and undo it."""
     (exercise,) = (exercise for exercise in part.exercises if exercise.where == mistake.exercise)
+    path, solution = tree / exercise.path, Path(f"{tree}.solution")
     try:
-        wrong = make(mistake, (tree / exercise.path).read_text(encoding="utf-8"))
+        wrong = make(mistake, path.read_text(encoding="utf-8"))
     except SeriesError as error:
         return Verdict(mistake, "", "", str(error))
-    copy = tree.with_name(f"{tree.name}_but_one")
-    shutil.copytree(tree, copy, copy_function=os.link)  # quick: nothing is copied
+    path.replace(solution)
     try:
-        for path in (copy / exercise.path, *_compiled(copy, exercise.path)):
-            path.unlink()
-        (copy / exercise.path).write_text(wrong, encoding="utf-8")
-        run = warm.pytest(copy, [*exercise.tests, "-x", "-q", "--tb=short"], SECONDS)
-        _keep_compiled(copy, tree, exercise.path)
+        _forget(path)
+        path.write_text(wrong, encoding="utf-8")
+        run = warm.pytest(tree, [*exercise.tests, "-x", "-q", "--tb=short"], SECONDS)
     finally:
-        shutil.rmtree(copy)
+        solution.replace(path)
+        _forget(path)
     if run.problem:
         return Verdict(mistake, "", "", run.problem)
     if not run.failures:
@@ -131,20 +128,10 @@ def judge(warm: Warm, tree: Path, part: Part, mistake: Mistake) -> Verdict:
     return Verdict(mistake, failure.test, says, _problem(mistake, failure, says))
 
 
-def _compiled(tree: Path, path: str) -> list[Path]:
-    """What Python and pytest have compiled `path` to."""
-    file = tree / path
-    return list((file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"))
-
-
-def _keep_compiled(copy: Path, tree: Path, but: str) -> None:
-    """Hand the compiled files of this copy, but the wrong one's, to the tree and so to the next copy."""
-    wrong = _compiled(copy, but)
-    for file in set(copy.rglob("__pycache__/*.pyc")) - set(wrong):
-        kept = tree / file.relative_to(copy)
-        if not kept.exists():
-            kept.parent.mkdir(exist_ok=True)
-            os.link(file, kept)
+def _forget(path: Path) -> None:
+    """Remove what Python has compiled `path` to: a mistake may be as long and as old as the solution."""
+    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        compiled.unlink()
 
 
 def essence(report: str) -> str:

@@ -6,8 +6,7 @@ import pytest
 
 from engine.server.app import _unless_client_leaves
 from engine.server.errors import RequestError
-
-SECONDS = 15.0  # after which what we wait for will never come
+from tests.part04.serving import ends
 
 
 class Client:
@@ -45,17 +44,20 @@ class Work:
 
 
 def outcome(client, work, words):
-    """What comes back or is raised, within a few seconds (else `words`), and how many tasks are left over."""
+    """What comes back or is raised (`words`: it never ends), and how many tasks are left over."""
 
-    async def run():
+    async def ask():
         try:
-            async with asyncio.timeout(SECONDS):
-                got = await _unless_client_leaves(client, work())
-        except TimeoutError:
-            pytest.fail(words, False)
+            got = await _unless_client_leaves(client, work())
         except (RequestError, ValueError) as error:
             got = error
-        return got, len(asyncio.all_tasks()) - 1, work.over
+        return got, len(asyncio.all_tasks()) - 2, work.over  # but this one and `run`
+
+    async def run():
+        asking = asyncio.ensure_future(ask())
+        if not await ends(asking):
+            pytest.fail(words, False)
+        return asking.result()
 
     return asyncio.run(run())
 
@@ -104,8 +106,7 @@ def test_being_cancelled_itself_it_takes_the_work_along():
         while work.over is None and not waiting.done():
             await asyncio.sleep(0)
         waiting.cancel()
-        await asyncio.wait([waiting], timeout=SECONDS)
-        if waiting.done() and not waiting.cancelled():
+        if await ends(waiting) and not waiting.cancelled():
             waiting.result()
         return work.over, len(asyncio.all_tasks()) - 1
 
@@ -132,8 +133,9 @@ def test_when_the_result_and_the_goodbye_are_there_at_once_the_result_counts():
             return ["the answer"]
 
         asyncio.get_running_loop().call_later(0.01, client.now.set)
-        async with asyncio.timeout(SECONDS):
-            return await _unless_client_leaves(client, work())
+        answer = asyncio.ensure_future(_unless_client_leaves(client, work()))
+        assert await ends(answer), "both are there, and nothing comes back"
+        return answer.result()
 
     try:
         got = asyncio.run(run())

@@ -18,6 +18,7 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 PROMPT = [5, 6]
 SECONDS = 20.0  # after which what we wait for will never come
+PATIENCE = 3.0  # seconds that a step stands still for the event loop, which needs none
 
 
 class Script:
@@ -69,7 +70,7 @@ def test_a_step_runs_in_another_thread_than_the_event_loop(tokenizer):
 
 def test_the_event_loop_goes_on_while_a_step_runs(tokenizer):
     ticked = threading.Event()
-    script = Script(tokenizer, before=lambda step: waited.append(ticked.wait(SECONDS / 2)))
+    script = Script(tokenizer, before=lambda step: waited.append(ticked.wait(PATIENCE)))
     waited = []
 
     async def run():
@@ -88,7 +89,7 @@ def test_a_state_is_there_before_the_next_step_begins(tokenizer):
     read, late = threading.Event(), []
 
     def before(step):
-        if step == 2 and not read.wait(SECONDS / 2):
+        if step == 2 and not read.wait(PATIENCE):
             late.append(step)
 
     async def pause(output):

@@ -129,7 +129,7 @@ def scripted():
         def ask(status, kind, body):
             handler = type("Handler", (Scripted,), {"answer": (status, kind, body)})
             server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler))
-            thread = threading.Thread(target=server.serve_forever)
+            thread = threading.Thread(target=server.serve_forever, args=[0.01])
             thread.start()
             stack.callback(thread.join, DEADLINE)
             stack.callback(server.shutdown)

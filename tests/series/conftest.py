@@ -44,7 +44,7 @@ def warm() -> Iterator[Warm]:
 
 @pytest.fixture(scope="session")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """trees(part, solved) -> the part cut out of this repository, once per session. Not to be written to."""
+    """trees(part, solved) -> the part cut out of this repository, once per session. To be left as it was."""
     made: dict[tuple[Part, bool], Path] = {}
 
     def cut(part: Part, solved: bool) -> Path:

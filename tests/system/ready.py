@@ -35,12 +35,18 @@ LOCK = threading.Lock()
 
 
 class Popen(subprocess.Popen):
-    """`python -m MODULE ARGUMENTS` or `python -c CODE ARGUMENTS`."""
+    """`python -m MODULE ARGUMENTS` or `python -c CODE ARGUMENTS`. It finds `libraries` imported, as with
+    `settings` in the environment. `start_new_session`: it leads a group of its own, which signals reach.
+    """
+
+    libraries, settings = LIBRARIES, FIXED
 
     def __init__(
-        self, command, cwd=ROOT, env=None, stdin=None, stdout=None, stderr=None, text=None, encoding=None
-    ) -> None:
+        self, command, cwd=ROOT, env=None, stdin=None, stdout=None, stderr=None, text=None, encoding=None,
+        start_new_session=False,
+    ) -> None:  # fmt: skip
         self._job = {"command": command[1:], "cwd": str(cwd), "env": dict(env or os.environ) | FIXED}
+        self._job["leads"] = start_new_session
         super().__init__(command, stdin=stdin, stdout=stdout, stderr=stderr, text=text, encoding=encoding)
 
     def _execute_child(self, *arguments) -> None:
@@ -48,7 +54,7 @@ class Popen(subprocess.Popen):
         own = [fd if fd != -1 else number for number, fd in enumerate((handles[0], handles[3], handles[5]))]
         self._told, tells = os.pipe()
         with LOCK:
-            socket.send_fds(_forks(), [json.dumps(self._job).encode()], [*own, tells])
+            socket.send_fds(_forks(type(self)), [json.dumps(self._job).encode()], [*own, tells])
         os.close(tells)
         self._close_pipe_fds(*handles)
         self.pid = self._read()
@@ -92,18 +98,18 @@ def run(command, timeout: float = 120.0, **options) -> subprocess.CompletedProce
 
 
 @cache
-def _forks() -> socket.socket:
-    """The way to the process that forks; it ends with this one."""
+def _forks(kind: type[Popen]) -> socket.socket:
+    """The way to the process that forks for this kind; it ends with this one."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, __file__, str(its.fileno())]
-    subprocess.Popen(command, cwd=ROOT, env=os.environ | FIXED, pass_fds=[its.fileno()])
+    command = [sys.executable, __file__, str(its.fileno()), *kind.libraries]
+    subprocess.Popen(command, cwd=ROOT, env=os.environ | kind.settings, pass_fds=[its.fileno()])
     its.close()
     return ours
 
 
-def _serve(asks: socket.socket) -> dict | None:
+def _serve(asks: socket.socket, libraries: list[str]) -> dict | None:
     """Fork for each job: a process that waits and tells, and the one it waits for, which returns its job."""
-    for library in LIBRARIES:
+    for library in libraries:
         with suppress(ImportError):
             import_module(library)
     gc.freeze()  # what is imported stays: the collector need not look at it
@@ -116,15 +122,21 @@ def _serve(asks: socket.socket) -> dict | None:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             asks.close()
+            job = json.loads(job)
             if (child := os.fork()) == 0:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 for number, fd in enumerate(files[:3]):
                     os.dup2(fd, number)
                 for fd in files:
                     os.close(fd)
-                return json.loads(job)
+                if job["leads"]:
+                    os.setpgid(0, 0)
+                return job
             for fd in files[:3]:
                 os.close(fd)
+            if job["leads"]:
+                with suppress(PermissionError, ProcessLookupError):  # the child was quicker
+                    os.setpgid(child, child)
             os.write(files[3], child.to_bytes(8, "little"))
             os.write(files[3], os.waitpid(child, 0)[1].to_bytes(8, "little"))
             os._exit(0)
@@ -156,5 +168,5 @@ def _become(job: dict) -> None:
         exec(compile(what, "<string>", "exec"), vars(main))
 
 
-if __name__ == "__main__" and (job := _serve(socket.socket(fileno=int(sys.argv[1])))):
+if __name__ == "__main__" and (job := _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])):
     _become(job)
