@@ -119,7 +119,7 @@ def pack_linears(model: nn.Module, rows: int = 1) -> nn.Module:
     serves a number of rows is measured at powers of two; where they are equal, the one for `rows` does.
 
     For `load_model(..., transform=pack_linears)`. Leaves a model alone that is not in fp32 on a CPU, or for
-    which nothing beats nn.Linear; and layers that are no nn.Linear. Takes about a second per ten million
+    which nothing beats nn.Linear; and layers that are no nn.Linear. Takes up to two seconds per ten million
     weights.
     """
     layers = [model.get_submodule(name) for name in linear_names(model)]
