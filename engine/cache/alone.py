@@ -32,18 +32,19 @@ class Alone:
 
     def attention(self, table: BlockTable, T: int, end: int) -> Attend:
         """The `attend` of a step for one sequence of `end` tokens, the last T of which are new."""
-        # 1. The piece, and where the new tokens lie in blocks, if the piece is a copy of them.
-        keys, values = (layers.unbind() for layers in self._piece(table, end))  # by layer: [end, Hkv, Dh]
-        blocks = [] if table.is_run else self._new_in_blocks(table, end - T, end)
-        spans = Spans.of_one(T, end)
+        # 1. The piece, and where its new tokens lie in blocks, if it is a copy of them.
+        piece = self._piece(table, end)
+        keys, values = (layers.unbind() for layers in piece)  # by layer: [end, Hkv, Dh]
+        blocks = [] if table.is_run else self._new_in_blocks(table, piece, end - T)
+        spans, last = Spans.of_one(T, end), len(keys) - 1
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            # 2. Store, then look.
+            # 2. Store, then look. The blocks get what is new of all layers behind the last one.
             keys[layer][-T:].copy_(k)
             values[layer][-T:].copy_(v)
-            for rows, new_keys, new_values in blocks:
-                new_keys[layer].copy_(k[rows])
-                new_values[layer].copy_(v[rows])
+            if layer == last:
+                for block, new in blocks:
+                    block.copy_(new)
             return self._kernel(q, keys[layer], values[layer], spans)
 
         return attend
@@ -58,13 +59,13 @@ class Alone:
             self._copy = table, self._memory[:, :, torch.from_numpy(blocks)].flatten(2, 3)
         return self._copy[1][:, :, :end]
 
-    def _new_in_blocks(self, table: BlockTable, start: int, end: int) -> list[tuple[slice, Tensor, Tensor]]:
-        """For each block that tokens `start` to `end` touch: which of them, their keys and their values
-        [L, n, Hkv, Dh].
+    def _new_in_blocks(self, table: BlockTable, piece: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:
+        """For each block that the tokens from `start` on touch: its part for them, and theirs of the piece,
+        [2, L, n, Hkv, Dh] each.
         """
-        P, blocks = self._memory.shape[3], []
+        P, end, blocks = self._memory.shape[3], piece.shape[2], []
         for i in range(start // P, -(-end // P)):
             a, b = max(start, i * P), min(end, (i + 1) * P)
             own = self._memory[:, :, int(table.blocks[i]), a - i * P : b - i * P]
-            blocks.append((slice(a - start, b - start), *own))
+            blocks.append((own, piece[:, :, a:b]))
         return blocks
