@@ -8,7 +8,7 @@ SMALL = 512  # hidden_size
 
 
 def one_thread_if_small(model: str | Path) -> None:
-    """A small model's step is too short to share: its threads would mostly wait for one another."""
+    """A small model is slower on two threads than on one: benchmarks, part03_kv_cache and one_request."""
     if ModelConfig.from_pretrained(model).hidden_size <= SMALL:
         import torch  # here: what is wrong with the model is said at once
 

@@ -2,7 +2,8 @@
 
 Promises that a client that sends slowly, reads slowly or does neither is cut off; that such connections, and
 bodies in crumbs, keep nobody out; that whoever leaves is noticed; and that Ctrl-C or SIGTERM ends the
-process, whatever clients do. The numbers are in `limits`.
+process, whatever clients do. The numbers are in `limits`. A client that closes its sending half counts as one
+who has left: until something is written to it, the two look alike.
 """
 
 import asyncio

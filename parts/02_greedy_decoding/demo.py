@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--stop", action="append", default=[], help="text that ends the story (repeatable)")
     parser.add_argument("--max-tokens", type=int, default=220)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # one step of a model this small is too short to share well
+    torch.set_num_threads(1)  # a second one makes a model this small slower: part03_kv_cache
     console = Console(highlight=False)
 
     tokenizer, model = Tokenizer.from_pretrained(MODEL), load_model(MODEL)

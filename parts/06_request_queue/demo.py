@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help="serve until Ctrl-C instead of the tour")
     parser.add_argument("--port", type=int, default=8000, help="for --serve")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # one step of a model this small is too short to share well
+    torch.set_num_threads(1)  # a second one makes a model this small slower: part03_kv_cache
     console = Console(highlight=False)
     tokenizer, model = Tokenizer.from_pretrained(MODEL), load_model(MODEL, transform=pack_linears)
 

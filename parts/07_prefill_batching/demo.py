@@ -112,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--max-tokens", type=int, default=128, help="of each story in the race")
     most = parser.parse_args().max_tokens
-    torch.set_num_threads(1)  # one step of a model this small is too short to share well
+    torch.set_num_threads(1)  # a second one makes a model this small slower: part03_kv_cache
     console = Console(highlight=False)
     tokenizer = Tokenizer.from_pretrained(MODEL)
     alone = load_model(MODEL, transform=pack_linears)  # packed for steps of one row

@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--prompt", default=PROMPT, help="what the model continues in the last section")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # one step of a model this small is too short to share well
+    torch.set_num_threads(1)  # a second one makes a model this small slower: part03_kv_cache
     console = Console(highlight=False)
     engine = make_engine()
     try:

@@ -55,7 +55,7 @@ COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "white")
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    torch.set_num_threads(1)  # one step of a model this small is too short to share well
+    torch.set_num_threads(1)  # a second one makes a model this small slower: part03_kv_cache
     console = Console(highlight=False)
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=REQUESTS))

@@ -35,7 +35,7 @@ SWAPS = 6
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    torch.set_num_threads(1)  # one step of a model this small is too short to share well
+    torch.set_num_threads(1)  # a second one makes a model this small slower: part03_kv_cache
     console = Console(highlight=False)
     engine, manager = engine_with_slots(8)
 
