@@ -48,8 +48,10 @@ def together(slots: Sequence[int], lens: Sequence[int], num_heads: int, cache: T
     if not reads_only_its_own(cache):
         return Padded(slots, lens, cache)
     _, Hkv, M, _ = cache.shape
-    first = np.concatenate([slot * Hkv * M + np.arange(n) for slot, n in zip(slots, lens, strict=True)])
-    return Ragged(first, lens, num_heads, Hkv, M, cache)
+    lens = np.asarray(lens)
+    behind = lens.cumsum() - lens  # tokens of the sequences before
+    token = np.arange(lens.sum()) + (np.array(slots) * Hkv * M - behind).repeat(lens)
+    return Ragged(token, lens, num_heads, Hkv, M, cache)
 
 
 def reads_only_its_own(cache: Tensor) -> bool:
@@ -74,29 +76,37 @@ class Ragged:
         """Keys and values are rows of cache.view(-1, Dh), wherever they lie: token[sum of lens] gives that of
         each token's first head, sequence by sequence; the next head's is `head_stride` further.
         """
-        rows, Dh = cache.numel() // cache.shape[-1], cache.shape[-1]
-        B = len(lens) * num_heads  # rows of scores, one for each query head of each sequence
-        self.scale, self.padded_size = Dh**-0.5, (B, max(lens))
-        length = np.repeat(lens, num_heads)  # [B]
-        row_start = np.concatenate([[0], length.cumsum()])  # [B+1]: all rows of scores end to end
-        shift = np.tile(np.arange(num_heads) // (num_heads // num_kv_heads) * head_stride, len(lens))  # [B]
-        # Counting 0, 1, 2... within each row gives which token, and with it where the score's key lies.
-        column = np.arange(row_start[-1]) - np.repeat(row_start[:-1], length)  # [scores]
-        sequence_start = np.repeat(np.cumsum(lens) - lens, num_heads)  # [B]
-        key = token[column + np.repeat(sequence_start, length)] + np.repeat(shift, length)
-        place = column + np.repeat(np.arange(B) * max(lens), length)  # in the padded matrix of the softmax
-        self.row_start, self.key, self.place = map(torch.from_numpy, (row_start, key, place))
-        self.pattern = torch.sparse_csr_tensor(
-            self.row_start, self.key, torch.zeros(len(key)), (B, rows), check_invariants=False
+        lens, Dh = np.asarray(lens), cache.shape[-1]
+        B, longest = len(lens) * num_heads, int(lens.max())
+        row = np.arange(B)  # of scores: one for each query head of each sequence, all end to end
+        length = lens.repeat(num_heads)  # [B]
+        end = length.cumsum()
+        start, score = end - length, np.arange(end[-1])  # [B], [scores]
+        # Where each score's key lies: its sequence's tokens in order, in the row's head.
+        head = row % num_heads // (num_heads // num_kv_heads) * head_stride
+        first_token = (lens.cumsum() - lens).repeat(num_heads)
+        key = token[score + (first_token - start).repeat(length)] + head.repeat(length)
+        # Where it stands in the padded matrix of the softmax, [B, longest].
+        place = score + (row * longest - start).repeat(length)
+        self.scale, self.start, self.key, self.place = Dh**-0.5, *map(torch.from_numpy, (start, key, place))
+        # Both are filled anew in every layer. In the padded matrix, what no score belongs to stays -inf.
+        self.padded = torch.full((B, longest), -torch.inf)
+        self.scores = torch.sparse_csr_tensor(
+            torch.from_numpy(np.append(start, end[-1])),
+            self.key,
+            torch.zeros(len(key)),
+            (B, cache.numel() // Dh),
+            check_invariants=False,
         )
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         Dh = q.shape[-1]
         rows, keys, values = (x.reshape(-1, Dh) for x in (q, keys, values))  # copies nothing of the cache
-        scores = torch.sparse.sampled_addmm(self.pattern, rows, keys.t(), beta=0, alpha=self.scale).values()
-        padded = torch.full(self.padded_size, -torch.inf).view(-1).scatter_(0, self.place, scores)
-        weights = padded.view(self.padded_size).softmax(-1).view(-1).gather(0, self.place)
-        bags = self.key, self.row_start[:-1]
+        # Its last values count 0 times (`beta`).
+        torch.sparse.sampled_addmm(self.scores, rows, keys.t(), beta=0, alpha=self.scale, out=self.scores)
+        self.padded.view(-1).scatter_(0, self.place, self.scores.values())
+        weights = self.padded.softmax(-1).view(-1).index_select(0, self.place)
+        bags = self.key, self.start
         out = torch.embedding_bag(values, *bags, mode=0, per_sample_weights=weights)[0]  # [B, Dh]; 0: the sum
         return out.view(q.shape)
 

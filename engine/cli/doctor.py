@@ -71,6 +71,7 @@ def findings() -> Iterator[Found]:
     yield from _machine()
     yield from _gpus()
     yield _triton()
+    yield _our_c()
     yield from _models()
     for name, (modules, use) in EXTRAS.items():
         missing = [module for module in modules if find_spec(module) is None]
@@ -149,6 +150,14 @@ def _triton() -> Found:
     why = why_no_triton(64, device, torch.float32)
     says = f"attention='triton' {why}" if why else f"triton {_version('triton')}"
     return Found("Triton kernels", not why, says)
+
+
+def _our_c() -> Found:
+    from engine.compiled import why_not
+    from engine.quantization.int8_rows import SOURCE
+
+    why = why_not(SOURCE)
+    return Found("C of ours", not why, f"int8's product on a CPU: {why or 'compiled'}")
 
 
 def _models() -> Iterator[Found]:

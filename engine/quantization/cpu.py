@@ -2,48 +2,49 @@
 
 Promises the products of products.py: of int8 weights, where activations stay as they are, up to 1/7,000 of a
 row's largest number; the others up to rounding. Where there are several ways, the layer's shape is tried with
-each, once per process, and the fastest stays. FBGEMM's int8 product is in fbgemm.py.
+each, once per process, and the fastest stays. Int8 by int8 is multiplied by our own C where there is a
+compiler and the instruction (int8_rows.py), else by FBGEMM (fbgemm.py).
 """
 
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.quantization import fbgemm
+from engine.quantization import fbgemm, int8_rows
 from engine.quantization.codes import unpack_nibbles
+from engine.quantization.packed import Packed, Product
 from engine.quantization.products import linear_of_codes, quantize_activations
-
-Product = Callable[[Tensor], Tensor]  # x[T, K] -> [T, N]
 
 SMALLEST = 1e-30  # instead of a row's largest number, where that is 0
 PIECE = 2**18  # weights that become numbers at a time: these stay in the processor's cache
 
 
-class Packed(NamedTuple):
-    """A product, and the bytes of weights that it holds in a layout of its own; 0: it reads what it was
-    given.
-    """
-
-    product: Product
-    own_bytes: int
+def activation_steps() -> int:
+    """The largest code of an activation."""
+    return int8_rows.MOST if int8_rows.is_here() else fbgemm.activation_steps()
 
 
 def of_codes(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     """Activations as int8 codes, a scale for each row."""
+    if int8_rows.takes(codes):
+        return int8_rows.linear(codes, scale, bias)
+    if fbgemm.is_here():
+        return _one_digit(codes, scale, bias.float())
     most, bias = fbgemm.activation_steps(), bias.float()
-    if not fbgemm.is_here():
-        return Packed(
-            lambda x: linear_of_codes(*quantize_activations(x, most), codes, scale, bias).to(x.dtype), 0
-        )
-    multiply = fbgemm.int8_product(codes, most)
+    return Packed(
+        lambda x: linear_of_codes(*quantize_activations(x, most), codes, scale, bias).to(x.dtype), 0
+    )
+
+
+def _one_digit(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
+    multiply = fbgemm.int8_product(codes, fbgemm.activation_steps())
 
     def product(x: Tensor) -> Tensor:
         largest = _largest(x)
-        return torch.addcmul(bias, multiply(x / largest).mul_(scale), largest).to(x.dtype)
+        return torch.addcmul(bias, multiply(x, largest).mul_(scale), largest).to(x.dtype)
 
     return Packed(product, codes.numel())
 
@@ -51,7 +52,9 @@ def of_codes(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
 def by_rows(codes: Tensor, scale: Tensor, bias: Tensor, own_layout: bool = True) -> Packed:
     """Activations as they are. Without `own_layout`, `codes` are read where they lie."""
     ways = [lambda: _by_pieces(codes, scale, bias)]
-    if own_layout and fbgemm.is_here():
+    if own_layout and int8_rows.takes(codes):
+        ways.append(lambda: int8_rows.linear(codes, scale, bias, digits=2))
+    elif own_layout and fbgemm.is_here():
         ways.append(lambda: _two_digits(codes, scale, bias.float()))
     ways.append(lambda: _aten_by_rows(codes, scale, bias))
     return _fastest("by rows", codes.shape, bias.dtype, ways)
@@ -80,8 +83,8 @@ def _two_digits(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
         T, largest = len(x), _largest(x)
         exact = (x / largest).mul_(most)  # -most to most
         high = exact.round()
-        digits = torch.cat([high, exact.sub_(high).mul_(2 * most)]).div_(most)  # [2T, K], -1 to 1
-        sums = multiply(digits)
+        digits = torch.cat([high, exact.sub_(high).mul_(2 * most)])  # [2T, K]
+        sums = multiply(digits, most)
         total = sums[:T].add_(sums[T:], alpha=1 / (2 * most)).mul_(scale)
         return torch.addcmul(bias, total, largest).to(x.dtype)
 

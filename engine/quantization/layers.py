@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.models.weights import Module
-from engine.quantization import cpu, fbgemm
+from engine.quantization import cpu
 from engine.quantization.codes import (
     dequantize_groups,
     pack_nibbles,
@@ -93,7 +93,7 @@ class Int8DynamicLinear(Int8Linear):
     method = "int8_dynamic"
 
     def plain(self, x: Tensor) -> Tensor:
-        x_codes, x_scale = quantize_activations(x.float(), fbgemm.activation_steps())
+        x_codes, x_scale = quantize_activations(x.float(), cpu.activation_steps())
         return linear_of_codes(x_codes, x_scale, self.codes, self.scale, self.bias).to(x.dtype)
 
     def fastest(self, codes: Tensor, scale: Tensor, bias: Tensor, own_layout: bool) -> cpu.Packed:

@@ -96,7 +96,7 @@ def test_fbgemm_multiplies_the_very_codes(make):
     most = fbgemm.activation_steps()
     codes = torch.randint(-127, 128, (20, 70), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
     steps = torch.randint(-most, most + 1, (5, 70), generator=torch.Generator().manual_seed(1))
-    got = make(codes, most)(steps / most)
+    got = make(codes, most)(steps.float(), most)
     want = (steps @ codes.long().T) / most
     assert torch.allclose(got.double(), want.double(), rtol=1e-6, atol=1e-3), "whole numbers multiply exactly"
 
@@ -106,7 +106,7 @@ def test_fbgemm_multiplies_the_very_codes(make):
 def test_the_largest_codes_do_not_overflow():
     for sign in (1, -1):
         codes = torch.full((4, 256), 127 * sign, dtype=torch.int8)
-        for make in (cpu.of_codes, cpu._two_digits):
+        for make in (cpu._one_digit, cpu._two_digits):
             got = make(codes, torch.ones(4), torch.zeros(4)).product(torch.full((1, 256), 2.0))
             assert torch.allclose(got, torch.tensor(2.0 * 127 * 256 * sign), rtol=1e-4), (
                 "sums of products are whole: 16 bits would cut them off"
@@ -200,7 +200,7 @@ def test_what_others_read_gets_no_layout_of_its_own(monkeypatch):
 
 
 @needs_fbgemm
-@pytest.mark.parametrize("make", [cpu.of_codes, cpu._two_digits])
+@pytest.mark.parametrize("make", [cpu._one_digit, cpu._two_digits])
 def test_a_layout_of_its_own_is_counted(make):
     codes = torch.ones(6, 32, dtype=torch.int8)
     own_bytes = make(codes, torch.ones(6), torch.zeros(6)).own_bytes

@@ -1,0 +1,53 @@
+"""The product of int8 by int8 in C, for processors that have an instruction for it (VNNI). Part 17.
+
+Promises what fbgemm.py promises, in one call for all that is done to a row: its codes, the product of whole
+numbers, both scales and the bias. `digits=2` gives activations a second digit (cpu.py says how).
+"""
+
+import ctypes
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.compiled import load
+from engine.quantization.packed import Packed
+
+SOURCE = Path(__file__).with_suffix(".c")
+MOST, ZERO = 127, 128  # as there: the largest code of x, and the one that stands for 0
+MOST_K = 2**16  # products of 255 by 127 that 32 bits can add up
+POINTER, LONG, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+
+
+def is_here() -> bool:
+    return load(SOURCE) is not None
+
+
+def takes(codes: Tensor) -> bool:
+    """codes[N, K]"""
+    return is_here() and codes.shape[1] <= MOST_K
+
+
+def linear(codes: Tensor, scale: Tensor, bias: Tensor, digits: int = 1, *flags: str) -> Packed:
+    """codes[N, K] in int8, scale[N], bias[N], compiled with these flags -> the product, where `takes`."""
+    library, (N, K) = load(SOURCE, *flags), codes.shape
+    multiply = library.int8_linear
+    multiply.argtypes = [POINTER, LONG, LONG, LONG, *[POINTER] * 5, LONG, INT, INT]
+    # Filled up to whole blocks of columns, and to fours of K; then in the order in which C reads.
+    columns = library.columns()
+    codes = F.pad(codes, (0, -K % 4, 0, -N % columns))
+    Kp = codes.shape[1]
+    weights = codes.view(-1, columns, Kp // 4, 4).transpose(1, 2).contiguous()
+    zeros = codes.sum(1, dtype=torch.int32) * ZERO
+    held = weights, zeros, *(F.pad(x.float(), (0, -N % columns)) for x in (scale, bias))
+    places = [x.data_ptr() for x in held]
+
+    def product(x: Tensor, held=held) -> Tensor:  # `held` is the memory behind `places`
+        rows, T, out = x.float().contiguous(), len(x), torch.empty(len(x), N)
+        threads = torch.get_num_threads()
+        if multiply(rows.data_ptr(), T, K, Kp, *places, out.data_ptr(), N, digits, threads):
+            raise MemoryError(f"no memory for the codes of {T} rows of {K} numbers")
+        return out.to(x.dtype)
+
+    return Packed(product, weights.numel())
