@@ -1,4 +1,4 @@
-"""C of ours, made machine code by this machine's own compiler when it is first needed. Part 17.
+"""C of ours, made machine code by this machine's own compiler when it is first needed. Part 12.
 
 Promises the library, or None where there is no compiler, where it refuses (a source says which processors it
 is for), or where nothing may be loaded from: then whoever asked goes another way, and `why_not` says why. It

@@ -1,9 +1,9 @@
 """Attention over keys and values that lie in pages: blocks of P tokens, anywhere in one large memory.
 
 `Pages` says where each sequence's tokens lie. Who attends gets `(q, keys, values)` of a layer and reads them
-there: `Ragged` (Part 6) where they lie, on a CPU; `Gathered` after copying them together, which needs
-nothing but PyTorch, and is what every kernel must equal. Part 13 writes one that reads pages on a GPU. Part
-12.
+there: on a CPU where they lie, `PageReader` in C if there is a compiler, else `Ragged` (Part 6); `Gathered`
+after copying them together, which needs nothing but PyTorch, and is what every kernel must equal. Part 13
+writes one that reads pages on a GPU. Part 12.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention import page_reader
 from engine.attention.together import Ragged, Together, reads_only_its_own
 from engine.device import on_device
 
@@ -71,11 +72,17 @@ PagedPrefill = Callable[[Pages, Sequence[int], Tensor], Together]
 
 
 def paged_decode(pages: Pages, num_heads: int, keys: Tensor) -> Together:
-    """The plan for this kind of memory: pages are read where they lie if the CPU's sparse product can."""
+    """The plan for this kind of memory: pages are read where they lie if there is somebody who can."""
     if not reads_only_its_own(keys):
         return Gathered(pages, num_heads, keys)
+    if page_reader.is_here():
+        return page_reader.PageReader(pages.tables, pages.lens)
+    return ragged(pages, num_heads, keys)
+
+
+def ragged(pages: Pages, num_heads: int, keys: Tensor) -> Ragged:
+    """Part 6's product, where a token's heads are neighbours: the next head's row is 1 further."""
     Hkv = keys.shape[2]
-    # A token's heads are neighbours: the next head's row is 1 further.
     return Ragged(pages.all_places() * Hkv, pages.lens, num_heads, Hkv, 1, keys)
 
 

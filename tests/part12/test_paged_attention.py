@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from engine.attention import page_reader
 from engine.attention.dense import causal_attention
-from engine.attention.paged import Gathered, Pages, gather, paged_decode
+from engine.attention.paged import Gathered, Pages, gather, paged_decode, ragged
 from engine.attention.together import Ragged
 
 
@@ -57,7 +58,7 @@ def scene(heads, kv_heads, dtype, seed, left_behind, block_size=4):
     return Pages.of(tables, lens, block_size), q, keys, values, own
 
 
-@pytest.mark.parametrize("how", [Gathered, paged_decode])
+@pytest.mark.parametrize("how", [Gathered, ragged, paged_decode])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 1), (6, 2)])
 @pytest.mark.parametrize("seed", range(4))
 def test_reading_pages_equals_attention_over_keys_in_one_piece(how, heads, kv_heads, seed):
@@ -68,8 +69,13 @@ def test_reading_pages_equals_attention_over_keys_in_one_piece(how, heads, kv_he
         assert (out[s] - causal_attention(q[s : s + 1], k, v)[0]).abs().max() <= 1e-5
 
 
-def test_a_cpu_reads_pages_where_they_lie_and_gathers_them_in_16_bits():
-    for dtype, kind in {torch.float32: Ragged, torch.bfloat16: Gathered}.items():
+@pytest.mark.parametrize("in_c", [True, False])
+def test_a_cpu_reads_pages_where_they_lie_and_gathers_them_in_16_bits(in_c, monkeypatch):
+    if in_c and not page_reader.is_here():
+        pytest.skip("our C wants a compiler")
+    monkeypatch.setattr(page_reader, "is_here", lambda: in_c)
+    reads = page_reader.PageReader if in_c else Ragged
+    for dtype, kind in {torch.float32: reads, torch.bfloat16: Gathered}.items():
         pages, q, keys, values, own = scene(4, 2, dtype, 1, torch.nan)
         plan = paged_decode(pages, 4, keys)
         assert type(plan) is kind
@@ -81,7 +87,7 @@ def test_a_cpu_reads_pages_where_they_lie_and_gathers_them_in_16_bits():
 
 def test_one_plan_serves_every_layer():
     pages, q, keys, values, _ = scene(4, 2, torch.float32, 2, 0.0)
-    for how in (Gathered, paged_decode):
+    for how in (Gathered, ragged, paged_decode):
         plan = how(pages, 4, keys)
         first = plan(q, keys, values)
         assert not torch.equal(plan(q, values, keys), first)

@@ -1,0 +1,47 @@
+"""Attention of single tokens over pages on a CPU, in C. Part 12.
+
+Promises what `Gathered` promises (paged.py), that nothing but a sequence's own tokens is read, and that a
+row's numbers do not depend on whose rows are beside it.
+"""
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.compiled import load
+
+SOURCE = Path(__file__).with_suffix(".c")
+POINTER, LONG = ctypes.c_void_p, ctypes.c_int64
+
+
+def is_here() -> bool:
+    return load(SOURCE) is not None
+
+
+class PageReader:
+    """tables[S, W] and lens[S] of one step. For keys and values in fp32 where `is_here`."""
+
+    def __init__(self, tables: np.ndarray, lens: np.ndarray) -> None:
+        self.tables, self.lens = (np.ascontiguousarray(x, dtype=np.int64) for x in (tables, lens))
+        self._places = self.tables.ctypes.data, self.tables.shape[1], self.lens.ctypes.data
+        self._read = load(SOURCE).read_pages
+        self._read.argtypes = [
+            POINTER, LONG, POINTER, POINTER, POINTER, POINTER, LONG, POINTER, *[LONG] * 5, ctypes.c_float,
+            ctypes.c_int,
+        ]  # fmt: skip
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """q[S, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [S, Hq, Dh]"""
+        (S, Hq, Dh), (_, P, Hkv, _) = q.shape, keys.shape
+        if q.stride(1) != Dh or q.stride(2) != 1:
+            q = q.contiguous()
+        out = torch.empty(S, Hq, Dh)
+        if self._read(
+            q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(), out.data_ptr(), *self._places,
+            S, P, Hq, Hkv, Dh, Dh**-0.5, torch.get_num_threads(),
+        ):  # fmt: skip
+            raise MemoryError(f"no memory to attend {S} sequences")
+        return out
