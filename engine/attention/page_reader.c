@@ -75,6 +75,8 @@ static void attend(const float *q, const float *keys, const float *values, float
         for (int64_t i = 0; i < Dh; i++) out[h * Dh + i] /= sum[h];
 }
 
+#pragma GCC visibility push(default) /* of what follows; a CC may have it hidden otherwise */
+
 /* q[S, Hq, Dh], whose sequences are `stride` floats apart; keys and values[B, P, Hkv, Dh]; tables[S, W];
    lens[S] -> out[S, Hq, Dh]. Returns 0, or 1 if there is no memory. */
 int read_pages(const float *q, int64_t stride, const float *keys, const float *values, float *out,

@@ -38,7 +38,7 @@ class PageReader:
         (S, Hq, Dh), (_, P, Hkv, _) = q.shape, keys.shape
         if q.stride(1) != Dh or q.stride(2) != 1:
             q = q.contiguous()
-        out = torch.empty(S, Hq, Dh)
+        out = keys.new_empty(S, Hq, Dh)  # in fp32, whatever a program prefers
         if self._read(
             q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(), out.data_ptr(), *self._places,
             S, P, Hq, Hkv, Dh, Dh**-0.5, torch.get_num_threads(),

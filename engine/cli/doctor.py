@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from engine.checkpoint import embedded_models, resolve
@@ -46,7 +47,7 @@ def doctor() -> None:
     broken = False
     for found in findings():
         mark = "[green]yes[/]" if found.ok else "[red]NO[/]" if found.needed else "[yellow]no[/]"
-        table.add_row(found.what, mark, found.says)
+        table.add_row(found.what, mark, escape(found.says))
         broken = broken or (found.needed and not found.ok)
     console.print(table)
     if broken:

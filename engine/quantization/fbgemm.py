@@ -67,7 +67,8 @@ class _Rows(threading.local):
     """Each thread's own, so that none writes where another reads."""
 
     def __init__(self) -> None:
-        self.of: dict[int, tuple[Tensor, Tensor]] = {}
+        self.all: Tensor | None = None  # [FEW, K + 2]
+        self.of: dict[int, tuple[Tensor, Tensor]] = {}  # views of it
 
 
 @cache
@@ -75,17 +76,19 @@ def _room(K: int, most: int) -> Callable[[int], tuple[Tensor, Tensor]]:
     """T -> rows[T, K + 2] with the ends of the range in the last two columns, and a view of the others."""
     zero, kept = most + 1, _Rows()
 
-    def made(T: int) -> tuple[Tensor, Tensor]:
-        with torch.inference_mode(False):  # or nothing could be written there outside of that mode
-            rows = torch.empty(T, K + 2)
-            rows[:, K:] = torch.tensor([-zero / most, (255 - zero) / most])
-            return rows, rows[:, :K]
+    def made(T: int) -> Tensor:
+        rows = torch.empty(T, K + 2, dtype=torch.float32)
+        rows[:, K:] = torch.tensor([-zero / most, (255 - zero) / most])
+        return rows
 
     def room(T: int) -> tuple[Tensor, Tensor]:
         if T > FEW:
-            return made(T)
+            rows = made(T)
+            return rows, rows[:, :K]
         if T not in kept.of:
-            kept.of[T] = made(T)
+            with torch.inference_mode(False):  # or nothing could be written there outside of that mode
+                kept.all = made(FEW) if kept.all is None else kept.all
+                kept.of[T] = kept.all[:T], kept.all[:T, :K]
         return kept.of[T]
 
     return room

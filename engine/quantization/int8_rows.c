@@ -3,6 +3,10 @@
    The instruction this is about (VNNI's vpdpbusd) takes 4 codes of x, from 0 to 255, and 4 codes of W for
    each of LANES columns, and adds the 4 products up for each column, in 32 bits. */
 
+#if !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#error "this processor has no VNNI"
+#endif
+
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
@@ -19,7 +23,7 @@
 #define LANES 8
 #define dot4(sum, x, w) (ints)_mm256_dpbusd_avx_epi32((__m256i)(sum), (__m256i)(x), (__m256i)(w))
 #else
-#error "this processor has no VNNI"
+#error "this processor has VNNI for 16 lanes alone"
 #endif
 
 enum {
@@ -44,6 +48,8 @@ static inline floats floats_at(const float *p) {
     memcpy(&v, p, sizeof v);
     return v;
 }
+
+#pragma GCC visibility push(default) /* of what follows; a CC may have it hidden otherwise */
 
 int columns(void) { return COLUMNS; }
 

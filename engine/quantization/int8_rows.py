@@ -30,7 +30,9 @@ def takes(codes: Tensor) -> bool:
 
 
 def linear(codes: Tensor, scale: Tensor, bias: Tensor, digits: int = 1, *flags: str) -> Packed:
-    """codes[N, K] in int8, scale[N], bias[N], compiled with these flags -> the product, where `takes`."""
+    """codes[N, K] in int8, scale[N], bias[N], compiled with these flags -> the product, where `takes`. It
+    raises ValueError for an x that C would read beyond, or not at all: another width, another device.
+    """
     library, (N, K) = load(SOURCE, *flags), codes.shape
     multiply = library.int8_linear
     multiply.argtypes = [POINTER, LONG, LONG, LONG, *[POINTER] * 5, LONG, INT, INT]
@@ -44,8 +46,10 @@ def linear(codes: Tensor, scale: Tensor, bias: Tensor, digits: int = 1, *flags: 
     places = [x.data_ptr() for x in held]
 
     def product(x: Tensor, held=held) -> Tensor:  # `held` is the memory behind `places`
-        rows, T, out = x.float().contiguous(), len(x), torch.empty(len(x), N)
-        threads = torch.get_num_threads()
+        if x.shape[1:] != (K,) or not x.is_cpu:
+            raise ValueError(f"x is {list(x.shape)} on {x.device}: accepted is [T, {K}] on a CPU")
+        rows, T, threads = x.float().contiguous(), len(x), torch.get_num_threads()
+        out = rows.new_empty(T, N)
         if multiply(rows.data_ptr(), T, K, Kp, *places, out.data_ptr(), N, digits, threads):
             raise MemoryError(f"no memory for the codes of {T} rows of {K} numbers")
         return out.to(x.dtype)

@@ -76,12 +76,125 @@ def test_no_compiler(source, monkeypatch):
 
 @pytest.mark.parametrize(
     ("command", "says"),
-    [("/nowhere/gcc -m64", "/nowhere/gcc"), ("false", "false"), ("'unclosed", "quotation")],
+    [
+        ("/nowhere/gcc -m64", "/nowhere/gcc"),
+        ("false", "false"),
+        ("'unclosed", 'CC="\'unclosed"'),
+        ("/", "denied"),
+    ],
 )
 def test_a_compiler_that_is_none_is_named(source, monkeypatch, command, says):
     monkeypatch.setenv("CC", command)
     assert compiled.load(source) is None
     assert says in compiled.why_not(source)
+
+
+def compiler_that(tmp_path, monkeypatch, *does):
+    """A `CC` of these lines of shell, which is told -o as the last but one."""
+    path = tmp_path / "other compiler"
+    path.write_text("\n".join(["#!/bin/sh", "for out; do :; done", *does]) + "\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("CC", f"'{path}'")
+    return path
+
+
+@pytest.mark.parametrize("does", ["echo garbage > $out", "echo garbage", ": > $out"])
+def test_a_compiler_that_makes_something_else_is_named_and_nothing_is_kept(
+    source, tmp_path, monkeypatch, does
+):
+    path = compiler_that(tmp_path, monkeypatch, does)
+    assert compiled.load(source) is None
+    assert f"what {path} made cannot be loaded" in compiled.why_not(source)
+    assert list((tmp_path / "cache" / "ruvon").iterdir()) == []
+
+
+def test_a_compiler_that_says_nothing_is_named_and_is_not_asked_in_another_language(
+    source, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    path = compiler_that(tmp_path, monkeypatch, "test $LC_ALL = C && exit 3")
+    assert compiled.load(source) is None
+    assert compiled.why_not(source) == f"{path} exited with 3"
+
+
+@pytest.mark.usefixtures("has_compiler")
+@pytest.mark.parametrize("damage", [lambda whole: b"", lambda whole: whole[:100], lambda whole: whole[:-1]])
+def test_what_is_damaged_is_made_anew(source, tmp_path, damage):
+    assert compiled.load(source, "-DANSWER=6").answer() == 6
+    (kept,) = (tmp_path / "cache" / "ruvon").iterdir()
+    whole = kept.read_bytes()
+    kept.unlink()  # what this process has loaded stays as it is
+    kept.write_bytes(damage(whole))
+    again()
+    assert compiled.load(source, "-DANSWER=6").answer() == 6
+    assert kept.read_bytes() == whole
+
+
+@pytest.mark.usefixtures("has_compiler")
+def test_a_relative_cache_is_none(source, tmp_path, monkeypatch):
+    """Its specification has it ignored; the working directory may be anybody's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert compiled.load(source, "-DANSWER=7").answer() == 7
+    assert not (tmp_path / "cache").exists()
+    assert len(list((tmp_path / "home" / ".cache" / "ruvon").iterdir())) == 1
+
+
+@pytest.mark.usefixtures("has_compiler")
+def test_what_another_user_owns_is_not_used(source, tmp_path, monkeypatch):
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    assert compiled.load(source, "-DANSWER=8").answer() == 8
+    assert list((tmp_path / "cache" / "ruvon").iterdir()) == []
+
+
+@pytest.mark.usefixtures("has_compiler")
+def test_where_nothing_may_be_written_it_is_kept_by_this_process_alone(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert compiled._folder() != tmp_path / "cache" / "ruvon"
+
+
+def test_the_cache_is_closed_to_others_whatever_the_umask(source, tmp_path):
+    before = os.umask(0)
+    try:
+        assert compiled._folder() == tmp_path / "cache" / "ruvon"
+    finally:
+        os.umask(before)
+    assert compiled._folder().stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("name", ["cc", "gcc", "clang"])
+def test_any_of_three_compilers_is_found(source, tmp_path, monkeypatch, name):
+    (tmp_path / name).write_text("#!/bin/sh\n")
+    (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compiled.compiler() == [name]
+
+
+@pytest.mark.usefixtures("has_compiler")
+def test_where_users_have_no_numbers_it_is_kept_by_this_process_alone(source, tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "getuid")
+    assert compiled.load(source, "-DANSWER=9").answer() == 9
+    assert list((tmp_path / "cache" / "ruvon").iterdir()) == []
+
+
+@pytest.mark.usefixtures("has_compiler")
+def test_a_folder_of_this_process_alone_ends_with_it(source, tmp_path):
+    code = f"""
+        from pathlib import Path
+        from engine import compiled
+        compiled.FLAGS = {compiled.FLAGS}
+        print(compiled.load(Path({str(source)!r}), "-DANSWER=10").answer(), compiled._folder())
+    """
+    (tmp_path / "file").write_text("no folder")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "file")}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    answer, folder = said.split(maxsplit=1)
+    assert answer == "10"
+    assert "ruvon-" in folder
+    assert not os.path.exists(folder.strip())
 
 
 @pytest.mark.usefixtures("has_compiler")

@@ -53,6 +53,16 @@ def test_equals_double_precision(heads, kv_heads, block_size, Dh):
     assert (out - expected(*given)).abs().max() <= 2e-6, "and NaN that others left reaches nobody"
 
 
+def test_a_program_that_prefers_other_numbers_gets_the_same():
+    tables, lens, *tensors = scene([3, 9], 4, 4, 2, 8)
+    want = PageReader(tables, lens)(*tensors)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(PageReader(tables, lens)(*tensors), want)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_scores_far_apart():
     """Weights from 1 to nothing, rising and falling: each new largest makes smaller what was there."""
     tables, lens, q, keys, values = scene([300, 300], 16, 2, 2, 4, left_behind=0.0)

@@ -1,10 +1,14 @@
 """Our C multiplies the very codes, in every shape, and what it does to a row depends on that row alone."""
 
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+
 import pytest
 import torch
 
 from engine.quantization import cpu, fbgemm, int8_rows
-from engine.quantization.codes import quantize_rows
+from engine.quantization.layers import Int8Linear
 from engine.quantization.products import linear_of_codes, quantize_activations
 
 MOST = int8_rows.MOST
@@ -20,8 +24,9 @@ def numbers(*shape, seed=0):
 
 
 def layer(N, K, seed=0):
-    """codes[N, K], scale[N], bias[N]"""
-    return *quantize_rows(numbers(N, K, seed=seed)), numbers(N, seed=seed + 1)
+    """codes[N, K], scale[N], bias[N], as they are for weights around 1: none of the exercises is needed."""
+    codes = torch.randint(-MOST, MOST + 1, (N, K), generator=torch.Generator().manual_seed(seed))
+    return codes.to(torch.int8), (1 + numbers(N, seed=seed).abs()) / MOST, numbers(N, seed=seed + 1)
 
 
 def whole(T, K, seed=0):
@@ -65,6 +70,18 @@ def test_a_second_digit_loses_half_a_step_of_its_own(flags):
     assert (lost <= bound + rounding).all()
     one = (int8_rows.linear(codes, scale, bias, 1, *flags).product(x) - exact).abs()
     assert one.mean() > 20 * lost.mean(), "the second digit is worth having"
+
+
+@pytest.mark.parametrize("flags", WIDTHS)
+def test_no_number_is_wrong_by_more_than_half_a_step(flags):
+    """One weight of 1 in each row gives back x itself, number by number."""
+    codes, scale = torch.eye(512, dtype=torch.int8) * MOST, torch.full((512,), 1 / MOST)
+    x = numbers(6, 512) * torch.tensor([1e-25, 1e-6, 1.0, 3.0, 1e6, 1e25])[:, None]
+    for digits, steps in ((1, MOST), (2, 2 * MOST**2)):
+        wrong = (int8_rows.linear(codes, scale, torch.zeros(512), digits, *flags).product(x) - x).abs()
+        step = x.abs().amax(1, keepdim=True) / steps
+        assert (wrong <= step * 0.51).all()
+        assert (wrong > step * 0.45).any(), "and steps are as large as that"
 
 
 @pytest.mark.parametrize("digits", [1, 2])
@@ -120,6 +137,48 @@ def test_other_dtypes_and_views():
     ), "scales and biases of a model in fp16"
 
 
+def test_a_compiler_that_hides_what_it_makes_is_told_not_to():
+    """As a CC of "gcc -fvisibility=hidden" does."""
+    codes, scale, bias = layer(24, 30)
+    hidden = int8_rows.linear(codes, scale, bias, 1, "-fvisibility=hidden").product
+    x = numbers(4, 30)
+    assert torch.equal(hidden(x), int8_rows.linear(codes, scale, bias).product(x))
+
+
+def test_a_program_that_prefers_other_numbers_gets_the_same():
+    codes, scale, bias = layer(24, 30)
+    product, x = int8_rows.linear(codes, scale, bias).product, numbers(4, 30)
+    want = product(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(product(x), want)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "device"),
+    [((3, 29), "cpu"), ((3, 31), "cpu"), ((30,), "cpu"), ((1, 3, 30), "cpu"), ((3, 30), "meta")],
+)
+def test_what_cannot_be_read_is_named(shape, device):
+    product, x = int8_rows.linear(*layer(24, 30)).product, torch.ones(shape, device=device)
+    with pytest.raises(ValueError, match=r"x is \[[^]]*\] on (cpu|meta): accepted is \[T, 30\] on a CPU"):
+        product(x)
+
+
+def test_threads_of_a_program_share_a_layer_and_a_copy_outlives_it():
+    codes, scale, bias = layer(64, 48)
+    made = Int8Linear(48, 64, torch.device("cpu"), torch.float32)
+    made._use(int8_rows.linear(codes, scale, bias, 2))
+    x = [numbers(T, 48, seed=T) for T in range(1, 5)]
+    want = [made(rows) for rows in x]
+    made = deepcopy(made)
+    gc.collect()
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(lambda i: made(x[i % 4]), range(400)):
+            assert torch.equal(got, want[len(got) - 1])
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_longest_row_does_not_overflow(sign):
     K = int8_rows.MOST_K
@@ -149,6 +208,22 @@ def test_it_is_what_layers_on_a_cpu_take(monkeypatch):
     assert torch.equal(second.product(x), int8_rows.linear(codes, scale, bias, 2).product(x))
     cpu.by_rows(codes, scale, bias, own_layout=False)
     assert len(tried) == 5, "and not where the codes are read by somebody else"
+
+
+def test_rows_too_long_for_it_go_another_way(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("32 bits would not do")
+
+    monkeypatch.setattr(int8_rows, "linear", refuse)
+    codes = torch.full((1, int8_rows.MOST_K + 1), 100, dtype=torch.int8)
+    for make in (cpu.of_codes, cpu.by_rows):
+        product = make(codes, torch.ones(1), torch.zeros(1)).product
+        assert float(product(torch.ones(1, codes.shape[1]))) == pytest.approx(100 * codes.shape[1], rel=1e-4)
+
+
+def test_plain_layers_have_its_steps_whatever_fbgemms_are(monkeypatch):
+    monkeypatch.setattr(fbgemm, "activation_steps", lambda: 63)
+    assert cpu.activation_steps() == MOST
 
 
 def test_without_it_there_is_fbgemm_or_plain_pytorch(monkeypatch):

@@ -1,5 +1,7 @@
 """Layers over codes: what they promise whatever kernel runs them."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -87,18 +89,29 @@ def test_a_row_does_not_depend_on_the_others(method):
 
 
 @needs_fbgemm
+@pytest.mark.parametrize("T", [1, 5, fbgemm.FEW, fbgemm.FEW + 1, 100])
 @pytest.mark.parametrize("make", [fbgemm._lean, fbgemm._prepacked])
 @torch.inference_mode()
-def test_fbgemm_multiplies_the_very_codes(make):
+def test_fbgemm_multiplies_the_very_codes(make, T):
     """Garbage comes without an error here, so values are compared."""
     if make is fbgemm._lean and not hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation"):
         pytest.skip("this PyTorch has only the way that stays")
     most = fbgemm.activation_steps()
     codes = torch.randint(-127, 128, (20, 70), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
-    steps = torch.randint(-most, most + 1, (5, 70), generator=torch.Generator().manual_seed(1))
+    steps = torch.randint(-most, most + 1, (T, 70), generator=torch.Generator().manual_seed(1))
     got = make(codes, most)(steps.float(), most)
     want = (steps @ codes.long().T) / most
     assert torch.allclose(got.double(), want.double(), rtol=1e-6, atol=1e-3), "whole numbers multiply exactly"
+
+
+def test_each_thread_writes_to_rows_of_its_own():
+    room = fbgemm._room(8, 127)
+    with ThreadPoolExecutor(1) as pool:
+        theirs, _ = pool.submit(room, 2).result()
+    ours, inner = room(2)
+    assert ours.data_ptr() != theirs.data_ptr()
+    assert room(2)[1] is inner, "kept from one product to the next"
+    assert room(3)[0].data_ptr() == ours.data_ptr(), "in one place, however many rows there are"
 
 
 @needs_fbgemm

@@ -165,6 +165,12 @@ def test_what_is_needed_and_missing_is_the_doctors_exit_code(monkeypatch, capsys
     said(capsys, "doctor")
 
 
+def test_what_the_doctor_says_is_no_markup(monkeypatch, capsys):
+    says = "CC='[/x]': pip install 'ruvon[server]'"
+    monkeypatch.setattr(engine.cli.doctor, "findings", lambda: [Found("a", False, says)])
+    assert says in said(capsys, "doctor")
+
+
 @pytest.mark.parametrize(
     ("version", "good"), [((3, 10, 9), False), ((3, 11, 0), True), ((3, 13, 9), True), ((3, 14, 0), False)]
 )
