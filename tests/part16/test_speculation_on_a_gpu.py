@@ -53,7 +53,7 @@ def engine_of(tokenizer, models, how: str) -> LLMEngine:
     if how != "eager":
         rows = num_rows(ROWS, DRAFTS + 1, 64), num_rows(ROWS, 2, 64)
         forward = RowsForward(target, cache.target, rows[0], MAX_LEN, how == "captured")
-        reading = RowsForward(draft, cache.draft, rows[1], MAX_LEN, how == "captured")
+        reading = RowsForward(draft, cache.draft, rows[1], MAX_LEN, how == "captured", chains=True)
         assert bool(forward.graphs._graphs) == bool(reading.graphs._graphs) == (how == "captured")
     proposer = DraftModel(draft, cache, reading)
     inner = ScoringExecutor(forward, tokenizer, Verifier(proposer.probs))

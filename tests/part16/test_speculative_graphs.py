@@ -62,8 +62,8 @@ def in_rows(model, cache, rows):
     return lambda _: many
 
 
-def rows_forward(model, cache, make_steps=steps, rows: int = ROWS) -> RowsForward:
-    return RowsForward(model, cache, rows, MAX_LEN, capture=False, make_steps=make_steps)
+def rows_forward(model, cache, make_steps=steps, rows: int = ROWS, chains: bool = False) -> RowsForward:
+    return RowsForward(model, cache, rows, MAX_LEN, capture=False, make_steps=make_steps, chains=chains)
 
 
 def cache_of(model, blocks: int = 40, **kernels) -> PagedCache:
@@ -168,7 +168,7 @@ def engine_of(model, draft, how: str, blocks: int = 40) -> LLMEngine:
         forward, reading = ModelForward(model, cache.target), None
         if how == "graphs":
             forward = rows_forward(model, cache.target, in_rows)
-            reading = rows_forward(draft, cache.draft, in_rows)
+            reading = rows_forward(draft, cache.draft, in_rows, chains=True)
         proposer = DraftModel(draft, cache, reading)
         inner = ScoringExecutor(forward, TOKENIZER, Verifier(proposer.probs))
         executor = SpeculativeExecutor(inner, cache, proposer, Always(2))
@@ -223,7 +223,7 @@ def test_proposals_are_those_of_passes_that_the_host_waits_for(relu_model, monke
     found = []
     for how in ("graphs", "eager"):
         cache = PairedCache(cache_of(relu_model), cache_of(relu_model))
-        reading = rows_forward(relu_model, cache.draft) if how == "graphs" else None
+        reading = rows_forward(relu_model, cache.draft, chains=True) if how == "graphs" else None
         proposer, texts = DraftModel(relu_model, cache, reading), []
         for name, n in {"a": 3, "b": 2}.items():
             one = sequence(name, prompt(name, n))
