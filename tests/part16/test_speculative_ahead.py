@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from engine.speculation.ahead import AheadSpeculativeExecutor, RememberingExecutor
-from engine.speculation.lengths import CHECK, TRIES, Lengths
 from engine.speculation.verify import has_drafts
-from tests.part06.fakes import TOKENIZER, assert_idle, told_alone
+from tests.part06.fakes import assert_idle, told_alone
 from tests.part13.aheads import GREEDY, assert_told, log_of, mixed, run_to_end, steps_of
 from tests.part13.test_ahead import LosingExecutor
 from tests.part16.mixed_steps import DRAFTS, POLICIES, Blocks, Policy, kinds_of, mixing
@@ -55,7 +54,7 @@ def test_each_step_is_the_one_or_the_other():
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_it_is_asked_once_for_each_step(name):
-    engine, policy = engine_with(POLICIES[name]())
+    engine, policy = engine_with(POLICIES[name])
     log = log_of(engine)
     for number in range(6):
         engine.add_request(str(number), "hello", mixed(number))
@@ -132,7 +131,7 @@ class Losing(LosingExecutor, RememberingExecutor):
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_step_that_fails_costs_no_token(name, how, when):
     options = {"how": how, "inner": Losing, "recover": lambda batch, error: []}
-    engine, policy = engine_with(POLICIES[name](), **options)
+    engine, _ = engine_with(POLICIES[name], **options)
     if when == "launched":
         engine.executor.inner.forward.fake.fail_at = {step: RuntimeError("again") for step in FAILING}
     else:

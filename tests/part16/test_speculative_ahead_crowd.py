@@ -37,7 +37,7 @@ def test_everybody_gets_the_tokens_of_one_step_at_a_time(policy, how, name, bloc
     preemptions.
     """
     rng, recorder, cache = random.Random(blocks), Recorder(), CACHES[name](blocks)
-    lengths = Policy(POLICIES[policy]())
+    lengths = Policy(POLICIES[policy])
     options = {"seats": 8, "budget": 32, "listeners": Listeners([recorder]), "max_model_len": LONGEST}
     engine = mixing(cache, lengths, how, **options)
     kinds, same = kinds_of(engine), "the same beginning "
