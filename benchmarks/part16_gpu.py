@@ -73,9 +73,11 @@ def cache_of(model, sequences: int, length: int) -> PagedCache:
     return PagedCache(model.config, sequences * -(-length // P), P, *how, kernel, **kernels)
 
 
-def rows_forward(model, cache: PagedCache, sizes: list[int], length: int) -> RowsForward:
+def rows_forward(
+    model, cache: PagedCache, sizes: list[int], length: int, chains: bool = False
+) -> RowsForward:
     """Graphs of these sizes alone: the ladder has more, and each costs time to compile."""
-    made = RowsForward(model, cache, sizes[-1], length, capture=False)
+    made = RowsForward(model, cache, sizes[-1], length, capture=False, chains=chains)
     made.graphs.sizes = sizes
     if made.device.type == "cuda":
         made.graphs._capture()
@@ -172,7 +174,7 @@ def main() -> None:
     target, draft = (load_model(one, device, dtype, "dummy") for one in (folder, small))
     tokenizer, people = Tokenizer.from_pretrained(folder), max(options.sequences)
     cache = PairedCache(*(cache_of(model, people, length) for model in (target, draft)))
-    reading = rows_forward(draft, cache.draft, sizes_for(options.sequences, range(1, 3)), length)
+    reading = rows_forward(draft, cache.draft, sizes_for(options.sequences, range(1, 3)), length, chains=True)
     verifying = rows_forward(target, cache.target, sizes_for(options.sequences, range(1, most + 1)), length)
     print(f"loaded and captured: {time.perf_counter() - began:.0f} s", flush=True)
 

@@ -112,7 +112,7 @@ class AheadEngine(LLMEngine):
     def step(self) -> list[RequestOutput]:
         """Launch a step, and land the one before it, if any: an output for each request that was in that one.
 
-        Whoever gets a token from a launched step (`_choosing` of `flight.pending.batch`; nobody, if `pending`
+        Whoever gets a token from a launched step (`choosing` of `flight.pending.batch`; nobody, if `pending`
         is not a `Pending` but `Failed`) has to `expect` it. Penalties count the output on the host: if a
         running request has any (`sampling.is_adjusted`), the last step lands and none is launched. `land`
         alone asks for a step's result. If that step failed, `_recover` takes back what is in `_flight`: the
@@ -126,7 +126,7 @@ class AheadEngine(LLMEngine):
         # 2. The next step, in which a placeholder stands for each token that is still on the device.
         self._flight = ahead = self.launch()
         if ahead and isinstance(ahead.pending, Pending):
-            for request in _choosing(ahead.pending.batch):
+            for request in choosing(ahead.pending.batch):
                 request.expect()
         # 3. What the last one found.
         if landing:
@@ -141,7 +141,7 @@ class AheadEngine(LLMEngine):
         return super()._recover(flight, error)
 
 
-def _choosing(batch: Batch) -> list[Request]:
+def choosing(batch: Batch) -> list[Request]:
     """Who gets a token from this step. A batch as it was scheduled may also want rows of tokens that are
     known (Part 10); that of a pending step does not.
     """

@@ -20,7 +20,7 @@ from engine.cache.manager import KVCacheManager
 from engine.compose_cache import make_cache, memory, room
 from engine.decoding.logprobs import SUPPORTS
 from engine.engine_args import EngineArgs
-from engine.executor import ModelForward
+from engine.executor import ModelForward, sample_batch
 from engine.huge_pages import huge_pages
 from engine.layers.packed_linear import pack_linears
 from engine.listeners import Listener, Listeners
@@ -32,6 +32,11 @@ from engine.models.loader import load_model
 from engine.quantization.quantize import pack_quantized, quantize
 from engine.scheduling.elastic import ElasticScheduler
 from engine.scoring import ScoringExecutor, ScoringForward
+from engine.speculation.ahead import (
+    AheadSpeculativeEngine,
+    AheadSpeculativeExecutor,
+    RememberingExecutor,
+)
 from engine.speculation.config import SpeculativeConfig
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.executor import Lookup, SpeculativeExecutor
@@ -65,7 +70,8 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     scheduler = ElasticScheduler(cache, args.max_num_seqs, args.max_num_batched_tokens)
     supports = SUPPORTS | {"priority"} | ({"cache_salt"} if args.kv_cache == "paged" else set())
     adapters = AdapterManager(slots, scheduler) if slots else ()
-    engine = AheadEngine if args.async_scheduling else LLMEngine
+    ahead = AheadEngine if args.speculative_config is None else AheadSpeculativeEngine
+    engine = ahead if args.async_scheduling else LLMEngine
     return engine(
         tokenizer,
         model.config,
@@ -93,9 +99,7 @@ def _settled(args: EngineArgs) -> EngineArgs:
         attention=("triton" if on_gpu else "sdpa") if args.attention == "auto" else args.attention,
         max_num_seqs=seats,
         max_num_batched_tokens=tokens or max(seats, 8192 if on_gpu else 512),
-        async_scheduling=on_gpu and args.speculative_config is None
-        if args.async_scheduling is None
-        else args.async_scheduling,
+        async_scheduling=on_gpu if args.async_scheduling is None else args.async_scheduling,
     )
 
 
@@ -174,7 +178,7 @@ def _speculating(
     if how.method == "ngram":
         cache = make_cache(args, model.config, max_model_len, parameter)
         proposer = Lookup(partial(lookup, longest=how.prompt_lookup_max, shortest=how.prompt_lookup_min))
-        forward, verifier = _rows_forward(args, model, cache, max_model_len, most + 1), Verifier({})
+        forward, drawn_from = _target_forward(args, model, cache, max_model_len, most + 1), {}
     else:
         draft = _load(args, how.model, parameter.dtype)
         if draft.config.vocab_size != model.config.vocab_size:
@@ -186,30 +190,52 @@ def _speculating(
         shared = room(args, both, max_model_len, parameter)
         args = replace(args, kv_cache_memory_bytes=shared, gpu_memory_utilization=None)
         cache = PairedCache(*(make_cache(args, one, max_model_len, parameter, both) for one in both))
-        forward = _rows_forward(args, model, cache.target, max_model_len, most + 1)
+        forward = _target_forward(args, model, cache.target, max_model_len, most + 1)
         # A draft reads what came since it was asked: mostly a token, two when all its guesses stood.
-        proposer = DraftModel(draft, cache, _rows_forward(args, draft, cache.draft, max_model_len, 2))
-        verifier = Verifier(proposer.probs)
-    inner = ScoringExecutor(_with(slots, forward), tokenizer, verifier)
+        reading = _rows_forward(args, draft, cache.draft, max_model_len, 2, chains=True)
+        proposer = DraftModel(draft, cache, reading)
+        drawn_from = proposer.probs
+    verifier = Verifier(drawn_from, getattr(forward, "choose", sample_batch))
+    if args.async_scheduling:
+        inner = RememberingExecutor(_with(slots, forward), tokenizer, forward.last, sampler=verifier)
+    else:
+        inner = ScoringExecutor(_with(slots, forward), tokenizer, verifier)
     clock = time.thread_time if parameter.device.type == "cpu" else time.perf_counter
-    return SpeculativeExecutor(inner, cache, proposer, Lengths(most), clock)
+    executor = AheadSpeculativeExecutor if args.async_scheduling else SpeculativeExecutor
+    return executor(inner, cache, proposer, Lengths(most), clock)
+
+
+def _target_forward(
+    args: EngineArgs, model: nn.Module, cache: KVCacheManager, max_model_len: int, new: int
+) -> ModelForward:
+    """Steps with up to `new` tokens of each sequence."""
+    if forward := _rows_forward(args, model, cache, max_model_len, new):
+        return forward
+    if args.async_scheduling:
+        return AheadForward(model, cache, LastTokens(args.max_num_seqs, next(model.parameters()).device))
+    return ModelForward(model, cache)
 
 
 def _rows_forward(
-    args: EngineArgs, model: nn.Module, cache: KVCacheManager, max_model_len: int, new: int
-) -> ModelForward:
-    """Passes with up to `new` tokens of each sequence: as graphs where decode steps are, else kernel by
+    args: EngineArgs,
+    model: nn.Module,
+    cache: KVCacheManager,
+    max_model_len: int,
+    new: int,
+    chains: bool = False,
+) -> AheadForward | None:
+    """Passes with up to `new` tokens of each sequence as graphs, where decode steps are; else None: kernel by
     kernel.
     """
     if not _as_graphs(args):
-        return ModelForward(model, cache)
+        return None
     from engine.kernels.llama_prompts import prompts
     from engine.kernels.llama_rows import verifying_steps
     from engine.speculation.graphs import RowsForward, num_rows
 
     rows = num_rows(args.max_num_seqs, new, args.max_num_batched_tokens)
     capture = next(model.parameters()).is_cuda
-    return RowsForward(model, cache, rows, max_model_len, capture, verifying_steps, prompts)
+    return RowsForward(model, cache, rows, max_model_len, capture, verifying_steps, prompts, chains)
 
 
 def _as_graphs(args: EngineArgs) -> bool:

@@ -149,11 +149,6 @@ class EngineArgs:
         for name in ("block_size", "enable_prefix_caching", "swap_space", "preemption_mode"):
             if self.kv_cache == "slots" and getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} needs kv_cache='paged'; it is 'slots'")
-        if self.speculative_config is not None and self.async_scheduling:
-            raise ValueError(
-                "async_scheduling=True cannot be had with a speculative_config: proposals are made "
-                "from the last tokens"
-            )
         for name in ("max_loras", "max_lora_rank"):
             if not self.enable_lora and getattr(self, name) != getattr(type(self), name):
                 raise ValueError(f"{name}={getattr(self, name)!r} needs enable_lora=True; it is False")

@@ -69,7 +69,7 @@ def run(args: EngineArgs, seconds: float) -> None:
 
 def _speculating(args: EngineArgs) -> EngineArgs:
     """With a draft model where one shares the tokenizer, else with what the text itself has said."""
-    if args.speculative_config is not None or args.async_scheduling:
+    if args.speculative_config is not None:
         return args
     how = {"model": "storyteller-draft"} if args.model == "storyteller" else {"method": "ngram"}
     return replace(args, speculative_config=how | SPECULATION)

@@ -14,9 +14,9 @@ from typing import Protocol
 from engine.batch import Batch
 from engine.cache.manager import KVCacheManager
 from engine.executor import Executor, Pending, StepResult
-from engine.scheduling.request import Request
+from engine.scheduling.request import Request, State
 from engine.speculation.lengths import Lengths
-from engine.speculation.verify import SKIPPED
+from engine.speculation.verify import SKIPPED, has_drafts
 
 CATCH_UP = 256  # tokens that a proposer reads in a step beside those that the last one brought
 Text = tuple[Request, list[int]]  # a request, and all of its tokens that are known
@@ -88,17 +88,23 @@ class SpeculativeExecutor:
         start = self.clock()
         return SpeculativePending(self, batch, self.inner.submit(batch), start)
 
-    def landed(self, batch: Batch, result: StepResult, seconds: float) -> StepResult:
-        """The tokens that stand, what is proposed behind them, and how it went."""
+    def landed(
+        self, batch: Batch, result: StepResult, seconds: float, wanted: Sequence[int] | None = None
+    ) -> StepResult:
+        """The tokens that stand, what is proposed behind them, and how it went.
+
+        `wanted`[S]: how many tokens to propose, where that is settled already. If it is nothing at all, the
+        next step may be under way, with these tokens in it: then `drafts` is None.
+        """
         # 1. Behind a draft that was not accepted there is nothing.
         tokens, logprobs = result.tokens, result.logprobs
-        if any(request.draft_ids for request in batch.requests):
+        if has_drafts(batch):
             tokens = [own[: own.index(SKIPPED)] if SKIPPED in own else own for own in tokens]
             logprobs = logprobs and [s[: len(own)] for s, own in zip(logprobs, tokens, strict=True)]
         # 2. What became of each request's drafts, and how long it took.
         proposed = accepted = 0
         for request, before, after in zip(batch.requests, result.tokens, tokens, strict=True):
-            if before:
+            if before and request.state is not State.FINISHED:  # else it was launched once too often
                 self.lengths.observe(request.id, len(before) - 1, len(after) - 1)
                 self.tally.add(len(before) - 1, len(after) - 1)
                 proposed, accepted = proposed + len(before) - 1, accepted + len(after) - 1
@@ -110,9 +116,13 @@ class SpeculativeExecutor:
         # 3. What is proposed behind them, once the room of guesses that did not stand is given back.
         if self._lent:
             for request, own in zip(batch.requests, tokens, strict=True):
-                self.cache.trim(request, len(request.token_ids) + len(own))
+                if request.state is State.RUNNING:
+                    known = len(request.token_ids) - request.num_expected
+                    self.cache.trim(request, known + len(own))
         self._proposing, self._lent = 0.0, False
-        drafts = self._propose(batch, tokens)
+        drafts = None
+        if wanted is None or any(wanted):
+            drafts = self._propose(batch, tokens, wanted)
         if people:
             told = sum(map(len, tokens))
             self.lengths.account(people, rows, told, seconds, self._proposing)
@@ -125,16 +135,31 @@ class SpeculativeExecutor:
             counters=(result.counters or {}) | counters,
         )
 
-    def _propose(self, batch: Batch, tokens: list[list[int]]) -> list[list[int]]:
-        """[S]: proposals for whoever goes on."""
-        drafts: list[list[int]] = [[] for _ in tokens]
-        if not self.lengths.asks(sum(map(bool, tokens))):
-            return drafts
-        # 1. Who goes on, and how many tokens may come at most behind the one that the next step gives anyway.
-        caps = [self._cap(request, own) for request, own in zip(batch.requests, tokens, strict=True)]
-        going = [s for s, cap in enumerate(caps) if cap is not None]
+    def choose(self, batch: Batch, caps: Sequence[int | None]) -> list[int]:
+        """[S]: how many tokens to propose for each, at most its cap; where that is None, none."""
+        wanted, going = [0] * len(caps), [s for s, cap in enumerate(caps) if cap is not None]
         lengths = self.lengths.choose([batch.requests[s].id for s in going], [caps[s] for s in going])
         self.lengths.chose(any(lengths))
+        for s, k in zip(going, lengths, strict=True):
+            wanted[s] = k
+        return wanted
+
+    def _propose(
+        self, batch: Batch, tokens: list[list[int]], wanted: Sequence[int] | None
+    ) -> list[list[int]]:
+        """[S]: proposals for whoever goes on."""
+        drafts: list[list[int]] = [[] for _ in tokens]
+        if wanted is None and not self.lengths.asks(sum(map(bool, tokens))):
+            return drafts
+        # 1. Who goes on, and how many tokens may come at most behind the one that the next step gives anyway.
+        caps = [
+            None if _ends(request, own) else self.cap(request, len(own))
+            for request, own in zip(batch.requests, tokens, strict=True)
+        ]
+        if wanted is None:
+            wanted = self.choose(batch, caps)
+        going = [s for s, cap in enumerate(caps) if cap is not None]
+        lengths = [min(wanted[s], caps[s]) for s in going]
         if not any(lengths):  # nobody: the proposer falls behind, and that costs nothing
             return drafts
         # 2. Everybody's next token first: there is room for it, or nothing is proposed. Then for guesses.
@@ -163,13 +188,19 @@ class SpeculativeExecutor:
                 self.lengths.found_nothing(request.id)
         return drafts
 
-    def _cap(self, request: Request, own: list[int]) -> int | None:
-        """None: its prompt is still being read, or these tokens are its last."""
-        left = request.output.limit - len(request.output.token_ids) - len(own)
-        ended = any(token_id in request.sampling.stop_ids for token_id in own)
-        if not own or left < 1 or own[-1] < 0 or ended:
+    def cap(self, request: Request, new: int) -> int | None:
+        """How many may be proposed at most, if a step brings it so many tokens. None: its prompt is still
+        being read, or these are its last, or it has left the running ones.
+        """
+        left = request.output.limit - len(request.output.token_ids) - new
+        if not new or left < 1 or request.state is not State.RUNNING:
             return None
         return min(self.lengths.most, left - 1)
+
+
+def _ends(request: Request, own: list[int]) -> bool:
+    """Whether its output ends with these tokens, by a stop token or because there is none."""
+    return any(token_id < 0 or token_id in request.sampling.stop_ids for token_id in own)
 
 
 def _in_reach(work: list[tuple[int, Text, int]], late: list[int]) -> Iterator[tuple[int, Text, int]]:

@@ -19,7 +19,7 @@ from engine.attention.paged import Pages
 from engine.batch import Batch
 from engine.cache.paged import PagedCache
 from engine.device import on_device
-from engine.graphs import DecodeGraphs, ModelStep, Step
+from engine.graphs import DecodeGraphs, GraphForward, ModelStep, Step
 from engine.kernels.go_on import go_on
 from engine.kernels.many_rows import ManyRows
 from engine.kernels.prompt_rows import prompts
@@ -28,6 +28,7 @@ from engine.kernels.verify_attend import MOST_NEW, VerifyAttend
 from engine.scheduling.request import PLACEHOLDER
 from engine.speculation.config import MOST_TOKENS
 
+CHAIN = MOST_TOKENS + 1  # passes of a draft model that follow one another before the host waits
 MOST_ROWS = 256  # of a pass that is a graph, if there are no more sequences than that
 
 MakeSteps = Callable[[nn.Module, PagedCache, int], Callable[[int], Step]]
@@ -60,7 +61,9 @@ def steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int],
 
 
 class PassGraphs(DecodeGraphs):
-    """Graphs for passes, and for the step from one pass to the next where each row goes on with its token."""
+    """Graphs for a draft model's passes, and for the step from one pass to the next where each row goes on
+    with its token. In between nobody gets a block: the tables stay those of the last pass.
+    """
 
     def __init__(self, *options, block_size: int, **more) -> None:
         self._block_size = block_size
@@ -110,17 +113,23 @@ class RowsForward(AheadForward):
     def __init__(
         self, model: nn.Module, cache: PagedCache, max_rows: int, max_model_len: int, capture: bool,
         make_steps: MakeSteps = steps, make_prompts: Callable[[nn.Module], Callable] = prompts,
+        chains: bool = False,
     ) -> None:  # fmt: skip
-        """`make_steps` and `make_prompts`: as for `GraphForward`; a later part knows more models."""
+        """`make_steps` and `make_prompts`: as for `GraphForward`; a later part knows more models. `chains`:
+        up to CHAIN passes follow one another with room for all of them from the start, as a draft model's do;
+        a target's steps do not, even one ahead: a sequence may get a block before any of them.
+        """
         device = next(model.parameters()).device
         super().__init__(model, cache, LastTokens(max_rows, device))
         self._run = make_prompts(model)
         self._V = model.config.vocab_size
         width = cache.num_blocks_for(max_model_len)
         step = make_steps(model, cache, max_rows)
-        chain = MOST_TOKENS + 1  # passes of a draft model that follow one another before the host waits
-        self.graphs = PassGraphs(
-            step, self.last, self._V, max_rows, width, capture, in_flight=chain, block_size=cache.block_size
+        options = step, self.last, self._V, max_rows, width, capture
+        self.graphs = (
+            PassGraphs(*options, in_flight=CHAIN, block_size=cache.block_size)
+            if chains
+            else DecodeGraphs(*options)
         )
         self._before: Batch | None = None  # the last pass, if each of its rows may go on with its token
         self._chosen_from: Tensor | None = None  # the logits whose likeliest tokens are in `last.chosen`
@@ -138,9 +147,11 @@ class RowsForward(AheadForward):
         if len(rows) != T:
             self._before = self._chosen_from = None
             return logits[on_device(self.device, rows)[0]]
-        self._before = batch if most_new == 1 else None
+        self._before = batch if isinstance(self.graphs, PassGraphs) and most_new == 1 else None
         self._chosen_from = logits
         return logits
+
+    choose = GraphForward.choose  # the sampler of passes in which nobody has drafts
 
     def likeliest(self, logits: Tensor) -> Tensor:
         """logits[R, V] -> token ids[R]: the graph's own choice, until its next pass, if they are of its last

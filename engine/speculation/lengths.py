@@ -6,6 +6,7 @@ accepted, and how long steps of so many rows took; and that all tries together c
 grants. Knows no model.
 """
 
+import math
 from collections.abc import Sequence
 
 from engine.listeners import Listener
@@ -92,11 +93,20 @@ def size_of(rows: int) -> int:
 
 
 class Lengths(Listener):
-    """At most `most` tokens for each request. It listens to the engine, to forget who has finished."""
+    """At most `most` tokens for each request. It listens to the engine, to forget who has finished.
+
+    Where plain steps run one ahead (Part 13), a step before and behind drafts cannot, and takes longer. So a
+    plain step has two costs, and drafts are compared with the smaller one. Who runs the steps says which is
+    which, in `ahead` and `on_top`, before telling or asking anything.
+    """
+
+    ahead = False  # whether plain steps of these requests run one ahead
+    on_top = False  # whether the step in question was launched before the one before it had landed
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.step, self.draft = Seconds(), Seconds()  # a step of the target; a pass of the draft model
+        self.flow = Seconds()  # a plain step on top of another, by its requests
         self._usual = Average(PRIOR)
         self._accepted: dict[str, Average] = {}  # by request; one that is not here has what is usual
         self.allowance = Allowance()
@@ -120,21 +130,37 @@ class Lengths(Listener):
 
     def stepped(self, people: int, rows: int, seconds: float) -> None:
         """A step of so many requests, in which all of them decoded."""
-        self.step.add(rows, seconds)
-        self.step.fade(FADE / people, but=rows)
+        flows = self.ahead and self.on_top
+        if flows:
+            self.flow.add(people, seconds)
+        else:
+            self.step.add(rows, seconds)
+        self.step.fade(FADE / people, but=None if flows else rows)
+        self.flow.fade(FADE / people, but=people if flows else None)
         self.draft.fade(FADE / people)
-        self._unchecked = self._unchecked + 1 if rows > people else 0
+        self._unchecked = 0 if rows == people and flows == self.ahead else self._unchecked + 1
+
+    def checks(self) -> None:
+        """A step is under way that will tell what a plain step costs."""
+        self._unchecked = 0
 
     def account(self, people: int, rows: int, tokens: int, seconds: float, proposing: float) -> None:
         """So many requests had so many rows in a step, and got so many tokens; `proposing` is what it took
         afterwards to propose. A step that took longer than its like is taken for one of them, and a plain
-        step for a plain step.
+        step for a plain step; but one that had to wait for drafts, or for their absence, for what it took.
         """
-        plain = self.step.seen(people)
+        plain = self._plain.seen(people)
         if not plain:  # nothing is known yet
             return
-        took = plain if rows == people else min(seconds, self.step.seen(rows))
+        waited = self.ahead and not self.on_top and seconds < math.inf
+        took = plain
+        if rows > people or waited:
+            took = min(seconds, self.step.seen(rows) or plain)
         self.allowance.spend((took + proposing) / plain, tokens / people)
+
+    @property
+    def _plain(self) -> Seconds:
+        return self.flow if self.ahead else self.step
 
     def asks(self, people: int) -> bool:
         """Whether `choose` is to be asked. Not while tries have used up what they may; not when it is time
@@ -171,13 +197,17 @@ class Lengths(Listener):
         best = (0.0, 0.0, 0)
         for k in range(self.most + 1):
             best = max(best, (*self._speed(rates, caps, k), k))
-            if not self.step.knows(len(caps) + sum(min(k, cap) for cap in caps)):
+            if not self._knows(len(caps), sum(min(k, cap) for cap in caps)):
                 break
         speed, row_seconds, k = best
         return [
             next((j for j in range(min(k, cap)) if rate ** (j + 1) < speed * row_seconds), min(k, cap))
             for rate, cap in zip(rates, caps, strict=True)
         ]
+
+    def _knows(self, people: int, drafts: int) -> bool:
+        """Whether a step of so many requests, with so many drafts altogether, was tried often enough."""
+        return self.step.knows(people + drafts) if drafts else self._plain.knows(people)
 
     def _speed(self, rates: Sequence[float], caps: Sequence[int], k: int) -> tuple[float, float]:
         """Tokens per second with drafts of k tokens where there may be so many; and the seconds that each
@@ -188,10 +218,11 @@ class Lengths(Listener):
         for rate, cap in zip(rates, caps, strict=True):
             rows += min(k, cap)
             tokens += expected_tokens(rate, min(k, cap))
-        step = self.step.of(rows)
-        seconds = step + k * self.draft.of(B)
-        row_seconds = (step - self.step.of(B)) / (rows - B) if rows > B else 0.0
-        return tokens / max(seconds, 1e-9), row_seconds
+        if rows == B:
+            return tokens / max(self._plain.of(B), 1e-9), 0.0
+        floor = self.flow.of(B) if self.ahead else 0.0  # what waits takes no less than what does not
+        step, bare = (max(floor, self.step.of(n)) for n in (rows, B))
+        return tokens / max(step + k * self.draft.of(B), 1e-9), (step - bare) / (rows - B)
 
 
 def expected_tokens(rate: float, k: int) -> float:

@@ -7,7 +7,7 @@ Source: Leviathan et al. 2023, https://arxiv.org/abs/2211.17192; Chen et al. 202
 https://arxiv.org/abs/2302.01318.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -35,16 +35,17 @@ class _Row(NamedTuple):
 class Verifier:
     """A sampler for an executor: `proposals` are looked up when a step's logits are there."""
 
-    def __init__(self, proposals: Proposals) -> None:
-        self.proposals = proposals
+    def __init__(self, proposals: Proposals, plain: Callable[[Tensor, Batch], Tensor] = sample_batch) -> None:
+        """`plain`: the sampler of steps in which nobody has drafts."""
+        self.proposals, self.plain = proposals, plain
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """logits[R, V] -> token ids[R]. A sequence with k drafts in the step has k + 1 rows: its accepted
         drafts come first, then one token more, then SKIPPED.
         """
-        if not any(request.draft_ids for request in batch.requests):
-            return sample_batch(logits, batch)
+        if not has_drafts(batch):
+            return self.plain(logits, batch)
         rows = [row for s in range(len(batch.requests)) for row in self._rows(batch, s)]
         greedy = all(row.state.temperature == 0 for row in rows)
         chosen = (_greedy if greedy else _sampled)(logits, rows)
@@ -106,6 +107,11 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     """
     left = (p - q).clamp(min=0)
     return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
+
+
+def has_drafts(batch: Batch) -> bool:
+    """Whether there is anything to verify in the step."""
+    return any(request.draft_ids for request in batch.requests)
 
 
 def names_a_seed(state: SamplingState) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from engine.batch import make_batch
 from engine.executor import StepResult
+from engine.scheduling.request import State
 from engine.speculation.allowance import AGAIN, MOST, SHARE, Allowance
 from engine.speculation.executor import SpeculativeExecutor
 from engine.speculation.lengths import CHECK, PAUSE, Lengths, Seconds
@@ -141,7 +142,7 @@ class Machine:
         return SimpleNamespace(
             id=name, token_ids=[7] * 20, draft_ids=[], num_prompt_tokens=20, num_computed_tokens=19,
             wants_every_row=False, output=SimpleNamespace(limit=limit, token_ids=[]),
-            sampling=SimpleNamespace(stop_ids=()),
+            sampling=SimpleNamespace(stop_ids=(), is_adjusted=False), state=State.RUNNING, num_expected=0,
         )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from engine.batch import make_batch
 from engine.decoding.sampling import NO_TOKEN
 from engine.executor import StepResult
+from engine.scheduling.request import State
 from engine.speculation.config import SpeculativeConfig
 from engine.speculation.executor import CATCH_UP, Lookup, SpeculativeExecutor, Tally
 from engine.speculation.lengths import TRIES, Lengths
@@ -67,7 +68,7 @@ def request(name="a", known=10, drafts=(), limit=100, said=1, stop_ids=(), compu
         id=name, token_ids=list(range(known)), draft_ids=list(drafts), num_prompt_tokens=known - said,
         num_computed_tokens=known - 1 if computed is None else computed, wants_every_row=False,
         output=SimpleNamespace(limit=limit, token_ids=[0] * said),
-        sampling=SimpleNamespace(stop_ids=stop_ids),
+        sampling=SimpleNamespace(stop_ids=stop_ids, is_adjusted=False), state=State.RUNNING, num_expected=0,
     )  # fmt: skip
 
 

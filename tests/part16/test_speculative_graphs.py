@@ -12,7 +12,7 @@ from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState
 from engine.executor import ModelForward
-from engine.graphs import ModelStep
+from engine.graphs import GraphForward, ModelStep
 from engine.kernels.single_row import SingleRow
 from engine.kernels.verify_attend import MOST_NEW
 from engine.llm_engine import LLMEngine
@@ -20,6 +20,7 @@ from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.scheduler import take
 from engine.scoring import ScoringExecutor
+from engine.speculation.ahead import AheadSpeculativeEngine, AheadSpeculativeExecutor, RememberingExecutor
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.executor import SpeculativeExecutor
 from engine.speculation.graphs import PassGraphs, RowsForward, VerifyRows, num_rows, steps
@@ -30,6 +31,7 @@ from tests.part06.fakes import TOKENIZER, assert_idle, run_to_end
 from tests.part12.pages import sequence
 from tests.part13.test_many_rows import TOLERANCE
 from tests.part13.test_paged_attention import DEVICE
+from tests.part16.mixed_steps import POLICIES, Policy, kinds_of
 from tests.part16.test_speculative_engine import Always, Preemptions
 
 VOCAB, P, MAX_LEN, ROWS = 50, 4, 40, 8
@@ -62,8 +64,8 @@ def in_rows(model, cache, rows):
     return lambda _: many
 
 
-def rows_forward(model, cache, make_steps=steps, rows: int = ROWS) -> RowsForward:
-    return RowsForward(model, cache, rows, MAX_LEN, capture=False, make_steps=make_steps)
+def rows_forward(model, cache, make_steps=steps, rows: int = ROWS, chains: bool = False) -> RowsForward:
+    return RowsForward(model, cache, rows, MAX_LEN, capture=False, make_steps=make_steps, chains=chains)
 
 
 def cache_of(model, blocks: int = 40, **kernels) -> PagedCache:
@@ -158,7 +160,7 @@ def draft(model, tmp_path_factory):
     return made_
 
 
-def engine_of(model, draft, how: str, blocks: int = 40) -> LLMEngine:
+def engine_of(model, draft, how: str, blocks: int = 40, max_model_len: int = LENGTH) -> LLMEngine:
     """`how`: "plain" proposes nothing; "eager" and "graphs" do."""
     if how == "plain":
         cache = cache_of(model, blocks)
@@ -168,12 +170,28 @@ def engine_of(model, draft, how: str, blocks: int = 40) -> LLMEngine:
         forward, reading = ModelForward(model, cache.target), None
         if how == "graphs":
             forward = rows_forward(model, cache.target, in_rows)
-            reading = rows_forward(draft, cache.draft, in_rows)
+            reading = rows_forward(draft, cache.draft, in_rows, chains=True)
         proposer = DraftModel(draft, cache, reading)
         inner = ScoringExecutor(forward, TOKENIZER, Verifier(proposer.probs))
         executor = SpeculativeExecutor(inner, cache, proposer, Always(2))
     scheduler = ContinuousScheduler(cache, 3, 9)
-    return LLMEngine(TOKENIZER, model.config, scheduler, executor, supports=SUPPORTS, max_model_len=LENGTH)
+    return LLMEngine(
+        TOKENIZER, model.config, scheduler, executor, supports=SUPPORTS, max_model_len=max_model_len
+    )
+
+
+def ahead_of(model, draft, policy: str) -> AheadSpeculativeEngine:
+    """Steps ahead, and drafts when `policy` says so, in the steps that graphs would record."""
+    cache = PairedCache(cache_of(model), cache_of(draft))
+    forward = rows_forward(model, cache.target)
+    proposer = DraftModel(draft, cache, rows_forward(draft, cache.draft, chains=True))
+    verifier = Verifier(proposer.probs, forward.choose)
+    inner = RememberingExecutor(forward, TOKENIZER, forward.last, sampler=verifier)
+    executor = AheadSpeculativeExecutor(inner, cache, proposer, Policy(POLICIES[policy], 2))
+    scheduler = ContinuousScheduler(cache, 3, 9)
+    return AheadSpeculativeEngine(
+        TOKENIZER, model.config, scheduler, executor, supports=SUPPORTS, max_model_len=MAX_LEN
+    )
 
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -201,6 +219,23 @@ def test_greedy_text_is_the_targets_own(model, draft):
     assert preemptions.count > 0
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_ahead_a_row_that_goes_on_finds_its_new_block(relu_model, policy):
+    """Each has the last step's token as its next, as a draft model's passes do; but blocks of 4 tokens come
+    with the tokens, so no pass may go on with the tables of the last one.
+    """
+    long = SamplingParams(temperature=0, max_tokens=22, ignore_eos=True)
+    params = [long, SamplingParams(temperature=0.8, seed=3, max_tokens=19, ignore_eos=True), long]
+    plain = engine_of(relu_model, relu_model, "plain", max_model_len=MAX_LEN)
+    want = told(plain, params)
+    engine = ahead_of(relu_model, relu_model, policy)
+    kinds = kinds_of(engine)
+    assert told(engine, params) == want
+    assert ("ahead" in kinds, "drafts" in kinds) == (policy != "always", policy != "never")
+    chosen = engine.executor.inner.forward.choose
+    assert chosen.__func__ is GraphForward.choose, "the graph's own choice is taken where it can be"
+
+
 @pytest.mark.parametrize("named", [False, True], ids=["", "a seed named"])
 def test_drawn_text_is_that_of_passes_without_graphs(model, draft, named, monkeypatch):
     monkeypatch.setattr("engine.llm_engine.new_seed", lambda params: params.seed or 5)
@@ -223,7 +258,7 @@ def test_proposals_are_those_of_passes_that_the_host_waits_for(relu_model, monke
     found = []
     for how in ("graphs", "eager"):
         cache = PairedCache(cache_of(relu_model), cache_of(relu_model))
-        reading = rows_forward(relu_model, cache.draft) if how == "graphs" else None
+        reading = rows_forward(relu_model, cache.draft, chains=True) if how == "graphs" else None
         proposer, texts = DraftModel(relu_model, cache, reading), []
         for name, n in {"a": 3, "b": 2}.items():
             one = sequence(name, prompt(name, n))

@@ -127,7 +127,7 @@ def test_what_is_said_in_the_end():
     [
         ({}, DRAFT),
         ({"model": "gpt2"}, NGRAM),
-        ({"async_scheduling": True}, None),
+        ({"async_scheduling": True}, DRAFT),
         (
             {"speculative_config": NGRAM | {"num_speculative_tokens": 2}},
             NGRAM | {"num_speculative_tokens": 2},

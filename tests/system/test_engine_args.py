@@ -47,7 +47,7 @@ def test_a_flag_left_out_is_the_fields_default():
     [
         ({"device": "cpu"}, 16, 512, "sdpa", False),
         ({"device": "cuda"}, 256, 8192, "triton", True),
-        ({"device": "cuda:1", "speculative_config": NGRAM}, 256, 8192, "triton", False),
+        ({"device": "cuda:1", "speculative_config": NGRAM}, 256, 8192, "triton", True),
         ({"device": "cpu", "max_num_seqs": 600}, 600, 600, "sdpa", False),
         ({"device": "cpu", "max_num_batched_tokens": 8}, 8, 8, "sdpa", False),
         ({"device": "cuda", "max_num_batched_tokens": 1000}, 256, 1000, "triton", True),

@@ -11,9 +11,11 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from engine import LLM, SamplingParams
+from engine.ahead import AheadEngine
 from engine.checkpoint import CheckpointError
 from engine.decoding.sampling import SamplingState, distribution
 from engine.speculation.lengths import Lengths
+from tests.part16.mixed_steps import kinds_of
 from tests.system.attack import Process
 
 PROMPTS = ["Once upon a time", "The dog saw the cat. The dog saw the", "Lily"]
@@ -140,9 +142,16 @@ def test_a_draft_with_another_vocabulary_is_refused(tiny_gpt2, tmp_path, more):
         LLM(tiny_gpt2, speculative_config=config, load_format="dummy")
 
 
-def test_one_step_ahead_and_speculation_exclude_each_other():
-    with pytest.raises(ValueError, match="async_scheduling"):
-        LLM("storyteller", speculative_config=NGRAM, async_scheduling=True)
+@pytest.mark.parametrize("config", [MODEL, NGRAM], ids=["model", "ngram"])
+def test_one_step_ahead_and_speculation_take_turns(config, plain):
+    """Some steps with drafts, some ahead, as pays just now: the text is the same."""
+    llm = LLM("storyteller", speculative_config=config, async_scheduling=True)
+    executor, kinds = llm.engine.executor, kinds_of(llm.engine)
+    for _ in range(2):
+        assert [output.outputs[0].text for output in llm.generate(PROMPTS, GREEDY)] == plain
+    assert isinstance(llm.engine, AheadEngine)
+    assert "ahead" in kinds
+    assert executor.lengths.flow.knows(1) or executor.lengths.flow.knows(len(PROMPTS)), "what one costs"
 
 
 def test_the_server_speculates_and_says_how_well(tmp_path, plain):
