@@ -230,12 +230,14 @@ def _rows_forward(
     if not _as_graphs(args):
         return None
     from engine.kernels.llama_prompts import prompts
-    from engine.kernels.llama_rows import verifying_steps
+    from engine.kernels.llama_rows import steps, verifying_steps
     from engine.speculation.graphs import RowsForward, num_rows
 
-    rows = num_rows(args.max_num_seqs, new, args.max_num_batched_tokens)
+    seats = args.max_num_seqs
+    rows = num_rows(seats, new, args.max_num_batched_tokens)
     capture = next(model.parameters()).is_cuda
-    return RowsForward(model, cache, rows, max_model_len, capture, verifying_steps, prompts, chains)
+    plain = (None, 0) if chains else (steps, seats)
+    return RowsForward(model, cache, rows, max_model_len, capture, verifying_steps, prompts, chains, *plain)
 
 
 def _as_graphs(args: EngineArgs) -> bool:

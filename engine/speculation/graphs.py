@@ -4,6 +4,9 @@ A pass of n + 1 tokens of a sequence is n + 1 rows of a decode step: each row ha
 length, and all the same block table. So Part 13's graphs serve, if a row sees the rows above it, which are
 stored in the same pass. `ModelStep` stores all rows before any attends; for GPT-2 so does `VerifyRows`.
 
+A target's passes without drafts have graphs of their own, those of Part 13: what lets rows see one another takes
+time.
+
 Promises the logits of `ModelForward` up to rounding. A pass of more than so many rows, or with a long piece
 of somebody's prompt, goes the usual way.
 """
@@ -113,11 +116,12 @@ class RowsForward(AheadForward):
     def __init__(
         self, model: nn.Module, cache: PagedCache, max_rows: int, max_model_len: int, capture: bool,
         make_steps: MakeSteps = steps, make_prompts: Callable[[nn.Module], Callable] = prompts,
-        chains: bool = False,
+        chains: bool = False, make_plain: MakeSteps | None = None, plain_rows: int = 0,
     ) -> None:  # fmt: skip
         """`make_steps` and `make_prompts`: as for `GraphForward`; a later part knows more models. `chains`:
         up to CHAIN passes follow one another with room for all of them from the start, as a draft model's do;
-        a target's steps do not, even one ahead: a sequence may get a block before any of them.
+        a target's steps do not, even one ahead: a sequence may get a block before any of them. `make_plain`:
+        graphs of their own, for passes of up to `plain_rows` sequences with one new token each.
         """
         device = next(model.parameters()).device
         super().__init__(model, cache, LastTokens(max_rows, device))
@@ -131,6 +135,10 @@ class RowsForward(AheadForward):
             if chains
             else DecodeGraphs(*options)
         )
+        self.plain: DecodeGraphs | None = None
+        if make_plain is not None:
+            plain = make_plain(model, cache, plain_rows)
+            self.plain = DecodeGraphs(plain, self.last, self._V, plain_rows, width, capture)
         self._before: Batch | None = None  # the last pass, if each of its rows may go on with its token
         self._chosen_from: Tensor | None = None  # the logits whose likeliest tokens are in `last.chosen`
 
@@ -141,8 +149,12 @@ class RowsForward(AheadForward):
         if self.graphs.sizes[-1] < T or most_new > MOST_NEW:
             self._before = self._chosen_from = None
             return super().__call__(batch)
-        again = self._before is not None and _goes_on(batch, self._before)
-        logits = (self.graphs.again(T) if again else self.graphs(batch, self.cache))[:, : self._V]  # [T, V]
+        if self._before is not None and _goes_on(batch, self._before):
+            logits = self.graphs.again(T)
+        else:
+            plain = self.plain is not None and most_new == 1 and self.plain.sizes[-1] >= T
+            logits = (self.plain if plain else self.graphs)(batch, self.cache)
+        logits = logits[:, : self._V]  # [T, V]
         rows = [row for own in batch.logit_rows for row in own]
         if len(rows) != T:
             self._before = self._chosen_from = None

@@ -13,6 +13,7 @@ from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState
 from engine.executor import ModelForward
 from engine.graphs import GraphForward, ModelStep
+from engine.graphs import steps as plain_steps
 from engine.kernels.single_row import SingleRow
 from engine.kernels.verify_attend import MOST_NEW
 from engine.llm_engine import LLMEngine
@@ -64,8 +65,8 @@ def in_rows(model, cache, rows):
     return lambda _: many
 
 
-def rows_forward(model, cache, make_steps=steps, rows: int = ROWS, chains: bool = False) -> RowsForward:
-    return RowsForward(model, cache, rows, MAX_LEN, capture=False, make_steps=make_steps, chains=chains)
+def rows_forward(model, cache, make_steps=steps, rows: int = ROWS, **options) -> RowsForward:
+    return RowsForward(model, cache, rows, MAX_LEN, capture=False, make_steps=make_steps, **options)
 
 
 def cache_of(model, blocks: int = 40, **kernels) -> PagedCache:
@@ -82,11 +83,30 @@ PASSES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["model", "relu_model"])
-def test_every_pass_gives_the_logits_of_the_models_forward_pass(name, request):
+def plain_passes(forward: RowsForward) -> list[int]:
+    """The tokens of each pass from now on that is computed by the graphs for plain ones."""
+    seen, graphs = [], forward.plain
+
+    class Seen:
+        sizes = graphs.sizes
+
+        def __call__(self, batch, cache):
+            seen.append(batch.num_tokens)
+            return graphs(batch, cache)
+
+    forward.plain = Seen()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("name", "plain_rows"), [("model", 0), ("relu_model", 0), ("relu_model", 1), ("relu_model", 2)]
+)
+def test_every_pass_gives_the_logits_of_the_models_forward_pass(name, plain_rows, request):
     model = request.getfixturevalue(name)
     caches = cache_of(model), cache_of(model)
-    mine = rows_forward(model, caches[0], in_rows if name == "model" else steps)
+    plain = {"make_plain": plain_steps, "plain_rows": plain_rows} if plain_rows else {}
+    mine = rows_forward(model, caches[0], in_rows if name == "model" else steps, **plain)
+    seen = plain_passes(mine) if plain else []
     both = [(caches[0], mine), (caches[1], ModelForward(model, caches[1]))]
     prompts = {"a": 5, "b": 3, "c": 6}
     found = []
@@ -113,6 +133,9 @@ def test_every_pass_gives_the_logits_of_the_models_forward_pass(name, request):
     for i, (got, want) in enumerate(zip(*found, strict=True)):
         assert got.shape == want.shape, f"pass {i}: a row for each token whose successor is wanted"
         assert torch.allclose(got, want, atol=TOLERANCE), f"pass {i}: rows see the rows above"
+    assert seen == [2] * (plain_rows == 2), (
+        "the last pass has one new token of each, if there is room for two"
+    )
 
 
 def one_pass(model, tokens: int, rows: int) -> RowsForward:
