@@ -4,8 +4,8 @@ A pass of n + 1 tokens of a sequence is n + 1 rows of a decode step: each row ha
 length, and all the same block table. So Part 13's graphs serve, if a row sees the rows above it, which are
 stored in the same pass. `ModelStep` stores all rows before any attends; for GPT-2 so does `VerifyRows`.
 
-A target's passes without drafts have graphs of their own, those of Part 13: what lets rows see one another takes
-time.
+A target's passes without drafts have graphs of their own, those of Part 13: what lets rows see one another
+takes time.
 
 Promises the logits of `ModelForward` up to rounding. A pass of more than so many rows, or with a long piece
 of somebody's prompt, goes the usual way.
