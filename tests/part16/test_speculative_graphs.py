@@ -99,7 +99,7 @@ def plain_passes(forward: RowsForward) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "plain_rows"), [("model", 0), ("relu_model", 0), ("relu_model", 1), ("relu_model", 2)]
+    ("name", "plain_rows"), [("model", 0), ("relu_model", 0), ("relu_model", 1), ("relu_model", 4)]
 )
 def test_every_pass_gives_the_logits_of_the_models_forward_pass(name, plain_rows, request):
     model = request.getfixturevalue(name)
