@@ -70,7 +70,8 @@ class Device:
                 self.engine.add_request(str(self.made), [self.made % 250], one)
             before = {r.id: len(r.output.token_ids) for r in self.engine.scheduler.running}
             running = [*self.engine.scheduler.running, *self.engine.scheduler.waiting]
-            self.engine.step()
+            for output in self.engine.step():
+                assert not output.error, output.error
             worth += sum(len(r.output.token_ids) - before.get(r.id, 0) for r in running) / self.people
         step = self.costs.step(self.people)
         plain = step + self.host if self.penalties else max(step, self.host)

@@ -133,9 +133,7 @@ def test_every_pass_gives_the_logits_of_the_models_forward_pass(name, plain_rows
     for i, (got, want) in enumerate(zip(*found, strict=True)):
         assert got.shape == want.shape, f"pass {i}: a row for each token whose successor is wanted"
         assert torch.allclose(got, want, atol=TOLERANCE), f"pass {i}: rows see the rows above"
-    assert seen == [2] * (plain_rows == 2), (
-        "the last pass has one new token of each, if there is room for two"
-    )
+    assert seen == [2] * (plain_rows > 1), "the last pass has one new token of each; others are as small"
 
 
 def one_pass(model, tokens: int, rows: int) -> RowsForward:
