@@ -58,7 +58,8 @@ def test_it_is_asked_once_for_each_step(name):
     log = log_of(engine)
     for number in range(6):
         engine.add_request(str(number), "hello", mixed(number))
-    run_to_end(engine)
+    for output in run_to_end(engine).values():
+        assert not output.error, output.error
     assert len(policy.asked) == log.count("land")
 
 
