@@ -9,10 +9,6 @@ from engine.decoding.params import SamplingParams
 from engine.llm_engine import LLMEngine
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.speculation.ahead import AheadSpeculativeEngine, AheadSpeculativeExecutor, RememberingExecutor
-from engine.speculation.draft_model import DraftModel
-from engine.speculation.executor import Lookup
-from engine.speculation.ngram import lookup
-from engine.speculation.paired import PairedCache
 from engine.speculation.verify import Verifier
 from tests.part16.mixed_steps import POLICIES, Policy, kinds_of
 from tests.part16.test_speculative_engine import (
@@ -24,6 +20,7 @@ from tests.part16.test_speculative_engine import (
     make,
     models,  # noqa: F401
     plain_words,
+    proposing,
     tokenizer,  # noqa: F401
     told,
 )
@@ -33,11 +30,7 @@ def mixing(models, tokenizer, how: str, policy: str, kind="pages", budget=64) ->
     target, draft = models
     cache, last = cache_of(target.config, kind), LastTokens(4, torch.device("cpu"))
     forward = AheadForward(target, cache, last)
-    if how == "model":
-        cache = PairedCache(cache, cache_of(draft.config, kind))
-        proposer = DraftModel(draft, cache)
-    else:
-        proposer = Lookup(lookup)
+    cache, proposer = proposing(how, cache, draft, kind)
     verifier = Verifier(getattr(proposer, "probs", {}))
     inner = RememberingExecutor(forward, tokenizer, last, sampler=verifier)
     executor = AheadSpeculativeExecutor(inner, cache, proposer, Policy(POLICIES[policy]))

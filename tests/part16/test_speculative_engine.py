@@ -70,6 +70,14 @@ SCHEDULERS = {
 }
 
 
+def proposing(how: str, cache, draft, kind: str) -> tuple:
+    """The cache with what the proposer wants beside it, and the proposer."""
+    if how == "lookup":
+        return cache, Lookup(lookup)
+    cache = PairedCache(cache, cache_of(draft.config, kind))
+    return cache, DraftModel(draft, cache)
+
+
 def make(
     models, tokenizer, how: str, kind="pages", budget: int = 64, most: int = 4, scheduler="continuous"
 ) -> LLMEngine:
@@ -78,11 +86,7 @@ def make(
     if how == "plain":
         executor = ScoringExecutor(ModelForward(target, cache), tokenizer)
     else:
-        if how == "model":
-            cache = PairedCache(cache, cache_of(draft.config, kind))
-            proposer = DraftModel(draft, cache)
-        else:
-            proposer = Lookup(lookup)
+        cache, proposer = proposing(how, cache, draft, kind)
         verifier = Verifier(getattr(proposer, "probs", {}))
         inner = ScoringExecutor(ModelForward(target, cache), tokenizer, verifier)
         executor = SpeculativeExecutor(inner, cache, proposer, Always(most))
