@@ -18,6 +18,7 @@ serve: $(VENV)/.demo
 # known mistake, and sees that a start tree waits for its exercises. tests/system is for what no part owns.
 test: $(VENV)/.dev lint
 	$(RUN) tools/render_tables.py --check
+	$(RUN) tools/draw_rooms.py --check
 	$(RUN) -m pytest tests/series tests/system -q $(WORKERS) --dist worksteal
 	$(RUN) -m pytest -p nbval -p tests.system.kernels --nbval notebooks -q $(WORKERS) --dist loadfile
 
@@ -47,9 +48,11 @@ lab: $(VENV)/.dev
 site: $(VENV)/.site
 	$(RUN) tools/build_site.py out/site
 
+# mypy reads the types of torch once, which takes most of a minute; then .mypy_cache has them.
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
 
 # What running the engine and its server needs.
 $(VENV)/.demo: pyproject.toml constraints.txt
@@ -67,4 +70,4 @@ $(VENV)/.site: $(VENV)/.demo
 	touch $@
 
 clean:
-	rm -rf $(VENV) out build *.egg-info
+	rm -rf $(VENV) .mypy_cache out build *.egg-info

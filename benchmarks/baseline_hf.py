@@ -19,7 +19,7 @@ from transformers import pipeline
 from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.record import record
-from engine.checkpoint import resolve
+from engine.models.checkpoint import resolve
 
 MODEL = "storyteller"
 PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"

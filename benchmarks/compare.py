@@ -29,13 +29,13 @@ from benchmarks.record import RESULTS, record, show
 from benchmarks.workloads import Job, interleaved, run_engine
 from engine import LLM, SamplingParams
 from engine.cache.single import CachedForward
-from engine.checkpoint import resolve
 from engine.decoding.greedy import FullForward, generate
 from engine.layers.packed_linear import pack_linears
+from engine.models.checkpoint import resolve
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.static import StaticScheduler
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 TALE = (
     "Once upon a time, there was a little girl named Lily. She lived in a small house near a big forest with "

@@ -26,7 +26,7 @@ from benchmarks.record import RESULTS, record, show
 from benchmarks.shapes import GPT2_XL, add_tokenizer, dummy_folder
 from benchmarks.workloads import Job
 from engine import LLM, SamplingParams
-from engine.known_shapes import SHAPES
+from engine.models.known_shapes import SHAPES
 
 SEATS, REQUESTS, SHARED = 64, 64, 128
 KV_BYTES = 16 * 2**30

@@ -27,7 +27,7 @@ from benchmarks.part13_steps import CONTEXT, WINDOW, step_milliseconds
 from benchmarks.record import RESULTS, record
 from benchmarks.shapes import GPT2_XL, dummy_folder
 from engine.decoding.params import SamplingParams
-from engine.llm import LLM
+from engine.wiring.llm import LLM
 
 BATCHES = (1, 64, 256)
 SEED = 0
@@ -44,7 +44,7 @@ def random_prompt(rng: random.Random, length: int) -> dict:
 
 def steps(llm: LLM, bandwidth: float) -> tuple[dict, list[list]]:
     config, figures, rows = llm.config, {}, []
-    model = llm.engine.executor.forward.model
+    model = llm.engine.executor.ways[-1].model
     # of the positions' embeddings a row is read; the tokens' are the output layer's weights, too
     weights = sum(p.nbytes for p in model.parameters()) - model.embed_position.weight.nbytes
     for batch in BATCHES:
@@ -96,7 +96,7 @@ def many(llm: LLM) -> dict:
 
 @torch.inference_mode()
 def prefill(llm: LLM) -> dict:
-    model, rng = llm.engine.executor.forward.model, random.Random(SEED)
+    model, rng = llm.engine.executor.ways[-1].model, random.Random(SEED)
     config, T = llm.config, 8 * 1024
     seconds = []
     for round in range(6):

@@ -20,7 +20,7 @@ from random import Random
 
 import httpx
 
-from engine.load.client import PATHS, Target
+from engine.load.client import PATHS, Endpoint
 from engine.load.plan import Job, Span, endless, poisson, replay
 from engine.load.report import Limits, figures, own_lag, tables
 from engine.load.run import Run, client, first_model
@@ -84,7 +84,7 @@ async def load(options: argparse.Namespace, http: httpx.AsyncClient) -> tuple[di
     """The run that `options` ask for: (workload, figures)."""
     fields = {"temperature": 0} | ({"ignore_eos": True} if options.ignore_eos else {})
     model = options.model or await first_model(http)
-    target = Target(http, model, options.api, options.timeout, fields)
+    endpoint = Endpoint(http, model, options.api, options.timeout, fields)
     workload = {
         "url": str(http.base_url), "model": model, "api": options.api, "seconds": options.seconds,
         "seed": options.seed, "ignore_eos": options.ignore_eos,
@@ -107,7 +107,7 @@ async def load(options: argparse.Namespace, http: httpx.AsyncClient) -> tuple[di
         workload |= {"arrivals": "Poisson", "rate": options.rate} | spans
 
     with Board(jobs, options.seconds) as tick:
-        run = Run(target.ask)
+        run = Run(endpoint.ask)
         work = (
             run.open_loop(jobs)
             if jobs is not None

@@ -31,12 +31,12 @@ from benchmarks.record import ROOT, record
 from benchmarks.workloads import fp32_twin
 from engine import LLM, SamplingParams
 from engine.cache.single import CachedForward
-from engine.checkpoint import ZOO
 from engine.decoding.greedy import generate
 from engine.layers.packed_linear import SharedHalf, pack_linears
 from engine.layers.replace import replace_linears
+from engine.models.checkpoint import ZOO
 from engine.models.loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 NEW_TOKENS = 256
 PARAMS = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)

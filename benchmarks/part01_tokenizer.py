@@ -22,9 +22,9 @@ import tokenizers
 import torch
 
 from benchmarks.record import ROOT, record, show
-from engine.checkpoint import read_json, resolve
-from engine.tokenizer import Tokenizer
-from engine.tokenizer_files import GPT2_PATTERN
+from engine.models.checkpoint import read_json, resolve
+from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer_files import GPT2_PATTERN
 
 Sides = dict[str, Callable[[str], list[int]]]
 MODEL = "storyteller"

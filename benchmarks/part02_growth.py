@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from benchmarks.record import record, show
 from engine.attention.dense import causal
-from engine.checkpoint import resolve
 from engine.decoding.greedy import Forward, FullForward, generate
 from engine.decoding.params import SamplingParams
+from engine.models.checkpoint import resolve
 from engine.models.loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 MODEL = "storyteller"
 PROMPT = "Once upon a time"

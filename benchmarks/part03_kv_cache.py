@@ -25,12 +25,12 @@ from rich.table import Table
 from benchmarks.baseline_hf import MODEL, NEW_TOKENS, PROMPT
 from benchmarks.record import record
 from engine.cache.single import CachedForward
-from engine.checkpoint import resolve
 from engine.decoding.greedy import FullForward, generate
 from engine.decoding.params import SamplingParams
 from engine.layers.packed_linear import pack_linears
+from engine.models.checkpoint import resolve
 from engine.models.loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 Side = Callable[[list[int]], list[int]]  # prompt ids -> the NEW_TOKENS ids after it
 

@@ -32,7 +32,7 @@ from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model
 from engine.server.app import create_app
 from engine.server.backend import LockedBackend
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 MODEL = "storyteller"
 PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"

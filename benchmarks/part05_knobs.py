@@ -23,7 +23,7 @@ from engine.decoding.greedy import decode_steps
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SUPPORTS, SamplingState, distribution, sampler
 from engine.models.loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 MODEL = "storyteller"
 WORDS = ROOT.parent / "shared" / "data" / "stories_train.txt"

@@ -19,21 +19,21 @@ from rich import print
 from rich.table import Table
 
 from benchmarks.record import record
-from engine.async_engine import AsyncLLMEngine
-from engine.batch import Batch
 from engine.cache.single import CachedForward
-from engine.cache.slots import SlotCache
+from engine.cache.slots import SlotCache, SlotMemory
+from engine.core.engine_thread import EngineThread
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.greedy import generate
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor, ModelForward
+from engine.execution.runner import EagerWay, Logits, ModelRunner
 from engine.layers.packed_linear import pack_linears
-from engine.listeners import Listener, Listeners, StepRecord
-from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
+from engine.requests.batch import Batch
+from engine.requests.listeners import Listener, Listeners, StepRecord
+from engine.requests.request import Request
 from engine.scheduling.fifo import FIFOScheduler
-from engine.scheduling.request import Request
 from engine.server.backend import Backend, LockedBackend
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 MODEL = "storyteller"
 PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
@@ -83,6 +83,21 @@ async def read(backend: Backend, name: str, tokens: int) -> list[float]:
     return noted
 
 
+class ReadyMade:
+    """A runner's way that hands out the first of `logits`[most rows of a step, V]: a model that takes no
+    time.
+    """
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+    def fits(self, batch: Batch) -> bool:
+        return True
+
+    def __call__(self, batch: Batch) -> Logits:
+        return Logits(self.logits[: len(batch.rows.chosen)])
+
+
 class Diary(Listener):
     """By step number: when each request arrived, ran (tokens in each of its steps) and ended."""
 
@@ -94,9 +109,10 @@ class Diary(Listener):
 
     def on_schedule(self, batch: Batch) -> None:
         self.step += 1
-        for s, request in enumerate(batch.requests):
-            self.seen[request.request_id]["steps"].append(self.step)
-            self.seen[request.request_id]["tokens"].append(batch.num_new_tokens(s))
+        for s, name in enumerate(batch.ids):
+            request_id = name.partition("/")[0]  # of its one sample
+            self.seen[request_id]["steps"].append(self.step)
+            self.seen[request_id]["tokens"].append(batch.num_new_tokens(s))
 
     def on_finish(self, request: Request) -> None:
         self.seen[request.request_id] |= {"ended": self.step, "reason": request.output.finish_reason}
@@ -122,9 +138,9 @@ def main() -> None:
     config = model.config
 
     def make_engine(*listeners: Listener) -> LLMEngine:
-        cache = SlotCache(config, num_slots=1)
-        executor = Executor(ModelForward(model, cache))
-        return LLMEngine(tokenizer, config, FIFOScheduler(cache), executor, Listeners(listeners))
+        memory = SlotMemory(config, num_slots=1)
+        runner = ModelRunner([EagerWay(model, memory)], memory)
+        return LLMEngine(tokenizer, config, FIFOScheduler(memory.plan()), runner, Listeners(listeners))
 
     records = Records()
     engine = make_engine(records)
@@ -132,7 +148,7 @@ def main() -> None:
     def locked() -> LockedBackend:  # one for each event loop, as its lock belongs to one
         return LockedBackend(MODEL, tokenizer, config, lambda: CachedForward(model))
 
-    threaded = AsyncLLMEngine(make_engine(), MODEL)
+    threaded = EngineThread(make_engine(), MODEL)
     threaded.start()
     try:
         sides: dict[str, Callable[[], list[float]]] = {  # when each token came
@@ -155,11 +171,11 @@ def main() -> None:
     queues = [run(engine, QUEUE, SHORT) for _ in range(max(3, repeats // 3))]
 
     # A model that takes no time: what is left of a step is the engine's own work.
-    logits = torch.zeros(1, config.vocab_size)  # [R, V]
+    no_model = ReadyMade(torch.zeros(1, config.vocab_size))
 
     def make_idle(listener: Listener) -> LLMEngine:
-        scheduler, executor = FIFOScheduler(SlotCache(config, 1)), Executor(lambda _: logits)
-        return LLMEngine(tokenizer, config, scheduler, executor, Listeners([listener]))
+        scheduler, runner = FIFOScheduler(SlotCache(1, config.max_positions)), ModelRunner([no_model])
+        return LLMEngine(tokenizer, config, scheduler, runner, Listeners([listener]))
 
     bare = Records()
     run(make_idle(bare), 4, 200)

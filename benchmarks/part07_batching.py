@@ -28,15 +28,15 @@ from torch import Tensor, nn
 from benchmarks.record import record, whole_numbers
 from benchmarks.workloads import gpt2_like, interleaved, jobs, run_engine
 from engine.attention.interface import Attend
-from engine.batch import Batch
-from engine.cache.slots import SlotCache
+from engine.cache.slots import SlotCache, SlotMemory
 from engine.layers.packed_linear import pack_linears
+from engine.layers.prefill import run_prefill
 from engine.layers.replace import linear_names
 from engine.models.loader import load_model
-from engine.prefill import run_prefill
+from engine.requests.batch import Batch
 from engine.scheduling.fifo import FIFOScheduler
 from engine.scheduling.static import StaticScheduler
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 MODEL = "storyteller"
 PROMPTS = (
@@ -96,34 +96,36 @@ class Stopwatch:
         self.seconds.append(time.perf_counter() - self.started)
 
 
-def warm(crowd: int, attention: list[float] | None = None) -> Callable[[SlotCache], StaticScheduler]:
-    """Static batches over a cache that has all of a prompt but its last token: every step is a decode step.
-
-    `attention` takes the seconds of each step spent on it: its plan, and a call per layer.
-    """
+def warm(crowd: int) -> Callable[[SlotCache], StaticScheduler]:
+    """Static batches over a cache that has all of a prompt but its last token: all steps are decode steps."""
 
     def make(cache: SlotCache) -> StaticScheduler:
-        begin, plan = cache.begin, cache.attention
+        begin = cache.begin
         cache.begin = lambda seq: begin(seq) or len(seq.token_ids) - 1
-
-        def timed(batch: Batch) -> Attend:
-            start = time.perf_counter()
-            attend = plan(batch)
-            attention.append(time.perf_counter() - start)
-
-            def timed_attend(*arguments: object) -> Tensor:
-                start = time.perf_counter()
-                out = attend(*arguments)
-                attention[-1] += time.perf_counter() - start
-                return out
-
-            return timed_attend
-
-        if attention is not None:
-            cache.attention = timed
         return StaticScheduler(cache, crowd)
 
     return make
+
+
+class TimedSlots(SlotMemory):
+    """Notes the seconds of each step spent on attention: its plan, and a call per layer."""
+
+    def __init__(self, *size: object, seconds: list[float]) -> None:
+        super().__init__(*size)
+        self.seconds = seconds
+
+    def attention(self, batch: Batch) -> Attend:
+        start = time.perf_counter()
+        attend = super().attention(batch)
+        self.seconds.append(time.perf_counter() - start)
+
+        def timed(*arguments: object) -> Tensor:
+            start = time.perf_counter()
+            out = attend(*arguments)
+            self.seconds[-1] += time.perf_counter() - start
+            return out
+
+        return timed
 
 
 def decode_step_ms(model: nn.Module, names: list[str], tokenizer: Tokenizer, crowd: int) -> dict[str, float]:
@@ -132,7 +134,7 @@ def decode_step_ms(model: nn.Module, names: list[str], tokenizer: Tokenizer, cro
     steps = run_engine(model, tokenizer, work, crowd, warm(crowd))[2].steps  # without stopwatches
     attention: list[float] = []
     with Stopwatch(model, names) as linear:
-        run_engine(model, tokenizer, work, crowd, warm(crowd, attention))
+        run_engine(model, tokenizer, work, crowd, warm(crowd), partial(TimedSlots, seconds=attention))
     per_step = in_batches(linear.seconds, len(names))
     return {
         "step": min(step.end - step.start for step in steps) * 1e3,

@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.record import ROOT, record
 from benchmarks.shapes import add_tokenizer
 from benchmarks.workloads import Job, fp32_twin, interleaved, jobs, run_engine
-from engine.checkpoint import ZOO
 from engine.layers.packed_linear import pack_linears
+from engine.models.checkpoint import ZOO
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 PADDED = 8
 REQUESTS = 32

@@ -13,24 +13,23 @@ from dataclasses import dataclass, field
 import torch
 from rich import print
 from rich.table import Table
-from torch import Tensor
 
+from benchmarks.part06_queue import ReadyMade
 from benchmarks.record import record
-from engine.batch import Batch
 from engine.cache.manager import CachedSequence
 from engine.cache.slots import SlotCache
-from engine.checkpoint import resolve
-from engine.config import ModelConfig
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor
-from engine.listeners import Listener, Listeners, StepRecord
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import Executor, ModelRunner
+from engine.models.checkpoint import resolve
+from engine.models.config import ModelConfig
+from engine.requests.listeners import Listener, Listeners, StepRecord
+from engine.requests.request import Request
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.fifo import FIFOScheduler
-from engine.scheduling.request import Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.static import StaticScheduler
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 MODEL = "storyteller"
 WIDTH, BUDGET = 3, 16  # requests at once, tokens per step
@@ -66,12 +65,9 @@ SCHEDULERS: dict[str, Callable[[SlotCache], Scheduler]] = {
 class TightCache(SlotCache):
     """Slots that together may hold only `room` tokens: a stand-in for memory that runs out."""
 
-    def __init__(self, config: ModelConfig, num_slots: int, room: int) -> None:
-        super().__init__(config, num_slots)
+    def __init__(self, num_slots: int, room: int) -> None:
+        super().__init__(num_slots, slot_tokens=room)
         self.room, self.held = room, {}
-
-    def fits(self, total: int) -> bool:
-        return total <= self.room
 
     def reserve(self, seq: CachedSequence, total: int) -> bool:
         more = max(total - self.held.get(seq.id, 0), 0)  # beyond what it has
@@ -167,14 +163,12 @@ def play(
 def main() -> None:
     tokenizer, config = Tokenizer.from_pretrained(MODEL), ModelConfig.from_pretrained(resolve(MODEL))
 
-    def says_nothing(batch: Batch) -> Tensor:
-        return torch.zeros(sum(map(len, batch.logit_rows)), config.vocab_size)  # [R, V]
-
+    says_nothing = ModelRunner([ReadyMade(torch.zeros(WIDTH, config.vocab_size))])
     columns = ["scheduler", "steps in all", "largest step, tokens", "short ones: first token after, steps",
                "short ones: finished after, steps"]  # fmt: skip
     rows, runs, figures = [], {}, {}
     for name, make in SCHEDULERS.items():
-        played = play(tokenizer, config, make(SlotCache(config, WIDTH)), Executor(says_nothing))
+        played = play(tokenizer, config, make(SlotCache(WIDTH, config.max_positions)), says_nothing)
         first = statistics.fmean(map(played.first, SHORT))
         last = statistics.fmean(map(played.latency, SHORT))
         largest = max(sum(step.values()) for step in played.steps)
@@ -185,8 +179,8 @@ def main() -> None:
             "latency": {guest.name: played.latency(guest) for guest in SCENE},
         }  # fmt: skip
     for name, kind in {"patient": TightCache, "hasty": HastyCache}.items():
-        scheduler = ContinuousScheduler(kind(config, WIDTH, ROOM), WIDTH, BUDGET)
-        played = play(tokenizer, config, scheduler, Executor(says_nothing), max_model_len=ROOM)
+        scheduler = ContinuousScheduler(kind(WIDTH, ROOM), WIDTH, BUDGET)
+        played = play(tokenizer, config, scheduler, says_nothing, max_model_len=ROOM)
         figures[name] = {
             "steps": len(played.steps), "held": played.held, "preemptions": len(played.preempted),
             "lost": sum(tokens for _, tokens in played.preempted),

@@ -3,7 +3,7 @@
     python -m benchmarks.part08_host_cost [--sequences 256] [--windows 12]
 
 Processor time of a step with all sequences decoding and no model (logits are handed out ready-made), once
-the outputs have 100, 1,000 and 4,000 tokens: in synchronous use, and through AsyncLLMEngine with a reader
+the outputs have 100, 1,000 and 4,000 tokens: in synchronous use, and through EngineThread with a reader
 each. It is the mean of WINDOW steps, in the least disturbed of --windows: what others do on the same
 processor only adds to it.
 """
@@ -14,19 +14,22 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.part06_queue import ReadyMade
 from benchmarks.record import record, whole_numbers
 from benchmarks.shapes import no_model
-from engine.async_engine import AsyncLLMEngine
-from engine.cache.manager import Usage
+from engine.cache.manager import Places, Usage
+from engine.core.engine_thread import EngineThread
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import ModelRunner
+from engine.machine.collector import rare_collections
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 LENGTHS = (100, 1000, 4000)
 PROMPT = [300] * 16
@@ -57,6 +60,12 @@ class Room:
     def usage(self):
         return Usage(0, 0, 1)
 
+    def places(self, ids, query_start, positions):
+        return Places(np.zeros((len(ids), 1), dtype=np.int64), np.zeros(len(positions), dtype=np.int64))
+
+    def take_copies(self):
+        return ()
+
 
 def make_engine(sequences: int) -> LLMEngine:
     tokenizer = Tokenizer.from_pretrained("storyteller")
@@ -64,7 +73,7 @@ def make_engine(sequences: int) -> LLMEngine:
     logits = torch.rand(sequences, VOCAB, generator=torch.Generator().manual_seed(0))
     logits[:, :300] = -1  # words, not bytes
     scheduler = ContinuousScheduler(Room(), sequences, sequences * len(PROMPT))
-    return LLMEngine(tokenizer, config, scheduler, Executor(lambda batch: logits[: len(batch.requests)]))
+    return LLMEngine(tokenizer, config, scheduler, ModelRunner([ReadyMade(logits)]))
 
 
 def params(windows: int) -> SamplingParams:
@@ -93,7 +102,7 @@ def _timed(engine: LLMEngine, length: int, windows: int) -> float:
 
 async def async_cost(sequences: int, windows: int) -> dict[int, float]:
     """The same through the engine's thread, with all readers in this loop: all processor time is counted."""
-    engine = AsyncLLMEngine(make_engine(sequences), "none")
+    engine = EngineThread(make_engine(sequences), "none")
     seen: list[tuple[int, float]] = []  # tokens the first reader has, processor time
 
     async def read(i: int) -> None:
@@ -112,6 +121,7 @@ def _least(seen: list[tuple[int, float]], length: int, windows: int) -> float:
     return min((b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(marks)) * 1e3
 
 
+@rare_collections()
 def main() -> None:
     args = whole_numbers(__doc__.splitlines()[0], sequences=256, windows=12)
     torch.set_num_threads(1)
@@ -133,7 +143,7 @@ def main() -> None:
                 "columns": [
                     "tokens in each output",
                     "in synchronous use, ms a step",
-                    "through AsyncLLMEngine, ms a step",
+                    "through EngineThread, ms a step",
                 ],
                 "rows": rows,
             }

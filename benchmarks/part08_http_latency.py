@@ -25,18 +25,18 @@ from rich import print
 from rich.table import Table
 
 from benchmarks.record import record
-from engine.async_engine import AsyncLLMEngine
-from engine.cache.slots import SlotCache
-from engine.executor import Executor, ModelForward
+from engine.cache.slots import SlotCache, SlotMemory
+from engine.core.engine_thread import EngineThread
+from engine.core.llm_engine import LLMEngine
+from engine.execution.runner import EagerWay, ModelRunner
 from engine.layers.packed_linear import pack_linears
-from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.fifo import FIFOScheduler
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.static import StaticScheduler
 from engine.server.app import create_app
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 MODEL, HOST = "storyteller", "127.0.0.1"
 USERS, NEW_TOKENS, BUDGET = 8, 64, 256
@@ -65,10 +65,10 @@ def serve(pipe: Connection, make: Make, seats: int = USERS) -> None:
     torch.set_num_threads(1)
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=seats))
-    cache = SlotCache(model.config, seats, 256)
-    executor = Executor(ModelForward(model, cache))
-    engine = LLMEngine(tokenizer, model.config, make(cache), executor, max_model_len=256)
-    app = create_app(AsyncLLMEngine(engine, MODEL))
+    memory = SlotMemory(model.config, seats, 256)
+    runner = ModelRunner([EagerWay(model, memory)], memory)
+    engine = LLMEngine(tokenizer, model.config, make(memory.plan()), runner, max_model_len=256)
+    app = create_app(EngineThread(engine, MODEL))
     server = uvicorn.Server(uvicorn.Config(app, host=HOST, port=0, log_level="warning"))
 
     async def run() -> None:

@@ -28,7 +28,7 @@ from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.fifo import FIFOScheduler
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.static import StaticScheduler
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 WIDTH, BUDGET = 8, 512
 FIFO, STATIC, CONTINUOUS = "FIFO (Part 6)", "static batches of 8 (Part 7)", "continuous, 8 at once (Part 8)"

@@ -22,14 +22,14 @@ from benchmarks.memory import peak_bytes, peak_resident_bytes
 from benchmarks.record import record
 from benchmarks.workloads import interleaved
 from engine.attention.interface import Spans
-from engine.attention.kernels import attention_kernel
 from engine.attention.tiled import tiled_causal_attention
 from engine.cache.single import CachedForward
 from engine.decoding.greedy import generate
 from engine.decoding.params import SamplingParams
+from engine.layers.prefill import run_prefill
 from engine.models.loader import load_model
-from engine.prefill import run_prefill
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
+from engine.wiring.attention_kernel import attention_kernel
 
 NAMES = ("eager", "tiled", "sdpa")
 HEADS, HEAD_DIM = 4, 64

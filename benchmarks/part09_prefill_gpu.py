@@ -35,12 +35,12 @@ from benchmarks.record import RESULTS, record
 from benchmarks.workloads import gpt2_like
 from engine.attention.dense import causal_attention, dense_attention
 from engine.attention.interface import Spans, VarlenKernel
-from engine.attention.kernels import attention_kernel
 from engine.attention.varlen import longest
 from engine.kernels.flash_prefill import flash_prefill
 from engine.kernels.flash_prefill_tma import flash_prefill_tma
+from engine.layers.prefill import run_prefill
 from engine.models.loader import load_model
-from engine.prefill import run_prefill
+from engine.wiring.attention_kernel import attention_kernel
 
 SHAPES = {  # query heads, key heads, width
     "dh64": (16, 16, 64),

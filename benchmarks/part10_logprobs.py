@@ -24,16 +24,18 @@ from rich.table import Table
 
 from benchmarks.record import ROOT, record, whole_numbers
 from benchmarks.workloads import gpt2_like, interleaved
-from engine.cache.slots import SlotCache
+from engine.cache.slots import SlotMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor, ModelForward
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.execution.scores import logprobs_of
 from engine.layers.packed_linear import pack_linears
-from engine.llm_engine import LLMEngine
+from engine.machine.collector import rare_collections
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scoring import ScoringExecutor
-from engine.tokenizer import Tokenizer
+from engine.scheduling.spoken import spoken_of
+from engine.text.tokenizer import Tokenizer
 
 MODELS = {"storyteller": None, "GPT-2 124M's shape": (12, 768, 12, 50257)}
 BATCHES = (1, 32)
@@ -54,16 +56,17 @@ class Bench:
         self.model = load_model(
             where, load_format=load_format, transform=partial(pack_linears, rows=max(BATCHES))
         )
-        self.cache = SlotCache(self.model.config, seats, room)
+        self.memory = SlotMemory(self.model.config, seats, room)
         self.seats, self.room = seats, room
 
     def engine(self, scoring: bool = True) -> LLMEngine:
-        forward = ModelForward(self.model, self.cache)
+        scores = logprobs_of(self.tokenizer, self.model.logits) if scoring else []
+        budget = max(512, self.seats)
         return LLMEngine(
             self.tokenizer,
             self.model.config,
-            ContinuousScheduler(self.cache, self.seats, max(512, self.seats)),
-            ScoringExecutor(forward, self.tokenizer) if scoring else Executor(forward),
+            ContinuousScheduler(self.memory.plan(), self.seats, budget, spoken_of=spoken_of),
+            ModelRunner([EagerWay(self.model, self.memory)], self.memory, scores=scores),
             supports=SUPPORTS,
             max_model_len=self.room,
         )
@@ -118,6 +121,7 @@ def bytes_per_token(bench: Bench, n: int, as_dict: bool) -> float:
     return held / len(kept)
 
 
+@rare_collections()
 def main() -> None:
     arguments = whole_numbers(__doc__.splitlines()[0], rounds=3, tokens=14)
     torch.set_num_threads(1)
@@ -136,8 +140,8 @@ def main() -> None:
                 rows.append([name, requests, ms["cannot be asked"], *ratios])
                 key = "gpt2_shape" if shape else name
                 figures["step"][f"{key}_{requests}"] = {"ms": ms, "ratio": over}
-            # A cache of one slot, long enough for the prompt.
-            bench.cache, bench.seats, bench.room = SlotCache(bench.model.config, 1, LONG + 8), 1, LONG + 8
+            # One slot, long enough for the prompt.
+            bench.memory, bench.seats, bench.room = SlotMemory(bench.model.config, 1, LONG + 8), 1, LONG + 8
             sides = {str(n): partial(bench.prompt_seconds, n) for n in (None, 0, 5, 20)}
             ms = {side: s * 1e3 for side, s in interleaved(sides, arguments.rounds).items()}
             over = {side: ms[side] / ms["None"] for side in ms}

@@ -17,16 +17,17 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import ROOT, record
-from engine.cache.slots import SlotCache
+from engine.cache.slots import SlotMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS, perplexity, token_text
 from engine.decoding.params import SamplingParams
-from engine.executor import ModelForward
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.execution.scores import logprobs_of
 from engine.layers.packed_linear import pack_linears
-from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scoring import ScoringExecutor
-from engine.tokenizer import Tokenizer
+from engine.scheduling.spoken import spoken_of
+from engine.text.tokenizer import Tokenizer
 
 MODEL = "storyteller"
 STORY = (
@@ -63,14 +64,14 @@ class Token:
 
 
 def make_engine(seats: int = 4) -> LLMEngine:
-    """Part 8's engine, with an executor that scores."""
+    """Part 8's engine, whose runner scores."""
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=seats))
-    cache = SlotCache(model.config, seats)
-    executor = ScoringExecutor(ModelForward(model, cache), tokenizer)
-    return LLMEngine(
-        tokenizer, model.config, ContinuousScheduler(cache, seats, 256), executor, supports=SUPPORTS
-    )
+    memory = SlotMemory(model.config, seats)
+    scheduler = ContinuousScheduler(memory.plan(), seats, 256, spoken_of=spoken_of)
+    scores = logprobs_of(tokenizer, model.logits)
+    runner = ModelRunner([EagerWay(model, memory)], memory, scores=scores)
+    return LLMEngine(tokenizer, model.config, scheduler, runner, supports=SUPPORTS)
 
 
 def run(engine: LLMEngine, prompt: str, params: SamplingParams):

@@ -19,16 +19,17 @@ from prometheus_client import generate_latest
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.record import record, whole_numbers
-from engine.cache.slots import SlotCache
+from engine.cache.slots import SlotMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor, ModelForward
+from engine.execution.runner import EagerWay, ModelRunner
 from engine.layers.packed_linear import pack_linears
-from engine.listeners import Listeners
-from engine.llm_engine import LLMEngine
+from engine.machine.collector import rare_collections
 from engine.models.loader import load_model
+from engine.requests.listeners import Listeners
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.telemetry.metrics import EngineMetrics
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 MODEL = "storyteller"
 PROMPT = [300] * 16
@@ -52,9 +53,10 @@ class Timed(EngineMetrics):
 
 def play(tokenizer: Tokenizer, model, sequences: int) -> tuple[list[float], list[float], Timed]:
     """Processor seconds per step of each window: watched, unwatched; and who watched."""
-    cache = SlotCache(model.config, sequences)
-    scheduler = ContinuousScheduler(cache, sequences, sequences * len(PROMPT))
-    engine = LLMEngine(tokenizer, model.config, scheduler, Executor(ModelForward(model, cache)))
+    memory = SlotMemory(model.config, sequences)
+    scheduler = ContinuousScheduler(memory.plan(), sequences, sequences * len(PROMPT))
+    runner = ModelRunner([EagerWay(model, memory)], memory)
+    engine = LLMEngine(tokenizer, model.config, scheduler, runner)
     metrics = Timed(engine, MODEL)
     watched, unwatched = engine.listeners, Listeners()
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
@@ -86,6 +88,7 @@ def milliseconds(work, times: int = SCRAPES) -> float:
     return statistics.median(took) * 1e3
 
 
+@rare_collections()
 def main() -> None:
     args = whole_numbers(__doc__.splitlines()[0], sequences=32, rounds=4)
     torch.set_num_threads(1)

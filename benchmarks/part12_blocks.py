@@ -17,22 +17,36 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.record import record
-from engine.batch import Batch
 from engine.cache.paged import PagedCache
 from engine.cache.slots import SlotCache
-from engine.checkpoint import resolve
-from engine.config import ModelConfig
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor
-from engine.listeners import Listener, Listeners
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import Executor, Logits, ModelRunner
+from engine.models.checkpoint import resolve
+from engine.models.config import ModelConfig
+from engine.requests.batch import Batch
+from engine.requests.listeners import Listener, Listeners
+from engine.requests.request import Request
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.request import Request
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 MODEL = "storyteller"
 REQUESTS, CONTIGUOUS, BLOCK, BUDGET = 20, 5, 16, 512
 FREE, KEPT, SHARED = -1, -2, -3  # in a map: nobody's; nobody's, but still to be found; of several
+
+
+class Seven:
+    """A model that always says token 7."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.logits = torch.zeros(BUDGET, vocab_size)
+        self.logits[:, 7] = 1
+
+    def fits(self, batch: Batch) -> bool:
+        return True
+
+    def __call__(self, batch: Batch) -> Logits:
+        return Logits(self.logits[: len(batch.rows.chosen)])
 
 
 def lengths(seed: int = 0) -> list[tuple[int, int]]:
@@ -73,11 +87,11 @@ class Played(Listener):
 
 def owners(cache: PagedCache) -> list[int]:
     """Of each block."""
-    found = [KEPT if block in cache.prefixes else FREE for block in range(cache.num_blocks)]
+    owner = [KEPT if block in cache.prefixes else FREE for block in range(cache.num_blocks)]
     for seq_id, held in cache.held.items():
         for block in held.table.blocks.tolist():
-            found[block] = SHARED if cache.blocks.references[block] > 1 else int(seq_id.split("/")[0])
-    return found
+            owner[block] = SHARED if cache.blocks.references[block] > 1 else int(seq_id.split("/")[0])
+    return owner
 
 
 def play(
@@ -115,12 +129,10 @@ def main() -> None:
     asked = lengths()
     prompts = [[100 + i] + [11] * (prompt - 1) for i, (prompt, _) in enumerate(asked)]
     outputs = [output for _, output in asked]
-    logits = torch.zeros(BUDGET, config.vocab_size)
-    logits[:, 7] = 1
-    executor = Executor(lambda batch: logits[: sum(map(len, batch.logit_rows))])
+    runner = ModelRunner([Seven(config.vocab_size)])
     blocks = CONTIGUOUS * config.max_positions // BLOCK
-    paged = play(tokenizer, config, PagedCache(config, blocks, BLOCK), executor, prompts, outputs)
-    slots = play(tokenizer, config, SlotCache(config, CONTIGUOUS), executor, prompts, outputs)
+    paged = play(tokenizer, config, PagedCache(blocks, BLOCK), runner, prompts, outputs)
+    slots = play(tokenizer, config, SlotCache(CONTIGUOUS, config.max_positions), runner, prompts, outputs)
     columns = [
         "cache",
         "steps",
@@ -130,9 +142,11 @@ def main() -> None:
         "preemptions",
     ]
     rows = [row(f"{CONTIGUOUS} contiguous slots", slots), row(f"{blocks} blocks of {BLOCK} tokens", paged)]
-    for one in rows:
+    for figures in rows:
         print(
-            "{:26} {:5} steps, {:4.1f} requests a step, at most {}, waste {:.1%}, {} preemptions".format(*one)
+            "{:26} {:5} steps, {:4.1f} requests a step, at most {}, waste {:.1%}, {} preemptions".format(
+                *figures
+            )
         )
     record(
         "part12_blocks",
@@ -144,8 +158,8 @@ def main() -> None:
          "most": {"slots": max(slots.at_once), "paged": max(paged.at_once)}, "preempted": paged.preempted,
          "tokens": {"known": paged.known, "paged": paged.held, "slots_known": slots.known,
                     "slots": slots.held},
-         "map": [",".join(map(str, one)) for one in paged.maps[::2]]},
-        {"waste": {"columns": columns, "rows": [[*one[:4], f"{one[4]:.1%}", one[5]] for one in rows]}},
+         "map": [",".join(map(str, owner)) for owner in paged.maps[::2]]},
+        {"waste": {"columns": columns, "rows": [[*row[:4], f"{row[4]:.1%}", row[5]] for row in rows]}},
     )  # fmt: skip
 
 

@@ -21,34 +21,34 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.record import record
 from benchmarks.workloads import interleaved, jobs
-from engine.cache.paged import PagedCache
-from engine.cache.slots import SlotCache
+from engine.cache.memory import PageMemory
+from engine.cache.slots import SlotMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor, ModelForward
+from engine.execution.runner import EagerWay, ModelRunner
 from engine.layers.packed_linear import pack_linears
-from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 WIDTH, BUDGET, ROOM, BLOCK = 8, 512, 256, 16
 SLOTS, PAGED, BARE = "slots", "pages, prefix cache on", "pages, prefix cache off"
 SHARED, OWN, CROWD = 256, 16, 32
 
 
-def make_cache(kind: str, config, sequences: int, room: int):
-    if kind == SLOTS:
-        return SlotCache(config, sequences, room)
-    return PagedCache(config, sequences * room // BLOCK, BLOCK, enable_prefix_caching=kind == PAGED)
-
-
 def run(kind: str, model, tokenizer, work, width: int, room: int) -> LLMEngine:
     """An engine with all of `work` queued."""
-    cache = make_cache(kind, model.config, width, room)
-    scheduler = ContinuousScheduler(cache, width, BUDGET)
-    engine = LLMEngine(
-        tokenizer, model.config, scheduler, Executor(ModelForward(model, cache)), max_model_len=room
+    if kind == SLOTS:
+        memory = SlotMemory(model.config, width, room)
+        cache = memory.plan()
+    else:
+        memory = PageMemory(model.config, width * room // BLOCK, BLOCK)
+        cache = memory.plan(enable_prefix_caching=kind == PAGED)
+    scheduler, runner = (
+        ContinuousScheduler(cache, width, BUDGET),
+        ModelRunner([EagerWay(model, memory)], memory),
     )
+    engine = LLMEngine(tokenizer, model.config, scheduler, runner, max_model_len=room)
     for i, (prompt, tokens) in enumerate(work):
         engine.add_request(str(i), prompt, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
     return engine

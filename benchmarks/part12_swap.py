@@ -19,25 +19,25 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.part12_blocks import BLOCK, lengths, play
 from benchmarks.record import record, whole_numbers
-from engine.cache.paged import SWAP_FROM, PagedCache
+from engine.cache.memory import PageMemory
+from engine.cache.paged import SWAP_FROM
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState
-from engine.executor import Executor, ModelForward
+from engine.execution.runner import EagerWay, ModelRunner
 from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model
-from engine.scheduling.request import Request
-from engine.scheduling.scheduler import take
-from engine.tokenizer import Tokenizer
+from engine.requests.request import Request
+from engine.scheduling.scheduler import Queues
+from engine.text.tokenizer import Tokenizer
 
 LENGTHS = (1, 4, 16, 32, 64, 128, 256, 512, 1000)
 
 
 def one_way_back(model, length: int, repeats: int) -> tuple[float, float]:
     """Median seconds of (swap, recompute) for one sequence of so many tokens."""
-    cache = PagedCache(
-        model.config, 80, BLOCK, num_swap_blocks=80, preemption_mode="swap", enable_prefix_caching=False
-    )
-    forward = ModelForward(model, cache)
+    memory = PageMemory(model.config, 80, BLOCK, num_swap_blocks=80)
+    cache = memory.plan(preemption_mode="swap", enable_prefix_caching=False)
+    runner, queues = ModelRunner([EagerWay(model, memory)], memory), Queues(cache)
     ids, params = [7 + i for i in range(length + 1)], SamplingParams()
     request = Request("a", "a", ids, length, params, None, SamplingState(params, ids, [], 0))
     swap, compute = [], []
@@ -45,14 +45,15 @@ def one_way_back(model, length: int, repeats: int) -> tuple[float, float]:
         request.num_computed_tokens = cache.begin(request)
         cache.reserve(request, length)
         start = time.perf_counter()
-        forward(take([(request, length)]))
+        runner.submit(queues.take([(request, length)]).batch).result()
         compute.append(time.perf_counter() - start)
         cache.commit(request, length)
         start = time.perf_counter()
         cache.preempt(request)
-        found = cache.begin(request)
+        back = cache.begin(request)
+        memory.apply(cache.take_copies())
         swap.append(time.perf_counter() - start)
-        assert found == length
+        assert back == length
         cache.release(request)
     return statistics.median(swap), statistics.median(compute)
 
@@ -75,13 +76,11 @@ def main() -> None:
         for prefix_caching in (False, True):
             seconds = []
             for _ in range(max(1, options.repeats // 3)):
-                cache = PagedCache(
-                    model.config, 4 * 1024 // BLOCK, BLOCK, num_swap_blocks=400, preemption_mode=mode,
-                    enable_prefix_caching=prefix_caching,
-                )  # fmt: skip
+                memory = PageMemory(model.config, 4 * 1024 // BLOCK, BLOCK, num_swap_blocks=400)
+                cache = memory.plan(preemption_mode=mode, enable_prefix_caching=prefix_caching)
                 start = time.perf_counter()
-                executor = Executor(ModelForward(model, cache))
-                played = play(tokenizer, model.config, cache, executor, prompts, outputs)
+                runner = ModelRunner([EagerWay(model, memory)], memory)
+                played = play(tokenizer, model.config, cache, runner, prompts, outputs)
                 seconds.append(time.perf_counter() - start)
             reference = reference or played.outputs
             assert played.outputs == reference, "swapped or recomputed, the tokens are the same"

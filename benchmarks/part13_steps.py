@@ -292,38 +292,38 @@ def step_milliseconds(engine, batch: int) -> float:
 
 def engines(model, tokenizer, rows: int, length: int) -> dict[str, Callable[[], object]]:
     """By the names of LAUNCHES: what makes an engine for `rows` sequences of `length` tokens."""
-    from engine.ahead import AheadEngine, AheadExecutor, AheadForward, LastTokens
-    from engine.attention.kernels import attention_kernel
-    from engine.cache.paged import PagedCache
-    from engine.graphs import DecodeGraphs, GraphForward, ModelStep
+    from engine.cache.memory import PageMemory
+    from engine.core.ahead import AheadEngine
+    from engine.core.llm_engine import LLMEngine
+    from engine.execution.graphs import DecodeGraphs, GraphWay, ModelStep, steps
+    from engine.execution.last_tokens import LastTokens
+    from engine.execution.runner import EagerWay, ModelRunner, Way
     from engine.kernels.paged_attention import PagedAttention
     from engine.kernels.paged_prefill import PagedPrefill
-    from engine.llm_engine import LLMEngine
+    from engine.kernels.prompt_rows import prompts
     from engine.scheduling.continuous import ContinuousScheduler
+    from engine.wiring.attention_kernel import attention_kernel
 
     config, parameter = model.config, next(model.parameters())
     device, dtype = parameter.device, parameter.dtype
     how = device, dtype, attention_kernel("triton", config.head_dim, device, dtype)
-    kernels = {"decode": PagedAttention, "prefill": PagedPrefill, "enable_prefix_caching": False}
-    cache = PagedCache(config, rows * -(-length // P), P, *how, **kernels)
+    memory = PageMemory(config, rows * -(-length // P), P, *how, decode=PagedAttention, prefill=PagedPrefill)
+    V, width = config.vocab_size, -(-length // P)
 
-    def engine(kind: type, forward: AheadForward, last: LastTokens, **options) -> LLMEngine:
-        executor = AheadExecutor(forward, tokenizer, last, **options)
-        scheduler = ContinuousScheduler(cache, rows, 8192)
-        return kind(tokenizer, config, scheduler, executor, max_model_len=length)
+    def engine(kind: type[LLMEngine], first: list[Way], last: LastTokens, forward=None) -> LLMEngine:
+        ways = [*first, EagerWay(model, memory, forward, last.upload)]
+        scheduler = ContinuousScheduler(memory.plan(enable_prefix_caching=False), rows, 8192)
+        runner = ModelRunner(ways, memory, last=last)
+        return kind(tokenizer, config, scheduler, runner, max_model_len=length)
 
-    def in_graphs(kind: type, tuned: bool) -> LLMEngine:
-        last = LastTokens(rows, device)
-        forward = GraphForward(model, cache, last, length, capture=tuned)
-        if not tuned:
-            own = ModelStep(model, list(cache.keys), list(cache.values))
-            width = cache.num_blocks_for(length)
-            forward.graphs = DecodeGraphs(lambda _: own, last, config.vocab_size, rows, width, capture=True)
-        return engine(kind, forward, last, sampler=forward.choose)
+    def in_graphs(kind: type[LLMEngine], tuned: bool) -> LLMEngine:
+        last, plain = LastTokens(rows, device), ModelStep(model, list(memory.keys), list(memory.values))
+        step = steps(model, memory, rows) if tuned else lambda _: plain
+        graphs = DecodeGraphs(step, last, V, rows, width, capture=True)
+        return engine(kind, [GraphWay(graphs, V)], last, prompts(model))
 
     def one_by_one() -> LLMEngine:
-        last = LastTokens(rows, device)
-        return engine(LLMEngine, AheadForward(model, cache, last), last)
+        return engine(LLMEngine, [], LastTokens(rows, device))
 
     return {
         "eager": one_by_one,
@@ -337,19 +337,19 @@ def launches() -> tuple[dict, dict]:
     from triton.testing import do_bench
 
     from engine.models.loader import load_model
-    from engine.tokenizer import Tokenizer
+    from engine.text.tokenizer import Tokenizer
 
     folder = dummy_folder(Path(tempfile.mkdtemp()), GPT2_XL)
     model, tokenizer = load_model(folder, "cuda", "bfloat16", "dummy"), Tokenizer.from_pretrained(folder)
     ways = engines(model, tokenizer, max(BATCHES), CONTEXT + 4 * WINDOW)
     figures: dict = {name: {} for name in ways}
     for name, make in ways.items():
-        made = make()
+        engine = make()
         for batch in BATCHES:
-            found = [step_milliseconds(made, batch) for _ in range(4)][1:]
-            figures[name][f"b{batch}"] = statistics.median(found)
+            times = [step_milliseconds(engine, batch) for _ in range(4)][1:]
+            figures[name][f"b{batch}"] = statistics.median(times)
         print("launches", name, figures[name], flush=True)
-    graphs = made.executor.forward.graphs
+    graphs = engine.executor.ways[0].graphs
     sizes = graphs.sizes
     replays = [do_bench(graphs._graphs[size][0], return_mode="median") for size in sizes]
     figures["ladder"] = {"sizes": sizes, "replay_ms": replays}

@@ -2,37 +2,35 @@
 notebook show it.
 """
 
-from dataclasses import dataclass, field
-
-from engine.ahead import AheadExecutor, AheadForward, LastTokens
-from engine.batch import Batch
-from engine.cache.paged import PagedCache
-from engine.executor import Pending, StepResult
-from engine.llm_engine import LLMEngine
+from engine.cache.memory import PageMemory
+from engine.core.llm_engine import LLMEngine
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.requests.batch import Batch
+from engine.requests.step import Pending, StepResult
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 Event = tuple[str, int]  # ("launch" or "read", step)
 SEATS = 4
 
 
-@dataclass(frozen=True)
-class Noted(Pending):
+class Noted:
     """A step under way."""
 
-    number: int = 0
-    events: list[Event] = field(default_factory=list)
+    def __init__(self, pending: Pending, number: int, events: list[Event]) -> None:
+        self.pending, self.number, self.events = pending, number, events
 
     def result(self) -> StepResult:
         self.events.append(("read", self.number))
-        return super().result()
+        return self.pending.result()
 
 
-class Watched(AheadExecutor):
-    """For requests without logprobs."""
+class Watched:
+    """An executor: a runner, and what it was given."""
 
-    def __init__(self, forward: AheadForward, tokenizer: Tokenizer, last: LastTokens) -> None:
-        super().__init__(forward, tokenizer, last)
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
         self.events: list[Event] = []
         self.batches: list[Batch] = []
 
@@ -40,13 +38,13 @@ class Watched(AheadExecutor):
         self.batches.append(batch)
         number = len(self.batches)
         self.events.append(("launch", number))
-        pending = super().submit(batch)
-        return Noted(pending.batch, pending.token_ids, number, self.events)
+        return Noted(self.runner.submit(batch), number, self.events)
 
 
 def watched(kind: type[LLMEngine], tokenizer: Tokenizer, model) -> LLMEngine:
     """An engine over pages, with PyTorch's operations: who waits for whom does not depend on the kernel."""
     device = next(model.parameters()).device
-    cache, last = PagedCache(model.config, 64, device=device), LastTokens(SEATS, device)
-    executor = Watched(AheadForward(model, cache, last), tokenizer, last)
-    return kind(tokenizer, model.config, ContinuousScheduler(cache, SEATS, 256), executor, max_model_len=256)
+    memory, last = PageMemory(model.config, 64, device=device), LastTokens(SEATS, device)
+    executor = Watched(ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last=last))
+    scheduler = ContinuousScheduler(memory.plan(), SEATS, 256)
+    return kind(tokenizer, model.config, scheduler, executor, max_model_len=256)

@@ -20,19 +20,19 @@ from fastapi import FastAPI
 
 from benchmarks.part14_readers import WORDS_PER_SECOND, Seen, at_once, crowd, question, streamed, wire_bytes
 from benchmarks.record import record, show, whole_numbers
-from engine.async_engine import AsyncLLMEngine
-from engine.cache.slots import SlotCache
-from engine.chat_template import ChatTemplate
+from engine.cache.slots import SlotMemory
 from engine.client.stream import ChatClient
-from engine.executor import Executor, ModelForward
+from engine.core.engine_thread import EngineThread
+from engine.core.llm_engine import LLMEngine
+from engine.decoding.chat_template import ChatTemplate
+from engine.execution.runner import EagerWay, ModelRunner
 from engine.layers.packed_linear import pack_linears
-from engine.listeners import Listener, StepRecord
-from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
+from engine.requests.listeners import Listener, StepRecord
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.server.app import create_app
-from engine.server.chat import chat
-from engine.tokenizer import Tokenizer
+from engine.server.chat import chat_routes
+from engine.text.tokenizer import Tokenizer
 from parts.stage import served
 
 MODEL, USERS = "storyteller", (1, 8, 32)
@@ -43,12 +43,12 @@ WAYS = {"stream": streamed, "one piece": at_once}
 def build() -> tuple[LLMEngine, FastAPI]:
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=max(USERS)))
-    cache = SlotCache(model.config, max(USERS), 256)
-    scheduler = ContinuousScheduler(cache, max(USERS), 512)
-    executor = Executor(ModelForward(model, cache))
-    engine = LLMEngine(tokenizer, model.config, scheduler, executor, max_model_len=256)
+    memory = SlotMemory(model.config, max(USERS), 256)
+    scheduler = ContinuousScheduler(memory.plan(), max(USERS), 512)
+    runner = ModelRunner([EagerWay(model, memory)], memory)
+    engine = LLMEngine(tokenizer, model.config, scheduler, runner, max_model_len=256)
     template = ChatTemplate.from_pretrained(MODEL)
-    return engine, create_app(AsyncLLMEngine(engine, MODEL), [chat(tokenizer, model.config, template)])
+    return engine, create_app(EngineThread(engine, MODEL), [chat_routes(tokenizer, model.config, template)])
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from rich.progress import track
 
 from benchmarks.part08_http_latency import HOST, MODEL, Make, serve
 from benchmarks.record import record, show, whole_numbers
-from engine.load.client import Seen, Target
+from engine.load.client import Endpoint, Seen
 from engine.load.plan import Job, endless
 from engine.load.report import spread
 from engine.load.run import client
@@ -56,11 +56,11 @@ async def point(url: str, users: int) -> dict:
     jobs = endless(PROMPT_TOKENS, NEW_TOKENS, Random(users))
     work = [[next(jobs) for _ in range(rounds)] for _ in range(users)]
     async with client(url) as http:
-        target = Target(http, MODEL, fields={"temperature": 0, "ignore_eos": True})
+        endpoint = Endpoint(http, MODEL, fields={"temperature": 0, "ignore_eos": True})
 
         async def user(jobs: Sequence[Job]) -> list[Seen]:
             now = asyncio.get_running_loop().time
-            return [await target.ask(job, now()) for job in jobs]
+            return [await endpoint.ask(job, now()) for job in jobs]
 
         seen = await asyncio.gather(*map(user, work))
     wrong = [one.outcome for answers in seen for one in answers if not one.ok]

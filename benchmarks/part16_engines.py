@@ -1,30 +1,30 @@
 """Engines that speculate, and one that does not, composed alike: for benchmarks and demo of Part 16."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import nn
 
 from engine.attention.flash import sdpa_attention
-from engine.cache.paged import PagedCache
+from engine.cache.memory import PageMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.params import SamplingParams
-from engine.executor import ModelForward
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import EagerWay, ModelRunner
 from engine.layers.packed_linear import pack_linears
-from engine.listeners import Listeners
-from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scoring import ScoringExecutor
-from engine.speculation.draft_model import DraftModel
-from engine.speculation.executor import Lookup, Proposer, SpeculativeExecutor
+from engine.speculation.capability import NgramProposer, Speculation
+from engine.speculation.draft_model import DraftModel, DraftSampler
 from engine.speculation.lengths import Lengths
+from engine.speculation.measuring import FREE, measure
 from engine.speculation.ngram import lookup
-from engine.speculation.paired import PairedCache
-from engine.speculation.verify import Verifier
-from engine.tokenizer import Tokenizer
+from engine.speculation.rejection_sampler import Proposals, RejectionSampler
+from engine.text.tokenizer import Tokenizer
 
 TARGET, DRAFT = "storyteller", "storyteller-draft"
 ROOM = 192  # tokens of each request, prompt and output
@@ -47,10 +47,10 @@ PROMPTS = (
 
 
 class Fixed(Lengths):
-    """So many, whatever it costs."""
+    """So many, whatever it costs and however many stand."""
 
-    def asks(self, people: int) -> bool:
-        return True
+    def __init__(self, most: int) -> None:
+        super().__init__(most, FREE)
 
     def choose(self, request_ids: Sequence[str], caps: Sequence[int]) -> list[int]:
         return [min(self.most, cap) for cap in caps]
@@ -73,52 +73,59 @@ def load(rows: int = 1) -> Models:
 
 def plain(models: Models, seats: int = 1) -> LLMEngine:
     """One token of each request per step."""
-    cache = _cache(models.target, seats)
-    executor = ScoringExecutor(ModelForward(models.target, cache), models.tokenizer)
-    return _engine(models, cache, executor, seats)
+    runner = _runner(models.target, seats)
+    return _engine(models, runner, _scheduler(runner, seats))
 
 
 def with_draft_model(models: Models, lengths: Lengths, seats: int = 1) -> LLMEngine:
-    """storyteller-draft proposes."""
-    cache = PairedCache(_cache(models.target, seats), _cache(models.draft, seats))
-    proposer = DraftModel(models.draft, cache)
-    return _speculating(models, cache, proposer, Verifier(proposer.probs), lengths, seats)
+    """storyteller-draft proposes: a second runner, over the same plan."""
+    runner, reader, proposals = _runner(models.target, seats), _runner(models.draft, seats), Proposals()
+    runner.select, reader.select = RejectionSampler(proposals), DraftSampler(proposals)
+    runner.before.append(lambda batch: reader.memory.apply(batch.copies))
+    scheduler = _scheduler(runner, seats)
+    proposer = DraftModel(reader, scheduler.cache, proposals, models.draft.config.max_positions)
+    return _engine(models, runner, scheduler, [Speculation(proposer, scheduler, lengths)])
 
 
 def with_ngrams(models: Models, lengths: Lengths, seats: int = 1) -> LLMEngine:
     """The request's own text proposes."""
-    cache = _cache(models.target, seats)
-    return _speculating(models, cache, Lookup(lookup), Verifier({}), lengths, seats)
+    runner = _runner(models.target, seats)
+    runner.select = RejectionSampler(Proposals())
+    scheduler = _scheduler(runner, seats)
+    return _engine(models, runner, scheduler, [Speculation(NgramProposer(lookup), scheduler, lengths)])
 
 
-def _cache(model: nn.Module, seats: int) -> PagedCache:
+def adaptive(make: Callable[..., LLMEngine], models: Models, most: int, seats: int = 1) -> LLMEngine:
+    """`make` is one of the two above; what steps cost is measured first, on an engine of its own."""
+    trial = make(models, Lengths(most, FREE), seats)
+    return make(models, Lengths(most, measure(trial, speculation_of(trial), seats)), seats)
+
+
+def speculation_of(engine: LLMEngine) -> Speculation:
+    (speculation,) = engine.capabilities
+    return speculation
+
+
+def _runner(model: nn.Module, seats: int) -> ModelRunner:
     blocks = seats * -(-ROOM // P)
-    return PagedCache(model.config, blocks, P, kernel=sdpa_attention, enable_prefix_caching=False)
+    memory = PageMemory(model.config, blocks, P, kernel=sdpa_attention)
+    last = LastTokens(seats, torch.device("cpu"))
+    return ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last=last)
 
 
-def _speculating(
-    models: Models,
-    cache: PagedCache | PairedCache,
-    proposer: Proposer,
-    verifier: Verifier,
-    lengths: Lengths,
-    seats: int,
-) -> LLMEngine:
-    inner = ScoringExecutor(ModelForward(models.target, cache), models.tokenizer, verifier)
-    executor = SpeculativeExecutor(inner, cache, proposer, lengths, time.thread_time)
-    return _engine(models, cache, executor, seats, [lengths])
+def _scheduler(runner: ModelRunner, seats: int) -> ContinuousScheduler:
+    return ContinuousScheduler(runner.memory.plan(enable_prefix_caching=False), seats, 512)
 
 
-def _engine(models: Models, cache, executor, seats: int, listeners: Sequence = ()) -> LLMEngine:
-    scheduler = ContinuousScheduler(cache, seats, 512)
+def _engine(models: Models, runner: ModelRunner, scheduler, capabilities: Sequence = ()) -> LLMEngine:
     return LLMEngine(
         models.tokenizer,
         models.target.config,
         scheduler,
-        executor,
-        Listeners(listeners),
+        runner,
         supports=SUPPORTS,
         max_model_len=ROOM,
+        capabilities=capabilities,
     )
 
 
@@ -143,13 +150,14 @@ class Seen:
 
 def watch(engine: LLMEngine) -> list[Seen]:
     """A list that grows with each step of an engine that speculates for one request."""
-    seen, landed = [], engine.executor.landed
+    seen, speculation = [], speculation_of(engine)
+    landed = speculation.landed
 
-    def watched(batch, result, seconds):
-        drafts = list(batch.requests[0].draft_ids)
-        found = landed(batch, result, seconds)
+    def watched(step, result):
+        drafts = list(step.requests[0].draft_ids)
+        found = landed(step, result)
         seen.append(Seen(drafts, found.tokens[0]))
         return found
 
-    engine.executor.landed = watched
+    speculation.landed = watched
     return seen

@@ -20,26 +20,30 @@ import torch
 
 from benchmarks.record import OUT, RESULTS, record, show
 from benchmarks.shapes import GPT2_XL, dummy_folder
-from engine.ahead import AheadEngine, AheadExecutor, LastTokens
-from engine.attention.kernels import attention_kernel
-from engine.batch import make_batch
-from engine.cache.paged import PagedCache
+from engine.cache.memory import PageMemory
+from engine.core.ahead import AheadEngine
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState
-from engine.graphs import GraphForward
-from engine.llm_engine import LLMEngine
+from engine.execution.graphs import DecodeGraphs, GraphWay
+from engine.execution.graphs import steps as plain_steps
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.execution.verifying import verifying_steps
+from engine.kernels.verify_attend import MOST_NEW
+from engine.machine.collector import rare_collections
 from engine.models.loader import load_model
+from engine.requests.request import Request
+from engine.scheduling.batching import make_batch
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.request import Request
-from engine.scoring import ScoringExecutor
-from engine.speculation.draft_model import DraftModel
-from engine.speculation.executor import SpeculativeExecutor
-from engine.speculation.graphs import RowsForward
-from engine.speculation.lengths import Lengths, expected_tokens
-from engine.speculation.paired import PairedCache
-from engine.speculation.verify import Verifier
-from engine.tokenizer import Tokenizer
+from engine.speculation.capability import Speculation
+from engine.speculation.draft_model import DraftModel, DraftSampler
+from engine.speculation.lengths import Lengths
+from engine.speculation.measuring import FREE
+from engine.speculation.rejection_sampler import Proposals, RejectionSampler
+from engine.text.tokenizer import Tokenizer
+from engine.wiring.attention_kernel import attention_kernel
 
 CONTEXT, MOST, P = 512, 8, 16
 RATES = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -55,33 +59,35 @@ class Fixed(Lengths):
 
     drafts = 0
 
-    def asks(self, people):
-        return True
+    def __init__(self):
+        super().__init__(MOST, FREE)
 
     def choose(self, request_ids, caps):
         return [min(self.drafts, cap) for cap in caps]
 
 
-def cache_of(model, sequences: int, length: int) -> PagedCache:
+def memory_of(model, sequences: int, length: int) -> PageMemory:
     parameter = next(model.parameters())
     how = parameter.device, parameter.dtype
     kernel = attention_kernel("triton", model.config.head_dim, *how)
     from engine.kernels.paged_attention import PagedAttention
     from engine.kernels.paged_prefill import PagedPrefill
 
-    kernels = {"decode": PagedAttention, "prefill": PagedPrefill, "enable_prefix_caching": False}
-    return PagedCache(model.config, sequences * -(-length // P), P, *how, kernel, **kernels)
+    kernels = {"decode": PagedAttention, "prefill": PagedPrefill}
+    return PageMemory(model.config, sequences * -(-length // P), P, *how, kernel, **kernels)
 
 
-def rows_forward(
-    model, cache: PagedCache, sizes: list[int], length: int, chains: bool = False
-) -> RowsForward:
+def graphs_of(
+    model, memory, last, make_steps, sizes: list[int], length: int, most_new=1, in_flight=2
+) -> GraphWay:
     """Graphs of these sizes alone: the ladder has more, and each costs time to compile."""
-    made = RowsForward(model, cache, sizes[-1], length, capture=False, chains=chains)
-    made.graphs.sizes = sizes
-    if made.device.type == "cuda":
-        made.graphs._capture()
-    return made
+    V, step = model.config.vocab_size, make_steps(model, memory, sizes[-1])
+    width = -(-length // P)
+    graphs = DecodeGraphs(step, last, V, sizes[-1], width, capture=False, in_flight=in_flight)
+    graphs.sizes = sizes
+    if last.chosen.is_cuda:
+        graphs._capture()
+    return GraphWay(graphs, V, most_new)
 
 
 def sizes_for(sequences: list[int], new: range) -> list[int]:
@@ -98,11 +104,11 @@ def median_ms(run, repeats: int) -> float:
     return statistics.median(times[len(times) // 4 :])
 
 
-def replay_ms(forward: RowsForward, size: int, repeats: int) -> float | None:
+def replay_ms(way: GraphWay, size: int, repeats: int) -> float | None:
     """The graph alone, over the numbers of the last pass."""
-    if size not in forward.graphs._graphs:
+    if size not in way.graphs._graphs:
         return None
-    replay, _ = forward.graphs._graphs[size]
+    replay, _ = way.graphs._graphs[size]
     ends = [torch.cuda.Event(enable_timing=True) for _ in "ab"]
     replay()
     ends[0].record()
@@ -113,28 +119,33 @@ def replay_ms(forward: RowsForward, size: int, repeats: int) -> float | None:
     return ends[0].elapsed_time(ends[1]) / repeats
 
 
-def passes(forward: RowsForward, sequences: int, news: range, context: int, repeats: int) -> list[dict]:
+def passes(way: GraphWay, plan, sequences: int, news: range, context: int, repeats: int) -> list[dict]:
     """A pass of `new` tokens of each sequence behind a context."""
-    cache, requests = forward.cache, []
+    requests = []
     for i in range(sequences):
         ids, params = [7 + i] * (context + MOST), SamplingParams()
-        one = Request(str(i), str(i), ids, len(ids), params, None, SamplingState(params, ids, [], i))
-        cache.begin(one)
-        cache.reserve(one, len(ids))
-        one.num_computed_tokens = context
-        requests.append(one)
+        request = Request(str(i), str(i), ids, len(ids), params, None, SamplingState(params, ids, [], i))
+        plan.begin(request)
+        plan.reserve(request, len(ids))
+        request.num_computed_tokens = context
+        requests.append(request)
     found = []
     for new in news:
-        for one in requests:
-            one.token_ids = [9] * context + [11 + i for i in range(new)]
-            one.num_prompt_tokens = context + 1  # each row's successor is wanted, as behind drafts
-            one.draft_ids, one.token_ids = one.token_ids[context + 1 :], one.token_ids[: context + 1]
-        batch = make_batch([(one, new) for one in requests])
-        whole = median_ms(lambda batch=batch: forward(batch).argmax(-1).tolist(), repeats)
-        size = next(size for size in forward.graphs.sizes if size >= batch.num_tokens)
-        found.append({"tokens": new, "ms": whole, "replay_ms": replay_ms(forward, size, repeats)})
-    for one in requests:
-        cache.release(one)
+        for request in requests:
+            request.token_ids = [9] * context + [11]
+            request.num_prompt_tokens = context + 1  # each row's successor is wanted, as behind drafts
+            request.draft_ids = [12 + i for i in range(new - 1)]
+        batch = make_batch([(request, new) for request in requests], plan)
+
+        @torch.inference_mode()
+        def whole(batch=batch):
+            return way(batch).values.argmax(-1).tolist()
+
+        ms = median_ms(whole, repeats)
+        size = next(size for size in way.graphs.sizes if size >= batch.num_tokens)
+        found.append({"tokens": new, "ms": ms, "replay_ms": replay_ms(way, size, repeats)})
+    for request in requests:
+        plan.release(request)
     return found
 
 
@@ -173,43 +184,55 @@ def main() -> None:
     small = dummy_folder(Path(tempfile.mkdtemp()), shape | {"n_layer": DRAFT_LAYERS})
     target, draft = (load_model(one, device, dtype, "dummy") for one in (folder, small))
     tokenizer, people = Tokenizer.from_pretrained(folder), max(options.sequences)
-    cache = PairedCache(*(cache_of(model, people, length) for model in (target, draft)))
-    reading = rows_forward(draft, cache.draft, sizes_for(options.sequences, range(1, 3)), length, chains=True)
-    verifying = rows_forward(target, cache.target, sizes_for(options.sequences, range(1, most + 1)), length)
+    memory, second = (memory_of(model, people, length) for model in (target, draft))
+    place = next(target.parameters()).device
+    last, draft_last = LastTokens(people, place), LastTokens(people, place)
+    plain = graphs_of(target, memory, last, plain_steps, sorted(set(options.sequences)), length)
+    sizes, few = (sizes_for(options.sequences, range(1, new + 1)) for new in (most, 2))
+    verifying = graphs_of(target, memory, last, verifying_steps, sizes, length, MOST_NEW)
+    reading = graphs_of(draft, second, draft_last, verifying_steps, few, length, MOST_NEW, in_flight=MOST + 1)
     print(f"loaded and captured: {time.perf_counter() - began:.0f} s", flush=True)
 
-    proposer, lengths = DraftModel(draft, cache, reading), Fixed(MOST)
-    inner = ScoringExecutor(verifying, tokenizer, Verifier(proposer.probs))
+    def runner_of(model, memory, last, *ways) -> ModelRunner:
+        return ModelRunner([*ways, EagerWay(model, memory, upload=last.upload)], memory, last=last)
 
-    def engine_of(kind: type, memory, executor) -> LLMEngine:
-        scheduler = ContinuousScheduler(memory, people, 8192)
-        return kind(tokenizer, target.config, scheduler, executor, supports=SUPPORTS, max_model_len=length)
+    def engine_of(kind: type, runner: ModelRunner, scheduler, *capabilities) -> LLMEngine:
+        return kind(
+            tokenizer, target.config, scheduler, runner, supports=SUPPORTS, max_model_len=length,
+            capabilities=capabilities,
+        )  # fmt: skip
 
-    speculating = engine_of(LLMEngine, cache, SpeculativeExecutor(inner, cache, proposer, lengths))
-    last = LastTokens(people, verifying.device)
-    plain = GraphForward(target, cache.target, last, length, capture=False)
-    plain.graphs.sizes = sorted(set(options.sequences))
-    if device == "cuda":
-        plain.graphs._capture()
-    executor = AheadExecutor(plain, tokenizer, last, sampler=plain.choose)
-    ahead = engine_of(AheadEngine, cache.target, executor)
+    def scheduler() -> ContinuousScheduler:
+        return ContinuousScheduler(memory.plan(enable_prefix_caching=False), people, 8192)
+
+    proposals, lengths, queues = Proposals(), Fixed(), scheduler()
+    runner, reader = (
+        runner_of(target, memory, last, verifying),
+        runner_of(draft, second, draft_last, reading),
+    )
+    runner.select, reader.select = RejectionSampler(proposals), DraftSampler(proposals)
+    proposer = DraftModel(reader, queues.cache, proposals, draft.config.max_positions)
+    speculation = Speculation(proposer, queues, lengths)
+    speculating = engine_of(LLMEngine, runner, queues, speculation)
+    ahead = engine_of(AheadEngine, runner_of(target, memory, last, plain), scheduler())
 
     figures, tables = {}, {}
     for S in options.sequences:
-        verify = passes(verifying, S, range(1, most + 1), context, repeats)
-        draft_pass = passes(reading, S, range(1, 3), context, repeats)
+        plan = memory.plan(enable_prefix_caching=False)
+        verify = passes(verifying, plan, S, range(1, most + 1), context, repeats)
+        draft_pass = passes(reading, plan, S, range(1, 3), context, repeats)
         base = step_ms(ahead, S, context, repeats)
         steps = []
         for lengths.drafts in range(most):
             steps.append(step_ms(speculating, S, context, repeats))
-        tally = speculating.executor.tally
+        tally = speculation.tally
         found = {"verify": verify, "draft": draft_pass, "plain_step_ms": base, "step_ms": steps}
         figures[f"s{S}"] = found | {"proposed": tally.proposed, "accepted": tally.accepted}
         print(f"{S}: {figures[f's{S}']}", f"{time.perf_counter() - began:.0f} s", flush=True)
         rows = []
         for n, ms in enumerate(steps):
             needed = ms / base
-            speed = [expected_tokens(rate, n) * base / ms for rate in RATES]
+            speed = [sum(rate**j for j in range(n + 1)) * base / ms for rate in RATES]
             rows.append([n, verify[n]["replay_ms"], verify[n]["ms"], ms, needed, *speed])
         columns = ["drafts", "graph, ms", "pass, ms", "engine's step, ms", "tokens a step that pay"]
         columns += [f"speed at rate {rate}" for rate in RATES]
@@ -222,4 +245,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with rare_collections():
+        main()

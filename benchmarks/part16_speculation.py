@@ -25,23 +25,25 @@ from benchmarks.part16_engines import (
     PROMPTS,
     Fixed,
     Models,
+    adaptive,
     load,
     plain,
+    speculation_of,
     tell,
     with_draft_model,
     with_ngrams,
 )
 from benchmarks.record import record, show, whole_numbers
 from engine.cache.single import CachedForward, SingleCache
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.greedy import generate
 from engine.decoding.params import SamplingParams
-from engine.llm_engine import LLMEngine
-from engine.speculation.executor import Tally
-from engine.speculation.lengths import Lengths
+from engine.machine.collector import rare_collections
+from engine.speculation.capability import Tally
 
 MOST = 5  # drafts at once
 CROWDS = (1, 2, 4, 8, 16, 32)
-WARM = 3  # rounds of a crowd in which the adaptive length finds out what a step costs
+WARM = 3  # rounds of a crowd in which the adaptive length finds out what stands
 SPOILT = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the drafts
 DRAFTS = 3  # where one length is looked at
 LOOP, PLAIN, ADAPTIVE = "Part 3's loop", "this engine, no drafts", "adaptive, up to 5"
@@ -126,7 +128,7 @@ def alpha_of(tally: Tally, k: int) -> float:
 def one_stream(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     engines = {f"{k} drafts": with_draft_model(models, Fixed(k)) for k in range(1, MOST + 1)}
-    engines |= {ADAPTIVE: with_draft_model(models, Lengths(MOST))}
+    engines |= {ADAPTIVE: adaptive(with_draft_model, models, MOST)}
     sides = {LOOP: part_3(models, PROMPTS, params)}
     for name, engine in ({PLAIN: plain(models)} | engines).items():
         sides[name] = one_after_the_other(engine, PROMPTS, params)
@@ -135,7 +137,7 @@ def one_stream(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
     best = min((LOOP, PLAIN), key=lambda name: statistics.median(seconds[name]))
     rows = []
     for name in sides:
-        tally = engines[name].executor.tally if name in engines else None
+        tally = speculation_of(engines[name]).tally if name in engines else None
         # Each step brings one token and the accepted drafts.
         told = count * (rounds + 1)
         per_step = told / (told - tally.accepted) if tally else 1.0
@@ -143,7 +145,7 @@ def one_stream(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
         rows.append([name, speed, per_step, faster(seconds, name, best)])
     gains = {name: gain for name, *_, gain in rows}
     fixed = [gains[f"{k} drafts"] for k in range(1, MOST + 1)]
-    longest = engines[f"{MOST} drafts"].executor.tally
+    longest = speculation_of(engines[f"{MOST} drafts"]).tally
     reached = [longest.drafts, *longest.accepted_at]  # how often the i-th draft was judged
     figures = {
         "fastest_plain": best,
@@ -156,7 +158,7 @@ def one_stream(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
         "plain_ms": statistics.median(seconds[PLAIN]) / count * 1e3,
         "accepted_at": [at / longest.drafts for at in longest.accepted_at],
         "accepted_if_reached": [b / max(a, 1) for a, b in pairwise(reached)],
-        "alpha": alpha_of(engines[f"{DRAFTS} drafts"].executor.tally, DRAFTS),
+        "alpha": alpha_of(speculation_of(engines[f"{DRAFTS} drafts"]).tally, DRAFTS),
     }
     columns = ["one stream", "tokens/s", "tokens per step", "× the fastest without drafts"]
     return figures, {"columns": columns, "rows": rows}
@@ -191,13 +193,14 @@ def against_acceptance(models: Models, tokens: int, rounds: int, costs: dict) ->
     prompts, engines = PROMPTS[:4], {}
     for share in SPOILT:
         engine = engines[share] = with_draft_model(models, Fixed(DRAFTS))
-        engine.executor.proposer = Spoilt(engine.executor.proposer, share)
+        speculation = speculation_of(engine)
+        speculation.proposer = Spoilt(speculation.proposer, share)
     sides = {name: one_after_the_other(engine, prompts, params) for name, engine in engines.items()}
     seconds = take_turns({PLAIN: one_after_the_other(plain(models), prompts, params)} | sides, rounds)
     points = [
         {
             "spoilt": share,
-            "alpha": alpha_of(engine.executor.tally, DRAFTS),
+            "alpha": alpha_of(speculation_of(engine).tally, DRAFTS),
             "gain": faster(seconds, share, PLAIN),
         }
         for share, engine in engines.items()
@@ -214,15 +217,15 @@ def crowds(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
     rows, figures = [], {}
     for B in CROWDS:
         prompts = [PROMPTS[i % len(PROMPTS)] for i in range(B)]
-        adaptive = with_draft_model(models, Lengths(MOST), B)
+        finding_out = adaptive(with_draft_model, models, MOST, B)
         engines = {
             "plain": plain(models, B),
             "fixed": with_draft_model(models, Fixed(DRAFTS), B),
-            "adaptive": adaptive,
+            "adaptive": finding_out,
         }
         told = [step_by_step(engines, prompts, params) for _ in range(WARM + rounds)][WARM:]
         seconds = {name: [one[name] for one in told] for name in engines}
-        tally, told = adaptive.executor.tally, B * tokens * (rounds + WARM)
+        tally, told = speculation_of(finding_out).tally, B * tokens * (rounds + WARM)
         gains = [faster(seconds, name, "plain") for name in ("fixed", "adaptive")]
         speed = B * tokens / statistics.median(seconds["plain"])
         rows.append([B, speed, *gains, tally.proposed / (told - tally.accepted)])
@@ -243,15 +246,16 @@ def ngrams(models: Models, tokens: int, rounds: int) -> tuple[dict, dict]:
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, frequency_penalty=penalty)
         engines = {
             "4 n-gram drafts": with_ngrams(models, Fixed(4)),
-            "n-grams, adaptive, up to 4": with_ngrams(models, Lengths(4)),
+            "n-grams, adaptive, up to 4": adaptive(with_ngrams, models, 4),
         }
         prompts = PROMPTS[:6]
-        made = {PLAIN: plain(models)} | engines
+        composed = {PLAIN: plain(models)} | engines
         seconds = take_turns(
-            {name: one_after_the_other(engine, prompts, params) for name, engine in made.items()}, rounds
+            {name: one_after_the_other(engine, prompts, params) for name, engine in composed.items()},
+            rounds,
         )
         for name, engine in engines.items():
-            tally, told = engine.executor.tally, tokens * len(prompts) * (rounds + 1)
+            tally, told = speculation_of(engine).tally, tokens * len(prompts) * (rounds + 1)
             share = tally.accepted / max(tally.proposed, 1)
             rows.append([text, name, share, told / (told - tally.accepted), faster(seconds, name, PLAIN)])
         figures[key] = {"fixed": rows[-2][-1], "adaptive": rows[-1][-1]}
@@ -284,4 +288,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with rare_collections():
+        main()

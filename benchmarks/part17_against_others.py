@@ -18,13 +18,13 @@ import torch
 from benchmarks.part08_against_others import PADDED, REQUESTS, Run, ctranslate2_side, timed
 from benchmarks.record import ROOT, record
 from benchmarks.workloads import Job, interleaved, jobs, run_engine
-from engine.checkpoint import ZOO
-from engine.huge_pages import huge_pages
 from engine.layers.packed_linear import pack_linears
+from engine.machine.huge_pages import huge_pages
+from engine.models.checkpoint import ZOO
 from engine.models.loader import load_model
 from engine.quantization.quantize import pack_quantized, quantize
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 FOLDER = ZOO / "storyteller"
 

@@ -17,18 +17,21 @@ import torch
 
 from benchmarks.record import record
 from benchmarks.shapes import GPT2_XL, dummy_folder
-from engine.ahead import AheadEngine, AheadExecutor, LastTokens
-from engine.attention.kernels import attention_kernel
-from engine.cache.paged import PagedCache
+from engine.cache.memory import PageMemory
+from engine.core.ahead import AheadEngine
 from engine.decoding.params import SamplingParams
-from engine.graphs import GraphForward, ModelStep
-from engine.kernels import quantized_row
+from engine.execution import quantized_steps
+from engine.execution.graphs import DecodeGraphs, GraphWay, ModelStep
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import EagerWay, ModelRunner
 from engine.kernels.paged_attention import PagedAttention
 from engine.kernels.paged_prefill import PagedPrefill
+from engine.kernels.prompt_rows import prompts
 from engine.models.loader import load_model
 from engine.quantization.quantize import model_bytes, pack_quantized, quantize
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
+from engine.wiring.attention_kernel import attention_kernel
 
 SHAPES = {
     "gpt2-xl": GPT2_XL,
@@ -40,8 +43,8 @@ SIDES = {
 }  # fmt: skip
 
 
-def own_forward(model, cache, max_rows):
-    step = ModelStep(model, list(cache.keys), list(cache.values))
+def plain_forward(model, memory, max_rows):
+    step = ModelStep(model, list(memory.keys), list(memory.values))
     return lambda rows: step
 
 
@@ -51,17 +54,19 @@ def seconds_per_token(folder: Path, side: str, device: torch.device, tokens: int
     transform = None if method is None else lambda m: pack_quantized(quantize(m, method))
     model = load_model(folder, device, "bfloat16", "dummy", transform=transform)
     kernel = attention_kernel("triton", model.config.head_dim, device, torch.bfloat16)
-    cache = PagedCache(
+    memory = PageMemory(
         model.config, 2 * LONGEST // 16, 16, device, torch.bfloat16, kernel,
         decode=PagedAttention, prefill=PagedPrefill,
     )  # fmt: skip
     last = LastTokens(1, device)
-    steps = own_forward if "plain" in side else quantized_row.steps
-    forward = GraphForward(model, cache, last, LONGEST, device.type == "cuda", make_steps=steps)
-    tokenizer = Tokenizer.from_pretrained(folder)
-    executor = AheadExecutor(forward, tokenizer, last, sampler=forward.choose)
-    scheduler = ContinuousScheduler(cache, 1, LONGEST)
-    engine = AheadEngine(tokenizer, model.config, scheduler, executor, max_model_len=LONGEST)
+    steps = plain_forward if "plain" in side else quantized_steps.steps
+    V, width = model.config.vocab_size, LONGEST // 16
+    graphs = DecodeGraphs(steps(model, memory, 1), last, V, 1, width, device.type == "cuda")
+    runner = ModelRunner(
+        [GraphWay(graphs, V), EagerWay(model, memory, prompts(model), last.upload)], memory, last=last
+    )
+    tokenizer, scheduler = Tokenizer.from_pretrained(folder), ContinuousScheduler(memory.plan(), 1, LONGEST)
+    engine = AheadEngine(tokenizer, model.config, scheduler, runner, max_model_len=LONGEST)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     runs = []
     for run in range(4):

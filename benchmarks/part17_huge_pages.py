@@ -21,7 +21,7 @@ from benchmarks.part08_against_others import gpt2_shape
 from benchmarks.part17_one_request import ours
 from benchmarks.record import ROOT, record, whole_numbers
 from benchmarks.workloads import fp32_twin
-from engine.huge_pages import huge_pages
+from engine.machine.huge_pages import huge_pages
 
 SHAPES = {"storyteller": fp32_twin, "GPT-2 124M": gpt2_shape}
 SIDES = {

@@ -24,11 +24,11 @@ from benchmarks.workloads import fp32_twin
 from engine.cache.single import CachedForward
 from engine.decoding.greedy import generate
 from engine.decoding.params import SamplingParams
-from engine.huge_pages import huge_pages
 from engine.layers.packed_linear import pack_linears
+from engine.machine.huge_pages import huge_pages
 from engine.models.loader import load_model
 from engine.quantization.quantize import pack_quantized, quantize
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 PROMPT = 16  # tokens
 KEYS = {

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from benchmarks.record import ROOT, record
 from engine.attention.interface import Spans
-from engine.attention.kernels import attention_kernel
-from engine.checkpoint import ZOO
+from engine.models.checkpoint import ZOO
 from engine.models.loader import load_model
 from engine.quantization import codes
 from engine.quantization.checkpoint import save_quantized
 from engine.quantization.quantize import model_bytes, pack_quantized, quantize
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
+from engine.wiring.attention_kernel import attention_kernel
 
 MODEL, PIECE = "storyteller", 256
 DATA = Path(os.environ.get("RUVON_DATA", ROOT.parent / "shared" / "data"))

@@ -20,13 +20,15 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import triton
+from torch import nn
 
 from benchmarks.part17_gpu import SHAPES
 from benchmarks.shapes import dummy_folder
-from engine.kernels.quantized_row import QuantizedRow, _norm_product, _product_add
-from engine.kernels.single_row import Tile
+from engine.kernels.quantized_row import norm_product, product_add
+from engine.kernels.single_row import Operand, Tile
 from engine.models.loader import load_model
 from engine.quantization.quantize import pack_quantized, quantize
+from engine.quantization.row import QuantizedRow
 
 LAYERS, REPLAYS = 12, 12
 SHAPE = SHAPES["gpt3-6.7b"] | {"n_layer": LAYERS}
@@ -73,9 +75,9 @@ def compile_one(method: str, name: str, rows: int, warps: int, registers: int | 
         options |= {"maxnreg": registers} if registers else {}
         if name in ("proj", "down"):
             placed = name == "down"
-            return _product_add.warmup(bf16, words, *scales, bf16, fp32, PLACED=placed, **options)
+            return product_add.warmup(bf16, words, *scales, bf16, fp32, PLACED=placed, **options)
         out = fp32 if name == "head" else bf16
-        return _norm_product.warmup(
+        return norm_product.warmup(
             fp32, words, *scales, bf16, fp32, fp32, out, 1e-5, GELU=name == "up", **options
         )
 
@@ -90,26 +92,26 @@ def compile_one(method: str, name: str, rows: int, warps: int, registers: int | 
     return tiles
 
 
-def layers_of(row: QuantizedRow, name: str) -> list:
-    """As the chain's kernels take them: a layer, or a layer folded with its norm."""
+def operands_of(row: QuantizedRow, name: str) -> list[Operand]:
+    """As the chain's kernels take them."""
     if name == "head":
-        return [row.head] * 2
-    return [layer[("qkv", "proj", "up", "down").index(name)] for layer in row.layers]
+        return [row.operands.head] * 2
+    return [block[("qkv", "proj", "up", "down").index(name)] for block in row.operands.blocks]
 
 
 @torch.inference_mode()
 def microseconds(row: QuantizedRow, name: str, tile: Tile) -> float:
     """Of a launch, as one of many in a graph."""
     row.tiles[name] = tile
-    layers = layers_of(row, name)
+    operands = operands_of(row, name)
 
     def run() -> None:
-        for layer in layers:
+        for operand in operands:
             if name in ("proj", "down"):
-                row._linear_add(name, row.attended if name == "proj" else row.inner, layer)
+                row.linear_add(name, row.attended if name == "proj" else row.inner, operand)
             else:
                 out = {"qkv": row.qkv, "up": row.inner, "head": row.logits}[name]
-                row._norm_linear(name, layer, out, gelu=name == "up")
+                row.norm_linear(name, operand, out, gelu=name == "up")
 
     row.x.normal_(), row.attended.normal_(), row.inner.normal_()
     run()
@@ -125,7 +127,7 @@ def microseconds(row: QuantizedRow, name: str, tile: Tile) -> float:
     events[-1].record()
     torch.cuda.synchronize()
     times = [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
-    return statistics.median(times) / len(layers) * 1e3
+    return statistics.median(times) / len(operands) * 1e3
 
 
 def usual(x: torch.Tensor) -> torch.Tensor:
@@ -133,23 +135,30 @@ def usual(x: torch.Tensor) -> torch.Tensor:
     return x.view(8, -1).t().reshape(-1)
 
 
+def layer_of(model: nn.Module, name: str) -> nn.Module:
+    """The first layer of this name."""
+    block = model.blocks[0]
+    layers = {"qkv": block.attention.qkv, "proj": block.attention.proj, "up": block.mlp.up}
+    return (layers | {"down": block.mlp.down, "head": model.head})[name]
+
+
 @torch.inference_mode()
-def check(row: QuantizedRow, name: str) -> float:
+def check(model: nn.Module, row: QuantizedRow, name: str) -> float:
     """‖out - plain product‖ / ‖plain product‖, of the first layer."""
-    first = layers_of(row, name)[0]
+    first, layer = operands_of(row, name)[0], layer_of(model, name)
     if name in ("proj", "down"):
         a = row.attended if name == "proj" else row.inner
         row.x.zero_(), a.normal_()
-        row._linear_add(name, a, first)
-        got, want = usual(row.x), first.plain((a if name == "proj" else usual(a))[None].float())[0]
+        row.linear_add(name, a, first)
+        got, want = usual(row.x), layer.plain((a if name == "proj" else usual(a))[None].float())[0]
     else:
-        block = row.model.blocks[0]
-        norm = {"qkv": block.norm1, "up": block.norm2, "head": row.model.norm}[name]
+        block = model.blocks[0]
+        norm = {"qkv": block.norm1, "up": block.norm2, "head": model.norm}[name]
         out = {"qkv": row.qkv, "up": row.inner, "head": row.logits}[name]
         row.x.normal_()
-        row._norm_linear(name, first, out, gelu=name == "up")
+        row.norm_linear(name, first, out, gelu=name == "up")
         factors = norm.weight.float(), norm.bias.float(), row.config.norm_eps
-        want = first[0].plain(F.layer_norm(usual(row.x), (D,), *factors)[None])[0]
+        want = layer.plain(F.layer_norm(usual(row.x), (D,), *factors)[None])[0]
         got = out.view(-1)
         if name == "up":
             got, want = usual(got), F.gelu(want, approximate="tanh")
@@ -172,6 +181,7 @@ def main() -> None:
             job: [pool.submit(compile_one, *job, *candidate) for candidate in candidates(*job)]
             for job in jobs
         }
+        models: dict[str, nn.Module] = {}
         rows: dict[str, QuantizedRow] = {}
         device = torch.device("cuda")
         with tempfile.TemporaryDirectory() as folder:
@@ -181,7 +191,7 @@ def main() -> None:
                     folder, device, "bfloat16", "dummy",
                     transform=lambda m, how=method: pack_quantized(quantize(m, how)),
                 )  # fmt: skip
-                rows[method] = QuantizedRow(model, [], [])
+                models[method], rows[method] = model, QuantizedRow(model, [], [])
         print(f"{time.perf_counter() - began:.0f} s: models are there", flush=True)
         for job, futures in compiled.items():
             if time.perf_counter() - began > options.seconds:
@@ -189,13 +199,11 @@ def main() -> None:
                 continue
             method, name = job
             tiles = [tile for future in futures for tile in future.result()]
-            first = layers_of(rows[method], name)[0]
-            layer = first[0] if isinstance(first, tuple) else first
-            size = sum(t.nbytes for t in layer.buffers())
+            size = sum(t.nbytes for t in layer_of(models[method], name).buffers())
             found = [(microseconds(rows[method], name, tile), tile) for tile in tiles]
             found.sort(key=lambda pair: pair[0])
             rows[method].tiles[name] = found[0][1]
-            error = check(rows[method], name)
+            error = check(models[method], rows[method], name)
             print(f"{method} {name}: error {error:.2e}; {time.perf_counter() - began:.0f} s", flush=True)
             for took, (rows_, warps, resident, registers) in found[:8]:
                 speed = size / took / 1e6

@@ -4,22 +4,22 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from engine.cache.paged import PagedCache
+from engine.cache.memory import PageMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.params import SamplingParams
-from engine.executor import ModelForward
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.execution.scores import logprobs_of
 from engine.layers.packed_linear import pack_linears
 from engine.layers.replace import linear_names
-from engine.llm_engine import LLMEngine
 from engine.lora.adapter import read_adapter
-from engine.lora.forward import AdapterForward
 from engine.lora.manager import AdapterManager
 from engine.lora.merge import merge
 from engine.lora.slots import AdapterSlots
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scoring import ScoringExecutor
-from engine.tokenizer import Tokenizer
+from engine.scheduling.spoken import spoken_of
+from engine.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parent.parent
 MODEL = "storyteller"
@@ -57,17 +57,19 @@ def _packed(model, wrap, rows: int):
 
 def _engine(model, seats: int, slots: AdapterSlots | None):
     parameter = next(model.parameters())
-    cache = PagedCache(
-        model.config, seats * 256 // BLOCK, BLOCK, parameter.device, parameter.dtype,
-        enable_prefix_caching=False,
+    memory = PageMemory(model.config, seats * 256 // BLOCK, BLOCK, parameter.device, parameter.dtype)
+    scheduler = ContinuousScheduler(
+        memory.plan(enable_prefix_caching=False), seats, BUDGET,
+        adapter_slots=slots.slot_of if slots else None, spoken_of=spoken_of,
     )  # fmt: skip
-    scheduler = ContinuousScheduler(cache, seats, BUDGET)
     manager = AdapterManager(slots, scheduler) if slots else None
-    forward = ModelForward(model, cache)
     tokenizer = Tokenizer.from_pretrained(MODEL)
+    runner = ModelRunner(
+        [EagerWay(model, memory)], memory, before=[slots.prepare] if slots else [],
+        scores=logprobs_of(tokenizer, model.logits),
+    )  # fmt: skip
     engine = LLMEngine(
-        tokenizer, model.config, scheduler,
-        ScoringExecutor(AdapterForward(forward, slots) if slots else forward, tokenizer),
+        tokenizer, model.config, scheduler, runner,
         supports=SUPPORTS | {"adapter"}, max_model_len=256, adapters=manager or (),
     )  # fmt: skip
     return engine, manager

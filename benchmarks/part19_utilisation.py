@@ -20,18 +20,18 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.record import record, show, whole_numbers
-from engine.async_engine import AsyncLLMEngine
-from engine.attention.kernels import attention_kernel
-from engine.cache.paged import PagedCache
+from engine.cache.memory import PageMemory
+from engine.core.engine_thread import EngineThread
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor, ModelForward
+from engine.execution.runner import EagerWay, ModelRunner
 from engine.layers.packed_linear import pack_linears
-from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.telemetry.bill import Bill, Price
 from engine.telemetry.cost import CostMeter
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
+from engine.wiring.attention_kernel import attention_kernel
 
 MODEL = "storyteller"
 SEATS = 16
@@ -49,10 +49,11 @@ class Server:
         self.model = load_model(MODEL, transform=partial(pack_linears, rows=SEATS))
         config, parameter = self.model.config, next(self.model.parameters())
         kernel = attention_kernel("sdpa", config.head_dim, parameter.device, parameter.dtype)
-        cache = PagedCache(config, SEATS * 32, 16, kernel=kernel, enable_prefix_caching=False)
-        scheduler = ContinuousScheduler(cache, SEATS, 256)
-        self.engine = LLMEngine(self.tokenizer, config, scheduler, Executor(ModelForward(self.model, cache)))
-        self.backend = AsyncLLMEngine(self.engine, MODEL)
+        memory = PageMemory(config, SEATS * 32, 16, kernel=kernel)
+        scheduler = ContinuousScheduler(memory.plan(enable_prefix_caching=False), SEATS, 256)
+        runner = ModelRunner([EagerWay(self.model, memory)], memory)
+        self.engine = LLMEngine(self.tokenizer, config, scheduler, runner)
+        self.backend = EngineThread(self.engine, MODEL)
         self._asked = 0
 
     async def ask(self, rng: random.Random) -> None:

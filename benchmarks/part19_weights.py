@@ -21,16 +21,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.record import record, show, whole_numbers
-from engine.attention.kernels import attention_kernel
-from engine.cache.paged import PagedCache
+from engine.cache.memory import PageMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor, ModelForward
+from engine.execution.runner import EagerWay, ModelRunner
 from engine.layers.packed_linear import pack_linears
-from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.scheduler import take
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
+from engine.wiring.attention_kernel import attention_kernel
 
 MODEL = "storyteller"
 SEATS = 16
@@ -50,10 +49,11 @@ class Bench:
         self.model = load_model(MODEL, transform=partial(pack_linears, rows=SEATS))
         config, parameter = self.model.config, next(self.model.parameters())
         kernel = attention_kernel("sdpa", config.head_dim, parameter.device, parameter.dtype)
-        self.cache = PagedCache(config, SEATS * 40, 16, kernel=kernel, enable_prefix_caching=False)
-        self.executor = Executor(ModelForward(self.model, self.cache))
-        scheduler = ContinuousScheduler(self.cache, SEATS, 512)
-        self.engine = LLMEngine(self.tokenizer, config, scheduler, self.executor)
+        memory = PageMemory(config, SEATS * 40, 16, kernel=kernel)
+        self.cache = memory.plan(enable_prefix_caching=False)
+        self.runner = ModelRunner([EagerWay(self.model, memory)], memory)
+        self.scheduler = ContinuousScheduler(self.cache, SEATS, 512)
+        self.engine = LLMEngine(self.tokenizer, config, self.scheduler, self.runner)
         self._made = 0
 
     def requests(self, number: int, prompt: int) -> list:
@@ -92,11 +92,11 @@ class Bench:
 
     def run(self, work: list) -> int:
         """A step without a scheduler: everybody's token is taken as it comes. Gives the tokens held."""
-        batch = take(work)
-        result = self.executor.submit(batch).result()
-        for request, tokens in zip(batch.requests, result.tokens, strict=True):
+        step = self.scheduler.take(work)
+        result = self.runner.submit(step.batch).result()
+        for request, tokens in zip(step.requests, result.tokens, strict=True):
             request.token_ids += tokens
-        return sum(batch.context_lens)
+        return sum(step.batch.context_lens)
 
 
 def fit(features: np.ndarray, ns: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from benchmarks.part20_models import FAMILIES, READER, reader
 from benchmarks.record import record, show
-from engine.checkpoint import resolve
+from engine.models.checkpoint import resolve
 from engine.models.loader import load_model
 from tools.compare_models import DTYPES, compare, our_logits, their_logits
 

@@ -22,8 +22,9 @@ import torch
 
 from benchmarks.record import RESULTS, record, show
 from engine import LLM, SamplingParams
-from engine.config import ModelConfig
-from engine.known_shapes import SHAPES
+from engine.machine.collector import rare_collections
+from engine.models.config import ModelConfig
+from engine.models.known_shapes import SHAPES
 
 PARTS = ("one", "many", "step", "peers")
 MODELS = ("qwen3-0.6b", "qwen3-4b")
@@ -68,11 +69,15 @@ def timed(llm: LLM, prompts: list[dict], lengths: list[int]) -> float:
     return seconds
 
 
+def model_of(llm: LLM) -> torch.nn.Module:
+    return llm.engine.executor.ways[-1].model
+
+
 def weights_read(llm: LLM) -> int:
     """Bytes a step reads of the weights: of a table of embeddings that is not the output layer too, next to
     nothing.
     """
-    model = llm.engine.executor.forward.model
+    model = model_of(llm)
     table = 0 if llm.config.tie_word_embeddings else model.embed.weight.nbytes
     return sum(parameter.nbytes for parameter in model.parameters()) - table
 
@@ -81,7 +86,7 @@ def floor_seconds(llm: LLM, prompts: list[dict], lengths: list[int], bandwidth: 
     """In which everything could be read: weights as often as the longest output has tokens, and each output
     token's context.
     """
-    token = llm.config.kv_bytes_per_token(next(llm.engine.executor.forward.model.parameters()).element_size())
+    token = llm.config.kv_bytes_per_token(next(model_of(llm).parameters()).element_size())
     contexts = sum(
         n * len(prompt["prompt_token_ids"]) + n * (n + 1) // 2
         for prompt, n in zip(prompts, lengths, strict=True)
@@ -123,13 +128,14 @@ def steps(llm: LLM, work: Work, bandwidth: float) -> dict:
             prompt = random_prompt(rng, llm.config, context - 2 * WINDOW)["prompt_token_ids"]
             llm.engine.add_request(f"{batch}/{i}", prompt, greedy(4 * WINDOW))
         seconds, before = [], time.perf_counter()
-        while llm.engine.has_unfinished_requests():
-            outputs = llm.engine.step()
-            now = time.perf_counter()
-            told = [len(output.outputs[0].token_ids) for output in outputs]
-            if len(told) == batch and WINDOW < min(told) <= 3 * WINDOW:
-                seconds.append(now - before)
-            before = now
+        with rare_collections():
+            while llm.engine.has_unfinished_requests():
+                outputs = llm.engine.step()
+                now = time.perf_counter()
+                told = [len(output.outputs[0].token_ids) for output in outputs]
+                if len(told) == batch and WINDOW < min(told) <= 3 * WINDOW:
+                    seconds.append(now - before)
+                before = now
         ms = statistics.median(seconds) * 1e3
         token = llm.config.kv_bytes_per_token(2)
         floor = (weights_read(llm) + batch * context * token) / bandwidth * 1e3 if bandwidth else None

@@ -24,8 +24,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.record import ROOT, record, show
-from engine.cli.process import served
-from engine.known_shapes import shape_folder
+from engine.demo.server import served
+from engine.models.known_shapes import shape_folder
 
 IN, OUT = 128, 128  # tokens of a prompt, about, and of an answer
 NGRAM = json.dumps({"method": "ngram", "num_speculative_tokens": 4})

@@ -4,8 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
-from engine.checkpoint import ZOO
-from engine.config import ModelConfig
+from engine.models.checkpoint import ZOO
+from engine.models.config import ModelConfig
 
 GPT2_XL = {
     "model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25, "n_positions": 1024,

@@ -24,7 +24,7 @@ import httpx
 
 from benchmarks.load_process import Held, at_rest, held, more
 from benchmarks.soak_clients import PATIENCE, Clients
-from engine.cli.process import served
+from engine.demo.server import served
 from engine.load.run import client, first_model
 
 WARM_UP = 10  # visits of each client, before the first count: pools and caches fill when they are first used

@@ -13,7 +13,7 @@ from random import Random
 
 import httpx
 
-from engine.load.client import BROKEN, OK, Target
+from engine.load.client import BROKEN, OK, Endpoint
 from engine.load.plan import Job
 
 PATIENCE = 120.0  # seconds after which an answer will never come
@@ -89,8 +89,8 @@ class Clients:
         prompt = random.choice(PROMPTS)
         tokens = 24 if api == "completions" else SAYS["max_tokens"]
         said = prompt if api == "completions" else SAYS["messages"][0]["content"]
-        target = Target(self.http, self.model, api, PATIENCE, {"temperature": 0})
-        seen = await target.ask(Job(0, said, tokens), 0)
+        endpoint = Endpoint(self.http, self.model, api, PATIENCE, {"temperature": 0})
+        seen = await endpoint.ask(Job(0, said, tokens), 0)
         if seen.outcome in map(str, BUSY) and seen.retry_after:
             return seen.outcome
         self.expect(seen.outcome == OK, f"a stream ended as {seen.outcome!r} after {seen.text!r}")

@@ -11,14 +11,15 @@ from random import Random
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.cache.slots import SlotCache
-from engine.checkpoint import ZOO
+from engine.cache.slots import SlotCache, SlotMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor, ModelForward
-from engine.listeners import Listener, Listeners, StepRecord
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.machine.collector import rare_collections
+from engine.models.checkpoint import ZOO
+from engine.requests.listeners import Listener, Listeners, StepRecord
 from engine.scheduling.scheduler import Scheduler
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 Job = tuple[list[int], int]  # prompt token ids, output tokens
 
@@ -81,15 +82,16 @@ def run_engine(
     work: list[Job],
     slots: int,
     make_scheduler: Callable[[SlotCache], Scheduler],
+    make_memory: Callable[..., SlotMemory] = SlotMemory,
 ) -> tuple[float, dict[str, float], Records]:
     """Seconds for all, finishing time of each request (seconds from the start), and the steps' records."""
-    cache = SlotCache(model.config, slots, 256)
+    memory = make_memory(model.config, slots, 256)
     records = Records()
     engine = LLMEngine(
         tokenizer,
         model.config,
-        make_scheduler(cache),
-        Executor(ModelForward(model, cache)),
+        make_scheduler(memory.plan()),
+        ModelRunner([EagerWay(model, memory)], memory),
         Listeners([records]),
         max_model_len=256,
     )
@@ -97,10 +99,11 @@ def run_engine(
         engine.add_request(str(i), prompt, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
     start = time.perf_counter()
     finished = {}
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            if output.finished:
-                finished[output.request_id] = time.perf_counter() - start
+    with rare_collections():
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    finished[output.request_id] = time.perf_counter() - start
     return time.perf_counter() - start, finished, records
 
 

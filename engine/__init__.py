@@ -8,23 +8,23 @@ from importlib import import_module
 from pathlib import Path
 
 _HOME = {
-    "Tokenizer": "tokenizer",
-    "ModelConfig": "config",
+    "Tokenizer": "text.tokenizer",
+    "ModelConfig": "models.config",
     "load_model": "models.loader",
-    "CheckpointError": "checkpoint",
-    "embedded_models": "checkpoint",
+    "CheckpointError": "models.checkpoint",
+    "embedded_models": "models.checkpoint",
     "SamplingParams": "decoding.params",
     "RequestOutput": "decoding.outputs",
     "CompletionOutput": "decoding.outputs",
-    "Request": "scheduling.request",
-    "LLMEngine": "llm_engine",
+    "Request": "requests.request",
+    "LLMEngine": "core.llm_engine",
     "LoRARequest": "lora.request",
-    "AsyncLLMEngine": "async_engine",
-    "Listener": "listeners",
-    "run_prefill": "prefill",
-    "EngineArgs": "engine_args",
-    "LLM": "llm",
-    "AsyncEngineArgs": "async_llm",
+    "AsyncLLMEngine": "wiring.async_llm",
+    "Listener": "requests.listeners",
+    "run_prefill": "layers.prefill",
+    "EngineArgs": "wiring.engine_args",
+    "LLM": "wiring.llm",
+    "AsyncEngineArgs": "wiring.async_llm",
 }
 
 
@@ -32,8 +32,6 @@ def _exists(module: str) -> bool:
     return (Path(__file__).parent / (module.replace(".", "/") + ".py")).exists()
 
 
-if _exists("async_llm"):  # with vLLM's words for all that Part 6's can do
-    _HOME["AsyncLLMEngine"] = "async_llm"
 __all__ = [name for name, module in _HOME.items() if _exists(module)]
 
 

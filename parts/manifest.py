@@ -175,7 +175,9 @@ def record(kind, raw: dict, place: str):
     values = {}
     for key, value in raw.items():
         value = tuple(value) if isinstance(value, list) else value
-        accepted = get_origin(fields[key].type) or fields[key].type  # tuple for tuple[str, ...]
+        kind_of_value = fields[key].type
+        accepted = get_origin(kind_of_value) or kind_of_value  # tuple for tuple[str, ...]
+        assert isinstance(accepted, type)  # not a text: these modules evaluate their annotations
         if not isinstance(value, accepted) or (value == "" and key in required):
             not_empty = ", not empty" if key in required else ""
             raise SeriesError(f"{place}: {key} = {value!r}: accepted: {accepted.__name__}{not_empty}")

@@ -21,7 +21,9 @@ from parts.stubs import is_stub
 from parts.tree import read_cut
 
 ROOT = Path(__file__).resolve().parents[1]
-PART = find_part(load_parts(ROOT), read_cut(ROOT).part)
+CUT = read_cut(ROOT)
+assert CUT is not None  # the full checkout does not load this
+PART = find_part(load_parts(ROOT), CUT.part)
 CALLED = pytest.StashKey[set[str]]()  # exercises, by `where`
 ORDER = list(dict.fromkeys(path for exercise in PART.exercises for path in exercise.tests))
 
@@ -32,7 +34,8 @@ def pytest_configure(config) -> None:
 
 
 def pytest_report_header() -> str:
-    return f"engine: {Path(find_spec('engine').origin).parent}"
+    engine = find_spec("engine")
+    return f"engine: {Path(engine.origin).parent if engine and engine.origin else 'not found'}"
 
 
 def pytest_collection_modifyitems(items) -> None:
@@ -118,7 +121,9 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
     write = terminalreporter.write_line
     waiting: dict[Exercise, Counter] = {exercise: Counter() for exercise in PART.exercises}
     for report in terminalreporter.stats.get("waiting", []):
-        waiting[PART.announced(report.longreprtext)][report.nodeid.partition("[")[0]] += 1
+        exercise = PART.announced(report.longreprtext)
+        assert exercise is not None  # pytest_report_teststatus
+        waiting[exercise][report.nodeid.partition("[")[0]] += 1
     count = sum(tests.total() for tests in waiting.values())
     failed = [report for kind in ("error", "failed") for report in terminalreporter.stats.get(kind, [])]
     terminalreporter.section("exercises")

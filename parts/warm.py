@@ -83,14 +83,17 @@ class Warm:
         command = [sys.executable, str(Path(__file__).resolve())]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, encoding="utf-8")
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._jobs, self._answers = self._process.stdin, self._process.stdout
 
     def pytest(
         self, tree: Path, arguments: list[str], seconds: float, env: dict[str, str] | None = None
     ) -> Run:
         """Run pytest in `tree`, `env` added; one that takes longer than `seconds` is killed."""
         job = {"tree": str(tree), "arguments": arguments, "seconds": seconds, "env": env or {}}
-        print(json.dumps(job), file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
+        print(json.dumps(job), file=self._jobs, flush=True)
+        answer = self._answers.readline()
         if not answer:
             raise RuntimeError(f"the process that runs pytest is gone, with exit code {self._process.wait()}")
         raw = json.loads(answer)
@@ -101,7 +104,7 @@ class Warm:
         return self
 
     def __exit__(self, *_) -> None:
-        self._process.stdin.close()  # it ends when there is nothing more to read
+        self._jobs.close()  # it ends when there is nothing more to read
         self._process.wait()
 
 
@@ -136,7 +139,13 @@ def _fork(plugins: list, tree: str, arguments: list[str], seconds: float, env: d
     killed = not _ends(child, start + seconds)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what it started and left behind
-    found = {"engine": None, "passed": {}, "skipped": [], "failures": [], "problem": "pytest itself crashed"}
+    found: dict = {
+        "engine": None,
+        "passed": {},
+        "skipped": [],
+        "failures": [],
+        "problem": "pytest itself crashed",
+    }
     if killed:
         found["problem"] = f"pytest did not end within {seconds:g} seconds"
     elif result.exists():
@@ -189,7 +198,9 @@ class _Recorder:
     """A pytest plugin that keeps what passed and what failed."""
 
     def __init__(self) -> None:
-        self.passed, self.skipped, self.failures = {}, [], []
+        self.passed: dict[str, str] = {}
+        self.skipped: list[str] = []
+        self.failures: list[tuple[str, str]] = []
 
     def pytest_configure(self) -> None:
         del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]  # it is not for what the tests start

@@ -48,7 +48,7 @@ def tiny_gpt2(tmp_path_factory) -> Path:
 
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from engine.checkpoint import ZOO
+    from engine.models.checkpoint import ZOO
 
     folder = tmp_path_factory.mktemp("tiny_gpt2")
     torch.manual_seed(0)
@@ -66,7 +66,7 @@ def tiny_gpt2(tmp_path_factory) -> Path:
 def trained(checkpoint):
     """(our model, our tokenizer, Hugging Face's model) of the trained checkpoint, all in fp32 on the CPU."""
     from engine.models.loader import load_model
-    from engine.tokenizer import Tokenizer
+    from engine.text.tokenizer import Tokenizer
     from tests.part01 import reference
 
     return load_model(checkpoint), Tokenizer.from_pretrained(checkpoint), reference.load(checkpoint)

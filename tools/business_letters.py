@@ -57,7 +57,8 @@ def _name(rng: random.Random) -> str:
 
 def letters(count: int, seed: int) -> list[tuple[str, str]]:
     """`count` different letters, each with what a user might ask for."""
-    rng, found = random.Random(seed), {}
+    rng = random.Random(seed)
+    found: dict[str, str] = {}  # text -> request
     while len(found) < count:
         request, text = letter(rng)
         found[text] = request

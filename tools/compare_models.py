@@ -13,12 +13,13 @@ import argparse
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.record import OUT, record, show
 from engine.attention.dense import causal
-from engine.checkpoint import CheckpointError, resolve
+from engine.models.checkpoint import CheckpointError, resolve
+from engine.models.config import ModelConfig
 from engine.models.loader import load_model
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -28,7 +29,7 @@ COLUMNS = ["dtype", "difference", "HF's own", "allowed", "top 5", "HF's own", "t
 
 
 @torch.inference_mode()
-def our_logits(model: nn.Module, token_ids: Tensor) -> Tensor:
+def our_logits(model, token_ids: Tensor) -> Tensor:
     """token_ids[T] -> [T, V]"""
     positions = torch.arange(len(token_ids), device=token_ids.device)
     return model.logits(model(token_ids, positions, causal)).float()
@@ -41,7 +42,7 @@ def their_logits(model: PreTrainedModel, token_ids: Tensor, attention: str) -> T
     return model(token_ids[None]).logits[0].float()
 
 
-def greedy(model: nn.Module, token_ids: Tensor, tokens: int) -> list[int]:
+def greedy(model, token_ids: Tensor, tokens: int) -> list[int]:
     """The likeliest token, again and again, everything computed anew each time."""
     ids = token_ids.tolist()
     for _ in range(tokens):
@@ -62,7 +63,8 @@ def compare(checkpoint: str, dtype: str, device: str, tokens: int) -> dict:
     ours = load_model(folder, device, dtype)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device).eval()
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(ours.config.vocab_size, (tokens,), generator=generator).to(device)
+    vocab_size = ModelConfig.from_pretrained(folder).vocab_size
+    ids = torch.randint(vocab_size, (tokens,), generator=generator).to(device)
     mine, eager = our_logits(ours, ids), their_logits(theirs, ids, "eager")
     sdpa = their_logits(theirs, ids, "sdpa")
     spread = float((eager - sdpa).abs().max())
@@ -112,7 +114,8 @@ def main(arguments: list[str] | None = None) -> int:
     except CheckpointError as error:
         raise SystemExit(f"compare_models: {error}") from None
     title = f"{options.checkpoint} on {options.device}: ours and Hugging Face's, {options.tokens} tokens"
-    tables = {title: {"columns": COLUMNS, "rows": [row(dtype, one) for dtype, one in found.items()]}}
+    rows = [row(dtype, figures) for dtype, figures in found.items()]
+    tables: dict[str, dict[str, list]] = {title: {"columns": COLUMNS, "rows": rows}}
     workload = {
         "checkpoint": options.checkpoint,
         "device": options.device,

@@ -21,15 +21,17 @@ from benchmarks.record import record, show
 from engine.attention.dense import causal
 from engine.lora.adapter import read_adapter
 from engine.lora.slots import AdapterSlots
+from engine.models.config import ModelConfig
 from engine.models.loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tools.train_adapters import dealt
 
 
 @torch.inference_mode()
 def perplexity(model, tokenizer: Tokenizer, texts: list[str], slots: AdapterSlots, slot: int) -> float:
     """Over documents that begin and end with <|endoftext|>; of each at most the model's positions."""
-    nats = count = 0
+    assert slots.rows is not None  # made when the model was wrapped
+    nats, count = 0.0, 0
     for text in texts:
         ids = torch.tensor([0, *tokenizer.encode(text), 0][: model.config.max_positions])
         T = len(ids) - 1
@@ -48,7 +50,7 @@ def main() -> None:
     slots = AdapterSlots(2, 8, 1024)
     model, tokenizer = load_model(MODEL, transform=slots.wrap), Tokenizer.from_pretrained(MODEL)
     for name in ("poetry", "business"):
-        slots.put(name, read_adapter(ADAPTERS / name, model.config))
+        slots.put(name, read_adapter(ADAPTERS / name, ModelConfig.from_pretrained(MODEL)))
     stories = (options.data / "stories_val.txt").read_text().split("\n\n")
     texts = {
         "sonnets": [text for _, text in dealt("poetry", options.data / "sonnets_pg.txt")["test"]],
@@ -65,7 +67,8 @@ def main() -> None:
         what: {side: round(100 * (value / found[what]["base"] - 1), 1) for side, value in own.items()}
         for what, own in found.items()
     }
-    tables = {"perplexity": {"columns": ["held-out texts", "how many", *sides], "rows": rows}}
+    columns = ["held-out texts", "how many", *sides]
+    tables: dict[str, dict[str, list]] = {"perplexity": {"columns": columns, "rows": rows}}
     path = record("adapters", __doc__.splitlines()[0], {"model": MODEL, "rank": 8}, figures, tables)
     show(path, tables)
 

@@ -105,7 +105,7 @@ def step_times(models: dict, packed: bool, ids: list[int], rounds: int = 6) -> d
 def shape_times(ids: list[int]) -> list[list]:
     """What a step costs in other shapes: [layers x width, million parameters, ms, ms with packed weights]."""
     raw = json.loads((ZOO / "storyteller" / "config.json").read_text())
-    rows = {}
+    rows: dict[str, list] = {}
     for packed in (False, True):
         models = {}
         for layers, width in SHAPES:

@@ -156,7 +156,7 @@ def swap(story: str, old: str, new: str) -> str:
 def new_requests(count: int, seed: int) -> list[tuple[str, list[tuple[str, str]]]]:
     """Requests that no story was there for, none of a held-out pair: (text, [(noun, adjective), ...])."""
     rng = random.Random(seed)
-    requests = []
+    requests: list[tuple[str, list[tuple[str, str]]]] = []
     while len(requests) < count:
         nouns = rng.sample(NOUNS, rng.choices((0, 1, 2, 3), (1, 3, 14, 3))[0])
         if allowed(nouns):

@@ -15,9 +15,10 @@ import random
 import re
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -35,9 +36,21 @@ SUBJECTS = [
 EOS = 0
 Text = tuple[str, str]  # what a user might ask for, and the text
 
+
+class Settings(NamedTuple):
+    """How an adapter is trained."""
+
+    r: int
+    lora_alpha: int
+    rate: float
+    passes: int
+    rows: int
+    seed: int
+
+
 SETTINGS = {
-    "poetry": {"r": 8, "lora_alpha": 16, "rate": 3e-3, "passes": 5, "rows": 4, "seed": 0},
-    "business": {"r": 8, "lora_alpha": 16, "rate": 2e-3, "passes": 3, "rows": 4, "seed": 0},
+    "poetry": Settings(r=8, lora_alpha=16, rate=3e-3, passes=5, rows=4, seed=0),
+    "business": Settings(r=8, lora_alpha=16, rate=2e-3, passes=3, rows=4, seed=0),
 }
 
 
@@ -57,6 +70,8 @@ def dealt(name: str, sonnets_path: Path | None) -> dict[str, list[Text]]:
     if name == "business":
         texts = letters(400, seed=1)
         return {"train": texts[:320], "dev": texts[320:360], "test": texts[360:]}
+    if sonnets_path is None:
+        raise ValueError("sonnets_path=None: the poems are read from a file")
     texts = sonnets(sonnets_path)
     random.Random(0).shuffle(texts)
     return {"train": texts[:126], "dev": texts[126:140], "test": texts[140:]}
@@ -95,28 +110,29 @@ def perplexity(model: nn.Module, tokenizer: Tokenizer, texts: list[Text]) -> flo
 def train(name: str, sonnets_path: Path | None, folder: Path) -> dict:
     """Train one adapter and save it; what was measured on the way."""
     settings = SETTINGS[name]
-    torch.manual_seed(settings["seed"])
-    rng = random.Random(settings["seed"])
+    torch.manual_seed(settings.seed)
+    rng = random.Random(settings.seed)
     tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
     texts = dealt(name, sonnets_path)
     config = LoraConfig(
-        r=settings["r"], lora_alpha=settings["lora_alpha"], lora_dropout=0.1, task_type="CAUSAL_LM",
+        r=settings.r, lora_alpha=settings.lora_alpha, lora_dropout=0.1, task_type="CAUSAL_LM",
         target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True,
     )  # fmt: skip
     base = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
     curve = [[0, round(perplexity(base, tokenizer, texts["dev"]), 2)]]
     model = get_peft_model(base, config)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, settings["rate"], weight_decay=0.01)
-    steps = settings["passes"] * math.ceil(len(texts["train"]) / settings["rows"])
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings["rate"], steps, pct_start=0.1)
-    best, kept, start = math.inf, None, time.perf_counter()
-    for number in range(1, settings["passes"] + 1):
+    optimizer = torch.optim.AdamW(parameters, settings.rate, weight_decay=0.01)
+    steps = settings.passes * math.ceil(len(texts["train"]) / settings.rows)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.rate, steps, pct_start=0.1)
+    best, start = math.inf, time.perf_counter()
+    kept: list[Tensor] = []  # the parameters of the best pass
+    for number in range(1, settings.passes + 1):
         model.train()
         documents = [document(tokenizer, text, asked=rng.random() < 0.3) for text in texts["train"]]
         rng.shuffle(documents)
-        for first in range(0, len(documents), settings["rows"]):
-            token_ids, labels = padded(documents[first : first + settings["rows"]])
+        for first in range(0, len(documents), settings.rows):
+            token_ids, labels = padded(documents[first : first + settings.rows])
             model(input_ids=token_ids, labels=labels).loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
@@ -130,7 +146,7 @@ def train(name: str, sonnets_path: Path | None, folder: Path) -> dict:
         parameter.data.copy_(value)
     _save(model, folder)
     trained = {
-        "name": name, **settings, "dev_perplexity_by_pass": curve, "kept": best,
+        "name": name, **settings._asdict(), "dev_perplexity_by_pass": curve, "kept": best,
         "seconds": round(time.perf_counter() - start), "torch": torch.__version__,
         "parameters": sum(p.numel() for p in parameters),
     }  # fmt: skip
@@ -138,7 +154,7 @@ def train(name: str, sonnets_path: Path | None, folder: Path) -> dict:
     return trained
 
 
-def _save(model: nn.Module, folder: Path) -> None:
+def _save(model: PeftModel, folder: Path) -> None:
     """As PEFT does, in fp16, and without this machine's paths."""
     model.peft_config["default"].base_model_name_or_path = "storyteller"
     model.save_pretrained(folder)

@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # dressing already uses one process per core
 
@@ -93,8 +94,10 @@ def train_tokenizer(stories: list[str], size: int = 4096) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())  # all 256 bytes, whatever the corpus holds
-    options = {"special_tokens": list(SPECIALS), "initial_alphabet": alphabet, "show_progress": False}
-    tokenizer.train_from_iterator(map(paragraphs, stories), trainers.BpeTrainer(vocab_size=size, **options))
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=list(SPECIALS), initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(map(paragraphs, stories), trainer)
     return tokenizer
 
 
@@ -206,7 +209,7 @@ def export(model, tokenizer: Tokenizer, folder: Path) -> None:
     (folder / "model.safetensors").chmod(0o644)
     tokenizer.save(str(folder / "tokenizer.json"))
     tokenizer.model.save(str(folder))  # vocab.json and merges.txt
-    fields = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    fields: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     fields |= {f"{role}_token": EOS for role in ("bos", "eos", "unk", "pad")}
     fields |= {"additional_special_tokens": [USER, ASSISTANT], "model_max_length": 1024}
     fields |= {"clean_up_tokenization_spaces": False, "chat_template": CHAT_TEMPLATE.replace("\n", "")}
@@ -239,14 +242,21 @@ class Stage:
     strength: float = 4.0
 
 
-BIG = {"told": ("scout",), "share": 0.6, "steps": 3000, "decay": 2.0, "dropout": 0.3, "tells": 4096}
+Fields = dict[str, Any]  # of a Stage: what several have in common
+BIG: Fields = {"told": ("scout",), "share": 0.6, "steps": 3000, "decay": 2.0, "dropout": 0.3, "tells": 4096}
 TEACHERS = ("teacher-a", "teacher-b", "teacher-c", "teacher-d")
-ONE = {"guides": TEACHERS, "told": ("scout", *TEACHERS), "share": 0.8, "tells": 12288, "temperature": 0.9}
+ONE: Fields = {
+    "guides": TEACHERS,
+    "told": ("scout", *TEACHERS),
+    "share": 0.8,
+    "tells": 12288,
+    "temperature": 0.9,
+}
 FIRST = ("first-a", "first-b", "first-c")
-TWO = {"guides": FIRST, "told": FIRST, "share": 1.2, "tells": 12288, "strength": 3.0}
+TWO: Fields = {"guides": FIRST, "told": FIRST, "share": 1.2, "tells": 12288, "strength": 3.0}
 SECOND = ("second-a", "second-b", "second-c")
-LAST = {"guides": SECOND, "told": FIRST + SECOND, "share": 2.2}
-DRAFT = {"guides": ("storyteller",), "told": SECOND, "share": 1.0}
+LAST: Fields = {"guides": SECOND, "told": FIRST + SECOND, "share": 2.2}
+DRAFT: Fields = {"guides": ("storyteller",), "told": SECOND, "share": 1.0}
 RECIPE = [
     Stage("scout", dropout=0.2, steps=3000, tells=16384, strength=5.0),
     Stage("teacher-a", width=512, layers=8, heads=8, rate=2e-3, **BIG),
@@ -312,7 +322,8 @@ def run_all(a: argparse.Namespace) -> None:
     own, which leaves no memory behind; an empty `NAME.done` is a stage's last act."""
     free = [str(gpu) for gpu in range(torch.cuda.device_count())] or [""]
     done = {stage.name for stage in RECIPE if (a.work / f"{stage.name}.done").exists()}
-    waiting, running = [stage for stage in RECIPE if stage.name not in done], []
+    waiting = [stage for stage in RECIPE if stage.name not in done]
+    running: list[tuple[str, subprocess.Popen, str]] = []  # (name, process, GPU)
     while waiting or running:
         for stage in [s for s in waiting if done.issuperset(s.guides + s.told)][: len(free)]:
             gpu, command = free.pop(), [sys.executable, "-m", "tools.train_storyteller", *sys.argv[1:]]

@@ -8,8 +8,8 @@ from itertools import pairwise
 import matplotlib.pyplot as plt
 from drawing import save
 
-from engine.checkpoint import read_json, resolve
-from engine.tokenizer import Tokenizer, byte_alphabet
+from engine.models.checkpoint import read_json, resolve
+from engine.text.tokenizer import Tokenizer, byte_alphabet
 
 WORD = " unbelievable"
 

@@ -10,7 +10,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from engine.attention.dense import causal
 from engine.models.loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 PROMPT = "Once upon a"
 INK, TOKEN, MEET, ALONE = "#222222", "#dbeafe", "#fde68a", "#d1fae5"

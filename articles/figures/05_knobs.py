@@ -10,7 +10,7 @@ from engine.cache.single import CachedForward
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState, distribution
 from engine.models.loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 PROMPT = "In the garden, there was a tiny"
 SHOWN, GOOD = 8, 40  # likeliest tokens: one by one, and the end of those behind them

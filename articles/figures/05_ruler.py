@@ -12,7 +12,7 @@ from engine.cache.single import CachedForward
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState, distribution, draw, uniform
 from engine.models.loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 PROMPT, SEED, POSITIONS = "Lily opened the box and found a", 7, 3
 KNOBS = SamplingParams(temperature=1.5, min_p=0.2)  # few pieces, wide enough for their words

@@ -1,0 +1,1 @@
+"""The mathematics of attention, and where sequences lie. Knows no cache."""

@@ -53,7 +53,9 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     starts = spans.on(q.device)
     lengths = longest(spans.query_start), longest(spans.key_start)
     # The window: no key before is too far away, and none behind is seen.
-    return varlen_attn(q, k, v, *starts, *lengths, window_size=(-1, 0))  # [T, Hq, Dh]
+    out = varlen_attn(q, k, v, *starts, *lengths, window_size=(-1, 0))  # [T, Hq, Dh]
+    assert isinstance(out, Tensor)  # and not a tuple, which only `return_aux` makes of it
+    return out
 
 
 def takes_packed(q: Tensor, k: Tensor) -> bool:

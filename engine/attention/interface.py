@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from engine.device import on_device
+from engine.machine.device import on_device
 
 # out[T, Hq, Dh] = attend(layer, q[T, Hq, Dh], k[T, Hkv, Dh], v[T, Hkv, Dh])
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -39,7 +39,8 @@ class Spans:
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Both as int32 tensors[S+1], copied to the device at the first call only."""
         if device not in self._on:
-            self._on[device] = on_device(device, self.query_start, self.key_start, dtype=torch.int32)
+            query_start, key_start = on_device(device, self.query_start, self.key_start, dtype=torch.int32)
+            self._on[device] = query_start, key_start
         return self._on[device]
 
     @staticmethod

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.compiled import load
+from engine.machine.compiled import load
 
 SOURCE = Path(__file__).with_suffix(".c")
 POINTER, LONG = ctypes.c_void_p, ctypes.c_int64
 
 
 def is_here() -> bool:
+    """Whether there is a compiler that makes it."""
     return load(SOURCE) is not None
 
 
@@ -27,14 +28,16 @@ class PageReader:
     def __init__(self, tables: np.ndarray, lens: np.ndarray) -> None:
         self.tables, self.lens = (np.ascontiguousarray(x, dtype=np.int64) for x in (tables, lens))
         self._places = self.tables.ctypes.data, self.tables.shape[1], self.lens.ctypes.data
-        self._read = load(SOURCE).read_pages
+        library = load(SOURCE)
+        assert library is not None, "PageReader is made only where is_here() says so"
+        self._read = library.read_pages
         self._read.argtypes = [
             POINTER, LONG, POINTER, POINTER, POINTER, POINTER, LONG, POINTER, *[LONG] * 5, ctypes.c_float,
             ctypes.c_int,
         ]  # fmt: skip
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """q[S, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [S, Hq, Dh]"""
+        """q[S, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [S, Hq, Dh]. Raises MemoryError."""
         (S, Hq, Dh), (_, P, Hkv, _) = q.shape, keys.shape
         if q.stride(1) != Dh or q.stride(2) != 1:
             q = q.contiguous()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.attention import page_reader
 from engine.attention.together import Ragged, Together, reads_only_its_own
-from engine.device import on_device
+from engine.machine.device import on_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,13 +29,13 @@ class Pages:
 
     @staticmethod
     def of(tables: Sequence[np.ndarray], lens: Sequence[int], block_size: int) -> "Pages":
-        """`tables`: [n] blocks of each sequence, at least as many as its `lens` tokens need."""
-        lens = np.asarray(lens, dtype=np.int64)
-        counts = (lens + block_size - 1) // block_size
+        """`tables`: [n] blocks of each sequence, at least as many as its `lens` tokens need. lens[S]."""
+        lengths = np.asarray(lens, dtype=np.int64)
+        counts = (lengths + block_size - 1) // block_size  # [S]: blocks
         padded = np.zeros((len(tables), counts.max()), dtype=np.int64)
         for row, table, count in zip(padded, tables, counts.tolist(), strict=True):
             row[:count] = table[:count]
-        return Pages(padded, lens, block_size)
+        return Pages(padded, lengths, block_size)
 
     def select(self, chosen: np.ndarray) -> "Pages":
         """Some of the sequences."""
@@ -72,7 +72,10 @@ PagedPrefill = Callable[[Pages, Sequence[int], Tensor], Together]
 
 
 def paged_decode(pages: Pages, num_heads: int, keys: Tensor) -> Together:
-    """The plan for this kind of memory: pages are read where they lie if there is somebody who can."""
+    """The plan for this kind of memory: pages are read where they lie if something here can do that.
+
+    `keys`: a layer's, [B, P, Hkv, Dh].
+    """
     if not reads_only_its_own(keys):
         return Gathered(pages, num_heads, keys)
     if page_reader.is_here():
@@ -81,7 +84,9 @@ def paged_decode(pages: Pages, num_heads: int, keys: Tensor) -> Together:
 
 
 def ragged(pages: Pages, num_heads: int, keys: Tensor) -> Ragged:
-    """Part 6's product, where a token's heads are neighbours: the next head's row is 1 further."""
+    """Part 6's product over keys[B, P, Hkv, Dh], where a token's heads are neighbours: the next head's row
+    is 1 further.
+    """
     Hkv = keys.shape[2]
     return Ragged(pages.all_places() * Hkv, pages.lens, num_heads, Hkv, 1, keys)
 
@@ -91,6 +96,7 @@ Store = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 def store_by_index(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """The `Store` that needs nothing but PyTorch."""
     for memory, x in ((keys, k), (values, v)):
         memory.flatten(0, 1).index_copy_(0, slots, x)  # [B·P, Hkv, Dh], a view
 
@@ -108,16 +114,18 @@ class Gathered:
     """
 
     def __init__(self, pages: Pages, num_heads: int, keys: Tensor) -> None:
+        """keys[B, P, Hkv, Dh]: any layer's, for their device."""
         S, longest = len(pages.lens), int(pages.lens.max())
         column = np.broadcast_to(np.arange(longest), (S, longest))
         beyond = column >= pages.lens[:, None]  # [S, longest]
         sequence = np.arange(S)[:, None]
         places = pages.places(sequence, np.where(beyond, 0, column))  # [S, longest]
-        self.places, beyond = on_device(keys.device, places.ravel(), beyond.ravel())
+        self.places, hidden = on_device(keys.device, places.ravel(), beyond.ravel())  # [S · longest] each
         mask = torch.zeros(S, longest, dtype=torch.float32, device=keys.device)
-        self.mask = mask.masked_fill_(beyond.view(S, longest).bool(), -torch.inf)[:, None, None]
+        self.mask = mask.masked_fill_(hidden.view(S, longest).bool(), -torch.inf)[:, None, None]
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """q[S, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [S, Hq, Dh]"""
         (S, Hq, Dh), Hkv = q.shape, keys.shape[2]
         k, v = (gather(x, self.places).view(S, -1, Hkv, Dh).transpose(1, 2) for x in (keys, values))
         queries = (q * Dh**-0.5).view(S, Hkv, Hq // Hkv, Dh)

@@ -8,6 +8,7 @@ where a call is dear, gets `Padded`: all slots to the longest, with a mask.
 
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -15,20 +16,18 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import Attend
-from engine.device import on_device
-
-warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
+from engine.machine.device import on_device
 
 
-def side_by_side(looks: Sequence[tuple[slice | Tensor, Attend]]) -> Attend:
-    """One `attend` of several: each looks at some of the T rows of a step, all of them together at all T."""
-    if len(looks) == 1:
-        return looks[0][1]
+def side_by_side(parts: Sequence[tuple[slice | Tensor, Attend]]) -> Attend:
+    """One `attend` of several: each has some of the T rows of a step, all of them together have all T."""
+    if len(parts) == 1:
+        return parts[0][1]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = torch.empty_like(q)  # [T, Hq, Dh]
-        for rows, look in looks:
-            out[rows] = look(layer, q[rows], k[rows], v[rows])
+        for rows, attend_rows in parts:
+            out[rows] = attend_rows(layer, q[rows], k[rows], v[rows])
         return out
 
     return attend
@@ -42,16 +41,16 @@ class Together(Protocol):
 
 
 def together(slots: Sequence[int], lens: Sequence[int], num_heads: int, cache: Tensor) -> Together:
-    """Sequence s holds `lens[s]` tokens in slot `slots[s]` of a cache[N, Hkv, M, Dh]; it has `num_heads`
-    query heads.
+    """The plan for this kind of memory. Sequence s holds `lens[s]` tokens in slot `slots[s]` of a
+    cache[N, Hkv, M, Dh]; it has `num_heads` query heads.
     """
     if not reads_only_its_own(cache):
         return Padded(slots, lens, cache)
     _, Hkv, M, _ = cache.shape
-    lens = np.asarray(lens)
-    behind = lens.cumsum() - lens  # tokens of the sequences before
-    token = np.arange(lens.sum()) + (np.array(slots) * Hkv * M - behind).repeat(lens)
-    return Ragged(token, lens, num_heads, Hkv, M, cache)
+    lengths = np.asarray(lens)  # [S]
+    before = lengths.cumsum() - lengths  # [S]: tokens of the sequences before
+    token = np.arange(lengths.sum()) + (np.array(slots) * Hkv * M - before).repeat(lengths)
+    return Ragged(token, lengths, num_heads, Hkv, M, cache)
 
 
 def reads_only_its_own(cache: Tensor) -> bool:
@@ -67,28 +66,30 @@ class Ragged:
     def __init__(
         self,
         token: np.ndarray,
-        lens: Sequence[int],
+        lens: Sequence[int] | np.ndarray,
         num_heads: int,
         num_kv_heads: int,
         head_stride: int,
         cache: Tensor,
     ) -> None:
         """Keys and values are rows of cache.view(-1, Dh), wherever they lie: token[sum of lens] gives that of
-        each token's first head, sequence by sequence; the next head's is `head_stride` further.
+        each token's first head, sequence by sequence; the next head's is `head_stride` further. lens[S].
         """
-        lens, Dh = np.asarray(lens), cache.shape[-1]
-        B, longest = len(lens) * num_heads, int(lens.max())
+        _swallow_beta_warning()
+        lengths, Dh = np.asarray(lens), cache.shape[-1]
+        B, longest = len(lengths) * num_heads, int(lengths.max())
         row = np.arange(B)  # of scores: one for each query head of each sequence, all end to end
-        length = lens.repeat(num_heads)  # [B]
+        length = lengths.repeat(num_heads)  # [B]
         end = length.cumsum()
         start, score = end - length, np.arange(end[-1])  # [B], [scores]
         # Where each score's key lies: its sequence's tokens in order, in the row's head.
         head = row % num_heads // (num_heads // num_kv_heads) * head_stride
-        first_token = (lens.cumsum() - lens).repeat(num_heads)
+        first_token = (lengths.cumsum() - lengths).repeat(num_heads)
         key = token[score + (first_token - start).repeat(length)] + head.repeat(length)
         # Where it stands in the padded matrix of the softmax, [B, longest].
         place = score + (row * longest - start).repeat(length)
-        self.scale, self.start, self.key, self.place = Dh**-0.5, *map(torch.from_numpy, (start, key, place))
+        self.scale = Dh**-0.5
+        self.start, self.key, self.place = map(torch.from_numpy, (start, key, place))
         # Both are filled anew in every layer. In the padded matrix, what no score belongs to stays -inf.
         self.padded = torch.full((B, longest), -torch.inf)
         self.scores = torch.sparse_csr_tensor(
@@ -100,6 +101,7 @@ class Ragged:
         )
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """q[S, Hq, Dh], keys and values as `cache` was -> [S, Hq, Dh]"""
         Dh = q.shape[-1]
         rows, keys, values = (x.reshape(-1, Dh) for x in (q, keys, values))  # copies nothing of the cache
         # Its last values count 0 times (`beta`).
@@ -111,21 +113,34 @@ class Ragged:
         return out.view(q.shape)
 
 
+@cache
+def _swallow_beta_warning() -> None:
+    """Torch warns of sparse tensors when a process makes its first one. So that is made here, and the warning
+    ignored: `Ragged` is made in every step, and would pay for a filter each time.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
+        indices = torch.tensor([0, 1]), torch.tensor([0])
+        torch.sparse_csr_tensor(*indices, torch.ones(1), (1, 1), check_invariants=False)
+
+
 class Padded:
     """Every slot from the lowest to the highest, as far as the longest sequence reaches."""
 
     def __init__(self, slots: Sequence[int], lens: Sequence[int], cache: Tensor) -> None:
+        """slots[S], lens[S], cache[N, Hkv, M, Dh]"""
         self.low, self.longest = min(slots), max(lens)
         # An idle slot sees one key: softmax of nothing is none.
-        own = np.ones(max(slots) + 1 - self.low, dtype=int)
+        lengths = np.ones(max(slots) + 1 - self.low, dtype=int)  # [N]
         place = np.array(slots) - self.low
-        own[place] = lens
-        self.place, own = on_device(cache.device, place, own)
-        beyond = torch.arange(self.longest, device=cache.device) >= own[:, None]  # [N, longest]
+        lengths[place] = lens
+        self.place, seen = on_device(cache.device, place, lengths)  # [S], [N]
+        beyond = torch.arange(self.longest, device=cache.device) >= seen[:, None]  # [N, longest]
         mask = torch.zeros(beyond.shape, dtype=cache.dtype, device=cache.device)
         self.mask = mask.masked_fill_(beyond, -torch.inf)[:, None, None]  # [N, 1, 1, longest]
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """q[S, Hq, Dh], keys and values[N, Hkv, M, Dh] -> [S, Hq, Dh]"""
         N, (_, Hq, Dh), Hkv = len(self.mask), q.shape, keys.shape[1]
         k, v = (cache[self.low : self.low + N, :, : self.longest] for cache in (keys, values))  # views
         queries = q.new_zeros(N, Hq, Dh)

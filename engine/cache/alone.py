@@ -5,37 +5,49 @@ Promises that the kernel gets exactly the sequence's own keys and values, and th
 whoever else reads the pages later finds what belongs there. Part 12.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.attention.interface import Attend, Spans, VarlenKernel
-from engine.cache.blocks import BlockTable
+from engine.requests.batch import Batch
 
 ROOM = 16  # blocks that a copy has room for beyond its sequence's own; then it is made anew
+
+
+class _Copy(NamedTuple):
+    """A sequence's pages, copied together."""
+
+    id: str
+    table: np.ndarray  # the blocks it was made of
+    piece: Tensor  # [2, L, M, Hkv, Dh], M more than the sequence's tokens
 
 
 class Alone:
     """Where blocks follow one another, the piece is a view of the memory, and nothing is copied.
 
     Elsewhere (behind a beginning that is shared, say) it is a copy, made once, to which each step adds its
-    new tokens. What a step with other sequences stores is not in it: such a step calls `forget`.
+    new tokens. What other steps store, or copies of blocks change, is not in it: then `forget` is called.
     """
 
     def __init__(self, memory: Tensor, kernel: VarlenKernel) -> None:
         """`memory`: [2, L, B, P, Hkv, Dh]."""
         self._memory, self._kernel = memory, kernel
-        self._copy: tuple[BlockTable, Tensor] | None = None  # whose, and [2, L, room, Hkv, Dh]
+        self._copy: _Copy | None = None
 
     def forget(self) -> None:
         self._copy = None
 
-    def attention(self, table: BlockTable, T: int, end: int) -> Attend:
-        """The `attend` of a step for one sequence of `end` tokens, the last T of which are new."""
+    def attention(self, batch: Batch) -> Attend:
+        """The `attend` of a step of one sequence: T new tokens, `end` in all."""
+        table, T, end = batch.tables[0], batch.num_tokens, batch.context_lens[0]
         # 1. The piece, and where its new tokens lie in blocks, if it is a copy of them.
-        piece = self._piece(table, end)
+        is_run = bool((np.diff(table) == 1).all())
+        piece = self._view(table, end) if is_run else self._copied(batch.ids[0], table, end)
         keys, values = (layers.unbind() for layers in piece)  # by layer: [end, Hkv, Dh]
-        blocks = [] if table.is_run else self._new_in_blocks(table, piece, end - T)
+        blocks = [] if is_run else self._new_in_blocks(table, piece, end - T)
         spans, last = Spans.of_one(T, end), len(keys) - 1
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -49,23 +61,34 @@ class Alone:
 
         return attend
 
-    def _piece(self, table: BlockTable, end: int) -> Tensor:
+    def _view(self, table: np.ndarray, end: int) -> Tensor:
         """[2, L, end, Hkv, Dh]"""
-        if table.is_run:
-            first = int(table.blocks[0]) * self._memory.shape[3]
-            return self._memory.flatten(2, 3)[:, :, first : first + end]
-        if self._copy is None or self._copy[0] is not table or self._copy[1].shape[2] < end:
-            blocks = np.append(table.blocks, [table.last] * ROOM)  # what they hold is written over
-            self._copy = table, self._memory[:, :, torch.from_numpy(blocks)].flatten(2, 3)
-        return self._copy[1][:, :, :end]
+        first = int(table[0]) * self._memory.shape[3]
+        return self._memory.flatten(2, 3)[:, :, first : first + end]
 
-    def _new_in_blocks(self, table: BlockTable, piece: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:
+    def _copied(self, seq_id: str, table: np.ndarray, end: int) -> Tensor:
+        """[2, L, end, Hkv, Dh]"""
+        copy = self._copy
+        if (
+            copy is None
+            or copy.id != seq_id
+            or copy.piece.shape[2] < end
+            or not np.array_equal(copy.table, table[: len(copy.table)])
+        ):
+            pages = self._memory[:, :, torch.from_numpy(table)].flatten(2, 3)  # [2, L, n · P, Hkv, Dh]
+            P = self._memory.shape[3]
+            room = pages.new_empty(*pages.shape[:2], pages.shape[2] + ROOM * P, *pages.shape[3:])
+            room[:, :, : pages.shape[2]] = pages
+            copy = self._copy = _Copy(seq_id, table, room)
+        return copy.piece[:, :, :end]
+
+    def _new_in_blocks(self, table: np.ndarray, piece: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:
         """For each block that the tokens from `start` on touch: its part for them, and theirs of the piece,
         [2, L, n, Hkv, Dh] each.
         """
         P, end, blocks = self._memory.shape[3], piece.shape[2], []
         for i in range(start // P, -(-end // P)):
             a, b = max(start, i * P), min(end, (i + 1) * P)
-            own = self._memory[:, :, int(table.blocks[i]), a - i * P : b - i * P]
-            blocks.append((own, piece[:, :, a:b]))
+            in_block = self._memory[:, :, int(table[i]), a - i * P : b - i * P]
+            blocks.append((in_block, piece[:, :, a:b]))
         return blocks

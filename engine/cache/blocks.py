@@ -51,15 +51,16 @@ class BlockManager:
         """
         if count > len(self.free_queue):
             return None
-        blocks = []
+        blocks: list[int] = []
+        behind = -1 if after is None else after + 1
         for _ in range(count):
-            behind = None if after is None else after + 1
             ordered = behind in self.free_queue and behind not in self.contents
-            after = behind if ordered else next(iter(self.free_queue))
-            del self.free_queue[after]
-            self.contents.forget(after)
-            self.references[after] = 1
-            blocks.append(after)
+            block = behind if ordered else next(iter(self.free_queue))
+            del self.free_queue[block]
+            self.contents.forget(block)
+            self.references[block] = 1
+            blocks.append(block)
+            behind = block + 1
         return blocks
 
     def fork(self, blocks: Sequence[int]) -> None:
@@ -97,7 +98,6 @@ class BlockTable:
         self._numbers = np.empty(8, dtype=np.int64)  # room for more: doubled when it is full
         self._length = 0
         self.last: int | None = None
-        self.is_run = True  # each block lies right behind the one before it
 
     def __len__(self) -> int:
         return self._length
@@ -113,6 +113,5 @@ class BlockTable:
             self._numbers = np.resize(self._numbers, max(end, 2 * len(self._numbers)))
         self._numbers[self._length : end] = blocks
         self._length = end
-        for block in blocks:
-            self.is_run = self.is_run and self.last in (None, block - 1)
-            self.last = block
+        if blocks:
+            self.last = blocks[-1]

@@ -5,10 +5,10 @@ Slow, and meant so: it trusts no count that the cache keeps. Tests run it at eve
 
 from collections import Counter
 
-from engine.batch import Batch
 from engine.cache.blocks import BlockManager, BlockTable
 from engine.cache.paged import PagedCache
 from engine.cache.prefix import root
+from engine.requests.step import Step
 
 
 class InvariantError(AssertionError):
@@ -23,15 +23,14 @@ class Invariants:
         # sequence -> its table at the last check, and what stood there. `trim` makes another table.
         self._before: dict[str, tuple[BlockTable, list[int]]] = {}
 
-    def check(self, batch: Batch | None = None) -> None:
-        """All of them; with a batch, also that the step about to run may write what it will write. Raises
+    def check(self, step: Step | None = None) -> None:
+        """All of them; with a step that is about to run, also that it may write what it will write. Raises
         InvariantError.
         """
         tables = {seq_id: held.table.blocks.tolist() for seq_id, held in self.cache.held.items()}
         _check_counts("the cache", self.cache.blocks, list(tables.values()))
-        _check_counts(
-            "the swap space", self.cache.swap.blocks, [own for own, _ in self.cache.swap._away.values()]
-        )
+        swap = self.cache.swap
+        _check_counts("the swap space", swap.blocks, [away.blocks for away in swap._away.values()])
         for seq_id, table in tables.items():
             same, before = self._before.get(seq_id, (None, []))
             if same is self.cache.held[seq_id].table:
@@ -40,11 +39,11 @@ class Invariants:
                     f"{seq_id}'s table was {before}, now {table}: tables only grow",
                 )
             _must(len(set(table)) == len(table), f"a block stands twice in {seq_id}'s table {table}")
-            _must(seq_id not in self.cache.swap, f"{seq_id} is here and in the swap space")
+            _must(seq_id not in swap, f"{seq_id} is here and in the swap space")
             self._check_held(seq_id, table)
         self._before = {seq_id: (self.cache.held[seq_id].table, table) for seq_id, table in tables.items()}
-        if batch is not None:
-            self._check_step(batch)
+        if step is not None:
+            self._check_step(step)
 
     def _check_held(self, seq_id: str, table: list[int]) -> None:
         """A shared block holds committed tokens for everyone who has it."""
@@ -58,16 +57,21 @@ class Invariants:
                     (i + 1) * P <= held.committed, f"block {block} is shared, and {seq_id} has not filled it"
                 )
 
-    def _check_step(self, batch: Batch) -> None:
-        """Each new token has a place in its sequence's table, in a block of its own; a known block holds what
-        it is known for.
+    def _check_step(self, step: Step) -> None:
+        """Each new token has a place in its sequence's table, in a block of its own, and the record says so;
+        a known block holds what it is known for.
         """
-        P = self.cache.block_size
-        for s, request in enumerate(batch.requests):
+        batch, P = step.batch, self.cache.block_size
+        for s, request in enumerate(step.requests):
             held = self.cache.held[request.id]
             table, end = held.table.blocks.tolist(), batch.context_lens[s]
             start = end - batch.num_new_tokens(s)
             _must(end <= len(table) * P, f"{request.id} has no room for its {end} tokens")
+            slots = batch.slots[batch.query_start[s] : batch.query_start[s + 1]].tolist()
+            _must(
+                slots == [table[i // P] * P + i % P for i in range(start, end)],
+                f"{request.id}'s tokens {start} to {end} go to {slots}, which its table {table} does not say",
+            )
             for block in table[start // P : -(-end // P)]:
                 _must(
                     self.cache.blocks.references[block] == 1,

@@ -1,26 +1,40 @@
-"""What the scheduler and the model may ask of a KV cache of many sequences. Part 6.
+"""What a KV cache of many sequences is: a plan on the host, and memory on the device. Part 6.
 
-The cache decides where keys and values live; slots (Part 6) and pages (Part 12) keep this promise.
+The plan decides whose memory is whose; the scheduler asks it, and it writes into each step's record where
+keys and values lie. The memory holds them, and reads the record alone: so there may be one memory, or one on
+each of several devices, or one for each of several models. Slots (Part 6) and pages (Part 12) are such pairs.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from engine.attention.interface import Attend
-from engine.batch import Batch
+from engine.requests.batch import Batch, Copy
 
 
 class CachedSequence(Protocol):
     """What a cache may know of a request."""
 
-    id: str
-    token_ids: list[int]
-    num_computed_tokens: int
-    parent: "CachedSequence | None"
-    adapter: str | None
-    cache_salt: str | None
-    wants_every_row: bool
-    error: str | None  # why it failed: what it computed may be wrong (Part 12)
+    @property
+    def id(self) -> str: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def num_computed_tokens(self) -> int: ...
+    @property
+    def parent(self) -> "CachedSequence | None": ...
+    @property
+    def adapter(self) -> str | None: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+    @property
+    def wants_every_row(self) -> bool: ...
+    @property
+    def error(self) -> str | None:
+        """Why it failed: what it computed may be wrong (Part 12)."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +50,27 @@ class Usage:
         return self.tokens_held / self.tokens_total
 
 
+@dataclass(slots=True)
+class Drafted:
+    """What a second model over the same places has of a sequence: a draft model, which reads along and says
+    how far it is (Part 16).
+    """
+
+    num_tokens: int  # the sequence's first tokens whose keys it has
+    guesses: list[int] = field(default_factory=list)  # its own behind these, whose keys lie there, too
+
+
+class Places(NamedTuple):
+    """Where a step's sequences lie: fields of its `Batch`."""
+
+    tables: np.ndarray  # [S, W]
+    slots: np.ndarray  # [T]
+
+
 class KVCacheManager(Protocol):
-    """Memory for keys and values, by sequence."""
+    """The plan: which memory is whose, by sequence. Knows no tensor."""
+
+    drafted: dict[str, Drafted]  # by admitted sequence; `begin` says what is there already
 
     def begin(self, seq: CachedSequence) -> int | None:
         """Admit a sequence. How many of its tokens are there already (0; with a prefix cache up to all but
@@ -67,8 +100,29 @@ class KVCacheManager(Protocol):
     def fits(self, total: int) -> bool:
         """False: a sequence of `total` tokens will never fit, however long it waits."""
 
-    def attention(self, batch: Batch) -> Attend:
-        """The `attend` of one step, which stores the batch's new keys and values and reads all of them."""
-
     def usage(self) -> Usage:
         """How full it is."""
+
+    def places(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Places:
+        """For a step of these admitted sequences: where each lies, up to its last new token, and where its
+        new tokens go.
+
+        ids[S]; query_start[S+1]: sequence s has the new tokens query_start[s]:query_start[s+1] of
+        positions[T].
+        """
+
+    def take_copies(self) -> tuple[Copy, ...]:
+        """All that have been planned since the last step: the next one makes them first."""
+
+    def retry(self, copies: Sequence[Copy]) -> None:
+        """A step failed: its copies come again with the next one, before all that were planned since."""
+
+
+class KVMemory(Protocol):
+    """The memory: keys and values of one model, on one device. Knows no sequence beyond a step's record."""
+
+    def apply(self, copies: Sequence[Copy]) -> None:
+        """Make a step's copies, in order, each once."""
+
+    def attention(self, batch: Batch) -> Attend:
+        """The `attend` of one step, which stores the batch's new keys and values and reads all of them."""

@@ -1,42 +1,27 @@
 """A KV cache in pages: a sequence's tokens lie in blocks of P tokens, anywhere, listed in its block table.
 
-Promises the attention that slots give; that a sequence holds no more than it needs, rounded up to a block;
-that sequences share what they have in common (a prompt's known beginning, the samples of one request) and
-never write what they share; and that a preempted sequence comes back with the keys it left with, or computes
-them again. Takes the mathematics as arguments: a varlen kernel, and how single tokens read pages. Part 12.
+This is the plan, on the host; engine/cache/memory.py has the memory. Promises that a sequence holds no more
+than it needs, rounded up to a block; that sequences share what they have in common (a prompt's known
+beginning, the samples of one request) and never write what they share; and that a preempted sequence comes
+back with the keys it left with, or computes them again. Every move of blocks (a fork, out to the swap space,
+back in) is a `Copy` in the next step's record. Part 12.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from engine.attention.dense import dense_attention
-from engine.attention.interface import Attend, Spans, VarlenKernel
-from engine.attention.paged import (
-    PagedDecode,
-    PagedPrefill,
-    Pages,
-    Store,
-    gather,
-    paged_decode,
-    store_by_index,
-)
-from engine.attention.together import side_by_side
-from engine.batch import Batch
-from engine.cache.alone import Alone
+from engine.attention.paged import Pages
 from engine.cache.blocks import BlockManager, BlockTable
-from engine.cache.manager import CachedSequence, Usage
+from engine.cache.manager import CachedSequence, Drafted, Places, Usage
 from engine.cache.prefix import Prefix, PrefixCache, root
 from engine.cache.swap import SwapSpace
-from engine.config import ModelConfig
-from engine.device import on_device
+from engine.requests.batch import Copy
 
 PreemptionMode = Literal["recompute", "swap"]
-FEW = 8  # new tokens of a sequence that are attended row by row: a call of its own costs more
 SWAP_FROM = 32  # tokens: who loses fewer leaves the swap space to those who lose more
 
 
@@ -49,49 +34,37 @@ class Held:
     committed: int = 0  # its first tokens whose keys are computed, and known: these alone may be shared
     # Of its committed full blocks, as the prefix cache has it.
     chain: list[Prefix] = field(default_factory=list)
+    num_marked: int = 0  # blocks that the prefix cache has been told a draft model has read (Part 16)
 
 
 class PagedCache:
-    """`num_blocks` blocks of `block_size` tokens, allocated once."""
+    """`num_blocks` blocks of `block_size` tokens, and a swap space of `num_swap_blocks`."""
 
     def __init__(
         self,
-        config: ModelConfig,
         num_blocks: int,
         block_size: int = 16,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        kernel: VarlenKernel = dense_attention,
-        decode: PagedDecode = paged_decode,
-        prefill: PagedPrefill | None = None,
-        store: Store = store_by_index,
-        enable_prefix_caching: bool = True,
         num_swap_blocks: int = 0,
+        enable_prefix_caching: bool = True,
         preemption_mode: PreemptionMode | None = None,
     ) -> None:
-        """`prefill` reads the pages of sequences with several new tokens; else `kernel` gets them gathered.
-
-        `preemption_mode`: "recompute" never swaps, "swap" always does if there is room, None swaps
+        """`preemption_mode`: "recompute" never swaps, "swap" always does if there is room, None swaps
         sequences with at least SWAP_FROM computed tokens. Raises ValueError: to swap, with no room for it.
         """
         if preemption_mode not in (None, "recompute", "swap"):
             raise ValueError(f"{preemption_mode=}: accepted are 'recompute', 'swap' and None")
         if preemption_mode == "swap" and not num_swap_blocks:
             raise ValueError(f"{preemption_mode=} needs swap blocks; {num_swap_blocks=}")
-        shape = (2, config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        self.memory = torch.zeros(shape, device=device, dtype=dtype)  # [2, L, B, P, Hkv, Dh]
-        self.keys, self.values = (layers.unbind() for layers in self.memory)  # by layer: [B, P, Hkv, Dh]
         self.num_blocks, self.block_size = num_blocks, block_size
         self.prefixes = PrefixCache(block_size)
         self.blocks = BlockManager(num_blocks, self.prefixes)
-        self.swap = SwapSpace(self.memory, num_swap_blocks)
+        self.swap = SwapSpace(num_swap_blocks)
         self.held: dict[str, Held] = {}
+        self.drafted: dict[str, Drafted] = {}
         self.queried_tokens = self.hit_tokens = 0  # of sequences admitted, as vLLM counts its prefix cache
         self.num_swapped = 0  # preempted sequences whose blocks were copied out
-        self._num_heads, self._kernel = config.num_heads, kernel
-        self._decode, self._prefill, self._store = decode, prefill, store
-        self._kernels_read_pages = self.memory.is_cuda or prefill is not None
-        self._alone = Alone(self.memory, kernel)
+        self._copies: list[Copy] = []  # planned since the last step
+        self._num_copies = 0
         self._enable_prefix_caching, self._mode = enable_prefix_caching, preemption_mode
 
     def num_blocks_for(self, total: int) -> int:
@@ -102,7 +75,8 @@ class PagedCache:
         """Admit a sequence if there is room for all its known tokens: so `reserve` will not refuse them.
 
         It starts behind what is there already: its own blocks if they were swapped out, else what it shares
-        with its parent, else the beginning that the prefix cache knows; nothing if it wants every row.
+        with its parent, else the beginning that the prefix cache knows; nothing if it wants every row. Of a
+        block that is not full, which it will write next, it gets a copy (`_allocated`, `_move`).
         """
         needed = self.num_blocks_for(len(seq.token_ids))
         if not self.blocks.num_free:  # at least one block is never shared
@@ -117,17 +91,18 @@ class PagedCache:
         idle = sum(not self.blocks.references[block] for block in found)
         if needed - tokens // self.block_size + idle > self.blocks.num_free:
             return None
-        # 3. Full blocks are shared. One that is not full will be written next, so it is copied now.
+        # 3. Full blocks are shared. One that is not full will be written next, so it is copied.
         held = self.held[seq.id] = Held(committed=tokens, chain=chain)
         full = found[: tokens // self.block_size]
         self.blocks.fork(full)
         held.table.append(full)
         if tokens % self.block_size:
-            own = self.blocks.allocate(1)
-            self.memory[:, :, own[0]] = self.memory[:, :, found[-1]]
-            held.table.append(own)
+            copy = self._allocated(1)
+            self._move("fork", found[-1:], copy)
+            held.table.append(copy)
         self.queried_tokens += len(seq.token_ids)
         self.hit_tokens += tokens
+        self.drafted[seq.id] = Drafted(self.block_size * self.prefixes.num_drafted(full))
         return tokens
 
     def _shared(self, seq: CachedSequence) -> tuple[list[int] | None, int, list[Prefix]]:
@@ -137,10 +112,9 @@ class PagedCache:
         if seq.wants_every_row:
             return [], 0, []
         parent = self.held.get(seq.parent.id) if seq.parent is not None else None
-        if parent is not None:
-            same = takewhile(
-                lambda pair: pair[0] == pair[1], zip(seq.parent.token_ids, seq.token_ids, strict=False)
-            )
+        if seq.parent is not None and parent is not None:
+            pairs = zip(seq.parent.token_ids, seq.token_ids, strict=False)
+            same = takewhile(lambda pair: pair[0] == pair[1], pairs)
             tokens = min(sum(1 for _ in same), len(seq.token_ids) - 1)
             if parent.committed < tokens - 1:  # its prompt is being computed
                 return None, 0, []
@@ -153,10 +127,19 @@ class PagedCache:
     def _swap_in(self, seq: CachedSequence, needed: int) -> int | None:
         if needed > self.blocks.num_free:
             return None
-        held = self.held[seq.id] = Held()
-        held.table.append(self.blocks.allocate(self.swap.num_blocks_of(seq.id)))
-        held.committed = self.swap.take(seq.id, self.memory, held.table.blocks)
-        return held.committed
+        away = self.swap.take(seq.id)
+        blocks = self._allocated(len(away.blocks))
+        self._move("in", away.blocks, blocks)
+        held = self.held[seq.id] = Held(committed=away.num_tokens)
+        held.table.append(blocks)
+        self.drafted[seq.id] = Drafted(away.drafted)
+        return away.num_tokens
+
+    def _allocated(self, count: int) -> list[int]:
+        """So many blocks, which are known to be free."""
+        blocks = self.blocks.allocate(count)
+        assert blocks is not None, f"{count} blocks are not free"
+        return blocks
 
     def reserve(self, seq: CachedSequence, total: int) -> bool:
         held = self.held[seq.id]
@@ -171,15 +154,22 @@ class PagedCache:
         return True
 
     def commit(self, seq: CachedSequence, total: int) -> None:
-        """Blocks that are full by now can be found by their tokens."""
+        """Blocks that are full by now can be found by their tokens, and those that a draft model has read,
+        too, by it.
+        """
         held, P = self.held[seq.id], self.block_size
         held.committed = total
-        if not self._enable_prefix_caching or total < (len(held.chain) + 1) * P:  # no block has become full
+        if not self._enable_prefix_caching:
             return
-        for i in range(len(held.chain), total // P):
-            parent = held.chain[-1] if held.chain else root(seq.adapter, seq.cache_salt)
-            prefix = Prefix(parent, tuple(seq.token_ids[i * P : (i + 1) * P]))
-            held.chain.append(self.prefixes.add(prefix, int(held.table.blocks[i])))
+        if total >= (len(held.chain) + 1) * P:  # a block has become full
+            for i in range(len(held.chain), total // P):
+                parent = held.chain[-1] if held.chain else root(seq.adapter, seq.cache_salt)
+                prefix = Prefix(parent, tuple(seq.token_ids[i * P : (i + 1) * P]))
+                held.chain.append(self.prefixes.add(prefix, int(held.table.blocks[i])))
+        drafted = min(self.drafted[seq.id].num_tokens, total) // P
+        if drafted > held.num_marked:
+            self.prefixes.mark_drafted(held.table.blocks[held.num_marked : drafted].tolist())
+            held.num_marked = drafted
 
     def trim(self, seq: CachedSequence, total: int) -> None:
         held, keep = self.held[seq.id], self.num_blocks_for(total)
@@ -188,7 +178,6 @@ class PagedCache:
         blocks, held.table = held.table.blocks.tolist(), BlockTable()
         held.table.append(blocks[:keep])
         held.room = keep * self.block_size
-        self._alone.forget()
         self.blocks.free(blocks[keep:])
 
     def preempt(self, seq: CachedSequence) -> None:
@@ -196,8 +185,12 @@ class PagedCache:
         held = self.held[seq.id]
         least = {"swap": 1, None: SWAP_FROM}.get(self._mode)
         if least and held.committed >= least and not seq.wants_every_row:
-            blocks = held.table.blocks[: self.num_blocks_for(held.committed)]
-            self.num_swapped += self.swap.put(seq.id, self.memory, blocks, held.committed)
+            blocks = held.table.blocks[: self.num_blocks_for(held.committed)].tolist()
+            drafted = min(self.drafted[seq.id].num_tokens, held.committed)
+            away = self.swap.put(seq.id, len(blocks), held.committed, drafted)
+            if away is not None:
+                self._move("out", blocks, away.blocks)
+                self.num_swapped += 1
         self._give_up(seq)
 
     def release(self, seq: CachedSequence) -> None:
@@ -210,7 +203,7 @@ class PagedCache:
 
     def _give_up(self, seq: CachedSequence) -> None:
         held = self.held.pop(seq.id, None)
-        self._alone.forget()
+        self.drafted.pop(seq.id, None)
         if held is not None:
             self.blocks.free(held.table.blocks.tolist())
 
@@ -221,72 +214,23 @@ class PagedCache:
         in_use = self.num_blocks - self.blocks.num_free
         return Usage(len(self.held), in_use * self.block_size, self.num_blocks * self.block_size)
 
-    def pages(self, batch: Batch) -> Pages:
-        """Where the batch's sequences lie."""
-        tables = [self.held[request.id].table.blocks for request in batch.requests]
-        return Pages.of(tables, batch.context_lens, self.block_size)
+    def places(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Places:
+        tables = [self.held[name].table.blocks for name in ids]
+        new, position = np.diff(query_start), np.array(positions)  # [S], [T]
+        pages = Pages.of(tables, position[np.array(query_start[1:]) - 1] + 1, self.block_size)
+        slots = pages.places(np.repeat(np.arange(len(new)), new), position)
+        return Places(pages.tables, slots)
 
-    def attention(self, batch: Batch) -> Attend:
-        """The `attend` of one step. What is the same in every layer is worked out here, once.
+    def take_copies(self) -> tuple[Copy, ...]:
+        copies, self._copies = tuple(self._copies), []
+        return copies
 
-        1. A sequence alone goes to the varlen kernel in one piece, unless there are kernels that read pages.
-        2. Else all new keys and values are stored by their slot mapping (block · P + place). Then sequences
-           with one new token each read pages together (`_decode`); on a CPU so do those with few, each token
-           as a row that sees what is before it. Everybody else goes to the varlen kernel in one call, on keys
-           that were computed just now, or that are gathered from the pages if some were there before.
+    def retry(self, copies: Sequence[Copy]) -> None:
+        self._copies = [*copies, *self._copies]
+
+    def _move(self, kind: Literal["fork", "out", "in"], source: Sequence[int], target: Sequence[int]) -> None:
+        """Blocks are copied before the next step computes. Until then nobody else writes what they hold: it
+        is given to others in that step at the earliest, whose copies come behind this one.
         """
-        if len(batch.requests) == 1 and not self._kernels_read_pages:
-            table = self.held[batch.requests[0].id].table
-            return self._alone.attention(table, batch.num_tokens, batch.context_lens[0])
-        self._alone.forget()
-        device = self.memory.device
-        pages, new = self.pages(batch), np.diff(batch.query_start)
-        # The slot mapping: where each of the T new tokens is stored.
-        sequence = np.repeat(np.arange(len(new)), new)  # [T]
-        positions = np.array(batch.positions)  # [T]
-        (slots,) = on_device(device, pages.places(sequence, positions))
-        # Who attends how: the rows of the step, and their plan.
-        single = new <= (1 if self._kernels_read_pages else FEW)  # [S]
-        mask = single[sequence]  # [T]
-        looks: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
-        if single.any():
-            own = Pages(pages.tables[sequence[mask]], positions[mask] + 1, self.block_size)
-            plan = self._decode(own, self._num_heads, self.keys[0])
-            one_by_one = self._rows(mask)
-            looks.append((one_by_one, lambda layer, q, k, v: plan(q, self.keys[layer], self.values[layer])))
-        if not single.all():
-            looks.append((self._rows(~mask), self._several(pages.select(~single), new[~single])))
-        look = side_by_side(looks)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self._store(k, v, self.keys[layer], self.values[layer], slots)
-            return look(layer, q, k, v)
-
-        return attend
-
-    def _rows(self, mask: np.ndarray) -> slice | Tensor:
-        """The rows of a step for which mask[T] is true: a slice, whose tensors are views, where they are
-        neighbours.
-        """
-        rows = np.flatnonzero(mask)
-        if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
-            return slice(int(rows[0]), int(rows[-1]) + 1)
-        return on_device(self.memory.device, rows)[0]
-
-    def _several(self, pages: Pages, new: np.ndarray) -> Attend:
-        """Sequences with several new tokens each, by the varlen kernel."""
-        query_start = (0, *np.cumsum(new).tolist())
-        if (new == pages.lens).all():  # prompts from their start: all they see was computed just now
-            spans = Spans(query_start, query_start)
-            return lambda layer, q, k, v: self._kernel(q, k, v, spans)
-        if self._prefill is not None:
-            plan = self._prefill(pages, query_start, self.keys[0])
-            return lambda layer, q, k, v: plan(q, self.keys[layer], self.values[layer])
-        spans = Spans(query_start, (0, *np.cumsum(pages.lens).tolist()))
-        (places,) = on_device(self.memory.device, pages.all_places())
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = gather(self.keys[layer], places), gather(self.values[layer], places)
-            return self._kernel(q, keys, values, spans)
-
-        return attend
+        self._copies.append(Copy(self._num_copies, kind, tuple(source), tuple(target)))
+        self._num_copies += 1

@@ -24,11 +24,14 @@ class Prefix:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        mine, others = self, other
-        while mine is not others:  # down to the block where both are one record; mostly that is the parent
-            if mine is None or others is None or mine.token_ids != others.token_ids:
+        if not isinstance(other, Prefix):
+            return NotImplemented
+        mine: Prefix | None = self
+        theirs: Prefix | None = other
+        while mine is not theirs:  # down to the block where both are one record; mostly that is the parent
+            if mine is None or theirs is None or mine.token_ids != theirs.token_ids:
                 return False
-            mine, others = mine.parent, others.parent
+            mine, theirs = mine.parent, theirs.parent
         return True
 
 
@@ -44,6 +47,7 @@ class PrefixCache:
         self.block_size = block_size
         self._block: dict[Prefix, int] = {}
         self._prefix: dict[int, Prefix] = {}
+        self._drafted: set[int] = set()  # known blocks whose tokens a draft model has read, too (Part 16)
 
     def __len__(self) -> int:
         return len(self._block)
@@ -67,6 +71,15 @@ class PrefixCache:
         prefix = self._prefix.pop(block, None)
         if prefix is not None:
             del self._block[prefix]
+            self._drafted.discard(block)
+
+    def mark_drafted(self, blocks: Sequence[int]) -> None:
+        """A draft model has read the tokens of these blocks, too, in a row from a sequence's beginning."""
+        self._drafted.update(block for block in blocks if block in self._prefix)
+
+    def num_drafted(self, blocks: Sequence[int]) -> int:
+        """How many of a sequence's first blocks a draft model has read."""
+        return next((i for i, block in enumerate(blocks) if block not in self._drafted), len(blocks))
 
     def match(
         self, token_ids: Sequence[int], adapter: str | None = None, cache_salt: str | None = None

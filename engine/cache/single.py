@@ -7,11 +7,12 @@ with slots (Part 6) and pages (Part 12). Part 3.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Spans, VarlenKernel
-from engine.config import ModelConfig
+from engine.models.config import ModelConfig
+from engine.models.language_model import LanguageModel
 
 
 class SingleCache:
@@ -60,7 +61,7 @@ class CachedForward:
     """
 
     def __init__(
-        self, model: nn.Module, max_tokens: int | None = None, kernel: VarlenKernel = dense_attention
+        self, model: LanguageModel, max_tokens: int | None = None, kernel: VarlenKernel = dense_attention
     ) -> None:
         self.model = model
         parameter = next(model.parameters())

@@ -5,7 +5,7 @@ Promises that a sequence alone and the same sequence among others get the same a
 mathematics as an argument: a varlen kernel. Part 6.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -16,16 +16,70 @@ from torch import Tensor
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Attend, Spans, VarlenKernel
 from engine.attention.together import reads_only_its_own, side_by_side, together
-from engine.batch import Batch
-from engine.cache.manager import CachedSequence, Usage
-from engine.config import ModelConfig
-from engine.device import on_device
+from engine.cache.manager import CachedSequence, Drafted, Places, Usage
+from engine.machine.device import on_device
+from engine.models.config import ModelConfig
+from engine.requests.batch import Batch, Copy
 
 
 class SlotCache:
-    """`num_slots` sequences of up to `slot_tokens` tokens each, allocated once.
+    """The plan: which of `num_slots` slots of `slot_tokens` tokens is whose."""
 
-    What a sequence leaves behind is cleared wherever another's mask might let it through.
+    def __init__(self, num_slots: int, slot_tokens: int) -> None:
+        self.num_slots, self.slot_tokens = num_slots, slot_tokens
+        self.drafted: dict[str, Drafted] = {}
+        self._free = list(reversed(range(num_slots)))  # the lowest free slot is taken first
+        self._slot: dict[str, int] = {}
+
+    def begin(self, seq: CachedSequence) -> int | None:
+        """A free slot, in which nothing of the sequence is there yet. None: all are taken."""
+        if not self._free:
+            return None
+        self._slot[seq.id] = self._free.pop()
+        self.drafted[seq.id] = Drafted(0)
+        return 0
+
+    def reserve(self, seq: CachedSequence, total: int) -> bool:
+        return total <= self.slot_tokens
+
+    def trim(self, seq: CachedSequence, total: int) -> None:
+        pass  # a slot is whole
+
+    def commit(self, seq: CachedSequence, total: int) -> None:
+        """Slots share nothing."""
+
+    def release(self, seq: CachedSequence) -> None:
+        """Its slot is free. Does nothing for a sequence that has none."""
+        slot = self._slot.pop(seq.id, None)
+        self.drafted.pop(seq.id, None)
+        if slot is not None:
+            self._free.append(slot)
+            self._free.sort(reverse=True)
+
+    preempt = release  # what is given up is computed anew
+
+    def fits(self, total: int) -> bool:
+        return total <= self.slot_tokens
+
+    def usage(self) -> Usage:
+        return Usage(len(self._slot), len(self._slot) * self.slot_tokens, self.num_slots * self.slot_tokens)
+
+    def places(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Places:
+        slot = np.array([self._slot[name] for name in ids])  # [S]
+        first_token = np.repeat(slot * self.slot_tokens, np.diff(query_start))  # [T]
+        return Places(slot[:, None], first_token + np.array(positions))
+
+    def take_copies(self) -> tuple[Copy, ...]:
+        return ()
+
+    def retry(self, copies: Sequence[Copy]) -> None:
+        """Slots are never copied."""
+
+
+class SlotMemory:
+    """The memory: `num_slots` sequences of up to `slot_tokens` tokens each, allocated once.
+
+    What a sequence left behind is cleared, when another begins there, wherever a mask might let it through.
     """
 
     def __init__(
@@ -45,41 +99,14 @@ class SlotCache:
         self.keys, self.values = (layers.unbind() for layers in self._memory)  # by layer: [N, Hkv, M, Dh]
         self._num_heads, self._kernel = config.num_heads, kernel
         self._head = np.arange(config.num_kv_heads) * self.slot_tokens  # [Hkv]: where each begins in a slot
-        self._free = list(reversed(range(num_slots)))  # the lowest free slot is taken first
-        self._slot: dict[str, int] = {}
         self._written: dict[int, int] = {}  # slot -> tokens of it that may be something else than zero
 
-    def begin(self, seq: CachedSequence) -> int | None:
-        if not self._free:
-            return None
-        self._slot[seq.id] = self._free.pop()
-        return 0
+    def plan(self) -> SlotCache:
+        """Who has which of these slots: nobody has one yet."""
+        return SlotCache(self.num_slots, self.slot_tokens)
 
-    def reserve(self, seq: CachedSequence, total: int) -> bool:
-        return total <= self.slot_tokens
-
-    def trim(self, seq: CachedSequence, total: int) -> None:
-        pass  # a slot is whole
-
-    def commit(self, seq: CachedSequence, total: int) -> None:
-        """Slots share nothing."""
-
-    def release(self, seq: CachedSequence) -> None:
-        slot = self._slot.pop(seq.id, None)
-        if slot is not None:
-            self._free.append(slot)
-            self._free.sort(reverse=True)
-            written = self._written.pop(slot, 0)
-            if not reads_only_its_own(self._memory):
-                self._memory[:, :, slot, :, :written] = 0  # a NaN would pass a neighbour's mask
-
-    preempt = release  # what is given up is computed anew
-
-    def fits(self, total: int) -> bool:
-        return total <= self.slot_tokens
-
-    def usage(self) -> Usage:
-        return Usage(len(self._slot), len(self._slot) * self.slot_tokens, self.num_slots * self.slot_tokens)
+    def apply(self, copies: Sequence[Copy]) -> None:
+        """Slots are never copied."""
 
     def attention(self, batch: Batch) -> Attend:
         """The `attend` of one step. What is the same in every layer is worked out here, once.
@@ -91,11 +118,10 @@ class SlotCache:
         single: list[_Part] = []
         prompts: list[list[_Part]] = []  # read from their start, neighbours together
         others: list[_Part] = []
-        for request, rows, end in zip(
-            batch.requests, pairwise(batch.query_start), batch.context_lens, strict=True
-        ):
-            part = _Part(self._slot[request.id], *rows, end)
-            self._written[part.slot] = max(end, self._written.get(part.slot, 0))
+        rows_of = pairwise(batch.query_start)
+        for slot, rows, end in zip(batch.tables[:, 0].tolist(), rows_of, batch.context_lens, strict=True):
+            part = _Part(slot, *rows, end)
+            self._clear(part)
             if part.num_new == 1:
                 single.append(part)
             elif part.num_new < end:
@@ -108,11 +134,20 @@ class SlotCache:
             others += single  # a plan for one costs more than a call
         looks: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
         if len(single) > 1:
-            (rows,) = on_device(self._memory.device, [part.first_row for part in single])
-            looks.append((rows, self._together(single)))
+            (places,) = on_device(self._memory.device, [part.first_row for part in single])
+            looks.append((places, self._together(single)))
         looks += [(slice(run[0].first_row, run[-1].last_row), self._whole(run)) for run in prompts]
         looks += [(slice(part.first_row, part.last_row), self._alone(part)) for part in others]
         return side_by_side(looks)
+
+    def _clear(self, part: "_Part") -> None:
+        """Who begins in a slot finds it as if nobody had been there: a NaN would pass a mask."""
+        written = self._written.get(part.slot, 0)
+        if part.num_new == part.end and written:
+            if not reads_only_its_own(self._memory):
+                self._memory[:, :, part.slot, :, :written] = 0
+            written = 0
+        self._written[part.slot] = max(part.end, written)
 
     def _alone(self, part: "_Part") -> Attend:
         """One sequence. The keys and values of its `num_new` new tokens are stored in its slot, at their

@@ -13,15 +13,15 @@ from typing import Annotated
 
 import typer
 
-from engine.cli.bench_serve import serve
+from engine.cli.bench_serve import bench_serve
 from engine.cli.options import check_folder, refusals, takes_engine_args
-from engine.engine_args import EngineArgs
+from engine.wiring.engine_args import EngineArgs
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 WORK = "Workload"
 
 bench = typer.Typer(no_args_is_help=True, help="Measure: one batch, many requests, or a running server.")
-bench.command()(serve)
+bench.command("serve")(bench_serve)
 
 
 def _size(help: str):
@@ -61,13 +61,13 @@ def latency(
             seconds.append(time.perf_counter() - start)
     import numpy
 
-    found = dict(zip(PERCENTILES, numpy.percentile(seconds, PERCENTILES).tolist(), strict=True))
+    percentiles = dict(zip(PERCENTILES, numpy.percentile(seconds, PERCENTILES).tolist(), strict=True))
     print(f"Avg latency: {sum(seconds) / len(seconds)} seconds")
-    for percentage, value in found.items():
+    for percentage, value in percentiles.items():
         print(f"{percentage}% percentile latency: {value} seconds")
     _write(
         output_json,
-        {"avg_latency": sum(seconds) / len(seconds), "latencies": seconds, "percentiles": found},
+        {"avg_latency": sum(seconds) / len(seconds), "latencies": seconds, "percentiles": percentiles},
     )
 
 
@@ -92,30 +92,30 @@ def throughput(
         start = time.perf_counter()
         outputs = llm.generate(prompts, params)
         seconds = time.perf_counter() - start
-    given = sum(len(output.prompt_token_ids) for output in outputs)
-    made = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
-    found = {
+    num_input_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    num_output_tokens = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
+    num_tokens = num_input_tokens + num_output_tokens
+    print(
+        f"Throughput: {num_prompts / seconds:.2f} requests/s, "
+        f"{num_tokens / seconds:.2f} total tokens/s, {num_output_tokens / seconds:.2f} output tokens/s"
+    )
+    print(f"Total num prompt tokens:  {num_input_tokens}")
+    print(f"Total num output tokens:  {num_output_tokens}")
+    figures = {
         "elapsed_time": seconds,
         "num_requests": num_prompts,
-        "total_num_tokens": given + made,
+        "total_num_tokens": num_tokens,
         "requests_per_second": num_prompts / seconds,
-        "tokens_per_second": (given + made) / seconds,
+        "tokens_per_second": num_tokens / seconds,
     }
-    print(
-        f"Throughput: {found['requests_per_second']:.2f} requests/s, "
-        f"{found['tokens_per_second']:.2f} total tokens/s, {made / seconds:.2f} output tokens/s"
-    )
-    print(f"Total num prompt tokens:  {given}")
-    print(f"Total num output tokens:  {made}")
-    _write(output_json, found)
+    _write(output_json, figures)
 
 
 def _loaded(args: EngineArgs, input_len: int, output_len: int, n: int):
     """(the engine, how it is asked). Raises ValueError for lengths that the model cannot have."""
-    from engine.cli.loading import loading
-    from engine.cli.threads import one_thread_if_small
     from engine.decoding.params import SamplingParams
-    from engine.llm import LLM
+    from engine.wiring.llm import LLM
+    from engine.wiring.loading import loading, one_thread_if_small
 
     one_thread_if_small(args.model)
     with loading(args.model):
@@ -140,6 +140,6 @@ def _track(rounds: Iterable[int], what: str) -> Iterable[int]:
     return tqdm(rounds, desc=what, disable=None)
 
 
-def _write(path: Path | None, found: dict) -> None:
+def _write(path: Path | None, figures: dict) -> None:
     if path is not None:
-        path.write_text(json.dumps(found, indent=4) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(figures, indent=4) + "\n", encoding="utf-8")

@@ -9,24 +9,25 @@ import json
 import math
 import os
 import sys
-from collections import Counter
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from random import Random
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from engine.cli.options import check_folder, nobody_there, refusals
-from engine.load.client import Seen, Target
+from engine.cli.options import check_folder, refusals, with_hint
+from engine.load.client import Endpoint, Seen
 from engine.load.plan import Job, text
-from engine.load.report import Limits
-from engine.load.run import Run, client, first_model
+from engine.load.report import Limits, figures
+from engine.load.run import Ask, Run, client, first_model
 
 WORK, TIMES = "Workload", "What is told"
 NAMES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)"}
 NAMES |= {"itl": "Inter-token Latency", "e2el": "End-to-end Latency"}
 WIDTH = 50
+SECONDS = {name: f"{name}_seconds" for name in NAMES} | {"e2el": "e2e_seconds"}  # where `figures` has it
 BACKENDS = {"openai": "completions", "openai-chat": "chat"}
 
 
@@ -34,7 +35,7 @@ def _work(help: str, **about):
     return typer.Option(help=help, rich_help_panel=WORK, **about)
 
 
-def serve(
+def bench_serve(
     base_url: Annotated[str, typer.Option(help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
     backend: Annotated[str, typer.Option(help="openai (completions) or openai-chat.")] = "openai",
     model: Annotated[str | None, typer.Option(help="Default: the server's first.")] = None,
@@ -69,7 +70,7 @@ def serve(
     """Send requests to a running server, and say how long people waited."""
     import httpx
 
-    from engine.outside import shown
+    from engine.client.untrusted import shown
 
     with refusals("bench serve"):
         check_folder("--result-filename", result_filename)
@@ -77,135 +78,134 @@ def serve(
         metrics = percentile_metrics.split(",")
         for name in metrics:
             _one_of("--percentile-metrics", name, NAMES)
-        percentiles = [_percentile(one) for one in metric_percentiles.split(",")]
+        percentiles = [_percentile(text) for text in metric_percentiles.split(",")]
         limits = _limits(goodput)
         if not request_rate > 0:
             raise ValueError(f"--request-rate {request_rate}: more than 0 is accepted, or inf")
-        draw = Random(seed)
-        jobs = _jobs(num_prompts, random_input_len, random_output_len, random_range_ratio, request_rate, draw)
+        jobs = _jobs(
+            num_prompts, random_input_len, random_output_len, random_range_ratio, request_rate, Random(seed)
+        )
     fields = {"temperature": temperature} | ({"ignore_eos": True} if ignore_eos else {})
 
     async def run() -> tuple[Run, str]:
         async with client(base_url, os.environ.get("RUVON_API_KEY")) as http:
             name = model or await first_model(http)
-            running = Run(_in_turn(Target(http, name, api, fields=fields), max_concurrency))
-            await running.watched(running.open_loop(jobs), _bar(len(jobs)))
-            return running, name
+            requests = Run(_in_turn(Endpoint(http, name, api, fields=fields), max_concurrency))
+            await requests.watched(requests.open_loop(jobs), _bar(len(jobs)))
+            return requests, name
 
     try:
-        running, name = asyncio.run(run())
+        requests, name = asyncio.run(run())
     except (httpx.HTTPError, OSError, LookupError, ValueError) as error:
-        sys.exit(shown(nobody_there(f"ruvon bench serve: {base_url}: {error}")))
-    found = figures(running.seen, running.start, metrics, percentiles, limits)
-    found |= {"model_id": name, "request_rate": str(request_rate), "max_concurrency": max_concurrency}
-    for line in lines(found, metrics, percentiles):
+        sys.exit(shown(with_hint(f"ruvon bench serve: {base_url}: {error}")))
+    measured = figures(requests.seen, requests.start, requests.wakeups, limits, (50, *percentiles))
+    result = in_vllms_names(measured, metrics, percentiles)
+    result |= {"model_id": name, "request_rate": str(request_rate), "max_concurrency": max_concurrency}
+    for line in lines(result, metrics, percentiles):
         print(line)
     if save_result or result_filename:
         path = result_filename or Path(f"openai-{request_rate}qps-{datetime.now():%Y%m%d-%H%M%S}.json")
-        path.write_text(json.dumps(found, indent=4) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(result, indent=4) + "\n", encoding="utf-8")
         print(f"written to {path}", file=sys.stderr)
-    if not found["completed"]:
-        sys.exit(f"ruvon bench serve: no request was answered: {found['outcomes']}")
+    if not result["completed"]:
+        sys.exit(f"ruvon bench serve: no request was answered: {result['outcomes']}")
 
 
-def figures(
-    seen: list[Seen], start: float, metrics: list[str], percentiles: list[float], limits: Limits | None
-) -> dict:
-    """What is said of a run, in vLLM's names; times in milliseconds."""
-    import numpy
-
-    answered = [one for one in seen if one.ok]
-    seconds = max((one.end for one in seen), default=start) - start
-    given, made = (sum(getattr(one, name) or 0 for one in answered) for name in ("prompt_tokens", "tokens"))
-    found = {
+def in_vllms_names(measured: dict[str, Any], metrics: list[str], percentiles: list[float]) -> dict[str, Any]:
+    """engine/load/report.py's `figures`, which have these percentiles and 50, as vLLM's benchmark calls them.
+    Times are in milliseconds, and 0 where nobody was answered.
+    """
+    seconds, num_tokens = measured["seconds"], measured["prompt_tokens"] + measured["output_tokens"]
+    outcomes = {"ok": measured["answered"]} if measured["answered"] else {}
+    outcomes |= measured["refused"] | measured["failed"]
+    result = {
         "duration": seconds,
-        "completed": len(answered),
-        "failed": len(seen) - len(answered),
-        "outcomes": dict(sorted(Counter(one.outcome for one in seen).items())),
-        "total_input_tokens": given,
-        "total_output_tokens": made,
-        "request_throughput": len(answered) / seconds,
-        "request_goodput": None if limits is None else sum(map(limits.met, seen)) / seconds,
-        "output_throughput": made / seconds,
-        "total_token_throughput": (given + made) / seconds,
+        "completed": measured["answered"],
+        "failed": measured["sent"] - measured["answered"],
+        "outcomes": dict(sorted(outcomes.items())),
+        "total_input_tokens": measured["prompt_tokens"],
+        "total_output_tokens": measured["output_tokens"],
+        "request_throughput": measured["answers_per_second"],
+        "request_goodput": measured["goodput"]["answers_per_second"] if "goodput" in measured else None,
+        "output_throughput": measured["output_tokens_per_second"],
+        "total_token_throughput": num_tokens / seconds if seconds else 0.0,
     }
-    times = {
-        "ttft": [one.ttft for one in answered],
-        "tpot": [one.tpot for one in answered if one.tpot is not None],
-        "itl": [gap for one in answered for gap in one.gaps],
-        "e2el": [one.e2e for one in answered],
-    }
+    kinds = {"mean": "mean", "median": "p50"} | {f"p{percent:g}": f"p{percent:g}" for percent in percentiles}
     for name in metrics:
-        values = [1e3 * value for value in times[name]]
-        found[f"mean_{name}_ms"] = float(numpy.mean(values)) if values else 0.0
-        found[f"median_{name}_ms"] = float(numpy.median(values)) if values else 0.0
-        for p in percentiles:
-            found[f"p{p:g}_{name}_ms"] = float(numpy.percentile(values, p)) if values else 0.0
-    return found
+        times = measured[SECONDS[name]]
+        result |= {f"{kind}_{name}_ms": 1e3 * times[key] if times else 0.0 for kind, key in kinds.items()}
+    return result
 
 
-def lines(found: dict, metrics: list[str], percentiles: list[float]) -> list[str]:
-    """As vLLM prints them."""
-    told = ["{s:{c}^{n}}".format(s=" Serving Benchmark Result ", n=WIDTH, c="=")]
+def lines(result: dict[str, Any], metrics: list[str], percentiles: list[float]) -> list[str]:
+    """What vLLM's benchmark prints of such a result, which has a request_rate and max_concurrency, too."""
+    rate = result["request_rate"]
+    printed = ["{s:{c}^{n}}".format(s=" Serving Benchmark Result ", n=WIDTH, c="=")]
     rows = [
-        ("Successful requests:", found["completed"]),
-        ("Failed requests:", found["failed"]),
-        ("Maximum request concurrency:", found["max_concurrency"]),
-        ("Request rate configured (RPS):", found["request_rate"] if found["request_rate"] != "inf" else None),
-        ("Benchmark duration (s):", found["duration"]),
-        ("Total input tokens:", found["total_input_tokens"]),
-        ("Total generated tokens:", found["total_output_tokens"]),
-        ("Request throughput (req/s):", found["request_throughput"]),
-        ("Request goodput (req/s):", found["request_goodput"]),
-        ("Output token throughput (tok/s):", found["output_throughput"]),
-        ("Total Token throughput (tok/s):", found["total_token_throughput"]),
+        ("Successful requests:", result["completed"]),
+        ("Failed requests:", result["failed"]),
+        ("Maximum request concurrency:", result["max_concurrency"]),
+        ("Request rate configured (RPS):", rate if rate != "inf" else None),
+        ("Benchmark duration (s):", result["duration"]),
+        ("Total input tokens:", result["total_input_tokens"]),
+        ("Total generated tokens:", result["total_output_tokens"]),
+        ("Request throughput (req/s):", result["request_throughput"]),
+        ("Request goodput (req/s):", result["request_goodput"]),
+        ("Output token throughput (tok/s):", result["output_throughput"]),
+        ("Total Token throughput (tok/s):", result["total_token_throughput"]),
     ]
-    told += [_row(name, value) for name, value in rows if value is not None]
+    printed += [_row(name, value) for name, value in rows if value is not None]
     for name in metrics:
-        told.append("{s:{c}^{n}}".format(s=NAMES[name], n=WIDTH, c="-"))
-        for kind in ("Mean", "Median", *(f"P{p:g}" for p in percentiles)):
-            told.append(_row(f"{kind} {name.upper()} (ms):", found[f"{kind.lower()}_{name}_ms"]))
-    refused = {outcome: count for outcome, count in found["outcomes"].items() if outcome != "ok"}
-    if refused:
-        told.append("Not answered: " + ", ".join(f"{outcome}: {count}" for outcome, count in refused.items()))
-    return [*told, "=" * WIDTH]
+        printed.append("{s:{c}^{n}}".format(s=NAMES[name], n=WIDTH, c="-"))
+        for kind in ("Mean", "Median", *(f"P{percent:g}" for percent in percentiles)):
+            printed.append(_row(f"{kind} {name.upper()} (ms):", result[f"{kind.lower()}_{name}_ms"]))
+    not_answered = [f"{outcome}: {count}" for outcome, count in result["outcomes"].items() if outcome != "ok"]
+    if not_answered:
+        printed.append(f"Not answered: {', '.join(not_answered)}")
+    return [*printed, "=" * WIDTH]
 
 
-def _row(name: str, value) -> str:
+def _row(name: str, value: float | str) -> str:
     return f"{name:<40} {value:<10.2f}" if isinstance(value, float) else f"{name:<40} {value:<10}"
 
 
-def _jobs(number: int, given: int, made: int, ratio: float, rate: float, draw: Random) -> list[Job]:
-    """Each with its own beginning, so that no prefix cache knows it."""
+def _jobs(
+    num_jobs: int, input_len: int, output_len: int, range_ratio: float, rate: float, random: Random
+) -> list[Job]:
+    """Each with its own beginning, so that no prefix cache knows it. Lengths are in tokens."""
+
+    def drawn(length: int) -> int:
+        return max(1, round(length * random.uniform(1 - range_ratio, 1 + range_ratio)))
+
     jobs, at = [], 0.0
-    for _ in range(number):
-        sizes = [max(1, round(size * draw.uniform(1 - ratio, 1 + ratio))) for size in (given, made)]
-        jobs.append(Job(at, text(sizes[0], draw), sizes[1]))
-        at += 0.0 if rate == math.inf else draw.expovariate(rate)
+    for _ in range(num_jobs):
+        num_input_tokens, num_output_tokens = drawn(input_len), drawn(output_len)
+        jobs.append(Job(at, text(num_input_tokens, random), num_output_tokens))
+        at += 0.0 if rate == math.inf else random.expovariate(rate)
     return jobs
 
 
-def _in_turn(target: Target, most: int | None):
-    """Asks, with at most so many requests under way."""
-    if most is None:
-        return target.ask
-    seats = asyncio.Semaphore(most)
+def _in_turn(endpoint: Endpoint, max_concurrency: int | None) -> Ask:
+    """Asks, with at most so many requests under way: a request is due when it is its turn."""
+    if max_concurrency is None:
+        return endpoint.ask
+    turns = asyncio.Semaphore(max_concurrency)
 
     async def ask(job: Job, due: float) -> Seen:
-        async with seats:
-            return await target.ask(job, asyncio.get_running_loop().time())
+        async with turns:
+            return await endpoint.ask(job, asyncio.get_running_loop().time())
 
     return ask
 
 
-def _bar(total: int):
+def _bar(total: int) -> Callable[[Run], None]:
     from tqdm import tqdm
 
     bar = tqdm(total=total, disable=None)
     return lambda run: bar.update(len(run.seen) - bar.n)
 
 
-def _one_of(option: str, value: str, accepted: dict) -> str:
+def _one_of(option: str, value: str, accepted: dict[str, str]) -> str:
     if value not in accepted:
         raise ValueError(f"{option} {value}: accepted are {', '.join(accepted)}")
     return accepted[value]
@@ -224,11 +224,11 @@ def _limits(goodput: list[str] | None) -> Limits | None:
         return None
     known = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
     try:
-        pairs = [one.partition(":")[::2] for one in goodput]
-        found = {known[name]: float(value) / 1e3 for name, value in pairs}
-        if len(found) < len(pairs) or not all(limit > 0 for limit in found.values()):
+        pairs = [limit.partition(":")[::2] for limit in goodput]
+        seconds = {known[name]: float(value) / 1e3 for name, value in pairs}
+        if len(seconds) < len(pairs) or not all(limit > 0 for limit in seconds.values()):
             raise ValueError
-        return Limits(**found)
+        return Limits(**seconds)
     except (KeyError, ValueError):
         raise ValueError(
             f"--goodput {' '.join(goodput)}: ttft:MS, tpot:MS and e2el:MS are accepted, each once"

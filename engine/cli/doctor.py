@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from engine.checkpoint import embedded_models, resolve
-from engine.host_memory import host_memory
+from engine.machine.host_memory import host_memory
+from engine.models.checkpoint import embedded_models, resolve
 
 EXTRAS = {  # what each brings, as pyproject.toml names it
     "server": (("fastapi", "uvicorn", "prometheus_client"), "ruvon serve, ruvon demo"),
@@ -31,7 +31,7 @@ ROUNDS = 5
 
 
 @dataclass(frozen=True)
-class Found:
+class Finding:
     """One line."""
 
     what: str
@@ -45,30 +45,30 @@ def doctor() -> None:
     console = Console(highlight=False)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     broken = False
-    for found in findings():
-        mark = "[green]yes[/]" if found.ok else "[red]NO[/]" if found.needed else "[yellow]no[/]"
-        table.add_row(found.what, mark, escape(found.says))
-        broken = broken or (found.needed and not found.ok)
+    for finding in findings():
+        mark = "[green]yes[/]" if finding.ok else "[red]NO[/]" if finding.needed else "[yellow]no[/]"
+        table.add_row(finding.what, mark, escape(finding.says))
+        broken = broken or (finding.needed and not finding.ok)
     console.print(table)
     if broken:
         sys.exit(1)
 
 
-def findings() -> Iterator[Found]:
+def findings() -> Iterator[Finding]:
     """Line by line, from what everything needs to what few do."""
     good = (3, 11) <= sys.version_info < (3, 14)
     says = f"{platform.python_version()} at {sys.executable}" + (
         "" if good else "; 3.11 to 3.13 are accepted"
     )
-    yield Found("Python", good, says, True)
-    yield Found("ruvon", True, _version("ruvon"))
+    yield Finding("Python", good, says, True)
+    yield Finding("ruvon", True, _version("ruvon"))
     if find_spec("torch") is None:
-        yield Found("PyTorch", False, "not installed: pip install torch", True)
+        yield Finding("PyTorch", False, "not installed: pip install torch", True)
         return
     import torch
 
     built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
-    yield Found("PyTorch", True, f"{torch.__version__}, built {built}", True)
+    yield Finding("PyTorch", True, f"{torch.__version__}, built {built}", True)
     yield from _machine()
     yield from _gpus()
     yield _triton()
@@ -77,32 +77,32 @@ def findings() -> Iterator[Found]:
     for name, (modules, use) in EXTRAS.items():
         missing = [module for module in modules if find_spec(module) is None]
         says = f"{use}: {', '.join(missing)} is missing; pip install 'ruvon[{name}]'" if missing else use
-        yield Found(f"extra {name}", not missing, says)
+        yield Finding(f"extra {name}", not missing, says)
     for name, use in PROGRAMS.items():
         path = shutil.which(name)
         says = f"{path}: {use}" if path else f"not found; only {use} want it: tools/install_test_tools.sh"
-        yield Found(name, path is not None, says)
+        yield Finding(name, path is not None, says)
 
 
-def _machine() -> Iterator[Found]:
+def _machine() -> Iterator[Finding]:
     """The processor, its memory, and what reading that memory allows."""
     import torch
 
     cores = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     threads = f"{torch.get_num_threads()} threads by default"
-    yield Found("CPU", True, f"{_processor()}, {usable} of {cores} cores to use, {threads}")
+    yield Finding("CPU", True, f"{_processor()}, {usable} of {cores} cores to use, {threads}")
     free, total = host_memory()
     if total is not None:
-        there = "" if free is None else f", {free / 2**30:.1f} of them free"
-        yield Found("memory", True, f"{total / 2**30:.1f} GiB{there}")
+        and_free = "" if free is None else f", {free / 2**30:.1f} of them free"
+        yield Finding("memory", True, f"{total / 2**30:.1f} GiB{and_free}")
     rate = copy_rate(torch.device("cpu"))
-    yield Found("its speed", True, f"{rate / 1e9:.1f} GB/s, read and written by a copy (measured just now)")
+    yield Finding("its speed", True, f"{rate / 1e9:.1f} GB/s, read and written by a copy (measured just now)")
     if "storyteller" in embedded_models():
         size = sum(file.stat().st_size for file in resolve("storyteller").glob("*.safetensors"))
         small = f"storyteller's {size / 1e6:.1f} MB in {size / rate * 1e3:.1f} ms"
         large = f"7 billion weights of 16 bits in {14e9 / rate:.1f} s"
-        yield Found("so", True, f"a token, which reads all weights, takes about: {small}, {large}")
+        yield Finding("so", True, f"a token, which reads all weights, takes about: {small}, {large}")
 
 
 def copy_rate(device) -> float:
@@ -122,7 +122,7 @@ def copy_rate(device) -> float:
     return 2 * COPIED / best
 
 
-def _gpus() -> Iterator[Found]:
+def _gpus() -> Iterator[Finding]:
     import torch
 
     if not torch.cuda.is_available():
@@ -131,7 +131,7 @@ def _gpus() -> Iterator[Found]:
             if torch.version.cuda
             else "this PyTorch is built without CUDA"
         )
-        yield Found("GPU", False, f"{why}; all runs on the CPU")
+        yield Finding("GPU", False, f"{why}; all runs on the CPU")
         return
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
@@ -139,36 +139,40 @@ def _gpus() -> Iterator[Found]:
         rate = copy_rate(torch.device("cuda", index))
         says = f"{about.name}, {about.total_memory / 2**30:.0f} GiB, copies at {rate / 1e9:,.0f} GB/s"
         old = "" if good else f"; our kernels need compute capability 8.0, it has {about.major}.{about.minor}"
-        yield Found(f"GPU {index}", good, says + old)
+        yield Finding(f"GPU {index}", good, says + old)
 
 
-def _triton() -> Found:
+def _triton() -> Finding:
     import torch
 
-    from engine.attention.kernels import why_no_triton
+    from engine.wiring.attention_kernel import why_no_triton
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     why = why_no_triton(64, device, torch.float32)
     says = f"attention='triton' {why}" if why else f"triton {_version('triton')}"
-    return Found("Triton kernels", not why, says)
+    return Finding("Triton kernels", not why, says)
 
 
-def _our_c() -> Found:
-    from engine.compiled import why_not
+def _our_c() -> Finding:
+    from engine.machine.compiled import why_not
     from engine.quantization.int8_rows import SOURCE
 
     why = why_not(SOURCE)
-    return Found("C of ours", not why, f"int8's product on a CPU: {why or 'compiled'}")
+    return Finding("C of ours", not why, f"int8's product on a CPU: {why or 'compiled'}")
 
 
-def _models() -> Iterator[Found]:
+def _models() -> Iterator[Finding]:
     from engine.cli.models import cached
-    from engine.config import architectures
+    from engine.models.config import architectures
 
-    yield Found("models", bool(embedded_models()), f"{', '.join(embedded_models())}: embedded", True)
-    here = cached()
-    says = f"downloaded: {', '.join(here)}" if here else "none was downloaded yet; --model gpt2 would be"
-    yield Found("from the hub", bool(here), f"{says} ({', '.join(architectures())} can be run)")
+    yield Finding("models", bool(embedded_models()), f"{', '.join(embedded_models())}: embedded", True)
+    downloaded = cached()
+    says = (
+        f"downloaded: {', '.join(downloaded)}"
+        if downloaded
+        else "none was downloaded yet; --model gpt2 would be"
+    )
+    yield Finding("from the hub", bool(downloaded), f"{says} ({', '.join(architectures())} can be run)")
 
 
 def _version(package: str) -> str:

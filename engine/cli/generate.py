@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from engine.cli.options import refusals, takes_engine_args
-from engine.engine_args import ADAPTERS, EngineArgs
+from engine.wiring.engine_args import ADAPTERS, EngineArgs
 
 OUTPUT = "The text"
 
@@ -34,12 +34,11 @@ def generate(
     ] = None,
 ) -> None:
     """Continue PROMPT: the text alone on stdout, as it is generated; everything else on stderr."""
-    from engine.cli.loading import loading
-    from engine.cli.threads import one_thread_if_small
+    from engine.client.untrusted import for_stdout
     from engine.decoding.params import SamplingParams
-    from engine.llm import LLM
     from engine.lora.request import LoRARequest
-    from engine.outside import for_stdout
+    from engine.wiring.llm import LLM
+    from engine.wiring.loading import loading, one_thread_if_small
 
     with refusals("generate"):
         params = SamplingParams(
@@ -47,7 +46,7 @@ def generate(
         )
         if lora is not None and not args.enable_lora:
             raise ValueError("--lora needs --enable-lora")
-        adapter = lora and LoRARequest("adapter", 1, lora)
+        adapter = LoRARequest("adapter", 1, lora) if lora is not None else None
         one_thread_if_small(args.model)
         with loading(args.model):
             llm = LLM(**vars(args))

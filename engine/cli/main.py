@@ -1,5 +1,6 @@
-"""The command `ruvon`: which commands there are. Each has a file of its own. Part 20's wiring."""
+"""The command `ruvon`: which commands there are. Part 20's wiring."""
 
+import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -9,15 +10,16 @@ from typing import Annotated
 import typer
 
 from engine.cli.bench import bench
-from engine.cli.chat import chat, ui
+from engine.cli.clients import chat, top, ui
 from engine.cli.doctor import doctor
 from engine.cli.generate import generate
 from engine.cli.models import models
 from engine.cli.options import refusals, takes_engine_args
+from engine.cli.replay import replay
 from engine.cli.serve import serve
 from engine.cli.tokenize import tokenize
-from engine.cli.top import top
-from engine.engine_args import EngineArgs
+from engine.demo.server import HERE, environment
+from engine.wiring.engine_args import EngineArgs
 
 SERVER = ("fastapi", "uvicorn", "prometheus_client")  # what the extra `server` brings
 INSTALL = "pip install 'ruvon[server]'"
@@ -64,17 +66,17 @@ def demo(
     if missing and not story:
         print(f"ruvon demo: one story only: {missing[0]} is not installed; {INSTALL}", file=sys.stderr)
     if story or missing:
-        from engine.cli.story import run as tell
-        from engine.cli.threads import one_thread_if_small
+        from engine.demo.story import tell_story
+        from engine.wiring.loading import one_thread_if_small
 
         with refusals("demo"):
             one_thread_if_small(args.model)
-            tell(args if args.max_num_seqs else replace(args, max_num_seqs=1), max_tokens)
+            tell_story(args if args.max_num_seqs else replace(args, max_num_seqs=1), max_tokens)
         return
-    from engine.cli.demo import run as show
+    from engine.demo.show import show_crowd
 
     with refusals("demo", RuntimeError):
-        show(args, seconds)
+        show_crowd(args, seconds)
 
 
 for command, example in (
@@ -85,7 +87,7 @@ for command, example in (
 app.add_typer(bench, name="bench", rich_help_panel=RUN)
 for command in (chat, ui, top):
     app.command(rich_help_panel=WATCH)(command)
-for command in (tokenize, models, doctor):
+for command in (tokenize, models, doctor, replay):
     app.command(rich_help_panel=LOOK)(command)
 
 
@@ -95,9 +97,15 @@ for command in (tokenize, models, doctor):
 )
 def parts(context: typer.Context) -> None:
     """The series: list, show, run, test, start, history (needs a checkout of the repository)."""
-    from engine.cli.series import run
-
-    sys.exit(run(context.args))
+    if not (HERE / "parts" / "__main__.py").exists():
+        print(
+            "ruvon parts: the parts (articles, notebooks, demos, tests) are not in the installed package. "
+            "Clone the repository, run `pip install -e .` in it, and call this there.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    tool = [sys.executable, "-m", "parts", *context.args]
+    sys.exit(subprocess.run(tool, env=environment()).returncode)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from engine.checkpoint import CheckpointError, embedded_models, resolve
-from engine.config import ModelConfig, architectures
-from engine.known_shapes import known_shapes
+from engine.models.checkpoint import CheckpointError, embedded_models, resolve
+from engine.models.config import ModelConfig, architectures
+from engine.models.known_shapes import known_shapes
 
 
 def models() -> None:
@@ -43,13 +43,13 @@ def cached() -> list[str]:
         repos = scan_cache_dir(HF_HUB_CACHE).repos
     except (CacheNotFound, OSError):
         return []
-    here = [repo for repo in repos if repo.repo_type == "model"]
-    return sorted(repo.repo_id for repo in here if _snapshot(repo.repo_path))
+    downloaded = [repo for repo in repos if repo.repo_type == "model"]
+    return sorted(repo.repo_id for repo in downloaded if _snapshot(repo.repo_path))
 
 
 def _snapshot(folder: Path) -> Path | None:
     """Where a downloaded model's files are; None: it has no config.json."""
-    return next((found.parent for found in Path(folder).glob("snapshots/*/config.json")), None)
+    return next((config.parent for config in Path(folder).glob("snapshots/*/config.json")), None)
 
 
 def _shape(name: str) -> list[str]:
@@ -73,7 +73,9 @@ def _local(name: str) -> Path:
         return resolve(name)
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    return _snapshot(Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}")
+    folder = _snapshot(Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}")
+    assert folder is not None  # `cached` names those alone that have one
+    return folder
 
 
 def _parameters(file: Path) -> int:

@@ -13,19 +13,20 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
-from engine.checkpoint import CheckpointError
-from engine.engine_args import EngineArgs, choices
+from engine.models.checkpoint import CheckpointError
+from engine.wiring.engine_args import EngineArgs, choices
 
-NOBODY = ("Connection refused", "All connection attempts failed")  # in urllib's and httpx's words
+CONNECTION_REFUSED = ("Connection refused", "All connection attempts failed")  # in urllib's and httpx's words
 PLAIN = (bool, int, float, list[str])  # as they are; what else there is comes as text
 
 
 @contextmanager
 def refusals(command: str, *also: type[Exception]) -> Iterator[None]:
     """What cannot be done is said in one line, and the exit status is 1; `also`: further kinds of errors."""
+    refused: tuple[type[Exception], ...] = (CheckpointError, ValueError, *also)
     try:
         yield
-    except (CheckpointError, ValueError, *also) as error:
+    except refused as error:
         sys.exit(f"ruvon {command}: {error}")
 
 
@@ -35,9 +36,11 @@ def check_folder(flag: str, path: Path | None) -> None:
         raise ValueError(f"{flag} {path}: a file in a folder that is there is accepted")
 
 
-def nobody_there(message: str) -> str:
-    """The message, and what to do if it says that nobody listens."""
-    return f"{message}; ruvon serve starts a server" if any(one in message for one in NOBODY) else message
+def with_hint(message: str) -> str:
+    """The message, and which command starts a server if it says that there is none."""
+    if any(words in message for words in CONNECTION_REFUSED):
+        message += "; ruvon serve starts a server"
+    return message
 
 
 def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[Callable], Callable]:
@@ -48,10 +51,10 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
     def decorate(command: Callable) -> Callable:
         flags = [_parameter(spec, defaults) for spec in fields(EngineArgs)]
         signature = inspect.signature(command)
-        own = [one for one in signature.parameters.values() if one.name != "args"]
+        others = [parameter for parameter in signature.parameters.values() if parameter.name != "args"]
         # Arguments first: they have no default, and the help shows what is there in this order.
-        own.sort(key=lambda one: one.default is not one.empty)
-        arguments = [one for one in own if one.default is one.empty]
+        arguments = [parameter for parameter in others if parameter.default is parameter.empty]
+        options = [parameter for parameter in others if parameter.default is not parameter.empty]
 
         @wraps(command)
         def from_flags(**given: Any) -> None:
@@ -61,30 +64,15 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
             command(args=args, **given)
 
         parameters = [
-            one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for one in (*arguments, *flags, *own[len(arguments) :])
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in (*arguments, *flags, *options)
         ]
-        from_flags.__signature__ = signature.replace(parameters=parameters)
-        from_flags.__annotations__ = {one.name: one.annotation for one in parameters}
+        # typer reads the signature; mypy does not know that a function may have one of its choosing.
+        from_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        from_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return from_flags
 
     return decorate
-
-
-def to_flags(args: EngineArgs) -> list[str]:
-    """What a command line says that means `args`; what is as by default is left out."""
-    flags = []
-    for spec in fields(EngineArgs):
-        value, name = getattr(args, spec.name), spec.name.replace("_", "-")
-        if value == spec.default:
-            continue
-        if isinstance(value, bool):
-            flags.append(f"--{name}" if value else f"--no-{name}")
-        elif isinstance(value, list):
-            flags += [part for one in value for part in (f"--{name}", str(one))]
-        else:
-            flags += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
-    return flags
 
 
 def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
@@ -102,7 +90,7 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
         about["help"] += f" For example: {example}"
     if kind is str and (known := [*literals, *spec.metadata["known"]]):
         about["autocompletion"] = _completion(known)
-    annotation = Annotated[kind | None if default is None else kind, typer.Option(*names, **about)]
+    annotation: Any = Annotated[kind | None if default is None else kind, typer.Option(*names, **about)]
     return inspect.Parameter(
         spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
@@ -110,7 +98,7 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
 
 def _completion(known: list[str]) -> Callable[[str], list[str]]:
     def complete(incomplete: str) -> list[str]:  # typer knows what to hand in by its name
-        return [one for one in known if one.startswith(incomplete)]
+        return [value for value in known if value.startswith(incomplete)]
 
     return complete
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from engine.cli.options import refusals, takes_engine_args
-from engine.engine_args import ADAPTERS, EngineArgs
+from engine.wiring.engine_args import ADAPTERS, EngineArgs
 
 DOOR, LIMITS, COSTS = "Who may ask, and where", "How much is taken on", "What it costs"  # topics of the help
 
@@ -77,8 +77,8 @@ def serve(
         from engine.telemetry.cost_shown import Costs
     except ModuleNotFoundError as error:
         sys.exit(f"ruvon serve: {error.name} is not installed; pip install 'ruvon[server]'")
-    from engine.cli.loading import loading
-    from engine.cli.threads import one_thread_if_small
+    from engine.machine.collector import rare_collections
+    from engine.wiring.loading import loading, one_thread_if_small
 
     with refusals("serve"):
         one_thread_if_small(args.model)
@@ -101,7 +101,8 @@ def serve(
         app = service.app(answers_to(host, allowed_host or ()), key, allow_priority, costs)
     grace = SHUTDOWN_SECONDS if shutdown_timeout is None else shutdown_timeout
     try:
-        run(app, host, port, make_server=lambda config: DrainingServer(config, service.backend, grace))
+        with rare_collections():
+            run(app, host, port, make_server=lambda config: DrainingServer(config, service.backend, grace))
     finally:
         if costs:
             costs.end()

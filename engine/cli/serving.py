@@ -9,31 +9,33 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from engine.async_engine import AsyncLLMEngine
-from engine.chat_template import ChatTemplate
-from engine.cli.loading import public_name
-from engine.compose import build_engine
-from engine.engine_args import EngineArgs
-from engine.server.adapters import AdapterEngine, adapted, adapter_routes, named_folders
+from engine.core.engine_thread import EngineThread
+from engine.decoding.chat_template import ChatTemplate
+from engine.lora.manager import AdapterManager
+from engine.scheduling.elastic import ElasticScheduler
+from engine.server.adapters import AdapterEngine, adapter_routes, named_folders
 from engine.server.admission import Admission
 from engine.server.admission_metrics import AdmissionMetrics
-from engine.server.app import create_app
-from engine.server.chat import Chat, chat
+from engine.server.app import create_app, no_parent
+from engine.server.capacity import Capacity, queue_limits
+from engine.server.chat import Chat, chat_routes
 from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
 from engine.server.chat_page import chat_page
 from engine.server.deadline import deadlines
-from engine.server.generate import generate
+from engine.server.generate import generate_route
 from engine.server.limits import MAX_NAME_CHARACTERS, MAX_REQUESTS
-from engine.server.priced import priced
-from engine.server.room import Room, queue_limits
 from engine.server.run import max_connections
 from engine.server.scored import ScoredCompletions
+from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes
+from engine.server.usage_cost import usage_cost
 from engine.server.watch import StepWatch
-from engine.speculation.executor import SpeculativeExecutor
-from engine.speculation.metrics import SpeculationMetrics
+from engine.speculation.capability import Speculation
 from engine.telemetry.cost_shown import Costs
 from engine.telemetry.metrics import EngineMetrics
-from engine.telemetry.routes import OPEN_PATHS, telemetry
+from engine.telemetry.speculation import SpeculationMetrics
+from engine.wiring.compose import build_engine
+from engine.wiring.engine_args import EngineArgs
+from engine.wiring.loading import public_name
 
 LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 
@@ -65,20 +67,26 @@ class Service:
         self.lora_dir = lora_dir
         self.template = ChatTemplate.from_pretrained(args.tokenizer or args.model)
         self.engine, self.name = build_engine(args), name or public_name(args.model)
+        scheduler, adapters = self.engine.scheduler, self.engine.adapters
+        assert isinstance(scheduler, ElasticScheduler)  # `build_engine` makes no other
+        self.scheduler = scheduler
         limits = queue_limits(
-            self.engine.scheduler.max_num_seqs,
-            self.engine.scheduler.cache.usage().tokens_total,
+            scheduler.max_num_seqs,
+            scheduler.cache.usage().tokens_total,
             self.engine.max_model_len,
             max_num_queued_reqs,
             max_num_queued_tokens,
         )
-        if args.enable_lora:
-            self.running = AdapterEngine(self.engine, self.name, self.engine.adapters)
+        self.running: EngineThread
+        if isinstance(adapters, AdapterManager):  # with enable_lora
+            self.running = with_adapters = AdapterEngine(self.engine, self.name, adapters)
             for adapter, folder in named_folders(lora_modules).items():
-                self.running.manager.load(adapter, self.running.read(adapter, folder))
+                adapters.load(adapter, with_adapters.read(adapter, folder))
         else:
-            self.running = AsyncLLMEngine(self.engine, self.name)
-        self.backend = Admission(self.running, Room(limits), request_timeout, StepWatch(self.engine))
+            self.running = EngineThread(self.engine, self.name)
+        self.backend = Admission(
+            self.running, Capacity(limits, scheduler.max_num_seqs), request_timeout, StepWatch(self.engine)
+        )
 
     def app(
         self, hosts: Collection[str], api_key: str | None, allow_priority: bool, costs: Costs | None
@@ -86,27 +94,27 @@ class Service:
         """What uvicorn runs. `hosts`: the names it answers to; empty: to any."""
         engine = self.engine
         metrics = EngineMetrics(engine, self.name)
-        metrics.registry.register(AdmissionMetrics(self.backend, engine.scheduler, self.name))
-        if isinstance(engine.executor, SpeculativeExecutor):
-            metrics.registry.register(SpeculationMetrics(engine.executor.tally, self.name))
-        completions, chats = ScoredCompletions, Chat
+        metrics.registry.register(AdmissionMetrics(self.backend, self.scheduler, self.name))
+        for capability in engine.capabilities:
+            if isinstance(capability, Speculation):
+                metrics.registry.register(SpeculationMetrics(capability.tally, self.name))
+        completions = ScoredCompletions(engine.tokenizer, allow_priority)
+        chats = Chat(engine.tokenizer, allow_priority)
         if costs:
             costs.begin(engine, metrics)
-            completions, chats = (
-                priced(shape, costs.price, costs.api_price) for shape in (completions, chats)
-            )
-        adapters = {}
+            for shape in (completions, chats):
+                shape.more_usage.append(usage_cost(costs.price, costs.api_price))
         if isinstance(self.running, AdapterEngine):
-            completions, chats = (adapted(shape, self.running) for shape in (completions, chats))
-            adapters = {"parent_of": self.running.parent_of}
+            for shape in (completions, chats):
+                shape.more_options.append(self.running.options)
         extensions = [
             deadlines,
-            telemetry(metrics),
-            chat(engine.tokenizer, engine.config, self.template, allow_priority, chats),
-            generate,
+            telemetry_routes(metrics),
+            chat_routes(engine.tokenizer, engine.config, self.template, chats),
+            generate_route,
             chat_page,
         ]
-        if self.lora_dir:
+        if isinstance(self.running, AdapterEngine) and self.lora_dir:
             extensions.append(adapter_routes(self.running, self.lora_dir))
         return create_app(
             self.backend,
@@ -115,8 +123,8 @@ class Service:
             open_paths=OPEN_PATHS | CHAT_PATHS,
             allowed_hosts=hosts,
             max_requests=max(1, min(MAX_REQUESTS, max_connections() // 2)),
-            shape=completions(engine.tokenizer, allow_priority),
-            **adapters,
+            shape=completions,
+            parent_of=self.running.parent_of if isinstance(self.running, AdapterEngine) else no_parent,
         )
 
 

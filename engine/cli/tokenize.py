@@ -2,16 +2,15 @@
 
 import json
 import sys
-from itertools import cycle
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from engine.cli.options import refusals
-from engine.outside import for_stdout
-from engine.tokenizer import Tokenizer
+from engine.client.untrusted import for_stdout
+from engine.demo.tokens import coloured
+from engine.text.tokenizer import Tokenizer
 
 
 def tokenize(
@@ -25,39 +24,25 @@ def tokenize(
     """Show TEXT's tokens and their ids."""
     with refusals("tokenize"):
         tokenizer = Tokenizer.from_pretrained(model)
-        given = sys.stdin.read() if text is None else text
+        text = sys.stdin.read() if text is None else text
         if decode:
-            print(for_stdout(tokenizer.decode(_ids(given))))
+            print(for_stdout(tokenizer.decode(_ids(text))))
             return
-        found = tokenizer.encode(given)
+        token_ids = tokenizer.encode(text)
     if ids:
-        print(json.dumps(found))
+        print(json.dumps(token_ids))
         return
-    Console(highlight=False).print(coloured(tokenizer, found))
-    each = f", {len(given) / len(found):.1f} characters a token" if found else ""
-    print(f"{len(found)} tokens, {len(given)} characters{each}", file=sys.stderr)
-
-
-def coloured(tokenizer: Tokenizer, ids: list[int]) -> Text:
-    """Tokens in alternating colours, each followed by its id."""
-    text = Text()
-    for token_id, colour in zip(ids, cycle(["cyan", "magenta", "yellow", "green"])):
-        text.append(_shown(tokenizer.decode([token_id])), style=f"bold {colour}")
-        text.append(f" {token_id}  ", style="dim")
-    return text
-
-
-def _shown(token: str) -> str:
-    """A blank as a dot; what commands a terminal, or ends a line, as Python writes it."""
-    return "".join("·" if c == " " else c if c.isprintable() else repr(c)[1:-1] for c in token)
+    Console(highlight=False).print(coloured(tokenizer, token_ids))
+    each = f", {len(text) / len(token_ids):.1f} characters a token" if token_ids else ""
+    print(f"{len(token_ids)} tokens, {len(text)} characters{each}", file=sys.stderr)
 
 
 def _ids(text: str) -> list[int]:
     """Raises ValueError."""
     try:
-        found = json.loads(text)
+        token_ids = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"no JSON: {error}") from None
-    if not isinstance(found, list) or not all(isinstance(id, int) for id in found):
+    if not isinstance(token_ids, list) or not all(isinstance(id, int) for id in token_ids):
         raise ValueError("a JSON list of token ids is accepted")
-    return found
+    return token_ids

@@ -7,14 +7,14 @@ https://platform.openai.com/docs/api-reference/chat
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
 
 from engine.client import sse
-from engine.outside import Allowance, count, is_this_machine, read_json, shown
+from engine.client.untrusted import ByteLimit, is_this_machine, parse_json, shown, token_count
 
 CONNECT_SECONDS = 10
 SILENCE_SECONDS = 300  # for which a server may send nothing: a long queue
@@ -30,7 +30,7 @@ class ChatFailed(Exception):
 
 
 @dataclass
-class Answer:
+class ChatAnswer:
     """One answer, while it comes. Times are seconds since the question was sent."""
 
     text: str = ""
@@ -43,7 +43,9 @@ class Answer:
     @property
     def tokens_per_second(self) -> float | None:
         """Of all tokens but the first, since the first came; None while that means nothing."""
-        if self.num_tokens is None or self.first_word is None or self.last_word <= self.first_word:
+        if self.num_tokens is None or self.first_word is None or self.last_word is None:
+            return None
+        if self.last_word <= self.first_word:
             return None
         return (self.num_tokens - 1) / (self.last_word - self.first_word)
 
@@ -77,7 +79,7 @@ class ChatClient:
     def model(self) -> str:
         """Raises ChatFailed: nobody is there, or no model."""
         if self._model is None:
-            with self._told(), self._http.stream("GET", "models") as response:
+            with self._as_chat_failed(), self._http.stream("GET", "models") as response:
                 _raise_for_error(response)
                 names = [entry["id"] for entry in _body(response)["data"]]
                 if not all(isinstance(name, str) for name in names):
@@ -87,24 +89,27 @@ class ChatClient:
             self._model = names[0]
         return self._model
 
-    def stream(self, messages: Sequence[Mapping], **options) -> Iterator[tuple[str, Answer]]:
+    def stream(self, messages: Sequence[Mapping], **options) -> Generator[tuple[str, ChatAnswer], None, None]:
         """Each new piece of text, and the answer so far; the last piece is empty and its answer complete.
 
         `options`: further fields of the request. Raises ChatFailed; what had come is in the last answer.
         """
         body = {"model": self.model, "messages": list(messages), "stream": True}
         body |= {"stream_options": {"include_usage": True}} | options
-        answer, start = Answer(), time.perf_counter()
-        with self._told(), self._http.stream("POST", "chat/completions", json=body) as response:
+        answer, start = ChatAnswer(), time.perf_counter()
+        with (
+            self._as_chat_failed(),
+            self._http.stream("POST", "chat/completions", json=body) as response,
+        ):
             _raise_for_error(response)
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 raise ValueError(f"its answer is {response.headers.get('content-type')}, no event stream")
-            for chunk in _chunks(map(Allowance().take, response.iter_bytes())):
+            for chunk in _chunks(map(ByteLimit().take, response.iter_bytes())):
                 if "error" in chunk:
                     raise ChatFailed(_message(chunk))
                 if usage := chunk.get("usage"):
-                    answer.num_tokens = count(usage.get("completion_tokens"))
-                    answer.num_prompt_tokens = count(usage.get("prompt_tokens"))
+                    answer.num_tokens = token_count(usage.get("completion_tokens"))
+                    answer.num_prompt_tokens = token_count(usage.get("prompt_tokens"))
                 for choice in chunk.get("choices") or ():
                     text = (choice.get("delta") or {}).get("content") or ""
                     text = HALF.sub("\N{REPLACEMENT CHARACTER}", text)
@@ -119,7 +124,8 @@ class ChatClient:
         yield "", answer
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _as_chat_failed(self) -> Iterator[None]:
+        """Whatever goes wrong with a server becomes a ChatFailed."""
         try:
             yield
         except httpx.TimeoutException:
@@ -135,12 +141,12 @@ def _chunks(pieces: Iterator[bytes]) -> Iterator[dict]:
     for data in sse.events(sse.lines(pieces)):
         if data == "[DONE]":
             return
-        yield read_json(data)
+        yield parse_json(data)
 
 
 def _body(response: httpx.Response) -> dict:
     """All of it. Raises ValueError."""
-    return read_json(b"".join(map(Allowance().take, response.iter_bytes())))
+    return parse_json(b"".join(map(ByteLimit().take, response.iter_bytes())))
 
 
 def _raise_for_error(response: httpx.Response) -> None:

@@ -13,10 +13,11 @@ from contextlib import closing
 
 import streamlit as st
 
-from engine.client.stream import Answer, ChatClient, ChatFailed
+from engine.client.stream import ChatAnswer, ChatClient, ChatFailed
 
 
 def main() -> None:
+    """The page, from its first line to its last, as Streamlit runs it for whatever a visitor does."""
     st.set_page_config(page_title="ruvon: chat")
     turns: list[dict] = st.session_state.setdefault("turns", [])
     with st.sidebar:
@@ -42,36 +43,37 @@ def main() -> None:
 
 def ask(turns: list[dict], question: str, system: str, options: dict) -> None:
     """Show the answer as it comes. Both are turns from its first word on; not if it fails."""
-    told = [{"role": "system", "content": system}] if system else []
-    said = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
-    messages = [*told, *said, {"role": "user", "content": question}]
+    first = [{"role": "system", "content": system}] if system else []
+    earlier = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+    messages = [*first, *earlier, {"role": "user", "content": question}]
     words, stop = st.empty(), st.empty()
     stop.button("Stop")
     url = os.environ.get("RUVON_URL", "http://127.0.0.1:8000")
-    kept = [{"role": "user", "content": question, "took": ""}, {"role": "assistant"}]
+    new_turns: list[dict] = [{"role": "user", "content": question, "took": ""}, {"role": "assistant"}]
     try:
         with (
             closing(ChatClient(url, os.environ.get("RUVON_API_KEY"))) as client,
             closing(client.stream(messages, **options)) as pieces,
         ):
             for number, (_, answer) in enumerate(pieces):
-                kept[1].update(content=answer.text, took=took(answer))
+                new_turns[1].update(content=answer.text, took=took(answer))
                 if number == 0:  # kept from now on: when this run is stopped, the next has already begun
-                    turns += kept
+                    turns += new_turns
                 words.text(answer.text)
     except ChatFailed as error:
-        turns[:] = [turn for turn in turns if not any(turn is one for one in kept)]
+        turns[:] = [turn for turn in turns if not any(turn is new for new in new_turns)]
         stop.empty()
         st.text(f"⚠ {error}")
         return
     st.rerun()  # shows it among the turns, and no Stop
 
 
-def took(answer: Answer) -> str:
-    said = [] if answer.first_word is None else [f"first word after {1e3 * answer.first_word:.0f} ms"]
-    said += [f"{answer.tokens_per_second:.0f} tokens/s"] if answer.tokens_per_second else []
-    said += [f"{answer.num_tokens} tokens"] if answer.num_tokens is not None else []
-    return " · ".join([*said, *([] if answer.finish_reason else ["stopped"])])
+def took(answer: ChatAnswer) -> str:
+    """What stands below an answer: its first word's milliseconds, its speed, its tokens, as far as known."""
+    facts = [] if answer.first_word is None else [f"first word after {1e3 * answer.first_word:.0f} ms"]
+    facts += [f"{answer.tokens_per_second:.0f} tokens/s"] if answer.tokens_per_second else []
+    facts += [f"{answer.num_tokens} tokens"] if answer.num_tokens is not None else []
+    return " · ".join([*facts, *([] if answer.finish_reason else ["stopped"])])
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.cells import cell_len
 from rich.console import Console
 
-from engine.client.stream import Answer, ChatClient, ChatFailed
-from engine.outside import shown
+from engine.client.stream import ChatAnswer, ChatClient, ChatFailed
+from engine.client.untrusted import shown
 
 with suppress(ImportError):  # Windows has none
     import readline  # noqa: F401  `input` edits with it, remembers, and takes pasted lines as one
@@ -29,20 +29,21 @@ HELP = """\
 Ctrl-C stops an answer. A pasted text of several lines is one question."""
 
 
-class Chat:
+class TerminalChat:
     """A conversation, and what it took."""
 
     def __init__(self, client: ChatClient, console: Console, system: str | None = None, **options) -> None:
         """`options`: fields of every request, such as temperature."""
         self.client, self.console, self.system, self.options = client, console, system, options
         self.turns: list[dict[str, str]] = []
-        self.answers: list[Answer] = []
+        self.answers: list[ChatAnswer] = []
         self._saved: set[Path] = set()  # files of this chat, which it may write again
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        told = [{"role": "system", "content": self.system}] if self.system else []
-        return told + self.turns
+        """What is sent: the system's message, if there is one, then the turns."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return system + self.turns
 
     def run(self, read: Callable[[str], str] = input) -> None:
         """Questions and answers until /exit or the end of the input."""
@@ -69,8 +70,8 @@ class Chat:
         """One question, and the answer as it comes. What was stopped is kept as far as it came. Raises
         ChatFailed: then the conversation is as it was.
         """
-        asked, answer, wrap = {"role": "user", "content": question}, Answer(), Wrap(self.console)
-        stream = self.client.stream([*self.messages, asked], **self.options)
+        turn, answer, wrap = {"role": "user", "content": question}, ChatAnswer(), Wrap(self.console)
+        stream = self.client.stream([*self.messages, turn], **self.options)
         with closing(stream):  # by that the server stops, too
             try:
                 for text, so_far in stream:
@@ -85,7 +86,7 @@ class Chat:
                 raise
         self.console.print()
         if answer.text or answer.finish_reason:
-            self.turns += [asked, {"role": "assistant", "content": answer.text}]
+            self.turns += [turn, {"role": "assistant", "content": answer.text}]
             self.answers.append(answer)
 
     def _command(self, name: str = "", rest: str = "") -> None:
@@ -142,9 +143,10 @@ class Wrap:
         if not self._console.is_terminal:
             return text
         width = self._console.width - 1  # in the last column, terminals differ in what a backspace does
-        return "".join(self._one(character, width) for character in text.replace("\t", "    "))
+        return "".join(self._place(character, width) for character in text.replace("\t", "    "))
 
-    def _one(self, character: str, width: int) -> str:
+    def _place(self, character: str, width: int) -> str:
+        """What to write for this character."""
         cells = cell_len(character)
         fits = self._column + cells <= width
         if character == "\n" or (character == " " and not fits):
@@ -168,7 +170,7 @@ class Wrap:
         return taken_back + character
 
 
-def stats(answers: list[Answer]) -> Iterator[str]:
+def stats(answers: list[ChatAnswer]) -> Iterator[str]:
     """What each answer took, and the medians."""
     rows = [(a.first_word, a.tokens_per_second, a.num_tokens) for a in answers if a.first_word is not None]
     if not rows:

@@ -1,0 +1,1 @@
+"""What a user may ask and gets, and logits to a token."""

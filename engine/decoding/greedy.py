@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from engine.attention.dense import causal
-from engine.config import ModelConfig
 from engine.decoding.outputs import CompletionOutput, FinishReason, RequestOutput, RequestStats
 from engine.decoding.params import SamplingParams, refuse_unknown_tokens, refuse_unsupported
 from engine.decoding.prompts import Prompt, prompt_token_ids
 from engine.decoding.stopping import GrowingOutput
-from engine.tokenizer import Tokenizer
+from engine.models.config import ModelConfig
+from engine.models.language_model import LanguageModel
+from engine.text.tokenizer import Tokenizer
 
 Forward = Callable[[Sequence[int]], Tensor]  # all token ids so far -> logits[V] of the next one
 Choose = Callable[[Tensor], int]  # logits[V] -> token id
@@ -27,7 +28,7 @@ SUPPORTS: frozenset[str] = frozenset()  # of the fields that later parts bring: 
 
 
 @dataclass(frozen=True)
-class Step:
+class DecodeStep:
     """One turn of the loop."""
 
     token_id: int
@@ -53,7 +54,7 @@ class Candidate:
 class FullForward:
     """Logits by running the whole sequence through the model, every time: simple, right, and ever slower."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self.model = model
         self.device = next(model.parameters()).device
 
@@ -78,8 +79,8 @@ def decode_steps(
     params: SamplingParams | None = None,
     choose: Choose = argmax,
     supports: frozenset[str] = SUPPORTS,
-) -> Iterator[Step]:
-    """Generate token by token; a `Step` after each, the last one with a finish reason.
+) -> Iterator[DecodeStep]:
+    """Generate token by token; a `DecodeStep` after each, the last one with a finish reason.
 
     `prompt` is text or token ids. Raises ParameterError, before the first step, for a field or a prompt it
     refuses.
@@ -92,14 +93,17 @@ def decode_steps(
     return _decode(forward, token_ids, output, choose)
 
 
-def _decode(forward: Forward, token_ids: list[int], output: GrowingOutput, choose: Choose) -> Iterator[Step]:
-    """The loop itself: a Step per token, until `output` has a finish reason. No forward after the last token.
+def _decode(
+    forward: Forward, token_ids: list[int], output: GrowingOutput, choose: Choose
+) -> Iterator[DecodeStep]:
+    """The loop itself: a DecodeStep per token, until `output` has a finish reason. No forward after the last
+    token.
 
     `token_ids` is the sequence: each new id is appended to this very list, which `forward` reads next.
-    `output` takes each id too, and its `visible` says how far the text may be shown; a Step has what was
-    added to it.
-    Tokens that `output` bans just now get the logit -inf, in a copy: `forward`'s tensor is its own. The Step
-    carries the logits that the choice was made from, with the bans in them.
+    `output` takes each id too, and its `visible` says how far the text may be shown; a DecodeStep has what
+    was added to it.
+    Tokens that `output` bans just now get the logit -inf, in a copy: `forward`'s tensor is its own. The
+    DecodeStep carries the logits that the choice was made from, with the bans in them.
     """
     shown = 0
     while output.finish_reason is None:
@@ -115,7 +119,7 @@ def _decode(forward: Forward, token_ids: list[int], output: GrowingOutput, choos
         output.append(token_id)
         text = output.visible[shown:]
         shown += len(text)
-        yield Step(token_id, text, logits, time.perf_counter(), output)
+        yield DecodeStep(token_id, text, logits, time.perf_counter(), output)
 
 
 def generate(

@@ -2,7 +2,7 @@
 
 Promises numbers from the model's raw logits, in fp32, whatever bias, penalties and temperature made of them
 later. Scores are kept as small arrays, and become records when somebody reads them. Does not know which row
-of a step speaks of which token (engine/scoring.py does). Part 10.
+of a step speaks of which token (engine/requests/batch.py does). Part 10.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.decoding import sampling
 from engine.decoding.outputs import Logprob
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 SUPPORTS = sampling.SUPPORTS | {"logprobs", "prompt_logprobs"}
 CHUNK_LOGITS = 2**22  # scored at once: 16 MiB of fp32, and as much again for their logarithms
@@ -38,19 +38,19 @@ def score(logits: Tensor, token_ids: Tensor, n: int) -> Scores:
     are likelier, so equals share one. A vocabulary of fewer than n tokens gives all it has.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)  # [R, V]
-    own = logprobs.gather(-1, token_ids[:, None])  # [R, 1]
-    ranks = (logprobs > own).sum(-1) + 1  # [R]
+    of_tokens = logprobs.gather(-1, token_ids[:, None])  # [R, 1]
+    ranks = (logprobs > of_tokens).sum(-1) + 1  # [R]
     top_logprobs, top_ids = logprobs.topk(min(n, logits.shape[-1]), dim=-1)  # [R, n]
-    return Scores(own[:, 0], ranks, top_ids, top_logprobs)
+    return Scores(of_tokens[:, 0], ranks, top_ids, top_logprobs)
 
 
 def score_in_chunks(logits_of: Callable[[slice], Tensor], token_ids: Tensor, n: int, V: int) -> Scores:
-    """`score` for any number of rows: `logits_of` gives the logits of some of them at a time, and no more
-    than CHUNK_LOGITS numbers (or one row) are there at once.
+    """`score` of token_ids[R] for any R: `logits_of` gives logits[r, V] of r of the rows at a time, and no
+    more than CHUNK_LOGITS numbers (or one row) are there at once.
     """
     size = max(1, CHUNK_LOGITS // V)
     chunks = [slice(start, start + size) for start in range(0, len(token_ids), size)]
-    scores = [score(logits_of(rows), token_ids[rows], n) for rows in chunks]
+    scores = [score(logits_of(rows), token_ids[rows], n) for rows in chunks]  # of [r, V] and [r]
     return scores[0] if len(scores) == 1 else Scores(*map(torch.cat, zip(*scores, strict=True)))
 
 
@@ -112,14 +112,14 @@ class TokenScores(Mapping[int, Logprob]):
     def first(self, n: int) -> dict[int, Logprob]:
         """The token that stands there, then the n likeliest: as `self[id]` has them, but all in one pass."""
         ids, logprobs = self._ids[: n + 1].tolist(), self._logprobs[: n + 1].tolist()
-        found = {ids[0]: Logprob(logprobs[0], self._rank, self._text(ids[0]))}
+        records = {ids[0]: Logprob(logprobs[0], self._rank, self._text(ids[0]))}
         rank = 1
         for place in range(1, len(ids)):
-            if logprobs[place] != logprobs[max(place - 1, 1)]:  # equals share a rank
-                rank = place
-            if ids[place] not in found:
-                found[ids[place]] = Logprob(logprobs[place], rank, self._text(ids[place]))
-        return found
+            if logprobs[place] != logprobs[place - 1]:  # equals share a rank
+                rank = place  # at place 1: 1, whatever stands before it
+            if ids[place] not in records:
+                records[ids[place]] = Logprob(logprobs[place], rank, self._text(ids[place]))
+        return records
 
     def __getitem__(self, token_id: int) -> Logprob:
         places = (self._ids == token_id).nonzero()[0]

@@ -6,7 +6,7 @@ Records only. A field that no part has filled yet is None. Part 2.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal
+from typing import Literal, TypeVar, overload
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -20,30 +20,40 @@ class Logprob:
     decoded_token: str
 
 
-Logprobs = list[Mapping[int, Logprob] | None]  # None: nothing comes before the first token of a prompt
+TokenLogprobs = Mapping[int, Logprob]  # by token id, at one place
+Logprobs = list[TokenLogprobs | None]  # None: nothing comes before the first token of a prompt
 
 
-class Prefix(Sequence):
-    """The items a growing list has now: a snapshot that copies nothing, since the list only gets longer."""
+Item = TypeVar("Item")
+
+
+class Snapshot(Sequence[Item]):
+    """The items that a growing list has now, without a copy: the list only gets longer. Equal to any list of
+    the same items.
+    """
 
     __slots__ = ("_items", "_length")
-    __hash__ = None
 
-    def __init__(self, items: list) -> None:
+    def __init__(self, items: list[Item]) -> None:
         self._items, self._length = items, len(items)
 
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int | slice):
-        places = range(self._length)[index]
-        return [self._items[i] for i in places] if isinstance(index, slice) else self._items[places]
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        if isinstance(index, slice):
+            return [self._items[i] for i in range(self._length)[index]]
+        return self._items[range(self._length)[index]]
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[Item]:
         return islice(self._items, self._length)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, (list, Prefix)) and list(self) == list(other)
+        return isinstance(other, (list, Snapshot)) and list(self) == list(other)
 
     def __repr__(self) -> str:
         return repr(list(self))
@@ -94,7 +104,7 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
     outputs: list[CompletionOutput]
     finished: bool
     prompt_logprobs: Logprobs | None = None  # of each prompt token, once the whole prompt was read

@@ -60,10 +60,9 @@ class SamplingParams:
         if "" in self.stop:
             raise ParameterError("stop", "stop='' is empty; a stop string has at least one character")
         # Each token is compared with all of them.
-        for name, most in (("stop", MAX_STOPS), ("stop_token_ids", MAX_STOP_TOKEN_IDS)):
-            if len(getattr(self, name)) > most:
-                given = len(getattr(self, name))
-                raise ParameterError(name, f"{name} has {given} entries; at most {most} are accepted")
+        for name, limit in (("stop", MAX_STOPS), ("stop_token_ids", MAX_STOP_TOKEN_IDS)):
+            if (length := len(getattr(self, name))) > limit:
+                raise ParameterError(name, f"{name} has {length} entries; at most {limit} are accepted")
         longest = max(map(len, self.stop), default=0)
         if longest > MAX_STOP_CHARACTERS:
             raise ParameterError(

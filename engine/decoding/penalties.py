@@ -47,7 +47,7 @@ class Changes:
         """Copies, with so many more of these tokens."""
         C, new = len(self._entry), [token for token in guessed if token not in self._entry]
         tokens = np.concatenate([self._tokens[:C], np.array(new, np.int64)])
-        factors = np.concatenate([self._factors[:C], np.tile(np.float32([0, 1, 0]), (len(new), 1))])
+        factors = np.concatenate([self._factors[:C], np.tile(np.array([0, 1, 0], np.float32), (len(new), 1))])
         for token, more in guessed.items():
             c = self._entry[token] if token in self._entry else C + new.index(token)
             self._penalise(factors[c], self._counts[token] + more)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from engine.config import ModelConfig
 from engine.decoding.params import ParameterError
-from engine.tokenizer import Tokenizer
+from engine.models.config import ModelConfig
+from engine.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 

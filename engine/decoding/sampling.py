@@ -10,7 +10,8 @@ https://arxiv.org/abs/2407.01082; frequency and presence penalties: OpenAI's API
 import secrets
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +40,52 @@ COLDEST = 1e-6  # a smaller temperature would overflow fp32, and is greedy long 
 UNIFORM_BITS = 48  # fewer than a double's 53, so that u · total < total in double precision
 
 
+class Limits(NamedTuple):
+    """The fields of SamplingParams that a row's choice depends on beside its temperature and seed."""
+
+    top_k: int
+    top_p: float
+    min_p: float
+    min_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """All that choosing a token from a row of logits needs, in numbers, for a step's record (Part 6)."""
+
+    params: Limits
+    temperature: float
+    seed: int
+    names_seed: bool  # whether tokens are drawn by a seed of the request's own choice (Part 16)
+    is_adjusted: bool  # whether `adjust` may have anything to do
+    stop_ids: tuple[int, ...] = ()  # not to be chosen before `min_tokens`
+    tokens: np.ndarray | None = None  # [C]: what bias and penalties touch
+    factors: np.ndarray | None = None  # [C, 3]: as `SamplingState.changes` has it
+    mask: np.ndarray | None = None  # [V / 32]: bit v says whether token v may be chosen at all (Part B)
+
+    def changes(self) -> tuple[np.ndarray, np.ndarray]:
+        """tokens[C], factors[C, 3] of a row that is adjusted."""
+        assert self.tokens is not None
+        assert self.factors is not None
+        return self.tokens, self.factors
+
+
+class Row(Protocol):
+    """What the functions below ask of a row: a request's living `SamplingState`, or a `Draw` of it."""
+
+    @property
+    def params(self) -> SamplingParams | Limits: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def stop_ids(self) -> Sequence[int]: ...
+    @property
+    def is_adjusted(self) -> bool: ...
+    def changes(self) -> tuple[np.ndarray, np.ndarray]: ...
+
+
 @dataclass(slots=True)
 class SamplingState:
     """What a row of logits needs to know about its request; one object serves the request's whole life."""
@@ -52,6 +99,7 @@ class SamplingState:
     temperature: float = field(init=False)
     is_adjusted: bool = field(init=False)  # whether `adjust` may have anything to do
     _changes: Changes = field(init=False)
+    _draw: Draw = field(init=False)  # of a row that is not adjusted: always the same
 
     def __post_init__(self) -> None:
         p = self.params
@@ -64,6 +112,22 @@ class SamplingState:
             or p.min_tokens
         )
         self._changes = Changes(p, self.prompt_ids)
+        self._draw = Draw(
+            Limits(p.top_k, p.top_p, p.min_p, p.min_tokens),
+            self.temperature,
+            self.seed,
+            self.temperature > 0 and p.seed is not None,
+            self.is_adjusted,
+        )
+
+    def draw(self) -> Draw:
+        """The record of it as it is now: what comes later does not change it."""
+        if not self.is_adjusted:
+            return self._draw
+        tokens, factors = self.changes()
+        return replace(
+            self._draw, stop_ids=tuple(self.stop_ids), tokens=tokens.copy(), factors=factors.copy()
+        )
 
     def changes(self) -> tuple[np.ndarray, np.ndarray]:
         """tokens[C], factors[C, 3]: the tokens that bias and penalties touch after the output so far, and for
@@ -83,7 +147,7 @@ def new_seed(params: SamplingParams) -> int:
     return secrets.randbits(63) if params.seed is None else params.seed
 
 
-def sample(logits: Tensor, rows: Sequence[SamplingState], positions: Sequence[int] | None = None) -> Tensor:
+def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
     """logits[R, V] -> token ids[R], each row by its own parameters; NO_TOKEN where the likeliest logit is no
     finite number.
 
@@ -91,12 +155,17 @@ def sample(logits: Tensor, rows: Sequence[SamplingState], positions: Sequence[in
     behind those the row has.
     """
     if positions is None:
-        positions = [len(row.output_ids) for row in rows]
+        positions = next_positions(rows)
     if not any(row.temperature for row in rows):
         return _likeliest(adjust(logits, rows, positions))
     probs = distribution(logits, rows, positions)
     token_ids = draw(probs, [row.seed for row in rows], positions)
     return torch.where(logits.amax(-1).isfinite(), token_ids, NO_TOKEN)
+
+
+def next_positions(rows: Sequence[Row]) -> list[int]:
+    """Which output token comes next in each row. A `Draw` does not know: its record says so beside it."""
+    return [len(row.output_ids) for row in rows if isinstance(row, SamplingState)]
 
 
 def _likeliest(logits: Tensor) -> Tensor:
@@ -111,9 +180,7 @@ def _likeliest(logits: Tensor) -> Tensor:
     return torch.from_numpy(chosen)
 
 
-def distribution(
-    logits: Tensor, rows: Sequence[SamplingState], positions: Sequence[int] | None = None
-) -> Tensor:
+def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
     """logits[R, V] -> probs[R, V] in fp32, what each next token is drawn from; one-hot for temperature 0.
 
     In order: bias and penalties, temperature, top-k, top-p, min-p, each over what the one before left. A
@@ -162,7 +229,7 @@ def _sorted(logits: Tensor) -> Tensor:
     return logits.sort(dim=-1).values
 
 
-def adjust(logits: Tensor, rows: Sequence[SamplingState], positions: Sequence[int] | None = None) -> Tensor:
+def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
     """logits[R, V] with each row's bias, penalties and bans applied, in fp32: few tokens per row, so only
     those are touched.
 
@@ -183,7 +250,7 @@ def adjust(logits: Tensor, rows: Sequence[SamplingState], positions: Sequence[in
         x = torch.where(x > 0, x / repetition, x * repetition) - subtract
         logits = logits.index_put(place, x)
     if positions is None:
-        positions = [len(row.output_ids) for row in rows]
+        positions = next_positions(rows)
     banned = [
         (index, token)
         for index, (row, position) in enumerate(zip(rows, positions, strict=True))
@@ -191,8 +258,8 @@ def adjust(logits: Tensor, rows: Sequence[SamplingState], positions: Sequence[in
         for token in row.stop_ids
     ]
     if banned:
-        place = _to(logits.device, np.array(banned)).unbind(1)
-        logits = logits.index_put(place, logits.new_full((), -torch.inf))
+        places = _to(logits.device, np.array(banned)).unbind(1)
+        logits = logits.index_put(places, logits.new_full((), -torch.inf))
     return logits
 
 

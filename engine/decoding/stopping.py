@@ -6,8 +6,8 @@ come from: the greedy loop uses it now, the engine's step loop from Part 6 on. P
 
 from engine.decoding.outputs import FinishReason
 from engine.decoding.params import SamplingParams
-from engine.detokenizer import Detokenizer
-from engine.tokenizer import Tokenizer
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
 
 
 class GrowingOutput:
@@ -87,12 +87,12 @@ class GrowingOutput:
 
     def _find_stop(self, before: int) -> tuple[int, str] | None:
         """The stop string that ends first among those not complete in the first `before` characters."""
-        found = []
+        ends = []  # (end, start, string)
         for string in self.params.stop:
             start = self.text.find(string, max(0, before - len(string) + 1))
             if start >= 0:
-                found.append((start + len(string), start, string))
-        return min(found)[1:] if found else None
+                ends.append((start + len(string), start, string))
+        return min(ends)[1:] if ends else None
 
     def _finish(
         self, reason: FinishReason, stop_reason: int | str | None, text: str = "", flush: bool = True

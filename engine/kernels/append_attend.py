@@ -2,10 +2,12 @@
 all of them. Part 13: what tuning adds to `store_kv.py` and `paged_attention.py`.
 
 Promises what these two give for a model whose query heads have a key head each. The new token's numbers are
-still in the qkv layer's output, so nobody waits until they have been stored. Old keys are no kernel's output
+still in the qkv layer's output, so nothing waits until they have been stored. Old keys are no kernel's output
 in this step: with PDL they are on their way before the qkv layer is done. And where a sequence is split among
 programs, the one that ends last joins the parts, which saves the second kernel.
 """
+
+from collections.abc import Callable
 
 import torch
 import triton
@@ -23,6 +25,9 @@ CROWD = MANY | {"num_warps": 2}  # behind a kernel that has ended: 1% of a step 
 ROWS = 16  # the fewest rows a matrix product on tensor cores takes
 MIN_HEAD_DIM = 16  # and the fewest numbers that it sums
 FEWEST = 8  # parts of a sequence: with fewer, `_many` is faster without any
+
+# qkv, bias, keys, values, slots, tables, lens, out, pdl: as `AppendAttend` is called
+AttendRows = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None]
 
 
 class AppendAttend:
@@ -49,7 +54,7 @@ class AppendAttend:
         lens: Tensor, out: Tensor, pdl: bool,
     ) -> None:  # fmt: skip
         """qkv[S, 3·D] (plus bias[3·D]), keys and values[B, P, H, Dh], slots[S], tables[S, W], lens[S] with
-        the new token -> out[S, D]. A slot of -1 or a length of 0: nobody is there.
+        the new token -> out[S, D]. A slot of -1 or a length of 0: a padding row.
         """
         S, splits = len(qkv), self.splits(len(qkv))
         tensors = qkv, bias, keys, values, slots, tables, lens, out
@@ -72,8 +77,8 @@ def _new(
     """The new token's query, key and value, [DH] each, rounded as if they had been stored."""
     D: tl.constexpr = H * DH
     d = tl.arange(0, DH)
-    own = qkv + sequence * 3 * D + head * DH + d
-    query, key, value = tl.load(own), tl.load(own + D), tl.load(own + 2 * D)
+    address = qkv + sequence * 3 * D + head * DH + d
+    query, key, value = tl.load(address), tl.load(address + D), tl.load(address + 2 * D)
     if BIAS:
         at = bias + head * DH + d
         query = (query.to(tl.float32) + tl.load(at).to(tl.float32)).to(dtype)
@@ -83,12 +88,12 @@ def _new(
 
 
 @triton.jit
-def _old(keys, values, tables, token, there, head, d, H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr):
-    """Keys and values[TOKENS, DH] of a head's tokens, from their pages; 0 where they are not `there`."""
-    block = tl.load(tables + token // P, mask=there, other=0).to(tl.int64)
+def _old(keys, values, tables, token, valid, head, d, H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr):
+    """Keys and values[TOKENS, DH] of a head's tokens, from their pages; 0 where they are not `valid`."""
+    block = tl.load(tables + token // P, mask=valid, other=0).to(tl.int64)
     address = ((block * P + token % P) * H + head)[:, None] * DH + d[None, :]
-    k = tl.load(keys + address, mask=there[:, None], other=0.0)
-    v = tl.load(values + address, mask=there[:, None], other=0.0)
+    k = tl.load(keys + address, mask=valid[:, None], other=0.0)
+    v = tl.load(values + address, mask=valid[:, None], other=0.0)
     return k, v
 
 
@@ -115,20 +120,20 @@ def _many(
     slot = tl.load(slots + sequence).to(tl.int64)
     tl.store(keys + (slot * H + head) * DH + d, key, mask=(slot >= 0) & (d < DH))
     tl.store(values + (slot * H + head) * DH + d, value, mask=(slot >= 0) & (d < DH))
-    # One query is one row of a matrix; the rows below are zeros, and nobody reads their results.
+    # One query is one row of a matrix; the rows below are zeros, and their results are not read.
     queries = tl.where((r == 0)[:, None], query[None, :], 0.0).to(key.dtype)  # [ROWS, DH]
     maximum = tl.zeros([ROWS], tl.float32) + tl.sum(query.to(tl.float32) * key.to(tl.float32), 0) * scale
     total = tl.full([ROWS], 1.0, tl.float32)
     weighted = tl.zeros([ROWS, DH], tl.float32) + value.to(tl.float32)[None, :]
     for start in range(0, length - 1, TOKENS):
         token = start + i
-        there = token < length - 1
+        valid = token < length - 1
         address = ((block.to(tl.int64) * P + token % P) * H + head)[:, None] * DH + d[None, :]
-        k = tl.load(keys + address, mask=there[:, None], other=0.0)
-        v = tl.load(values + address, mask=there[:, None], other=0.0)
+        k = tl.load(keys + address, mask=valid[:, None], other=0.0)
+        v = tl.load(values + address, mask=valid[:, None], other=0.0)
         block = tl.load(tables + (token + TOKENS) // P, mask=token + TOKENS < length - 1, other=0)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
-        scores = tl.where(there[None, :], scores, -float("inf"))
+        scores = tl.where(valid[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
     mean = tl.sum(tl.where((r == 0)[:, None], weighted / total[:, None], 0.0), 0)
     tl.store(out + (sequence * H + head) * DH + d, mean.to(out.dtype.element_ty))
@@ -157,7 +162,7 @@ def _few(
     tables += sequence * width
     k, v = _old(keys, values, tables, first + i, first + i < end, head, d, H, DH, P)
     slot = tl.load(slots + sequence).to(tl.int64)
-    # 3. What the qkv layer has found: the query, and the new key and value, which go to their page.
+    # 3. What the qkv layer has computed: the query, and the new key and value, which go to their page.
     wait(PDL)
     query, key, value = _new(qkv, bias, head, sequence, k.dtype, H, DH, BIAS)
     stored = (slot * H + head) * DH + d
@@ -182,7 +187,7 @@ def _few(
         weighted = weighted * shrink + tl.sum(v.to(tl.float32) * weights[:, None], 0)
         maximum = new
         k, v = next_k, next_v
-    # 5. One part of the result. Who comes last joins all parts.
+    # 5. One part of the result. The program that ends last joins all parts.
     row = sequence * H + head
     tl.store(parts + (row * SPLITS + part) * DH + d, weighted)
     tl.store(maxima + row * SPLITS + part, maximum)

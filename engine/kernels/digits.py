@@ -104,7 +104,7 @@ def whole(x0, x1, x2, x3, x4, x5, x6, x7, WORDS: tl.constexpr, GROUP: tl.constex
     else:
         a0, a1 = _digits(x0, x1, x2, x3, steps)
         b0, b1 = _digits(x4, x5, x6, x7, steps)
-        total = x0  # nobody asks
+        total = x0  # not read
     return a0, a1, b0, b1, largest / MOST, total
 
 

@@ -44,6 +44,7 @@ def _kernel(
     scale,
     GROUP: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
+    """Program (tile of ROWS queries, query head, sequence): out[T, Hq, Dh]."""
     # 1. Which tile of queries, which head, which sequence is mine?
     head, sequence = tl.program_id(1), tl.program_id(2)
     q_start, k_start = tl.load(query_start + sequence), tl.load(key_start + sequence)
@@ -70,10 +71,10 @@ def _kernel(
     weighted = tl.zeros([ROWS, DH_PADDED], tl.float32)
     for start in range(0, past + tl.minimum(first + ROWS, Tq), COLS):
         # a. Scores of a tile of keys, in fp32. Nobody sees a later key, nor what is beyond the end.
-        there = start + col < Tk
+        valid = start + col < Tk
         step = tl.cast(start, tl.int64)
         keys = tl.load(
-            k + step * k_token, mask=there[None, :] & (d < DH)[:, None], other=0.0
+            k + step * k_token, mask=valid[None, :] & (d < DH)[:, None], other=0.0
         )  # [DH_PADDED, COLS]
         scores = tl.dot(queries, keys, input_precision="ieee") * scale  # [ROWS, COLS]
         scores = tl.where((start + col)[None, :] <= (past + row)[:, None], scores, -float("inf"))
@@ -83,7 +84,7 @@ def _kernel(
         weights = tl.exp(scores - new[:, None])  # [ROWS, COLS]
         # c. Add the tile.
         values = tl.load(
-            v + step * v_token, mask=there[:, None] & (d < DH)[None, :], other=0.0
+            v + step * v_token, mask=valid[:, None] & (d < DH)[None, :], other=0.0
         )  # [COLS, DH_PADDED]
         total = total * shrink + tl.sum(weights, 1)
         weighted = weighted * shrink[:, None]

@@ -60,6 +60,7 @@ def _kernel(
     q, k, v, out, query_start, key_start, out_token, scale,
     GROUP: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    """Program (query head, tile of TILE queries from the last to the first, sequence): out[T, Hq, Dh]."""
     # 1. Which head, which tile of queries (the last ones begin first), which sequence is mine?
     head, sequence = tl.program_id(0), tl.program_id(2)
     q_start, k_start = tl.load(query_start + sequence), tl.load(key_start + sequence)

@@ -30,6 +30,7 @@ class Greedy:
         self.place = torch.empty(max_rows, self.parts, device=device, dtype=torch.int32)
 
     def __call__(self, logits: Tensor, chosen: Tensor) -> None:
+        """logits[S, at least V], the rows some distance apart; the tokens go to chosen[:S]."""
         S = len(logits)
         best, place = self.best, self.place
         _best_of_part[(self.parts, S)](logits, best, place, logits.stride(0), V=self.V, PART=PART)
@@ -38,6 +39,7 @@ class Greedy:
 
 @triton.jit
 def _fetch(given, sources, chosen, out, S, PADDED: tl.constexpr):
+    """One program, for all S rows."""
     i = tl.arange(0, PADDED)
     source = tl.load(sources + i, mask=i < S, other=-1)
     token = tl.load(given + i, mask=i < S, other=0)
@@ -47,6 +49,7 @@ def _fetch(given, sources, chosen, out, S, PADDED: tl.constexpr):
 
 @triton.jit
 def _best_of_part(logits, best, place, stride, V: tl.constexpr, PART: tl.constexpr):
+    """Program (part, row): best[S, parts] and place[S, parts], the part's largest logit and its token."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     token = part * PART + tl.arange(0, PART)
     x = tl.load(logits + row * stride + token, mask=token < V, other=-float("inf")).to(tl.float32)
@@ -58,6 +61,7 @@ def _best_of_part(logits, best, place, stride, V: tl.constexpr, PART: tl.constex
 
 @triton.jit
 def _best(best, place, chosen, PARTS: tl.constexpr, PADDED: tl.constexpr):
+    """Program (row): chosen[row] = the token of the best part, -1 where its logit is no finite number."""
     row, part = tl.program_id(0), tl.arange(0, PADDED)
     x = tl.load(best + row * PARTS + part, mask=part < PARTS, other=-float("inf"))
     value, index = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)

@@ -6,6 +6,8 @@ does not see what others store in the same step. The new token's numbers stay in
 tile of old tokens lies is read while this one is computed.
 """
 
+from typing import cast
+
 import torch
 import triton
 import triton.language as tl
@@ -13,11 +15,14 @@ from torch import Tensor
 
 from engine.kernels.paged_attention import ROWS
 from engine.kernels.running_softmax import add_tile
-from engine.models.llama import LlamaConfig
+from engine.models.llama import Attention, Block, LlamaConfig
+from engine.models.llama import Model as Llama
 
 MIN_HEAD_DIM = 32  # a half of a head is the inner dimension of a product on tensor cores, at least 16
 TILE = {"TOKENS": 64, "num_warps": 4, "num_stages": 3}  # of 48 that were tried, the best for unlike lengths
 PROGRAMS = 264  # two a multiprocessor; with fewer, sequences are better split
+
+Gains = tuple[Tensor | None, Tensor | None]  # of the norms of queries and keys, [Dh] each
 
 
 def attends(config: LlamaConfig, rows: int) -> bool:
@@ -26,12 +31,12 @@ def attends(config: LlamaConfig, rows: int) -> bool:
 
 
 def attend_rows(
-    config: LlamaConfig, qkv: Tensor, cos: Tensor, sin: Tensor, gains: tuple[Tensor | None, Tensor | None],
-    keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor, lens: Tensor,
+    config: LlamaConfig, qkv: Tensor, cos: Tensor, sin: Tensor, gains: Gains, keys: Tensor,
+    values: Tensor, slots: Tensor, tables: Tensor, lens: Tensor,
 ) -> Tensor:  # fmt: skip
     """qkv[S, (Hq + 2 Hkv) · Dh], cos and sin[S, 1, Dh/2], norms' gains[Dh] or None, keys and values[B, P,
     Hkv, Dh], slots[S], tables[S, W], lens[S] with the new token -> [S, Hq, Dh]. A slot of -1 or a length of
-    0: nobody is there.
+    0: a padding row.
     """
     S, Hq, Hkv, Dh = len(qkv), config.num_heads, config.num_kv_heads, config.head_dim
     out = torch.empty(S, Hq, Dh, dtype=qkv.dtype, device=qkv.device)
@@ -43,17 +48,50 @@ def attend_rows(
     return out
 
 
+def blocks_of(model: Llama) -> list[Block]:
+    """The model's blocks, with their type: nn.ModuleList does not say what is in it."""
+    return cast(list[Block], list(model.blocks))
+
+
+def gains_of(attention: Attention) -> Gains:
+    """None where queries and keys are not normed."""
+    q_norm, k_norm = attention.q_norm, attention.k_norm
+    return (None if q_norm is None else q_norm.weight), (None if k_norm is None else k_norm.weight)
+
+
 @triton.jit
-def _turned(at, gain, cos, sin, there, i, eps, HALF: tl.constexpr, NORM: tl.constexpr):
-    """Halves of heads at `at`[R, 1], normed (NORM) and turned by cos and sin[HALF]: [R, HALF] each."""
-    a = tl.load(at + i[None, :], mask=there, other=0.0).to(tl.float32)
-    b = tl.load(at + HALF + i[None, :], mask=there, other=0.0).to(tl.float32)
+def _turned(heads, gain, cos, sin, mask, eps, HALF: tl.constexpr, NORM: tl.constexpr):
+    """The halves of the heads that begin at heads[R, 1], 0 where not mask[R, 1]; normed (NORM) and turned by
+    cos and sin[HALF]: [R, HALF] each.
+    """
+    i = tl.arange(0, HALF)
+    a = tl.load(heads + i[None, :], mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(heads + HALF + i[None, :], mask=mask, other=0.0).to(tl.float32)
     if NORM:
         rstd = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
         a *= rstd * tl.load(gain + i).to(tl.float32)[None, :]
         b *= rstd * tl.load(gain + HALF + i).to(tl.float32)[None, :]
     c, s = tl.load(cos + i)[None, :], tl.load(sin + i)[None, :]
     return a * c - b * s, b * c + a * s
+
+
+@triton.jit
+def new_token(
+    qkv, cos, sin, q_gain, k_gain, head, eps, dtype: tl.constexpr,
+    HQ: tl.constexpr, HKV: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """What a key head gets of qkv[(HQ + 2 HKV) · Dh], rounded as if it had been stored: the halves of its
+    queries[ROWS, HALF] each, those of its key[1, HALF] each, and its value[Dh].
+    """
+    DH: tl.constexpr = 2 * HALF
+    GROUP: tl.constexpr = HQ // HKV
+    g, first = tl.arange(0, ROWS), tl.arange(0, 1)  # [1]: a key is one row, where queries are ROWS
+    always = tl.full([1, 1], True, tl.int1)
+    queries, key = qkv + (head * GROUP + g)[:, None] * DH, qkv + (HQ + head + first)[:, None] * DH
+    qa, qb = _turned(queries, q_gain, cos, sin, (g < GROUP)[:, None], eps, HALF, NORM)
+    ka, kb = _turned(key, k_gain, cos, sin, always, eps, HALF, NORM)
+    value = tl.load(qkv + (HQ + HKV + head) * DH + tl.arange(0, DH))
+    return qa.to(dtype), qb.to(dtype), ka.to(dtype), kb.to(dtype), value
 
 
 @triton.jit
@@ -76,36 +114,33 @@ def _attend_rows(
     qkv += sequence * (HQ + 2 * HKV) * DH
     cos += sequence * HALF
     sin += sequence * HALF
-    row, one = head * GROUP + g, tl.zeros([1], tl.int32)
     dtype: tl.constexpr = keys.dtype.element_ty
-    qa, qb = _turned(qkv + row[:, None] * DH, q_gain, cos, sin, (g < GROUP)[:, None], i, eps, HALF, NORM)
-    ka, kb = _turned(
-        qkv + (HQ + head + one)[:, None] * DH, k_gain, cos, sin, (one == 0)[:, None], i, eps, HALF, NORM
+    qa, qb, ka, kb, value = new_token(
+        qkv, cos, sin, q_gain, k_gain, head, eps, dtype, HQ, HKV, HALF, NORM, ROWS
     )
-    qa, qb, ka, kb = qa.to(dtype), qb.to(dtype), ka.to(dtype), kb.to(dtype)
-    value = tl.load(qkv + (HQ + HKV + head) * DH + d)
     slot = tl.load(slots + sequence).to(tl.int64)
     place = (slot * HKV + head) * DH
     tl.store(keys + place + i[None, :], ka, mask=(slot >= 0) & (i < HALF)[None, :])
     tl.store(keys + place + HALF + i[None, :], kb, mask=(slot >= 0) & (i < HALF)[None, :])
     tl.store(values + place + d, value, mask=(slot >= 0) & (d < DH))
     # 2. The running softmax begins with the new token, and goes on with the old ones.
-    own = tl.sum(qa.to(tl.float32) * ka.to(tl.float32), 1) + tl.sum(qb.to(tl.float32) * kb.to(tl.float32), 1)
-    maximum = own * scale  # [ROWS]
+    score = tl.sum(qa.to(tl.float32) * ka.to(tl.float32), 1)  # of the new token
+    score += tl.sum(qb.to(tl.float32) * kb.to(tl.float32), 1)
+    maximum = score * scale  # [ROWS]
     total = tl.full([ROWS], 1.0, tl.float32)
     weighted = tl.zeros([ROWS, DH], tl.float32) + value.to(tl.float32)[None, :]
     for start in range(0, old, TOKENS):
         token = start + t
-        there = (token < old)[:, None]
+        valid = (token < old)[:, None]
         at = ((block.to(tl.int64) * P + token % P) * HKV + head)[:, None] * DH
-        old_a = tl.load(keys + at + i[None, :], mask=there, other=0.0)
-        old_b = tl.load(keys + at + HALF + i[None, :], mask=there, other=0.0)
-        v = tl.load(values + at + d[None, :], mask=there, other=0.0)
+        old_a = tl.load(keys + at + i[None, :], mask=valid, other=0.0)
+        old_b = tl.load(keys + at + HALF + i[None, :], mask=valid, other=0.0)
+        v = tl.load(values + at + d[None, :], mask=valid, other=0.0)
         block = tl.load(tables + (token + TOKENS) // P, mask=token + TOKENS < old, other=0)
         scores = tl.dot(qa, tl.trans(old_a), input_precision="ieee")
         scores = tl.dot(qb, tl.trans(old_b), scores, input_precision="ieee") * scale  # [ROWS, TOKENS]
         scores = tl.where((token < old)[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
     mean = weighted / total[:, None]
-    out += (sequence * HQ + row)[:, None] * DH + d[None, :]
+    out += (sequence * HQ + head * GROUP + g)[:, None] * DH + d[None, :]
     tl.store(out, mean.to(out.dtype.element_ty), mask=(g < GROUP)[:, None])

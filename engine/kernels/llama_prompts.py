@@ -2,7 +2,7 @@
 
 Promises the model's own hidden states up to rounding, called as the model is: the residual sum is kept in
 fp32. Where the model's file has a kernel for each small thing, this has those of `llama_rows.py`; attention
-is whoever's it was.
+is handed in, as it is to the model.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,22 @@ from torch import Tensor, nn
 
 from engine.attention.interface import Attend
 from engine.kernels import prompt_rows
-from engine.kernels.llama_rows import LlamaRows, _add_norm, _embed_norm, silu_mul, turn_and_store
+from engine.kernels.llama_attend import blocks_of, gains_of
+from engine.kernels.llama_rows import (
+    LlamaRows,
+    _add_norm,
+    _embed_norm,
+    norm_weights,
+    silu_mul,
+    turn_and_store,
+)
+from engine.models.llama import Model as Llama
 
 
 def prompts(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
-    """Who computes steps that are not one new token each. For `GraphForward(make_prompts=)`."""
+    """What computes steps that are not one new token each, called as the model is. For
+    `GraphForward(make_prompts=)`.
+    """
     if LlamaRows.fits(model) and model.embed.weight.is_cuda:
         return LlamaPrompts(model)
     return prompt_rows.prompts(model)
@@ -26,8 +37,9 @@ def prompts(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
 class LlamaPrompts:
     """The forward pass of T tokens."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: Llama) -> None:
+        self.model, self.blocks, self.norms = model, blocks_of(model), norm_weights(model)
+        self.frequencies = model.get_buffer("frequencies")
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """token_ids[T], positions[T] -> hidden[T, D], normalised, ready for `logits`."""
@@ -35,19 +47,17 @@ class LlamaPrompts:
         D, Dh, Hkv = config.hidden_size, config.head_dim, config.num_kv_heads
         dtype, eps = model.embed.weight.dtype, config.norm_eps
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "num_warps": 4}
-        norms = [norm.weight for block in model.blocks for norm in (block.norm1, block.norm2)]
-        norms.append(model.norm.weight)
+        norms = self.norms
         x, normed = token_ids.new_empty(T, D, dtype=torch.float32), token_ids.new_empty(T, D, dtype=dtype)
         q, k, v = (normed.new_empty(T, heads, Dh) for heads in (config.num_heads, Hkv, Hkv))
         inner = normed.new_empty(T, config.intermediate_size)
-        cos, sin = config.rope.angles(positions, model.frequencies, torch.float32)  # [T, 1, Dh/2] each
-        rows = torch.arange(T, device=x.device)  # where keys and values go: side by side
+        cos, sin = config.rope.angles(positions, self.frequencies, torch.float32)  # [T, 1, Dh/2] each
+        slots = torch.arange(T, device=x.device)  # where keys and values go: side by side
         _embed_norm[(T,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
-        for layer, block in enumerate(model.blocks):
+        for layer, block in enumerate(self.blocks):
             attention, mlp = block.attention, block.mlp
-            gains = (attention.q_norm.weight, attention.k_norm.weight) if config.qk_norm else (None, None)
             qkv = torch.mm(normed, attention.qkv.weight.t())
-            turn_and_store(config, qkv, q, k, v, rows, cos, sin, gains)
+            turn_and_store(config, qkv, q, k, v, slots, cos, sin, gains_of(attention))
             product = torch.mm(attend(layer, q, k, v).flatten(1), attention.proj.weight.t())
             _add_norm[(T,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
             product = torch.mm(silu_mul(torch.mm(normed, mlp.gate_up.weight.t()), inner), mlp.down.weight.t())

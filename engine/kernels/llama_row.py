@@ -16,11 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from engine.kernels.llama_attend import MIN_HEAD_DIM, _turned
+from engine.kernels.llama_attend import MIN_HEAD_DIM, blocks_of, gains_of, new_token
 from engine.kernels.paged_attention import ROWS, _share
 from engine.kernels.pdl import has_pdl, release, wait
 from engine.kernels.running_softmax import add_tile, joined
-from engine.kernels.single_row import Tile
+from engine.kernels.single_row import Tile, load_rows, num_multiprocessors
+from engine.models.llama import Attention
+from engine.models.llama import Model as Llama
 
 TILES = {
     "qkv": Tile(8, 4, 4),
@@ -36,16 +38,15 @@ MAX_SPLITS = 16
 class LlamaRow:
     """The forward pass of one sequence's next token, over buffers whose addresses never change."""
 
-    def __init__(self, model: nn.Module, keys: list[Tensor], values: list[Tensor]) -> None:
+    def __init__(self, model: Llama, keys: list[Tensor], values: list[Tensor]) -> None:
         """keys and values by layer: [B, P, Hkv, Dh]."""
         config = self.config = model.config
         device, dtype = model.embed.weight.device, model.embed.weight.dtype
         Hq, Hkv, Dh = config.num_heads, config.num_kv_heads, config.head_dim
         self.model, self.keys, self.values = model, keys, values
+        self.blocks, self.frequencies = blocks_of(model), model.get_buffer("frequencies")
         self.pdl = has_pdl(device)
-        self.multiprocessors = 1  # the interpreter runs its programs one after the other
-        if device.type == "cuda":
-            self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        self.multiprocessors = num_multiprocessors(device)
         self.splits = max(1, triton.next_power_of_2(2 * self.multiprocessors // Hkv + 1) // 2)
         self.splits = min(MAX_SPLITS, max(2, self.splits))
         empty, numbers = partial(torch.empty, device=device, dtype=dtype), partial(torch.empty, device=device)
@@ -56,21 +57,21 @@ class LlamaRow:
         self.arrived = torch.zeros(Hkv, device=device, dtype=torch.int32)
 
     @staticmethod
-    def fits(model: nn.Module) -> bool:
-        """Of the models that `LlamaRows` knows."""
+    def fits(model: Llama) -> bool:
+        """Whether this chain is for a model that `LlamaRows` knows: its heads are wide enough."""
         return model.config.head_dim >= MIN_HEAD_DIM
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> Tensor:
-        """Each [1], tables[1, W] -> logits[1, V]. A length of 0: nobody is there."""
+        """Each [1], tables[1, W] -> logits[1, V]. A length of 0: a padding row."""
         model, config = self.model, self.config
         D, half = config.hidden_size, config.head_dim // 2
         _embed_row[(1,)](
-            token_ids, positions, model.embed.weight, model.frequencies, self.x, self.turn, config.rope.scale,
+            token_ids, positions, model.embed.weight, self.frequencies, self.x, self.turn, config.rope.scale,
             D=D, PADDED=triton.next_power_of_2(D), HALF=half, num_warps=8,
         )  # fmt: skip
-        for layer, block in enumerate(model.blocks):
+        for layer, block in enumerate(self.blocks):
             attention, mlp = block.attention, block.mlp
             self._norm_linear("qkv", block.norm1, attention.qkv, self.qkv)
             self._attend(attention, self.keys[layer], self.values[layer], slots, tables, lens)
@@ -80,41 +81,32 @@ class LlamaRow:
         self._norm_linear("head", model.norm, model.head, self.logits)
         return self.logits
 
-    def _norm_linear(self, name: str, norm: nn.Module, linear: nn.Module, out: Tensor) -> None:
-        N, K = out.numel(), linear.in_features
-        _norm_linear[(self._programs(name, N),)](
+    def _norm_linear(self, name: str, norm: nn.RMSNorm, linear: nn.Linear, out: Tensor) -> None:
+        N, K, tile = out.numel(), linear.in_features, TILES[name]
+        _norm_linear[(tile.programs(N, self.multiprocessors),)](
             self.x, linear.weight, norm.weight, out, self.config.norm_eps, N=N, K=K,
-            PADDED=triton.next_power_of_2(K), GATED=name == "gate_up", **self._options(name, N),
+            PADDED=triton.next_power_of_2(K), GATED=name == "gate_up",
+            **tile.options(N, self.multiprocessors, self.pdl),
         )  # fmt: skip
 
-    def _linear_add(self, name: str, a: Tensor, linear: nn.Module) -> None:
-        N, K = linear.weight.shape
-        _linear_add[(self._programs(name, N),)](
-            a, linear.weight, self.x, N=N, K=K, PADDED=triton.next_power_of_2(K), **self._options(name, N)
-        )
+    def _linear_add(self, name: str, a: Tensor, linear: nn.Linear) -> None:
+        (N, K), tile = linear.weight.shape, TILES[name]
+        _linear_add[(tile.programs(N, self.multiprocessors),)](
+            a, linear.weight, self.x, N=N, K=K, PADDED=triton.next_power_of_2(K),
+            **tile.options(N, self.multiprocessors, self.pdl),
+        )  # fmt: skip
 
     def _attend(
-        self, attention: nn.Module, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
+        self, attention: Attention, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> None:
         config = self.config
-        gains = (attention.q_norm.weight, attention.k_norm.weight) if config.qk_norm else (None, None)
         _attend_row[(config.num_kv_heads, self.splits)](
-            self.qkv, self.turn, *gains, keys, values, slots, tables, lens, self.attended, self.parts,
-            *self.stats, self.arrived, config.norm_eps, config.head_dim**-0.5,
+            self.qkv, self.turn, *gains_of(attention), keys, values, slots, tables, lens, self.attended,
+            self.parts, *self.stats, self.arrived, config.norm_eps, config.head_dim**-0.5,
             HQ=config.num_heads, HKV=config.num_kv_heads, HALF=config.head_dim // 2, P=keys.shape[1],
             ROWS=max(ROWS, triton.next_power_of_2(config.num_heads // config.num_kv_heads)),
             NORM=config.qk_norm, SPLITS=self.splits, PDL=self.pdl, launch_pdl=self.pdl, **ATTEND,
         )  # fmt: skip
-
-    def _programs(self, name: str, N: int) -> int:
-        tiles, resident = triton.cdiv(N, TILES[name].rows), TILES[name].resident
-        return min(tiles, resident * self.multiprocessors) if resident else tiles
-
-    def _options(self, name: str, N: int) -> dict:
-        tile = TILES[name]
-        options = {"ROWS": tile.rows, "PROGRAMS": self._programs(name, N), "PDL": self.pdl}
-        options |= {"num_warps": tile.warps, "launch_pdl": self.pdl}
-        return options | ({"maxnreg": tile.registers} if tile.registers and self.pdl else {})
 
 
 @triton.jit
@@ -132,14 +124,6 @@ def _embed_row(
 
 
 @triton.jit
-def _rows(weight, row, k, N: tl.constexpr, K: tl.constexpr):
-    """Rows `row` of weight[N, K], 0 beyond."""
-    inside = (k < K)[None, :] & (row < N)[:, None]
-    at = weight + row[:, None].to(tl.int64) * K + k[None, :]
-    return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
-
-
-@triton.jit
 def _norm_linear(
     x, weight, gain, out, eps,
     N: tl.constexpr, K: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, PROGRAMS: tl.constexpr,
@@ -152,10 +136,10 @@ def _norm_linear(
     # 1. What my first rows need, before anything that depends on the step.
     k = tl.arange(0, PADDED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    w = _rows(weight, row, k, N, K)
+    w = load_rows(weight, row.to(tl.int64), k, N, K)
     up = w
     if GATED:
-        up = _rows(weight + N * K, row, k, N, K)
+        up = load_rows(weight + N * K, row.to(tl.int64), k, N, K)
     g = tl.load(gain + k, mask=k < K, other=0.0)
     release(PDL)
     # 2. The residual, and the norm's one number.
@@ -167,10 +151,10 @@ def _norm_linear(
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
-            next_w = _rows(weight, row + PROGRAMS * ROWS, k, N, K)
+            next_w = load_rows(weight, (row + PROGRAMS * ROWS).to(tl.int64), k, N, K)
             next_up = next_w
             if GATED:
-                next_up = _rows(weight + N * K, row + PROGRAMS * ROWS, k, N, K)
+                next_up = load_rows(weight + N * K, (row + PROGRAMS * ROWS).to(tl.int64), k, N, K)
         y = tl.sum(w.to(tl.float32) * a[None, :], 1) * rstd
         if GATED:
             y = y * tl.sigmoid(y) * (tl.sum(up.to(tl.float32) * a[None, :], 1) * rstd)
@@ -188,7 +172,7 @@ def _linear_add(
     """x[N] += a[K] · weight[N, K]ᵀ."""
     k = tl.arange(0, PADDED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    w = _rows(weight, row, k, N, K)
+    w = load_rows(weight, row.to(tl.int64), k, N, K)
     release(PDL)
     wait(PDL)
     vector = tl.load(a + k, mask=k < K, other=0.0).to(tl.float32)
@@ -196,7 +180,7 @@ def _linear_add(
         row = start + tl.arange(0, ROWS)
         before = tl.load(x + row, mask=row < N, other=0.0)
         if PROGRAMS * ROWS < N:
-            next_w = _rows(weight, row + PROGRAMS * ROWS, k, N, K)
+            next_w = load_rows(weight, (row + PROGRAMS * ROWS).to(tl.int64), k, N, K)
         tl.store(x + row, before + tl.sum(w.to(tl.float32) * vector[None, :], 1), mask=row < N)
         if PROGRAMS * ROWS < N:
             w = next_w
@@ -210,7 +194,7 @@ def _attend_row(
     NORM: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (key head, part): the queries that share this key head over a part of the old tokens; the new
-    token belongs to the last part, which stores it. Who ends last joins the parts.
+    token belongs to the last part, which stores it. The program that ends last joins the parts.
     """
     # 1. Which key head, and which old tokens are mine? Heads are halves of HALF numbers, turned in pairs.
     DH: tl.constexpr = 2 * HALF
@@ -227,31 +211,28 @@ def _attend_row(
     end = tl.minimum(last, length - 1)
     # 2. My first old keys and values.
     t, i, d, g = tl.arange(0, TOKENS), tl.arange(0, HALF), tl.arange(0, DH), tl.arange(0, ROWS)
-    there = first + t < end
-    block = tl.load(tables + (first + t) // P, mask=there, other=0).to(tl.int64)
+    valid = first + t < end
+    block = tl.load(tables + (first + t) // P, mask=valid, other=0).to(tl.int64)
     place = ((block * P + (first + t) % P) * HKV + head)[:, None] * DH
-    ka = tl.load(keys + place + i[None, :], mask=there[:, None], other=0.0)
-    kb = tl.load(keys + place + HALF + i[None, :], mask=there[:, None], other=0.0)
-    v = tl.load(values + place + d[None, :], mask=there[:, None], other=0.0)
+    ka = tl.load(keys + place + i[None, :], mask=valid[:, None], other=0.0)
+    kb = tl.load(keys + place + HALF + i[None, :], mask=valid[:, None], other=0.0)
+    v = tl.load(values + place + d[None, :], mask=valid[:, None], other=0.0)
     slot = tl.load(slots).to(tl.int64)
     dtype: tl.constexpr = keys.dtype.element_ty
-    # 3. What the qkv layer has found, normed and turned; the new key and value go to their page.
+    # 3. What the qkv layer has computed, normed and turned; the new key and value go to their page.
     wait(PDL)
-    row = head * GROUP + g  # [ROWS]
-    one = tl.zeros([1], tl.int32)
-    at_q, at_k = qkv + row[:, None] * DH, qkv + (HQ + head + one)[:, None] * DH
-    qa, qb = _turned(at_q, q_gain, turn, turn + HALF, (g < GROUP)[:, None], i, eps, HALF, NORM)
-    na, nb = _turned(at_k, k_gain, turn, turn + HALF, (one == 0)[:, None], i, eps, HALF, NORM)
-    qa, qb, na, nb = qa.to(dtype), qb.to(dtype), na.to(dtype), nb.to(dtype)
-    new_value = tl.load(qkv + (HQ + HKV + head) * DH + d)
+    qa, qb, na, nb, new_value = new_token(
+        qkv, turn, turn + HALF, q_gain, k_gain, head, eps, dtype, HQ, HKV, HALF, NORM, ROWS
+    )
     stored = (slot * HKV + head) * DH
     keep = mine & (slot >= 0)
     tl.store(keys + stored + i[None, :], na, mask=keep & (i < HALF)[None, :])
     tl.store(keys + stored + HALF + i[None, :], nb, mask=keep & (i < HALF)[None, :])
     tl.store(values + stored + d, new_value, mask=keep & (d < DH))
     # 4. The running softmax begins with the new token, where it is mine, and goes on with the old ones.
-    own = tl.sum(qa.to(tl.float32) * na.to(tl.float32), 1) + tl.sum(qb.to(tl.float32) * nb.to(tl.float32), 1)
-    maximum = tl.where(mine, own * scale, -float("inf"))  # [ROWS]
+    score = tl.sum(qa.to(tl.float32) * na.to(tl.float32), 1)  # of the new token
+    score += tl.sum(qb.to(tl.float32) * nb.to(tl.float32), 1)
+    maximum = tl.where(mine, score * scale, -float("inf"))  # [ROWS]
     total = tl.where(mine, 1.0, 0.0) + tl.zeros([ROWS], tl.float32)
     weighted = tl.where(mine, new_value.to(tl.float32)[None, :], 0.0) + tl.zeros([ROWS, DH], tl.float32)
     for start in range(first, end, TOKENS):
@@ -267,17 +248,17 @@ def _attend_row(
         scores = tl.where((start + t < end)[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
         ka, kb, v = next_ka, next_kb, next_v
-    # 5. One part of the result. Who comes last joins all parts.
-    at = row * SPLITS + part  # [ROWS]
-    some = g < GROUP
-    tl.store(parts + at[:, None] * DH + d[None, :], weighted, mask=some[:, None])
-    tl.store(maxima + at, maximum, mask=some)
-    tl.store(totals + at, total, mask=some)
+    # 5. One part of the result. The program that ends last joins all parts.
+    index = (head * GROUP + g) * SPLITS + part  # [ROWS]
+    is_query = g < GROUP
+    tl.store(parts + index[:, None] * DH + d[None, :], weighted, mask=is_query[:, None])
+    tl.store(maxima + index, maximum, mask=is_query)
+    tl.store(totals + index, total, mask=is_query)
     tl.debug_barrier()
     count = tl.cdiv(length, share)
     if tl.atomic_add(arrived + head, 1) == count - 1:
         for query in range(GROUP):
-            of = head * GROUP + query
-            mean = joined(parts, maxima, totals, of, count, d, SPLITS, DH)
-            tl.store(out + of * DH + d, mean.to(out.dtype.element_ty))
+            row = head * GROUP + query
+            mean = joined(parts, maxima, totals, row, count, d, SPLITS, DH)
+            tl.store(out + row * DH + d, mean.to(out.dtype.element_ty))
         tl.store(arrived + head, 0)

@@ -6,58 +6,30 @@ and store of a token's heads (queries and keys are turned, keys and values go to
 pages (Part 13's); and silu with its product.
 """
 
-from collections.abc import Callable
 from functools import partial
+from typing import TypeGuard
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from engine import graphs
-from engine.cache.paged import PagedCache
-from engine.kernels import quantized_row
-from engine.kernels.llama_attend import attend_rows, attends
-from engine.kernels.llama_row import LlamaRow
+from engine.kernels.llama_attend import Gains, attend_rows, attends, blocks_of, gains_of
 from engine.kernels.paged_attention import num_splits, paged_attention
-from engine.models.llama import LlamaConfig
-from engine.speculation import graphs as speculation
+from engine.kernels.single_row import has_plain_linears
+from engine.models.llama import Attention, LlamaConfig
+from engine.models.llama import Model as Llama
 
 MIN_HEAD_DIM = 16
 COLS = 1024  # numbers of the MLP's inner layer that a program takes
 HEADS = 8  # heads of a token that a program turns
 
 
-def steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int], graphs.Step]:
-    """How a step of so many rows is computed: by this file if the model is one that it knows, else as Part 13
-    does. For `GraphForward(make_steps=)`.
-    """
-    if not LlamaRows.fits(model):
-        return quantized_row.steps(model, cache, max_rows)
-    return _steps(model, cache, max_rows, stores_first=False)
-
-
-def verifying_steps(model: nn.Module, cache: PagedCache, max_rows: int) -> Callable[[int], graphs.Step]:
-    """The same for passes with several tokens of a sequence (Part 16): a row sees those above it."""
-    if not LlamaRows.fits(model):
-        return speculation.steps(model, cache, max_rows)
-    return _steps(model, cache, max_rows, stores_first=True)
-
-
-def _steps(
-    model: nn.Module, cache: PagedCache, max_rows: int, stores_first: bool
-) -> Callable[[int], graphs.Step]:
-    memory = list(cache.keys), list(cache.values)
-    many = LlamaRows(model, *memory, max_rows, stores_first)
-    one = LlamaRow(model, *memory) if LlamaRow.fits(model) else many
-    return lambda rows: one if rows == 1 else many
-
-
 class LlamaRows:
     """The forward pass of the next tokens of S ≤ max_rows sequences, over buffers whose addresses stay."""
 
     def __init__(
-        self, model: nn.Module, keys: list[Tensor], values: list[Tensor], max_rows: int,
+        self, model: Llama, keys: list[Tensor], values: list[Tensor], max_rows: int,
         stores_first: bool = False,
     ) -> None:  # fmt: skip
         """keys and values by layer: [B, P, Hkv, Dh]. `stores_first`: rows of one sequence may be in a step,
@@ -69,6 +41,8 @@ class LlamaRows:
         D, inner, Dh = config.hidden_size, config.intermediate_size, config.head_dim
         empty = partial(torch.empty, device=device, dtype=dtype)
         self.model, self.keys, self.values = model, keys, values
+        self.blocks, self.frequencies = blocks_of(model), model.get_buffer("frequencies")
+        self.norms = norm_weights(model)
         self.x = torch.empty(max_rows, D, device=device)
         self.normed, self.product = empty(max_rows, D), empty(max_rows, D)
         self.qkv = empty(max_rows, (config.num_heads + 2 * config.num_kv_heads) * Dh)
@@ -77,31 +51,28 @@ class LlamaRows:
         self.logits = empty(max_rows, config.vocab_size)
 
     @staticmethod
-    def fits(model: nn.Module) -> bool:
-        """Whether this is a model whose arithmetic is written down here: without biases, and with linear
-        layers as they were loaded.
+    def fits(model: nn.Module) -> TypeGuard[Llama]:
+        """Whether this is a model whose arithmetic is written down here: Llama or Qwen3 without biases, with
+        linear layers as they were loaded.
         """
-        config = model.config
-        if config.model_type not in ("llama", "qwen3") or config.attention_bias or config.mlp_bias:
+        if not isinstance(model, Llama) or model.config.attention_bias or model.config.mlp_bias:
             return False
-        layers = [(b.attention.qkv, b.attention.proj, b.mlp.gate_up, b.mlp.down) for b in model.blocks]
-        plain = all(isinstance(layer, nn.Linear) for four in layers for layer in four)
-        power_of_two = config.head_dim == triton.next_power_of_2(config.head_dim) >= MIN_HEAD_DIM
-        return plain and isinstance(model.head, nn.Linear) and power_of_two
+        Dh = model.config.head_dim
+        power_of_two = Dh == triton.next_power_of_2(Dh) >= MIN_HEAD_DIM
+        return power_of_two and has_plain_linears(model, model.config.num_layers)
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> Tensor:
-        """Each [S], tables[S, W] -> logits[S, V]. A slot of -1 or a length of 0: nobody is there."""
+        """Each [S], tables[S, W] -> logits[S, V]. A slot of -1 or a length of 0: a padding row."""
         model, config, S = self.model, self.config, len(token_ids)
         D, eps = config.hidden_size, config.norm_eps
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "num_warps": 4}
         x, normed, product = self.x, self.normed[:S], self.product[:S]
-        cos, sin = config.rope.angles(positions, model.frequencies, torch.float32)  # [S, 1, Dh/2] each
-        norms = [norm.weight for block in model.blocks for norm in (block.norm1, block.norm2)]
-        norms.append(model.norm.weight)
+        cos, sin = config.rope.angles(positions, self.frequencies, torch.float32)  # [S, 1, Dh/2] each
+        norms = self.norms
         _embed_norm[(S,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
-        for layer, block in enumerate(model.blocks):
+        for layer, block in enumerate(self.blocks):
             pages = self.keys[layer], self.values[layer], slots, tables, lens
             attended = self._attended(normed, block.attention, cos, sin, *pages)  # [S, Hq, Dh]
             torch.mm(attended.view(S, -1), block.attention.proj.weight.t(), out=product)
@@ -112,13 +83,13 @@ class LlamaRows:
         return torch.mm(normed, model.head.weight.t(), out=self.logits[:S])
 
     def _attended(
-        self, normed: Tensor, attention: nn.Module, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor,
+        self, normed: Tensor, attention: Attention, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor,
         slots: Tensor, tables: Tensor, lens: Tensor,
     ) -> Tensor:  # fmt: skip
         """normed[S, D] -> [S, Hq, Dh]; new keys and values are in their slots."""
         config, S = self.config, len(normed)
         qkv = torch.mm(normed, attention.qkv.weight.t(), out=self.qkv[:S])
-        gains = (attention.q_norm.weight, attention.k_norm.weight) if config.qk_norm else (None, None)
+        gains = gains_of(attention)
         if attends(config, S) and not self.stores_first:
             return attend_rows(config, qkv, cos, sin, gains, keys, values, slots, tables, lens)
         q = self.q[:S]
@@ -126,9 +97,15 @@ class LlamaRows:
         return paged_attention(q, keys, values, tables, lens, num_splits(S, config.num_kv_heads, q.device))
 
 
+def norm_weights(model: Llama) -> list[Tensor]:
+    """[D] each: of every block's two norms, and of the last one."""
+    norms = [norm for block in blocks_of(model) for norm in (block.norm1, block.norm2)] + [model.norm]
+    return [norm.weight for norm in norms]
+
+
 def turn_and_store(
     config: LlamaConfig, qkv: Tensor, q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, cos: Tensor,
-    sin: Tensor, gains: tuple[Tensor | None, Tensor | None],
+    sin: Tensor, gains: Gains,
 ) -> None:  # fmt: skip
     """qkv[S, (Hq + 2 Hkv) · Dh] -> q[S, Hq, Dh]; keys and values into rows slots[S] of theirs."""
     Hq, Hkv = config.num_heads, config.num_kv_heads
@@ -186,10 +163,10 @@ def _turn_and_store(
     head, row = tl.program_id(0) * HEADS + tl.arange(0, HEADS), tl.program_id(1).to(tl.int64)
     i = tl.arange(0, HALF)[None, :]
     query, value = (head < HQ)[:, None], (head >= HQ + HKV)[:, None]
-    there = (head < HQ + 2 * HKV)[:, None]
-    own = qkv + (row * (HQ + 2 * HKV) + head)[:, None] * 2 * HALF + i
-    a = tl.load(own, mask=there, other=0.0).to(tl.float32)  # [HEADS, HALF]
-    b = tl.load(own + HALF, mask=there, other=0.0).to(tl.float32)
+    valid = (head < HQ + 2 * HKV)[:, None]
+    address = qkv + (row * (HQ + 2 * HKV) + head)[:, None] * 2 * HALF + i
+    a = tl.load(address, mask=valid, other=0.0).to(tl.float32)  # [HEADS, HALF]
+    b = tl.load(address + HALF, mask=valid, other=0.0).to(tl.float32)
     x, y = a, b
     if NORM:
         rstd = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
@@ -204,7 +181,7 @@ def _turn_and_store(
     tl.store(out + HALF, b, mask=query)
     slot = tl.load(slots + row).to(tl.int64)
     place = (slot * HKV + head - HQ)[:, None] * 2 * HALF + i
-    is_key, is_value = (slot >= 0) & there & ~query & ~value, (slot >= 0) & there & value
+    is_key, is_value = (slot >= 0) & valid & ~query & ~value, (slot >= 0) & valid & value
     tl.store(keys + place, a, mask=is_key)
     tl.store(keys + place + HALF, b, mask=is_key)
     place -= HKV * 2 * HALF
@@ -216,8 +193,8 @@ def _turn_and_store(
 def _silu_mul(gate_up, out, N: tl.constexpr, COLS: tl.constexpr):
     """out[S, N] = silu(gate) · up, of gate_up[S, 2 N]."""
     row, col = tl.program_id(1), tl.program_id(0) * COLS + tl.arange(0, COLS)
-    own = gate_up + row.to(tl.int64) * 2 * N + col
-    gate = tl.load(own, mask=col < N, other=0.0).to(tl.float32)
-    up = tl.load(own + N, mask=col < N, other=0.0).to(tl.float32)
+    address = gate_up + row.to(tl.int64) * 2 * N + col
+    gate = tl.load(address, mask=col < N, other=0.0).to(tl.float32)
+    up = tl.load(address + N, mask=col < N, other=0.0).to(tl.float32)
     value = gate * tl.sigmoid(gate) * up
     tl.store(out + row.to(tl.int64) * N + col, value.to(out.dtype.element_ty), mask=col < N)

@@ -9,6 +9,7 @@ rows: GPT-2's own number, 50,257, is odd, and sends the product to a kernel seve
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from engine.kernels.append_attend import AppendAttend
+from engine.kernels.append_attend import AppendAttend, AttendRows
 from engine.kernels.pdl import has_pdl, release, wait
+from engine.kernels.single_row import blocks_of
+from engine.models.gpt2 import Model as GPT2
 
 SPLIT_ROWS = 128  # above, the library's products are faster
 SPLITS = 5  # divides 1,600 and 6,400, GPT-2 XL's inner dimensions, into whole tiles
@@ -32,18 +35,19 @@ class ManyRows:
     change.
     """
 
-    def __init__(self, model: nn.Module, keys: list[Tensor], values: list[Tensor], max_rows: int) -> None:
+    def __init__(self, model: GPT2, keys: list[Tensor], values: list[Tensor], max_rows: int) -> None:
         """keys and values by layer: [B, P, H, Dh]."""
         config = self.config = model.config
         device, dtype = model.embed.weight.device, model.embed.weight.dtype
         D, V = config.hidden_size, config.vocab_size
         empty = partial(torch.empty, device=device, dtype=dtype)
         self.model, self.keys, self.values = model, keys, values
-        self.attend = AppendAttend(config.num_heads, config.head_dim, device)
+        self.blocks = blocks_of(model)
+        self.norms = [norm for block in self.blocks for norm in (block.norm1, block.norm2)] + [model.norm]
+        self.attend: AttendRows = AppendAttend(config.num_heads, config.head_dim, device)
         self.pdl = has_pdl(device)
-        self.head = model.head.weight
-        if V % 128:
-            self.head = torch.cat([self.head, self.head.new_zeros(-V % 128, D)])
+        head = model.head.weight
+        self.head = torch.cat([head, head.new_zeros(-V % 128, D)]) if V % 128 else head
         self.x = torch.empty(max_rows, D, device=device)
         self.normed, self.attended, self.product = (empty(max_rows, D) for _ in range(3))
         self.qkv = empty(max_rows, 3 * D)
@@ -59,25 +63,23 @@ class ManyRows:
         x, normed, attended, qkv = (b[:S] for b in (self.x, self.normed, self.attended, self.qkv))
         pdl = self.pdl and S <= SPLIT_ROWS
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "PDL": pdl, "num_warps": 8, "launch_pdl": pdl}
-        norms = [norm for block in model.blocks for norm in (block.norm1, block.norm2)] + [model.norm]
-        eps = self.config.norm_eps
+        norms, eps = self.norms, self.config.norm_eps
         _embed_norm[(S,)](
             token_ids, positions, model.embed.weight, model.embed_position.weight, x,
             norms[0].weight, norms[0].bias, normed, eps, **shape,
         )  # fmt: skip
-        for layer, block in enumerate(model.blocks):
+        for layer, block in enumerate(self.blocks):
             torch.mm(normed, block.attention.qkv.weight.t(), out=qkv)
             self.attend(
                 qkv, block.attention.qkv.bias, self.keys[layer], self.values[layer], slots, tables, lens,
                 attended, pdl and S <= FEW_ROWS,
             )  # fmt: skip
             self._add_norm(attended, block.attention.proj, norms[2 * layer + 1], **shape)
-            up = block.mlp.up
-            inner = _linear_gelu(normed, up)
+            inner = _linear_gelu(normed, block.mlp.up)
             self._add_norm(inner, block.mlp.down, norms[2 * layer + 2], **shape)
         return torch.mm(normed, self.head.t(), out=self.logits[:S])
 
-    def _add_norm(self, a: Tensor, linear: nn.Module, norm: nn.Module, **shape) -> None:
+    def _add_norm(self, a: Tensor, linear: nn.Linear, norm: nn.LayerNorm, **shape: Any) -> None:
         """x += linear(a), and its norm."""
         S, D = len(a), self.config.hidden_size
         tile = FEW if S <= FEW_ROWS else MANY
@@ -96,7 +98,7 @@ class ManyRows:
         )  # fmt: skip
 
 
-def _linear_gelu(x: Tensor, linear: nn.Module) -> Tensor:
+def _linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
     """GPT-2's gelu is the one by tanh. PyTorch's fused product has that one on a GPU only."""
     if x.is_cuda:
         return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)
@@ -122,6 +124,7 @@ def _embed_norm(
     token_ids, positions, embed, embed_position, x, gain, bias, normed, eps,
     D: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """x[S, D] = embed[token] + embed_position[position]; normed = norm(x)."""
     release(PDL)
     row, i = tl.program_id(0), tl.arange(0, PADDED)
     inside = i < D

@@ -55,7 +55,7 @@ def paged_attention(
     """q[S, Hq, Dh], keys and values[B, P, Hkv, Dh], tables[S, W], lens[S] -> [S, Hq, Dh].
 
     Sequence s has lens[s] tokens; token i lies in block tables[s, i // P] at place i % P. What lies behind a
-    sequence's end, or in blocks that are not its own, is not read. A length of 0: nobody, whose rows of the
+    sequence's end, or in blocks that are not its own, is not read. A length of 0: a padding row, whose
     result may be anything. `splits` is a power of two.
     """
     (S, Hq, Dh), (_, P, Hkv, _) = q.shape, keys.shape
@@ -114,16 +114,16 @@ def _attend(
     for start in range(first, last, TOKENS):
         # a. The block table says where these tokens lie.
         token = start + tl.arange(0, TOKENS)  # [TOKENS]
-        there = token < last
-        block = tl.load(tables + sequence * width + token // P, mask=there, other=0)
+        valid = token < last
+        block = tl.load(tables + sequence * width + token // P, mask=valid, other=0)
         place = (block.to(tl.int64) * P + token % P) * HKV + head  # [TOKENS]: the row of keys[-1, DH]
         address = place[:, None] * DH + d[None, :]  # [TOKENS, DH_PADDED]
-        inside = there[:, None] & (d < DH)[None, :]
+        inside = valid[:, None] & (d < DH)[None, :]
         k = tl.load(keys + address, mask=inside, other=0.0)
         v = tl.load(values + address, mask=inside, other=0.0)
         # b. Scores, a new maximum, and what was summed so far shrinks.
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [PADDED, TOKENS]
-        scores = tl.where(there[None, :], scores, -float("inf"))
+        scores = tl.where(valid[None, :], scores, -float("inf"))
         new = tl.maximum(maximum, tl.max(scores, 1))
         shrink = tl.exp(maximum - new)
         weights = tl.exp(scores - new[:, None])  # [PADDED, TOKENS]
@@ -136,10 +136,10 @@ def _attend(
         mean = weighted / total[:, None]
         tl.store(out + row[:, None] * DH + d[None, :], mean.to(out.dtype.element_ty), mask=mine)
     else:
-        own = row * SPLITS + part  # [PADDED]
-        tl.store(parts + own[:, None] * DH + d[None, :], weighted, mask=mine)
-        tl.store(maxima + own, maximum, mask=g < GROUP)
-        tl.store(totals + own, total, mask=g < GROUP)
+        index = row * SPLITS + part  # [PADDED]
+        tl.store(parts + index[:, None] * DH + d[None, :], weighted, mask=mine)
+        tl.store(maxima + index, maximum, mask=g < GROUP)
+        tl.store(totals + index, total, mask=g < GROUP)
 
 
 @triton.jit
@@ -155,12 +155,14 @@ def _merge(
     head, sequence = tl.program_id(0), tl.program_id(1)
     part, d = tl.arange(0, SPLITS), tl.arange(0, DH_PADDED)
     length = tl.load(lens + sequence)
-    there = part * _share(length, SPLITS, TOKENS) < length  # the others were never written
-    own = (sequence * HQ + head) * SPLITS + part  # [SPLITS]
-    maximum = tl.load(maxima + own, mask=there, other=-float("inf"))
-    total = tl.load(totals + own, mask=there, other=0.0)
-    inside = there[:, None] & (d < DH)[None, :]
-    weighted = tl.load(parts + own[:, None] * DH + d[None, :], mask=inside, other=0.0)  # [SPLITS, DH_PADDED]
+    valid = part * _share(length, SPLITS, TOKENS) < length  # the others were never written
+    index = (sequence * HQ + head) * SPLITS + part  # [SPLITS]
+    maximum = tl.load(maxima + index, mask=valid, other=-float("inf"))
+    total = tl.load(totals + index, mask=valid, other=0.0)
+    inside = valid[:, None] & (d < DH)[None, :]
+    weighted = tl.load(
+        parts + index[:, None] * DH + d[None, :], mask=inside, other=0.0
+    )  # [SPLITS, DH_PADDED]
     shrink = tl.exp(maximum - tl.max(maximum, 0))
     mean = tl.sum(weighted * shrink[:, None], 0) / tl.sum(total * shrink, 0)
     tl.store(out + (sequence * HQ + head) * DH + d, mean.to(out.dtype.element_ty), mask=d < DH)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from engine.attention.paged import Pages
 from engine.attention.varlen import longest
-from engine.device import on_device
 from engine.kernels.flash_prefill import MAX_HEAD_DIM, TILES
+from engine.kernels.running_softmax import add_tile
+from engine.machine.device import on_device
 
 
 class PagedPrefill:
@@ -50,6 +51,7 @@ def _paged_prefill(
     GROUP: tl.constexpr, HKV: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, P: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
+    """Program (tile of ROWS queries, query head, sequence): out[T, HQ, DH]. Strides are in numbers."""
     # 1. Which tile of queries, which head, which sequence is mine?
     head, sequence = tl.program_id(1), tl.program_id(2)
     start = tl.load(query_start + sequence)
@@ -69,22 +71,16 @@ def _paged_prefill(
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, DH_PADDED], tl.float32)
     for begin in range(0, past + tl.minimum(first + ROWS, Tq), COLS):
-        there = begin + col < Tk
-        block = tl.load(tables + sequence * width + (begin + col) // P, mask=there, other=0).to(tl.int64)
+        valid = begin + col < Tk
+        block = tl.load(tables + sequence * width + (begin + col) // P, mask=valid, other=0).to(tl.int64)
         place = (block * P + (begin + col) % P) * HKV + head // GROUP  # [COLS]: the row of keys[-1, DH]
         at = place[:, None] * DH + d[None, :]  # [COLS, DH_PADDED]
-        known = there[:, None] & (d < DH)[None, :]
+        known = valid[:, None] & (d < DH)[None, :]
         k = tl.load(keys + at, mask=known, other=0.0)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [ROWS, COLS]
         scores = tl.where((begin + col)[None, :] <= (past + row)[:, None], scores, -float("inf"))
-        new = tl.maximum(maximum, tl.max(scores, 1))
-        shrink = tl.exp(maximum - new)
-        weights = tl.exp(scores - new[:, None])
         v = tl.load(values + at, mask=known, other=0.0)
-        total = total * shrink + tl.sum(weights, 1)
-        weighted = weighted * shrink[:, None]
-        weighted = tl.dot(weights.to(v.dtype), v, weighted, input_precision="ieee")
-        maximum = new
+        maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
     # 3. The mean, each value by its weight.
     out += token * out_token + head * out_head + d[None, :]
     tl.store(out, (weighted / total[:, None]).to(out.dtype.element_ty), mask=inside)

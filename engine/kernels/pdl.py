@@ -13,6 +13,7 @@ import triton.language as tl
 
 
 def has_pdl(device: torch.device) -> bool:
+    """Whether kernels can be launched so on this device."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

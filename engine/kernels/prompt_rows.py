@@ -2,7 +2,8 @@
 tuning adds to prompts.
 
 Promises the model's own hidden states up to rounding, called as the model is. The residual sum, a bias and
-the norm are one kernel, and gelu is part of its product, as in `many_rows.py`; attention is whoever's it was.
+the norm are one kernel, and gelu is part of its product, as in `many_rows.py`; attention is handed in, as it
+is to the model.
 """
 
 from collections.abc import Callable
@@ -14,19 +15,23 @@ from torch import Tensor, nn
 
 from engine.attention.interface import Attend
 from engine.kernels.many_rows import _add_norm, _embed_norm, _linear_gelu
-from engine.kernels.single_row import SingleRow
+from engine.kernels.single_row import SingleRow, blocks_of
+from engine.models.gpt2 import Model as GPT2
 
 
 def prompts(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
-    """Who computes steps that are not one new token each: without a GPU, the model."""
+    """What computes steps that are not one new token each, called as the model is; without a GPU it is the
+    model.
+    """
     return PromptRows(model) if SingleRow.fits(model) and model.embed.weight.is_cuda else model
 
 
 class PromptRows:
     """The forward pass of T tokens."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: GPT2) -> None:
+        self.model, self.blocks = model, blocks_of(model)
+        self.norms = [norm for block in self.blocks for norm in (block.norm1, block.norm2)] + [model.norm]
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """token_ids[T], positions[T] -> hidden[T, D], normalised, ready for `logits`."""
@@ -35,20 +40,20 @@ class PromptRows:
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "PDL": False, "num_warps": 8}
         x = token_ids.new_empty(T, D, dtype=torch.float32)
         normed = token_ids.new_empty(T, D, dtype=model.embed.weight.dtype)
-        norms = [norm for block in model.blocks for norm in (block.norm1, block.norm2)] + [model.norm]
+        norms = self.norms
         _embed_norm[(T,)](
             token_ids, positions, model.embed.weight, model.embed_position.weight, x,
             norms[0].weight, norms[0].bias, normed, eps, **shape,
         )  # fmt: skip
 
-        def add(a: Tensor, linear: nn.Module, norm: nn.Module) -> None:
+        def add(a: Tensor, linear: nn.Linear, norm: nn.LayerNorm) -> None:
             """x += linear(a), and its norm."""
             product = torch.mm(a, linear.weight.t())
             _add_norm[(T,)](
                 x, product, linear.bias, norm.weight, norm.bias, normed, eps, T * D, SPLITS=1, **shape
             )
 
-        for layer, block in enumerate(model.blocks):
+        for layer, block in enumerate(self.blocks):
             qkv = F.linear(normed, block.attention.qkv.weight, block.attention.qkv.bias)
             attended = attend(layer, *qkv.view(T, *heads).unbind(1))  # [T, H, Dh]
             add(attended.flatten(1), block.attention.proj, norms[2 * layer + 1])

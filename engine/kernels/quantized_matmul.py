@@ -2,26 +2,18 @@
 
 Promises the products of engine/quantization/products.py up to rounding, in fp32 inside. One row of x is a
 sum over each row of W, read once, in wide loads. Several rows share a tile of W and go to the tensor
-cores. Beyond MANY rows (a prompt), W is made once and PyTorch's product takes it: then the arithmetic
-sets the pace.
+cores. For the rows of a decode step; those of a prompt go another way (engine/quantization/gpu.py).
 """
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.quantization.codes import dequantize_groups, unpack_nibbles
-
-MANY = 64
-
 
 def int8_linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """x[T, K], codes[N, K] in int8, scale[N] and bias[N] -> [T, N]."""
+    """x[T, K], codes[N, K] in int8, scale[N] and bias[N] -> [T, N]. One program takes all T rows."""
     (T, K), N = x.shape, len(codes)
-    if T > MANY:
-        return F.linear(x, (codes * scale[:, None]).to(x.dtype), bias.to(x.dtype))
     x, out = x.contiguous(), torch.empty(T, N, device=x.device, dtype=x.dtype)
     if T == 1:
         rows, inner, warps = _row_tile(N, K)
@@ -39,11 +31,10 @@ def int8_linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor) -> Tensor
 def int4_linear(
     x: Tensor, packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int
 ) -> Tensor:
-    """x[T, K], packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> [T, N]."""
+    """x[T, K], packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> [T, N]. One program takes all T
+    rows.
+    """
     (T, K), N = x.shape, len(packed)
-    if T > MANY:
-        weight = dequantize_groups(unpack_nibbles(packed, K), scale, low, group_size)
-        return F.linear(x, weight.to(x.dtype), bias.to(x.dtype))
     x, out = x.contiguous(), torch.empty(T, N, device=x.device, dtype=x.dtype)
     shape = {"N": N, "K": K, "GROUP": group_size}
     if T == 1:
@@ -110,10 +101,10 @@ def _int4_row(
         )
         sums = tl.sum((two & 15).to(tl.float32) * even[None, :, :], 2)
         sums += tl.sum((two >> 4).to(tl.float32) * odd[None, :, :], 2)  # [ROWS, GROUPS]
-        own = row[:, None].to(tl.int64) * COUNT + start + g[None, :]
-        there = (row < N)[:, None] & (start + g < COUNT)[None, :]
-        s = tl.load(scale + own, mask=there, other=0.0).to(tl.float32)
-        least = tl.load(low + own, mask=there, other=0.0).to(tl.float32)
+        index = row[:, None].to(tl.int64) * COUNT + start + g[None, :]
+        valid = (row < N)[:, None] & (start + g < COUNT)[None, :]
+        s = tl.load(scale + index, mask=valid, other=0.0).to(tl.float32)
+        least = tl.load(low + index, mask=valid, other=0.0).to(tl.float32)
         total += sums * s + tl.sum(even + odd, 1)[None, :] * least
     b = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
     tl.store(out + row, (tl.sum(total, 1) + b).to(out.dtype.element_ty), mask=row < N)
@@ -170,9 +161,9 @@ def _int4_tile(
         )
         sums = tl.dot(even, (two & 15).to(even.dtype), input_precision="ieee")
         sums = tl.dot(odd, (two >> 4).to(even.dtype), sums, input_precision="ieee")  # [ROWS, COLS]
-        own = col.to(tl.int64) * COUNT + group
-        s = tl.load(scale + own, mask=col < N, other=0.0).to(tl.float32)
-        least = tl.load(low + own, mask=col < N, other=0.0).to(tl.float32)
+        index = col.to(tl.int64) * COUNT + group
+        s = tl.load(scale + index, mask=col < N, other=0.0).to(tl.float32)
+        least = tl.load(low + index, mask=col < N, other=0.0).to(tl.float32)
         total += sums * s[None, :]
         total += (tl.sum(even.to(tl.float32), 1) + tl.sum(odd.to(tl.float32), 1))[:, None] * least[None, :]
     b = tl.load(bias + col, mask=col < N, other=0.0).to(tl.float32)

@@ -25,10 +25,10 @@ def joined(parts, maxima, totals, row, count, d, SPLITS: tl.constexpr, DH: tl.co
     DH], maxima and totals[·, SPLITS], which other programs have just written.
     """
     s = tl.arange(0, SPLITS)
-    at, there = row * SPLITS + s, s < count
-    maximum = tl.load(maxima + at, mask=there, other=-float("inf"), volatile=True)
-    total = tl.load(totals + at, mask=there, other=0.0, volatile=True)
-    address = parts + at[:, None] * DH + d[None, :]
-    weighted = tl.load(address, mask=there[:, None], other=0.0, volatile=True)
+    index, valid = row * SPLITS + s, s < count
+    maximum = tl.load(maxima + index, mask=valid, other=-float("inf"), volatile=True)
+    total = tl.load(totals + index, mask=valid, other=0.0, volatile=True)
+    address = parts + index[:, None] * DH + d[None, :]
+    weighted = tl.load(address, mask=valid[:, None], other=0.0, volatile=True)
     factor = tl.exp(maximum - tl.max(maximum, 0))
     return tl.sum(weighted * factor[:, None], 0) / tl.sum(total * factor, 0)

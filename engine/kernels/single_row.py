@@ -8,17 +8,19 @@ its predecessor has ended (`pdl.py`): its first weights, and all it needs that n
 their way when `wait` returns. Residuals and sums are in fp32.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from engine.config import ModelConfig
 from engine.kernels.append_attend import MIN_HEAD_DIM, AppendAttend
 from engine.kernels.pdl import has_pdl, release, wait
 from engine.layers.replace import linear_names
+from engine.models.config import ModelConfig
+from engine.models.gpt2 import Block
+from engine.models.gpt2 import Model as GPT2
 
 
 class Tile(NamedTuple):
@@ -30,6 +32,25 @@ class Tile(NamedTuple):
     warps: int
     resident: int | None
     registers: int | None = None  # of a thread, at most; None: as the compiler likes
+
+    def programs(self, num_rows: int, multiprocessors: int) -> int:
+        """How many programs there are for a matrix of so many rows."""
+        tiles = triton.cdiv(num_rows, self.rows)
+        return min(tiles, self.resident * multiprocessors) if self.resident else tiles
+
+    def options(self, num_rows: int, multiprocessors: int, pdl: bool) -> dict[str, Any]:
+        """The kernel's parameters and launch options that say so."""
+        programs = self.programs(num_rows, multiprocessors)
+        options = {"ROWS": self.rows, "PROGRAMS": programs, "PDL": pdl, "launch_pdl": pdl}
+        options["num_warps"] = self.warps
+        return options | ({"maxnreg": self.registers} if self.registers and pdl else {})
+
+
+class Operand(NamedTuple):
+    """A linear layer as its kernel reads it."""
+
+    tensors: tuple[Tensor, ...]  # in the order of the kernel's parameters
+    constants: dict[str, int]  # of the compiler: N, K, and what else this kernel wants
 
 
 TILES = {
@@ -49,7 +70,18 @@ def _gelu(x):
 
 
 @triton.jit
+def load_rows(weight, row, k, N: tl.constexpr, K: tl.constexpr):
+    """Rows `row`[R] of weight[N, K], columns k[PADDED]; 0 beyond. Each is read once, so no cache keeps it.
+    `row` is of 64 bits where a matrix may have more than 2**31 numbers.
+    """
+    inside = (k < K)[None, :] & (row < N)[:, None]
+    address = weight + row[:, None] * K + k[None, :]
+    return tl.load(address, mask=inside, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
 def _embed(token_ids, positions, embed, embed_position, x, D: tl.constexpr, PADDED: tl.constexpr):
+    """x[D] = the token's row of one table, and the position's of the other."""
     i = tl.arange(0, PADDED)
     inside = i < D
     token, position = tl.load(token_ids).to(tl.int64), tl.load(positions).to(tl.int64)
@@ -70,13 +102,7 @@ def _norm_linear(
     # 1. What my first rows need, before anything that depends on the step.
     k = tl.arange(0, PADDED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = (k < K)[None, :]
-    w = tl.load(
-        weight + row[:, None] * K + k[None, :],
-        mask=inside & (row < N)[:, None],
-        other=0.0,
-        eviction_policy="evict_first",
-    )
+    w = load_rows(weight, row, k, N, K)
     wg = tl.load(weight_gain + row, mask=row < N, other=0.0)
     wb = tl.load(weight_bias + row, mask=row < N, other=0.0)
     g = tl.load(gain + k, mask=k < K, other=0.0)
@@ -92,12 +118,7 @@ def _norm_linear(
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
             later = row + PROGRAMS * ROWS
-            ahead = tl.load(
-                weight + later[:, None] * K + k[None, :],
-                mask=inside & (later < N)[:, None],
-                other=0.0,
-                eviction_policy="evict_first",
-            )
+            next_w = load_rows(weight, later, k, N, K)
             next_wg = tl.load(weight_gain + later, mask=later < N, other=0.0)
             next_wb = tl.load(weight_bias + later, mask=later < N, other=0.0)
         y = tl.sum(w.to(tl.float32) * a[None, :], 1)
@@ -106,7 +127,7 @@ def _norm_linear(
             y = _gelu(y)
         tl.store(out + row, y.to(out.dtype.element_ty), mask=row < N)
         if PROGRAMS * ROWS < N:
-            w, wg, wb = ahead, next_wg, next_wb
+            w, wg, wb = next_w, next_wg, next_wb
 
 
 @triton.jit
@@ -118,13 +139,7 @@ def _linear_add(
     """x[N] += a[K] · weight[N, K]ᵀ + bias."""
     k = tl.arange(0, PADDED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = (k < K)[None, :]
-    w = tl.load(
-        weight + row[:, None] * K + k[None, :],
-        mask=inside & (row < N)[:, None],
-        other=0.0,
-        eviction_policy="evict_first",
-    )
+    w = load_rows(weight, row, k, N, K)
     b = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
     release(PDL)
     wait(PDL)
@@ -134,43 +149,40 @@ def _linear_add(
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
             later = row + PROGRAMS * ROWS
-            ahead = tl.load(
-                weight + later[:, None] * K + k[None, :],
-                mask=inside & (later < N)[:, None],
-                other=0.0,
-                eviction_policy="evict_first",
-            )
+            next_w = load_rows(weight, later, k, N, K)
             next_b = tl.load(bias + later, mask=later < N, other=0.0).to(tl.float32)
             next_before = tl.load(x + later, mask=later < N, other=0.0)
         y = before + tl.sum(w.to(tl.float32) * vector[None, :], 1) + b
         tl.store(x + row, y, mask=row < N)
         if PROGRAMS * ROWS < N:
-            w, b, before = ahead, next_b, next_before
+            w, b, before = next_w, next_b, next_before
+
+
+class Operands(NamedTuple):
+    """GPT-2 as the chain's kernels read it."""
+
+    embeddings: tuple[Tensor, ...]  # of tokens and positions, in the order of the kernel's parameters
+    blocks: list[tuple[Operand, Operand, Operand, Operand]]  # qkv, proj, up, down
+    head: Operand
 
 
 class SingleRow:
     """GPT-2's forward pass of one sequence's next token, over buffers whose addresses never change."""
 
-    def __init__(self, model: nn.Module, keys: list[Tensor], values: list[Tensor]) -> None:
-        """keys and values by layer: [B, P, H, Dh]."""
+    kernels = _embed, _norm_linear, _linear_add
+
+    def __init__(
+        self, model: GPT2, keys: list[Tensor], values: list[Tensor], operands: Operands | None = None
+    ) -> None:
+        """keys and values by layer: [B, P, H, Dh]. `operands`: for other `kernels` (Part 17)."""
         config = self.config = model.config
         device, dtype = model.norm.weight.device, model.norm.weight.dtype
         D = config.hidden_size
         self.tiles = TILES
-        self.model, self.keys, self.values = model, keys, values
+        self.keys, self.values = keys, values
         self.pdl = has_pdl(device)
-        self.multiprocessors = 1  # the interpreter runs its programs one after the other
-        if device.type == "cuda":
-            self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-
-        self.layers = [
-            (
-                self._fold(block.norm1, block.attention.qkv), block.attention.proj,
-                self._fold(block.norm2, block.mlp.up), block.mlp.down,
-            )
-            for block in model.blocks
-        ]  # fmt: skip
-        self.head = self._fold(model.norm, model.head)
+        self.multiprocessors = num_multiprocessors(device)
+        self.operands = _operands_of(model) if operands is None else operands
         self.attend = AppendAttend(config.num_heads, config.head_dim, device)
         self.x = torch.empty(D, device=device)
         self.qkv = torch.empty(1, 3 * D, device=device, dtype=dtype)
@@ -179,79 +191,109 @@ class SingleRow:
         self.logits = torch.empty(1, config.vocab_size, device=device)
 
     @staticmethod
-    def fits(model: nn.Module) -> bool:
+    def fits(model: nn.Module) -> TypeGuard[GPT2]:
         """Whether this is a model whose arithmetic is written down here: GPT-2, with linear layers as they
         were loaded.
         """
-        linears = [model.get_submodule(name) for name in linear_names(model)]
         return (
-            SingleRow.knows(model.config)
-            and len(linears) == 4 * model.config.num_layers + 1
-            and all(isinstance(linear, nn.Linear) for linear in linears)
+            isinstance(model, GPT2)
+            and SingleRow.knows(model.config)
+            and has_plain_linears(model, model.config.num_layers)
         )
 
     @staticmethod
     def knows(config: ModelConfig) -> bool:
-        """Whether the kernels compute what such a model does."""
+        """Whether the kernels compute what such a GPT-2 does."""
         return (
-            config.model_type == "gpt2"
-            and config.activation in ("gelu_new", "gelu_pytorch_tanh")
+            config.activation in ("gelu_new", "gelu_pytorch_tanh")
             and config.head_dim == triton.next_power_of_2(config.head_dim) >= MIN_HEAD_DIM
         )
-
-    def _fold(self, norm: nn.Module, linear: nn.Module) -> tuple:
-        """A layer behind a norm, with what no step changes: W·g, and W·b + c."""
-        weight, bias = linear.weight.float(), linear.bias
-        shift = weight @ norm.bias.float()
-        shift = shift if bias is None else shift + bias.float()
-        return linear.weight, norm.weight, weight @ norm.weight.float(), shift
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> Tensor:
         """Each [1], tables[1, W] -> logits[1, V]."""
-        self._embed(token_ids, positions)
-        for layer, (qkv, proj, up, down) in enumerate(self.layers):
-            self._norm_linear("qkv", qkv, self.qkv)
+        self.embed(token_ids, positions)
+        for layer, (qkv, proj, up, down) in enumerate(self.operands.blocks):
+            self.norm_linear("qkv", qkv, self.qkv)
             self.attend(
                 self.qkv, None, self.keys[layer], self.values[layer], slots, tables, lens, self.attended,
                 self.pdl,
             )  # fmt: skip
-            self._linear_add("proj", self.attended, proj)
-            self._norm_linear("up", up, self.inner, gelu=True)
-            self._linear_add("down", self.inner, down)
-        self._norm_linear("head", self.head, self.logits)
+            self.linear_add("proj", self.attended, proj)
+            self.norm_linear("up", up, self.inner, gelu=True)
+            self.linear_add("down", self.inner, down)
+        self.norm_linear("head", self.operands.head, self.logits)
         return self.logits
 
-    def _embed(self, token_ids: Tensor, positions: Tensor) -> None:
-        model, D = self.model, self.config.hidden_size
-        _embed[(1,)](
-            token_ids, positions, model.embed.weight, model.embed_position.weight, self.x,
+    def embed(self, token_ids: Tensor, positions: Tensor) -> None:
+        """The residual x[D] of token_ids[1] at positions[1]."""
+        kernel, D = self.kernels[0], self.config.hidden_size
+        kernel[(1,)](
+            token_ids, positions, *self.operands.embeddings, self.x,
             D=D, PADDED=triton.next_power_of_2(D), num_warps=8,
         )  # fmt: skip
 
-    def _norm_linear(self, name: str, folded: tuple, out: Tensor, gelu: bool = False) -> None:
-        weight, *factors = folded
-        N, K = weight.shape
-        _norm_linear[(self._programs(name, N),)](
-            self.x, weight, *factors, out, self.config.norm_eps, N=N, K=K, PADDED=triton.next_power_of_2(K),
-            GELU=gelu, **self._options(name, N),
+    def norm_linear(self, name: str, operand: Operand, out: Tensor, gelu: bool = False) -> None:
+        """out[N] = the layer's product of the normed residual x[K], and of that gelu. `name`: in `tiles`."""
+        kernel, tile, N = self.kernels[1], self.tiles[name], operand.constants["N"]
+        kernel[(tile.programs(N, self.multiprocessors),)](
+            self.x, *operand.tensors, out, self.config.norm_eps, **operand.constants, GELU=gelu,
+            **tile.options(N, self.multiprocessors, self.pdl),
         )  # fmt: skip
 
-    def _linear_add(self, name: str, a: Tensor, linear: nn.Module) -> None:
-        N, K = linear.weight.shape
-        _linear_add[(self._programs(name, N),)](
-            a, linear.weight, linear.bias, self.x, N=N, K=K, PADDED=triton.next_power_of_2(K),
-            **self._options(name, N),
+    def linear_add(self, name: str, a: Tensor, operand: Operand) -> None:
+        """The residual x[N] += the layer's product of a[K]."""
+        kernel, tile, N = self.kernels[2], self.tiles[name], operand.constants["N"]
+        kernel[(tile.programs(N, self.multiprocessors),)](
+            a, *operand.tensors, self.x, **operand.constants,
+            **tile.options(N, self.multiprocessors, self.pdl),
         )  # fmt: skip
 
-    def _programs(self, name: str, N: int) -> int:
-        tile = self.tiles[name]
-        tiles = triton.cdiv(N, tile.rows)
-        return min(tiles, tile.resident * self.multiprocessors) if tile.resident else tiles
 
-    def _options(self, name: str, N: int) -> dict:
-        tile = self.tiles[name]
-        options = {"ROWS": tile.rows, "PROGRAMS": self._programs(name, N), "PDL": self.pdl}
-        options |= {"num_warps": tile.warps, "launch_pdl": self.pdl}
-        return options | ({"maxnreg": tile.registers} if tile.registers and self.pdl else {})
+def num_multiprocessors(device: torch.device) -> int:
+    """Of a GPU; 1 for the interpreter, which runs its programs one after the other."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def has_plain_linears(model: nn.Module, num_layers: int) -> bool:
+    """Whether all linear layers, four a block and the head, are as they were loaded: neither quantized, nor
+    wrapped, nor packed.
+    """
+    linears = [model.get_submodule(name) for name in linear_names(model)]
+    return len(linears) == 4 * num_layers + 1 and all(isinstance(linear, nn.Linear) for linear in linears)
+
+
+def blocks_of(model: GPT2) -> list[Block]:
+    """The model's blocks, with their type: nn.ModuleList does not say what is in it."""
+    return cast(list[Block], list(model.blocks))
+
+
+def _operands_of(model: GPT2) -> Operands:
+    blocks = [
+        (
+            _behind_norm(block.norm1, block.attention.qkv), _plain(block.attention.proj),
+            _behind_norm(block.norm2, block.mlp.up), _plain(block.mlp.down),
+        )
+        for block in blocks_of(model)
+    ]  # fmt: skip
+    embeddings = model.embed.weight, model.embed_position.weight
+    return Operands(embeddings, blocks, _behind_norm(model.norm, model.head))
+
+
+def _behind_norm(norm: nn.LayerNorm, linear: nn.Linear) -> Operand:
+    """What no step changes: W, g, W·g, and W·b + c."""
+    weight, bias = linear.weight.float(), linear.bias
+    shift = weight @ norm.bias.float()
+    shift = shift if bias is None else shift + bias.float()
+    tensors = linear.weight, norm.weight, weight @ norm.weight.float(), shift
+    return Operand(tensors, _constants(linear))
+
+
+def _plain(linear: nn.Linear) -> Operand:
+    return Operand((linear.weight, linear.bias), _constants(linear))
+
+
+def _constants(linear: nn.Linear) -> dict[str, int]:
+    N, K = linear.weight.shape
+    return {"N": N, "K": K, "PADDED": triton.next_power_of_2(K)}

@@ -48,7 +48,7 @@ class VerifyAttend:
         lens: Tensor, out: Tensor, pdl: bool,
     ) -> None:  # fmt: skip
         """qkv[S, 3·D] (plus bias[3·D]), keys and values[B, P, H, Dh], slots[S], tables[S, W], lens[S] with
-        the row's own token -> out[S, D]. A length of 0: nobody is there. At most MOST_NEW rows a sequence.
+        the row's own token -> out[S, D]. A length of 0: a padding row. At most MOST_NEW rows a sequence.
         """
         S = len(qkv)
         splits = self.splits(S)
@@ -61,13 +61,14 @@ class VerifyAttend:
 
 
 def _new_of(rows: int) -> int:
+    """New tokens of a sequence that a program has room for, in a pass of so many rows."""
     return MOST_NEW if rows > FEWEST else FEWEST
 
 
 @triton.jit
-def _rows_of(qkv, bias, at, there, dtype: tl.constexpr, BIAS: tl.constexpr):
+def _rows_of(qkv, bias, at, valid, dtype: tl.constexpr, BIAS: tl.constexpr):
     """Some columns `at`[NEW, DH] of qkv with their bias, rounded as if they had been stored; 0 elsewhere."""
-    x = tl.load(qkv, mask=there[:, None], other=0.0)
+    x = tl.load(qkv, mask=valid[:, None], other=0.0)
     if BIAS:
         x = (x.to(tl.float32) + tl.load(bias + at).to(tl.float32)[None, :]).to(dtype)
     return x
@@ -96,12 +97,12 @@ def _verify(
     n, d, i = tl.arange(0, NEW), tl.arange(0, DH), tl.arange(0, TOKENS)
     tables += row * width
     above, position = row - n, length - 1 - n
-    there = (above >= 0) & (position >= 0)
-    block = tl.load(tables + position // P, mask=there, other=0)
-    slot = tl.load(slots + above, mask=there, other=-1)
-    there = there & (slot == block * P + position % P)
+    valid = (above >= 0) & (position >= 0)
+    block = tl.load(tables + position // P, mask=valid, other=0)
+    slot = tl.load(slots + above, mask=valid, other=-1)
+    valid = valid & (slot == block * P + position % P)
     # 3. My part of the old tokens: the first keys and values are on their way while the qkv layer computes.
-    old = length - tl.sum(there.to(tl.int32), 0)
+    old = length - tl.sum(valid.to(tl.int32), 0)
     share = tl.maximum(_share(old, SPLITS, TOKENS), TOKENS)
     first = part * share
     last = tl.minimum(first + share, old)
@@ -112,19 +113,19 @@ def _verify(
     # 4. The queries; new keys and values, each seen by its own row and those below; they go to their pages.
     D: tl.constexpr = H * DH
     at = head * DH + d
-    own = qkv + above.to(tl.int64)[:, None] * 3 * D + at[None, :]
-    queries = _rows_of(own, bias, at, there, k.dtype, BIAS)  # [NEW, DH]
+    columns = qkv + above.to(tl.int64)[:, None] * 3 * D + at[None, :]
+    queries = _rows_of(columns, bias, at, valid, k.dtype, BIAS)  # [NEW, DH]
     maximum = tl.full([NEW], -float("inf"), tl.float32)
     total = tl.zeros([NEW], tl.float32)
     weighted = tl.zeros([NEW, DH], tl.float32)
     if part == 0:
-        key = _rows_of(own + D, bias, D + at, there, k.dtype, BIAS)
-        value = _rows_of(own + 2 * D, bias, 2 * D + at, there, k.dtype, BIAS)
+        key = _rows_of(columns + D, bias, D + at, valid, k.dtype, BIAS)
+        value = _rows_of(columns + 2 * D, bias, 2 * D + at, valid, k.dtype, BIAS)
         address = (slot.to(tl.int64) * H + head)[:, None] * DH + d[None, :]
-        tl.store(keys + address, key, mask=there[:, None])
-        tl.store(values + address, value, mask=there[:, None])
+        tl.store(keys + address, key, mask=valid[:, None])
+        tl.store(values + address, value, mask=valid[:, None])
         scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale  # [NEW, NEW]
-        sees = (there[None, :] & (n[None, :] >= n[:, None])) | (n[None, :] == n[:, None])
+        sees = (valid[None, :] & (n[None, :] >= n[:, None])) | (n[None, :] == n[:, None])
         scores = tl.where(sees, scores, -float("inf"))
         maximum = tl.max(scores, 1)
         weights = tl.exp(scores - maximum[:, None])
@@ -138,31 +139,31 @@ def _verify(
         scores = tl.where((start + i < last)[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
         k, v = next_k, next_v
-    # 6. Alone, the result is done. Else who comes last joins the parts.
+    # 6. Alone, the result is done. Else the program that ends last joins the parts.
     result = out + (above * H + head)[:, None] * DH + d[None, :]
     if SPLITS == 1:
-        tl.store(result, (weighted / total[:, None]).to(out.dtype.element_ty), mask=there[:, None])
+        tl.store(result, (weighted / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
     else:
-        whose = row * H + head
-        mine = (whose * SPLITS + part) * NEW + n
-        tl.store(parts + mine[:, None] * DH + d[None, :], weighted)
-        tl.store(maxima + mine, maximum)
-        tl.store(totals + mine, total)
+        index = row * H + head
+        part_rows = (index * SPLITS + part) * NEW + n
+        tl.store(parts + part_rows[:, None] * DH + d[None, :], weighted)
+        tl.store(maxima + part_rows, maximum)
+        tl.store(totals + part_rows, total)
         tl.debug_barrier()
         count = tl.maximum(tl.cdiv(old, share), 1)
-        if tl.atomic_add(arrived + whose, 1) == count - 1:
+        if tl.atomic_add(arrived + index, 1) == count - 1:
             maximum = tl.full([NEW], -float("inf"), tl.float32)
             total = tl.zeros([NEW], tl.float32)
             weighted = tl.zeros([NEW, DH], tl.float32)
             for s in range(0, count):
-                other = (whose * SPLITS + s) * NEW + n
-                m = tl.load(maxima + other, volatile=True)
-                t = tl.load(totals + other, volatile=True)
-                w = tl.load(parts + other[:, None] * DH + d[None, :], volatile=True)
+                part_rows = (index * SPLITS + s) * NEW + n
+                m = tl.load(maxima + part_rows, volatile=True)
+                t = tl.load(totals + part_rows, volatile=True)
+                w = tl.load(parts + part_rows[:, None] * DH + d[None, :], volatile=True)
                 new = tl.maximum(maximum, m)
                 shrink, factor = tl.exp(maximum - new), tl.exp(m - new)
                 total = total * shrink + t * factor
                 weighted = weighted * shrink[:, None] + w * factor[:, None]
                 maximum = new
-            tl.store(result, (weighted / total[:, None]).to(out.dtype.element_ty), mask=there[:, None])
-            tl.store(arrived + whose, 0)
+            tl.store(result, (weighted / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
+            tl.store(arrived + index, 0)

@@ -1,0 +1,1 @@
+"""Linear layers swapped for others, and packed prompts."""

@@ -8,23 +8,22 @@ winner for each shape: one for a single row, and another for many where that pay
 
 import time
 import warnings
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from statistics import median
 
 import torch
 from torch import Tensor, nn
 
-from engine.layers.replace import linear_names, replace_linears
+from engine.layers.replace import AnyModel, linear_names, replace_linears
 from engine.models.weights import Module
 
-CROWDING = 1.15  # what fp32 weights lose in use, where keys and values want the same caches
-OTHERS = 2**24  # bytes that are touched between two passes over the weights
-WORTH = 0.9  # a second form takes memory, so it must need less than this share of the first one's time
-
-# The leanest way into FBGEMM is in torch 2.11 to 2.13 and announced to go; SharedHalf is the way that stays.
-warnings.filterwarnings("ignore", message="fbgemm_.*fp16.* is deprecated")
+IN_USE = 1.15  # fp32 weights take so many times as long in use, where keys and values want the same caches
+BYTES_BETWEEN = 2**24  # other memory that is touched between two passes over the weights
+SECOND_FORM = 0.9  # a second form takes memory: it must need less than this share of the first one's time
+Shape = tuple[int, int]  # of a linear layer: in, out
 
 
 class Half(Module):
@@ -32,6 +31,7 @@ class Half(Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
+        _swallow_deprecation_warnings()
         self.packed, self.bias = torch.fbgemm_pack_gemm_matrix_fp16(linear.weight), _bias(linear)
 
     @staticmethod
@@ -113,7 +113,7 @@ FORMS = (Half, SharedHalf, Transposed, Blocked)
 SIZES = [2**i for i in range(8)]  # rows, 1 to 128, at which two forms are compared
 
 
-def pack_linears(model: nn.Module, rows: int = 1) -> nn.Module:
+def pack_linears(model: AnyModel, rows: int = 1) -> AnyModel:
     """Replace the model's linear layers by their fastest lossless form, in place, shape by shape: that for
     `rows` rows, and beside it that for a single row, if it is another and much faster there. Which of two
     serves a number of rows is measured at powers of two; where they are equal, the one for `rows` does.
@@ -125,59 +125,75 @@ def pack_linears(model: nn.Module, rows: int = 1) -> nn.Module:
     layers = [model.get_submodule(name) for name in linear_names(model)]
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
     shapes = [_shape(linear) for linear in linears]
-    # 1. Who wins at one row, who at many? Each form is dropped again: all at once might not fit into memory.
+    # 1. Which form wins at one row, which at many? Each is dropped again: all at once might not fit into
+    # memory.
     at_one, at_many = {}, {}
-    for form in (_as_it_is, *(form for form in FORMS if all(map(form.can_pack, linears)))):
-        made = [form(linear) for linear in linears]
-        at_one[form], at_many[form] = (_seconds_by_shape(linears, made, n) for n in (1, rows))
-    few, many = {}, {}
+    for form in (_unchanged, *(form for form in FORMS if all(map(form.can_pack, linears)))):
+        packed = [form(linear) for linear in linears]
+        at_one[form], at_many[form] = (_seconds_by_shape(linears, packed, n) for n in (1, rows))
+    for_one, for_many = {}, {}
     for shape in shapes:
-        few[shape], many[shape] = (min(at, key=lambda form: at[form][shape]) for at in (at_one, at_many))
-        if rows == 1 or at_one[few[shape]][shape] >= WORTH * at_one[many[shape]][shape]:
-            few[shape] = many[shape]
+        for_one[shape], for_many[shape] = (
+            min(seconds, key=lambda form: seconds[form][shape]) for seconds in (at_one, at_many)
+        )
+        if rows == 1 or at_one[for_one[shape]][shape] >= SECOND_FORM * at_one[for_many[shape]][shape]:
+            for_one[shape] = for_many[shape]
     # 2. One form for the layers of a shape; or two, each for the numbers of rows at which it is the faster.
-    chosen = [many[shape](linear) for shape, linear in zip(shapes, linears, strict=True)]
-    if few != many:
-        other = [
-            few[shape](linear) if few[shape] is not many[shape] else its
-            for shape, linear, its in zip(shapes, linears, chosen, strict=True)
+    chosen = [for_many[shape](linear) for shape, linear in zip(shapes, linears, strict=True)]
+    if for_one != for_many:
+        second = [
+            for_one[shape](linear) if for_one[shape] is not for_many[shape] else first
+            for shape, linear, first in zip(shapes, linears, chosen, strict=True)
         ]
-        took = [[_seconds_by_shape(linears, made, size) for made in (other, chosen)] for size in SIZES]
-        for i, (shape, mine, its) in enumerate(zip(shapes, other, chosen, strict=True)):
-            if mine is not its:
-                chosen[i] = ByRows([mine if one[shape] < another[shape] else its for one, another in took])
-    place = dict(zip(linears, chosen, strict=True))
-    return replace_linears(model, lambda name, layer: place.get(layer, layer))
+        seconds_at = [[_seconds_by_shape(linears, packed, n) for packed in (second, chosen)] for n in SIZES]
+        for i, (shape, few, many) in enumerate(zip(shapes, second, chosen, strict=True)):
+            if few is not many:
+                chosen[i] = ByRows([few if a[shape] < b[shape] else many for a, b in seconds_at])
+    replacement: dict[nn.Module, nn.Module] = dict(zip(linears, chosen, strict=True))
+    return replace_linears(model, lambda name, layer: replacement.get(layer, layer))
 
 
-def _as_it_is(linear: nn.Linear) -> nn.Module:
+@cache
+def _swallow_deprecation_warnings() -> None:
+    """FBGEMM's two functions for fp16 are in torch 2.11 to 2.13 and announced to go (SharedHalf is the way
+    that stays). Torch says so at the first call of each, and never again. So both are called here first,
+    with the warning ignored, and no filter is left behind in our user's process.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="fbgemm_.*fp16.* is deprecated")
+        packed = torch.fbgemm_pack_gemm_matrix_fp16(torch.ones(1, 1))
+        torch.fbgemm_linear_fp16_weight_fp32_activation(torch.ones(1, 1), packed, torch.zeros(1))
+
+
+def _unchanged(linear: nn.Linear) -> nn.Module:
     return linear
 
 
-def _shape(linear: nn.Linear) -> tuple[int, int]:
+def _shape(linear: nn.Linear) -> Shape:
     return linear.in_features, linear.out_features
 
 
-def _seconds_by_shape(linears: list[nn.Linear], made: list[nn.Module], rows: int) -> dict[tuple, float]:
+def _seconds_by_shape(linears: list[nn.Linear], packed: list[nn.Module], rows: int) -> dict[Shape, float]:
     """What the layers of each shape take of a step in this form, and what fp32 loses in use."""
-    found: Counter = Counter()
-    for linear, layer, took in zip(linears, made, _seconds_per_layer(linears, made, rows), strict=True):
-        found[_shape(linear)] += took if isinstance(layer, (Half, SharedHalf)) else took * CROWDING
-    return found
+    total: defaultdict[Shape, float] = defaultdict(float)
+    times = _seconds_per_layer(linears, packed, rows)
+    for linear, layer, seconds in zip(linears, packed, times, strict=True):
+        total[_shape(linear)] += seconds if isinstance(layer, (Half, SharedHalf)) else seconds * IN_USE
+    return total
 
 
 @torch.inference_mode()
-def _seconds_per_layer(linears: list[nn.Linear], made: list[nn.Module], rows: int) -> list[float]:
+def _seconds_per_layer(linears: list[nn.Linear], packed: list[nn.Module], rows: int) -> list[float]:
     """Median of several passes over all layers in order, with other memory touched in between, so that the
     caches hold what they would in use. (In the best pass they hold more, and another form wins.)
     """
-    others = torch.zeros(OTHERS, dtype=torch.uint8)
+    other_memory = torch.zeros(BYTES_BETWEEN, dtype=torch.uint8)
     inputs = [torch.ones(rows, linear.in_features).to(linear.weight) for linear in linears]
     passes: list[list[float]] = []
     while len(passes) < 3 or (len(passes) < 10 and sum(map(sum, passes)) < 0.03):
-        others.add_(1)
+        other_memory.add_(1)
         times = [time.perf_counter()]
-        for layer, x in zip(made, inputs, strict=True):
+        for layer, x in zip(packed, inputs, strict=True):
             layer(x)
             times.append(time.perf_counter())
         passes.append([end - start for start, end in pairwise(times)])

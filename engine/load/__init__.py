@@ -1,0 +1,1 @@
+"""A crowd for a server, and what it saw."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from engine.client.untrusted import ByteLimit, parse_json, token_count
 from engine.load.plan import Job
-from engine.outside import Allowance, count, read_json
 
 OK, TIMEOUT, UNREACHABLE, BROKEN, ERROR_EVENT, GARBLED = (
     "ok", "timeout", "no connection", "broken off", "error event", "no OpenAI stream",
@@ -60,13 +60,13 @@ class Seen:
     @property
     def tpot(self) -> float | None:
         """Seconds from one token to the next, on average; None for a single token, or without usage."""
-        if not self.ok or self.first is None or not self.tokens or self.tokens < 2:
+        if not self.ok or self.first is None or self.last is None or not self.tokens or self.tokens < 2:
             return None
         return (self.last - self.first) / (self.tokens - 1)
 
 
 @dataclass
-class Target:
+class Endpoint:
     """A server, and how it is asked."""
 
     http: httpx.AsyncClient  # its base_url ends with /v1
@@ -76,13 +76,14 @@ class Target:
     fields: dict | None = None  # further fields of each body
 
     def body(self, job: Job) -> dict:
-        asked = (
+        """The request's JSON: a stream, with the server's count of tokens in its last event."""
+        prompt = (
             {"messages": [{"role": "user", "content": job.prompt}]}
             if self.api == "chat"
             else {"prompt": job.prompt}
         )
         shape = {"stream": True, "stream_options": {"include_usage": True}}
-        return {"model": self.model, "max_tokens": job.max_tokens} | asked | shape | (self.fields or {})
+        return {"model": self.model, "max_tokens": job.max_tokens} | prompt | shape | (self.fields or {})
 
     async def ask(self, job: Job, due: float) -> Seen:
         """Send one request now, which was due at `due`, and read its answer to the end."""
@@ -114,15 +115,15 @@ async def _read(received: AsyncIterator[bytes], seen: Seen) -> None:
     """Fill in `seen` from a stream. Without [DONE] and a finish_reason, it was broken off."""
     now = asyncio.get_running_loop().time
     pieces, finished, done, failed = [], False, False, False
-    async for data in events(received):
+    async for data in event_data(received):
         if data == b"[DONE]":
             done = True
             continue
-        chunk = read_json(data)
+        chunk = parse_json(data)
         failed = failed or "error" in chunk
         if usage := chunk.get("usage"):
-            seen.prompt_tokens = count(usage["prompt_tokens"])
-            seen.tokens = count(usage["completion_tokens"])
+            seen.prompt_tokens = token_count(usage["prompt_tokens"])
+            seen.tokens = token_count(usage["completion_tokens"])
         for choice in chunk.get("choices") or ():
             finished = finished or choice.get("finish_reason") is not None
             if piece := choice.get("text") or (choice.get("delta") or {}).get("content"):
@@ -136,13 +137,14 @@ async def _read(received: AsyncIterator[bytes], seen: Seen) -> None:
     seen.outcome = ERROR_EVENT if failed else OK if done and finished else BROKEN
 
 
-async def events(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def event_data(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """What stands behind `data:`, line by line. Lines end with \\n here and nowhere else: a text may hold
     other characters that a `splitlines` would take for an end.
     """
-    allowance, begun = Allowance(), []
+    limit = ByteLimit()
+    begun: list[bytes] = []  # the line under way
     async for piece in received:
-        *lines, rest = allowance.take(piece).split(b"\n")
+        *lines, rest = limit.take(piece).split(b"\n")
         if lines:
             lines[0], begun = b"".join([*begun, lines[0]]), []
         begun.append(rest)

@@ -8,10 +8,12 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engine.load.client import Seen
 
-LATENCIES = ("ttft", "tpot", "e2e")
+LATENCIES = ("ttft", "tpot", "e2e")  # those that a limit may be set to
+PERCENTILES = (50, 95, 99)
 TITLES = {"ttft": "time to first text", "tpot": "time per output token", "e2e": "whole answer"}
 LATE = 0.010  # seconds: a generator that is later than that is part of what it measures
 
@@ -27,101 +29,116 @@ class Limits:
     @classmethod
     def parse(cls, text: str) -> "Limits":
         """`ttft=0.5,tpot=0.05`. Raises ValueError: another name, or no number of seconds."""
-        found = {}
+        limits: dict[str, float] = {}
         for part in text.split(","):
             name, _, value = part.strip().partition("=")
-            if name not in LATENCIES or name in found:
+            if name not in LATENCIES or name in limits:
                 raise ValueError(f"{part.strip()!r}: ttft, tpot and e2e are known, each once, in seconds")
-            found[name] = float(value)
-            if not found[name] > 0:
+            limits[name] = float(value)
+            if not limits[name] > 0:
                 raise ValueError(f"{part.strip()!r}: a number of seconds above 0 is needed")
-        return cls(**found)
+        return cls(**limits)
 
     def met(self, seen: Seen) -> bool:
         """An answer that has no such time (one token has no rhythm) keeps the limit on it."""
         times = [(getattr(self, name), getattr(seen, name)) for name in LATENCIES]
-        return seen.ok and all(most is None or time is None or time <= most for most, time in times)
+        return seen.ok and all(limit is None or time is None or time <= limit for limit, time in times)
 
     def __str__(self) -> str:
-        given = [(name, getattr(self, name)) for name in LATENCIES]
-        return ",".join(f"{name}={value:g}" for name, value in given if value is not None)
+        limits = [(name, getattr(self, name)) for name in LATENCIES]
+        return ",".join(f"{name}={value:g}" for name, value in limits if value is not None)
 
 
-def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """count, mean, p50, p95, p99 and max; None of nothing."""
+def spread(values: Sequence[float], percentiles: Sequence[float] = PERCENTILES) -> dict[str, float] | None:
+    """count, mean, the percentiles (by default p50, p95 and p99) and max; None of nothing."""
     if not values:
         return None
-    cuts = statistics.quantiles([*values] * (1 if len(values) > 1 else 2), n=100, method="inclusive")
+    ordered = sorted(values)
     return {
-        "count": len(values),
-        "mean": statistics.fmean(values),
-        "p50": cuts[49],
-        "p95": cuts[94],
-        "p99": cuts[98],
-        "max": max(values),
+        "count": len(ordered),
+        "mean": statistics.fmean(ordered),
+        **{f"p{percent:g}": _percentile(ordered, percent) for percent in percentiles},
+        "max": ordered[-1],
     }
+
+
+def _percentile(ordered: Sequence[float], percent: float) -> float:
+    """Of at least one value, the smallest first: 0 is that one, 100 the last."""
+    place = (len(ordered) - 1) * percent / 100
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def figures(
-    seen: Sequence[Seen], start: float, wakeups: Sequence[float], limits: Limits | None = None
-) -> dict:
-    """Everything that is said of a run which began at `start`. `wakeups`: by how many seconds the generator's
-    event loop was late for appointments of its own, all through the run: no time here is truer than that.
+    seen: Sequence[Seen],
+    start: float,
+    wakeups: Sequence[float],
+    limits: Limits | None = None,
+    percentiles: Sequence[float] = PERCENTILES,
+) -> dict[str, Any]:
+    """Everything that is said of a run which began at `start`; times in seconds, each list of them as a
+    `spread` with these percentiles. `wakeups`: by how many seconds the generator's event loop was late for
+    appointments of its own, all through the run: no time here is truer than that.
     """
-    answered = [one for one in seen if one.ok]
-    seconds = max((one.end for one in seen), default=start) - start
-    counted = [one for one in answered if one.tokens is not None]
-    refused = [one for one in seen if one.outcome.isdigit()]
-    failed = [one for one in seen if not one.ok and not one.outcome.isdigit()]
-    told = [one.retry_after for one in refused if one.retry_after is not None]
-    tokens = sum(one.tokens for one in counted)
-    found = {
+    answered = [request for request in seen if request.ok]
+    seconds = max((request.end for request in seen), default=start) - start
+    num_output_tokens = [request.tokens for request in answered if request.tokens is not None]
+    refused = [request for request in seen if request.outcome.isdigit()]
+    failed = [request for request in seen if not request.ok and not request.outcome.isdigit()]
+    retry_after = [request.retry_after for request in refused if request.retry_after is not None]
+    times: dict[str, list[float]] = {
+        "ttft": [request.ttft for request in answered if request.ttft is not None],
+        "tpot": [request.tpot for request in answered if request.tpot is not None],
+        "itl": [gap for request in answered for gap in request.gaps],
+        "e2e": [request.e2e for request in answered if request.e2e is not None],
+    }
+    measured: dict[str, Any] = {
         "sent": len(seen),
         "answered": len(answered),
-        "refused": dict(sorted(Counter(one.outcome for one in refused).items())),
-        "failed": dict(sorted(Counter(one.outcome for one in failed).items())),
-        "refusals_with_retry_after": len(told),
-        "retry_after_seconds": spread(told),
-        "refused_after_seconds": spread([one.end - one.sent for one in refused]),
+        "refused": dict(sorted(Counter(request.outcome for request in refused).items())),
+        "failed": dict(sorted(Counter(request.outcome for request in failed).items())),
+        "refusals_with_retry_after": len(retry_after),
+        "retry_after_seconds": spread(retry_after, percentiles),
+        "refused_after_seconds": spread([request.end - request.sent for request in refused], percentiles),
         "seconds": seconds,  # from the start to the last answer's end
-        "prompt_tokens": sum(one.prompt_tokens or 0 for one in counted),
-        "output_tokens": tokens,
-        "answers_without_usage": len(answered) - len(counted),
+        "prompt_tokens": sum(request.prompt_tokens or 0 for request in answered),
+        "output_tokens": sum(num_output_tokens),
+        "answers_without_usage": len(answered) - len(num_output_tokens),
         "answers_per_second": len(answered) / seconds if seconds else 0.0,
-        "output_tokens_per_second": tokens / seconds if seconds else 0.0,
-        "late_seconds": spread([one.late for one in seen]),
-        "wakeups_late_seconds": spread(wakeups),
+        "output_tokens_per_second": sum(num_output_tokens) / seconds if seconds else 0.0,
+        "late_seconds": spread([request.late for request in seen], percentiles),
+        "wakeups_late_seconds": spread(wakeups, percentiles),
     }
-    for name in LATENCIES:
-        found[f"{name}_seconds"] = spread([t for one in answered if (t := getattr(one, name)) is not None])
+    measured |= {f"{name}_seconds": spread(values, percentiles) for name, values in times.items()}
     if limits is not None:
-        good = sum(map(limits.met, seen))
-        found["goodput"] = {
+        good = sum(limits.met(request) for request in seen)
+        measured["goodput"] = {
             "limits": str(limits),
             "answers_per_second": good / seconds if seconds else 0.0,
             "share": good / len(seen) if seen else 0.0,  # of all that were sent, refused ones too
         }
-    return found
+    return measured
 
 
-def tables(found: dict) -> dict[str, dict[str, list]]:
-    """For people, in milliseconds."""
+def tables(measured: dict[str, Any]) -> dict[str, dict[str, list]]:
+    """`figures` for people: a table of latencies, in milliseconds, and one of how requests ended."""
     columns = ["ms", "mean", "p50", "p95", "p99", "max"]
     rows = [
         [TITLES[name], *(round(times[key] * 1e3, 2) for key in columns[1:])]
         for name in LATENCIES
-        if (times := found[f"{name}_seconds"])
+        if (times := measured[f"{name}_seconds"])
     ]
     counts = [
-        ["sent", found["sent"]],
-        ["answered", found["answered"]],
-        *([f"refused with {status}", count] for status, count in found["refused"].items()),
-        *([outcome, count] for outcome, count in found["failed"].items()),
-        ["answers a second", round(found["answers_per_second"], 3)],
-        ["output tokens a second", round(found["output_tokens_per_second"], 1)],
+        ["sent", measured["sent"]],
+        ["answered", measured["answered"]],
+        *([f"refused with {status}", count] for status, count in measured["refused"].items()),
+        *([outcome, count] for outcome, count in measured["failed"].items()),
+        ["answers a second", round(measured["answers_per_second"], 3)],
+        ["output tokens a second", round(measured["output_tokens_per_second"], 1)],
     ]
-    if "goodput" in found:
-        good = found["goodput"]
+    if "goodput" in measured:
+        good = measured["goodput"]
         counts.append([f"good answers a second ({good['limits']})", round(good["answers_per_second"], 3)])
         counts.append(["good, of all sent", round(good["share"], 3)])
     return {
@@ -130,9 +147,9 @@ def tables(found: dict) -> dict[str, dict[str, list]]:
     }
 
 
-def own_lag(found: dict) -> str:
-    """One sentence about the generator itself."""
-    sent, woke = found["late_seconds"], found["wakeups_late_seconds"]
+def own_lag(measured: dict[str, Any]) -> str:
+    """One sentence about the generator itself, from `figures`."""
+    sent, woke = measured["late_seconds"], measured["wakeups_late_seconds"]
     if not sent or not woke:
         return "Nothing was sent."
     worst = max(sent["p99"], woke["p99"])

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import httpx
 
+from engine.client.untrusted import ByteLimit, is_this_machine, parse_json
 from engine.load.client import Seen
 from engine.load.plan import Job
-from engine.outside import Allowance, is_this_machine, read_json
 
 Ask = Callable[[Job, float], Awaitable[Seen]]
 MODELS_SECONDS = 30  # to say which models there are
@@ -87,12 +87,12 @@ def client(url: str, api_key: str | None = None, **options) -> httpx.AsyncClient
 
 async def first_model(http: httpx.AsyncClient) -> str:
     """Its name. Raises httpx.HTTPError, OSError, ValueError: the server does not say."""
-    allowance = Allowance()
+    limit = ByteLimit()
     async with asyncio.timeout(MODELS_SECONDS), http.stream("GET", "models") as answer:
         answer.raise_for_status()
-        body = b"".join([allowance.take(piece) async for piece in answer.aiter_bytes()])
+        body = b"".join([limit.take(piece) async for piece in answer.aiter_bytes()])
     try:
-        name = read_json(body)["data"][0]["id"]
+        name = parse_json(body)["data"][0]["id"]
     except (LookupError, TypeError):
         name = None
     if not isinstance(name, str):

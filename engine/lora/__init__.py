@@ -1,0 +1,1 @@
+"""Adapters: read, laid into slots, mixed within one batch."""

@@ -16,9 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from engine.checkpoint import CheckpointError
-from engine.config import ModelConfig, architecture
-from engine.lora.config import AdapterConfig, read_config
+from engine.lora.config import EXPRESSION_SECONDS, AdapterConfig, read_config
+from engine.models.checkpoint import CheckpointError
+from engine.models.config import ModelConfig, architecture
 
 WRAPPED = "base_model.model."  # what PEFT puts before the names of the model it wraps
 FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
@@ -35,9 +35,12 @@ class Factors:
 
 @dataclass(frozen=True)
 class Adapter:
+    """All differences of one adapter, to be multiplied by `scale`."""
+
     rank: int
     scale: float
     layers: dict[str, tuple[Factors, ...]]  # by the dotted name of our linear layer
+    folder: str = ""  # where it was read
 
 
 @dataclass(frozen=True)
@@ -54,16 +57,17 @@ def targets_of(config: ModelConfig) -> dict[str, Target]:
     """Every linear layer that an adapter may change, by Hugging Face's name: all but the output layer, which
     sees other rows than the rest of the model does.
     """
-    home, found = architecture(config.model_type), {}
-    model = home.Model(config, device="meta")
+    family = architecture(config.model_type)
+    model = family.Model(config, device="meta")
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, place in home.places(config).items():
+    targets = {}
+    for name, place in family.places(config).items():
         layer, _, leaf = place.parameter.rpartition(".")
         if leaf == "weight" and layer != "head" and isinstance(model.get_submodule(layer), nn.Linear):
             weight = parameters[place.parameter]
             weight = weight if place.rows is None else weight[place.rows]
-            found[name.removesuffix(".weight")] = Target(layer, place.rows, tuple(weight.shape))
-    return found
+            targets[name.removesuffix(".weight")] = Target(layer, place.rows, tuple(weight.shape))
+    return targets
 
 
 def read_adapter(folder: str | Path, config: ModelConfig, max_rank: int | None = None) -> Adapter:
@@ -89,44 +93,58 @@ def read_adapter(folder: str | Path, config: ModelConfig, max_rank: int | None =
             layers = _placed(file, tensors, settings, config)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: truncated or not a safetensors file ({error})") from None
-    return Adapter(settings.r, settings.scale, layers)
+    return Adapter(settings.r, settings.scale, layers, str(folder.resolve()))
 
 
 def _placed(
     file: Path, tensors: safe_open, settings: AdapterConfig, config: ModelConfig
 ) -> dict[str, tuple[Factors, ...]]:
+    """The tensors by our layers' names, once each has found its place. Raises CheckpointError."""
     targets, prefix = targets_of(config), architecture(config.model_type).PREFIX
-    found: dict[str, dict[str, Tensor]] = {}
+    pairs: dict[str, dict[str, Tensor]] = {}  # by Hugging Face's module: its "A" and "B"
     names = list(tensors.keys())
+    try:
+        adapted = settings.targets({outer + module for module in targets for outer in ("", prefix)})
+    except TimeoutError:
+        raise CheckpointError(
+            f"{file.parent / 'adapter_config.json'}: target_modules={settings.target_modules!r:.80}: an "
+            f"expression that takes at most {EXPRESSION_SECONDS:g} seconds for all names is accepted"
+        ) from None
     # 1. Each tensor is A or B of a linear layer there is, and its shape fits. Shapes are known unread.
     for name in names:
         match = FACTOR.fullmatch(name.removeprefix(WRAPPED))
-        module = match and match[1].removeprefix(prefix)
-        if not name.startswith(WRAPPED) or module not in targets or not settings.targets(match[1]):
+        path, factor = match.groups() if match else ("", "")
+        module = path.removeprefix(prefix)
+        if not name.startswith(WRAPPED) or module not in targets or path not in adapted:
             raise CheckpointError(f"{file}: tensor {name!r} belongs to no linear layer that is adapted here")
         out, into = targets[module].shape
-        shape = (settings.r, into) if match[2] == "A" else (out, settings.r)
-        given = tuple(tensors.get_slice(name).get_shape())
-        if given != shape:
-            raise CheckpointError(f"{file}: tensor {name!r} has shape {given}, the model needs {shape}")
+        needed = (settings.r, into) if factor == "A" else (out, settings.r)
+        shape = tuple(tensors.get_slice(name).get_shape())
+        if shape != needed:
+            raise CheckpointError(f"{file}: tensor {name!r} has shape {shape}, the model needs {needed}")
         tensor = tensors.get_tensor(name)
         if not tensor.is_floating_point() or not tensor.isfinite().all():
             raise CheckpointError(
                 f"{file}: tensor {name!r} ({tensor.dtype}): finite floating point is accepted"
             )
-        found.setdefault(module, {})[match[2]] = tensor.to(torch.float32)
+        pairs.setdefault(module, {})[factor] = tensor.to(torch.float32)
     # 2. Nothing is missing: what the settings name is there, and each A has its B.
     outer = prefix if any(name.startswith(WRAPPED + prefix) for name in names) else ""
     for module in targets:
-        missing = {"A", "B"} - found.get(module, {}).keys()
-        if missing and settings.targets(outer + module):
+        missing = {"A", "B"} - pairs.get(module, {}).keys()
+        if missing and outer + module in adapted:
             name = f"{WRAPPED}{outer}{module}.lora_{min(missing)}.weight"
             raise CheckpointError(f"{file}: missing tensor {name!r}, though target_modules names it")
     # 3. By our layers: of several that are one here, each changes its own rows.
     layers: dict[str, tuple[Factors, ...]] = {}
-    for module, pair in found.items():
+    for module, pair in pairs.items():
         target = targets[module]
         factors = Factors(pair["A"], pair["B"], target.rows)
+        if not (settings.scale * factors.B).isfinite().all():
+            name = file.parent / "adapter_config.json"
+            raise CheckpointError(
+                f"{name}: lora_alpha={settings.lora_alpha:g}: {module!r} times it has numbers beyond fp32"
+            )
         layers[target.layer] = (*layers.get(target.layer, ()), factors)
     if not layers:
         raise CheckpointError(f"{file}: target_modules={settings.target_modules!r} names no linear layer")

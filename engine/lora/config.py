@@ -7,10 +7,15 @@ computed otherwise than it was trained is not loaded. Knows no tensors.
 import math
 import re
 import sys
+import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from engine.checkpoint import CheckpointError, read_json
+import regex
+
+from engine.models.checkpoint import CheckpointError, read_json
 
 # Where an adapter comes from and how it was trained: nothing of it changes what is computed with it now.
 # fan_in_fan_out is among them: it says how PEFT's *base* keeps its weights (GPT-2's Conv1D), not the adapter.
@@ -20,6 +25,9 @@ NO_EFFECT = {
     "qalora_group_size", "revision", "runtime_config", "task_type",
 }  # fmt: skip
 READ = {"peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "bias", "init_lora_weights"}
+LONGEST_EXPRESSION = 10_000  # characters; PEFT's own have tens, those that list whole names thousands
+LARGEST_COUNT = 1000  # `regex` writes what is counted out
+EXPRESSION_SECONDS = 2.0  # for all names of a model together
 PLAIN_STARTS = (True, False, "gaussian")  # others change the base's own weights, too
 
 
@@ -37,19 +45,34 @@ class AdapterConfig:
         """What B·A is multiplied by."""
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
-    def targets(self, module: str) -> bool:
-        """Whether the module of this name was adapted, as PEFT reads `target_modules`."""
-        if isinstance(self.target_modules, str):
-            return self.target_modules == "all-linear" or bool(re.fullmatch(self.target_modules, module))
-        return any(module == target or module.endswith(f".{target}") for target in self.target_modules)
+    def targets(self, modules: Collection[str]) -> set[str]:
+        """Those of the modules of these names that were adapted, as PEFT reads `target_modules`.
+
+        Raises TimeoutError: an expression has not decided on all of them after EXPRESSION_SECONDS.
+        """
+        if self.target_modules == "all-linear":
+            return set(modules)
+        if isinstance(self.target_modules, tuple):
+            ends = tuple(f".{target}" for target in self.target_modules)
+            return {module for module in modules if f".{module}".endswith(ends)}
+        expression, found = regex.compile(self.target_modules), set()
+        end = time.monotonic() + EXPRESSION_SECONDS
+        for module in modules:  # other threads go on meanwhile
+            left = max(end - time.monotonic(), 1e-3)
+            if expression.fullmatch(module, timeout=left, concurrent=True):
+                found.add(module)
+        return found
 
 
 def read_config(folder: Path) -> AdapterConfig:
-    """Raises CheckpointError naming the file, the field, its value and what is accepted."""
+    """The settings of the adapter in `folder`.
+
+    Raises CheckpointError naming the file, the field, its value and what is accepted.
+    """
     path = folder / "adapter_config.json"
     raw = read_json(path)
 
-    def refuse(name: str, accepted: str) -> None:
+    def refuse(name: str, accepted: str) -> NoReturn:
         raise CheckpointError(f"{path}: {name}={raw.get(name)!r:.80}: {accepted}")
 
     if raw.get("peft_type") != "LORA":
@@ -57,8 +80,8 @@ def read_config(folder: Path) -> AdapterConfig:
     r, alpha, targets = raw.get("r"), raw.get("lora_alpha"), raw.get("target_modules")
     if type(r) is not int or r < 1:
         refuse("r", "a whole number from 1 on is accepted")
-    if type(alpha) not in (int, float) or not abs(alpha) <= sys.float_info.max:  # nan, too
-        refuse("lora_alpha", "a finite number is accepted")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= sys.float_info.max:
+        refuse("lora_alpha", "a finite number is accepted")  # of nan no comparison is true
     if raw.get("task_type") not in (None, "CAUSAL_LM"):
         refuse("task_type", "'CAUSAL_LM' is accepted")
     if raw.get("bias", "none") != "none":
@@ -68,9 +91,19 @@ def read_config(folder: Path) -> AdapterConfig:
     if type(raw.get("use_rslora", False)) is not bool:
         refuse("use_rslora", "true or false is accepted")
     if isinstance(targets, str):
+        if len(targets) > LONGEST_EXPRESSION:
+            refuse(
+                "target_modules", f"an expression of at most {LONGEST_EXPRESSION:,} characters is accepted"
+            )
+        counts = [count for braces in re.findall(r"\{([^{}]*)", targets) for count in braces.split(",")]
+        if not all(re.fullmatch(r"\d{0,3}", count.rstrip("}")) for count in counts) or (
+            math.prod(int(count or 1) or 1 for count in counts) > LARGEST_COUNT
+        ):
+            refuse("target_modules", f"in braces, counts of up to {LARGEST_COUNT:,} together are accepted")
         try:
-            re.compile(targets)
-        except re.error:
+            re.compile(targets)  # its dialect is Python's own
+            regex.compile(targets)
+        except (re.error, regex.error, RecursionError, OverflowError):
             refuse("target_modules", "no regular expression")
     elif not isinstance(targets, list) or not targets or not all(isinstance(t, str) for t in targets):
         refuse("target_modules", "a list of names, or a regular expression, is accepted")

@@ -5,8 +5,9 @@ not know which requests there are: `rows` does.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from engine.layers.replace import LinearLayer
 from engine.lora.adapter import Factors
 from engine.lora.rows import Rows
 from engine.models.weights import Module
@@ -16,9 +17,11 @@ class LoRALinear(Module):
     """base(x) + x·Aᵀ·(scale·B)ᵀ, with A and B of the slot that the row belongs to."""
 
     def __init__(
-        self, base: nn.Module, rows: Rows, max_loras: int, parts: int, max_rank: int, like: Tensor
+        self, base: LinearLayer, rows: Rows, max_loras: int, parts: int, max_rank: int, like: Tensor
     ) -> None:
-        """`parts`: how many of Hugging Face's layers are one in `base`. `like`: of the device and dtype."""
+        """`parts`: how many of Hugging Face's layers are one in `base`. `like`: the slots get its device and
+        dtype. down[max_loras, in, K], up[max_loras, K, out], with K = parts · max_rank.
+        """
         super().__init__()
         self.base, self.rows, self.max_rank = base, rows, max_rank
         self.in_features, self.out_features = base.in_features, base.out_features
@@ -32,11 +35,13 @@ class LoRALinear(Module):
 
     @torch.no_grad()
     def put(self, slot: int, parts: tuple[Factors, ...], scale: float) -> None:
-        """What an adapter says of this layer; nothing, if it has no parts. Lower ranks leave zeros behind."""
+        """Lay what an adapter says of this layer into a slot: zeros, if it has no parts for it. Ranks below
+        max_rank leave zeros behind.
+        """
         self.down[slot].zero_()
         self.up[slot].zero_()
         for i, factors in enumerate(parts):
             r = len(factors.A)
-            mine = slice(i * self.max_rank, i * self.max_rank + r)
-            self.down[slot][:, mine] = factors.A.T
-            self.up[slot][mine, factors.rows or slice(None)] = scale * factors.B.T
+            ranks = slice(i * self.max_rank, i * self.max_rank + r)
+            self.down[slot][:, ranks] = factors.A.T
+            self.up[slot][ranks, factors.rows or slice(None)] = scale * factors.B.T

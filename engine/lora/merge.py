@@ -7,6 +7,7 @@ packed. Requests for different adapters need them unmerged (layer.py).
 import torch
 from torch import Tensor, nn
 
+from engine.layers.replace import AnyModel
 from engine.lora.adapter import Adapter, Factors
 
 
@@ -19,7 +20,7 @@ def difference(factors: Factors, scale: float) -> Tensor:
 
 
 @torch.no_grad()
-def merge(model: nn.Module, adapter: Adapter) -> nn.Module:
+def merge(model: AnyModel, adapter: Adapter) -> AnyModel:
     """Add the adapter to the weights of `model`, in place; returns the model. For `load_model(transform=)`,
     before anything that replaces linear layers. Raises ValueError for a layer whose weights are no plain
     ones any more.

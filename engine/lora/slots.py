@@ -1,4 +1,4 @@
-"""Room for a fixed number of adapters in a model's linear layers. Part 18.
+"""Slots for a fixed number of adapters in a model's linear layers. Part 18.
 
 Promises that an adapter that lies in a slot is computed for the rows of requests that name it, and for no
 others; that its place never moves, so that a graph stays valid while adapters come and go. Knows no names
@@ -6,15 +6,17 @@ that users know, and not when an adapter may go: the manager does.
 """
 
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from engine.batch import Batch
-from engine.layers.replace import replace_linears
+from engine.layers.replace import LinearLayer, replace_linears
 from engine.lora.adapter import Adapter, targets_of
 from engine.lora.layer import LoRALinear
-from engine.lora.rows import NOBODY, GroupedRows, Rows
+from engine.lora.rows import GroupedRows, Rows
+from engine.models.language_model import LanguageModel
+from engine.requests.batch import Batch
 
 
 class AdapterSlots:
@@ -26,18 +28,27 @@ class AdapterSlots:
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name}={value!r}: a whole number from 1 on is accepted")
         self.max_loras, self.max_lora_rank, self.max_tokens = max_loras, max_lora_rank, max_tokens
-        self.slot_of: dict[str, int] = {}  # by key: what lies where
-        self.layers: dict[str, LoRALinear] = {}
-        self.rows: Rows | None = None
+        self.slot_of: dict[str, int] = {}  # by key: which slot an adapter lies in
+        self.layers: dict[str, LoRALinear] = {}  # by name: the layers that are wrapped
+        self.rows: Rows = GroupedRows()
+        self.on_put: Callable[[int, Adapter], None] | None = None  # told what is laid where (a recording)
 
-    def num_bytes(self, model: nn.Module) -> int:
-        """That all slots take, once its linear layers are wrapped."""
+    def num_bytes(self, model: LanguageModel) -> int:
+        """The bytes that all slots will take, once the model's linear layers are wrapped.
+
+        Each rank takes a row of A and a column of B; and it does so for each part of a layer, where several
+        of Hugging Face's layers are one here.
+        """
         parts = _parts(model)
-        layers = {name: model.get_submodule(name) for name in parts}
-        numbers = sum(parts[name] * (one.in_features + one.out_features) for name, one in layers.items())
-        return self.max_loras * self.max_lora_rank * numbers * next(model.parameters()).element_size()
+        numbers_per_rank = sum(
+            parts[name] * (layer.in_features + layer.out_features)
+            for name, layer in model.named_modules()
+            if name in parts and isinstance(layer, LinearLayer)
+        )
+        bytes_per_number = next(model.parameters()).element_size()
+        return self.max_loras * self.max_lora_rank * numbers_per_rank * bytes_per_number
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: LanguageModel) -> LanguageModel:
         """Wrap the model's linear layers, in place; returns the model. For `load_model(transform=)`, behind
         merging and quantization, before packing.
         """
@@ -48,9 +59,10 @@ class AdapterSlots:
         def make(name: str, linear: nn.Module) -> nn.Module:
             if name not in parts:
                 return linear
-            made = LoRALinear(linear, self.rows, self.max_loras, parts[name], self.max_lora_rank, like)
-            self.layers[name] = made
-            return made
+            assert isinstance(linear, LinearLayer)  # replace_linears hands over no other
+            rows, rank = self.rows, self.max_lora_rank
+            self.layers[name] = LoRALinear(linear, rows, self.max_loras, parts[name], rank, like)
+            return self.layers[name]
 
         return replace_linears(model, make)
 
@@ -63,6 +75,7 @@ class AdapterSlots:
 
     @property
     def free(self) -> list[int]:
+        """The slots that no adapter lies in, the lowest first."""
         return sorted(set(range(self.max_loras)) - set(self.slot_of.values()))
 
     def put(self, key: str, adapter: Adapter) -> None:
@@ -72,20 +85,25 @@ class AdapterSlots:
         if adapter.rank > self.max_lora_rank:
             raise ValueError(f"{key}: rank={adapter.rank}: at most {self.max_lora_rank} is accepted")
         slot = self.free[0]
+        self.lay(slot, adapter)
+        self.slot_of[key] = slot
+        if self.on_put:
+            self.on_put(slot, adapter)
+
+    def lay(self, slot: int, adapter: Adapter) -> None:
+        """What lay there is overwritten."""
         for name, layer in self.layers.items():
             layer.put(slot, adapter.layers.get(name, ()), adapter.scale)
-        self.slot_of[key] = slot
 
     def drop(self, key: str) -> None:
         """The slot is free; what lies in it is read by nobody."""
         del self.slot_of[key]
 
     def prepare(self, batch: Batch) -> None:
-        """Before the forward pass: whose row is whose."""
-        slots = [NOBODY if key is None else self.slot_of[key] for key in batch.adapters]
-        self.rows.fill(slots, batch.query_start)
+        """Before a pass: whose row is whose."""
+        self.rows.fill(batch.adapters, batch.query_start)
 
 
-def _parts(model: nn.Module) -> Counter[str]:
-    """Of each linear layer that may be adapted: how many of Hugging Face's are one in it."""
+def _parts(model: LanguageModel) -> Counter[str]:
+    """Of each linear layer that may be adapted, by its name: how many of Hugging Face's are one in it."""
     return Counter(target.layer for target in targets_of(model.config).values())

@@ -2,8 +2,8 @@
 
 Rows of one adapter are dealt into tiles of TILE rows; a tile has one adapter, so it can use tensor cores, and
 reads that adapter's matrices once. How many tiles have work changes from step to step and the grid does not:
-a tile of NOBODY ends at once. Two kernels: `_shrink`, x · down to a few numbers a row, and `_expand`, those
-times up, added to y. With TRITON_INTERPRET=1 they run on a CPU, slowly.
+a tile of NO_ADAPTER ends at once. Two kernels: `_shrink`, x · down to a few numbers a row, and `_expand`,
+those times up, added to y. With TRITON_INTERPRET=1 they run on a CPU, slowly.
 Source of the idea: Chen et al. 2023, Punica, https://arxiv.org/abs/2310.18547.
 """
 
@@ -15,21 +15,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.device import on_device
-from engine.lora.rows import NOBODY, ranges_of
+from engine.lora.rows import ranges_of
+from engine.machine.device import on_device
+from engine.requests.batch import NO_ADAPTER
 
 TILE = 16  # rows: the fewest a matrix product on tensor cores takes
 INNER, COLS = 64, 64  # numbers of x at a time; columns of y that a program adds to
+PADDING = -1  # in the place of a row, in a tile that is not full
 
 
 class TiledRows:
-    """order[tiles, TILE]: the rows of each tile, NOBODY where there is none. slot_of[tiles]: its adapter."""
+    """order[tiles, TILE]: each tile's rows, and PADDING. slot_of[tiles]: its adapter, or NO_ADAPTER."""
 
     def __init__(self, max_tokens: int, max_loras: int, device: torch.device) -> None:
+        """Buffers for steps of up to `max_tokens` rows, whatever their mixture of adapters."""
         self.max_loras = max_loras
         tiles = self._tiles(max_tokens)
-        self.order = torch.full((tiles, TILE), NOBODY, device=device, dtype=torch.int32)
-        self.slot_of = torch.full((tiles,), NOBODY, device=device, dtype=torch.int32)
+        self.order = torch.full((tiles, TILE), PADDING, device=device, dtype=torch.int32)
+        self.slot_of = torch.full((tiles,), NO_ADAPTER, device=device, dtype=torch.int32)
         self.middle: Tensor | None = None  # [tiles * TILE, K]: what passes between the kernels
 
     def _tiles(self, rows: int) -> int:
@@ -37,12 +40,15 @@ class TiledRows:
         return min(rows, triton.cdiv(rows, TILE) + self.max_loras)
 
     def fill(self, slots: Sequence[int], query_start: Sequence[int]) -> None:
+        """slots[S], query_start[S+1]. A graph may look at more tiles than this step has: those of the step
+        before must not be computed again.
+        """
         order, slot_of = tiles_of(slots, query_start)
-        self.slot_of.fill_(NOBODY)  # tiles of the last step are nobody's, also those that a graph looks at
+        self.slot_of.fill_(NO_ADAPTER)
         if slot_of:
-            rows, owners = on_device(self.order.device, list(chain(*order)), slot_of, dtype=torch.int32)
+            rows, tile_slots = on_device(self.order.device, list(chain(*order)), slot_of, dtype=torch.int32)
             self.order.view(-1)[: len(rows)] = rows
-            self.slot_of[: len(owners)] = owners
+            self.slot_of[: len(tile_slots)] = tile_slots
 
     def add(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
         """y[T, out] += x[T, in] · down[slot] · up[slot], each row by its slot, in place; gives y."""
@@ -60,13 +66,15 @@ class TiledRows:
 
 
 def tiles_of(slots: Sequence[int], query_start: Sequence[int]) -> tuple[list[list[int]], list[int]]:
-    """(order, slot_of): each adapter's rows in tiles, the last one padded."""
+    """slots[S], query_start[S+1] -> (order[tiles][TILE], slot_of[tiles]): each adapter's rows in tiles, its
+    last one padded.
+    """
     order, slot_of = [], []
     for slot, ranges in ranges_of(slots, query_start):
-        own = list(chain(*ranges))
-        for first in range(0, len(own), TILE):
-            tile = own[first : first + TILE]
-            order.append(tile + [NOBODY] * (TILE - len(tile)))
+        rows = list(chain(*ranges))
+        for first in range(0, len(rows), TILE):
+            tile = rows[first : first + TILE]
+            order.append(tile + [PADDING] * (TILE - len(tile)))
             slot_of.append(slot)
     return order, slot_of
 

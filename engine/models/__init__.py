@@ -1,0 +1,1 @@
+"""Files to weights to hidden states: checkpoints, configurations, architectures."""

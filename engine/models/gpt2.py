@@ -5,18 +5,21 @@ to, nor where keys and values live: that is `attend`'s business. Part 1.
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.attention.interface import Attend
-from engine.checkpoint import CheckpointError
-from engine.config import ModelConfig
+from engine.models.checkpoint import CheckpointError
+from engine.models.config import ModelConfig
+from engine.models.language_model import LanguageModel
 from engine.models.weights import Embedding, LayerNorm, Linear, Module, Place
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "gelu": F.gelu,
@@ -66,6 +69,8 @@ def config_from(raw: dict) -> ModelConfig:
 
 
 class Attention(Module):
+    """Hq heads, each with queries, keys and values of its own: x[T, D] -> [T, D]."""
+
     def __init__(self, layer: int, config: ModelConfig, **factory) -> None:
         super().__init__()
         self.layer, self.heads, self.head_dim = layer, config.num_heads, config.head_dim
@@ -79,6 +84,8 @@ class Attention(Module):
 
 
 class MLP(Module):
+    """Two linear layers, and the activation between them: x[T, D] -> [T, D]."""
+
     def __init__(self, config: ModelConfig, **factory) -> None:
         super().__init__()
         self.up = Linear(config.hidden_size, config.intermediate_size, **factory)
@@ -90,6 +97,8 @@ class MLP(Module):
 
 
 class Block(Module):
+    """Attention, then MLP; each adds to x[T, D] what it makes of x normed."""
+
     def __init__(self, layer: int, config: ModelConfig, **factory) -> None:
         super().__init__()
         norm = partial(LayerNorm, config.hidden_size, eps=config.norm_eps, **factory)
@@ -101,15 +110,17 @@ class Block(Module):
         return x + self.mlp(self.norm2(x))  # each token thinks for itself
 
 
-class Model(Module):
+class Model(LanguageModel):
     """GPT-2. Parameters are uninitialised until the loader fills them."""
+
+    head: nn.Linear
 
     def __init__(
         self, config: ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ):
         super().__init__()
         self.config = config
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.embed = Embedding(config.vocab_size, config.hidden_size, **factory)
         self.embed_position = Embedding(config.max_positions, config.hidden_size, **factory)
         self.blocks = nn.ModuleList(Block(layer, config, **factory) for layer in range(config.num_layers))
@@ -135,10 +146,6 @@ class Model(Module):
         for block in self.blocks:
             x = block(x, attend)
         return self.norm(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden[R, D] -> [R, V]: for the chosen rows only, since most tokens' logits are never looked at."""
-        return self.head(hidden)
 
 
 def places(config: ModelConfig) -> dict[str, Place]:

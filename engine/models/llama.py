@@ -9,17 +9,20 @@ https://arxiv.org/abs/2305.13245; SwiGLU: Shazeer 2020, https://arxiv.org/abs/20
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.attention.interface import Attend
-from engine.checkpoint import CheckpointError
-from engine.config import ModelConfig
+from engine.models.checkpoint import CheckpointError
+from engine.models.config import ModelConfig
+from engine.models.language_model import LanguageModel
 from engine.models.rope import Rope, rope_from, rotate
 from engine.models.weights import Embedding, Linear, Module, Place
 
+LARGEST_HEAD = 1 << 16
 Angles = tuple[Tensor, Tensor]  # cosines and sines, [T, 1, Dh/2] each
 
 
@@ -50,6 +53,8 @@ def config_from(raw: dict) -> LlamaConfig:
         if D % heads:
             raise CheckpointError(f"hidden_size={D} is not a multiple of num_attention_heads={heads}")
         head_dim = D // heads
+    if type(head_dim) is int and head_dim > LARGEST_HEAD:  # before its frequencies are computed
+        raise CheckpointError(f"head_dim={head_dim!r:.40}: at most {LARGEST_HEAD:,} is accepted")
     return LlamaConfig(
         model_type=raw["model_type"],
         vocab_size=raw["vocab_size"],
@@ -93,7 +98,8 @@ class Attention(Module):
         bias = config.attention_bias
         self.qkv = Linear(config.hidden_size, (Hq + 2 * Hkv) * Dh, bias=bias, **factory)
         self.proj = Linear(Hq * Dh, config.hidden_size, bias=bias, **factory)
-        self.q_norm = self.k_norm = None
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
         if config.qk_norm:
             self.q_norm = RMSNorm(Dh, eps=config.norm_eps, **factory)
             self.k_norm = RMSNorm(Dh, eps=config.norm_eps, **factory)
@@ -109,7 +115,7 @@ class Attention(Module):
         """
         qkv = self.qkv(x).unflatten(1, (-1, self.head_dim))  # [T, Hq + 2 Hkv, Dh]
         q, k, v = qkv.split(self.heads, dim=1)  # [T, Hq, Dh], [T, Hkv, Dh] twice
-        if self.q_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         out = attend(self.layer, rotate(q, angles), rotate(k, angles), v)  # [T, Hq, Dh]
         return self.proj(out.flatten(1))  # [T, D]
@@ -130,6 +136,8 @@ class MLP(Module):
 
 
 class Block(Module):
+    """Attention, then MLP; each adds to x[T, D] what it makes of x normed."""
+
     def __init__(self, layer: int, config: LlamaConfig, **factory) -> None:
         super().__init__()
         norm = partial(RMSNorm, config.hidden_size, eps=config.norm_eps, **factory)
@@ -141,22 +149,26 @@ class Block(Module):
         return x + self.mlp(self.norm2(x))  # each token thinks for itself
 
 
-class Model(Module):
+class Model(LanguageModel):
     """Llama or Qwen3. Parameters are uninitialised until the loader fills them."""
+
+    config: LlamaConfig
+    head: nn.Linear
+    frequencies: Tensor  # fp32[Dh/2]: radians per position
 
     def __init__(
         self, config: LlamaConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ):
         super().__init__()
         self.config = config
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.embed = Embedding(config.vocab_size, config.hidden_size, **factory)
         self.blocks = nn.ModuleList(Block(layer, config, **factory) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps, **factory)
         self.head = Linear(config.hidden_size, config.vocab_size, bias=False, **factory)
         if config.tie_word_embeddings:
             self.head.weight = self.embed.weight
-        frequencies = torch.tensor(config.rope.frequencies, dtype=torch.float, device=device)  # [Dh/2]
+        frequencies = torch.tensor(config.rope.frequencies, dtype=torch.float, device=device)
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -176,10 +188,6 @@ class Model(Module):
         for block in self.blocks:
             x = block(x, angles, attend)
         return self.norm(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden[R, D] -> [R, V]: for the chosen rows only, since most tokens' logits are never looked at."""
-        return self.head(hidden)
 
 
 def places(config: LlamaConfig) -> dict[str, Place]:

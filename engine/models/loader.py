@@ -5,10 +5,11 @@ tensor and shapes. Never unpickles code, never runs a checkpoint's own Python. D
 Part 1.
 """
 
+import dataclasses
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -17,12 +18,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from engine.checkpoint import CheckpointError, read_json, resolve
-from engine.config import ModelConfig, architecture
-from engine.models.weights import Filler
+from engine.machine.host_memory import available_memory
+from engine.models.checkpoint import CheckpointError, read_json, resolve
+from engine.models.config import ModelConfig, architecture
+from engine.models.language_model import LanguageModel
+from engine.models.weights import Filler, refuse_not_finite
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "dummy")
-CODES = "quantization_config"  # an entry of config.json
+CODES = "quantization_config"  # the entry of config.json that says: this checkpoint holds codes, not weights
+CODES_READER = "quantization"  # the room whose checkpoint.py reads them, once Part 17 has added it
+NamedTensor = tuple[Path, str, Tensor]  # the file it is in, and its name there
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -31,8 +36,8 @@ def load_model(
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype = "auto",
     load_format: str = "auto",
-    transform: Callable[[nn.Module], nn.Module] | None = None,
-) -> nn.Module:
+    transform: Callable[[LanguageModel], LanguageModel] | None = None,
+) -> LanguageModel:
     """Build and fill the model `name` (an embedded name, a folder or a hub id), ready for inference.
 
     dtype "auto" is float32 on a CPU, where half precision is slow, and the checkpoint's own elsewhere.
@@ -50,32 +55,98 @@ def load_model(
         raise ValueError(f"device={str(device)!r} cannot be used: {str(error).splitlines()[0]}") from None
     folder = resolve(name, weights=load_format != "dummy")
     config = ModelConfig.from_pretrained(folder)
-    home = architecture(config.model_type)
-    codes = config.raw.get(CODES)  # what fills the model is not weights, but codes (Part 17)
-    place = device if codes is None else "meta"
-    model = home.Model(config, device=place, dtype=_dtype(dtype, config, device))
-    if codes is not None:
-        if load_format == "dummy":
-            raise ValueError(
-                "load_format='dummy': this checkpoint is quantized; quantize a plain one's noise"
-            )
-        model = _reader(folder).restore(model, codes, _tensors(folder, load_format), folder, device)
-    elif load_format == "dummy":
-        _fill_with_noise(model)
+    chosen, quantization = _dtype(dtype, config, device), config.raw.get(CODES)
+    if load_format != "dummy":
+        model = _filled(folder, config, chosen, device, list(_tensors(folder, load_format)))
+    elif quantization is not None:
+        raise ValueError("load_format='dummy': this checkpoint is quantized; quantize a plain one's noise")
     else:
-        filler = Filler(model, home.places(config))
-        for file, tensor_name, tensor in _tensors(folder, load_format):
-            tensor_name = tensor_name.removeprefix(home.PREFIX)
-            if tensor_name in filler.places or not re.fullmatch(home.REDUNDANT, tensor_name):
-                filler.fill(str(file), tensor_name, tensor)
-        filler.finish(str(folder))
+        _refuse_too_large(folder, config, chosen.itemsize * _num_weights(folder, config), device)
+        model = _made(folder, config, chosen, device)
+        _fill_with_noise(model)
     model = model.eval().requires_grad_(False)
     return transform(model) if transform else model
 
 
-def _reader(folder: Path) -> ModuleType:
-    """Who reads such codes, found by the entry's name: `NAME_config` is read by engine/NAME/checkpoint.py."""
-    package = f"engine.{CODES.removesuffix('_config')}"
+def _filled(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, tensors: list[NamedTensor]
+) -> LanguageModel:
+    """The model with these tensors, of which the shapes alone are read until it is clear that all fits."""
+    family, quantization = architecture(config.model_type), config.raw.get(CODES)
+    # 1. What config.json asks for fits this machine, and is what the files hold. Nothing has been made yet.
+    if config.num_layers > len(tensors):
+        raise CheckpointError(
+            f"{folder / 'config.json'}: num_layers={config.num_layers}, and the files hold {len(tensors)} "
+            "tensors"
+        )
+    num_weights = _num_weights(folder, config)
+    if quantization is not None:
+        num_bytes = max(num_weights // 2, sum(tensor.nbytes for _, _, tensor in tensors))  # 4 bits at least
+        _refuse_too_large(folder, config, num_bytes, device)
+        skeleton = family.Model(config, device="meta", dtype=dtype)
+        return _reader_of_codes(folder).restore(skeleton, quantization, _finite(tensors), folder, device)
+    _refuse_too_large(folder, config, dtype.itemsize * num_weights, device)
+    places, wanted = family.places(config), []
+    skeleton = Filler(family.Model(config, device="meta", dtype=dtype), places)
+    for file, name, tensor in tensors:
+        name = name.removeprefix(family.PREFIX)
+        if name in places or not re.fullmatch(family.REDUNDANT, name):
+            skeleton.target(str(file), name, tensor)
+            wanted.append((str(file), name, tensor))
+    skeleton.finish(str(folder))
+    # 2. The model, and its weights.
+    model = _made(folder, config, dtype, device)
+    filler = Filler(model, places)
+    for file_name, name, tensor in wanted:
+        filler.fill(file_name, name, tensor)
+    return model
+
+
+def _num_weights(folder: Path, config: ModelConfig) -> int:
+    """How many numbers the parameters are, counted on a model of one layer without memory."""
+    try:
+        model = architecture(config.model_type).Model(
+            dataclasses.replace(config, num_layers=1), device="meta"
+        )
+    except RuntimeError as error:  # torch multiplies sizes in 64 bits
+        raise CheckpointError(f"{folder / 'config.json'}: {str(error).splitlines()[0]}") from None
+    layer = sum(parameter.numel() for parameter in model.blocks.parameters())
+    return sum(parameter.numel() for parameter in model.parameters()) + (config.num_layers - 1) * layer
+
+
+def _refuse_too_large(folder: Path, config: ModelConfig, num_bytes: int, device: torch.device) -> None:
+    """Raises CheckpointError with both numbers: the weights need more memory than there is."""
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # free, for torch
+        free: int | None = torch.cuda.mem_get_info(device)[0] + kept
+    else:
+        free = available_memory() if device.type == "cpu" else None
+    if free is not None and num_bytes > free:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: this model's weights need {num_bytes:,} bytes of memory, and "
+            f"{device} has {free:,} free"
+        )
+
+
+def _made(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LanguageModel:
+    """The model, not filled yet. Raises CheckpointError: its memory was not to be had after all."""
+    try:
+        return architecture(config.model_type).Model(config, device=device, dtype=dtype)
+    except (RuntimeError, MemoryError) as error:
+        said, *_ = str(error).splitlines() or [""]
+        raise CheckpointError(f"{folder}: no memory for this model's weights on {device}: {said}") from None
+
+
+def _finite(tensors: list[NamedTensor]) -> Iterator[NamedTensor]:
+    """The same, for one who fills by himself. Raises CheckpointError naming a tensor that is not finite."""
+    for file, name, tensor in tensors:
+        refuse_not_finite(str(file), name, tensor)
+        yield file, name, tensor
+
+
+def _reader_of_codes(folder: Path) -> ModuleType:
+    """The module that fills a model with codes. Raises CheckpointError where its part is not there."""
+    package = f"engine.{CODES_READER}"
     try:
         return import_module(f"{package}.checkpoint")
     except ModuleNotFoundError as error:
@@ -106,19 +177,22 @@ def _fill_with_noise(model: nn.Module) -> None:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # a bias, or a norm's scale
 
 
-def _tensors(folder: Path, load_format: str) -> Iterator[tuple[Path, str, Tensor]]:
-    """Every (file, name, tensor) of a checkpoint, one tensor in memory at a time where the format allows."""
+def _tensors(folder: Path, load_format: str) -> Iterator[NamedTensor]:
+    """Every (file, name, tensor) of a checkpoint. Their numbers are mapped, and read when they are copied,
+    except from a pytorch_model.bin of before torch 1.6.
+    """
     formats = {
         "safetensors": ("model.safetensors", _read_safetensors),
         "pt": ("pytorch_model.bin", _read_pickle),
     }
     wanted = formats.values() if load_format == "auto" else [formats[load_format]]
+    shards: Mapping[Path, list[str] | None]
     for single, read in wanted:
         index = folder / f"{single}.index.json"
         if index.exists():
             shards = _shards(index)
         elif (folder / single).is_file():
-            shards = {folder / single: None}
+            shards = {folder / single: None}  # whatever is in it
         else:
             continue
         for file, names in shards.items():
@@ -141,7 +215,11 @@ def _shards(index: Path) -> dict[Path, list[str]]:
             raise CheckpointError(f"{index}: tensor {name!r} is said to be in {file!r}, outside the folder")
         shards.setdefault(index.parent / file, []).append(name)
     for file in shards:
-        if not file.is_file():
+        try:
+            held = file.is_file()
+        except OSError as error:  # a name that is too long
+            raise CheckpointError(f"{index}: {file.name!s:.80}: {error.strerror}") from None
+        if not held:
             raise CheckpointError(f"{file}: no such file, though {index.name} names it")
     return shards
 
@@ -154,7 +232,7 @@ def _open(file: Path) -> None:
         raise CheckpointError(f"{file}: {error.strerror}") from None
 
 
-def _read_safetensors(file: Path, names: list[str] | None) -> Iterator[tuple[Path, str, Tensor]]:
+def _read_safetensors(file: Path, names: list[str] | None) -> Iterator[NamedTensor]:
     try:
         with safe_open(file, framework="pt") as tensors:
             held = tensors.keys()
@@ -165,7 +243,7 @@ def _read_safetensors(file: Path, names: list[str] | None) -> Iterator[tuple[Pat
         raise CheckpointError(f"{file}: truncated or not a safetensors file ({error})") from None
 
 
-def _read_pickle(file: Path, names: list[str] | None) -> Iterator[tuple[Path, str, Tensor]]:
+def _read_pickle(file: Path, names: list[str] | None) -> Iterator[NamedTensor]:
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, OSError, ValueError) as error:
@@ -177,7 +255,7 @@ def _read_pickle(file: Path, names: list[str] | None) -> Iterator[tuple[Path, st
         yield file, name, tensor
 
 
-def _check_listed(file: Path, names: list[str] | None, held) -> None:
+def _check_listed(file: Path, names: list[str] | None, held: Iterable[str]) -> None:
     missing = set(names or ()) - set(held)
     if missing:
         raise CheckpointError(f"{file}: missing tensor {sorted(missing)[0]!r}, which the index says is here")

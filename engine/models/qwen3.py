@@ -6,8 +6,8 @@ dense Qwen3 checkpoints (0.6B to 32B). Source: Qwen3 Technical Report 2025, http
 
 from dataclasses import replace
 
-from engine.checkpoint import CheckpointError
 from engine.models import llama
+from engine.models.checkpoint import CheckpointError
 from engine.models.llama import PREFIX, REDUNDANT, LlamaConfig, Model, places
 
 __all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "places"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.checkpoint import CheckpointError
+from engine.models.checkpoint import CheckpointError
 
 DEFAULT_THETA = 10_000.0
 

@@ -19,9 +19,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from engine.checkpoint import SMALL_FILES, CheckpointError, read_json, resolve
-from engine.quantization.layers import LINEARS
-from engine.quantization.quantize import QuantizationConfig, quantize, skeleton, tie
+from engine.models.checkpoint import SMALL_FILES, CheckpointError, read_json, resolve
+from engine.quantization.layers import LINEARS, QuantizedLinear
+from engine.quantization.quantize import (
+    QuantizationConfig,
+    is_tied,
+    quantization_of,
+    quantize,
+    skeleton,
+    tie,
+)
 
 WEIGHTS = "model.safetensors"
 
@@ -30,9 +37,9 @@ def save_quantized(model: nn.Module, source: str | Path, folder: str | Path) -> 
     """Write a quantized model that is not packed yet; `source`: the model it was made from, whose other files
     are copied. Raises ValueError: not quantized, packed, or a folder with something in it.
     """
-    if getattr(model, "quantization", None) is None:
+    if (config := quantization_of(model)) is None:
         raise ValueError("model is not quantized: `quantize` it first")
-    if any(getattr(layer, "product", None) for layer in model.modules()):
+    if any(isinstance(layer, QuantizedLinear) and layer.product for layer in model.modules()):
         raise ValueError("model is packed for a kernel: save it before `pack_quantized`")
     source, folder = resolve(source), Path(folder)
     if folder.exists() and any(folder.iterdir()):
@@ -43,7 +50,7 @@ def save_quantized(model: nn.Module, source: str | Path, folder: str | Path) -> 
             if not file.name.endswith(".index.json"):
                 shutil.copy(file, folder)
     raw = read_json(source / "config.json")
-    written = raw | {"quantization_config": model.quantization.as_json()}
+    written = raw | {"quantization_config": config.as_json()}
     (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
     tensors = {name: tensor.contiguous() for name, tensor in _tensors(model).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -90,13 +97,14 @@ def restore(
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """What is written: everything once. A tied head's codes are the embedding's."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    if model.config.tie_word_embeddings:
+    tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    if is_tied(model):
         tensors = {name: t for name, t in tensors.items() if name not in ("head.codes", "head.scale")}
     return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """`python -m engine.quantization.checkpoint MODEL FOLDER --quantization int8`"""
     from engine.models.loader import load_model
 
     parser = argparse.ArgumentParser(description="Write a model's quantized checkpoint.")

@@ -42,25 +42,30 @@ def quantize_groups(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Te
     least, most = parts.amin(2), parts.amax(2)
     if max(-least.min(), most.max()) > LARGEST:
         raise ValueError(f"a weight of {float(parts.abs().max()):g}: up to {LARGEST:,} are accepted")
-    best: tuple[Tensor, ...] | None = None
-    for share in SHARES:
-        # 1. What would be kept: fp16 numbers.
-        reach = (most - least) / 2 * share
-        low, scale = ((least + most) / 2 - reach).half(), (2 * reach / 15).half()  # [N, groups]
-        # 2. The nearest codes for these. A group without a range has the scale 0, and any code will do.
-        step = torch.where(scale > 0, scale, 1).float()[..., None]
-        codes = ((parts - low.float()[..., None]) / step).round().clamp(0, 15)
-        error = (low.float()[..., None] + codes * scale.float()[..., None] - parts).square().sum(2)
-        # 3. Group by group, the better one stays.
-        if best is None:
-            best = error, codes, scale, low
-        better = error < best[0]
+    best = _coded(parts, least, most, SHARES[0])
+    for share in SHARES[1:]:
+        tried = _coded(parts, least, most, share)
+        better = tried[0] < best[0]  # [N, groups]: group by group, the one with the smaller error stays
         best = tuple(
             torch.where(better[..., None] if new.dim() == 3 else better, new, old)
-            for new, old in zip((error, codes, scale, low), best, strict=True)
+            for new, old in zip(tried, best, strict=True)
         )
     _, codes, scale, low = best
     return codes.flatten(1)[:, :K].to(torch.uint8), scale, low
+
+
+def _coded(parts: Tensor, least: Tensor, most: Tensor, share: float) -> tuple[Tensor, ...]:
+    """parts[N, groups, group_size], least and most[N, groups] -> with this share of each range: squared
+    error[N, groups], codes as `parts`, scale and low[N, groups] in fp16.
+    """
+    # 1. What would be kept: fp16 numbers.
+    reach = (most - least) / 2 * share
+    low, scale = ((least + most) / 2 - reach).half(), (2 * reach / 15).half()
+    # 2. The nearest codes for these. A group without a range has the scale 0, and any code will do.
+    step = torch.where(scale > 0, scale, 1).float()[..., None]
+    codes = ((parts - low.float()[..., None]) / step).round().clamp(0, 15)
+    error = (low.float()[..., None] + codes * scale.float()[..., None] - parts).square().sum(2)
+    return error, codes, scale, low
 
 
 def dequantize_groups(codes: Tensor, scale: Tensor, low: Tensor, group_size: int) -> Tensor:

@@ -28,7 +28,9 @@ def activation_steps() -> int:
 
 
 def of_codes(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
-    """Activations as int8 codes, a scale for each row."""
+    """codes[N, K] in int8, scale[N], bias[N] -> the product with activations as int8 codes, a scale for each
+    row.
+    """
     if int8_rows.takes(codes):
         return int8_rows.linear(codes, scale, bias)
     if fbgemm.is_here():
@@ -50,7 +52,9 @@ def _one_digit(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
 
 
 def by_rows(codes: Tensor, scale: Tensor, bias: Tensor, own_layout: bool = True) -> Packed:
-    """Activations as they are. Without `own_layout`, `codes` are read where they lie."""
+    """codes[N, K] in int8, scale[N], bias[N] -> the product with activations as they are. Without
+    `own_layout`, `codes` are read where they lie.
+    """
     ways = [lambda: _by_pieces(codes, scale, bias)]
     if own_layout and int8_rows.takes(codes):
         ways.append(lambda: int8_rows.linear(codes, scale, bias, digits=2))
@@ -62,7 +66,7 @@ def by_rows(codes: Tensor, scale: Tensor, bias: Tensor, own_layout: bool = True)
 
 def _by_pieces(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
     """So many rows of codes become numbers, and are multiplied; in fp32, as products.py says."""
-    pieces = list(_pieces(codes.shape))
+    pieces = list(_pieces(*codes.shape))
 
     def product(x: Tensor) -> Tensor:
         wide = x.float()
@@ -97,7 +101,7 @@ def _aten_by_rows(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
 
 
 def by_groups(packed: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
-    """packed[N, ceil(K / 2)], scale and low[N, groups]."""
+    """packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> the product."""
     full = scale.shape[1] * group_size  # the last group is filled up: x is 0 there
     if missing := full // 2 - packed.shape[1]:  # `pad` copies, whatever is missing
         packed = F.pad(packed, (0, missing))
@@ -114,7 +118,7 @@ def by_groups(packed: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor, 
 def _halves(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
     """The even numbers of x meet the lower halves of the bytes, the odd ones the upper: no code is moved."""
     N, half = packed.shape
-    pieces = list(_pieces((N, 2 * half)))
+    pieces = list(_pieces(N, 2 * half))
 
     def numbers(codes: Tensor, piece: slice) -> Tensor:
         """codes[n, K / 2] of these rows, as weights."""
@@ -137,12 +141,12 @@ def _halves(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size
 def _aten_by_groups(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Packed:
     """PyTorch counts codes from 8: weight = (code - 8) · scale + zero."""
     codes = unpack_nibbles(packed, 2 * packed.shape[1]).int()
-    theirs = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+    weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
     scale, low = scale.T.to(bias.dtype), low.T.to(bias.dtype)
     both = torch.stack([scale, low + 8 * scale], 2).contiguous()  # [groups, N, 2]
     return Packed(
-        lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, theirs, group_size, both).add_(bias),
-        _bytes(theirs, both),
+        lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, group_size, both).add_(bias),
+        _bytes(weight, both),
     )
 
 
@@ -155,9 +159,8 @@ def _bytes(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _pieces(shape: tuple[int, int]) -> Iterator[slice]:
-    """Rows that are taken at a time."""
-    N, K = shape
+def _pieces(N: int, K: int) -> Iterator[slice]:
+    """Rows of codes[N, K] that are taken at a time."""
     rows = max(1, PIECE // K)
     return (slice(start, start + rows) for start in range(0, N, rows))
 
@@ -167,7 +170,7 @@ _chosen: dict[tuple, int] = {}
 
 @torch.inference_mode()
 def _fastest(
-    what: str, shape: tuple[int, int], dtype: torch.dtype, ways: list[Callable[[], Packed]]
+    what: str, shape: tuple[int, ...], dtype: torch.dtype, ways: list[Callable[[], Packed]]
 ) -> Packed:
     """The way that takes the least time for a layer of this shape, at one row and at eight together."""
     key = what, tuple(shape), dtype, torch.get_num_threads(), len(ways)

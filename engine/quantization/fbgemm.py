@@ -22,6 +22,7 @@ FEW = 64  # rows of a decode step, whose place is kept from one product to the n
 
 
 def is_here() -> bool:
+    """Whether PyTorch was built with FBGEMM, and it is chosen."""
     return torch.backends.quantized.engine in ("x86", "fbgemm")
 
 
@@ -53,45 +54,45 @@ def _lean(codes: Tensor, most: int) -> Product:
     wide = F.pad(codes, (0, 2))
     packed, offsets = torch.fbgemm_pack_quantized_matrix(wide), wide.sum(1, dtype=torch.int32)
     shape = torch.zeros(1, 1, dtype=torch.int8).expand_as(wide)  # of the weights it is only asked for that
-    none, room = torch.zeros(len(codes)), _room(codes.shape[1], most)
+    no_bias, rows_for = torch.zeros(len(codes)), _rows_of_width(codes.shape[1], most)
 
     def product(x: Tensor, largest: Tensor | float) -> Tensor:
-        rows, inner = room(len(x))
+        rows, inner = rows_for(len(x))
         torch.div(x, largest, out=inner)
-        return torch.fbgemm_linear_int8_weight_fp32_activation(rows, shape, packed, offsets, 1.0, 0, none)
+        return torch.fbgemm_linear_int8_weight_fp32_activation(rows, shape, packed, offsets, 1.0, 0, no_bias)
 
     return product
 
 
-class _Rows(threading.local):
-    """Each thread's own, so that none writes where another reads."""
+class _Scratch(threading.local):
+    """Rows of each thread's own, so that none writes where another reads."""
 
     def __init__(self) -> None:
-        self.all: Tensor | None = None  # [FEW, K + 2]
-        self.of: dict[int, tuple[Tensor, Tensor]] = {}  # views of it
+        self.rows: Tensor | None = None  # [FEW, K + 2]
+        self.views: dict[int, tuple[Tensor, Tensor]] = {}  # T -> its first T rows, with and without the ends
 
 
 @cache
-def _room(K: int, most: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+def _rows_of_width(K: int, most: int) -> Callable[[int], tuple[Tensor, Tensor]]:
     """T -> rows[T, K + 2] with the ends of the range in the last two columns, and a view of the others."""
-    zero, kept = most + 1, _Rows()
+    zero, scratch = most + 1, _Scratch()
 
-    def made(T: int) -> Tensor:
+    def new_rows(T: int) -> Tensor:
         rows = torch.empty(T, K + 2, dtype=torch.float32)
         rows[:, K:] = torch.tensor([-zero / most, (255 - zero) / most])
         return rows
 
-    def room(T: int) -> tuple[Tensor, Tensor]:
+    def rows_for(T: int) -> tuple[Tensor, Tensor]:
         if T > FEW:
-            rows = made(T)
+            rows = new_rows(T)
             return rows, rows[:, :K]
-        if T not in kept.of:
+        if T not in scratch.views:
             with torch.inference_mode(False):  # or nothing could be written there outside of that mode
-                kept.all = made(FEW) if kept.all is None else kept.all
-                kept.of[T] = kept.all[:T], kept.all[:T, :K]
-        return kept.of[T]
+                scratch.rows = new_rows(FEW) if scratch.rows is None else scratch.rows
+                scratch.views[T] = scratch.rows[:T], scratch.rows[:T, :K]
+        return scratch.views[T]
 
-    return room
+    return rows_for
 
 
 def _prepacked(codes: Tensor, most: int) -> Product:

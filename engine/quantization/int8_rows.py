@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.compiled import load
+from engine.machine.compiled import load
 from engine.quantization.packed import Packed
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -21,11 +21,12 @@ POINTER, LONG, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
 def is_here() -> bool:
+    """Whether there is a compiler, and a processor with the instruction."""
     return load(SOURCE) is not None
 
 
 def takes(codes: Tensor) -> bool:
-    """codes[N, K]"""
+    """Whether `linear` multiplies by codes[N, K]."""
     return is_here() and codes.shape[1] <= MOST_K
 
 
@@ -34,6 +35,7 @@ def linear(codes: Tensor, scale: Tensor, bias: Tensor, digits: int = 1, *flags: 
     raises ValueError for an x that C would read beyond, or not at all: another width, another device.
     """
     library, (N, K) = load(SOURCE, *flags), codes.shape
+    assert library is not None  # `takes` has looked
     multiply = library.int8_linear
     multiply.argtypes = [POINTER, LONG, LONG, LONG, *[POINTER] * 5, LONG, INT, INT]
     # Filled up to whole blocks of columns, and to fours of K; then in the order in which C reads.
@@ -42,15 +44,15 @@ def linear(codes: Tensor, scale: Tensor, bias: Tensor, digits: int = 1, *flags: 
     Kp = codes.shape[1]
     weights = codes.view(-1, columns, Kp // 4, 4).transpose(1, 2).contiguous()
     zeros = codes.sum(1, dtype=torch.int32) * ZERO
-    held = weights, zeros, *(F.pad(x.float(), (0, -N % columns)) for x in (scale, bias))
-    places = [x.data_ptr() for x in held]
+    operands = weights, zeros, *(F.pad(x.float(), (0, -N % columns)) for x in (scale, bias))
+    pointers = [x.data_ptr() for x in operands]
 
-    def product(x: Tensor, held=held) -> Tensor:  # `held` is the memory behind `places`
+    def product(x: Tensor, keep_alive: tuple[Tensor, ...] = operands) -> Tensor:  # what `pointers` point to
         if x.shape[1:] != (K,) or not x.is_cpu:
             raise ValueError(f"x is {list(x.shape)} on {x.device}: accepted is [T, {K}] on a CPU")
         rows, T, threads = x.float().contiguous(), len(x), torch.get_num_threads()
         out = rows.new_empty(T, N)
-        if multiply(rows.data_ptr(), T, K, Kp, *places, out.data_ptr(), N, digits, threads):
+        if multiply(rows.data_ptr(), T, K, Kp, *pointers, out.data_ptr(), N, digits, threads):
             raise MemoryError(f"no memory for the codes of {T} rows of {K} numbers")
         return out.to(x.dtype)
 

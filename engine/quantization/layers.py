@@ -6,8 +6,10 @@ LoRA wraps them (Part 18) and packing leaves them alone. A layer as it is made c
 that is to be saved is saved before. Does not know which layer gets which kind (`quantize.py`).
 """
 
+from typing import Any
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.models.weights import Module
 from engine.quantization import cpu
@@ -18,6 +20,7 @@ from engine.quantization.codes import (
     quantize_rows,
     unpack_nibbles,
 )
+from engine.quantization.packed import Packed, Product
 from engine.quantization.products import (
     linear_by_groups,
     linear_by_rows,
@@ -30,15 +33,18 @@ class Int8Linear(Module):
     """Weights in int8, a scale for each output channel; numbers come in and go out as they are."""
 
     method = "int8"
-    own_bytes = 0  # of weights in a kernel's own layout
+    own_bytes = 0  # of weights in a kernel's own layout: then `codes` are gone
+    codes: Tensor  # [out, in] in int8
+    scale: Tensor  # [out] in fp32
+    bias: Tensor  # [out]
 
     def __init__(
-        self, in_features: int, out_features: int, device: torch.device, dtype: torch.dtype, **_
+        self, in_features: int, out_features: int, device: torch.device, dtype: torch.dtype, **_: Any
     ) -> None:
         """Empty; `take` fills it, or a checkpoint."""
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.product: cpu.Product | None = None
+        self.product: Product | None = None
         self.register_buffer("codes", torch.empty(out_features, in_features, device=device, dtype=torch.int8))
         self.register_buffer("scale", torch.empty(out_features, device=device))
         self.register_buffer("bias", torch.empty(out_features, device=device, dtype=dtype))
@@ -63,26 +69,23 @@ class Int8Linear(Module):
         return linear_by_rows(x, self.codes, self.scale, self.bias)
 
     def pack(self, own_layout: bool = True) -> None:
-        """Choose the kernel; once. `own_layout`: it may hold the weights in a layout of its own, even if
-        somebody else reads the codes.
+        """Choose the kernel; once. Without `own_layout` it reads the codes where they lie, as another layer
+        reads them, too.
         """
         if self.product is not None:
             return
-        codes, scale, bias = self.codes, self.scale, self.bias
-        if codes.is_cuda:
-            from engine.kernels.quantized_matmul import int8_linear  # here: triton is optional
+        if self.codes.is_cuda:
+            from engine.quantization import gpu  # here: triton is optional
 
-            self.product = lambda x: int8_linear(x, codes, scale, bias)
-        else:
-            self._use(self.fastest(codes, scale, bias, own_layout))
+            self.product = gpu.by_rows(self.codes, self.scale, self.bias)
+            return
+        self.product, self.own_bytes = self.fastest(own_layout)
+        if self.own_bytes:
+            del self.codes
 
-    def fastest(self, codes: Tensor, scale: Tensor, bias: Tensor, own_layout: bool) -> cpu.Packed:
-        return cpu.by_rows(codes, scale, bias, own_layout)
-
-    def _use(self, packed: cpu.Packed) -> None:
-        self.product, self.own_bytes = packed
-        if packed.own_bytes:
-            self.codes = None
+    def fastest(self, own_layout: bool) -> Packed:
+        """The product on a CPU."""
+        return cpu.by_rows(self.codes, self.scale, self.bias, own_layout)
 
 
 class Int8DynamicLinear(Int8Linear):
@@ -96,32 +99,38 @@ class Int8DynamicLinear(Int8Linear):
         x_codes, x_scale = quantize_activations(x.float(), cpu.activation_steps())
         return linear_of_codes(x_codes, x_scale, self.codes, self.scale, self.bias).to(x.dtype)
 
-    def fastest(self, codes: Tensor, scale: Tensor, bias: Tensor, own_layout: bool) -> cpu.Packed:
-        return cpu.of_codes(codes, scale, bias)
+    def fastest(self, own_layout: bool) -> Packed:
+        """The product on a CPU."""
+        return cpu.of_codes(self.codes, self.scale, self.bias)
 
 
 class Int4Linear(Module):
     """Weights in four bits, two to a byte; a scale and a low for each `group_size` of a row."""
 
     method = "int4"
-    own_bytes = 0
+    own_bytes = 0  # of weights in a kernel's own layout: then `packed`, `scale` and `low` are gone
+    packed: Tensor  # [out, ceil(in / 2)] in uint8
+    scale: Tensor  # [out, groups] in fp16
+    low: Tensor  # [out, groups] in fp16
+    bias: Tensor  # [out]
 
     def __init__(
         self, in_features: int, out_features: int, device: torch.device, dtype: torch.dtype, group_size: int
     ) -> None:
         super().__init__()
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
-        self.product: cpu.Product | None = None
+        self.product: Product | None = None
         groups = -(-in_features // group_size)
-        half = {"device": device, "dtype": torch.float16}
         packed = torch.empty(out_features, -(-in_features // 2), device=device, dtype=torch.uint8)
         self.register_buffer("packed", packed)
-        self.register_buffer("scale", torch.empty(out_features, groups, **half))
-        self.register_buffer("low", torch.empty(out_features, groups, **half))
+        for name in ("scale", "low"):
+            empty = torch.empty(out_features, groups, device=device, dtype=torch.float16)
+            self.register_buffer(name, empty)
         self.register_buffer("bias", torch.empty(out_features, device=device, dtype=dtype))
 
     @torch.no_grad()
     def take(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight[out, in], bias[out]. Raises ValueError: a weight that fp16 cannot hold."""
         codes, scale, low = quantize_groups(weight, self.group_size)
         self.packed.copy_(pack_nibbles(codes))
         self.scale.copy_(scale)
@@ -129,6 +138,7 @@ class Int4Linear(Module):
         self.bias.copy_(torch.zeros_like(self.bias) if bias is None else bias)
 
     def weight_in_fp32(self) -> Tensor:
+        """[out, in]: the weights that the codes stand for."""
         codes = unpack_nibbles(self.packed, self.in_features)
         return dequantize_groups(codes, self.scale, self.low, self.group_size)
 
@@ -140,21 +150,25 @@ class Int4Linear(Module):
         return linear_by_groups(x, self.packed, self.scale, self.low, self.bias, self.group_size)
 
     def pack(self, own_layout: bool = True) -> None:
+        """As `Int8Linear.pack`; no other layer reads these codes, so `own_layout` changes nothing."""
         if self.product is not None:
             return
-        codes, scale, low, bias, group_size = self.packed, self.scale, self.low, self.bias, self.group_size
-        if codes.is_cuda:
-            from engine.kernels.quantized_matmul import int4_linear
+        groups = self.scale, self.low, self.bias, self.group_size
+        if self.packed.is_cuda:
+            from engine.quantization import gpu  # here: triton is optional
 
-            self.product = lambda x: int4_linear(x, codes, scale, low, bias, group_size)
+            self.product = gpu.by_groups(self.packed, *groups)
             return
-        self.product, self.own_bytes = cpu.by_groups(codes, self.in_features, scale, low, bias, group_size)
+        self.product, self.own_bytes = cpu.by_groups(self.packed, self.in_features, *groups)
         if self.own_bytes:
-            self.packed = self.scale = self.low = None
+            del self.packed, self.scale, self.low
 
 
 class Int8Embedding(Module):
     """A table in int8, a scale for each row: a token's row is looked up and becomes numbers."""
+
+    codes: Tensor  # [rows, width] in int8
+    scale: Tensor  # [rows, 1] in fp32
 
     def __init__(self, rows: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -164,6 +178,7 @@ class Int8Embedding(Module):
 
     @torch.no_grad()
     def take(self, weight: Tensor) -> None:
+        """weight[rows, width]."""
         codes, scale = quantize_rows(weight)
         self.codes.copy_(codes)
         self.scale.copy_(scale[:, None])
@@ -175,6 +190,7 @@ class Int8Embedding(Module):
         )
 
 
-LINEARS: dict[str, type[nn.Module]] = {
+QuantizedLinear = Int8Linear | Int4Linear  # Int8DynamicLinear is one of the first
+LINEARS: dict[str, type[Int8Linear] | type[Int4Linear]] = {
     kind.method: kind for kind in (Int8Linear, Int4Linear, Int8DynamicLinear)
 }

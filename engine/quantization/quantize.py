@@ -9,14 +9,15 @@ layers alone, and `pack_quantized` last.
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
-from engine.checkpoint import CheckpointError
-from engine.layers.replace import replace_linears
+from engine.layers.replace import AnyModel, replace_linears
+from engine.models.checkpoint import CheckpointError
+from engine.models.config import ModelConfig
 from engine.quantization.codes import GROUP_SIZES
-from engine.quantization.layers import LINEARS, Int8Embedding
+from engine.quantization.layers import LINEARS, Int8Embedding, Int8Linear, QuantizedLinear
 
 QUANT_METHOD = "ruvon"  # in config.json's quantization_config, where others say "gptq" or "awq"
 
@@ -58,7 +59,7 @@ class QuantizationConfig:
             raise CheckpointError(f"quantization_config: {error}") from None
 
 
-def quantize(model: nn.Module, method: str, group_size: int | None = None) -> nn.Module:
+def quantize(model: AnyModel, method: str, group_size: int | None = None) -> AnyModel:
     """Replace the model's linear layers and embeddings, in place, layer by layer; returns the model. A
     model that is quantized so already is left as it is. `group_size`: of int4; default: 64.
 
@@ -71,7 +72,7 @@ def quantize(model: nn.Module, method: str, group_size: int | None = None) -> nn
     device = next(model.parameters()).device
     if method == "int8_dynamic" and device.type != "cpu":
         raise ValueError(f"quantization='int8_dynamic' runs on a CPU, not on {device}: use int8 there")
-    if (before := getattr(model, "quantization", None)) is not None:
+    if (before := quantization_of(model)) is not None:
         if before.method != method or group_size not in (None, before.group_size):
             raise ValueError(
                 f"quantization={method!r}: this model is quantized already, by {before.method!r} with "
@@ -81,48 +82,63 @@ def quantize(model: nn.Module, method: str, group_size: int | None = None) -> nn
     return _replace(model, config, fill=True)
 
 
-def skeleton(model: nn.Module, config: QuantizationConfig) -> nn.Module:
+def quantization_of(model: nn.Module) -> QuantizationConfig | None:
+    """How a model is quantized; None: it is not."""
+    return getattr(model, "quantization", None)
+
+
+def is_tied(model: nn.Module) -> bool:
+    """Whether the output layer's weights are the embedding's."""
+    return cast(ModelConfig, model.config).tie_word_embeddings  # nn.Module tells of tensors and modules alone
+
+
+def skeleton(model: AnyModel, config: QuantizationConfig) -> AnyModel:
     """The same without weights, for a model on the meta device: what a quantized checkpoint fills."""
     return _replace(model, config, fill=False)
 
 
 def tie(model: nn.Module) -> None:
-    """One table for embedding and head, where the model has it so."""
-    if model.config.tie_word_embeddings:
-        model.head.codes, model.head.scale = model.embed.codes, model.embed.scale.view(-1)
+    """One table for the embedding and the head of a quantized model, where it has them so."""
+    if is_tied(model):
+        head, embed = model.get_submodule("head"), model.get_submodule("embed")
+        assert isinstance(head, Int8Linear)
+        assert isinstance(embed, Int8Embedding)
+        head.codes, head.scale = embed.codes, embed.scale.view(-1)
 
 
-def pack_quantized(model: nn.Module) -> nn.Module:
+def pack_quantized(model: AnyModel) -> AnyModel:
     """Give every quantized layer its fastest kernel, in place, inside wrappers too; the last thing at load.
 
     With int4, memory comes first: a tied head reads the embedding's codes. Otherwise it may get them once
     more, in the layout of a faster kernel.
     """
+    config = quantization_of(model)
+    one_copy = config is not None and config.method == "int4" and is_tied(model)
     for name, layer in model.named_modules():
-        if isinstance(layer, tuple(LINEARS.values())):
-            tied = name.startswith("head") and model.config.tie_word_embeddings
-            layer.pack(own_layout=not tied or model.quantization.method != "int4")
+        if isinstance(layer, QuantizedLinear):
+            layer.pack(own_layout=not (one_copy and name.startswith("head")))
     return model
 
 
 def model_bytes(model: nn.Module) -> int:
     """Bytes of a model's weights in memory, each counted once: parameters, codes, and packed layouts."""
     tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}
-    own = sum(getattr(module, "own_bytes", 0) for module in model.modules())
-    return own + sum(t.numel() * t.element_size() for t in tensors.values())
+    packed = sum(layer.own_bytes for layer in model.modules() if isinstance(layer, QuantizedLinear))
+    return packed + sum(t.numel() * t.element_size() for t in tensors.values())
 
 
-def _replace(model: nn.Module, config: QuantizationConfig, fill: bool) -> nn.Module:
+def _replace(model: AnyModel, config: QuantizationConfig, fill: bool) -> AnyModel:
     dtype = next(model.parameters()).dtype
 
     def make(name: str, linear: nn.Module) -> nn.Module:
+        assert isinstance(linear, nn.Linear)  # a model is quantized before it is wrapped or packed
         kind = LINEARS["int8" if config.method == "int4" and name == "head" else config.method]
         device = linear.weight.device
         layer = kind(linear.in_features, linear.out_features, device, dtype, group_size=config.group_size)
-        if fill and not (name == "head" and model.config.tie_word_embeddings):
+        if fill and not (name == "head" and is_tied(model)):
             layer.take(linear.weight, linear.bias)
         elif fill:
-            layer.bias.zero_()
+            layer.bias.zero_()  # a tied head's codes are the embedding's (`tie`)
         return layer
 
     replace_linears(model, make)
@@ -133,5 +149,5 @@ def _replace(model: nn.Module, config: QuantizationConfig, fill: bool) -> nn.Mod
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, new)
     tie(model)
-    model.quantization = config
+    model.quantization = config  # type: ignore[assignment]  # nn.Module tells of tensors and modules alone
     return model

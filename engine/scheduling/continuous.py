@@ -7,10 +7,10 @@ Sources: iteration-level scheduling: Yu et al., Orca, OSDI 2022; chunked prefill
 Sarathi-Serve, OSDI 2024, https://arxiv.org/abs/2403.02310; the single budget: vLLM's V1 scheduler.
 """
 
-from engine.batch import Batch
 from engine.cache.manager import KVCacheManager
-from engine.scheduling.request import Request, State
-from engine.scheduling.scheduler import Queues, by_rank, take
+from engine.requests.request import Request, State
+from engine.requests.step import Step
+from engine.scheduling.scheduler import Queues, by_rank
 
 # A request that has waited this many steps goes before newcomers of one level better.
 STEPS_PER_PRIORITY = 256
@@ -24,9 +24,12 @@ class ContinuousScheduler(Queues):
         cache: KVCacheManager,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        **options,
     ) -> None:
-        """Raises ValueError: a budget in which not even every running request gets its one token."""
-        super().__init__(cache)
+        """`options`: as for `Queues`. Raises ValueError: a budget in which not even every running request
+        gets its one token.
+        """
+        super().__init__(cache, **options)
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise ValueError(f"1 <= {max_num_seqs=} <= {max_num_batched_tokens=} does not hold")
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
@@ -42,7 +45,7 @@ class ContinuousScheduler(Queues):
         request.rank = (request.priority + self._step / STEPS_PER_PRIORITY, self._arrivals)
         self._enqueue(request)
 
-    def schedule(self) -> Batch | None:
+    def schedule(self) -> Step | None:
         """Who runs in the next step, and how many tokens of each. None: nothing to do.
 
         Each call counts as a step in `self._step`, by which ranks age. All share one budget of tokens:
@@ -59,6 +62,7 @@ class ContinuousScheduler(Queues):
         self._step += 1
         budget = self.max_num_batched_tokens
         work: list[tuple[Request, int]] = []
+        request: Request | None
         # 1. Running requests first, best rank first: their outputs are awaited, and their memory is in use.
         self.running.sort(key=by_rank)
         preempted = False
@@ -90,7 +94,7 @@ class ContinuousScheduler(Queues):
                 break
             work.append((request, min(request.num_tokens_to_compute, budget)))
             budget -= work[-1][1]
-        return take(work) if work else None
+        return self.take(work) if work else None
 
     def _preempt(self, request: Request) -> None:
         """Take a running request's memory for a better one; its tokens will be computed again."""

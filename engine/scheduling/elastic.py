@@ -11,12 +11,11 @@ import traceback
 
 import torch
 
-from engine.batch import Batch
 from engine.cache.manager import KVCacheManager
-from engine.llm_engine import fail_all
+from engine.requests.request import Request
+from engine.requests.step import Step
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.request import Request
-from engine.scheduling.scheduler import by_rank
+from engine.scheduling.scheduler import by_rank, fail_all
 
 CALM_STEPS = 64  # that succeed in a row: then a step may be twice as large again
 NO_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED")
@@ -32,16 +31,18 @@ def is_out_of_memory(error: Exception) -> bool:
 class ElasticScheduler(ContinuousScheduler):
     """`max_num_seqs` and `max_num_batched_tokens` are at most what they were at the start."""
 
-    def __init__(self, cache: KVCacheManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        super().__init__(cache, max_num_seqs, max_num_batched_tokens)
+    def __init__(
+        self, cache: KVCacheManager, max_num_seqs: int, max_num_batched_tokens: int, **options
+    ) -> None:
+        super().__init__(cache, max_num_seqs, max_num_batched_tokens, **options)
         self._full = max_num_seqs, max_num_batched_tokens
         self._calm = 0  # steps that have succeeded since memory ran out, or since the last growth
         self.num_out_of_memory = 0
 
-    def recover(self, batch: Batch, error: Exception) -> list[Request]:
+    def recover(self, step: Step, error: Exception) -> list[Request]:
         """Who fails, after a step failed with `error` and was rolled back: LLMEngine's `recover`.
 
-        Any other error fails all of `batch`. Out of memory spares all it can; the next step is smaller:
+        Any other error fails all of the step. Out of memory spares all it can; the next step is smaller:
 
         1. A step of more tokens than there are running requests has a prompt in it: the next has at most
            half as many tokens, but one for each running request. Nobody leaves.
@@ -51,22 +52,24 @@ class ElasticScheduler(ContinuousScheduler):
            beside others is not alone, though the step may hold its token only: rule 2.)
         """
         if not is_out_of_memory(error):
-            return fail_all(batch, error)
+            return fail_all(step, error)
         _let_go(error)
         self.num_out_of_memory += 1
         self._calm = 0
-        if len(self.running) <= 1 and batch.num_tokens == 1:
-            return fail_all(batch, error)
-        tokens = max(batch.num_tokens // 2, len(self.running), 1)
-        if batch.num_tokens <= len(self.running):
+        num_tokens = step.batch.num_tokens
+        if len(self.running) <= 1 and num_tokens == 1:
+            return fail_all(step, error)
+        tokens = max(num_tokens // 2, len(self.running), 1)
+        if num_tokens <= len(self.running):
             self._preempt(max(self.running, key=by_rank))
             tokens = len(self.running)
         self.max_num_batched_tokens = tokens
         self.max_num_seqs = min(self.max_num_seqs, tokens)
         return []
 
-    def update(self, batch: Batch, drafts: list[list[int]] | None = None) -> None:
-        super().update(batch, drafts)
+    def update(self, step: Step, drafts: list[list[int]] | None = None) -> None:
+        """As ever; and after CALM_STEPS steps that succeed in a row, the next may be twice as large."""
+        super().update(step, drafts)
         self._calm += 1
         if self._calm >= CALM_STEPS:
             self._calm = 0

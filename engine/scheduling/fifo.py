@@ -1,13 +1,13 @@
 """First in, first out, one request at a time: the queue in its plainest form. Part 6."""
 
-from engine.batch import Batch
-from engine.scheduling.scheduler import Queues, take
+from engine.requests.step import Step
+from engine.scheduling.scheduler import Queues
 
 
 class FIFOScheduler(Queues):
     """Runs the oldest request to its end before it looks at the next."""
 
-    def schedule(self) -> Batch | None:
+    def schedule(self) -> Step | None:
         """The whole prompt in one step, then a token a step, drafts included; room for all of it is reserved
         before. None, and nothing has changed: nobody runs or can be admitted, the running request has nothing
         to compute, or the cache has no room for it.
@@ -20,4 +20,4 @@ class FIFOScheduler(Queues):
         new = request.num_tokens_to_compute
         if not new or not self.cache.reserve(request, request.num_computed_tokens + new):
             return None  # alone in the cache, and checked to fit: its last token is on its way
-        return take([(request, new)])
+        return self.take([(request, new)])

@@ -5,13 +5,15 @@ finish.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Protocol
 
-from engine.batch import Batch, make_batch
 from engine.cache.manager import KVCacheManager
-from engine.listeners import Listeners
-from engine.scheduling.request import Request, State
+from engine.requests.listeners import Listeners
+from engine.requests.request import Request, State
+from engine.requests.step import Step
+from engine.scheduling.batching import SpokenOf, Work, make_batch, next_tokens
 
 
 class Scheduler(Protocol):
@@ -23,10 +25,12 @@ class Scheduler(Protocol):
     running: list[Request]
 
     def add(self, request: Request) -> None: ...
-    def schedule(self) -> Batch | None: ...
-    def update(self, batch: Batch, drafts: list[list[int]] | None = None) -> None: ...
-    def rollback(self, batch: Batch) -> None: ...
+    def schedule(self) -> Step | None: ...
+    def update(self, step: Step, drafts: list[list[int]] | None = None) -> None: ...
+    def rollback(self, step: Step) -> None: ...
     def finish(self, request: Request) -> None: ...
+    def lend(self, request: Request, total: int) -> bool: ...
+    def take_back(self, request: Request, total: int) -> None: ...
 
 
 by_rank = attrgetter("rank")
@@ -36,8 +40,15 @@ RUNNING = State.RUNNING  # at hand: an Enum's member takes as long to find as a 
 class Queues:
     """A waiting queue in order of rank, the running requests, and the bookkeeping around a step."""
 
-    def __init__(self, cache: KVCacheManager) -> None:
+    def __init__(
+        self,
+        cache: KVCacheManager,
+        adapter_slots: Mapping[str, int] | None = None,
+        spoken_of: SpokenOf = next_tokens,
+    ) -> None:
+        """`adapter_slots` and `spoken_of`: as for `make_batch`."""
         self.cache, self.listeners = cache, Listeners()
+        self._adapter_slots, self._spoken_of = adapter_slots, spoken_of
         self.waiting: list[Request] = []  # best rank first
         self.running: list[Request] = []  # in order of admission
         self._arrivals = 0
@@ -68,24 +79,35 @@ class Queues:
         self.running.append(request)
         return request
 
-    def update(self, batch: Batch, drafts: list[list[int]] | None = None) -> None:
+    def take(self, work: Work) -> Step:
+        """The step of these (request, new tokens). From here on they count as computed; `rollback` takes it
+        back.
+        """
+        batch = make_batch(work, self.cache, self._adapter_slots, self._spoken_of)
+        for request, n in work:
+            request.num_computed_tokens += n
+        return Step(batch, tuple(request for request, _ in work))
+
+    def update(self, step: Step, drafts: list[list[int]] | None = None) -> None:
         """The step succeeded and confirmed tokens were appended: rejected drafts were never computed. Whoever
         has left the running requests since the step began is not concerned.
         """
-        for s, request in enumerate(batch.requests):
+        for s, request in enumerate(step.requests):
             if request.state is not RUNNING:
                 continue
             if drafts is not None or request.draft_ids:
                 request.num_computed_tokens = min(request.num_computed_tokens, len(request.token_ids) - 1)
                 request.draft_ids = drafts[s] if drafts else []
             known = len(request.token_ids) - request.num_expected
-            self.cache.commit(request, min(batch.context_lens[s], known - 1))
+            self.cache.commit(request, min(step.batch.context_lens[s], known - 1))
 
-    def rollback(self, batch: Batch) -> None:
+    def rollback(self, step: Step) -> None:
         """The step failed: its tokens are not in the cache after all, and what it would have brought is not
-        expected any more.
+        expected any more. Copies that it may not have made come with the next step.
         """
-        for s, request in enumerate(batch.requests):
+        batch = step.batch
+        self.cache.retry(batch.copies)
+        for s, request in enumerate(step.requests):
             request.num_computed_tokens = batch.context_lens[s] - batch.num_new_tokens(s)
             request.withdraw()
 
@@ -100,12 +122,17 @@ class Queues:
         request.state = State.FINISHED
         self.cache.release(request)
 
+    def lend(self, request: Request, total: int) -> bool:
+        """Room for `total` tokens of a running request, guesses included, if it is free now: nobody is
+        preempted for guesses (Part 16).
+        """
+        return self.cache.reserve(request, total)
 
-def take(work: list[tuple[Request, int]]) -> Batch:
-    """The batch of these (request, new tokens). From here on they count as computed; `rollback` takes it
-    back.
-    """
-    batch = make_batch(work)
-    for request, n in work:
-        request.num_computed_tokens += n
-    return batch
+    def take_back(self, request: Request, total: int) -> None:
+        """A running request needs room for `total` tokens only: what was lent beyond goes to others."""
+        self.cache.trim(request, total)
+
+
+def fail_all(step: Step, error: Exception) -> list[Request]:
+    """Everyone who was in the step."""
+    return list(step.requests)

@@ -4,18 +4,20 @@ What a step pays once (its calls, the reading of the weights) is paid once for t
 is the places of requests that end early: they stay empty until the longest has finished. Part 8 mends that.
 """
 
-from engine.batch import Batch
-from engine.scheduling.scheduler import Queues, take
+from engine.cache.manager import KVCacheManager
+from engine.requests.step import Step
+from engine.scheduling.scheduler import Queues
 
 
 class StaticScheduler(Queues):
     """Batches of up to `max_num_seqs` requests, all prompts in the first step."""
 
-    def __init__(self, cache, max_num_seqs: int) -> None:
-        super().__init__(cache)
+    def __init__(self, cache: KVCacheManager, max_num_seqs: int, **options) -> None:
+        """`options`: as for `Queues`."""
+        super().__init__(cache, **options)
         self.max_num_seqs = max_num_seqs
 
-    def schedule(self) -> Batch | None:
+    def schedule(self) -> Step | None:
         """Packed prompts first, then one token each per step. None: nothing to do.
 
         When nobody runs, a batch is filled from the queue until its places or the cache are full; until its
@@ -34,4 +36,4 @@ class StaticScheduler(Queues):
                 raise MemoryError(f"no room for {total} tokens of request {request.id}")
             if new:
                 work.append((request, new))
-        return take(work) if work else None
+        return self.take(work) if work else None

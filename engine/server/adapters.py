@@ -1,9 +1,9 @@
 """Adapters over HTTP: `model` in a request chooses one, and they come and go while the server runs. Part 18.
 
 Promises that a client never names a path: what it may load are folders of one folder that the operator named,
-by their own names; without that folder the two routes are not there. Neither route stops anybody's stream:
-files are read in another thread, one adapter's at a time, and a step waits only while an adapter is laid into
-its slot. Who finds MAX_LOADS before them is told to come again.
+by their own names; without that folder the two routes are not there. Neither route stops a stream: files are
+read in another thread, one adapter's at a time, and a step waits only while an adapter is laid into its slot.
+A load that finds MAX_LOADS before it is refused with a 429.
 Shapes: https://docs.vllm.ai/en/latest/features/lora.html
 """
 
@@ -12,28 +12,29 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel, StrictBool
+from pydantic import StrictBool
 
-from engine.async_engine import AsyncLLMEngine, EngineError
-from engine.checkpoint import CheckpointError
-from engine.llm_engine import LLMEngine
+from engine.core.engine_thread import EngineError, EngineThread
+from engine.core.llm_engine import LLMEngine
 from engine.lora.adapter import Adapter, read_adapter
 from engine.lora.manager import AdapterError, AdapterManager
+from engine.models.checkpoint import CheckpointError
 from engine.server.app import Extension
 from engine.server.backend import Backend
 from engine.server.errors import RequestError
 from engine.server.limits import MAX_LOADS
-from engine.server.protocol import Completions, Fields, Name
+from engine.server.protocol import Fields, Name, SamplingFields
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ACCEPTED = "letters, digits, '.', '_' and '-' are accepted, 64 at most, a letter or a digit first"
 STATUS = {"already_loaded": 400, "not_loaded": 404, "no_free_slot": 409}
 
 
-class AdapterEngine(AsyncLLMEngine):
+class AdapterEngine(EngineThread):
     """A backend whose models are the base, under `name`, and the adapters that are loaded."""
 
     def __init__(self, engine: LLMEngine, name: str, manager: AdapterManager) -> None:
@@ -52,7 +53,7 @@ class AdapterEngine(AsyncLLMEngine):
     def key(self, name: str) -> str | None:
         """What the engine calls the adapter that a model's name stands for; None: the base.
 
-        Raises RequestError 404: there is no such model. It may have gone since somebody looked.
+        Raises RequestError 404: there is no such model. It may have been unloaded a moment ago.
         """
         if name == self.name:
             return None
@@ -60,6 +61,13 @@ class AdapterEngine(AsyncLLMEngine):
         if key is None:
             raise RequestError(404, f"model {name!r} does not exist any more", "model", "model_not_found")
         return key
+
+    def options(self, body: SamplingFields) -> dict[str, str]:
+        """For `Completions.more_options`: the adapter that `body.model` stands for. Raises RequestError
+        404, as `key` does.
+        """
+        key = self.key(body.model)
+        return {} if key is None else {"adapter": key}
 
     def read(self, name: str, folder: Path) -> Adapter:
         """The adapter in `folder`, to be called `name`. Raises ValueError (the name), CheckpointError (the
@@ -90,17 +98,6 @@ class AdapterEngine(AsyncLLMEngine):
         await self.between_steps(partial(self.manager.unload, name))
 
 
-def adapted(shape: type[Completions], engine: AdapterEngine) -> type[Completions]:
-    """`shape`, completions or chats, whose `model` may be an adapter."""
-
-    class Adapted(shape):
-        def options(self, body: BaseModel) -> dict:
-            key = engine.key(body.model)
-            return super().options(body) | ({} if key is None else {"adapter": key})
-
-    return Adapted
-
-
 class UnloadRequest(Fields):
     """POST /v1/unload_lora_adapter, as vLLM has it."""
 
@@ -116,25 +113,22 @@ class LoadRequest(UnloadRequest):
 
 def named_folders(modules: Sequence[str]) -> dict[str, Path]:
     """`--lora-modules`: name=folder, each name once. Raises ValueError."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for module in modules:
         name, equals, folder = module.partition("=")
-        if not (name and equals and folder) or name in found:
+        if not (name and equals and folder) or name in folders:
             raise ValueError(f"--lora-modules {module}: name=folder is accepted, each name once")
-        found[name] = Path(folder)
-    return found
+        folders[name] = Path(folder)
+    return folders
 
 
 def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
     """The two routes. `folder` holds the adapters that clients may load, each in a folder of its name."""
 
     def extend(app: FastAPI, backend: Backend) -> None:
-        answer = {
-            "response_class": PlainTextResponse,
-            "responses": {409: {"description": "No free slot"}},
-        }
+        responses: dict[int | str, dict[str, Any]] = {409: {"description": "No free slot"}}
 
-        @app.post("/v1/load_lora_adapter", **answer)
+        @app.post("/v1/load_lora_adapter", response_class=PlainTextResponse, responses=responses)
         async def load(body: LoadRequest) -> PlainTextResponse:
             name = body.lora_name
             if body.lora_path is not None:
@@ -145,21 +139,21 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
             if not NAME.fullmatch(name):  # before anything is looked up by it
                 raise RequestError(400, f"lora_name={name!r}: {ACCEPTED}", param="lora_name")
             _refuse_if_down(backend)
-            found = folder / name
-            if not found.is_dir():
+            source = folder / name
+            if not source.is_dir():
                 message = f"the server's folder has no adapter {name!r}"
                 raise RequestError(404, message, "lora_name", "adapter_not_found")
             try:
-                await engine.load_adapter(name, found, bool(body.load_inplace))
+                await engine.load_adapter(name, source, bool(body.load_inplace))
             except CheckpointError as error:
                 # Paths of this machine are not the client's business.
-                said = str(error).replace(str(found), name)
-                raise RequestError(400, said, "lora_name", "bad_adapter") from None
+                message = str(error).replace(str(source), name)
+                raise RequestError(400, message, "lora_name", "bad_adapter") from None
             except (ValueError, EngineError) as error:  # the name's or the manager's; or it has ended
                 raise _refused(error) from None
             return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
-        @app.post("/v1/unload_lora_adapter", **answer)
+        @app.post("/v1/unload_lora_adapter", response_class=PlainTextResponse, responses=responses)
         async def unload(body: UnloadRequest) -> PlainTextResponse:
             _refuse_if_down(backend)
             try:
@@ -180,5 +174,5 @@ def _refuse_if_down(backend: Backend) -> None:
 def _refused(error: ValueError | EngineError) -> RequestError:
     if isinstance(error, EngineError):
         return RequestError(503, str(error), code="engine_down")
-    code = getattr(error, "code", None)
-    return RequestError(STATUS.get(code, 400), str(error), "lora_name", code)
+    code = error.code if isinstance(error, AdapterError) else None
+    return RequestError(STATUS[code] if code else 400, str(error), "lora_name", code)

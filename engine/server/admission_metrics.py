@@ -13,13 +13,16 @@ from engine.telemetry.metrics import ENGINE, LABELS
 
 
 class AdmissionMetrics:
-    """Reads `admission` and `scheduler` when somebody asks."""
+    """Reads `admission` and `scheduler` when the registry is read."""
 
     def __init__(self, admission: Admission, scheduler: ElasticScheduler, model_name: str) -> None:
         self.admission, self.scheduler, self.model_name = admission, scheduler, model_name
 
     def collect(self) -> Iterator[Metric]:
-        own, admission, scheduler = (self.model_name, ENGINE), self.admission, self.scheduler
+        """For the registry: counters of refusals, by their code, of requests cut short, and of steps that ran
+        out of memory; gauges of what is admitted (sequences, tokens), its bounds, and a step's tokens.
+        """
+        labels, admission, scheduler = (self.model_name, ENGINE), self.admission, self.scheduler
         for name, about, counts in (
             (
                 "ruvon:requests_refused",
@@ -32,23 +35,23 @@ class AdmissionMetrics:
                 admission.cut_short,
             ),
         ):
-            family = CounterMetricFamily(name, about, labels=(*LABELS, "reason"))
+            counter = CounterMetricFamily(name, about, labels=(*LABELS, "reason"))
             for reason, count in dict(counts).items():
-                family.add_metric((*own, reason), count)
-            yield family
-        family = CounterMetricFamily(
+                counter.add_metric((*labels, reason), count)
+            yield counter
+        counter = CounterMetricFamily(
             "ruvon:out_of_memory_steps", "Steps for which there was not enough memory.", labels=LABELS
         )
-        family.add_metric(own, scheduler.num_out_of_memory)
-        yield family
-        room = admission.room
+        counter.add_metric(labels, scheduler.num_out_of_memory)
+        yield counter
+        capacity = admission.capacity
         for name, about, value in (
-            ("ruvon:admitted_sequences", "Sequences admitted, waiting or running.", room.sequences),
-            ("ruvon:admitted_tokens", "Their prompts and longest outputs, in tokens.", room.tokens),
-            ("ruvon:max_num_queued_reqs", "Bound on the sequences.", room.limits.max_num_queued_reqs),
-            ("ruvon:max_num_queued_tokens", "Bound on the tokens.", room.limits.max_num_queued_tokens),
+            ("ruvon:admitted_sequences", "Sequences admitted, waiting or running.", capacity.sequences),
+            ("ruvon:admitted_tokens", "Their prompts and longest outputs, in tokens.", capacity.tokens),
+            ("ruvon:max_num_queued_reqs", "Bound on the sequences.", capacity.limits.max_num_queued_reqs),
+            ("ruvon:max_num_queued_tokens", "Bound on the tokens.", capacity.limits.max_num_queued_tokens),
             ("ruvon:step_token_limit", "Tokens a step may have now.", scheduler.max_num_batched_tokens),
         ):
-            family = GaugeMetricFamily(name, about, labels=LABELS)
-            family.add_metric(own, value)
-            yield family
+            gauge = GaugeMetricFamily(name, about, labels=LABELS)
+            gauge.add_metric(labels, value)
+            yield gauge

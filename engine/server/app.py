@@ -17,15 +17,19 @@ from fastapi.responses import JSONResponse, Response
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.prompts import Prompt
-from engine.server import answers, errors, sse
+from engine.server import errors, responses, sse
 from engine.server.backend import Backend, OutputStream
 from engine.server.errors import RequestError, as_request_error
-from engine.server.gates import ApiKey, AtMost, BodyLimit, KnownHost, RequestId, host_names, others_turn
+from engine.server.gates import ApiKey, BodyLimit, KnownHost, RequestId, RequestLimit, host_names, others_turn
 from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS, TURN_SECONDS
-from engine.server.protocol import CompletionRequest, Completions, SamplingFields
+from engine.server.protocol import Body, CompletionRequest, Completions
 
 Extension = Callable[[FastAPI, Backend], None]  # adds routes to the app
 OPEN_PATHS = frozenset(["/health"])
+
+
+def no_parent(name: str) -> None:
+    """A model of its own: no adapter of another."""
 
 
 def create_app(
@@ -36,8 +40,8 @@ def create_app(
     allowed_hosts: Collection[str] = (),
     max_body_bytes: int = MAX_BODY_BYTES,
     max_requests: int = MAX_REQUESTS,
-    shape: Completions | None = None,
-    parent_of: Callable[[str], str | None] = lambda name: None,
+    shape: Completions[CompletionRequest] | None = None,
+    parent_of: Callable[[str], str | None] = no_parent,
 ) -> FastAPI:
     """The server's app.
 
@@ -58,36 +62,36 @@ def create_app(
             yield
 
     # No routes of FastAPI's own: its pages would bring scripts from another host to this origin, and its
-    # description would be written anew for each who asks.
+    # description would be written anew for each request.
     app = FastAPI(title="ruvon", lifespan=lifespan, responses=errors.RESPONSES, openapi_url=None)
-    app.state.of_several_prompts = asyncio.Lock()
+    app.state.several_prompts = asyncio.Lock()  # held while a request with several is admitted
     errors.install(app)
     started = int(time.time())
 
     # The one added last is passed first.
     open_paths = OPEN_PATHS | set(open_paths)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
-    app.add_middleware(AtMost, limit=max_requests, open_paths=open_paths)
+    app.add_middleware(RequestLimit, limit=max_requests, open_paths=open_paths)
     if api_key:
         app.add_middleware(ApiKey, key=api_key, open_paths=open_paths)
     if allowed_hosts:
         app.add_middleware(KnownHost, names=host_names(allowed_hosts))
     app.add_middleware(RequestId)
 
-    @app.get("/health", responses=answers.described(answers.Health) | {503: answers.DOWN})
+    @app.get("/health", responses=responses.described(responses.HealthResponse) | {503: responses.DOWN})
     async def health() -> Response:
         return JSONResponse({"status": "ok"}) if backend.health() else JSONResponse({"status": "down"}, 503)
 
-    @app.get("/v1/models", responses=answers.described(answers.Models))
+    @app.get("/v1/models", responses=responses.described(responses.ModelList))
     async def models() -> dict:
         return {"object": "list", "data": [_model(name) for name in backend.models()]}
 
-    @app.get("/v1/models/{name:path}", responses=answers.described(answers.Model))
+    @app.get("/v1/models/{name:path}", responses=responses.described(responses.ModelCard))
     async def model(name: str) -> dict:
         _refuse_unknown(name, backend)
         return _model(name)
 
-    completion = answers.described(answers.Completion, answers.Chunk)
+    completion = responses.described(responses.CompletionResponse, responses.CompletionChunk)
 
     @app.post("/v1/completions", response_model=None, responses=completion)
     @app.post("/completions", response_model=None, responses=completion)
@@ -99,7 +103,7 @@ def create_app(
 
     @cache
     def description() -> bytes:
-        return JSONResponse(app.openapi()).body
+        return bytes(JSONResponse(app.openapi()).body)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
@@ -117,13 +121,13 @@ def create_app(
 async def complete(
     backend: Backend,
     request: Request,
-    body: SamplingFields,
-    prompts: Callable[[], Awaitable[list[Prompt]]],
-    shape: Completions,
+    body: Body,
+    read_prompts: Callable[[], Awaitable[list[Prompt]]],
+    shape: Completions[Body],
 ) -> Response:
     """Answer a request: check it, have it admitted, and send what the engine finds, whole or as a stream.
 
-    `prompts` gives what the engine is to continue, once the rest of the body has been found right.
+    `read_prompts` gives what the engine is to continue, once the rest of the body has been found right.
     """
     _refuse_unknown(body.model, backend)
     params, options = shape.params(body), shape.options(body)
@@ -135,10 +139,11 @@ async def complete(
     }
     # All prompts are admitted or none: what was admitted is closed in the end, whatever happens. Two requests
     # that are both half admitted could refuse one another: of several prompts, one after another is admitted.
-    streams, asked = [], await prompts()
-    alone = request.app.state.of_several_prompts if len(asked) > 1 else nullcontext()
-    async with alone, AsyncExitStack() as admitting:
-        for i, prompt in enumerate(asked):
+    streams: list[OutputStream] = []
+    prompts = await read_prompts()
+    lock = request.app.state.several_prompts if len(prompts) > 1 else nullcontext()
+    async with lock, AsyncExitStack() as admitting:
+        for i, prompt in enumerate(prompts):
             stream = await backend.generate(prompt, params, f"{head['id']}-{i}", **options)
             admitting.push_async_callback(stream.aclose)
             streams.append(stream)
@@ -150,7 +155,7 @@ async def complete(
         try:
             outputs = await _unless_client_leaves(request, _gather(streams))
         except Exception as error:
-            # Answered here: past the routes, an error nobody knows would also close the connection.
+            # Answered here: past the routes, an unknown error would also close the connection.
             raise as_request_error(error) from error
     choices = []
     for i, output in enumerate(outputs):
@@ -205,24 +210,24 @@ async def _unless_client_leaves(
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnect())
+    task, hangup = asyncio.ensure_future(work), asyncio.ensure_future(disconnect())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, hangup}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise RequestError(499, "the client closed the connection")
     finally:
         task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        hangup.cancel()
+        await asyncio.gather(task, hangup, return_exceptions=True)
 
 
 async def _chunks(
     head: dict,
     streams: list[OutputStream],
     n: int,
-    body: SamplingFields,
-    shape: Completions,
+    body: Body,
+    shape: Completions[Body],
 ) -> AsyncGenerator[dict, None]:
     """OpenAI's chunks: what is new in each choice, in the order it comes; usage last, if asked for."""
     arriving: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(maxsize=len(streams))

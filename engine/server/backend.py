@@ -5,17 +5,17 @@ promise for many requests at once, and admission control (Part 15) wraps either.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, Self
 
-from engine.config import ModelConfig
-from engine.decoding.greedy import SUPPORTS, Choose, Forward, Step, argmax, decode_steps
+from engine.decoding.greedy import SUPPORTS, Choose, DecodeStep, Forward, argmax, decode_steps
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
 from engine.decoding.prompts import Prompt, prompt_token_ids
-from engine.tokenizer import Tokenizer
+from engine.models.config import ModelConfig
+from engine.text.tokenizer import Tokenizer
 
 
 class OutputStream(Protocol):
@@ -56,8 +56,8 @@ class Backend(Protocol):
     ) -> OutputStream:
         """Check one request and admit it, or raise: ParameterError, RequestError. Then nothing was admitted.
 
-        Awaiting it takes no time of the event loop: a text is turned into tokens in a thread. Whoever gets
-        the stream must close it. `options`: priority, adapter, cache_salt.
+        Awaiting it takes no time of the event loop: a text is turned into tokens in a thread. The caller
+        must close the stream. `options`: priority, adapter, cache_salt.
         """
 
     async def abort(self, request_id: str) -> None:
@@ -72,7 +72,8 @@ class LockedStream:
 
     def __init__(self, work: Callable[["LockedStream"], Coroutine[None, None, None]], tokens: int) -> None:
         self.tokens, self.aborted = tokens, False
-        self._work, self._task = work, None
+        self._work = work
+        self._task: asyncio.Task[None] | None = None
         self._unread: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue(maxsize=1)
         self._over = False
 
@@ -96,11 +97,21 @@ class LockedStream:
         return output
 
     async def aclose(self) -> None:
+        """The work is cancelled, and has unwound when this returns; a reader that waits gets the end."""
         self._over = True
         if self._task:
             self._task.cancel()
             await asyncio.wait([self._task])
-            self.put(StopAsyncIteration())  # for a reader who waits for an output: there will be none
+            self.put(StopAsyncIteration())  # for a reader that waits for an output: there will be none
+
+
+# A request's parameters, its prompt's ids, which of its n samples -> who chooses this sample's tokens.
+MakeChoose = Callable[[SamplingParams, Sequence[int], int], Choose]
+
+
+def greedy_choice(params: SamplingParams, prompt_ids: Sequence[int], index: int) -> Choose:
+    """The likeliest token, whatever is asked (Part 5 samples)."""
+    return argmax
 
 
 class LockedBackend:
@@ -112,9 +123,7 @@ class LockedBackend:
         tokenizer: Tokenizer,
         config: ModelConfig,
         make_forward: Callable[[], Forward],
-        make_choose: Callable[[SamplingParams, list[int], int], Choose] = lambda params, prompt_ids, index: (
-            argmax
-        ),
+        make_choose: MakeChoose = greedy_choice,
         supports: frozenset[str] = SUPPORTS,
     ) -> None:
         """`make_forward` gives each request its own cache; `make_choose` its own sampler (Part 5)."""
@@ -139,6 +148,9 @@ class LockedBackend:
     async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str, **options
     ) -> LockedStream:
+        """The work begins when the stream is first read. Raises ParameterError, also for an option that this
+        engine does not support.
+        """
         for name, value in options.items():
             if value and name not in self.supports:
                 raise ParameterError(name, f"{name}={value!r} is not supported by this engine")
@@ -147,8 +159,8 @@ class LockedBackend:
         token_ids = await asyncio.to_thread(prompt_token_ids, prompt, self.tokenizer, self.config)
         text = prompt if isinstance(prompt, str) else None
         output = RequestOutput(request_id, text, token_ids, [], finished=False)
-        room = self.config.max_positions - len(token_ids)
-        longest = room if params.max_tokens is None else min(params.max_tokens, room)
+        most = self.config.max_positions - len(token_ids)
+        longest = most if params.max_tokens is None else min(params.max_tokens, most)
         return LockedStream(partial(self._work, output, params), params.n * (len(token_ids) + longest))
 
     async def abort(self, request_id: str) -> None:
@@ -169,7 +181,9 @@ class LockedBackend:
         finally:
             del self._live[output.request_id]
 
-    def _steps(self, prompt_token_ids: list[int], params: SamplingParams, index: int) -> Iterator[Step]:
+    def _steps(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, index: int
+    ) -> Iterator[DecodeStep]:
         """Part 3's loop for one sample. Nothing is computed before its first `next`."""
         choose = self.make_choose(params, prompt_token_ids, index)
         return decode_steps(

@@ -23,19 +23,20 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError as Complaint
 
-from engine.chat_template import ChatError, ChatTemplate, chat_prompt
-from engine.config import ModelConfig
+from engine.decoding.chat_template import ChatError, ChatTemplate, chat_prompt
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
-from engine.server.answers import described
+from engine.decoding.prompts import Prompt
+from engine.models.config import ModelConfig
 from engine.server.app import Extension, complete
 from engine.server.backend import Backend
-from engine.server.chat_answers import ChatChunk, ChatCompletion
+from engine.server.chat_responses import ChatChunk, ChatResponse
 from engine.server.errors import RequestError
 from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
-from engine.server.protocol import CompletionRequest, Fields, SamplingFields, within
-from engine.server.scored import ScoredCompletions, entry, told
-from engine.tokenizer import Tokenizer
+from engine.server.protocol import Completions, Fields, SamplingFields, bounds
+from engine.server.responses import described
+from engine.server.scored import entry, scores_of, tokens_shown
+from engine.text.tokenizer import Tokenizer
 
 
 def _content_kind(value: Any) -> str | None:
@@ -50,7 +51,7 @@ class TextPart(Fields):
 TextParts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True)]
 
 
-NOTHING = {"enum": [None, []]}
+NOTHING: dict[str, list] = {"enum": [None, []]}
 
 
 def _only_null(value: Any, info: ValidationInfo) -> None:
@@ -85,7 +86,7 @@ class Message(Fields):
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
-TEXT_FORMAT = {"enum": [None, {"type": "text"}]}
+TEXT_FORMAT: dict[str, list] = {"enum": [None, {"type": "text"}]}
 
 
 def _text_format(value: Any) -> Any:
@@ -98,50 +99,51 @@ class ChatRequest(SamplingFields):
     """POST /v1/chat/completions. OpenAI's fields, then those vLLM adds. null means: as if not given."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    max_completion_tokens: within(StrictInt, minimum=1) | None = None
+    max_completion_tokens: Annotated[StrictInt, bounds(minimum=1)] | None = None
     logprobs: StrictBool | None = None
-    top_logprobs: within(StrictInt, minimum=0, maximum=MAX_LOGPROBS) | None = None
+    top_logprobs: Annotated[StrictInt, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
     response_format: Annotated[None, BeforeValidator(_text_format), WithJsonSchema(TEXT_FORMAT)] = None
 
-    def completion(self) -> CompletionRequest:
-        """The same wishes for a completion; its prompt is still to come."""
-        shared = {name: getattr(self, name) for name in SamplingFields.model_fields}
-        if self.max_completion_tokens is not None:
-            shared["max_tokens"] = self.max_completion_tokens
-        shared["logprobs"] = (self.top_logprobs or 0) if self.logprobs else None
-        return CompletionRequest.model_construct(prompt=None, **shared)
-
-
-class Chat(ScoredCompletions):
-    """How a chat is asked of the engine, and shown."""
-
-    id_prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def params(self, body: ChatRequest) -> SamplingParams:
-        """An answer may be as long as the model allows, unless `max_completion_tokens` says otherwise (or
-        `max_tokens`, its old name). Raises ParameterError or RequestError for a value out of range.
+    def sampling_params(self) -> SamplingParams:
+        """As in SamplingFields; an answer may be as long as the model allows, unless `max_completion_tokens`
+        says otherwise (or `max_tokens`, its old name).
         """
-        old, new = body.max_tokens, body.max_completion_tokens
+        old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
             message = (
                 f"max_tokens={old} contradicts max_completion_tokens={new}: the one is the other's old name"
             )
             raise RequestError(400, message, param="max_completion_tokens")
-        if body.top_logprobs is not None:
-            if not body.logprobs:
+        if self.top_logprobs is not None:
+            if not self.logprobs:
                 raise RequestError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
-            if not 0 <= body.top_logprobs <= MAX_LOGPROBS:
+            if not 0 <= self.top_logprobs <= MAX_LOGPROBS:
                 message = (
-                    f"top_logprobs={body.top_logprobs}: a whole number from 0 to {MAX_LOGPROBS} is accepted"
+                    f"top_logprobs={self.top_logprobs}: a whole number from 0 to {MAX_LOGPROBS} is accepted"
                 )
                 raise RequestError(400, message, param="top_logprobs")
         try:
-            return body.completion().sampling_params(default_max_tokens=None)
+            return super().sampling_params()
         except ParameterError as error:
             if error.field == "max_tokens" and new is not None:
                 message = str(error).replace("max_tokens", "max_completion_tokens", 1)
                 raise ParameterError("max_completion_tokens", message) from None
             raise
+
+    def _given(self) -> dict[str, Any]:
+        longest = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return super()._given() | {"max_tokens": longest, "logprobs": logprobs}
+
+
+class Chat(Completions[ChatRequest]):
+    """How a chat is asked of the engine, and shown."""
+
+    id_prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, tokenizer: Tokenizer, allow_priority: bool = False) -> None:
+        super().__init__(allow_priority)
+        self.tokenizer = tokenizer
 
     def opening(self, body: ChatRequest) -> list[dict]:
         """Who speaks, before the first word is there: a client shows that its question has arrived."""
@@ -162,8 +164,9 @@ class Chat(ScoredCompletions):
         A delta has `content` alone: the text that `sample` has beyond what was `shown` (None: nothing was);
         who speaks, the opening has said. A message has role, content and `refusal`, which is null: models
         here refuse in words. `logprobs` is null unless asked for, else {"content": [...], "refusal": null}
-        with an `entry` for each token that `told` counts now and did not count when `shown` was, with as many
-        of the likeliest as `top_logprobs` says. `finish_reason` is the sample's.
+        with an `entry` (of `scores_of(sample, i)`) for each token that `tokens_shown` counts now and did not
+        count when `shown` was, with as many of the likeliest as `top_logprobs` says. `finish_reason` is the
+        sample's.
         """
         text = sample.text[len(shown.text) if shown else 0 :]
         message = (
@@ -171,36 +174,35 @@ class Chat(ScoredCompletions):
         )
         logprobs = None
         if body.logprobs:
-            new = range(told(shown), told(sample))
-            entries = [entry(self.tokenizer, sample.logprobs[i], body.top_logprobs or 0) for i in new]
+            new = range(tokens_shown(shown), tokens_shown(sample))
+            entries = [entry(self.tokenizer, scores_of(sample, i), body.top_logprobs or 0) for i in new]
             logprobs = {"content": entries, "refusal": None}
         name = "delta" if body.stream else "message"
         return {name: message, "logprobs": logprobs, "finish_reason": sample.finish_reason}
 
 
-def chat(
+def chat_routes(
     tokenizer: Tokenizer,
     config: ModelConfig,
     template: ChatTemplate | None,
-    allow_priority: bool = False,
-    shape: type[Chat] = Chat,
+    shape: Chat | None = None,
 ) -> Extension:
     """The route. `config.max_positions` bounds prompt and answer; without a `template` the model has no chat,
-    and a request is told so. `shape` may show more than `Chat` does.
+    and a request is told so. `shape`, by default a plain `Chat`, settles how it is asked for and shown.
     """
-    shape = shape(tokenizer, allow_priority)
+    chats = shape or Chat(tokenizer)
 
     def extend(app: FastAPI, backend: Backend) -> None:
-        completion = described(ChatCompletion, ChatChunk)
+        completion = described(ChatResponse, ChatChunk)
 
         @app.post("/v1/chat/completions", response_model=None, responses=completion)
         @app.post("/chat/completions", response_model=None, responses=completion)
         async def chat_completions(body: ChatRequest, request: Request) -> Response:
-            async def prompts() -> list[list[int]]:
+            async def prompts() -> list[Prompt]:
                 # Rendering and tokenizing a long conversation takes its time: others have theirs meanwhile.
                 return [await asyncio.to_thread(_prompt, body, tokenizer, config, template)]
 
-            return await complete(backend, request, body, prompts, shape)
+            return await complete(backend, request, body, prompts, chats)
 
     return extend
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from engine.server.backend import Backend
-from engine.telemetry.routes import page
+from engine.server.telemetry_routes import page
 
 PAGES = Path(__file__).parent / "pages"
 FILES = {"/": PAGES / "chat.html"} | {

@@ -41,15 +41,15 @@ class Arrival:
         """When it must be over, by the event loop's clock; infinity: no bound. `request_timeout` is the
         operator's. Raises RequestError for a header that is no number of seconds.
         """
-        own = math.inf if self.timeout is None else seconds_given(self.timeout)
-        return self.at + min(own, math.inf if request_timeout is None else request_timeout)
+        client_seconds = math.inf if self.timeout is None else seconds_given(self.timeout)
+        return self.at + min(client_seconds, math.inf if request_timeout is None else request_timeout)
 
 
 _arrival: ContextVar[Arrival] = ContextVar("arrival")  # of the request being answered
 
 
 def this_arrival() -> Arrival:
-    """That of the request being answered; a new one for whoever calls without HTTP."""
+    """That of the request being answered; a new one for a caller without HTTP."""
     return _arrival.get(None) or Arrival(asyncio.get_running_loop().time())
 
 
@@ -61,8 +61,8 @@ class NoteArrival:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            given = Headers(scope=scope).getlist(HEADER)  # said twice, it is no number
-            _arrival.set(Arrival(asyncio.get_running_loop().time(), ", ".join(given) if given else None))
+            values = Headers(scope=scope).getlist(HEADER)  # two of them together are no number
+            _arrival.set(Arrival(asyncio.get_running_loop().time(), ", ".join(values) if values else None))
         await self.app(scope, receive, send)
 
 
@@ -79,7 +79,7 @@ def deadlines(app: FastAPI, _: Backend) -> None:
                 methods["post"].setdefault("parameters", []).append(PARAMETER)
         return description
 
-    app.openapi = described
+    app.openapi = described  # type: ignore[method-assign]  # FastAPI's own way to extend the description
 
 
 def seconds_given(text: str) -> float:

@@ -100,8 +100,8 @@ def _from_validation(error: RequestValidationError) -> RequestError:
         case "missing":
             name = ".".join(map(str, path)) or "a JSON body"
             return RequestError(400, f"{name} is required", param=field)
-    given = reprlib.repr(first.get("input"))  # a short one, however long the input
-    return RequestError(400, f"{field or 'body'}={given}: {first['msg']}", param=field)
+    value = reprlib.repr(first.get("input"))  # a short one, however long the input
+    return RequestError(400, f"{field or 'body'}={value}: {first['msg']}", param=field)
 
 
 class ErrorDetail(BaseModel):

@@ -1,8 +1,8 @@
 """What every request passes before a route sees it: name, host, key, and bounds on how many and how large.
 Large bodies pass one after the other. Part 4.
 
-Plain ASGI, so that nothing stands between a route and its client: whoever wraps `receive` must let a
-disconnect through, or nobody learns that the client has left.
+Plain ASGI, so that nothing stands between a route and its client: a gate that wraps `receive` must let a
+disconnect through, or no route learns that the client has left.
 """
 
 import asyncio
@@ -58,7 +58,9 @@ def host_names(names: Collection[str]) -> list[str]:
 
 
 class KnownHost:
-    """Wants a request to be meant for one of `names`: Starlette judges, and the refusal is in our shape."""
+    """Wants a request to be meant for one of `names`: against DNS rebinding, a page in a browser that reaches
+    this machine under a name of its own. Starlette judges, and the refusal is in our shape.
+    """
 
     def __init__(self, app: ASGIApp, names: list[str]) -> None:
         self.app, self.names = app, names
@@ -70,10 +72,10 @@ class KnownHost:
             nonlocal known
             known = True
 
-        async def unsaid(_: Message) -> None:
+        async def drop(_: Message) -> None:
             """Starlette's own refusal is plain text."""
 
-        await TrustedHostMiddleware(let_in, self.names, www_redirect=False)(scope, receive, unsaid)
+        await TrustedHostMiddleware(let_in, self.names, www_redirect=False)(scope, receive, drop)
         if known:
             return await self.app(scope, receive, send)
         if scope["type"] == "websocket":
@@ -90,8 +92,8 @@ class ApiKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and scope["path"] not in self.open_paths:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            scheme, _, key = given.partition(b" ")
+            authorization = dict(scope["headers"]).get(b"authorization", b"")
+            scheme, _, key = authorization.partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self.expected):
                 if scope["type"] == "websocket":
                     return await WebSocketClose(POLICY_VIOLATION)(scope, receive, send)
@@ -105,8 +107,8 @@ class ApiKey:
         await self.app(scope, receive, send)
 
 
-class AtMost:
-    """Turns away who comes while `limit` requests are under way. An open path is always answered."""
+class RequestLimit:
+    """Refuses a request while `limit` others are under way. An open path is always answered."""
 
     def __init__(self, app: ASGIApp, limit: int, open_paths: Collection[str]) -> None:
         self.app, self.limit, self.open_paths = app, limit, open_paths
@@ -127,8 +129,8 @@ class AtMost:
 
 
 class BodyLimit:
-    """Refuses a body over `max_bytes` while it arrives, before it is held in memory. Nobody else has a turn
-    while JSON is read: between two large bodies, others have theirs, however many come at once.
+    """Refuses a body over `max_bytes` while it arrives, before it is held in memory. While JSON is read, no
+    other request has a turn: between two large bodies others have theirs, however many come at once.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:

@@ -1,13 +1,13 @@
 """The fields of OpenAI's completions API, and how they become the engine's own. Part 4.
 
-Promises that every field accepted has its effect: a field nobody knows, or one that this server's engine does
-not support, is refused by name. Shapes: https://platform.openai.com/docs/api-reference/completions
+Promises that every field accepted has its effect: a field that is not known, or that the engine here does not
+support, is refused by name. Shapes: https://platform.openai.com/docs/api-reference/completions
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -41,7 +41,6 @@ from engine.server.limits import (
 )
 
 TOKEN_ID = "0|[1-9][0-9]{0,9}"  # as a key of a JSON object: written plainly
-DEFAULT_MAX_TOKENS = SamplingParams.max_tokens
 
 
 def _kind(value: Any) -> str | None:
@@ -54,7 +53,7 @@ def _kind(value: Any) -> str | None:
     return "lists of ids" if isinstance(first, list) else "ids" if isinstance(first, int) else "texts"
 
 
-def _few(entries: Any) -> Any:
+def _not_too_many(entries: Any) -> Any:
     """pydantic would look at each entry before it counts them."""
     if isinstance(entries, dict) and len(entries) > MAX_LOGIT_BIAS:
         raise Complaint("too_long", f"at most {MAX_LOGIT_BIAS} entries are accepted, not {len(entries)}")
@@ -68,29 +67,30 @@ def _number(value: Any) -> Any:
     return value
 
 
-def within(kind: Any, **bounds: Any) -> Any:
-    """`kind`, with bounds for who reads the API's description. The engine checks them, and says more."""
-    return Annotated[kind, Field(json_schema_extra=bounds)]
+def bounds(**keywords: Any) -> Any:
+    """Bounds for the API's description, in JSON Schema's words. The engine checks them, and says more."""
+    return Field(json_schema_extra=keywords)
 
 
 # A list's check ends at the first item that is wrong (`fail_fast`): a complaint about each would take many
 # times the memory of the body, and one is all that an answer has room for.
 Number = Annotated[StrictInt | StrictFloat, BeforeValidator(_number)]
 Name = Annotated[StrictStr, Field(max_length=MAX_NAME_CHARACTERS)]
-Texts = Annotated[list[within(StrictStr, minLength=1)], Field(max_length=MAX_PROMPTS, fail_fast=True)]
-TokenId = within(StrictInt, minimum=0)
+Texts = Annotated[
+    list[Annotated[StrictStr, bounds(minLength=1)]], Field(max_length=MAX_PROMPTS, fail_fast=True)
+]
+TokenId = Annotated[StrictInt, bounds(minimum=0)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 TokenIdLists = Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True)]
 Stop = Annotated[StrictStr, Field(max_length=MAX_STOP_CHARACTERS, json_schema_extra={"minLength": 1})]
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
-Biases = within(
-    dict[str, within(Number, minimum=-100, maximum=100)],
-    propertyNames={"pattern": f"^({TOKEN_ID})$"},
-    maxProperties=MAX_LOGIT_BIAS,
-)
+Biases = Annotated[
+    dict[str, Annotated[Number, bounds(minimum=-100, maximum=100)]],
+    bounds(propertyNames={"pattern": f"^({TOKEN_ID})$"}, maxProperties=MAX_LOGIT_BIAS),
+]
 Prompts = Annotated[
-    Annotated[within(StrictStr, minLength=1), Tag("text")]
+    Annotated[StrictStr, bounds(minLength=1), Tag("text")]
     | Annotated[Texts, Tag("texts")]
     | Annotated[TokenIds, Tag("ids")]
     | Annotated[TokenIdLists, Tag("lists of ids")],
@@ -116,30 +116,30 @@ class Fields(BaseModel):
 
 class StreamOptions(Fields):
     include_usage: StrictBool | None = None
-    include_obfuscation: within(StrictBool, const=False) | None = None
+    include_obfuscation: Annotated[StrictBool, bounds(const=False)] | None = None
 
 
 class SamplingFields(Fields):
     """What completions and chats (Part 14) have in common."""
 
     model: Name
-    max_tokens: within(StrictInt, minimum=0) | None = None
-    temperature: within(Number, minimum=0, maximum=1000) | None = None
-    top_p: within(Number, exclusiveMinimum=0, maximum=1) | None = None
-    n: within(StrictInt, minimum=1, maximum=MAX_CHOICES) | None = None
+    max_tokens: Annotated[StrictInt, bounds(minimum=0)] | None = None
+    temperature: Annotated[Number, bounds(minimum=0, maximum=1000)] | None = None
+    top_p: Annotated[Number, bounds(exclusiveMinimum=0, maximum=1)] | None = None
+    n: Annotated[StrictInt, bounds(minimum=1, maximum=MAX_CHOICES)] | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     stop: StopOrStops | None = None
-    presence_penalty: within(Number, minimum=-2, maximum=2) | None = None
-    frequency_penalty: within(Number, minimum=-2, maximum=2) | None = None
-    logit_bias: Annotated[Biases, BeforeValidator(_few)] | None = None
-    seed: within(StrictInt, minimum=-(2**63), maximum=2**63 - 1) | None = None
+    presence_penalty: Annotated[Number, bounds(minimum=-2, maximum=2)] | None = None
+    frequency_penalty: Annotated[Number, bounds(minimum=-2, maximum=2)] | None = None
+    logit_bias: Annotated[Biases, BeforeValidator(_not_too_many)] | None = None
+    seed: Annotated[StrictInt, bounds(minimum=-(2**63), maximum=2**63 - 1)] | None = None
     user: Name | None = None
 
-    top_k: within(StrictInt, minimum=-1) | None = None
-    min_p: within(Number, minimum=0, maximum=1) | None = None
-    repetition_penalty: within(Number, minimum=0.01, maximum=100) | None = None
-    min_tokens: within(StrictInt, minimum=0) | None = None
+    top_k: Annotated[StrictInt, bounds(minimum=-1)] | None = None
+    min_p: Annotated[Number, bounds(minimum=0, maximum=1)] | None = None
+    repetition_penalty: Annotated[Number, bounds(minimum=0.01, maximum=100)] | None = None
+    min_tokens: Annotated[StrictInt, bounds(minimum=0)] | None = None
     stop_token_ids: StopTokenIds | None = None
     ignore_eos: StrictBool | None = None
     include_stop_str_in_output: StrictBool | None = None
@@ -147,49 +147,22 @@ class SamplingFields(Fields):
     priority: StrictInt | None = None
     cache_salt: Name | None = None
 
-
-class CompletionRequest(SamplingFields):
-    """POST /v1/completions. OpenAI's fields, then those vLLM adds. null means: as if not given."""
-
-    prompt: Prompts
-    logprobs: within(StrictInt, minimum=0, maximum=MAX_COMPLETION_LOGPROBS) | None = None
-    echo: StrictBool | None = None
-    best_of: within(StrictInt, minimum=1, maximum=MAX_CHOICES) | None = None
-    suffix: within(StrictStr, maxLength=0) | None = None
-    prompt_logprobs: within(StrictInt, minimum=0, maximum=MAX_LOGPROBS) | None = None
-
-    def prompts(self) -> list[Prompt]:
-        """One prompt or several, each text or token ids. Raises RequestError: none, or too many choices."""
-        if not self.prompt:
-            # OpenAI begins a new document here. How one begins is the model's business: its user knows.
-            raise RequestError(400, "prompt is empty: at least one token is needed", param="prompt")
-        one = _kind(self.prompt) in ("text", "ids")
-        prompts = [self.prompt] if one else list(self.prompt)
-        if len(prompts) * (self.n or 1) > MAX_CHOICES:
-            message = f"n={self.n} for each of {len(prompts)} prompts is more than {MAX_CHOICES} choices"
-            raise RequestError(400, message, param="n")
-        return prompts
-
-    def sampling_params(self, default_max_tokens: int | None = DEFAULT_MAX_TOKENS) -> SamplingParams:
-        """Raises ParameterError or RequestError for a value out of range or a field we do not have."""
-        if self.suffix:  # "" asks for nothing
-            raise RequestError(
-                400, "suffix is not supported: the models here only continue text", param="suffix"
-            )
-        if self.best_of not in (None, self.n or 1):
-            raise RequestError(
-                400, f"best_of={self.best_of} is not supported, only best_of = n", param="best_of"
-            )
+    def sampling_params(self) -> SamplingParams:
+        """What is asked of the engine. Raises ParameterError or RequestError for a value out of range or a
+        field we do not have.
+        """
         if self.stream_options and not self.stream:
             raise RequestError(400, "stream_options needs stream=true", param="stream_options")
         if self.stream_options and self.stream_options.include_obfuscation:
             message = "stream_options.include_obfuscation=true is not supported: chunks are not padded here"
             raise RequestError(400, message, param="stream_options")
-        given = {
-            name: getattr(self, name) for name in SamplingParams.__dataclass_fields__ if name != "logit_bias"
-        }
-        given = {name: value for name, value in given.items() if value is not None}
-        return SamplingParams(**{"max_tokens": default_max_tokens} | given, logit_bias=self._bias())
+        return SamplingParams(**self._given())
+
+    def _given(self) -> dict[str, Any]:
+        """The parameters that were given, by name; what was not has SamplingParams' default."""
+        names = SamplingFields.model_fields.keys() & SamplingParams.__dataclass_fields__
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return given | {"logit_bias": self._bias()}
 
     def _bias(self) -> dict[int, float] | None:
         """JSON's keys are strings; token ids are numbers, written plainly."""
@@ -199,9 +172,53 @@ class CompletionRequest(SamplingFields):
         return {int(key): bias for key, bias in self.logit_bias.items()} if self.logit_bias else None
 
 
-class Completions:
+class CompletionRequest(SamplingFields):
+    """POST /v1/completions. OpenAI's fields, then those vLLM adds. null means: as if not given."""
+
+    prompt: Prompts
+    logprobs: Annotated[StrictInt, bounds(minimum=0, maximum=MAX_COMPLETION_LOGPROBS)] | None = None
+    echo: StrictBool | None = None
+    best_of: Annotated[StrictInt, bounds(minimum=1, maximum=MAX_CHOICES)] | None = None
+    suffix: Annotated[StrictStr, bounds(maxLength=0)] | None = None
+    prompt_logprobs: Annotated[StrictInt, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+
+    def prompts(self) -> list[Prompt]:
+        """One prompt or several, each text or token ids. Raises RequestError: none, or too many choices."""
+        if not self.prompt:
+            # OpenAI begins a new document here. How one begins is the model's business: its user knows.
+            raise RequestError(400, "prompt is empty: at least one token is needed", param="prompt")
+        single = _kind(self.prompt) in ("text", "ids")
+        prompts: list[Any] = [self.prompt] if single else list(self.prompt)
+        if len(prompts) * (self.n or 1) > MAX_CHOICES:
+            message = f"n={self.n} for each of {len(prompts)} prompts is more than {MAX_CHOICES} choices"
+            raise RequestError(400, message, param="n")
+        return prompts
+
+    def sampling_params(self) -> SamplingParams:
+        """As in SamplingFields; also RequestError for a field that only other servers have."""
+        if self.echo:
+            message = "echo=true is not supported here: Part 10 (logprobs) brings it"
+            raise RequestError(400, message, param="echo")
+        if self.suffix:  # "" asks for nothing
+            raise RequestError(
+                400, "suffix is not supported: the models here only continue text", param="suffix"
+            )
+        if self.best_of not in (None, self.n or 1):
+            raise RequestError(
+                400, f"best_of={self.best_of} is not supported, only best_of = n", param="best_of"
+            )
+        return super().sampling_params()
+
+    def _given(self) -> dict[str, Any]:
+        return super()._given() | {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}
+
+
+Body = TypeVar("Body", bound=SamplingFields)
+
+
+class Completions(Generic[Body]):
     """What a body asks of the engine, and how outputs are shown to its client. A subclass can do more: log
-    probabilities and the prompt's echo come that way (Part 10).
+    probabilities and the prompt's echo come that way (Part 10), and chats (Part 14).
     """
 
     id_prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
@@ -209,16 +226,19 @@ class Completions:
     def __init__(self, allow_priority: bool = False) -> None:
         """`allow_priority`: clients may choose their own."""
         self.allow_priority = allow_priority
+        # What later parts add to `options` and to `usage`: the adapter that a model's name stands for (18),
+        # the cost of outputs (19).
+        self.more_options: list[Callable[[SamplingFields], dict[str, Any]]] = []
+        self.more_usage: list[Callable[[Sequence[RequestOutput]], dict[str, Any]]] = []
 
-    def params(self, body: CompletionRequest) -> SamplingParams:
-        """Raises ParameterError or RequestError for a value out of range or a field we do not have."""
-        if body.echo:
-            message = "echo=true is not supported here: Part 10 (logprobs) brings it"
-            raise RequestError(400, message, param="echo")
+    def params(self, body: Body) -> SamplingParams:
+        """What is asked of the engine. Raises ParameterError or RequestError."""
         return body.sampling_params()
 
-    def options(self, body: CompletionRequest) -> dict[str, Any]:
-        """What the engine takes beside prompt and parameters: of these, what was given."""
+    def options(self, body: Body) -> dict[str, Any]:
+        """What the engine takes beside prompt and parameters: of these, what was given. Raises RequestError:
+        a priority that is out of range, or not the client's to choose.
+        """
         if body.priority and not self.allow_priority:
             message = f"priority={body.priority} is not supported: the operator has not allowed priorities"
             raise RequestError(400, message, param="priority")
@@ -226,15 +246,18 @@ class Completions:
             message = f"priority={body.priority}: accepted are -{MAX_PRIORITY} to {MAX_PRIORITY}"
             raise RequestError(400, message, param="priority")
         given = {"priority": body.priority, "cache_salt": body.cache_salt}
-        return {name: value for name, value in given.items() if value is not None}
+        options = {name: value for name, value in given.items() if value is not None}
+        for more in self.more_options:
+            options |= more(body)
+        return options
 
-    def opening(self, body: CompletionRequest) -> list[dict]:
+    def opening(self, body: Body) -> list[dict]:
         """Choices that a stream shows before there is anything to show."""
         return []
 
     def choice(
         self,
-        body: CompletionRequest,
+        body: Body,
         output: RequestOutput,
         sample: CompletionOutput,
         shown: CompletionOutput | None = None,
@@ -245,12 +268,15 @@ class Completions:
         text = sample.text[len(shown.text) if shown else 0 :]
         return {"text": text, "logprobs": None, "finish_reason": sample.finish_reason}
 
-    def usage(self, body: CompletionRequest, outputs: Sequence[RequestOutput]) -> dict:
+    def usage(self, body: Body, outputs: Sequence[RequestOutput]) -> dict:
         """Tokens of all prompts and of all their completions."""
         prompt = sum(len(output.prompt_token_ids) for output in outputs)
         completion = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
         }
+        for more in self.more_usage:
+            usage |= more(outputs)
+        return usage

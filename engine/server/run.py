@@ -1,19 +1,19 @@
 """The server's process: uvicorn, with a deadline for everything a client may take its time over. Part 4.
 
 Promises that a client that sends slowly, reads slowly or does neither is cut off; that such connections, and
-bodies in crumbs, keep nobody out; that whoever leaves is noticed; and that Ctrl-C or SIGTERM ends the
-process, whatever clients do. The numbers are in `limits`. A client that closes its sending half counts as one
-who has left: until something is written to it, the two look alike.
+bodies in crumbs, keep no other client out; that a client that leaves is noticed; and that Ctrl-C or SIGTERM
+ends the process, whatever clients do. The numbers are in `limits`. A client that closes its sending half
+counts as one that has left: until something is written to it, the two look alike.
 """
 
 import asyncio
 import gc
 import logging
-import math
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from typing import cast
 
 import h11
 import uvicorn
@@ -30,10 +30,10 @@ from engine.server.limits import (
     SWITCH_SECONDS,
 )
 
-try:
-    import resource
-except ImportError:  # Windows
+if sys.platform == "win32":
     resource = None
+else:
+    import resource
 
 BACKLOG = 64  # connections the system holds ready, at most
 BATCHES = 3  # of as many that asyncio takes before the first of them can be turned away
@@ -41,14 +41,16 @@ FILES_FOR_OTHERS = 64  # of those the system lends this process
 FILES_UNTOLD = 512  # where the system does not say how many it lends: what `select` takes on Windows
 
 
-def files() -> float:
+def files() -> int:
     """How many the system lends this process, connections among them."""
-    lent = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if resource else FILES_UNTOLD
-    return math.inf if resource and lent == resource.RLIM_INFINITY else lent  # a negative number on Linux
+    if resource is None:
+        return FILES_UNTOLD
+    lent = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if lent == resource.RLIM_INFINITY else lent  # a negative number on Linux
 
 
 def backlog() -> int:
-    """Fewer where files are few: what is taken before anybody is turned away needs a file, too."""
+    """Fewer where files are few: connections taken before one is turned away need files, too."""
     return max(1, min(BACKLOG, files() // 16))
 
 
@@ -57,12 +59,11 @@ def max_connections() -> int:
     return max(1, min(MAX_CONNECTIONS, files() - BATCHES * backlog() - FILES_FOR_OTHERS))
 
 
-class FewChunks(h11.Connection):
-    """h11's, but a body may have MAX_CHUNKS chunks: a megabyte in chunks of a byte takes seconds to read,
-    in which nobody else has a turn.
-    """
+class ChunkLimit(h11.Connection):
+    """h11's, but a body may have MAX_CHUNKS chunks."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Against bodies in crumbs: a megabyte in chunks of a byte keeps all others waiting for seconds."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = 0
@@ -78,23 +79,26 @@ class PatientProtocol(H11Protocol):
 
     max_connections: int
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        self.conn = FewChunks(h11.SERVER)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Against clients that connect and say nothing: each has a deadline, and all have a number."""
+        self.conn = ChunkLimit(h11.SERVER)
         super().connection_made(transport)
         self._stalled: asyncio.TimerHandle | None = None
         self._wait_for_request()
         if len(self.connections) > self.max_connections:
-            self._make_room()
+            self._close_longest_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """The deadlines of a connection end with it."""
         super().connection_lost(exc)
         self._deadline.cancel()
         if self._stalled:
             self._stalled.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """While a request is being answered, what comes is of the next one. uvicorn then stops reading, and
-        would not notice that the client has left: here it reads on, up to a point.
+        """Against clients that leave unnoticed, and against floods. While a request is being answered, what
+        comes is of the next one. uvicorn then stops reading, and would not notice that the client has left:
+        here it reads on, up to MAX_BYTES_AHEAD.
         """
         super().data_received(data)
         if self.conn.their_state is h11.DONE:
@@ -104,9 +108,9 @@ class PatientProtocol(H11Protocol):
                 self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP ends the connection. If its request has been answered, there is no more to say."""
+        """Against nonsense behind a request: it ends the connection, and is not answered a second time."""
         if self.cycle:
-            self.cycle.disconnected = True  # whoever is at its answer need not send it
+            self.cycle.disconnected = True  # the route that is at its answer need not send it
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
@@ -116,12 +120,13 @@ class PatientProtocol(H11Protocol):
         """Whether it is the client's turn: no request has arrived in full."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
-    def _make_room(self) -> None:
+    def _close_longest_waiting(self) -> None:
         """The one that has kept us waiting longest goes: this one, if all others are being served."""
-        there = [one for one in self.connections if not one.transport.is_closing()]
-        if len(there) > self.max_connections:
-            waiting = [one for one in there if one.waits_for_client()]
-            min(waiting, key=lambda one: one.waiting_since).transport.abort()
+        connections = cast(set[PatientProtocol], self.connections)  # uvicorn's; `config` makes no others
+        still_open = [connection for connection in connections if not connection.transport.is_closing()]
+        if len(still_open) > self.max_connections:
+            waiting = [connection for connection in still_open if connection.waits_for_client()]
+            min(waiting, key=lambda connection: connection.waiting_since).transport.abort()
 
     def _wait_for_request(self) -> None:
         self.waiting_since = self.loop.time()
@@ -132,15 +137,18 @@ class PatientProtocol(H11Protocol):
             self.transport.abort()
 
     def on_response_complete(self) -> None:
+        """Against clients that send their next request byte by byte: it has a deadline, too."""
         self._deadline.cancel()
         self._wait_for_request()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
+        """Against clients that do not read their answer: it is held in memory as long as they like."""
         super().pause_writing()
         self._stalled = self.loop.call_later(STALL_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
+        """The client reads on in time: the deadline of `pause_writing` is off."""
         super().resume_writing()
         if self._stalled:
             self._stalled.cancel()
@@ -155,6 +163,7 @@ class Server(uvicorn.Server):
     """uvicorn's, but a second Ctrl-C cuts off clients only: the backend is still stopped in order."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Against clients that hold up the end: after a second Ctrl-C their requests are cancelled."""
         await super().shutdown(sockets)
         if self.force_exit:
             for task in self.server_state.tasks:
@@ -172,7 +181,7 @@ def config(app: FastAPI, host: str, port: int, log_level: str = "info") -> uvico
         port=port,
         log_level=log_level,
         http=protocol,
-        ws="none",  # no route here speaks it: who asks for an upgrade is answered without
+        ws="none",  # no route here speaks it: a wish for an upgrade is passed over
         backlog=backlog(),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )

@@ -6,7 +6,7 @@ Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 
 from fastapi.responses import StreamingResponse
@@ -46,7 +46,7 @@ def stream(chunks: AsyncGenerator[dict, None], owned: AsyncExitStack) -> EventSt
     response's to close.
     """
 
-    async def body() -> AsyncIterator[str]:
+    async def body() -> AsyncGenerator[str, None]:
         async with aclosing(chunks):
             try:
                 async for chunk in chunks:

@@ -7,10 +7,10 @@ nothing; the thread is alive. All that can be noticed is silence where there is 
 import time
 from collections.abc import Callable
 
-from engine.batch import Batch
-from engine.listeners import Listener, StepRecord
-from engine.llm_engine import LLMEngine
-from engine.scheduling.request import Request
+from engine.core.llm_engine import LLMEngine
+from engine.requests.batch import Batch
+from engine.requests.listeners import Listener, StepRecord
+from engine.requests.request import Request
 
 STUCK_SECONDS = 60  # of silence with work to do: the longest step there is (a first one compiles) is shorter
 
@@ -20,12 +20,13 @@ class StepWatch(Listener):
 
     def __init__(self, engine: LLMEngine, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._last_sign, self._here = clock(), set()
+        self._last_sign = clock()
+        self._unfinished: set[str] = set()  # ids of requests
         engine.listeners.add(self)
 
     def silent_seconds(self) -> float:
         """Since the last sign of life; 0 when there is nothing to do."""
-        return self._clock() - self._last_sign if self._here else 0.0
+        return self._clock() - self._last_sign if self._unfinished else 0.0
 
     def is_stuck(self) -> bool:
         """True from STUCK_SECONDS of silence on, until the step comes back."""
@@ -33,8 +34,8 @@ class StepWatch(Listener):
 
     def on_arrival(self, request: Request) -> None:
         """Told by the engine's own thread: it is not inside a step."""
-        self._sign()  # first: who was here last may have been so long ago
-        self._here.add(request.id)
+        self._sign()  # first: the last request may have ended long ago
+        self._unfinished.add(request.id)
 
     def on_schedule(self, batch: Batch) -> None:
         self._sign()
@@ -44,7 +45,7 @@ class StepWatch(Listener):
 
     def on_finish(self, request: Request) -> None:
         self._sign()
-        self._here.discard(request.id)
+        self._unfinished.discard(request.id)
 
     def _sign(self) -> None:
         self._last_sign = self._clock()

@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from engine.speculation.costs import CostTable
+
 METHODS = ("draft_model", "ngram")
 MOST_TOKENS = 16  # proposed at once: the next would hardly ever stand, and costs what the first does
 
@@ -18,6 +20,7 @@ class SpeculativeConfig:
     model: str | Path | None = None  # the draft model; it shares the target's tokenizer
     prompt_lookup_max: int = 4  # for ngram: the longest end of the text that is looked up
     prompt_lookup_min: int = 2  # and the shortest
+    costs: CostTable | None = None  # what steps take; None: measured. Given, it decides alike in every run
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "SpeculativeConfig":
@@ -30,7 +33,8 @@ class SpeculativeConfig:
                 raise ValueError(f"speculative_config: {name!r} is unknown; accepted are {', '.join(known)}")
         if "num_speculative_tokens" not in given:
             raise ValueError("speculative_config needs num_speculative_tokens")
-        config = cls(**given)
+        costs = given.get("costs")
+        config = cls(**{**given, "costs": CostTable.of(costs) if costs is not None else None})
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             if config.method != "ngram" and name in given:
                 raise ValueError(f"speculative_config: {name}={given[name]!r} needs method='ngram'")

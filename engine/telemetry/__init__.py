@@ -1,0 +1,1 @@
+"""Listeners that count: metrics, history, cost."""

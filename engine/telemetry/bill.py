@@ -1,6 +1,6 @@
 """Prices, and a bill: time by kind, and what it comes to. Part 19.
 
-Promises exact arithmetic. Time is in whole nanoseconds; dollars are fractions, rounded where somebody reads
+Promises exact arithmetic. Time is in whole nanoseconds; dollars are fractions, rounded where people read
 them and nowhere else. Knows no engine.
 """
 
@@ -51,7 +51,7 @@ class Price:
 
 @dataclass(frozen=True)
 class ApiPrice:
-    """What somebody else takes, in dollars for a million tokens of each kind."""
+    """What a hosted API takes, in dollars for a million tokens of each kind."""
 
     cached: Fraction
     input: Fraction
@@ -60,13 +60,14 @@ class ApiPrice:
     @classmethod
     def parse(cls, text: str) -> "ApiPrice":
         """From "cached,input,output". Raises ValueError."""
-        given = text.split(",")
-        if len(given) != len(PAID):
+        amounts = text.split(",")
+        if len(amounts) != len(PAID):
             raise ValueError(
                 f"api_price={text!r}: three amounts are accepted, {','.join(PAID)}, in dollars for a million "
                 "tokens"
             )
-        return cls(*(amount(f"api_price ({kind})", one) for kind, one in zip(PAID, given, strict=True)))
+        dollars = (amount(f"api_price ({kind})", text) for kind, text in zip(PAID, amounts, strict=True))
+        return cls(*dollars)
 
     def of(self, tokens: Mapping[str, int]) -> Fraction:
         """Dollars for so many tokens of each kind."""

@@ -1,9 +1,9 @@
-"""Who pays for the device's time: a listener that gives each nanosecond to a request, or to nobody. Part 19.
+"""Who pays for the device's time: a listener that gives each nanosecond to a request, or to none. Part 19.
 
 Promises that at any moment all it has given out, and what is under way, is the time since its start: none
 counted twice, none left out, under any schedule. Two rules do it:
 
-- It is idle while nobody is there. All other time belongs to the step that ends it.
+- It is idle while there are no requests. All other time belongs to the step that ends it.
 - A step's time is shared among its requests by the work they caused (shares.py).
 
 Where two steps overlap (Part 13), the second has the time from the first one's end to its own. What no
@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.listeners import Listener, StepRecord
-from engine.scheduling.request import Request
+from engine.requests.listeners import Listener, StepRecord
+from engine.requests.request import Request
 from engine.telemetry.bill import PAID, UNPAID, ApiPrice, Bill, Price
 from engine.telemetry.shares import Weights, Work, share_out, work_of
 
@@ -38,7 +38,7 @@ class Account:
 
 
 @dataclass(slots=True)
-class Track:
+class MeteredSample:
     """A sample under way."""
 
     request: Request
@@ -46,7 +46,7 @@ class Track:
     counts_prompt: bool = True  # of several samples the first: there is one prompt
     cached: int = 0  # tokens found in the cache
     reached: int = 0  # tokens computed or found, and known to be right
-    said: int = 0  # output tokens that have been counted
+    num_output_tokens: int = 0  # that have been counted
 
 
 class CostMeter(Listener):
@@ -61,41 +61,44 @@ class CostMeter(Listener):
     ) -> None:
         """`clock` gives seconds, and is the one of the steps' records."""
         self.price, self.weights, self.api_price = price, weights or Weights(), api_price
-        self.closed: list[Callable[[Account], None]] = []  # who hears of an account that is complete
-        self._clock, self._lock = clock, threading.Lock()  # between the engine's thread and those who read
-        self._until = self.started = self._now()  # everything before is given out
+        self.closed: list[Callable[[Account], None]] = []  # called with each account that is complete
+        self._clock, self._lock = clock, threading.Lock()  # between the engine's thread and readers
+        self._given_until = self.started = self._now()  # everything before is given out
         self._ns = dict.fromkeys([*PAID, *UNPAID[:-1]], 0)
         self._tokens = dict.fromkeys(PAID, 0)
         self._requests = 0
-        self._tracks: dict[str, Track] = {}  # by the sample's id
+        self._samples: dict[str, MeteredSample] = {}  # by the sample's id
         self._accounts: dict[str, Account] = {}  # by the request's id, until all its samples have ended
 
     def _now(self) -> int:
         return nanoseconds(self._clock())
 
     def _take(self, until: int) -> int:
-        """The time up to `until` that nobody has yet; from here on somebody has it."""
-        took = max(until - self._until, 0)
-        self._until += took
+        """Nanoseconds up to `until` that are not given out yet; from here on they are."""
+        took = max(until - self._given_until, 0)
+        self._given_until += took
         return took
 
     # What happens, as the engine tells it.
 
     def on_arrival(self, request: Request) -> None:
+        """A sample of a request, which has one account for all of them; the first one ends idle time."""
         with self._lock:
-            if not self._tracks:
+            if not self._samples:
                 self._ns["idle"] += self._take(self._now())
             account = self._accounts.setdefault(request.request_id, Account(request.request_id))
             account.open_samples += 1
             request.stats.account = account
-            self._tracks[request.id] = Track(request, account, counts_prompt=account.open_samples == 1)
+            self._samples[request.id] = MeteredSample(
+                request, account, counts_prompt=account.open_samples == 1
+            )
 
     def on_step(self, record: StepRecord) -> None:
         """Give out the time that this step ends (`_take`), up to `record.end`. Holds the lock: others read.
 
-        1. If the step failed, all of it is the operator's, as `failed`, and nobody has got anywhere.
-        2. Else every request in it has its work (`_work`). A request without a track has left: what was done
-           for it, each token an output token, and each token held, is `late`.
+        1. If the step failed, all of it is the operator's, as `failed`, and no request has got anywhere.
+        2. Else every sample in it has its work (`_work`). One that is not in `_samples` has left: what was
+           done for it, each token an output token, and each token held, is `late`.
         3. All works share the time in one go, so that it is given out to the last nanosecond.
         4. What a request pays for (PAID) stands on its account and in the sum; the rest in the sum alone.
         """
@@ -108,75 +111,81 @@ class CostMeter(Listener):
             weights: list[int] = []
             for s, request_id in enumerate(record.request_ids):
                 computed, held = record.tokens_computed[s], record.tokens_held[s]
-                track = self._tracks.get(request_id)
-                if track is None:
+                sample = self._samples.get(request_id)
+                if sample is None:
                     shares.append(("late", None))
                     weights.append(computed * self.weights.output + held * self.weights.held)
                     continue
-                for kind, weight in self._work(track, held - computed, held):
-                    shares.append((kind, track.account if kind in PAID else None))
+                for kind, weight in self._work(sample, held - computed, held):
+                    shares.append((kind, sample.account if kind in PAID else None))
                     weights.append(weight)
             for (kind, account), ns in zip(shares, share_out(took, weights), strict=True):
                 self._ns[kind] += ns
                 if account:
                     account.ns[kind] += ns
 
-    def _work(self, track: Track, start: int, end: int) -> list[tuple[str, int]]:
-        """(kind, weight) of what a step did for a request: tokens `start` to `end`. It counts its tokens."""
-        request = track.request
-        prompt, said = request.num_prompt_tokens, len(request.stats.token_times)
-        if start == track.reached >= prompt and end == start + 1 and said == track.said + 1:
-            # One more output token: what follows finds the same, slower, and all of a crowd come this way.
-            track.reached, track.said = end, said
+    def _work(self, sample: MeteredSample, start: int, end: int) -> list[tuple[str, int]]:
+        """(kind, weight) of what a step did for a sample: tokens `start` to `end`. It counts its tokens."""
+        request = sample.request
+        prompt, num_output_tokens = request.num_prompt_tokens, len(request.stats.token_times)
+        one_more = num_output_tokens == sample.num_output_tokens + 1
+        if start == sample.reached >= prompt and end == start + 1 and one_more:
+            # One more output token: what follows gives the same, slower, and all of a crowd come this way.
+            sample.reached, sample.num_output_tokens = end, num_output_tokens
             self._tokens["output"] += 1
-            track.account.tokens["output"] += 1
+            sample.account.tokens["output"] += 1
             return [("output", self.weights.output + end * self.weights.held)]
-        # 1. It begins behind what it had reached: somebody else had computed that.
-        found = max(start - track.reached, 0)
-        track.cached, track.reached = track.cached + found, track.reached + found
+        # 1. It begins behind what it had reached: another request had computed that, and the cache has it.
+        newly_cached = max(start - sample.reached, 0)
+        sample.cached, sample.reached = sample.cached + newly_cached, sample.reached + newly_cached
         work = work_of(
             prompt=prompt,
-            cached=track.cached,
-            reached=track.reached,
+            cached=sample.cached,
+            reached=sample.reached,
             start=start,
             end=end,
             weights=self.weights,
         )
-        # 2. What is new of it: tokens of the prompt, and tokens that were said.
+        # 2. What is new of it: tokens of the prompt, and output tokens.
         known = len(request.token_ids) - request.num_expected
-        reached = max(track.reached, min(end, known - 1))  # rejected drafts are computed anew (Part 16)
-        read = max(min(reached, prompt) - track.reached, 0)
-        for kind, tokens in (("cached", found), ("input", read), ("output", said - track.said)):
-            if tokens and (track.counts_prompt or kind == "output"):
-                self._tokens[kind] += tokens
-                track.account.tokens[kind] += tokens
-        track.reached, track.said = reached, said
+        reached = max(sample.reached, min(end, known - 1))  # rejected drafts are computed anew (Part 16)
+        new_tokens = {
+            "cached": newly_cached,
+            "input": max(min(reached, prompt) - sample.reached, 0),
+            "output": num_output_tokens - sample.num_output_tokens,
+        }
+        for kind, count in new_tokens.items():
+            if count and (sample.counts_prompt or kind == "output"):
+                self._tokens[kind] += count
+                sample.account.tokens[kind] += count
+        sample.reached, sample.num_output_tokens = reached, num_output_tokens
         return [(kind, weight) for kind, weight in zip(Work._fields, work) if weight]
 
     def on_finish(self, request: Request) -> None:
+        """The last sample of a request that ends completes its account, which goes to `closed`."""
         with self._lock:
-            track = self._tracks.pop(request.id, None)
-            if track is None:  # it was here before we listened
+            sample = self._samples.pop(request.id, None)
+            if sample is None:  # it was here before we listened
                 return
-            account = track.account
+            account = sample.account
             account.open_samples -= 1
             account.reason = request.output.finish_reason
             if account.open_samples:
                 return
             del self._accounts[account.request_id]
             self._requests += 1
-        for hear in self.closed:
-            hear(account)
+        for callback in self.closed:
+            callback(account)
 
     # What others read, in threads of their own.
 
     def read(self) -> Bill:
-        """The bill as it stands. Steps under way are in it as time, and not yet given to anybody."""
+        """The bill as it stands. Steps under way are in it as time that is not given to a request yet."""
         with self._lock:
             now = self._now()
-            if not self._tracks:
+            if not self._samples:
                 self._ns["idle"] += self._take(now)
-            ns = self._ns | {"under_way": max(now - self._until, 0)}
+            ns = self._ns | {"under_way": max(now - self._given_until, 0)}
             return Bill(self.price, ns, dict(self._tokens), self._requests)
 
     def unfinished(self) -> list[Account]:

@@ -2,7 +2,7 @@
 
 Promises that a line is in the file as soon as its request has ended, and that once the log is closed the
 lines' nanoseconds add up to the bill. Lines are appended, also to those of an earlier run, and never rotated:
-whoever rotates the file copies and truncates it (logrotate's copytruncate). The lines are written by the
+a tool that rotates the file must copy and truncate it (logrotate's copytruncate). Lines are written by the
 engine's thread; one that cannot be written whole is reported in the server's log and left out, and the engine
 goes on. A log belongs to one process.
 """
@@ -44,14 +44,14 @@ class CostLog:
         try:
             self._file = open(path, "ab+", buffering=0)  # noqa: SIM115
             self._file.seek(0)
-            found = self._file.read(2 * len(header))  # enough to tell, however long the first line is
-            if not found:
+            beginning = self._file.read(2 * len(header))  # enough to tell, however long the first line is
+            if not beginning:
                 self._append(header)
-            elif found.splitlines()[0] != header.rstrip():
+            elif beginning.splitlines()[0] != header.rstrip():
                 self._file.close()
                 message = f"cost_log={str(path)!r}: the file is no cost log; its first line is another"
                 raise ValueError(message)
-            elif not self._ends_a_line():  # whoever wrote last was cut off
+            elif not self._ends_a_line():  # the last writer was cut off
                 self._append(b"\n")
         except OSError as error:
             raise ValueError(f"cost_log={str(path)!r}: {error.strerror or error}") from error
@@ -73,7 +73,7 @@ class CostLog:
         )
 
     def close(self, bill: Bill, unfinished: Iterable[Account] = ()) -> None:
-        """Lines of whoever has not ended, and of what no request pays for; then the file is closed."""
+        """Lines of requests that have not ended, and of what no request pays for; then the file is closed."""
         for account in unfinished:
             self.add(account)
         for kind in UNPAID:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from engine.llm_engine import LLMEngine
+from engine.core.llm_engine import LLMEngine
 from engine.telemetry.bill import PAID, ApiPrice, Bill, Price, money
 from engine.telemetry.cost import CostMeter
 from engine.telemetry.cost_log import CostLog
@@ -65,7 +65,7 @@ class CostShown:
     def collect(self) -> Iterator[Metric]:
         """For the registry. What is under way is in no counter yet: a counter may not go down."""
         bill = self.meter.read()
-        own = (self.model_name, ENGINE)
+        labels = (self.model_name, ENGINE)
         dollars = CounterMetricFamily(
             "ruvon:cost_dollars",
             "Dollars for the device, by what its time went to.",
@@ -73,25 +73,25 @@ class CostShown:
         )
         for kind, ns in bill.ns.items():
             if kind != "under_way":
-                dollars.add_metric((*own, kind), float(bill.price.of(ns)))
+                dollars.add_metric((*labels, kind), float(bill.price.of(ns)))
         yield dollars
         tokens = CounterMetricFamily(
             "ruvon:cost_tokens", "Tokens that requests pay for, by kind.", labels=(*LABELS, "kind")
         )
         for kind, number in bill.tokens.items():
-            tokens.add_metric((*own, kind), number)
+            tokens.add_metric((*labels, kind), number)
         yield tokens
         if self.meter.api_price:
-            family = CounterMetricFamily(
+            api_dollars = CounterMetricFamily(
                 "ruvon:api_cost_dollars", "Dollars for these tokens at the API's price.", labels=LABELS
             )
-            family.add_metric(own, float(self.meter.api_price.of(bill.tokens)))
-            yield family
-        family = GaugeMetricFamily(
+            api_dollars.add_metric(labels, float(self.meter.api_price.of(bill.tokens)))
+            yield api_dollars
+        per_hour = GaugeMetricFamily(
             "ruvon:price_dollars_per_hour", "Dollars for an hour of the device.", labels=LABELS
         )
-        family.add_metric(own, float(bill.price.per_hour))
-        yield family
+        per_hour.add_metric(labels, float(bill.price.per_hour))
+        yield per_hour
 
 
 @dataclass
@@ -135,7 +135,8 @@ class Costs:
         return self.meter
 
     def end(self) -> Bill:
-        """The bill so far; the log gets its last lines, with which it adds up to that."""
+        """The bill since `begin`; the log gets its last lines, with which it adds up to that."""
+        assert self.meter is not None, "nothing has been metered: begin comes first"
         bill = self.meter.read()
         if self.log:
             self.log.close(bill, self.meter.unfinished())
@@ -144,7 +145,7 @@ class Costs:
 
 def parse_weights(text: str) -> Weights:
     """From "input,output,held". Raises ValueError."""
-    names, given = [field.name for field in fields(Weights)], text.split(",")
-    if len(given) != len(names) or not all(re.fullmatch("[0-9]{1,10}", number.strip()) for number in given):
+    names, numbers = [field.name for field in fields(Weights)], text.split(",")
+    if len(numbers) != len(names) or not all(re.fullmatch("[0-9]{1,10}", n.strip()) for n in numbers):
         raise ValueError(f"cost_weights={text!r}: whole nanoseconds are accepted, as {','.join(names)}")
-    return Weights(*(int(number) for number in given))
+    return Weights(*map(int, numbers))

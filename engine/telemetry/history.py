@@ -1,13 +1,13 @@
 """The last minutes, second by second, in a bounded amount of memory: what the dashboards draw. Part 11.
 
-Keeps where the counters stood at the end of each second; whoever reads takes the difference. A second in
+Keeps where the counters stood at the end of each second; a reader takes the difference. A second in
 which nothing happened is not kept: everything stands as it stood. Times to first token and times per output
 token are kept one by one, the newest of them, so percentiles are those of real observations, not estimates
 from buckets. Not locked; knows nothing of requests.
 """
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,14 +34,14 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recent:
+class HistorySnapshot:
     """A copy of what a History holds, to be read in any thread."""
 
     start: float
     window: int
     points: list[tuple[int, Point]]  # second since the start -> as it ended, in order
     samples: dict[str, list[tuple[float, float]]]  # kind -> (when, observed), in order
-    known: dict[tuple[str, int], list[float] | None]  # percentiles of seconds that are over; shared
+    percentile_cache: dict[tuple[str, int], list[float] | None]  # of seconds that are over; shared
 
     def read(self, now: float) -> dict:
         """By second, oldest first, as columns: `second` since the start, the fields of Point as they stood
@@ -52,33 +52,31 @@ class Recent:
         last = math.floor(now - self.start) - 1
         seconds = range(max(-1, last - SECONDS), last + 1)
         columns: dict = {"second": list(seconds)}
-        stood, points = [], iter([*self.points, (math.inf, None)])
-        point, following = next(points)[1], next(points)
-        for second in seconds:
-            while following[0] <= second:
-                point, following = following[1], next(points)
-            stood.append(point)
+        ends = [second for second, _ in self.points]
+        by_second = [self.points[bisect_right(ends, second) - 1][1] for second in seconds]
         for i, name in enumerate(Point._fields):
-            columns[name] = [round(point[i], 4) for point in stood]
+            columns[name] = [round(point[i], 4) for point in by_second]
         for kind in KINDS:
-            found = [self._percentiles(kind, second) for second in seconds]
-            columns[kind] = {name: [one and one[i] for one in found] for i, name in enumerate(PERCENTILES)}
-        for key in [key for key in list(self.known) if key[1] < seconds[0]]:
-            self.known.pop(key, None)
+            rows = [self._percentiles(kind, second) for second in seconds]
+            columns[kind] = {name: [row and row[i] for row in rows] for i, name in enumerate(PERCENTILES)}
+        for key in [key for key in list(self.percentile_cache) if key[1] < seconds[0]]:
+            self.percentile_cache.pop(key, None)
         return columns
 
     def _percentiles(self, kind: str, second: int) -> list[float] | None:
-        if (kind, second) not in self.known:
+        if (kind, second) not in self.percentile_cache:
             samples, end = self.samples[kind], self.start + second + 1
             first, last = (bisect_left(samples, (t,)) for t in (end - self.window, end))
             values = sorted(value for _, value in samples[first:last])
             shares = PERCENTILES.values()
-            self.known[kind, second] = [round(percentile(values, q), 6) for q in shares] if values else None
-        return self.known[kind, second]
+            self.percentile_cache[kind, second] = (
+                [round(percentile(values, q), 6) for q in shares] if values else None
+            )
+        return self.percentile_cache[kind, second]
 
 
 class History:
-    """Written by the engine's thread; `copy` is for those who read."""
+    """Written by the engine's thread; `copy` is for readers."""
 
     def __init__(self, start: float) -> None:
         """`start`: when second 0 begins, on the clock of all times that follow."""
@@ -86,8 +84,8 @@ class History:
         nothing = Point(0, 0, 0, 0, 0, 0, 0.0)
         # Seconds are distinct, so these reach back beyond the first that is shown.
         self._points: deque[tuple[int, Point]] = deque([(-1, nothing)], maxlen=SECONDS + 4)
-        self._samples = {kind: deque(maxlen=MOST) for kind in KINDS}
-        self._known: dict[tuple[str, int], list[float] | None] = {}
+        self._samples: dict[str, deque[tuple[float, float]]] = {kind: deque(maxlen=MOST) for kind in KINDS}
+        self._percentile_cache: dict[tuple[str, int], list[float] | None] = {}
 
     def note(self, now: float, point: Point) -> None:
         """Where things stand; the last of a second is kept."""
@@ -101,9 +99,9 @@ class History:
         """One observation of `kind`, not older than the last."""
         self._samples[kind].append((when, value))
 
-    def copy(self) -> Recent:
+    def copy(self) -> HistorySnapshot:
         samples = {kind: list(kept) for kind, kept in self._samples.items()}
-        return Recent(self.start, WINDOW, list(self._points), samples, self._known)
+        return HistorySnapshot(self.start, WINDOW, list(self._points), samples, self._percentile_cache)
 
 
 def percentile(values: Sequence[float], q: float) -> float:

@@ -2,8 +2,8 @@
 
 Promises that every figure comes from what the engine tells its listeners (RequestStats, StepRecord), that
 times are differences of one monotonic clock, and that nothing is global: each engine has a registry of its
-own. Counters and histograms are kept up to date by the engine's thread; gauges are read when somebody asks.
-Knows no HTTP (routes.py).
+own. Counters and histograms are kept up to date by the engine's thread; gauges are read when the registry is.
+Knows no HTTP (engine/server/telemetry_routes.py).
 
 Source of names, labels, buckets and of what counts when: vLLM's V1 engine, vllm/v1/metrics/loggers.py and
 stats.py, https://github.com/vllm-project/vllm. What vLLM has no name for begins with `ruvon:`.
@@ -18,11 +18,11 @@ import torch
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.outputs import RequestStats
-from engine.host_memory import host_memory
-from engine.listeners import Listener, StepRecord
-from engine.llm_engine import LLMEngine
-from engine.scheduling.request import Request
+from engine.machine.host_memory import host_memory
+from engine.requests.listeners import Listener, StepRecord
+from engine.requests.request import Request
 from engine.telemetry.histogram import Histogram
 from engine.telemetry.history import History, Point
 
@@ -42,6 +42,7 @@ COUNTERS = {
 }
 SUCCESS = ("stop", "length")  # how a request ends well
 EARLY = ("abort", "error", "reject")  # how else; vLLM counts such requests in none of its request metrics
+ENDED_EARLY = "Requests that were aborted, failed, or were refused by the engine."
 
 FIRST_TOKEN = (  # buckets, in seconds
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
@@ -114,7 +115,7 @@ def times_of(stats: RequestStats, scheduled: float) -> Times:
 
 
 @dataclass(slots=True)
-class Samples:
+class SampleGroup:
     """The n samples that were asked for together, each a request."""
 
     under_way: int = 0
@@ -122,13 +123,13 @@ class Samples:
 
 
 @dataclass(slots=True)
-class Track:
+class RequestProgress:
     """A request under way."""
 
     request: Request
     scheduled: float | None = None  # when it was first chosen for a step
     seen: int = 0  # of its output tokens, how many have been counted
-    samples: Samples = field(default_factory=Samples)
+    group: SampleGroup = field(default_factory=SampleGroup)
 
 
 class EngineMetrics(Listener):
@@ -139,7 +140,8 @@ class EngineMetrics(Listener):
         self.engine, self.model_name = engine, model_name
         self.started = time.perf_counter()
         self.counters = dict.fromkeys(COUNTERS, 0)
-        self.succeeded, self.ended_early = dict.fromkeys(SUCCESS, 0), dict.fromkeys(EARLY, 0)
+        self.succeeded: dict[str, int] = dict.fromkeys(SUCCESS, 0)
+        self.ended_early: dict[str, int] = dict.fromkeys(EARLY, 0)
         self.from_executor: dict[str, float] = {}  # StepRecord.counters, added up
         # What others add to the dashboards: title, value and note as text, rows of
         # [label, share, text, colour "a" or "b"].
@@ -147,8 +149,8 @@ class EngineMetrics(Listener):
         self._about = histograms(engine.max_model_len)
         self.histograms = {name: Histogram(bounds) for name, (_, bounds) in self._about.items()}
         self.history = History(self.started)
-        self._tracks: dict[str, Track] = {}  # by the request's own id
-        self._lock = threading.Lock()  # between the engine's thread and those who read
+        self._in_progress: dict[str, RequestProgress] = {}  # by the request's own id
+        self._lock = threading.Lock()  # between the engine's thread and readers
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._process = ProcessCollector(registry=self.registry)  # memory and processor time of this process
@@ -157,11 +159,12 @@ class EngineMetrics(Listener):
     # What happens, as the engine tells it.
 
     def on_arrival(self, request: Request) -> None:
+        """A sample joins the group of its parent, which has arrived before it."""
         with self._lock:
-            track = self._tracks[request.id] = Track(request)
+            progress = self._in_progress[request.id] = RequestProgress(request)
             if request.parent is not None:
-                track.samples = self._tracks[request.parent.id].samples
-            track.samples.under_way += 1
+                progress.group = self._in_progress[request.parent.id].group
+            progress.group.under_way += 1
 
     def on_reject(self, request_id: str, error: Exception) -> None:
         with self._lock:
@@ -172,19 +175,22 @@ class EngineMetrics(Listener):
             self.counters["vllm:num_preemptions"] += 1
 
     def on_step(self, record: StepRecord) -> None:
+        """Count a step that has ended, failed or not, and what is new of each request in it. A request that
+        ended while the step was under way is counted in the step alone. Times are in seconds.
+        """
         with self._lock:
-            counters, tracks = self.counters, self._tracks
+            counters, in_progress = self.counters, self._in_progress
             # 1. Each request in the step: is it its first, and has it new tokens?
             for s, request_id in enumerate(record.request_ids):
-                track = tracks.get(request_id)
-                if track is None:  # aborted while the step was under way
+                progress = in_progress.get(request_id)
+                if progress is None:  # aborted while the step was under way
                     continue
-                if track.scheduled is None:
-                    track.scheduled = record.start + record.schedule_seconds
-                    counters["vllm:prefix_cache_queries"] += track.request.num_prompt_tokens
+                if progress.scheduled is None:
+                    progress.scheduled = record.start + record.schedule_seconds
+                    counters["vllm:prefix_cache_queries"] += progress.request.num_prompt_tokens
                     counters["vllm:prefix_cache_hits"] += record.tokens_cached[s]
-                if len(track.request.stats.token_times) > track.seen:
-                    self._tokens_came(track)
+                if len(progress.request.stats.token_times) > progress.seen:
+                    self._observe_tokens(progress)
             # 2. The step itself.
             tokens = sum(record.tokens_computed)
             counters["ruvon:steps"] += 1
@@ -198,7 +204,7 @@ class EngineMetrics(Listener):
             # 3. Where that leaves us, for the dashboard.
             self.history.note(record.end, self._point())
 
-    def _tokens_came(self, track: Track) -> None:
+    def _observe_tokens(self, progress: RequestProgress) -> None:
         """Count what is new of a request: `stats.token_times` beyond the `seen` first, one at least.
 
         1. All of it goes to vllm:generation_tokens.
@@ -209,34 +215,36 @@ class EngineMetrics(Listener):
            newest, as in vLLM, however many came at once (Part 16).
         4. `seen` is brought up to date.
         """
-        stats, counters = track.request.stats, self.counters
+        stats, counters = progress.request.stats, self.counters
         times = stats.token_times
-        counters["vllm:generation_tokens"] += len(times) - track.seen
-        if track.seen:
-            gap = times[-1] - times[track.seen - 1]
+        counters["vllm:generation_tokens"] += len(times) - progress.seen
+        if progress.seen:
+            gap = times[-1] - times[progress.seen - 1]
             self.histograms["vllm:inter_token_latency_seconds"].observe(gap)
         else:
-            counters["vllm:prompt_tokens"] += track.request.num_prompt_tokens
+            counters["vllm:prompt_tokens"] += progress.request.num_prompt_tokens
             self.histograms[TTFT].observe(stats.time_to_first_token)
             self.history.sample("ttft", times[0], stats.time_to_first_token)
-        track.seen = len(times)
+        progress.seen = len(times)
 
     def on_finish(self, request: Request) -> None:
         """A request that ended well is in every request metric; any other only in ours."""
         with self._lock:
-            track = self._tracks.pop(request.id, None)
-            if track is None:  # it was here before we listened
+            progress = self._in_progress.pop(request.id, None)
+            if progress is None:  # it was here before we listened
                 return
             reason = request.output.finish_reason
+            assert reason is not None  # it has ended
             if reason in self.succeeded:
+                assert progress.scheduled is not None  # its tokens came from a step
                 self.succeeded[reason] += 1
-                self._observe_finished(request, track.scheduled)
-                track.samples.longest = max(track.samples.longest, len(request.stats.token_times))
+                self._observe_finished(request, progress.scheduled)
+                progress.group.longest = max(progress.group.longest, len(request.stats.token_times))
             else:
                 self.ended_early[reason] += 1
-            track.samples.under_way -= 1
-            if track.samples.longest and not track.samples.under_way:
-                self.histograms["vllm:request_max_num_generation_tokens"].observe(track.samples.longest)
+            progress.group.under_way -= 1
+            if progress.group.longest and not progress.group.under_way:
+                self.histograms["vllm:request_max_num_generation_tokens"].observe(progress.group.longest)
             self.history.note(time.perf_counter(), self._point())
 
     def _observe_finished(self, request: Request, scheduled: float) -> None:
@@ -279,47 +287,39 @@ class EngineMetrics(Listener):
         """
         with self._lock:
             counters = dict(self.counters)
-            by_label = {
-                ("vllm:request_success", "finished_reason"): (
-                    "Requests that ended well.",
-                    dict(self.succeeded),
-                ),
-                ("ruvon:requests_ended_early", "reason"): (
-                    "Requests that were aborted, failed, or were refused by the engine.",
-                    dict(self.ended_early),
-                ),
-                ("ruvon:executor", "counter"): (
-                    "What the executor told of its steps.",
-                    dict(self.from_executor),
-                ),
-            }
+            succeeded, ended_early = dict(self.succeeded), dict(self.ended_early)
+            from_executor = dict(self.from_executor)
             observed = {name: (h.bounds, h.cumulative(), h.sum) for name, h in self.histograms.items()}
-        own = (self.model_name, ENGINE)
+        labels = (self.model_name, ENGINE)
         for name, count in counters.items():
-            family = CounterMetricFamily(name, COUNTERS[name], labels=LABELS)
-            family.add_metric(own, count)
-            yield family
-        for (name, label), (about, values) in by_label.items():
-            family = CounterMetricFamily(name, about, labels=(*LABELS, label))
-            for value, count in values.items():
-                family.add_metric((*own, value), count)
-            yield family
+            counter = CounterMetricFamily(name, COUNTERS[name], labels=LABELS)
+            counter.add_metric(labels, count)
+            yield counter
+        for name, label, about, by_label in (
+            ("vllm:request_success", "finished_reason", "Requests that ended well.", succeeded),
+            ("ruvon:requests_ended_early", "reason", ENDED_EARLY, ended_early),
+            ("ruvon:executor", "counter", "What the executor told of its steps.", from_executor),
+        ):
+            counter = CounterMetricFamily(name, about, labels=(*LABELS, label))
+            for label_value, amount in by_label.items():
+                counter.add_metric((*labels, label_value), amount)
+            yield counter
         for name, (bounds, cumulative, total) in observed.items():
-            family = HistogramMetricFamily(name, self._about[name][0], labels=LABELS)
+            histogram = HistogramMetricFamily(name, self._about[name][0], labels=LABELS)
             les = [*(str(float(bound)) for bound in bounds), "+Inf"]
-            family.add_metric(own, list(zip(les, cumulative, strict=True)), total)
-            yield family
+            histogram.add_metric(labels, list(zip(les, cumulative, strict=True)), total)
+            yield histogram
         for name, about, value in self._gauges():
-            family = GaugeMetricFamily(name, about, labels=LABELS)
-            family.add_metric(own, value)
-            yield family
+            gauge = GaugeMetricFamily(name, about, labels=LABELS)
+            gauge.add_metric(labels, value)
+            yield gauge
         for kind, about in (("used", "in use, by anyone"), ("total", "there is")):
-            family = GaugeMetricFamily(
+            gauge = GaugeMetricFamily(
                 f"ruvon:gpu_memory_{kind}_bytes", f"GPU memory that is {about}.", labels=(*LABELS, "device")
             )
             for gpu in gpus():
-                family.add_metric((*own, gpu["device"]), gpu[kind])
-            yield family
+                gauge.add_metric((*labels, gpu["device"]), gpu[kind])
+            yield gauge
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
         point = self._point()
@@ -366,10 +366,10 @@ def gpus() -> list[dict]:
     """Of each GPU that this process has touched: device, bytes used (by anyone) and in total."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return []
-    found = []
+    touched = []
     for index in range(torch.cuda.device_count()):
         if not torch.cuda.memory_reserved(index):  # asking would open it
             continue
         free, total = torch.cuda.mem_get_info(index)
-        found.append({"device": f"cuda:{index}", "used": total - free, "total": total})
-    return found
+        touched.append({"device": f"cuda:{index}", "used": total - free, "total": total})
+    return touched

@@ -1,4 +1,4 @@
-"""Sharing out: whole nanoseconds among those who caused them, whole cents among the lines of a bill. Part 19.
+"""Sharing out: whole nanoseconds among requests that caused them, whole cents among lines of a bill. Part 19.
 
 Promises that what was shared out is what there was: whole numbers, and nothing lost to rounding. Knows no
 clock, no price and no requests.
@@ -18,7 +18,7 @@ def share_out(total: int, weights: Sequence[int]) -> list[int]:
     2. What is left over goes out in ones: the largest remainder first; of equal ones, the earliest.
 
     So the parts add up to `total`, no part is a whole unit away from its exact share, and a weight of 0 gets
-    0. Raises ValueError: something below 0, or something to share and nobody with a weight.
+    0. Raises ValueError: something below 0, or something to share and no weight above 0.
     """
     if total < 0 or min(weights, default=0) < 0:
         raise ValueError(f"{total=}, {min(weights, default=0)=}: neither may be below 0")
@@ -82,11 +82,12 @@ def work_of(*, prompt: int, cached: int, reached: int, start: int, end: int, wei
     again = min(max(reached - start, 0), end - start)
     new_input = max(min(prompt, end) - max(start, reached), 0)
     new_output = end - start - again - new_input
-    recomputed, read, said = again * weights.input, new_input * weights.input, new_output * weights.output
+    recomputed, computed_input = again * weights.input, new_input * weights.input
+    computed_output = new_output * weights.output
     held = end * weights.held
     if new_output:
-        return Work(0, read, said + held, recomputed)
+        return Work(0, computed_input, computed_output + held, recomputed)
     if new_input:
-        found = cached * weights.held
-        return Work(found, read + held - found, 0, recomputed)
+        held_cached = cached * weights.held
+        return Work(held_cached, computed_input + held - held_cached, 0, recomputed)
     return Work(0, 0, 0, recomputed + held)

@@ -1,0 +1,1 @@
+"""The embedded models, a folder each, found by scanning."""

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that the file
 
 from benchmarks.record import OUT, ROOT, record
 from engine.attention.dense import causal
-from engine.checkpoint import CheckpointError
+from engine.models.checkpoint import CheckpointError
 from engine.models.loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 PROMPTS = ["Hello world", "Tim had a red ball. He loved his red"]
 SHOWN = 8  # candidates per prompt

@@ -21,10 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import OUT, record  # noqa: E402
-from engine.decoding.greedy import Forward, FullForward, Step, decode_steps, top_candidates  # noqa: E402
+from engine.decoding.greedy import DecodeStep, Forward, FullForward, decode_steps, top_candidates  # noqa: E402
 from engine.decoding.params import ParameterError, SamplingParams  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
-from engine.tokenizer import Tokenizer  # noqa: E402
+from engine.text.tokenizer import Tokenizer  # noqa: E402
 
 MODEL = "storyteller"
 PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
@@ -91,7 +91,7 @@ def main() -> None:
     console.print(f"\n[dim]Figures saved in {path.relative_to(ROOT)}[/]")
 
 
-def watch(steps: Iterator[Step], tokenizer: Tokenizer, console: Console) -> Iterator[Step]:
+def watch(steps: Iterator[DecodeStep], tokenizer: Tokenizer, console: Console) -> Iterator[DecodeStep]:
     """Hand the steps on, drawing a table of what each was chosen from."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("step", justify="right")
@@ -118,7 +118,7 @@ def visible(text: str) -> str:
     return text.replace(" ", "·").replace("\n", "↵")
 
 
-def summarise(forward: Watched, last: Step) -> dict:
+def summarise(forward: Watched, last: DecodeStep) -> dict:
     """The run in numbers. The display's own time is not in them."""
     seconds, count = forward.seconds, len(forward.seconds)
     few = max(1, min(16, count // 2))

@@ -22,12 +22,12 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import OUT, record  # noqa: E402
 from engine.cache.single import CachedForward  # noqa: E402
-from engine.config import ModelConfig  # noqa: E402
 from engine.decoding.greedy import Forward, FullForward, decode_steps  # noqa: E402
 from engine.decoding.params import ParameterError, SamplingParams  # noqa: E402
 from engine.layers.packed_linear import pack_linears  # noqa: E402
+from engine.models.config import ModelConfig  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
-from engine.tokenizer import Tokenizer  # noqa: E402
+from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import side_by_side  # noqa: E402
 
 MODEL = "storyteller"

@@ -26,15 +26,15 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import OUT, record  # noqa: E402
 from engine.cache.single import CachedForward  # noqa: E402
-from engine.config import ModelConfig  # noqa: E402
 from engine.decoding.greedy import generate  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
 from engine.layers.packed_linear import pack_linears  # noqa: E402
+from engine.models.config import ModelConfig  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
 from engine.server.app import create_app  # noqa: E402
 from engine.server.backend import LockedBackend  # noqa: E402
 from engine.server.run import serve  # noqa: E402
-from engine.tokenizer import Tokenizer  # noqa: E402
+from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import HOST, served, title, yes  # noqa: E402
 
 MODEL = "storyteller"

@@ -26,7 +26,7 @@ from engine.decoding.params import SamplingParams  # noqa: E402
 from engine.decoding.sampling import SUPPORTS, SamplingState, distribution, draw, sampler  # noqa: E402
 from engine.layers.packed_linear import pack_linears  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
-from engine.tokenizer import Tokenizer  # noqa: E402
+from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import yes  # noqa: E402
 
 MODEL = "storyteller"

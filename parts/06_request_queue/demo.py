@@ -24,27 +24,26 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import OUT, record  # noqa: E402
-from engine.async_engine import AsyncLLMEngine  # noqa: E402
-from engine.batch import Batch  # noqa: E402
 from engine.cache.single import CachedForward  # noqa: E402
-from engine.cache.slots import SlotCache  # noqa: E402
+from engine.cache.slots import SlotMemory  # noqa: E402
+from engine.core.engine_thread import EngineThread  # noqa: E402
+from engine.core.llm_engine import LLMEngine  # noqa: E402
 from engine.decoding.greedy import generate  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
-from engine.executor import Executor, ModelForward  # noqa: E402
+from engine.execution.runner import EagerWay, Logits, ModelRunner, Way  # noqa: E402
 from engine.layers.packed_linear import pack_linears  # noqa: E402
-from engine.listeners import Listener, Listeners, StepRecord  # noqa: E402
-from engine.llm_engine import LLMEngine  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
+from engine.requests.batch import Batch  # noqa: E402
+from engine.requests.listeners import Listener, Listeners, StepRecord  # noqa: E402
+from engine.requests.request import Request  # noqa: E402
 from engine.scheduling.fifo import FIFOScheduler  # noqa: E402
-from engine.scheduling.request import Request  # noqa: E402
 from engine.server.app import create_app  # noqa: E402
-from engine.tokenizer import Tokenizer  # noqa: E402
+from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import HOST, served, title, yes  # noqa: E402
 
 MODEL = "storyteller"
@@ -78,8 +77,8 @@ class Diary(Listener):
 
     def on_schedule(self, batch: Batch) -> None:
         self._steps += 1  # counted here, so that a step that fails has its number too
-        for request in batch.requests:
-            self.ran[self.names[request.id]].append(self._steps)
+        for request_id in batch.ids:
+            self.ran[self.names[request_id]].append(self._steps)
 
     def on_step(self, record: StepRecord) -> None:
         self.records.append(record)
@@ -109,17 +108,20 @@ class Diary(Listener):
 
 
 class Breakable:
-    """The model's forward pass, with a brake, and a fuse: it fails once, so many steps after it was lit."""
+    """A way to compute a pass, with a brake, and a fuse: it fails once, so many steps after it was lit."""
 
-    def __init__(self, forward: Callable[[Batch], Tensor], brake: float) -> None:
-        self.forward, self.brake, self.fuse = forward, brake, 0
+    def __init__(self, way: Way, brake: float) -> None:
+        self.way, self.brake, self.fuse = way, brake, 0
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def fits(self, batch: Batch) -> bool:
+        return self.way.fits(batch)
+
+    def __call__(self, batch: Batch) -> Logits:
         time.sleep(self.brake)
         self.fuse -= 1
         if self.fuse == 0:
             raise RuntimeError("a cosmic ray hit the adder")
-        return self.forward(batch)  # logits[R, V]
+        return self.way(batch)
 
 
 @dataclass
@@ -128,7 +130,7 @@ class Stage:
 
     address: str
     engine: LLMEngine
-    forward: Breakable
+    way: Breakable
     diary: Diary
 
 
@@ -173,13 +175,13 @@ def main() -> None:
 
     def compose(brake: float, *listeners: Listener) -> tuple[LLMEngine, Breakable]:
         """The engine from its parts. One request runs at a time, so one slot will do."""
-        cache = SlotCache(model.config, num_slots=1)
-        forward = Breakable(ModelForward(model, cache), brake)
-        scheduler, executor = FIFOScheduler(cache), Executor(forward)
-        return LLMEngine(tokenizer, model.config, scheduler, executor, Listeners(listeners)), forward
+        memory = SlotMemory(model.config, num_slots=1)
+        way = Breakable(EagerWay(model, memory), brake)
+        scheduler, runner = FIFOScheduler(memory.plan()), ModelRunner([way], memory)
+        return LLMEngine(tokenizer, model.config, scheduler, runner, Listeners(listeners)), way
 
     if arguments.serve:
-        app = create_app(AsyncLLMEngine(compose(BRAKE)[0], MODEL))  # the app starts and stops its thread
+        app = create_app(EngineThread(compose(BRAKE)[0], MODEL))  # the app starts and stops its thread
         console.print(how_to_call(arguments.port), soft_wrap=True)
         uvicorn.run(app, host=HOST, port=arguments.port, log_level="warning")
         return
@@ -187,9 +189,9 @@ def main() -> None:
     @contextmanager
     def stage() -> Iterator[Stage]:
         diary = Diary()
-        engine, forward = compose(BRAKE, diary)
-        with served(create_app(AsyncLLMEngine(engine, MODEL))) as address:
-            yield Stage(address, engine, forward, diary)
+        engine, way = compose(BRAKE, diary)
+        with served(create_app(EngineThread(engine, MODEL))) as address:
+            yield Stage(address, engine, way, diary)
 
     alone = {
         name: generate(CachedForward(model), tokenizer, model.config, prompt, params(name)).outputs[0].text
@@ -258,7 +260,7 @@ def two_leave(console: Console, stage: Stage, alone: dict[str, str]) -> dict:
 
 def a_step_fails(console: Console, stage: Stage, alone: dict[str, str]) -> dict:
     logging.getLogger("engine").setLevel(logging.CRITICAL)  # the server logs the failure; here it is the show
-    stage.forward.fuse = 30
+    stage.way.fuse = 30
     clients = {name: Client(stage, name) for name in PROMPTS}
     for client in clients.values():
         client.join()

@@ -7,6 +7,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,18 +23,18 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import OUT, record  # noqa: E402
-from engine.cache.slots import SlotCache  # noqa: E402
+from engine.cache.slots import SlotCache, SlotMemory  # noqa: E402
+from engine.core.llm_engine import LLMEngine  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
-from engine.executor import Executor, ModelForward  # noqa: E402
+from engine.execution.runner import EagerWay, ModelRunner  # noqa: E402
 from engine.layers.packed_linear import pack_linears  # noqa: E402
-from engine.listeners import Listener, Listeners, StepRecord  # noqa: E402
-from engine.llm_engine import LLMEngine  # noqa: E402
+from engine.layers.prefill import pack, run_prefill  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
-from engine.prefill import pack, run_prefill  # noqa: E402
+from engine.requests.listeners import Listener, Listeners, StepRecord  # noqa: E402
 from engine.scheduling.fifo import FIFOScheduler  # noqa: E402
 from engine.scheduling.scheduler import Scheduler  # noqa: E402
 from engine.scheduling.static import StaticScheduler  # noqa: E402
-from engine.tokenizer import Tokenizer  # noqa: E402
+from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import side_by_side, title, yes  # noqa: E402
 
 MODEL = "storyteller"
@@ -48,6 +49,7 @@ COLOURS = dict(zip(PROMPTS, ("cyan", "magenta", "green", "yellow", "bright_blue"
 WIDTH = len(PROMPTS)
 RAGGED = {"A": 60, "B": 12, "C": 30, "D": 6, "E": 21}  # tokens asked for, where lengths differ
 LINES = 3  # of each story, its last ones
+STATIC = partial(StaticScheduler, max_num_seqs=WIDTH)
 
 
 class Steps(Listener):
@@ -64,11 +66,18 @@ class Runner:
     """One side of the race: an engine with all five requests in it, and its own clock."""
 
     def __init__(
-        self, name: str, tokenizer: Tokenizer, model: nn.Module, scheduler: Scheduler, tokens: dict[str, int]
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        model: nn.Module,
+        places: int,
+        make_scheduler: Callable[[SlotCache], Scheduler],
+        tokens: dict[str, int],
     ) -> None:
         self.name, self.steps, self.clock = name, Steps(), 0.0
-        executor = Executor(ModelForward(model, scheduler.cache))
-        self.engine = LLMEngine(tokenizer, model.config, scheduler, executor, Listeners([self.steps]))
+        memory = SlotMemory(model.config, places)
+        scheduler, runner = make_scheduler(memory.plan()), ModelRunner([EagerWay(model, memory)], memory)
+        self.engine = LLMEngine(tokenizer, model.config, scheduler, runner, Listeners([self.steps]))
         self.text = dict.fromkeys(PROMPTS, "")
         self.first: dict[str, float] = {}  # seconds on this side's clock
         self.last: dict[str, float] = {}
@@ -162,9 +171,8 @@ def one_pass(console: Console, tokenizer: Tokenizer, model: nn.Module) -> dict[s
 def race(
     console: Console, tokenizer: Tokenizer, alone: nn.Module, crowd: nn.Module, tokens: dict[str, int]
 ) -> dict[str, object]:
-    queue = Runner("in series", tokenizer, alone, FIFOScheduler(SlotCache(alone.config, 1)), tokens)
-    static = StaticScheduler(SlotCache(crowd.config, WIDTH), WIDTH)
-    batch = Runner("together", tokenizer, crowd, static, tokens)
+    queue = Runner("in series", tokenizer, alone, 1, FIFOScheduler, tokens)
+    batch = Runner("together", tokenizer, crowd, WIDTH, STATIC, tokens)
     runners = [queue, batch]
     side_by_side(console, runners, lambda runner: runner.panel(console.width // 2, console))
 
@@ -210,8 +218,7 @@ def race(
 
 def ragged(console: Console, tokenizer: Tokenizer, model: nn.Module) -> dict[str, object]:
     """A row for each request: the steps it was in, and those in which its place stood empty."""
-    scheduler = StaticScheduler(SlotCache(model.config, WIDTH), WIDTH)
-    runner = Runner("ragged", tokenizer, model, scheduler, RAGGED)
+    runner = Runner("ragged", tokenizer, model, WIDTH, STATIC, RAGGED)
     while runner.advance():
         pass
     steps = [{id.partition("/")[0] for id in step.request_ids} for step in runner.steps.records]

@@ -36,20 +36,20 @@ from benchmarks.part08_gantt import (  # noqa: E402
     play,
 )
 from benchmarks.record import OUT, record  # noqa: E402
-from engine.async_engine import AsyncLLMEngine  # noqa: E402
 from engine.cache.single import CachedForward  # noqa: E402
-from engine.cache.slots import SlotCache  # noqa: E402
+from engine.cache.slots import SlotMemory  # noqa: E402
+from engine.core.engine_thread import EngineThread  # noqa: E402
+from engine.core.llm_engine import LLMEngine  # noqa: E402
 from engine.decoding.greedy import generate  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
-from engine.executor import Executor, ModelForward  # noqa: E402
+from engine.execution.runner import EagerWay, ModelRunner  # noqa: E402
 from engine.layers.packed_linear import pack_linears  # noqa: E402
-from engine.listeners import Listener, Listeners, StepRecord  # noqa: E402
-from engine.llm_engine import LLMEngine  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
+from engine.requests.listeners import Listener, Listeners, StepRecord  # noqa: E402
+from engine.requests.request import Request  # noqa: E402
 from engine.scheduling.continuous import ContinuousScheduler  # noqa: E402
-from engine.scheduling.request import Request  # noqa: E402
 from engine.server.app import create_app  # noqa: E402
-from engine.tokenizer import Tokenizer  # noqa: E402
+from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import served, title, yes  # noqa: E402
 
 MODEL = "storyteller"
@@ -95,9 +95,9 @@ def main() -> None:
     title(console, "1. Two long requests and three short ones, a column per step")
     played = {}
     for name, make in SCHEDULERS.items():
-        cache = SlotCache(model.config, WIDTH)
-        executor = Executor(ModelForward(model, cache))
-        played[name] = play(tokenizer, model.config, make(cache), executor, prompts)
+        memory = SlotMemory(model.config, WIDTH)
+        runner = ModelRunner([EagerWay(model, memory)], memory)
+        played[name] = play(tokenizer, model.config, make(memory.plan()), runner, prompts)
         console.print(gantt(f"{name}: {len(played[name].steps)} steps", played[name]))
     console.print(legend())
     console.print(latencies(played))
@@ -106,10 +106,10 @@ def main() -> None:
     console.print(f"All three gave every request the same tokens: [bold]{yes(same)}[/]")
 
     title(console, f"2. The same five, in a cache with room for {ROOM} tokens")
-    cache = TightCache(model.config, WIDTH, ROOM)
-    scheduler = ContinuousScheduler(cache, WIDTH, BUDGET)
-    executor = Executor(ModelForward(model, cache))
-    tight = play(tokenizer, model.config, scheduler, executor, prompts, max_model_len=ROOM)
+    memory = SlotMemory(model.config, WIDTH, ROOM)
+    scheduler = ContinuousScheduler(TightCache(WIDTH, ROOM), WIDTH, BUDGET)
+    runner = ModelRunner([EagerWay(model, memory)], memory)
+    tight = play(tokenizer, model.config, scheduler, runner, prompts, max_model_len=ROOM)
     console.print(gantt(f"continuous, {ROOM} tokens of room: {len(tight.steps)} steps", tight))
     lost = ", ".join(f"{name} gave up {tokens} computed tokens" for name, tokens in tight.preempted)
     times = "once" if len(tight.preempted) == 1 else f"{len(tight.preempted)} times"
@@ -120,11 +120,11 @@ def main() -> None:
 
     title(console, "3. Three clients of the HTTP server at once, beside the engine's log")
     log = StepLog()
-    cache = SlotCache(model.config, len(CLIENTS))
-    scheduler = ContinuousScheduler(cache, len(CLIENTS), 256)
-    executor = Executor(ModelForward(model, cache))
-    engine = LLMEngine(tokenizer, model.config, scheduler, executor, Listeners([log]))
-    with served(create_app(AsyncLLMEngine(engine, MODEL))) as address:
+    memory = SlotMemory(model.config, len(CLIENTS))
+    scheduler = ContinuousScheduler(memory.plan(), len(CLIENTS), 256)
+    runner = ModelRunner([EagerWay(model, memory)], memory)
+    engine = LLMEngine(tokenizer, model.config, scheduler, runner, Listeners([log]))
+    with served(create_app(EngineThread(engine, MODEL))) as address:
         start, events = asyncio.run(watch(console, address, log))
     lines = recorded(log, events, start)
     recording.parent.mkdir(parents=True, exist_ok=True)

@@ -23,13 +23,13 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.memory import peak_bytes  # noqa: E402
 from benchmarks.record import OUT, RESULTS, record  # noqa: E402
 from engine.attention.interface import Spans  # noqa: E402
-from engine.attention.kernels import NAMES, attention_kernel, why_no_triton  # noqa: E402
 from engine.attention.tiled import RunningSoftmax  # noqa: E402
 from engine.cache.single import CachedForward  # noqa: E402
 from engine.decoding.greedy import generate  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
-from engine.tokenizer import Tokenizer  # noqa: E402
+from engine.text.tokenizer import Tokenizer  # noqa: E402
+from engine.wiring.attention_kernel import NAMES, attention_kernel, why_no_triton  # noqa: E402
 from parts.stage import title, yes  # noqa: E402
 
 MODEL = "storyteller"

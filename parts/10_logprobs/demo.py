@@ -34,8 +34,8 @@ from benchmarks.part10_surprise import (  # noqa: E402
     svg,
 )
 from benchmarks.record import OUT, record  # noqa: E402
+from engine.core.llm_engine import LLMEngine  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
-from engine.llm_engine import LLMEngine  # noqa: E402
 from parts.stage import title  # noqa: E402
 
 PROMPT = "One day, Lily opened the box and found a"

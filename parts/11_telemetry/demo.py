@@ -20,20 +20,20 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.part11_crowd import Crowd, come  # noqa: E402
 from benchmarks.record import OUT, record  # noqa: E402
-from engine.async_engine import AsyncLLMEngine  # noqa: E402
-from engine.cache.slots import SlotCache  # noqa: E402
-from engine.executor import Executor, ModelForward  # noqa: E402
+from engine.cache.slots import SlotMemory  # noqa: E402
+from engine.client.top import read, top  # noqa: E402
+from engine.core.engine_thread import EngineThread  # noqa: E402
+from engine.core.llm_engine import LLMEngine  # noqa: E402
+from engine.execution.runner import EagerWay, ModelRunner  # noqa: E402
 from engine.layers.packed_linear import pack_linears  # noqa: E402
-from engine.llm_engine import LLMEngine  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
 from engine.scheduling.continuous import ContinuousScheduler  # noqa: E402
 from engine.server.app import create_app  # noqa: E402
+from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes  # noqa: E402
 from engine.telemetry.histogram import quantile  # noqa: E402
 from engine.telemetry.history import percentile  # noqa: E402
 from engine.telemetry.metrics import TTFT, EngineMetrics  # noqa: E402
-from engine.telemetry.routes import OPEN_PATHS, telemetry  # noqa: E402
-from engine.telemetry.top import read, top  # noqa: E402
-from engine.tokenizer import Tokenizer  # noqa: E402
+from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import HOST, asked_to_serve, served, title, yes  # noqa: E402
 
 MODEL = "storyteller"
@@ -46,11 +46,12 @@ def build() -> tuple[EngineMetrics, object]:
     """The metrics of an engine, and the app that serves both."""
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=SEATS))
-    cache = SlotCache(model.config, SEATS)
-    scheduler = ContinuousScheduler(cache, SEATS, 256)
-    engine = LLMEngine(tokenizer, model.config, scheduler, Executor(ModelForward(model, cache)))
+    memory = SlotMemory(model.config, SEATS)
+    scheduler = ContinuousScheduler(memory.plan(), SEATS, 256)
+    runner = ModelRunner([EagerWay(model, memory)], memory)
+    engine = LLMEngine(tokenizer, model.config, scheduler, runner)
     metrics = EngineMetrics(engine, MODEL)
-    app = create_app(AsyncLLMEngine(engine, MODEL), [telemetry(metrics)], open_paths=OPEN_PATHS)
+    app = create_app(EngineThread(engine, MODEL), [telemetry_routes(metrics)], open_paths=OPEN_PATHS)
     return metrics, app
 
 

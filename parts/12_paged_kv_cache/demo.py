@@ -32,15 +32,16 @@ from benchmarks.part12_blocks import (  # noqa: E402
     row,
 )
 from benchmarks.record import OUT, record  # noqa: E402
+from engine.cache.memory import PageMemory  # noqa: E402
 from engine.cache.paged import PagedCache  # noqa: E402
-from engine.cache.slots import SlotCache  # noqa: E402
+from engine.cache.slots import SlotMemory  # noqa: E402
+from engine.core.llm_engine import LLMEngine  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
-from engine.executor import Executor, ModelForward  # noqa: E402
+from engine.execution.runner import EagerWay, ModelRunner  # noqa: E402
 from engine.layers.packed_linear import pack_linears  # noqa: E402
-from engine.llm_engine import LLMEngine  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
 from engine.scheduling.continuous import ContinuousScheduler  # noqa: E402
-from engine.tokenizer import Tokenizer  # noqa: E402
+from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import title, yes  # noqa: E402
 
 MODEL = "storyteller"
@@ -68,26 +69,26 @@ def main() -> None:
         console,
         f"1. Twenty requests in the memory of {CONTIGUOUS} contiguous ones: {blocks} blocks of {BLOCK}",
     )
-    cache = PagedCache(model.config, blocks, BLOCK)
+    memory = PageMemory(model.config, blocks, BLOCK)
     with Live(console=console, auto_refresh=False, transient=True) as live:
         draw = partial(show, live)
-        paged = play(tokenizer, model.config, cache, executor(model, cache), prompts, outputs, watch=draw)
+        runner = runner_of(model, memory)
+        paged = play(tokenizer, model.config, memory.plan(), runner, prompts, outputs, watch=draw)
     fullest = max(range(len(paged.maps)), key=lambda step: paged.held[step])
     head = f"step {fullest + 1}, when most blocks are taken: {paged.at_once[fullest]} requests run"
     console.print(drawn(paged.maps[fullest], head))
-    slot_cache = SlotCache(model.config, CONTIGUOUS)
-    slots = play(tokenizer, model.config, slot_cache, executor(model, slot_cache), prompts, outputs)
+    memory = SlotMemory(model.config, CONTIGUOUS)
+    slots = play(tokenizer, model.config, memory.plan(), runner_of(model, memory), prompts, outputs)
     console.print(comparison([row("slots", slots), row("pages", paged)]))
     same = paged.outputs == slots.outputs
     console.print(f"Requests that failed: [bold]{paged.errors}[/]")
     console.print(f"Everybody got the tokens that slots give: [bold]{yes(same)}[/]")
 
     title(console, "2. Eight samples of one prompt")
-    cache = PagedCache(model.config, blocks, BLOCK)
-    shared, alone = samples(console, tokenizer, model, cache)
+    shared, alone = samples(console, tokenizer, model, PageMemory(model.config, blocks, BLOCK))
 
     title(console, "3. A beginning that was seen before")
-    first, second, cached = twice(tokenizer, model, PagedCache(model.config, blocks, BLOCK))
+    first, second, cached = twice(tokenizer, model, PageMemory(model.config, blocks, BLOCK))
     console.print(
         f"The first request reads 308 tokens: first token after {first * 1e3:.0f} ms.\n"
         f"The second differs in its last 8: {cached} tokens are there already, "
@@ -118,8 +119,13 @@ def story_prompts(tokenizer: Tokenizer, sizes: list[int]) -> list[list[int]]:
     return prompts
 
 
-def executor(model, cache) -> Executor:
-    return Executor(ModelForward(model, cache))
+def runner_of(model, memory: PageMemory | SlotMemory) -> ModelRunner:
+    return ModelRunner([EagerWay(model, memory)], memory)
+
+
+def engine_on(tokenizer: Tokenizer, model, memory: PageMemory, cache: PagedCache) -> LLMEngine:
+    scheduler = ContinuousScheduler(cache, 8, 512)
+    return LLMEngine(tokenizer, model.config, scheduler, runner_of(model, memory))
 
 
 def show(live: Live, played: Played) -> None:
@@ -155,9 +161,10 @@ def comparison(rows: list[list]) -> Table:
     return table
 
 
-def samples(console: Console, tokenizer: Tokenizer, model, cache: PagedCache) -> tuple[int, int]:
+def samples(console: Console, tokenizer: Tokenizer, model, memory: PageMemory) -> tuple[int, int]:
     """(blocks in use by eight samples at their most, blocks that eight alone would take)"""
-    engine = LLMEngine(tokenizer, model.config, ContinuousScheduler(cache, 8, 512), executor(model, cache))
+    cache = memory.plan()
+    engine = engine_on(tokenizer, model, memory, cache)
     prompt = story(tokenizer, 200)
     params = SamplingParams(n=8, temperature=0.8, seed=1, max_tokens=20, ignore_eos=True)
     engine.add_request("0", prompt, params)
@@ -188,9 +195,9 @@ def by_sample(cache: PagedCache) -> list[int]:
     return found
 
 
-def twice(tokenizer: Tokenizer, model, cache: PagedCache) -> tuple[float, float, int]:
+def twice(tokenizer: Tokenizer, model, memory: PageMemory) -> tuple[float, float, int]:
     """(seconds to the first token, the same for a second request, tokens it found)"""
-    engine = LLMEngine(tokenizer, model.config, ContinuousScheduler(cache, 8, 512), executor(model, cache))
+    engine = engine_on(tokenizer, model, memory, memory.plan())
     params = SamplingParams(temperature=0, max_tokens=1)
     waits = []
     for name, token_id in (("warm-up", 5), ("first", 11), ("second", 12)):

@@ -24,12 +24,12 @@ if not GPU:
 
 from benchmarks.part13_watch import watched  # noqa: E402
 from benchmarks.record import OUT, RESULTS, record  # noqa: E402
-from engine.ahead import AheadEngine  # noqa: E402
 from engine.attention.paged import Gathered  # noqa: E402
+from engine.core.ahead import AheadEngine  # noqa: E402
+from engine.core.llm_engine import LLMEngine  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
-from engine.llm_engine import LLMEngine  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
-from engine.tokenizer import Tokenizer  # noqa: E402
+from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import title, yes  # noqa: E402
 
 MODEL = "storyteller"

@@ -21,26 +21,27 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.part14_readers import WORDS_PER_SECOND, Seen, at_once, crowd, streamed  # noqa: E402
 from benchmarks.record import OUT, record  # noqa: E402
-from engine.async_engine import AsyncLLMEngine  # noqa: E402
-from engine.cache.paged import PagedCache  # noqa: E402
-from engine.chat_template import ChatTemplate, guarded  # noqa: E402
+from engine.cache.memory import PageMemory  # noqa: E402
 from engine.client.stream import ChatClient  # noqa: E402
+from engine.core.engine_thread import EngineThread  # noqa: E402
+from engine.core.llm_engine import LLMEngine  # noqa: E402
+from engine.decoding.chat_template import ChatTemplate, guarded  # noqa: E402
 from engine.decoding.logprobs import SUPPORTS  # noqa: E402
-from engine.executor import ModelForward  # noqa: E402
+from engine.execution.runner import EagerWay, ModelRunner  # noqa: E402
+from engine.execution.scores import logprobs_of  # noqa: E402
 from engine.layers.packed_linear import pack_linears  # noqa: E402
-from engine.listeners import Listener, StepRecord  # noqa: E402
-from engine.llm_engine import LLMEngine  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
+from engine.requests.listeners import Listener, StepRecord  # noqa: E402
 from engine.scheduling.continuous import ContinuousScheduler  # noqa: E402
-from engine.scoring import ScoringExecutor  # noqa: E402
+from engine.scheduling.spoken import spoken_of  # noqa: E402
 from engine.server.app import create_app  # noqa: E402
-from engine.server.chat import chat  # noqa: E402
+from engine.server.chat import chat_routes  # noqa: E402
 from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS  # noqa: E402
 from engine.server.chat_page import chat_page  # noqa: E402
-from engine.server.generate import generate  # noqa: E402
+from engine.server.generate import generate_route  # noqa: E402
+from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes  # noqa: E402
 from engine.telemetry.metrics import EngineMetrics  # noqa: E402
-from engine.telemetry.routes import OPEN_PATHS, telemetry  # noqa: E402
-from engine.tokenizer import Tokenizer  # noqa: E402
+from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import HOST, asked_to_serve, served, title, yes  # noqa: E402
 
 MODEL = "storyteller"
@@ -68,19 +69,20 @@ def build() -> tuple[LLMEngine, Counted, object]:
     """An engine, what it counts, and the app that serves it."""
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=SEATS))
-    cache = PagedCache(model.config, BLOCKS)
-    scheduler = ContinuousScheduler(cache, SEATS, 512)
-    executor = ScoringExecutor(ModelForward(model, cache), tokenizer)
-    engine = LLMEngine(tokenizer, model.config, scheduler, executor, supports=SUPPORTS)
+    memory = PageMemory(model.config, BLOCKS)
+    scheduler = ContinuousScheduler(memory.plan(), SEATS, 512, spoken_of=spoken_of)
+    scores = logprobs_of(tokenizer, model.logits)
+    runner = ModelRunner([EagerWay(model, memory)], memory, scores=scores)
+    engine = LLMEngine(tokenizer, model.config, scheduler, runner, supports=SUPPORTS)
     counted = Counted()
     engine.listeners.add(counted)
     extensions = [
-        chat(tokenizer, model.config, ChatTemplate.from_pretrained(MODEL)),
-        generate,
+        chat_routes(tokenizer, model.config, ChatTemplate.from_pretrained(MODEL)),
+        generate_route,
         chat_page,
-        telemetry(EngineMetrics(engine, MODEL)),
+        telemetry_routes(EngineMetrics(engine, MODEL)),
     ]
-    app = create_app(AsyncLLMEngine(engine, MODEL), extensions, open_paths=CHAT_PATHS | OPEN_PATHS)
+    app = create_app(EngineThread(engine, MODEL), extensions, open_paths=CHAT_PATHS | OPEN_PATHS)
     return engine, counted, app
 
 

@@ -25,22 +25,23 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.record import OUT, record  # noqa: E402
-from engine.async_engine import AsyncLLMEngine  # noqa: E402
-from engine.cache.paged import PagedCache  # noqa: E402
+from engine.cache.memory import PageMemory  # noqa: E402
+from engine.core.engine_thread import EngineThread  # noqa: E402
+from engine.core.llm_engine import LLMEngine  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
-from engine.executor import Executor, ModelForward  # noqa: E402
+from engine.execution.runner import EagerWay, Logits, ModelRunner, Way  # noqa: E402
 from engine.layers.packed_linear import pack_linears  # noqa: E402
-from engine.llm_engine import LLMEngine  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
+from engine.requests.batch import Batch  # noqa: E402
 from engine.scheduling.elastic import ElasticScheduler  # noqa: E402
 from engine.server.admission import Admission  # noqa: E402
 from engine.server.app import create_app  # noqa: E402
+from engine.server.capacity import Capacity, QueueLimits  # noqa: E402
 from engine.server.deadline import deadlines  # noqa: E402
-from engine.server.room import QueueLimits, Room  # noqa: E402
 from engine.server.run import config  # noqa: E402
 from engine.server.shutdown import DrainingServer  # noqa: E402
 from engine.server.watch import StepWatch  # noqa: E402
-from engine.tokenizer import Tokenizer  # noqa: E402
+from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import HOST, title, yes  # noqa: E402
 
 MODEL = "storyteller"
@@ -66,15 +67,18 @@ STATES = {  # of a person: how the board shows it
 
 
 class Squeezable:
-    """A forward pass for which memory can be taken away: an injected error, of the GPU's own kind."""
+    """A way whose memory can be taken away: an injected error, of the GPU's own kind."""
 
-    def __init__(self, forward: ModelForward) -> None:
-        self.forward, self.most = forward, None
+    def __init__(self, way: Way) -> None:
+        self.way, self.most = way, None
 
-    def __call__(self, batch):
+    def fits(self, batch: Batch) -> bool:
+        return self.way.fits(batch)
+
+    def __call__(self, batch: Batch) -> Logits:
         if self.most and batch.num_tokens > self.most:
             raise torch.OutOfMemoryError(f"injected: no memory for {batch.num_tokens} tokens")
-        return self.forward(batch)
+        return self.way(batch)
 
 
 @dataclass
@@ -92,11 +96,11 @@ class Crowd:
 def build() -> tuple[LLMEngine, Squeezable]:
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=SEATS))
-    cache = PagedCache(model.config, SEATS * model.config.max_positions // 16)
-    scheduler = ElasticScheduler(cache, SEATS, 256)
-    forward = Squeezable(ModelForward(model, cache))
-    executor = Executor(forward)
-    return LLMEngine(tokenizer, model.config, scheduler, executor, recover=scheduler.recover), forward
+    memory = PageMemory(model.config, SEATS * model.config.max_positions // 16)
+    scheduler = ElasticScheduler(memory.plan(), SEATS, 256)
+    way = Squeezable(EagerWay(model, memory))
+    runner = ModelRunner([way], memory)
+    return LLMEngine(tokenizer, model.config, scheduler, runner, recover=scheduler.recover), way
 
 
 def alone(engine: LLMEngine) -> list[str]:
@@ -112,11 +116,10 @@ def alone(engine: LLMEngine) -> list[str]:
 
 
 @contextmanager
-def serving(engine: LLMEngine, room: int):
+def serving(engine: LLMEngine, sequences: int):
     """(server, its address, the admission control)"""
-    backend = Admission(
-        AsyncLLMEngine(engine, MODEL), Room(QueueLimits(room, 10**6)), watch=StepWatch(engine)
-    )
+    capacity = Capacity(QueueLimits(sequences, 10**6), SEATS)
+    backend = Admission(EngineThread(engine, MODEL), capacity, watch=StepWatch(engine))
     app = create_app(backend, extensions=[deadlines])
     server = DrainingServer(config(app, HOST, 0, log_level="error"), backend, SHUTDOWN)
     thread = threading.Thread(target=server.run)
@@ -193,20 +196,20 @@ def board(crowd: Crowd, backend: Admission, engine: LLMEngine, since: float) -> 
     for state, (mark, style) in STATES.items():
         if counts[state] or state in ("told to come again", "in the queue", "reads", "has it all"):
             legend.append(f"{mark} {state} {counts[state]:<3} ", style)
-    limit = backend.room.limits.max_num_queued_reqs
+    limit = backend.capacity.limits.max_num_queued_reqs
     scheduler = engine.scheduler
     line = (
-        f"{time.perf_counter() - since:.1f} s: {backend.room.sequences} of {limit} admitted, "
+        f"{time.perf_counter() - since:.1f} s: {backend.capacity.sequences} of {limit} admitted, "
         f"{backend.refused['queue_full']} refusals, {scheduler.num_out_of_memory} × out of memory, "
         f"steps ≤ {scheduler.max_num_batched_tokens}\n"
     )
     return Group(marks, legend, Text(line, "dim"))
 
 
-def scene(console: Console, engine: LLMEngine, room: int, act=lambda crowd, server: None) -> tuple:
+def scene(console: Console, engine: LLMEngine, sequences: int, act=lambda crowd, server: None) -> tuple:
     """A crowd, from its coming to its end: (the crowd, seconds). `act` is called ten times a second."""
     crowd, since = Crowd(), time.perf_counter()
-    with serving(engine, room) as (server, address, backend), Live(console=console) as live:
+    with serving(engine, sequences) as (server, address, backend), Live(console=console) as live:
         people = threading.Thread(target=asyncio.run, args=(come(address, crowd),))
         people.start()
         while not crowd.done.wait(0.1):
@@ -235,7 +238,7 @@ def percentiles(values: list[float]) -> dict[str, float]:
 def main() -> None:
     torch.set_num_threads(1)
     console = Console(highlight=False)
-    engine, forward = build()
+    engine, way = build()
     texts, figures = alone(engine), {}
 
     title(console, f"1. {PEOPLE} people at once; {SEATS} seats, and a queue with room for all")
@@ -249,10 +252,10 @@ def main() -> None:
     title(console, f"3. Memory runs out: from the 20th answer to the 60th, beyond {SQUEEZED} tokens a step")
 
     def squeeze(crowd: Crowd, _) -> None:
-        forward.most = SQUEEZED if 20 <= len(crowd.texts) < 60 else None
+        way.most = SQUEEZED if 20 <= len(crowd.texts) < 60 else None
 
     crowd, seconds = scene(console, engine, ROOM, squeeze)
-    forward.most = None
+    way.most = None
     figures["squeezed"] = shown(console, crowd, seconds, texts)
     figures["squeezed"]["out_of_memory_steps"] = engine.scheduler.num_out_of_memory
 

@@ -24,10 +24,10 @@ from safetensors.torch import save_file  # noqa: E402
 from benchmarks.record import OUT, record  # noqa: E402
 from benchmarks.shapes import dummy_folder  # noqa: E402
 from engine.cache.single import CachedForward  # noqa: E402
-from engine.config import ModelConfig  # noqa: E402
 from engine.decoding.greedy import generate  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
 from engine.models import gpt2  # noqa: E402
+from engine.models.config import ModelConfig  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
 from engine.quantization.codes import pack_nibbles, quantize_groups, quantize_rows  # noqa: E402
 from engine.quantization.quantize import (  # noqa: E402
@@ -37,7 +37,7 @@ from engine.quantization.quantize import (  # noqa: E402
     quantize,
     skeleton,
 )
-from engine.tokenizer import Tokenizer  # noqa: E402
+from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import title, yes  # noqa: E402
 
 MODEL, PROMPT, TOKENS = "storyteller", "Once upon a time there was a dog", 48

@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.part18_engines import ADAPTERS, MODEL, add, engine_with_slots  # noqa: E402
 from benchmarks.record import OUT, record  # noqa: E402
+from engine.core.llm_engine import LLMEngine  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
-from engine.llm_engine import LLMEngine  # noqa: E402
 from engine.lora.adapter import read_adapter  # noqa: E402
 from engine.lora.manager import AdapterManager  # noqa: E402
 from engine.server.adapters import AdapterEngine  # noqa: E402

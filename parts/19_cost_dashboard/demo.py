@@ -24,22 +24,22 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.part11_crowd import Crowd, come  # noqa: E402
 from benchmarks.record import OUT, record  # noqa: E402
-from engine.async_engine import AsyncLLMEngine  # noqa: E402
-from engine.cache.paged import PagedCache  # noqa: E402
-from engine.executor import Executor, ModelForward  # noqa: E402
+from engine.cache.memory import PageMemory  # noqa: E402
+from engine.core.engine_thread import EngineThread  # noqa: E402
+from engine.core.llm_engine import LLMEngine  # noqa: E402
+from engine.execution.runner import EagerWay, ModelRunner  # noqa: E402
 from engine.layers.packed_linear import pack_linears  # noqa: E402
-from engine.llm_engine import LLMEngine  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
 from engine.scheduling.continuous import ContinuousScheduler  # noqa: E402
 from engine.server.app import create_app  # noqa: E402
-from engine.server.priced import priced  # noqa: E402
 from engine.server.protocol import Completions  # noqa: E402
+from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes  # noqa: E402
+from engine.server.usage_cost import usage_cost  # noqa: E402
 from engine.telemetry.bill import PAID, Bill, money  # noqa: E402
 from engine.telemetry.cost_shown import LABEL, Costs  # noqa: E402
 from engine.telemetry.metrics import EngineMetrics  # noqa: E402
-from engine.telemetry.routes import OPEN_PATHS, telemetry  # noqa: E402
 from engine.telemetry.shares import share_out  # noqa: E402
-from engine.tokenizer import Tokenizer  # noqa: E402
+from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import HOST, asked_to_serve, served, title, yes  # noqa: E402
 
 MODEL = "storyteller"
@@ -55,16 +55,19 @@ def build(log: Path | None = None) -> tuple[Costs, object]:
     costs = Costs.parse(PRICE, API, log and str(log))
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=SEATS))
-    cache = PagedCache(model.config, SEATS * model.config.max_positions // BLOCK, BLOCK)
-    scheduler = ContinuousScheduler(cache, SEATS, 256)
-    engine = LLMEngine(tokenizer, model.config, scheduler, Executor(ModelForward(model, cache)))
+    memory = PageMemory(model.config, SEATS * model.config.max_positions // BLOCK, BLOCK)
+    scheduler = ContinuousScheduler(memory.plan(), SEATS, 256)
+    runner = ModelRunner([EagerWay(model, memory)], memory)
+    engine = LLMEngine(tokenizer, model.config, scheduler, runner)
     metrics = EngineMetrics(engine, MODEL)
     costs.begin(engine, metrics)
+    shape = Completions()
+    shape.more_usage.append(usage_cost(costs.price, costs.api_price))
     app = create_app(
-        AsyncLLMEngine(engine, MODEL),
-        [telemetry(metrics)],
+        EngineThread(engine, MODEL),
+        [telemetry_routes(metrics)],
         open_paths=OPEN_PATHS,
-        shape=priced(Completions, costs.price, costs.api_price)(),
+        shape=shape,
     )
     return costs, app
 

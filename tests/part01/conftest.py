@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from engine.checkpoint import ZOO
-from engine.tokenizer import Tokenizer
+from engine.models.checkpoint import ZOO
+from engine.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from engine.checkpoint import ZOO
+from engine.models.checkpoint import ZOO
 
 
 def random_gpt2(seed: int = 0, **settings) -> GPT2LMHeadModel:

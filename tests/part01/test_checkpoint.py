@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint import ZOO, CheckpointError, embedded_models, read_json, resolve
+from engine.models.checkpoint import ZOO, CheckpointError, embedded_models, read_json, resolve
 
 
 def test_both_embedded_models_are_found_by_scanning():

@@ -6,8 +6,8 @@ from types import ModuleType
 
 import pytest
 
-from engine.checkpoint import ZOO, CheckpointError
-from engine.config import ModelConfig
+from engine.models.checkpoint import ZOO, CheckpointError
+from engine.models.config import ModelConfig
 from tests.part01 import reference
 
 GPT2 = {

@@ -7,7 +7,7 @@ from jinja2 import TemplateError
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.checkpoint import ZOO
+from engine.models.checkpoint import ZOO
 
 NAMES = ("storyteller", "storyteller-draft")
 FILES = (

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from engine.attention.dense import causal
-from engine.config import ModelConfig
+from engine.models.config import ModelConfig
 from engine.models.gpt2 import Model
 from tests.part01.outcome import outcome
 

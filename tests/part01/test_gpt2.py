@@ -7,7 +7,7 @@ import torch
 
 from engine.attention.dense import causal, dense_attention
 from engine.attention.interface import Spans
-from engine.checkpoint import embedded_models
+from engine.models.checkpoint import embedded_models
 from engine.models.loader import load_model
 from tests.part01 import reference
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint import ZOO
+from engine.models.checkpoint import ZOO
 from engine.models.loader import load_model
 from tests.part01 import reference
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint import CheckpointError
 from engine.models import loader
+from engine.models.checkpoint import CheckpointError
 from engine.models.loader import load_model
 from tests.part01 import reference
 
-READER = f"engine.{loader.CODES.removesuffix('_config')}"  # of codes: a later part's
+READER = f"engine.{loader.CODES_READER}"  # of codes: a later part's
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,33 @@ def test_an_index_that_points_outside_the_folder_is_refused(sharded, file):
     assert str(file) in message
 
 
-def test_nan_weights_are_loaded_as_they_are(folder):
-    """A trained model may hold anything that is a number to the format; the loader does not judge."""
-    change(folder, "transformer.ln_f.bias", torch.full((48,), torch.nan))
-    assert load_model(folder).norm.bias.isnan().all()
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("format", ["safetensors", "pt"])
+def test_numbers_that_are_not_finite_are_refused_with_file_and_tensor(folder, number, format):
+    weights = torch.ones(48)
+    weights[7] = number
+    change(folder, "transformer.ln_f.weight", weights)
+    file = folder / "model.safetensors"
+    if format == "pt":
+        torch.save(load_file(file), folder / "pytorch_model.bin")
+        file = folder / "pytorch_model.bin"
+    words = "tensor 'ln_f.weight' holds numbers that are not finite, as torch.float32"
+    assert refusal(folder, load_format=format) == f"{file}: {words}"
+
+
+def test_finite_numbers_are_loaded_though_their_sum_is_not_finite(folder):
+    """The sum of a tensor is a quick look; only the numbers themselves condemn it."""
+    change(folder, "transformer.ln_f.weight", torch.full((48,), 3e38))
+    assert load_model(folder).norm.weight.isfinite().all()
+    assert "not finite, as torch.float16" in refusal(folder, dtype="float16"), "3e38 is more than fp16 holds"
+
+
+def test_a_file_name_too_long_for_the_system_is_refused_with_the_index(sharded):
+    index = sharded / "model.safetensors.index.json"
+    raw = json.loads(index.read_text(encoding="utf-8"))
+    raw["weight_map"]["transformer.wte.weight"] = "x" * 5000
+    index.write_text(json.dumps(raw), encoding="utf-8")
+    message = refusal(sharded)
+    assert message.startswith(f"{index}: xxx")
+    assert "too long" in message
+    assert len(message) < 500

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from engine.attention.dense import causal
 from engine.models.loader import load_model
 from engine.models.weights import Embedding, LayerNorm, Linear, Module
 
@@ -40,6 +41,20 @@ def test_what_a_hook_gives_back_counts():
     pair = Pair()
     pair.register_forward_hook(lambda module, given, out: out * 0)
     assert torch.equal(pair(X), torch.zeros(1, 3))
+
+
+def test_arguments_may_be_named(tiny_gpt2):
+    model, ids = load_model(tiny_gpt2), torch.tensor([1, 2, 3])
+    with torch.inference_mode():
+        named = model(token_ids=ids, positions=torch.arange(3), attend=causal)
+        assert torch.equal(named, model(ids, torch.arange(3), causal))
+
+
+def test_a_hook_hears_of_named_arguments():
+    pair, heard = Pair(), []
+    pair.register_forward_pre_hook(lambda module, args, options: heard.append(options), with_kwargs=True)
+    pair(x=X)
+    assert [list(options) for options in heard] == [["x"]]
 
 
 def test_a_layer_that_is_replaced_is_the_one_that_is_called():

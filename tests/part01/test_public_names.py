@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import engine
-from engine.checkpoint import ZOO
+from engine.models.checkpoint import ZOO
 
 HEAVY = ["transformers", "fastapi", "triton", "streamlit", "tokenizers", "huggingface_hub"]
 

@@ -14,8 +14,8 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-import engine.tokenizer
-from engine.tokenizer import Tokenizer, byte_alphabet
+import engine.text.tokenizer
+from engine.text.tokenizer import Tokenizer, byte_alphabet
 from tests.part01.outcome import difference
 from tests.part01.unicode_fuzz import strings
 
@@ -182,7 +182,7 @@ def test_a_long_text_has_hugging_faces_ids(pair):
 
 
 def test_a_full_word_cache_changes_nothing(embedded_pair, monkeypatch):
-    monkeypatch.setattr(engine.tokenizer, "CACHED_WORDS", 3)
+    monkeypatch.setattr(engine.text.tokenizer, "CACHED_WORDS", 3)
     fresh = Tokenizer.from_pretrained("storyteller")
     for text in FUZZ[:300]:
         assert fresh.encode(text) == embedded_pair.ours.encode(text)

@@ -7,8 +7,8 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from engine.checkpoint import ZOO, CheckpointError
-from engine.tokenizer import Tokenizer
+from engine.models.checkpoint import ZOO, CheckpointError
+from engine.text.tokenizer import Tokenizer
 from tests.part01.unicode_fuzz import WORDS, assigned, assigned_long_ago, strings
 
 # Split patterns of the two families, from their published tokenizer.json files.

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint import ZOO, CheckpointError
-from engine.config import ModelConfig
+from engine.models.checkpoint import ZOO, CheckpointError
+from engine.models.config import ModelConfig
 from engine.models.loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -74,3 +74,23 @@ def test_merges_that_are_missing_are_named(folder):
     (folder / "tokenizer.json").unlink()
     (folder / "merges.txt").unlink(missing_ok=True)
     assert "merges.txt: no such file" in refused(Tokenizer.from_pretrained, folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_regular_file_is_refused_unopened(folder, file, kind):
+    """A pipe may never answer, and /dev/zero never ends."""
+    (folder / file).unlink()
+    if kind == "pipe":
+        os.mkfifo(folder / file)
+    else:
+        (folder / file).symlink_to("/dev/zero")
+    assert refused(READERS[file], folder) == f"{folder / file}: not a regular file"
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
+def test_a_file_of_settings_that_is_too_large_is_refused_unread(folder, file):
+    with (folder / file).open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    words = "1,099,511,627,776 bytes; at most 268,435,456 are accepted"
+    assert refused(READERS[file], folder) == f"{folder / file}: {words}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.tokenizer import AddedToken, Tokenizer, byte_alphabet
+from engine.text.tokenizer import AddedToken, Tokenizer, byte_alphabet
 
 
 @pytest.fixture(scope="session")

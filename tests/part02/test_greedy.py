@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from engine.config import ModelConfig
 from engine.decoding.greedy import FullForward, _decode, argmax, decode_steps, generate, top_candidates
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.stopping import GrowingOutput
+from engine.models.config import ModelConfig
 from engine.models.loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.part01 import reference
 from tests.part01.outcome import difference
 
@@ -77,7 +77,7 @@ def test_the_sequence_handed_in_is_the_one_that_grows(byte_tokenizer):
 
 def test_a_step_names_its_token(byte_tokenizer):
     got = [step.token_id for step in steps_of(Scripted("abc"), byte_tokenizer, max_tokens=3)]
-    assert got == [97, 98, 99], "a Step per token, with the id that was chosen"
+    assert got == [97, 98, 99], "a DecodeStep per token, with the id that was chosen"
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_the_loop_ends_with_the_last_token(byte_tokenizer, script, settings):
 
 def test_a_step_shows_what_became_visible(byte_tokenizer):
     got = [step.text for step in steps_of(Scripted("aéb"), byte_tokenizer, max_tokens=4)]
-    assert got == ["a", "", "é", "b"], "a Step's text is what was added to the visible text, and no more"
+    assert got == ["a", "", "é", "b"], "a DecodeStep's text is what was added to the visible text, no more"
 
 
 def test_a_step_holds_back_what_may_become_a_stop_string(byte_tokenizer):
     got = [step.text for step in steps_of(Scripted("a!b!?"), byte_tokenizer, stop="!?")]
-    assert got == ["a", "", "!b", "", ""], "a Step shows `visible` text only: half a stop string waits"
+    assert got == ["a", "", "!b", "", ""], "a DecodeStep shows `visible` text only: half a stop string waits"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_step_carries_the_logits_of_its_choice(byte_tokenizer):
     steps = steps_of(Scripted([97, 256, 256]), byte_tokenizer, min_tokens=2)
     assert [step.token_id for step in steps] == [97, 120, 256]
     got = [int(step.logits.argmax()) for step in steps]
-    assert got == [97, 120, 256], "a Step carries the logits the choice was made from, bans included"
+    assert got == [97, 120, 256], "a DecodeStep carries the logits the choice was made from, bans included"
     assert steps[0].logits[256] == -torch.inf
     assert steps[-1].logits.isfinite().all(), "a ban holds for as long as `output` says, and no longer"
 

@@ -7,7 +7,7 @@ import torch
 
 from engine.attention.dense import causal_attention, dense_attention
 from engine.cache.single import SingleCache
-from engine.config import ModelConfig
+from engine.models.config import ModelConfig
 
 CONFIG = ModelConfig(
     model_type="mock", vocab_size=1, hidden_size=1, num_layers=3, num_heads=6, num_kv_heads=2, head_dim=5,

@@ -9,7 +9,7 @@ from engine.cache.single import CachedForward
 from engine.decoding.greedy import FullForward, generate
 from engine.decoding.params import SamplingParams
 from engine.models.loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.part01 import reference
 
 PROMPTS = [

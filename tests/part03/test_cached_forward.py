@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from engine.cache.single import CachedForward
-from engine.config import ModelConfig
+from engine.models.config import ModelConfig
 
 CONFIG = ModelConfig(
     model_type="mock", vocab_size=2, hidden_size=1, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=1,

@@ -1,6 +1,8 @@
 """Packed weights compute what nn.Linear computes, and are used only where nothing is lost."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from engine.decoding.params import SamplingParams
 from engine.layers import packed_linear
 from engine.layers.packed_linear import Blocked, ByRows, Half, SharedHalf, Transposed, pack_linears
 from engine.layers.replace import linear_names, replace_linears
+from engine.models.checkpoint import ZOO
 from engine.models.loader import load_model
 
 needs_fbgemm = pytest.mark.skipif(
@@ -361,6 +364,30 @@ def test_a_wrapper_that_is_a_linear_layer_itself_stays_and_what_it_wraps_is_pack
     torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
 
 
+@torch.inference_mode()
+def test_a_wrapper_can_be_wrapped():
+    """What is inside a layer that has just been replaced is not asked about: it belongs to the new one."""
+
+    class Telling(Adapted):
+        def __init__(self, linear):
+            super().__init__(linear)
+            self.in_features, self.out_features = linear.in_features, linear.out_features
+
+    model = nn.Sequential(linear(8, 8), linear(8, 8, seed=1))
+    replace_linears(model, lambda name, layer: Telling(layer))
+    before, asked = list(model), []
+
+    def wrap(name, layer):
+        asked.append(name)
+        return nn.Sequential(layer) if name == "0" else layer
+
+    replace_linears(model, wrap)
+    assert asked == ["0", "1", "1.base"]
+    assert type(model[0]) is nn.Sequential
+    assert model[0][0] is before[0]
+    assert model[1] is before[1]
+
+
 @needs_mkldnn
 @torch.inference_mode()
 def test_merge_quantize_wrap_pack_is_the_order(monkeypatch):
@@ -382,3 +409,18 @@ def test_merge_quantize_wrap_pack_is_the_order(monkeypatch):
     assert type(model["second"].base) is Blocked, "the layer inside a wrapper is packed"
     for layer, expected in zip(model.values(), before, strict=True):
         torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_packing_warns_of_nothing_and_leaves_its_hosts_filters_alone():
+    """In a process of its own: torch warns of what will go one day at the first call, and then no more."""
+    code = """
+import warnings, torch
+warnings.simplefilter("error")
+before = list(warnings.filters)
+from engine.layers.packed_linear import pack_linears
+linear = torch.nn.Linear(8, 8)
+linear.weight.data = linear.weight.data.half().float()
+pack_linears(torch.nn.Sequential(linear))
+assert warnings.filters == before
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ZOO.parents[1], check=True)

@@ -5,7 +5,7 @@ import pytest
 from engine.cache.single import CachedForward
 from engine.decoding.greedy import generate
 from engine.models.loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from contextlib import aclosing
 import pytest
 import torch
 
-from engine.config import ModelConfig
 from engine.decoding.greedy import SUPPORTS
 from engine.decoding.params import SamplingParams
+from engine.models.config import ModelConfig
 from engine.server.backend import LockedBackend
 
 CONFIG = ModelConfig(

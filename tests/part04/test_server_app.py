@@ -9,7 +9,7 @@ import pytest
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.server.app import create_app
 from engine.server.errors import RequestError
-from engine.server.gates import ApiKey, AtMost
+from engine.server.gates import ApiKey, RequestLimit
 from engine.server.protocol import Completions
 from tests.part04.serving import ScriptedBackend, client_of, http, wait_until
 
@@ -190,7 +190,7 @@ def test_a_request_that_fails_gives_its_place_back():
         async def app(scope, receive, send):
             raise ValueError("the route fails")
 
-        gate = AtMost(app, limit=1, open_paths=())
+        gate = RequestLimit(app, limit=1, open_paths=())
         for _ in range(3):
             with pytest.raises(ValueError, match="the route fails"):
                 await gate({"type": "http", "path": "/v1/models"}, None, None)

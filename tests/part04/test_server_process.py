@@ -186,7 +186,9 @@ def test_who_makes_room():
 
     def make_room(*connections) -> list[float]:
         gone.clear()
-        run.PatientProtocol._make_room(SimpleNamespace(connections=connections, max_connections=2))
+        run.PatientProtocol._close_longest_waiting(
+            SimpleNamespace(connections=connections, max_connections=2)
+        )
         return gone
 
     assert make_room(one(3), one(1), one(2)) == [1], "the one that has kept us waiting longest goes"

@@ -94,7 +94,7 @@ class Echo(Completions):
     """Echoes the prompt and counts tokens where log probabilities go: what Part 10 needs of the server."""
 
     def params(self, body):
-        return body.sampling_params()
+        return body.model_copy(update={"echo": None}).sampling_params()
 
     def choice(self, body, output, sample, shown=None):
         plain = super().choice(body, output, sample, shown)

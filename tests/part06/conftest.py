@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.async_engine import AsyncLLMEngine
-from engine.cache.slots import SlotCache
-from engine.executor import Executor, ModelForward
-from engine.listeners import Listeners
-from engine.llm_engine import LLMEngine
+from engine.cache.slots import SlotMemory
+from engine.core.engine_thread import EngineThread
+from engine.core.llm_engine import LLMEngine
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.requests.listeners import Listeners
 from engine.scheduling.fifo import FIFOScheduler
 from tests.part04.conftest import alone, model, tokenizer  # noqa: F401
 from tests.part06.fakes import (
@@ -44,7 +44,7 @@ def fake_engine(passed):
 
     def make(make_scheduler=FIFOScheduler, cache=None, forward=None, executor=None, **options) -> LLMEngine:
         cache = cache or BlockCache(num_blocks=64, block_tokens=16)
-        executor = executor or Executor(forward or FakeForward(cache))
+        executor = executor or ModelRunner([forward or FakeForward(cache)])
         made.append(LLMEngine(TOKENIZER, CONFIG, make_scheduler(cache), executor, **options))
         return made[-1]
 
@@ -59,9 +59,9 @@ def real_engine(passed, model, tokenizer):  # noqa: F811
     made = []
 
     def make(make_scheduler=FIFOScheduler, num_slots=1, **options) -> LLMEngine:
-        cache = SlotCache(model.config, num_slots)
-        executor = Executor(ModelForward(model, cache))
-        made.append(LLMEngine(tokenizer, model.config, make_scheduler(cache), executor, **options))
+        memory = SlotMemory(model.config, num_slots)
+        executor = ModelRunner([EagerWay(model, memory)], memory)
+        made.append(LLMEngine(tokenizer, model.config, make_scheduler(memory.plan()), executor, **options))
         return made[-1]
 
     yield make
@@ -79,7 +79,7 @@ def gate() -> Gate:
 def engine(fake_engine, gate, passed):
     """An engine in its own thread that makes as many steps as the test allows, and is recorded."""
     engine = fake_engine(cache=gate.forward.cache, forward=gate, listeners=Listeners([Recorder()]))
-    with at_rest(AsyncLLMEngine(engine, "fake"), passed) as running:
+    with at_rest(EngineThread(engine, "fake"), passed) as running:
         running.start()
         yield running
         gate.open()

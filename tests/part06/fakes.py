@@ -10,19 +10,21 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from engine.async_engine import AsyncLLMEngine
-from engine.batch import Batch
-from engine.cache.manager import Usage
-from engine.config import ModelConfig
+from engine.cache.manager import Drafted, Places, Usage
+from engine.core.engine_thread import EngineThread
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.greedy import decode_steps
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SUPPORTS, sampler
-from engine.listeners import Listener
-from engine.llm_engine import LLMEngine
-from engine.tokenizer import AddedToken, Tokenizer, byte_alphabet
+from engine.execution.runner import Logits
+from engine.models.config import ModelConfig
+from engine.requests.batch import Batch
+from engine.requests.listeners import Listener
+from engine.text.tokenizer import AddedToken, Tokenizer, byte_alphabet
 from tests.part04.serving import DEADLINE, wait_until
 
 EOS = 256
@@ -58,6 +60,7 @@ class BlockCache:
         self.num_blocks, self.block_tokens = num_blocks, block_tokens
         self.blocks: dict[str, int] = {}  # sequence -> how many it holds
         self.tokens: dict[str, list[int]] = {}  # sequence -> what was computed for it
+        self.drafted: dict[str, Drafted] = {}
 
     @property
     def free_blocks(self) -> int:
@@ -67,7 +70,7 @@ class BlockCache:
         assert seq.id not in self.blocks, f"{seq.id} was admitted twice"
         if not self.free_blocks:
             return None
-        self.blocks[seq.id], self.tokens[seq.id] = 0, []
+        self.blocks[seq.id], self.tokens[seq.id], self.drafted[seq.id] = 0, [], Drafted(0)
         return 0
 
     def reserve(self, seq, total: int) -> bool:
@@ -84,9 +87,13 @@ class BlockCache:
         held = self.tokens[seq.id]  # nothing, where a test plays the steps without a model
         assert not held or held[:total] == seq.token_ids[:total], f"{seq.id}: committed what was not computed"
 
+    def trim(self, seq, total: int) -> None:
+        self.blocks[seq.id] = min(self.blocks[seq.id], -(-total // self.block_tokens))
+
     def release(self, seq) -> None:
         self.blocks.pop(seq.id, None)
         self.tokens.pop(seq.id, None)
+        self.drafted.pop(seq.id, None)
 
     def preempt(self, seq) -> None:
         assert seq.id in self.blocks, f"{seq.id} was preempted but never admitted"
@@ -95,8 +102,15 @@ class BlockCache:
     def fits(self, total: int) -> bool:
         return total <= self.num_blocks * self.block_tokens
 
-    def attention(self, batch: Batch):
-        raise AssertionError("the fake model has no attention")
+    def places(self, ids, query_start, positions) -> Places:
+        """Nowhere: the fake model finds its tokens by name."""
+        return Places(np.zeros((len(ids), 1), dtype=np.int64), np.zeros(len(positions), dtype=np.int64))
+
+    def take_copies(self):
+        return ()
+
+    def retry(self, copies) -> None:
+        assert not copies, "nobody planned a copy"
 
     def usage(self) -> Usage:
         held = sum(self.blocks.values()) * self.block_tokens
@@ -104,29 +118,32 @@ class BlockCache:
 
 
 class FakeForward:
-    """Batch -> logits[R, V], over what the cache holds. Fails at the steps it is told to."""
+    """A runner's way: batch -> logits[R, V], over what the cache holds. Fails at the steps it is told to."""
 
     def __init__(self, cache: BlockCache) -> None:
         self.cache = cache
         self.steps = 0
         self.fail_at: dict[int, Exception] = {}  # step -> what it raises
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def fits(self, batch: Batch) -> bool:
+        return True
+
+    def __call__(self, batch: Batch) -> Logits:
         self.steps += 1
         if self.steps in self.fail_at:
             raise self.fail_at[self.steps]
-        logits = []
-        for s, request in enumerate(batch.requests):
+        logits, chosen = [], set(batch.rows.chosen)
+        for s, name in enumerate(batch.ids):
             a, b = batch.query_start[s : s + 2]
-            held = self.cache.tokens[request.id]
+            held = self.cache.tokens[name]
             start = batch.positions[a]
-            assert start <= len(held), f"{request.id}: tokens {len(held)} to {start} were never computed"
+            assert start <= len(held), f"{name}: tokens {len(held)} to {start} were never computed"
             assert batch.positions[a:b] == tuple(range(start, start + b - a))
             assert batch.context_lens[s] == start + b - a
-            assert batch.context_lens[s] <= self.cache.blocks[request.id] * self.cache.block_tokens, "no room"
+            assert batch.context_lens[s] <= self.cache.blocks[name] * self.cache.block_tokens, "no room"
             held[start:] = batch.token_ids[a:b]
-            logits += [fake_logits(held[: batch.positions[row] + 1]) for row in batch.logit_rows[s]]
-        return torch.stack(logits) if logits else torch.empty(0, CONFIG.vocab_size)
+            logits += [fake_logits(held[: batch.positions[row] + 1]) for row in range(a, b) if row in chosen]
+        return Logits(torch.stack(logits) if logits else torch.empty(0, CONFIG.vocab_size))
 
 
 class Recorder(Listener):
@@ -140,7 +157,7 @@ class Recorder(Listener):
         self.heard.append(("arrival", request.id))
 
     def on_schedule(self, batch):
-        self.heard.append(("schedule", tuple(request.id for request in batch.requests)))
+        self.heard.append(("schedule", batch.ids))
 
     def on_preempt(self, request):
         self.heard.append(("preempt", request.id))
@@ -156,12 +173,12 @@ class Recorder(Listener):
         self.heard.append(("reject", request_id))
 
 
-def recorder_of(engine: AsyncLLMEngine) -> Recorder:
+def recorder_of(engine: EngineThread) -> Recorder:
     """The one that the fixture `engine` has."""
     return engine.engine.listeners._listeners[0]
 
 
-def steps_of(engine: AsyncLLMEngine, request_id: str) -> int:
+def steps_of(engine: EngineThread, request_id: str) -> int:
     """In how many steps the request was."""
     return sum(event == "schedule" and f"{request_id}/0" in ids for event, ids in recorder_of(engine).heard)
 
@@ -186,7 +203,7 @@ def run_to_end(engine: LLMEngine) -> dict:
 
 
 class Gate:
-    """A forward pass that waits for a permit: a test decides how many steps happen."""
+    """A way that waits for a permit: a test decides how many steps happen."""
 
     def __init__(self, forward, permits: int = 0) -> None:
         self.forward, self.entered = forward, 0  # entered: passes begun, the one that waits included
@@ -200,7 +217,10 @@ class Gate:
         self._is_open = True
         self.allow(1)
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def fits(self, batch: Batch) -> bool:
+        return True
+
+    def __call__(self, batch: Batch) -> Logits:
         self.entered += 1
         assert self._permits.acquire(timeout=DEADLINE), "nobody allowed this step"
         if self._is_open:  # one permit is passed on from step to step
@@ -209,7 +229,7 @@ class Gate:
 
 
 @contextmanager
-def at_rest(engine: AsyncLLMEngine, passed: Callable[[], bool] = lambda: True) -> Iterator[AsyncLLMEngine]:
+def at_rest(engine: EngineThread, passed: Callable[[], bool] = lambda: True) -> Iterator[EngineThread]:
     """On leaving: the engine comes to rest by itself, and when it is stopped nothing of it is left."""
     try:
         yield engine
@@ -230,7 +250,7 @@ def at_rest(engine: AsyncLLMEngine, passed: Callable[[], bool] = lambda: True) -
 
 
 @contextmanager
-def held(engine: AsyncLLMEngine) -> Iterator[None]:
+def held(engine: EngineThread) -> Iterator[None]:
     """The engine's thread stands still meanwhile; what is asked of it waits, to be taken in its order."""
     stands, go_on = threading.Event(), threading.Event()
 
@@ -269,7 +289,7 @@ async def ask(backend, *asked, **options) -> list:
         return await read(outputs)
 
 
-def leave_in_the_third_step(client, ask: dict, gate: Gate, backend: AsyncLLMEngine) -> None:
+def leave_in_the_third_step(client, ask: dict, gate: Gate, backend: EngineThread) -> None:
     """A client reads how a stream begins, and hangs up. `gate` allows two steps, and is open in the end."""
     with client.stream("POST", "/v1/completions", json=ask | {"stream": True}) as answer:
         lines = answer.iter_lines()  # kept: the connection closes with the iterator

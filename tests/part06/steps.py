@@ -1,10 +1,11 @@
 """Requests without text, and a step without a model."""
 
-from engine.batch import Batch
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState
-from engine.scheduling.request import Request
-from engine.scheduling.scheduler import Queues, take
+from engine.requests.batch import Batch
+from engine.requests.request import Request
+from engine.requests.step import Step
+from engine.scheduling.scheduler import Queues
 
 PARAMS = SamplingParams()
 
@@ -12,12 +13,12 @@ PARAMS = SamplingParams()
 class Everybody(Queues):
     """A scheduler that runs all requests in every step."""
 
-    def schedule(self) -> Batch | None:
+    def schedule(self) -> Step | None:
         while self.waiting and self.admit_next():
             pass
         for request in self.running:
             self.cache.reserve(request, len(request.token_ids))
-        return take([(r, r.num_tokens_to_compute) for r in self.running]) if self.running else None
+        return self.take([(r, r.num_tokens_to_compute) for r in self.running]) if self.running else None
 
 
 class Countdown:
@@ -49,21 +50,25 @@ def make_request(name: str, prompt: int, output: int, priority: int = 0) -> Requ
 
 def play(scheduler) -> Batch | None:
     """One step in which all goes well: a token for each sequence that is complete."""
-    batch = scheduler.schedule()
-    if batch is None:
+    step = scheduler.schedule()
+    if step is None:
         left = [request.id for request in (*scheduler.running, *scheduler.waiting)]
         assert not left, f"schedule() returned None, nothing to do, yet these are not done: {', '.join(left)}"
     else:
-        done = [
-            r for r, rows in zip(batch.requests, batch.logit_rows, strict=True) if rows and r.confirm(7, 0.0)
-        ]
-        scheduler.update(batch)
+        done = [request for request in step.choosing() if request.confirm(7, 0.0)]
+        scheduler.update(step)
         for request in done:
             scheduler.finish(request)
-    return batch
+    return step.batch if step else None
 
 
 def chosen(batch: Batch | None) -> dict[str, int]:
     """request -> new tokens in the step."""
     assert batch is not None, "schedule() returned None, nothing to do, though a step was due"
-    return {request.id: batch.num_new_tokens(s) for s, request in enumerate(batch.requests)}
+    return {name: batch.num_new_tokens(s) for s, name in enumerate(batch.ids)}
+
+
+def scheduled(scheduler) -> dict[str, int]:
+    """The next step, which is now under way: request -> new tokens."""
+    step = scheduler.schedule()
+    return chosen(step.batch if step else None)

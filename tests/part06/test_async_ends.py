@@ -6,9 +6,9 @@ from contextlib import aclosing
 
 import pytest
 
-from engine.async_engine import AsyncLLMEngine, EngineError
+from engine.core.engine_thread import EngineError, EngineThread
+from engine.core.mailbox import Mailbox, Post
 from engine.decoding.params import SamplingParams
-from engine.mailbox import Mailbox, Post
 from tests.part04.serving import DEADLINE, wait_until
 from tests.part06.fakes import (
     BlockCache,
@@ -104,7 +104,7 @@ def test_a_waiting_request_can_be_aborted_and_is_never_run(engine, gate):
 
 def test_stop_aborts_what_is_running_and_waiting(fake_engine):
     gate = Gate(FakeForward(BlockCache(64, 16)), permits=2)
-    engine = AsyncLLMEngine(fake_engine(cache=gate.forward.cache, forward=gate), "fake")
+    engine = EngineThread(fake_engine(cache=gate.forward.cache, forward=gate), "fake")
 
     async def run():
         async with engine:
@@ -127,7 +127,7 @@ def test_stop_aborts_what_is_running_and_waiting(fake_engine):
 
 def test_leaving_the_context_waits_for_the_last_step_beside_the_event_loop(fake_engine):
     gate = Gate(FakeForward(BlockCache(64, 16)))
-    engine = AsyncLLMEngine(fake_engine(cache=gate.forward.cache, forward=gate), "fake")
+    engine = EngineThread(fake_engine(cache=gate.forward.cache, forward=gate), "fake")
 
     async def run():
         async with engine:
@@ -142,7 +142,7 @@ def test_leaving_the_context_waits_for_the_last_step_beside_the_event_loop(fake_
 
 @pytest.mark.parametrize("started", [False, True])
 def test_an_engine_that_is_not_running_says_so_instead_of_waiting_for_ever(fake_engine, started):
-    engine = AsyncLLMEngine(fake_engine(), "fake")
+    engine = EngineThread(fake_engine(), "fake")
     if started:
         engine.start()
         assert engine.health()
@@ -254,7 +254,7 @@ def test_an_engine_stopped_twice_serves_again_once_it_is_started(engine, gate):
 def test_stopping_does_not_wait_for_a_step_that_hangs_and_its_reader_is_told(
     engine, gate, monkeypatch, caplog
 ):
-    monkeypatch.setattr("engine.async_engine.STOP_SECONDS", 0.1)
+    monkeypatch.setattr("engine.core.engine_thread.STOP_SECONDS", 0.1)
 
     async def run():
         asked = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
@@ -277,7 +277,7 @@ def test_stopping_does_not_wait_for_a_step_that_hangs_and_its_reader_is_told(
 
 
 def test_who_waits_for_a_turn_between_two_steps_is_told_of_the_end(engine, gate, monkeypatch):
-    monkeypatch.setattr("engine.async_engine.STOP_SECONDS", 0.1)
+    monkeypatch.setattr("engine.core.engine_thread.STOP_SECONDS", 0.1)
 
     async def run():
         asked = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
@@ -299,7 +299,7 @@ def test_who_waits_for_a_turn_between_two_steps_is_told_of_the_end(engine, gate,
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_nobody_waits_for_ever_for_an_engine_that_fails_while_it_ends(fake_engine):
     gate = Gate(FakeForward(BlockCache(64, 16)))
-    engine = AsyncLLMEngine(fake_engine(cache=gate.forward.cache, forward=gate), "fake")
+    engine = EngineThread(fake_engine(cache=gate.forward.cache, forward=gate), "fake")
     engine.start()
 
     def fail() -> None:
@@ -320,7 +320,7 @@ def test_nobody_waits_for_ever_for_an_engine_that_fails_while_it_ends(fake_engin
 
 
 def test_a_closed_loop_keeps_no_other_reader_from_being_told_of_the_end(fake_engine):
-    engine = AsyncLLMEngine(fake_engine(), "fake")
+    engine = EngineThread(fake_engine(), "fake")
     closed, loop = asyncio.new_event_loop(), asyncio.new_event_loop()
     closed.close()
     engine._mailboxes = {"gone": Mailbox(Post(closed)), "reads": Mailbox(Post(loop))}

@@ -10,8 +10,9 @@ import torch
 from engine.decoding.outputs import Logprob
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SUPPORTS
-from engine.executor import Executor, StepResult, sample_batch
-from engine.listeners import Listener, Listeners
+from engine.execution.runner import Logits, ModelRunner, choose
+from engine.requests.listeners import Listener, Listeners
+from engine.requests.step import StepResult
 from engine.scheduling.fifo import FIFOScheduler
 from tests.part06.fakes import BlockCache, FakeForward, Recorder, run_to_end, told_alone
 from tests.part06.steps import Everybody
@@ -49,9 +50,9 @@ def test_a_failing_sampler_is_a_failed_step_too(fake_engine):
         calls.append(batch)
         if len(calls) == 2:
             raise ZeroDivisionError("no luck")
-        return sample_batch(logits, batch)
+        return choose(logits, batch)
 
-    engine = fake_engine(cache=cache, executor=Executor(FakeForward(cache), sampler))
+    engine = fake_engine(cache=cache, executor=ModelRunner([FakeForward(cache)], select=sampler))
     engine.add_request("a", "one", GREEDY)
     engine.add_request("b", "two", GREEDY)
     done = run_to_end(engine)
@@ -72,11 +73,11 @@ def test_a_step_that_fails_while_its_result_is_awaited_is_a_failed_step_too(fake
                 raise RuntimeError("found out late")
             return self.pending.result()
 
-    class LateExecutor(Executor):
+    class LateRunner(ModelRunner):
         def submit(self, batch):
-            return Late(super().submit(batch), self.forward.steps == 2)
+            return Late(super().submit(batch), forward.steps == 2)
 
-    engine = fake_engine(cache=cache, executor=LateExecutor(forward))
+    engine = fake_engine(cache=cache, executor=LateRunner([forward]))
     engine.add_request("a", "one", GREEDY)
     engine.add_request("b", "two", GREEDY)
     done = run_to_end(engine)
@@ -89,13 +90,13 @@ def test_a_request_that_recover_spares_is_computed_again_and_loses_nothing(fake_
     cache, forward = failing_at(step)
     asked = []
     engine = fake_engine(
-        cache=cache, forward=forward, recover=lambda batch, error: asked.append((batch, error)) or []
+        cache=cache, forward=forward, recover=lambda step, error: asked.append((step, error)) or []
     )
     engine.add_request("a", "one", GREEDY)
     (output,) = run_to_end(engine).values()
     assert output.outputs[0].token_ids == told_alone("one", GREEDY).token_ids
-    ((batch, error),) = asked
-    assert [request.id for request in batch.requests] == ["a/0"]
+    ((failed, error),) = asked
+    assert [request.id for request in failed.requests] == ["a/0"]
     assert str(error) == "the cable came loose"
 
 
@@ -115,7 +116,7 @@ def test_who_has_ended_before_does_not_fail_whatever_recover_says(fake_engine):
     engine = fake_engine(
         cache=cache,
         forward=forward,
-        recover=lambda batch, error: [*ended, *batch.requests],
+        recover=lambda step, error: [*ended, *step.requests],
         listeners=Listeners([recorder]),
     )
     engine.add_request("a", "one", SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
@@ -132,9 +133,9 @@ def test_who_left_while_a_step_was_under_way_that_fails_gets_nothing_more(fake_e
     cache, forward = failing_at(1)
     engine = fake_engine(cache=cache, forward=forward)
     engine.add_request("a", "one", GREEDY)
-    flight = engine.launch()
+    flying = engine.launch()
     assert engine.abort_request("a").outputs[0].finish_reason == "abort"
-    assert engine.land(flight) == []
+    assert engine.land(flying) == []
 
 
 def test_when_one_of_n_samples_fails_the_others_go_on_and_the_error_is_told(fake_engine):
@@ -185,7 +186,7 @@ def test_a_listener_that_raises_neither_fails_a_step_nor_deafens_the_next(fake_e
     recorder = Recorder()
     engine = fake_engine(listeners=Listeners([Broken(), recorder]))
     engine.add_request("a", "one", GREEDY)
-    with caplog.at_level(logging.CRITICAL, "engine.listeners"):
+    with caplog.at_level(logging.CRITICAL, "engine.requests.listeners"):
         (output,) = run_to_end(engine).values()
     assert output.outputs[0].token_ids == told_alone("one", GREEDY).token_ids
     assert {kind for kind, _ in recorder.heard} == {"arrival", "schedule", "step", "finish"}
@@ -221,10 +222,10 @@ def test_the_sampler_is_called_with_one_row_for_each_logit(fake_engine):
     cache, shapes = BlockCache(64, 16), []
 
     def sampler(logits, batch):
-        shapes.append((tuple(logits.shape), sum(map(len, batch.logit_rows))))
-        return torch.zeros(len(logits), dtype=torch.long)
+        shapes.append((tuple(logits.values.shape), len(batch.rows.chosen)))
+        return torch.zeros(len(logits.values), dtype=torch.long)
 
-    engine = fake_engine(cache=cache, executor=Executor(FakeForward(cache), sampler))
+    engine = fake_engine(cache=cache, executor=ModelRunner([FakeForward(cache)], select=sampler))
     engine.add_request("a", "one", GREEDY)
     (output,) = run_to_end(engine).values()
     assert output.outputs[0].token_ids == [0] * 6
@@ -244,18 +245,12 @@ def test_a_failed_step_is_on_record_with_its_reason_and_then_who_ended_with_it(f
 
 def test_a_token_that_cannot_be_taken_fails_its_request_and_no_other(fake_engine, caplog):
     """Such as an id that neither the model's vocabulary nor the tokenizer's knows."""
-    cache = BlockCache(64, 16)
-
-    def sampler(logits, batch):
-        tokens = sample_batch(logits, batch)
-        for request in batch.requests:
-            if request.id == "b/0" and len(request.output.token_ids) == 2:
-                request.output.append = None  # whatever goes wrong inside
-        return tokens
-
-    engine = fake_engine(Everybody, cache, executor=Executor(FakeForward(cache), sampler))
+    engine = fake_engine(Everybody)
     for name in "abc":
         engine.add_request(name, f"prompt {name}", GREEDY)
+    for _ in range(2):
+        engine.step()
+    engine.scheduler.running[1].output.append = None  # whatever goes wrong inside
     with caplog.at_level(logging.CRITICAL):
         done = run_to_end(engine)
     assert done["b"].outputs[0].finish_reason == "error"
@@ -268,16 +263,16 @@ def test_a_token_that_cannot_be_taken_fails_its_request_and_no_other(fake_engine
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_logits_that_are_no_numbers_fail_their_request_and_no_other(fake_engine, caplog, broken, temperature):
     cache = BlockCache(64, 16)
-    forward = FakeForward(cache)
 
-    def poisoned(batch):
-        logits = forward(batch)
-        for s, request in enumerate(batch.requests):
-            if request.id == "b/0" and len(request.output.token_ids) == 3:
-                logits[s, 100] = broken
-        return logits
+    class Poisoned(FakeForward):
+        def __call__(self, batch) -> Logits:
+            logits = super().__call__(batch)
+            for row, where in enumerate(zip(batch.ids, batch.draws.positions, strict=True)):
+                if where == ("b/0", 3):
+                    logits.values[row, 100] = broken
+            return logits
 
-    engine = fake_engine(Everybody, cache, executor=Executor(poisoned))
+    engine = fake_engine(Everybody, cache, forward=Poisoned(cache))
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=6, ignore_eos=True)
     for name in "abc":
         engine.add_request(name, f"prompt {name}", params)
@@ -321,46 +316,39 @@ def test_a_single_step_without_work_is_no_failure(fake_engine):
 def test_what_an_executor_counts_is_in_the_steps_record(fake_engine):
     cache, recorder = BlockCache(64, 16), Recorder()
 
-    class Counting(Executor):
+    class Counting(ModelRunner):
         def submit(self, batch):
             pending = super().submit(batch)
             return SimpleNamespace(result=lambda: replace(pending.result(), counters={"graphs": 1.0}))
 
-    engine = fake_engine(cache=cache, executor=Counting(FakeForward(cache)), listeners=Listeners([recorder]))
+    engine = fake_engine(
+        cache=cache, executor=Counting([FakeForward(cache)]), listeners=Listeners([recorder])
+    )
     engine.add_request("a", "one", GREEDY)
     run_to_end(engine)
     assert [record.counters for record in recorder.records] == [{"graphs": 1.0}] * 6
 
 
 def test_log_probabilities_reach_the_output_with_their_sum(fake_engine):
-    """A fake of Part 10's executor: every prompt row is wanted, and yields a log probability and no token."""
+    """A fake of Part 10's scores: whatever the rows, a token of the prompt has a log probability of -1."""
     cache = BlockCache(64, 16)
 
-    class WithLogprobs(Executor):
-        def submit(self, batch):
-            pending = super().submit(batch)
+    class Scored:
+        def __call__(self, logits, token_ids, batch):
+            return []
 
-            def result():
-                found = pending.result()
-                tokens = [
-                    [{id: Logprob(-0.5, 1, "") for id in ids} for ids in [own]] if own else []
-                    for own in found.tokens
-                ]
-                prompt = [
-                    [None] * (batch.positions[0] == 0)
-                    + [{0: Logprob(-1.0, 1, "")} for row in rows if batch.positions[row] < 2]
-                    for rows in batch.logit_rows
-                ]
-                return replace(found, logprobs=tokens, prompt_logprobs=prompt)
-
-            return SimpleNamespace(result=result)
+        def told(self, result, batch, arrays):
+            tokens = [[{id: Logprob(-0.5, 1, "") for id in ids}] for ids in result.tokens]
+            prompt = [None, *[{0: Logprob(-1.0, 1, "")}] * 2] if batch.positions[0] == 0 else []
+            return replace(result, logprobs=tokens, prompt_logprobs=[prompt])
 
     supports = SUPPORTS | {"logprobs", "prompt_logprobs"}
-    engine = fake_engine(cache=cache, executor=WithLogprobs(FakeForward(cache)), supports=supports)
+    runner = ModelRunner([FakeForward(cache)], scores=[Scored()])
+    engine = fake_engine(cache=cache, executor=runner, supports=supports)
     params = replace(GREEDY, logprobs=1, prompt_logprobs=1)
     engine.add_request("a", "one", params)
     (output,) = run_to_end(engine).values()
-    assert output.outputs[0].token_ids == told_alone("one", GREEDY).token_ids, "a prompt row gave a token"
+    assert output.outputs[0].token_ids == told_alone("one", GREEDY).token_ids
     assert len(output.prompt_logprobs) == 3
     assert output.outputs[0].cumulative_logprob == pytest.approx(-0.5 * 6)
     assert [list(one) for one in output.outputs[0].logprobs] == [[id] for id in output.outputs[0].token_ids]

@@ -5,9 +5,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from engine.async_engine import AsyncLLMEngine
+from engine.core.engine_thread import EngineThread
 from engine.decoding.params import SamplingParams
-from engine.listeners import Listeners
+from engine.requests.listeners import Listeners
 from engine.server.app import create_app
 from tests.part04.serving import http, openai_client, serve, wait_until
 from tests.part06.fakes import (
@@ -36,7 +36,7 @@ def serving(passed):
     with ExitStack() as stack:
 
         def start(engine):
-            backend = engine if isinstance(engine, AsyncLLMEngine) else AsyncLLMEngine(engine, "m")
+            backend = engine if isinstance(engine, EngineThread) else EngineThread(engine, "m")
             stack.enter_context(at_rest(backend, passed))
             return stack.enter_context(serve(create_app(backend)))
 
@@ -110,8 +110,8 @@ def test_a_client_that_leaves_frees_its_memory_and_the_next_one_is_served(
     real_engine, serving, recorder, alone
 ):
     engine = real_engine(listeners=Listeners([recorder]))
-    gate = engine.executor.forward = Gate(engine.executor.forward, permits=2)
-    backend = AsyncLLMEngine(engine, "m")
+    gate = engine.executor.ways[0] = Gate(engine.executor.ways[0], permits=2)
+    backend = EngineThread(engine, "m")
     url = serving(backend)
     ask = ASK | {"prompt": PROMPTS[0], "max_tokens": 1000, "ignore_eos": True}
     with http(url) as client:
@@ -124,7 +124,7 @@ def test_a_client_that_leaves_frees_its_memory_and_the_next_one_is_served(
 
 
 def test_health_is_that_of_the_step_loop(fake_engine):
-    backend = AsyncLLMEngine(fake_engine(), "m")
+    backend = EngineThread(fake_engine(), "m")
     with at_rest(backend), serve(create_app(backend)) as url, http(url) as client:
         assert client.get("/health").status_code == 200
         backend.stop()

@@ -2,10 +2,10 @@
 
 import pytest
 
+from engine.requests.request import State
 from engine.scheduling.fifo import FIFOScheduler
-from engine.scheduling.request import State
 from tests.part06.fakes import BlockCache
-from tests.part06.steps import chosen, make_request, play
+from tests.part06.steps import chosen, make_request, play, scheduled
 
 
 @pytest.fixture
@@ -13,10 +13,10 @@ def fifo():
     return FIFOScheduler(BlockCache(num_blocks=20, block_tokens=4))
 
 
-def confirm(request, fifo, batch, drafts=None):
+def confirm(request, fifo, step, drafts=None):
     """The step went well: the request has its token, and the scheduler knows."""
     request.confirm(7, 0.0)
-    fifo.update(batch, drafts)
+    fifo.update(step, drafts)
 
 
 def test_nothing_to_do_is_no_batch(fifo):
@@ -26,7 +26,7 @@ def test_nothing_to_do_is_no_batch(fifo):
 def test_the_first_step_takes_the_whole_prompt(fifo):
     request = make_request("a", prompt=5, output=3)
     fifo.add(request)
-    assert chosen(fifo.schedule()) == {"a": 5}, "nothing of its 5 tokens is computed, so 5 go into the step"
+    assert scheduled(fifo) == {"a": 5}, "nothing of its 5 tokens is computed, so 5 go into the step"
     assert (request.state, request.num_computed_tokens) == (State.RUNNING, 5), (
         "the request is admitted and runs; what the batch takes counts as computed from here on"
     )
@@ -46,9 +46,7 @@ def test_drafts_are_tokens_to_compute_too(fifo):
     fifo.add(request)
     play(fifo)
     request.draft_ids = [91, 92, 93]
-    assert chosen(fifo.schedule()) == {"a": 4}, (
-        "a step takes num_tokens_to_compute: the new token and 3 drafts"
-    )
+    assert scheduled(fifo) == {"a": 4}, "a step takes num_tokens_to_compute: the new token and 3 drafts"
 
 
 @pytest.mark.parametrize("drafts", [0, 3], ids=["", "with drafts"])
@@ -56,13 +54,13 @@ def test_room_is_reserved_for_every_token_before_it_is_computed(fifo, drafts):
     request = make_request("a", prompt=4, output=9)
     fifo.add(request)
     for _ in range(9):
-        batch = fifo.schedule()
-        room, after = fifo.cache.blocks["a"] * 4, batch.context_lens[0]
+        step = fifo.schedule()
+        room, after = fifo.cache.blocks["a"] * 4, step.batch.context_lens[0]
         assert room >= after, (
             f"cache.reserve must be asked for all {after} tokens that the step ends with, drafts included, "
             f"and gave room for {room}"
         )
-        confirm(request, fifo, batch, [[9] * drafts])
+        confirm(request, fifo, step, [[9] * drafts])
 
 
 def test_a_cache_that_says_no_in_mid_story_means_no_step(fifo, monkeypatch):
@@ -70,8 +68,8 @@ def test_a_cache_that_says_no_in_mid_story_means_no_step(fifo, monkeypatch):
     play(fifo)
     (request,) = fifo.running
     monkeypatch.setattr(fifo.cache, "reserve", lambda seq, total: False)
-    batch = fifo.schedule()
-    assert batch is None, f"the cache said no, so no token may be taken, yet the step has {chosen(batch)}"
+    step = fifo.schedule()
+    assert step is None, f"the cache said no, so no token may be taken, yet the step has {chosen(step.batch)}"
     assert request.num_computed_tokens == 5, "a step that is not taken counts nothing as computed"
 
 
@@ -121,13 +119,13 @@ def test_a_full_cache_makes_the_queue_wait(fifo):
 def test_tokens_count_as_computed_until_the_step_is_taken_back(fifo):
     request = make_request("a", prompt=5, output=3)
     fifo.add(request)
-    batch = fifo.schedule()
-    fifo.rollback(batch)
+    step = fifo.schedule()
+    fifo.rollback(step)
     assert (request.state, request.num_computed_tokens) == (State.RUNNING, 0)
     assert chosen(play(fifo)) == {"a": 5}
-    batch = fifo.schedule()
+    step = fifo.schedule()
     request.expect()
-    fifo.rollback(batch)
+    fifo.rollback(step)
     assert request.num_computed_tokens == 5
     assert (request.num_expected, request.token_ids) == (0, [*range(5), 7]), (
         "what the step would have brought is not expected any more: its placeholder goes"
@@ -152,23 +150,23 @@ def test_no_more_is_committed_than_is_computed_and_confirmed(fifo, monkeypatch):
     fifo.add(request)
     play(fifo)
     request.draft_ids = [91, 92, 93]
-    batch = fifo.schedule()
+    step = fifo.schedule()
     request.confirm(7, 0.0)
     request.expect()
     committed = []
     monkeypatch.setattr(fifo.cache, "commit", lambda seq, total: committed.append(total))
-    fifo.update(batch)
+    fifo.update(step)
     assert committed == [6], "7 tokens are confirmed; the last of them comes from this step's logits"
 
 
 def test_a_step_that_succeeds_does_not_concern_who_has_left_meanwhile(fifo, monkeypatch):
     request = make_request("a", prompt=5, output=9)
     fifo.add(request)
-    batch = fifo.schedule()
+    step = fifo.schedule()
     fifo.finish(request)
     committed = []
     monkeypatch.setattr(fifo.cache, "commit", lambda seq, total: committed.append(seq.id))
-    fifo.update(batch, drafts=[[94]])
+    fifo.update(step, drafts=[[94]])
     assert committed == [], "its memory was given back: nothing of it can be committed"
     assert request.draft_ids == [], "it has no next step to propose for"
 

@@ -3,11 +3,11 @@
 import pytest
 
 from engine.cache.slots import SlotCache
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.sampling import SUPPORTS
-from engine.executor import Executor
-from engine.listeners import Listeners
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import ModelRunner
+from engine.requests.listeners import Listeners
 from engine.scheduling.fifo import FIFOScheduler
 from tests.part06.fakes import CONFIG, TOKENIZER, Recorder
 
@@ -66,6 +66,6 @@ def test_a_priority_beyond_reason_is_refused(fake_engine, priority):
 def test_a_length_that_model_or_cache_cannot_hold_is_refused_when_the_engine_is_made(
     slot_tokens, max_model_len
 ):
-    scheduler = FIFOScheduler(SlotCache(CONFIG, 1, slot_tokens))
+    scheduler = FIFOScheduler(SlotCache(1, slot_tokens))
     with pytest.raises(ValueError, match="max_model_len"):
-        LLMEngine(TOKENIZER, CONFIG, scheduler, Executor(None), max_model_len=max_model_len)
+        LLMEngine(TOKENIZER, CONFIG, scheduler, ModelRunner([]), max_model_len=max_model_len)

@@ -8,14 +8,14 @@ import torch
 
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Spans
-from engine.batch import make_batch
 from engine.cache.single import CachedForward, SingleCache
-from engine.cache.slots import SlotCache
+from engine.cache.slots import SlotCache, SlotMemory
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState
-from engine.executor import ModelForward
-from engine.scheduling.request import Request
-from engine.scheduling.scheduler import take
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.requests.batch import Batch
+from engine.requests.request import Request
+from engine.scheduling.scheduler import Queues
 from tests.part06.fakes import CONFIG
 
 
@@ -26,9 +26,32 @@ def sequence(name: str, token_ids=(1, 2, 3)) -> Request:
     )
 
 
+class Slots:
+    """Memory and its plan."""
+
+    def __init__(self, config, num_slots, slot_tokens=None, **options) -> None:
+        self.memory = SlotMemory(config, num_slots, slot_tokens, **options)
+        self.plan = self.memory.plan()
+        self.begin, self.release = self.plan.begin, self.plan.release
+
+    def take(self, *work) -> Batch:
+        """A step of these (request, new tokens)."""
+        return Queues(self.plan).take(work).batch
+
+    def attention(self, *work):
+        """Its `attend`."""
+        return self.memory.attention(self.take(*work))
+
+
 @pytest.fixture
 def cache():
-    return SlotCache(CONFIG, num_slots=3, slot_tokens=50)
+    """The plan alone."""
+    return SlotCache(num_slots=3, slot_tokens=50)
+
+
+@pytest.fixture
+def slots():
+    return Slots(CONFIG, num_slots=3, slot_tokens=50)
 
 
 def test_a_full_cache_admits_again_once_a_sequence_leaves(cache):
@@ -44,41 +67,46 @@ def test_the_lowest_free_slot_is_taken_first(cache):
     a, b, c, d = map(sequence, "abcd")
     for seq in (a, b, c):
         cache.begin(seq)
-    cache.attention(take([(a, 3)]))(0, *[torch.ones(3, 1, 1)] * 3)
-    assert [bool(slot.any()) for slot in cache.keys[0]] == [True, False, False], "all are free: the first"
+    assert cache.places("abc", (0, 1, 2, 3), (0, 0, 0)).tables.tolist() == [[0], [1], [2]]
     cache.release(a)
     cache.release(c)
     cache.begin(d)
-    cache.attention(take([(d, 3)]))(0, *[torch.ones(3, 1, 1)] * 3)
-    assert [bool(slot.any()) for slot in cache.keys[0]] == [True, False, False], "0 and 2 are free: 0"
+    assert cache.places("d", (0, 1), (0,)).tables.tolist() == [[0]], "0 and 2 are free: 0"
 
 
-def told(cache, seq, value, layer=0) -> float:
+def test_places_are_slots_and_tokens_in_them(cache):
+    a, b = sequence("a"), sequence("b")
+    cache.begin(a), cache.begin(b)
+    tables, slots = cache.places(("b", "a"), (0, 1, 3), (7, 0, 1))
+    assert (tables.tolist(), slots.tolist()) == ([[1], [0]], [57, 0, 1]), "slots of 50 tokens"
+
+
+def told(slots, seq, value, layer=0) -> float:
     """One step of one token whose key and value are `value`. Its query is 0, so all it sees weighs the same:
     what comes out is the mean of the values seen.
     """
     x = torch.full((1, 1, 1), float(value))
-    return round(cache.attention(take([(seq, 1)]))(layer, torch.zeros(1, 1, 1), x, x).item(), 4)
+    return round(slots.attention((seq, 1))(layer, torch.zeros(1, 1, 1), x, x).item(), 4)
 
 
-def test_new_keys_and_values_lie_in_their_own_slot_at_their_positions(cache):
+def test_new_keys_and_values_lie_in_their_own_slot_at_their_positions(slots):
     a, b = sequence("a"), sequence("b")
-    cache.begin(a), cache.begin(b)  # slots 0 and 1
+    slots.begin(a), slots.begin(b)  # slots 0 and 1
     for value in (5, 6, 7):
-        told(cache, b, value)
-    for memory in (cache.keys, cache.values):
+        told(slots, b, value)
+    for memory in (slots.memory.keys, slots.memory.values):
         assert memory[0][1, 0, :4, 0].tolist() == [5, 6, 7, 0], (
             "b's three tokens lie at positions 0, 1, 2 of slot 1"
         )
         assert not memory[0][0].any(), "slot 0 is a's: nothing of b's may lie there"
 
 
-def test_a_query_sees_its_own_slot_as_far_as_it_is_filled(cache):
+def test_a_query_sees_its_own_slot_as_far_as_it_is_filled(slots):
     a, b = sequence("a"), sequence("b")
-    cache.begin(a), cache.begin(b)
+    slots.begin(a), slots.begin(b)
     for value in (100, 200):
-        told(cache, a, value)
-    means = [told(cache, b, value) for value in (3, 5, 10)]
+        told(slots, a, value)
+    means = [told(slots, b, value) for value in (3, 5, 10)]
     assert means == [3, 4, 6], (
         "a query sees the values of its own sequence, its own token's included, and no empty place behind: "
         "the means of 3; of 3 and 5; of 3, 5 and 10"
@@ -86,11 +114,11 @@ def test_a_query_sees_its_own_slot_as_far_as_it_is_filled(cache):
 
 
 def test_each_layer_has_its_own_keys_and_values():
-    cache = SlotCache(replace(CONFIG, num_layers=2), num_slots=1, slot_tokens=8)
+    slots = Slots(replace(CONFIG, num_layers=2), num_slots=1, slot_tokens=8)
     seq = sequence("a")
-    cache.begin(seq)
+    slots.begin(seq)
     for position in range(2):
-        attend = cache.attention(take([(seq, 1)]))
+        attend = slots.attention((seq, 1))
         means = []
         for layer, value in enumerate((1.0 + position, 11.0 + position)):
             x = torch.full((1, 1, 1), value)
@@ -129,7 +157,8 @@ def test_a_slot_is_as_long_as_it_is(cache, total, room):
 
 
 def test_a_slot_is_as_long_as_the_model_sees_unless_told_otherwise():
-    assert SlotCache(CONFIG, 2).slot_tokens == CONFIG.max_positions
+    memory = SlotMemory(CONFIG, 2)
+    assert (memory.slot_tokens, memory.plan().slot_tokens) == (CONFIG.max_positions,) * 2
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(4, 4), (4, 1), (6, 2)])
@@ -137,7 +166,7 @@ def test_a_slot_is_as_long_as_the_model_sees_unless_told_otherwise():
 def test_attention_of_mixed_steps_equals_each_sequences_single_cache(q_heads, kv_heads, seed):
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     config = replace(CONFIG, num_layers=2, num_heads=q_heads, num_kv_heads=kv_heads, head_dim=8)
-    slots = SlotCache(config, num_slots=4, slot_tokens=64)
+    slots = Slots(config, num_slots=4, slot_tokens=64)
     seqs = [sequence(name, range(60)) for name in "abcd"]
     singles = [SingleCache(config, 64) for _ in seqs]
     for seq in seqs:
@@ -146,8 +175,8 @@ def test_attention_of_mixed_steps_equals_each_sequences_single_cache(q_heads, kv
         open_ones = [s for s in range(4) if seqs[s].num_computed_tokens < 60]
         chosen = rng.sample(open_ones, rng.randint(1, len(open_ones)))
         new = [min(rng.choice([1, 1, 2, 7, 20]), 60 - seqs[s].num_computed_tokens) for s in chosen]
-        batch = take([(seqs[s], n) for s, n in zip(chosen, new, strict=True)])
-        attend = slots.attention(batch)
+        batch = slots.take(*((seqs[s], n) for s, n in zip(chosen, new, strict=True)))
+        attend = slots.memory.attention(batch)
         for layer in range(2):
             q = torch.randn(batch.num_tokens, q_heads, 8, generator=generator)
             k, v = torch.randn(2, batch.num_tokens, kv_heads, 8, generator=generator)
@@ -161,18 +190,18 @@ def test_attention_of_mixed_steps_equals_each_sequences_single_cache(q_heads, kv
 
 
 def test_what_an_earlier_sequence_left_in_a_slot_is_not_seen(model, tokenizer):
-    cache = SlotCache(model.config, num_slots=1)
+    slots = Slots(model.config, num_slots=1)
     for layer in range(model.config.num_layers):
-        cache.keys[layer].fill_(torch.nan)
-        cache.values[layer].fill_(torch.nan)
-    forward = ModelForward(model, cache)
+        slots.memory.keys[layer].fill_(torch.nan)
+        slots.memory.values[layer].fill_(torch.nan)
+    forward = EagerWay(model, slots.memory)
     for text in ("Once upon a time there was a fox", "The cat"):
         seq = sequence(text, tokenizer.encode(text))
-        cache.begin(seq)
-        logits = forward(take([(seq, len(seq.token_ids))]))
+        slots.begin(seq)
+        logits = forward(slots.take((seq, len(seq.token_ids)))).values
         expected = CachedForward(model)(seq.token_ids)
         assert (logits[0] - expected).abs().max() <= 1e-4
-        cache.release(seq)
+        slots.release(seq)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -186,19 +215,18 @@ def test_request_in_a_mixed_batch_has_the_logits_of_the_same_request_alone(model
         "It was raining. " * 5,
         "Tom and",
     ]
-    cache = SlotCache(model.config, num_slots=3)
-    forward = ModelForward(model, cache)
+    slots = Slots(model.config, num_slots=3)
+    forward = EagerWay(model, slots.memory)
     waiting = [sequence(str(i), tokenizer.encode(text)) for i, text in enumerate(texts)]
     alone = {seq.id: CachedForward(model) for seq in waiting}
     running, checked = [], 0
     while waiting or running:
-        while waiting and cache.begin(waiting[0]) == 0:
+        while waiting and slots.begin(waiting[0]) == 0:
             running.append(waiting.pop(0))
         chosen = rng.sample(running, rng.randint(1, len(running)))
-        work = [(seq, rng.randint(1, seq.num_tokens_to_compute)) for seq in chosen]
-        batch = take(work)
-        logits = forward(batch)
-        finished = [seq for seq, rows in zip(batch.requests, batch.logit_rows, strict=True) if rows]
+        batch = slots.take(*((seq, rng.randint(1, seq.num_tokens_to_compute)) for seq in chosen))
+        logits = forward(batch).values
+        finished = [seq for seq, count in zip(chosen, batch.rows.counts, strict=True) if count]
         assert len(logits) == len(finished)
         for seq, row in zip(finished, logits, strict=True):
             expected = alone[seq.id](seq.token_ids)
@@ -207,72 +235,89 @@ def test_request_in_a_mixed_batch_has_the_logits_of_the_same_request_alone(model
             checked += 1
             if len(seq.token_ids) > seq.num_prompt_tokens + 12:
                 running.remove(seq)
-                cache.release(seq)
+                slots.release(seq)
     assert checked == 5 * 13
-    assert cache.usage().num_sequences == 0
+    assert slots.plan.usage().num_sequences == 0
 
 
 def test_a_step_without_a_finished_prompt_has_no_logits(model):
-    cache = SlotCache(model.config, num_slots=1)
+    slots = Slots(model.config, num_slots=1)
     seq = sequence("a", [5, 6, 7])
-    cache.begin(seq)
-    assert ModelForward(model, cache)(make_batch([(seq, 2)])).shape == (0, model.config.vocab_size)
+    slots.begin(seq)
+    batch = slots.take((seq, 2))
+    assert EagerWay(model, slots.memory)(batch).values.shape == (0, model.config.vocab_size)
+
+
+def test_a_step_that_is_run_again_gives_the_same_tokens(model, tokenizer):
+    """A record is all that a step is: a pass of it is no memory of having been made."""
+    slots = Slots(model.config, num_slots=2)
+    runner = ModelRunner([EagerWay(model, slots.memory)], slots.memory)
+    seqs = [sequence(text, tokenizer.encode(text)) for text in ("Once upon a time", "The cat")]
+    for seq in seqs:
+        slots.begin(seq)
+    for _ in range(4):
+        batch = slots.take(*((seq, seq.num_tokens_to_compute) for seq in seqs))
+        tokens = runner.submit(batch).result().tokens
+        assert runner.submit(batch).result().tokens == tokens
+        for seq, new in zip(seqs, tokens, strict=True):
+            seq.token_ids += new
 
 
 @pytest.fixture
 def watched():
-    """(cache, calls): a cache of four slots whose kernel notes (queries, keys, spans) of each call."""
+    """(slots, calls): four slots whose kernel notes (queries, keys, spans) of each call."""
     calls = []
 
     def kernel(q, k, v, spans):
         calls.append((len(q), len(k), spans))
         return dense_attention(q, k, v, spans)
 
-    return SlotCache(replace(CONFIG, num_layers=3), 4, 16, kernel=kernel), calls
+    return Slots(replace(CONFIG, num_layers=3), 4, 16, kernel=kernel), calls
 
 
-def run_layers(cache, batch):
-    attend = cache.attention(batch)
+def run_layers(slots, *work):
+    batch = slots.take(*work)
+    attend = slots.memory.attention(batch)
     for layer in range(3):
         attend(layer, *[torch.ones(batch.num_tokens, 1, 1)] * 3)
 
 
 def test_prompts_from_their_start_share_one_call_of_the_kernel_per_layer(watched):
-    cache, calls = watched
+    slots, calls = watched
     seqs = [sequence("a"), sequence("b", [1, 2, 3, 4, 5]), sequence("c", [1, 2])]
     for seq in seqs:
-        cache.begin(seq)
-    run_layers(cache, take([(seqs[0], 3), (seqs[1], 5), (seqs[2], 2)]))
+        slots.begin(seq)
+    run_layers(slots, (seqs[0], 3), (seqs[1], 5), (seqs[2], 2))
     assert calls == [(10, 10, Spans((0, 3, 8, 10), (0, 3, 8, 10)))] * 3
     assert len({id(spans) for *_, spans in calls}) == 1, "spans are made once per step, not once per layer"
 
 
 def test_prompts_with_another_sequence_between_them_are_calls_of_their_own(watched):
-    cache, calls = watched
+    slots, calls = watched
     a, b, c = sequence("a"), sequence("b", range(5)), sequence("c", [1, 2])
     for seq in (a, b, c):
-        cache.begin(seq)
-    take([(b, 4)])
-    run_layers(cache, take([(a, 3), (b, 1), (c, 2)]))
+        slots.begin(seq)
+    slots.take((b, 4))
+    run_layers(slots, (a, 3), (b, 1), (c, 2))
     assert [call[:2] for call in calls] == [(3, 3), (2, 2), (1, 5)] * 3
 
 
 def test_a_chunk_behind_the_start_is_a_call_on_the_keys_of_its_slot(watched):
-    cache, calls = watched
+    slots, calls = watched
     a, b = sequence("a", range(9)), sequence("b", range(4))
-    cache.begin(a)
-    cache.begin(b)
-    take([(a, 5)])
-    run_layers(cache, take([(a, 4), (b, 4)]))
+    slots.begin(a)
+    slots.begin(b)
+    slots.take((a, 5))
+    run_layers(slots, (a, 4), (b, 4))
     assert calls == [(4, 4, Spans((0, 4), (0, 4))), (4, 9, Spans((0, 4), (0, 9)))] * 3
 
 
 def test_one_sequence_alone_is_decoded_by_the_kernel(watched):
-    cache, calls = watched
+    slots, calls = watched
     a = sequence("a", range(9))
-    cache.begin(a)
-    take([(a, 8)])
-    run_layers(cache, take([(a, 1)]))
+    slots.begin(a)
+    slots.take((a, 8))
+    run_layers(slots, (a, 1))
     assert calls == [(1, 9, Spans((0, 1), (0, 9)))] * 3
 
 
@@ -281,62 +326,65 @@ def test_one_sequence_alone_is_decoded_by_the_kernel(watched):
 @pytest.mark.parametrize("drafts", [0, 3], ids=["", "drafts rejected"])
 def test_a_nan_left_in_a_slot_reaches_nobody(dtype, leave, drafts):
     """In bf16 on a CPU, as on a GPU, slots are read past their ends and masked: NaN · 0 is NaN."""
-    cache = SlotCache(replace(CONFIG, num_layers=2), num_slots=3, slot_tokens=16, dtype=dtype)
+    slots = Slots(replace(CONFIG, num_layers=2), num_slots=3, slot_tokens=16, dtype=dtype)
 
     def step(*work, value=1.0):
-        batch = take(list(work))
-        attend = cache.attention(batch)
+        batch = slots.take(*work)
+        attend = slots.memory.attention(batch)
         x = torch.full((batch.num_tokens, 1, 1), value, dtype=dtype)
         return torch.stack([attend(layer, x, x, x) for layer in range(2)])
 
     low, high = sequence("low", range(13)), sequence("high", range(13))
     broken = sequence("broken", range(8))
     for seq in (low, broken, high):
-        cache.begin(seq)
+        slots.begin(seq)
     broken.draft_ids = [1] * drafts
     step((broken, 8 + drafts), value=torch.nan)
     broken.draft_ids, broken.num_computed_tokens = [], 8
     broken.token_ids.append(1)
     step((broken, 1), value=torch.nan)
-    getattr(cache, leave)(broken)
+    getattr(slots.plan, leave)(broken)
     step((low, 12), (high, 12))
     assert torch.isfinite(step((low, 1), (high, 1))).all(), "the empty slot between two was read"
     fresh = sequence("fresh", range(2))
-    cache.begin(fresh)
+    slots.begin(fresh)
     step((fresh, 1))
     low.token_ids.append(1)
     assert torch.isfinite(step((low, 1), (fresh, 1))).all(), "the next in the slot sees what was left"
 
 
-def test_a_released_slot_is_cleaned_as_far_as_it_was_written():
-    cache = SlotCache(replace(CONFIG, num_layers=2), num_slots=2, slot_tokens=16, dtype=torch.bfloat16)
-    seq = sequence("a", range(8))
-    cache.begin(seq)
-    batch = take([(seq, 8)])
-    cache.attention(batch)(1, *[torch.ones(8, 1, 1, dtype=torch.bfloat16)] * 3)
-    cache.release(seq)
-    assert not any(layer.any() for layer in (*cache.keys, *cache.values))
+def test_a_slot_is_cleaned_when_another_begins_there():
+    slots = Slots(replace(CONFIG, num_layers=2), num_slots=2, slot_tokens=16, dtype=torch.bfloat16)
+    before, after = sequence("a", range(8)), sequence("b", range(2))
+    slots.begin(before)
+    slots.attention((before, 8))(1, *[torch.ones(8, 1, 1, dtype=torch.bfloat16)] * 3)
+    slots.release(before)
+    slots.begin(after)
+    slots.attention((after, 2))
+    assert not any(layer.any() for layer in (*slots.memory.keys, *slots.memory.values))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_step_on_a_gpu_waits_for_nothing():
     config = replace(CONFIG, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8)
-    cache = SlotCache(config, num_slots=4, slot_tokens=32, device="cuda")
-    a, b, c = sequence("a", range(20)), sequence("b", range(9)), sequence("c", range(9))
+    slots = Slots(config, num_slots=4, slot_tokens=32, device="cuda")
+    a, b, c, d = (sequence(name, range(n)) for name, n in zip("abcd", (20, 9, 9, 5), strict=True))
     for seq in (a, b, c):
-        cache.begin(seq)
+        slots.begin(seq)
     works = [[(a, 5)], [(a, 6), (b, 8), (c, 8)], [(a, 8), (b, 1), (c, 1)], [(a, 1)]]
     x = {n: torch.randn(n, 4, 8, device="cuda") for n in (1, 5, 10, 22)}
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for work in works:
-            batch = take(work)
-            attend = cache.attention(batch)
+            batch = slots.take(*work)
+            attend = slots.memory.attention(batch)
             for layer in range(2):
                 q = x[batch.num_tokens]
                 attend(layer, q, q[:, :2], q[:, 2:])
-        cache.release(b)
+        slots.release(b)
+        slots.begin(d)
+        slots.attention((d, 5))  # clears what b left
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -1,6 +1,8 @@
 """Decoding many sequences in one go equals each one's attention alone, and sees nobody else's keys."""
 
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 
 from engine.attention.dense import causal_attention
 from engine.attention.together import Padded, Ragged, reads_only_its_own, together
+from engine.models.checkpoint import ZOO
 
 KINDS = {torch.float32: Ragged, torch.float64: Padded}  # on a CPU
 
@@ -64,3 +67,18 @@ def test_keys_may_lie_anywhere():
     token = np.concatenate([place[slot * 40 : slot * 40 + n] for slot, n in zip(slots, lens, strict=True)])
     plan = Ragged(token, lens, num_heads=4, num_kv_heads=2, head_stride=1, cache=moved[0])
     assert (plan(q, *moved) - expected).abs().max() <= 1e-6
+
+
+def test_it_warns_of_nothing_and_leaves_its_hosts_filters_alone():
+    """In a process of its own: torch warns of the first sparse tensor, and of no other."""
+    code = """
+import warnings, torch
+warnings.simplefilter("error")
+before = list(warnings.filters)
+from engine.attention.together import Ragged, together
+plan = together([0], [3], 1, torch.zeros(1, 1, 4, 8))
+assert type(plan) is Ragged
+plan(torch.zeros(1, 1, 8), *torch.zeros(2, 1, 1, 4, 8))
+assert warnings.filters == before
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ZOO.parents[1], check=True)

@@ -6,8 +6,8 @@ import torch
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Spans
 from engine.decoding.greedy import FullForward
+from engine.layers.prefill import pack, run_prefill
 from engine.models.loader import load_model
-from engine.prefill import pack, run_prefill
 
 TEXTS = [
     "Once upon a time, in a small house near the forest, there",

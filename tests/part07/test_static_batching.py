@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 
 from engine.decoding.params import SamplingParams
-from engine.listeners import Listeners
+from engine.requests.listeners import Listeners
 from engine.scheduling.static import StaticScheduler
 from tests.part06.fakes import BlockCache, FakeForward, Recorder, run_to_end, told_alone
-from tests.part06.steps import chosen, make_request, play
+from tests.part06.steps import chosen, make_request, play, scheduled
 
 PROMPTS = ["Once upon a time", "The little dog", "A red ball", "Tom", "It was raining and the cat"]
 
@@ -67,14 +67,14 @@ def test_who_finds_no_room_in_mid_story_is_named():
     for name in "ab":
         s.add(make_request(name, prompt=4, output=9))
     play(s)
-    batch = error = None
+    step = error = None
     try:
-        batch = s.schedule()  # each needs a second block, and one is left
+        step = s.schedule()  # each needs a second block, and one is left
     except MemoryError as raised:
         error = raised
     assert error, (
-        f"no room for b, yet it is in the step: {batch and chosen(batch)}; ask `reserve` for all its tokens, "
-        "computed and new, and raise a MemoryError when it says no"
+        f"no room for b, yet it is in the step: {step and chosen(step.batch)}; ask `reserve` for all its "
+        "tokens, computed and new, and raise a MemoryError when it says no"
     )
     assert re.search(r"\bb\b", str(error)), f"the error names the request that finds no room: {error}"
 
@@ -85,7 +85,7 @@ def test_drafts_need_room_too():
     s.add(a)
     play(s)
     a.draft_ids = [91, 92, 93, 94]
-    assert chosen(s.schedule()) == {"a": 5}
+    assert scheduled(s) == {"a": 5}
     assert s.cache.blocks == {"a": 3}, "room is reserved for drafts, too: 9 tokens, three blocks of four"
 
 

@@ -1,16 +1,14 @@
 """What tests on a GPU share: when they run, in which precision, and engines whose steps wait for nothing."""
 
-from collections.abc import Collection
-
 import pytest
 import torch
 
 from engine.attention.dense import dense_attention
 from engine.attention.interface import VarlenKernel
-from engine.cache.slots import SlotCache
+from engine.cache.slots import SlotMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor, ModelForward
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import EagerWay, ModelRunner
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
 from tests.part06.fakes import assert_idle, run_to_end
@@ -35,9 +33,9 @@ def storyteller_engine(
 ) -> LLMEngine:
     """Continuous batching of `seats` requests, in steps of 8 tokens: longer prompts come in chunks."""
     model = load_model("storyteller", device=device, dtype=dtype)
-    cache = SlotCache(model.config, seats, device=device, dtype=getattr(torch, dtype), kernel=kernel)
-    scheduler = ContinuousScheduler(cache, max_num_seqs=seats, max_num_batched_tokens=8)
-    return LLMEngine(tokenizer, model.config, scheduler, Executor(ModelForward(model, cache)))
+    memory = SlotMemory(model.config, seats, device=device, dtype=getattr(torch, dtype), kernel=kernel)
+    scheduler = ContinuousScheduler(memory.plan(), max_num_seqs=seats, max_num_batched_tokens=8)
+    return LLMEngine(tokenizer, model.config, scheduler, ModelRunner([EagerWay(model, memory)], memory))
 
 
 def told(
@@ -53,14 +51,14 @@ def told(
     return {name: output.outputs[0].token_ids for name, output in outputs.items()}
 
 
-def run_without_waiting(engine: LLMEngine, pending: Collection[str] = ("Pending",)) -> None:
+def run_without_waiting(engine: LLMEngine) -> None:
     """To the end, where launching a step raises if anything in it waits for the GPU."""
     while engine.has_unfinished_requests():
         torch.cuda.set_sync_debug_mode("error")
         try:
-            flight = engine.launch()
+            step = engine.launch()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        assert flight.pending.__class__.__name__ in pending, flight.pending
-        for output in engine.land(flight):
+        assert step.error is None
+        for output in engine.land(step):
             assert output.error is None

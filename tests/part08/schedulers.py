@@ -1,6 +1,6 @@
 """A continuous scheduler over memory in blocks, without tensors."""
 
-from engine.listeners import Listeners
+from engine.requests.listeners import Listeners
 from engine.scheduling.continuous import ContinuousScheduler
 from tests.part06.fakes import BlockCache
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState
-from engine.listeners import Listener, Listeners
+from engine.requests.listeners import Listener, Listeners
+from engine.requests.request import Request, State
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.request import Request, State
 from tests.part06.fakes import BlockCache
 from tests.part06.steps import Countdown
 
@@ -143,45 +143,47 @@ class Simulation(Listener):
         self.steps += 1
         self.preempted, self.cache.refused = [], False
         before = set(self.scheduler.running)
-        batch = self.scheduler.schedule()
+        step = self.scheduler.schedule()
         for request, lost_all, worst in self.preempted:
             self.check(lost_all, "preempted and still holding on")
             self.check(worst, "somebody worse went on running")
             self.check(request in before, "preempted without ever having run")
             self.computed[request.id] = 0
             self.preemptions += 1
-        self.check((batch is None) == (not self.live), "idle with work to do, or busy without")
+        self.check((step is None) == (not self.live), "idle with work to do, or busy without")
         self.check_queues()
-        if batch is None:
+        if step is None:
             return
-        self.check_batch(batch)
-        self.check_order(batch, before)
+        self.check_step(step)
+        self.check_order(step, before)
         if self.rng.random() < self.s.failure_rate:
             self.failures += 1
-            self.scheduler.rollback(batch)
-            unchanged = all(r.num_computed_tokens == self.computed[r.id] for r in batch.requests)
+            self.scheduler.rollback(step)
+            unchanged = all(r.num_computed_tokens == self.computed[r.id] for r in step.requests)
             self.check(unchanged, "a step was taken back, yet its tokens still count as computed")
-            for request in batch.requests:
+            for request in step.requests:
                 if self.rng.random() < 0.2:
                     self.end(request)
         else:
-            self.succeed(batch)
+            self.succeed(step)
         self.check_queues()
 
-    def succeed(self, batch) -> None:
+    def succeed(self, step) -> None:
         """Tokens appear where logits were wanted: one, and as many more as drafts are accepted."""
         finished, drafts = [], []
-        for s, request in enumerate(batch.requests):
-            self.computed[request.id] = batch.context_lens[s]
-            accepted = self.rng.randint(1, len(batch.logit_rows[s])) if batch.logit_rows[s] else 0
+        for request, end, rows in zip(
+            step.requests, step.batch.context_lens, step.batch.rows.counts, strict=True
+        ):
+            self.computed[request.id] = end
+            accepted = self.rng.randint(1, rows) if rows else 0
             for _ in range(accepted):
                 if request.confirm(token(request.id, len(request.token_ids)), 0.0):
                     finished.append(request)
                     break
             wanted = self.rng.randint(0, self.s.drafts) if accepted else 0
             drafts.append([-7] * wanted)
-        self.scheduler.update(batch, drafts if self.s.drafts else None)
-        for request in batch.requests:
+        self.scheduler.update(step, drafts if self.s.drafts else None)
+        for request in step.requests:
             self.computed[request.id] = min(self.computed[request.id], len(request.token_ids) - 1)
             self.check(
                 request.num_computed_tokens == self.computed[request.id], "computed is not what the steps did"
@@ -215,12 +217,13 @@ class Simulation(Listener):
             self.check(request.num_computed_tokens <= self.cache.given[request.id], "computed without room")
         self.check(all(request.num_computed_tokens == 0 for request in waiting), "waits with computed tokens")
 
-    def check_batch(self, batch) -> None:
+    def check_step(self, step) -> None:
         """Within the budget, each request once, the next tokens of each and no others."""
+        batch = step.batch
         self.check(0 < batch.num_tokens <= self.s.budget, "over budget")
-        self.check(len(set(batch.requests)) == len(batch.requests), "twice in one step")
+        self.check(len(set(batch.ids)) == len(batch.ids), "twice in one step")
         running = set(self.scheduler.running)
-        for s, request in enumerate(batch.requests):
+        for s, request in enumerate(step.requests):
             self.check(request in running, "not admitted")
             a, b = batch.query_start[s : s + 2]
             start, end = self.computed[request.id], batch.context_lens[s]
@@ -229,18 +232,18 @@ class Simulation(Listener):
             known = [*request.token_ids, *request.draft_ids]
             self.check(list(batch.token_ids[a:b]) == known[start:end], "other tokens than its own")
             self.check(
-                bool(batch.logit_rows[s]) == (end >= len(request.token_ids)),
+                bool(batch.rows.counts[s]) == (end >= len(request.token_ids)),
                 "logits of an incomplete prompt, or none of a complete one",
             )
 
-    def check_order(self, batch, before: set[Request]) -> None:
+    def check_order(self, step, before: set[Request]) -> None:
         """No budget is wasted, the best go first, and among equals the first come."""
         s, waiting = self.s, self.scheduler.waiting
         best = min(self.scheduler.running, key=lambda request: request.rank)
-        self.check(best in batch.requests, "the best did not get on")
-        spare = batch.num_tokens < s.budget
+        self.check(best in step.requests, "the best did not get on")
+        spare = step.batch.num_tokens < s.budget
         if spare:
-            self.check(set(self.scheduler.running) == set(batch.requests), "budget left, yet one sat idle")
+            self.check(set(self.scheduler.running) == set(step.requests), "budget left, yet one sat idle")
         if spare and waiting and len(self.scheduler.running) < s.max_num_seqs:
             self.check(self.cache.refused, "budget, seats and memory left, yet one waits")
         newly = [request for request in self.scheduler.running if request not in before]

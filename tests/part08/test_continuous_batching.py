@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 
-from engine.cache.slots import SlotCache
+from engine.cache.slots import SlotCache, SlotMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SUPPORTS
-from engine.executor import Executor, ModelForward
-from engine.listeners import Listeners
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.requests.listeners import Listeners
 from engine.scheduling.continuous import ContinuousScheduler
 from tests.part06.fakes import BlockCache, FakeForward, Recorder, assert_idle, run_to_end, told_alone
 
@@ -117,11 +117,9 @@ def test_preemption_with_the_true_model_too(model, tokenizer, alone):
     """Slots that hold 150 tokens together: three growing requests do not fit."""
 
     class Tight(SlotCache):
-        held: dict
-
-        def begin(self, seq):
-            self.held = getattr(self, "held", {})
-            return super().begin(seq)
+        def __init__(self, *size):
+            super().__init__(*size)
+            self.held = {}
 
         def reserve(self, seq, total):
             others = sum(tokens for id, tokens in self.held.items() if id != seq.id)
@@ -136,13 +134,13 @@ def test_preemption_with_the_true_model_too(model, tokenizer, alone):
 
         preempt = release
 
-    cache, recorder = Tight(model.config, 3), Recorder()
-    scheduler = ContinuousScheduler(cache, 3, 64)
+    memory, recorder = SlotMemory(model.config, 3), Recorder()
+    scheduler = ContinuousScheduler(Tight(3, memory.slot_tokens), 3, 64)
     engine = LLMEngine(
         tokenizer,
         model.config,
         scheduler,
-        Executor(ModelForward(model, cache)),
+        ModelRunner([EagerWay(model, memory)], memory),
         Listeners([recorder]),
         max_model_len=150,
     )
@@ -180,7 +178,7 @@ def test_failed_steps_that_recover_spares_cost_nobody_a_token(fake_engine, seed)
     forward = FakeForward(cache)
     rng = random.Random(seed)
     forward.fail_at = {step: RuntimeError("again") for step in range(1, 400) if rng.random() < 0.3}
-    engine = fake_engine(continuous(5, 20), cache, forward, recover=lambda batch, error: [])
+    engine = fake_engine(continuous(5, 20), cache, forward, recover=lambda step, error: [])
     for i in range(12):
         engine.add_request(str(i), "prompt " * (i % 5 + 1), mixed_params(i))
     done = run_to_end(engine)

@@ -6,8 +6,8 @@ well, and each request whose known tokens are all computed gets one more.
 
 import pytest
 
-from engine.scheduling.request import State
-from tests.part06.steps import chosen, make_request, play
+from engine.requests.request import State
+from tests.part06.steps import chosen, make_request, play, scheduled
 from tests.part08.schedulers import scheduler
 
 
@@ -163,8 +163,7 @@ def test_running_requests_share_the_budget_in_order_of_rank():
     s.add(high)
     play(s)  # low reads its last two tokens, high the first eight of its own
     low.draft_ids = [91] * 9  # and low has ten tokens to compute again
-    batch = s.schedule()
-    assert list(chosen(batch).items()) == [("high", 4), ("low", 6)], (
+    assert list(scheduled(s).items()) == [("high", 4), ("low", 6)], (
         "running requests are served best rank first, whenever they were admitted"
     )
 
@@ -187,12 +186,12 @@ def test_a_step_taken_back_is_scheduled_again():
     a, b = make_request("a", prompt=4, output=5), make_request("b", prompt=13, output=5)
     s.add(a)
     s.add(b)
-    batch = s.schedule()
-    s.rollback(batch)
+    step = s.schedule()
+    s.rollback(step)
     assert (a.num_computed_tokens, b.num_computed_tokens) == (0, 0)
-    assert chosen(play(s)) == chosen(batch) == {"a": 4, "b": 6}
-    batch = s.schedule()
-    s.rollback(batch)
+    assert chosen(play(s)) == chosen(step.batch) == {"a": 4, "b": 6}
+    step = s.schedule()
+    s.rollback(step)
     assert (a.num_computed_tokens, b.num_computed_tokens) == (4, 6)
     assert chosen(play(s)) == {"a": 1, "b": 7}
 
@@ -204,7 +203,7 @@ def test_a_request_with_nothing_to_compute_is_left_out():
     s.schedule()
     assert s.schedule() is None, "a request with nothing to compute is not part of a step"
     s.add(make_request("b", prompt=3, output=9))
-    assert chosen(s.schedule()) == {"b": 3}
+    assert scheduled(s) == {"b": 3}
 
 
 def test_drafts_are_tokens_like_any_other_and_rejected_ones_are_computed_no_more():
@@ -213,14 +212,14 @@ def test_drafts_are_tokens_like_any_other_and_rejected_ones_are_computed_no_more
     s.add(a)
     play(s)
     a.draft_ids = [91, 92, 93]
-    batch = s.schedule()
-    assert chosen(batch) == {"a": 4}
+    step = s.schedule()
+    assert chosen(step and step.batch) == {"a": 4}
     assert s.cache.blocks == {"a": 2}, "room is reserved for drafts, too: 8 tokens, two blocks of four"
     a.confirm(1, 0.0), a.confirm(2, 0.0)  # one draft accepted, one token of its own
-    s.update(batch, drafts=[[94]])
+    s.update(step, drafts=[[94]])
     assert a.num_computed_tokens == len(a.token_ids) - 1
     assert a.draft_ids == [94]
-    assert chosen(s.schedule()) == {"a": 2}
+    assert scheduled(s) == {"a": 2}
 
 
 def test_finishing_frees_memory_wherever_the_request_is_and_only_once():

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.requests.request import State
 from engine.scheduling import continuous
 from engine.scheduling.continuous import STEPS_PER_PRIORITY, ContinuousScheduler
-from engine.scheduling.request import State
 from tests.part06.fakes import BlockCache
 from tests.part06.steps import make_request, play
 
@@ -53,7 +53,7 @@ def serve_under_a_stream(crowd, patience: int) -> tuple[int, set[int]]:
             arrive(step)
         batch = play(scheduler)
         if victim.state is State.WAITING:
-            overtakers |= {int(request.id.split(":")[0]) for request in batch.requests}
+            overtakers |= {int(name.split(":")[0]) for name in batch.ids}
     return step, overtakers
 
 

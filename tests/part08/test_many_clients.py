@@ -9,13 +9,13 @@ from functools import cache, partial
 import httpx
 import pytest
 
-from engine.async_engine import AsyncLLMEngine
-from engine.cache.slots import SlotCache
+from engine.cache.slots import SlotMemory
+from engine.core.engine_thread import EngineThread
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SUPPORTS
-from engine.executor import Executor, ModelForward
-from engine.listeners import Listeners
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.requests.listeners import Listeners
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.fifo import FIFOScheduler
 from engine.server.app import create_app
@@ -72,7 +72,7 @@ def serving(passed):
     with ExitStack() as stack:
 
         def start(engine):
-            backend = engine if isinstance(engine, AsyncLLMEngine) else AsyncLLMEngine(engine, "m")
+            backend = engine if isinstance(engine, EngineThread) else EngineThread(engine, "m")
             stack.enter_context(at_rest(backend, passed))
             return stack.enter_context(serve(create_app(backend, shape=Completions(allow_priority=True))))
 
@@ -114,9 +114,9 @@ def offline(model, tokenizer):
 
     @cache
     def ask() -> list[str]:
-        slots = SlotCache(model.config, 1)
-        executor = Executor(ModelForward(model, slots))
-        engine = LLMEngine(tokenizer, model.config, FIFOScheduler(slots), executor)
+        memory = SlotMemory(model.config, 1)
+        executor = ModelRunner([EagerWay(model, memory)], memory)
+        engine = LLMEngine(tokenizer, model.config, FIFOScheduler(memory.plan()), executor)
         for i, prompt in enumerate(PROMPTS):
             engine.add_request(str(i), prompt, SamplingParams(**params_of(i)))
         done = run_to_end(engine)
@@ -130,8 +130,8 @@ def test_fifty_streaming_clients_at_once_each_get_exactly_the_offline_text(
     real_engine, serving, offline, recorder
 ):
     engine = real_engine(continuous(16, 128), num_slots=16, listeners=Listeners([recorder]))
-    gate = engine.executor.forward = Gate(engine.executor.forward)
-    backend = AsyncLLMEngine(engine, "m")
+    gate = engine.executor.ways[0] = Gate(engine.executor.ways[0])
+    backend = EngineThread(engine, "m")
     url = serving(backend)
 
     def all_have_asked() -> bool:
@@ -177,7 +177,7 @@ def test_a_client_who_leaves_frees_its_slot_by_the_next_step(fake_engine, servin
     cache = BlockCache(64, 16)
     gate = Gate(FakeForward(cache), permits=2)
     engine = fake_engine(continuous(2, 64), cache, gate, listeners=Listeners([recorder]))
-    backend = AsyncLLMEngine(engine, "m")
+    backend = EngineThread(engine, "m")
     ask = {"model": "m", "prompt": "hello", "temperature": 0, "max_tokens": 100, "ignore_eos": True}
     with at_rest(backend), serve(create_app(backend)) as url, http(url) as client:
         leave_in_the_third_step(client, ask, gate, backend)

@@ -3,9 +3,8 @@
 From small to large: one who gives way, a newcomer without room, a running request that needs more.
 """
 
-from engine.decoding.params import SamplingParams
-from engine.listeners import Listener, Listeners
-from engine.scheduling.request import State
+from engine.requests.listeners import Listener, Listeners
+from engine.requests.request import State
 from tests.part06.steps import chosen, make_request, play
 from tests.part08.schedulers import scheduler
 
@@ -197,20 +196,16 @@ def test_in_a_step_that_preempts_nobody_new_is_admitted():
     assert chosen(play(s)) == {"a": 1, "c": 1}
 
 
-def test_after_a_preemption_only_the_prompts_rows_are_asked_for_again():
-    """The first chunk is the prompt, six tokens; the second is what was said since, and its last row asks."""
+def test_after_a_preemption_only_the_last_row_gives_a_token():
+    """The first chunk is the prompt, six tokens; the second is what was said since."""
     s = scheduler(budget=6)
     a = make_request("a", prompt=6, output=9)
     s.add(a)
     for _ in range(3):
         play(s)
     s._preempt(a)
-    a.params = SamplingParams(temperature=0, prompt_logprobs=1)
     first = s.schedule()
     s.update(first)
     second = s.schedule()
-    assert (chosen(first), chosen(second)) == ({"a": 6}, {"a": 3})
-    assert [list(rows) for rows in first.logit_rows] == [[0, 1, 2, 3, 4, 5]]
-    assert [list(rows) for rows in second.logit_rows] == [[2]], (
-        "a chunk that begins where the prompt ends wants its last row alone"
-    )
+    assert (chosen(first.batch), chosen(second.batch)) == ({"a": 6}, {"a": 3})
+    assert (first.batch.rows.chosen, second.batch.rows.chosen) == ((), (2,)), "what it has said, it has said"

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from engine.attention.dense import dense_attention
 from engine.attention.flash import sdpa_attention
-from engine.attention.kernels import NAMES, attention_kernel, why_no_triton
 from engine.attention.tiled import TILE, tiled_attention
 from engine.attention.varlen import longest
+from engine.wiring.attention_kernel import NAMES, attention_kernel, why_no_triton
 from tests.part09.sequences import DEVICE, TRITON, random_qkv, reference, wrong_sequences
 
 in_the_interpreter = pytest.mark.skipif(DEVICE == "cuda", reason="a GPU runs the kernels themselves")
@@ -184,7 +184,7 @@ def test_without_the_package_triton_is_refused_and_the_others_run(monkeypatch):
 
 def test_choosing_a_plain_kernel_does_not_import_triton():
     code = (
-        "import sys, engine.attention.kernels as kernels; kernels.attention_kernel('sdpa', 64); "
+        "import sys, engine.wiring.attention_kernel as kernels; kernels.attention_kernel('sdpa', 64); "
         "assert 'triton' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")

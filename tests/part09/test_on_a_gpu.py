@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from engine.attention.flash import sdpa_attention, takes_packed
-from engine.attention.kernels import attention_kernel
 from engine.decoding.params import SamplingParams
+from engine.wiring.attention_kernel import attention_kernel
 from tests.part08.on_a_gpu import (
     STORIES,
     full_precision,  # noqa: F401

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from engine.attention.kernels import attention_kernel
 from engine.cache.single import CachedForward
-from engine.cache.slots import SlotCache
+from engine.cache.slots import SlotMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.greedy import FullForward, generate
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor, ModelForward
-from engine.llm_engine import LLMEngine
-from engine.prefill import run_prefill
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.layers.prefill import run_prefill
 from engine.scheduling.continuous import ContinuousScheduler
+from engine.wiring.attention_kernel import attention_kernel
 from tests.part06.fakes import run_to_end
 from tests.part09.sequences import DEVICE, TRITON, random_qkv
 
@@ -59,9 +59,10 @@ def test_many_requests_in_chunks_tell_the_same_stories(name, model, tokenizer):
         kernel(
             *random_qkv([(2, 3)])
         )  # an unwritten exercise says so here; the engine would fail its requests
-        cache = SlotCache(model.config, 2, kernel=kernel)
-        scheduler = ContinuousScheduler(cache, max_num_seqs=2, max_num_batched_tokens=12)
-        engine = LLMEngine(tokenizer, model.config, scheduler, Executor(ModelForward(model, cache)))
+        memory = SlotMemory(model.config, 2, kernel=kernel)
+        scheduler = ContinuousScheduler(memory.plan(), max_num_seqs=2, max_num_batched_tokens=12)
+        runner = ModelRunner([EagerWay(model, memory)], memory)
+        engine = LLMEngine(tokenizer, model.config, scheduler, runner)
         for text in texts:
             engine.add_request(text, text, greedy(tokens))
         told[kernel] = {key: out.outputs[0].token_ids for key, out in run_to_end(engine).items()}

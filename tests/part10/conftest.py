@@ -1,13 +1,14 @@
-"""Part 6's engines, with an executor that scores."""
+"""Part 6's engines, with runners that score."""
 
 import pytest
 
-from engine.cache.slots import SlotCache
+from engine.cache.slots import SlotMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
-from engine.executor import ModelForward
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.execution.scores import logprobs_of
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scoring import ScoringExecutor
+from engine.scheduling.spoken import spoken_of
 from tests.part04.conftest import alone, model, tokenizer  # noqa: F401
 from tests.part06.conftest import fake_engine, passed, pytest_runtest_makereport  # noqa: F401
 from tests.part06.fakes import TOKENIZER, BlockCache, assert_idle
@@ -23,9 +24,9 @@ def scoring_engine(fake_engine):  # noqa: F811
         forward = forward or ScoringFake(cache)
         forward.cache = cache
         return fake_engine(
-            lambda cache: ContinuousScheduler(cache, seats, budget),
+            lambda cache: ContinuousScheduler(cache, seats, budget, spoken_of=spoken_of),
             cache,
-            executor=ScoringExecutor(forward, TOKENIZER),
+            executor=ModelRunner([forward], scores=logprobs_of(TOKENIZER, forward.logits)),
             supports=SUPPORTS,
             **options,
         )
@@ -39,10 +40,11 @@ def engine_over(passed):  # noqa: F811
     made = []
 
     def make(model, tokenizer, seats=4, budget=64) -> LLMEngine:  # noqa: F811
-        cache = SlotCache(model.config, seats)
-        scheduler = ContinuousScheduler(cache, seats, budget)
-        executor = ScoringExecutor(ModelForward(model, cache), tokenizer)
-        made.append(LLMEngine(tokenizer, model.config, scheduler, executor, supports=SUPPORTS))
+        memory = SlotMemory(model.config, seats)
+        scheduler = ContinuousScheduler(memory.plan(), seats, budget, spoken_of=spoken_of)
+        scores = logprobs_of(tokenizer, model.logits)
+        runner = ModelRunner([EagerWay(model, memory)], memory, scores=scores)
+        made.append(LLMEngine(tokenizer, model.config, scheduler, runner, supports=SUPPORTS))
         return made[-1]
 
     yield make

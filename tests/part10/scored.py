@@ -1,23 +1,30 @@
-"""The fake model in two steps, what its log probabilities ought to be, and engines that must not fail."""
+"""The fake model with a prompt's rows, what its scores ought to be, and engines that must not fail."""
 
+from bisect import bisect
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.llm_engine import LLMEngine
+from engine.core.llm_engine import LLMEngine
+from engine.execution.runner import Logits
+from engine.requests.batch import Batch
 from tests.part06.fakes import FakeForward, fake_logits, run_to_end
 
 
 class ScoringFake(FakeForward):
-    """`hidden` are the logits already; `at_once` notes how many rows go through `logits` together."""
+    """Hidden states are logits already; `at_once` notes how many go through `logits` together."""
 
     def __init__(self, cache) -> None:
         super().__init__(cache)
         self.at_once: list[int] = []
 
-    def hidden(self, batch: Batch) -> Tensor:
-        return self(batch)
+    def __call__(self, batch: Batch) -> Logits:
+        logits, hidden = super().__call__(batch), []
+        for row in batch.rows.prompt:
+            held = self.cache.tokens[batch.ids[bisect(batch.query_start, row) - 1]]
+            hidden.append(fake_logits(held[: batch.positions[row] + 1]))
+        return logits._replace(prompt_hidden=torch.stack(hidden)) if hidden else logits
 
     def logits(self, hidden: Tensor) -> Tensor:
         self.at_once.append(len(hidden))

@@ -5,7 +5,7 @@ import torch
 
 from engine.decoding.params import SamplingParams
 from engine.models.loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.part01 import reference
 from tests.part10.scored import finish
 

@@ -2,14 +2,15 @@
 
 import pytest
 
-from engine.cache.slots import SlotCache
+from engine.cache.slots import SlotMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.params import SamplingParams
-from engine.executor import ModelForward
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.execution.scores import logprobs_of
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scoring import ScoringExecutor
+from engine.scheduling.spoken import spoken_of
 from tests.part08.on_a_gpu import full_precision, on_a_gpu, run_without_waiting  # noqa: F401
 from tests.part10.scored import finish
 
@@ -20,10 +21,11 @@ TEXTS = ["Once upon a time, in a", "The", "Tom and Lily went to the park. They s
 def make_engine(tokenizer, device: str, dtype: str = "float32") -> LLMEngine:
     """Continuous batching in small chunks; the first request is scored, the second quiet, and so on."""
     model = load_model("storyteller", device=device, dtype=dtype)
-    cache = SlotCache(model.config, 4, device=device, dtype=next(model.parameters()).dtype)
-    scheduler = ContinuousScheduler(cache, max_num_seqs=4, max_num_batched_tokens=8)
-    executor = ScoringExecutor(ModelForward(model, cache), tokenizer)
-    engine = LLMEngine(tokenizer, model.config, scheduler, executor, supports=SUPPORTS)
+    memory = SlotMemory(model.config, 4, device=device, dtype=next(model.parameters()).dtype)
+    scheduler = ContinuousScheduler(memory.plan(), 4, max_num_batched_tokens=8, spoken_of=spoken_of)
+    scores = logprobs_of(tokenizer, model.logits)
+    runner = ModelRunner([EagerWay(model, memory)], memory, scores=scores)
+    engine = LLMEngine(tokenizer, model.config, scheduler, runner, supports=SUPPORTS)
     for i, text in enumerate(TEXTS):
         asked = {} if i == 1 else {"logprobs": i, "prompt_logprobs": 5 - i}
         params = SamplingParams(temperature=i % 3 / 2, seed=1, max_tokens=12, ignore_eos=True, **asked)
@@ -48,4 +50,4 @@ def test_a_gpus_scores_are_the_processors(tokenizer):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_step_that_scores_waits_for_the_gpu_once(tokenizer, dtype):
-    run_without_waiting(make_engine(tokenizer, "cuda", dtype), ("Pending", "ScoredPending"))
+    run_without_waiting(make_engine(tokenizer, "cuda", dtype))

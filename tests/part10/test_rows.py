@@ -2,11 +2,13 @@
 
 import pytest
 
-from engine.batch import make_batch
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState
-from engine.scheduling.request import Request
-from engine.scoring import Spoken, plan_of, spoken_of
+from engine.requests.batch import UNSCORED
+from engine.requests.request import Request
+from engine.scheduling.batching import Spoken, make_batch
+from engine.scheduling.spoken import spoken_of
+from tests.part06.fakes import BlockCache
 
 OFF_BY_ONE = "a row speaks of the token after its own: the row at position p of token p + 1"
 
@@ -92,19 +94,40 @@ def test_of_n_samples_the_first_scores_the_prompt():
     assert (first.wants_every_row, second.wants_every_row) == (True, False)
 
 
-def test_the_rows_of_a_step_are_counted_among_those_it_wants():
-    """Five requests in one step: quiet decode, prompt scored, both scored, a chunk that wants nothing, n."""
-    work = [
+def rows_of(*work):
+    """The rows of a step of these (request, new tokens)."""
+    return make_batch(work, BlockCache(1, 1), spoken_of=spoken_of).rows
+
+
+def test_a_step_says_which_rows_choose_and_which_are_scored():
+    """Five requests: quiet decode, prompt scored, both scored, a chunk inside its prompt, output scored."""
+    rows = rows_of(
         (request(prompt=3, output=1, computed=3, asks=False), 1),
         (request(prompt=4), 4),
         (request(prompt=6, computed=3, logprobs=2), 3),
         (request(prompt=9, asks=False, logprobs=2), 4),
         (request(prompt=2, output=1, computed=2, asks=False, logprobs=0), 1),
-    ]
-    plan = plan_of(make_batch(work))
-    # Wanted are rows 0 | 1 2 3 4 | 5 6 7 | none | 8.
-    assert plan.next_rows == [0, 4, 7, 8]
-    assert plan.prompt_rows == [1, 2, 3, 5, 6]
-    assert plan.prompt_ids == [11, 12, 13, 14, 15]
-    assert plan.scored == [2, 3], "places in next_rows, of those who ask for logprobs"
-    assert [own.num_next for own in plan.spoken] == [1, 1, 1, 0, 1]
+    )
+    # Whose rows they are: 0 | 1 2 3 4 | 5 6 7 | 8 9 10 11 | 12.
+    assert (rows.chosen, rows.counts) == ((0, 4, 7, 12), (1, 1, 1, 0, 1))
+    assert (rows.prompt, rows.prompt_counts) == ((1, 2, 3, 5, 6), (0, 3, 2, 0, 0))
+    assert rows.prompt_ids == (11, 12, 13, 14, 15)
+    assert rows.logprobs == (UNSCORED, UNSCORED, 2, 2, 0)
+    assert rows.prompt_logprobs == (UNSCORED, 0, 0, UNSCORED, UNSCORED)
+
+
+def test_where_nobody_asks_the_step_says_nothing_of_scores():
+    rows = rows_of((request(prompt=4, asks=False), 4))
+    assert (rows.logprobs, rows.prompt_logprobs, rows.prompt, rows.prompt_ids) == ((), (), (), ())
+
+
+def test_a_chunk_of_one_token_has_its_row():
+    rows = rows_of((request(prompt=4, computed=1), 1), (request(prompt=2, computed=1, asks=False), 1))
+    assert (rows.chosen, rows.prompt, rows.prompt_ids) == ((1,), (0,), (12,))
+
+
+def test_after_a_preemption_only_the_prompts_rows_are_asked_for_again():
+    """The first chunk is the prompt, six tokens; the second is what was said since."""
+    assert rows_of((request(prompt=6, output=3), 6)).prompt == (0, 1, 2, 3, 4)
+    rows = rows_of((request(prompt=6, output=3, computed=6), 3))
+    assert (rows.chosen, rows.prompt) == ((2,), ())

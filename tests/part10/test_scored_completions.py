@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.async_engine import AsyncLLMEngine
+from engine.core.engine_thread import EngineThread
 from engine.decoding.logprobs import TokenScores
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import SamplingParams
@@ -33,7 +33,7 @@ def serving(passed):
         def start(engine):
             engine.add_request("first", "x", SamplingParams(max_tokens=1, logprobs=1, prompt_logprobs=1))
             finish(engine)
-            backend = stack.enter_context(at_rest(AsyncLLMEngine(engine, "m"), passed))
+            backend = stack.enter_context(at_rest(EngineThread(engine, "m"), passed))
             return stack.enter_context(serve(create_app(backend, shape=ScoredCompletions(engine.tokenizer))))
 
         yield start
@@ -240,6 +240,17 @@ def test_vllms_prompt_logprobs_come_by_token_id(client):
     both = complete(client, extra_body=body | {"prompt_logprobs": 1}, logprobs=3, echo=True)
     assert {len(scores) for scores in both.model_extra["prompt_logprobs"][1:]} <= {1, 2}
     assert {len(top) for top in both.logprobs.top_logprobs[1:]} <= {3, 4}
+
+
+def test_more_prompt_logprobs_than_logprobs_come_with_an_echo(client):
+    """`echo` with `logprobs` asks for the prompt's scores, too: the engine is asked for the larger number."""
+    body = {"ignore_eos": True, "prompt_logprobs": 3}
+    both = complete(client, extra_body=body, logprobs=1, echo=True)
+    lengths = {len(scores) for scores in both.model_extra["prompt_logprobs"][1:]}
+    assert lengths <= {3, 4}, "each prompt token has its own entry and those of the 3 likeliest"
+    assert {len(top) for top in both.logprobs.top_logprobs[1:]} <= {1, 2}, (
+        "and in `logprobs` of the likeliest one"
+    )
 
 
 REFUSED = [

@@ -8,8 +8,9 @@ import torch
 
 from engine.decoding import logprobs as scoring_functions
 from engine.decoding.params import SamplingParams
-from engine.listeners import Listeners
-from engine.scheduling.request import State
+from engine.execution.runner import OnItsWay
+from engine.requests.listeners import Listeners
+from engine.requests.request import State
 from tests.part06.fakes import TOKENIZER, BlockCache, Recorder, fake_logits, run_to_end, told_alone
 from tests.part10.scored import ScoringFake, expected, finish, step, told
 
@@ -115,7 +116,7 @@ def test_the_prompt_of_n_samples_is_scored_once(scoring_engine):
     forward = ScoringFake(cache)
     engine = scoring_engine(forward=forward)
     ask(engine, replace(ASKED, n=3, temperature=1.0, seed=8))
-    assert sum(forward.at_once) == 3 + len(PROMPT) - 1, "3 first tokens, and each prompt row once"
+    assert sum(forward.at_once) == len(PROMPT) - 1, "each prompt row once"
 
 
 def test_prompt_log_probabilities_appear_when_the_whole_prompt_was_read(scoring_engine):
@@ -198,11 +199,11 @@ def test_a_step_that_is_still_under_way_when_its_request_is_preempted_adds_no_pr
     engine = scoring_engine(seats=1, budget=8)
     engine.add_request("r", PROMPT, ASKED)
     step(engine)
-    flight = engine.launch()
+    flying = engine.launch()
     (request,) = engine.scheduler.running
     engine.scheduler._preempt(request)
     assert request.state is State.WAITING
-    engine.land(flight)
+    engine.land(flying)
     (output,) = finish(engine).values()
     assert_right(output, ASKED)
 
@@ -211,8 +212,8 @@ def test_a_failed_step_that_is_computed_again_reports_nothing_twice(scoring_engi
     forward = ScoringFake(BlockCache(64, 8))
     forward.fail_at = {2: ConnectionError("the cable came loose"), 5: ConnectionError("again")}
 
-    def recover(batch, error):
-        return [] if isinstance(error, ConnectionError) else list(batch.requests)
+    def recover(step, error):
+        return [] if isinstance(error, ConnectionError) else list(step.requests)
 
     assert_right(ask(scoring_engine(seats=1, budget=8, forward=forward, recover=recover)), ASKED)
 
@@ -294,17 +295,16 @@ def test_nothing_is_read_from_the_device_before_the_result_and_then_everything_a
     def refused(*_, **__):
         raise AssertionError("the device was waited for")
 
-    reads, cpu = [], torch.Tensor.cpu
+    reads, read = [], OnItsWay.read
     for _ in range(3):
         with monkeypatch.context() as patch:
-            for name in ("tolist", "item", "__bool__", "__int__", "__float__"):
+            for name in ("tolist", "item", "cpu", "__bool__", "__int__", "__float__"):
                 patch.setattr(torch.Tensor, name, refused)
-            patch.setattr(torch.Tensor, "cpu", refused)
-            flight = engine.launch()
-            error = getattr(flight.pending, "error", None)
-            assert not error, f"{type(error).__name__}: {error}"
-            patch.setattr(torch.Tensor, "cpu", lambda tensor: reads.append(tensor.shape) or cpu(tensor))
-            engine.land(flight)
+            patch.setattr(OnItsWay, "read", refused)
+            flying = engine.launch()
+            assert not flying.error, f"{type(flying.error).__name__}: {flying.error}"
+            patch.setattr(OnItsWay, "read", lambda home: reads.append(home) or read(home))
+            engine.land(flying)
     assert len(reads) == 3
     finish(engine)
 
@@ -313,12 +313,12 @@ def test_nothing_is_read_from_the_device_before_the_result_and_then_everything_a
 def test_logits_that_are_no_numbers_fail_their_request_and_no_other(scoring_engine, caplog, where):
     class Poisoned(ScoringFake):
         def __call__(self, batch):
-            logits, start = super().__call__(batch), 0
-            for request, rows in zip(batch.requests, batch.logit_rows, strict=True):
-                said = len(request.output.token_ids)
-                if request.id == "b/0" and (said == 2 if where == "output" else not said and len(rows) > 1):
-                    logits[start] = float("nan")
-                start += len(rows)
+            logits = super().__call__(batch)
+            if where == "prompt" and sum(batch.rows.prompt_counts):
+                logits.prompt_hidden[batch.rows.prompt_counts[0]] = float("nan")  # b's first
+            for row, place in enumerate(zip(batch.ids, batch.draws.positions, strict=True)):
+                if where == "output" and place == ("b/0", 2):
+                    logits.values[row] = float("nan")
             return logits
 
     engine = scoring_engine(forward=Poisoned(BlockCache(64, 8)))

@@ -11,11 +11,11 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from rich.console import Console
 
+from engine.client import top as board_module
+from engine.client.top import NoAnswer, board, growth, read, sparkline, top
+from engine.client.untrusted import ByteLimit
 from engine.decoding.params import SamplingParams
-from engine.outside import Allowance
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.telemetry import top as board_module
-from engine.telemetry.top import NoAnswer, board, growth, read, sparkline, top
 from tests.part04.serving import serve
 from tests.part06.fakes import run_to_end
 
@@ -179,7 +179,7 @@ def test_what_is_no_http_is_no_answer(sent):
 
 
 def test_an_answer_without_end_is_read_up_to_a_bound(monkeypatch):
-    monkeypatch.setattr(board_module, "Allowance", lambda: Allowance(10))
+    monkeypatch.setattr(board_module, "ByteLimit", lambda: ByteLimit(10))
     with answering("/dashboard/data", ANSWER) as url, pytest.raises(NoAnswer, match="longer than"):
         read(url)
 

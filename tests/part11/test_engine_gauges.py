@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor
+from engine.execution.runner import ModelRunner
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.fifo import FIFOScheduler
 from engine.telemetry.metrics import EngineMetrics
@@ -52,7 +52,7 @@ def test_what_a_cache_had_is_a_hit(measured):
 
 
 def test_what_an_executor_tells_is_added_up(measured):
-    class Talks(Executor):
+    class Talks(ModelRunner):
         def submit(self, batch):
             pending = super().submit(batch)
 
@@ -63,7 +63,7 @@ def test_what_an_executor_tells_is_added_up(measured):
             return Told()
 
     cache = BlockCache(64, 16)
-    engine, _, read = measured(cache=cache, executor=Talks(FakeForward(cache)))
+    engine, _, read = measured(cache=cache, executor=Talks([FakeForward(cache)]))
     engine.add_request("a", "prompt", GREEDY)
     run_to_end(engine)
     assert read("ruvon:executor_total", counter="drafts") == 18

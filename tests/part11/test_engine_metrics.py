@@ -126,6 +126,15 @@ def test_the_times_of_a_request_leave_no_second_out(measured):
     assert seconds["decode"] == pytest.approx(read.observed("vllm:inter_token_latency_seconds")[1])
 
 
+@pytest.mark.parametrize(("max_tokens", "observed"), [(1, 0), (2, 1)])
+def test_a_single_token_has_no_time_per_output_token_on_the_dashboard(measured, max_tokens, observed):
+    engine, metrics, _ = measured()
+    engine.add_request("a", "hello", replace(GREEDY, max_tokens=max_tokens))
+    run_to_end(engine)
+    times = metrics.history.copy().samples["tpot"]
+    assert len(times) == observed, "time per output token is the gap between tokens: a single one has none"
+
+
 def test_a_prompt_in_chunks_counts_once_and_steps_count_what_they_computed(measured):
     recorder = Recorder()
     engine, _, read = measured(SEVERAL)
@@ -218,7 +227,7 @@ def test_a_sample_that_was_aborted_is_not_the_longest(measured):
     assert max(len(sample.token_ids) for sample in output.outputs) > max(ended), "it tells a mistake"
     engine.abort_request("a")
     assert read.observed(LONGEST) == (1, max(ended))
-    assert metrics._tracks == {}
+    assert metrics._in_progress == {}
 
 
 def test_an_aborted_request_leaves_its_tokens_but_is_in_no_request_metric(measured):
@@ -239,7 +248,7 @@ def test_an_aborted_request_leaves_its_tokens_but_is_in_no_request_metric(measur
         "vllm:request_max_num_generation_tokens",
     ):
         assert read.observed(name) == (0, 0), f"{name} is of requests that ended well"
-    assert metrics._tracks == {}
+    assert metrics._in_progress == {}
 
 
 def test_a_failed_step_and_its_request_are_counted(measured):
@@ -253,7 +262,7 @@ def test_a_failed_step_and_its_request_are_counted(measured):
     assert read("ruvon:failed_steps_total") == 1
     assert read("ruvon:requests_ended_early_total", reason="error") == 1
     assert read("vllm:request_success_total", finished_reason="length") == 1
-    assert metrics._tracks == {}
+    assert metrics._in_progress == {}
 
 
 def test_a_refused_request_is_counted(measured):

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.decoding.outputs import RequestStats
-from engine.telemetry.metrics import Times, Track, times_of
+from engine.telemetry.metrics import RequestProgress, Times, times_of
 from tests.part06.steps import make_request
 
 STATS = RequestStats(arrival=10.0, token_times=[13.0, 14.0, 16.5])
@@ -52,12 +52,12 @@ def tokens(measured):
     """
     _, metrics, reading = measured()
     reading.history = metrics.history
-    track = Track(make_request("a", prompt=7, output=50))
-    track.request.stats.arrival = 10.0
+    progress = RequestProgress(make_request("a", prompt=7, output=50))
+    progress.request.stats.arrival = 10.0
 
     def come(*when: float):
-        track.request.stats.token_times += when
-        metrics._tokens_came(track)
+        progress.request.stats.token_times += when
+        metrics._observe_tokens(progress)
         return reading
 
     return come

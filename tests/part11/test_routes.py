@@ -3,14 +3,16 @@
 import asyncio
 import re
 import threading
+from pathlib import Path
 
 import pytest
 import yaml
 
-from engine.async_engine import AsyncLLMEngine
+from engine.core.engine_thread import EngineThread
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.server.app import create_app
-from engine.telemetry.routes import FILES, OPEN_PATHS, PAGES, Shared, telemetry
+from engine.server.telemetry_routes import FILES, OPEN_PATHS, PAGES, SharedAnswer, telemetry_routes
+from engine.telemetry import history
 from tests.part04.serving import DEADLINE, http, serve
 
 
@@ -24,7 +26,7 @@ def server(measured):
         def start(**settings):
             engine, metrics, _ = measured(lambda cache: ContinuousScheduler(cache, 4, 16))
             app = create_app(
-                AsyncLLMEngine(engine, "fake"), [telemetry(metrics)], open_paths=OPEN_PATHS, **settings
+                EngineThread(engine, "fake"), [telemetry_routes(metrics)], open_paths=OPEN_PATHS, **settings
             )
             return stack.enter_context(http(stack.enter_context(serve(app))))
 
@@ -108,7 +110,7 @@ def test_the_page_asks_no_other_host_and_carries_no_inline_code():
 def test_the_board_and_the_configuration_name_only_what_there_is(server):
     import json
 
-    folder = PAGES.parent
+    folder = Path(history.__file__).parent
     client = server()
     ask(client)
     there = set(re.findall(r"^([a-z0-9_]+(?::[a-z0-9_]+)?)", client.get("/metrics").text, re.MULTILINE))
@@ -138,7 +140,7 @@ def test_who_asks_at_once_shares_an_answer_that_is_not_older_than_the_asking():
         return b"%d" % made[-1]
 
     async def crowd() -> list[bytes]:
-        shared = Shared(make)
+        shared = SharedAnswer(make)
         asked = [asyncio.create_task(shared.answer()) for _ in range(50)]
         await asyncio.sleep(0)  # each of them has asked
         goes_on.set()

@@ -21,9 +21,9 @@ from hypothesis.stateful import (
 )
 
 from engine.decoding.params import SamplingParams
-from engine.scheduling.request import State
+from engine.requests.request import State
 from tests.part06.fakes import assert_idle, told_alone
-from tests.part12.pages import TWO_LAYERS, WatchedCache, fake_engine
+from tests.part12.pages import TWO_LAYERS, WatchedCache, fake_engine, reader_of
 
 BEGINNINGS = ("", "once upon a time ", "once upon a tide ", "once ")
 told = lru_cache(maxsize=None)(told_alone)
@@ -49,12 +49,12 @@ class PagedEngine(RuleBasedStateMachine):
         )  # fmt: skip
         self.spared = True
         self.engine = fake_engine(self.cache, seats, budget, recover=self.recover)
-        self.forward = self.engine.executor.forward
+        self.forward = reader_of(self.engine)
         self.asked: dict[str, tuple[str, SamplingParams]] = {}
         done["runs"] += 1
 
-    def recover(self, batch, error):
-        return [] if self.spared else list(batch.requests)
+    def recover(self, step, error):
+        return [] if self.spared else list(step.requests)
 
     @rule(
         beginning=st.sampled_from(BEGINNINGS),

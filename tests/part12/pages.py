@@ -6,20 +6,48 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
 from engine.cache.invariants import Invariants
+from engine.cache.memory import PageMemory
 from engine.cache.paged import PagedCache
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SUPPORTS, SamplingState
-from engine.executor import Executor
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import Logits, ModelRunner
+from engine.models.config import ModelConfig
+from engine.requests.batch import Batch
+from engine.requests.request import Request
+from engine.requests.step import Step
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.request import Request
-from engine.scheduling.scheduler import take
+from engine.scheduling.scheduler import Queues
 from tests.part06.fakes import CONFIG, TOKENIZER, fake_logits
 
 TWO_LAYERS = replace(CONFIG, num_layers=2)
 P = 4  # tokens in a block, wherever a test does not say otherwise
+ADAPTERS = {"poetry": 0}  # those that a sequence may name, and their slots
+
+
+class WatchedCache(PagedCache):
+    """A plan and, beside it, its memory; it can check its invariants, before each step (`check`: an item of
+    a runner's `before`) and whenever somebody asks (`invariants`).
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int = 16, *, num_swap_blocks: int = 0,
+        enable_prefix_caching: bool = True, preemption_mode=None, **options,
+    ) -> None:  # fmt: skip
+        """`options`: the memory's."""
+        super().__init__(num_blocks, block_size, num_swap_blocks, enable_prefix_caching, preemption_mode)
+        self.memory = PageMemory(config, num_blocks, block_size, num_swap_blocks=num_swap_blocks, **options)
+        self.invariants = Invariants(self)
+        self.sequences: dict[str, Request] = {}  # all that were ever to be admitted
+
+    def begin(self, seq: Request) -> int | None:
+        self.sequences[seq.id] = seq
+        return super().begin(seq)
+
+    def check(self, batch: Batch) -> None:
+        """Before the batch runs."""
+        self.invariants.check(Step(batch, tuple(self.sequences[name] for name in batch.ids)))
 
 
 def sequence(
@@ -32,19 +60,30 @@ def sequence(
     return Request(name, name, ids, len(ids), params, None, state, parent=parent, **fields)
 
 
-def paged(num_blocks: int, block_size: int = P, config=TWO_LAYERS, **options) -> PagedCache:
-    return PagedCache(config, num_blocks, block_size, **options)
+def paged(num_blocks: int, block_size: int = P, config=TWO_LAYERS, **options) -> WatchedCache:
+    return WatchedCache(config, num_blocks, block_size, **options)
 
 
-def step(cache: PagedCache, *work: tuple[Request, int], value: float | None = None) -> Tensor:
+def take(cache: PagedCache, *work: tuple[Request, int]) -> Step:
+    """The step of these (sequence, new tokens), which count as computed from here on."""
+    return Queues(cache, ADAPTERS).take(work)
+
+
+def make_copies(cache: WatchedCache) -> None:
+    """What was planned since the last step, as the next one makes it."""
+    cache.memory.apply(cache.take_copies())
+
+
+def step(cache: WatchedCache, *work: tuple[Request, int], value: float | None = None) -> Tensor:
     """One step in which all goes well: keys and values are the token ids (or `value`), in layer 1 a thousand
     more. Queries are 0, so each row comes out as the mean of the values it sees, in layer 0.
     """
     for request, n in work:
         assert cache.reserve(request, request.num_computed_tokens + n), f"no room for {request.id}"
-    batch = take(list(work))
-    attend = cache.attention(batch)
-    x = torch.tensor(batch.token_ids, dtype=cache.memory.dtype).view(-1, 1, 1)
+    batch, memory = take(cache, *work).batch, cache.memory
+    memory.apply(batch.copies)
+    attend = memory.attention(batch)
+    x = torch.tensor(batch.token_ids, dtype=memory.memory.dtype).view(-1, 1, 1)
     if value is not None:
         x = torch.full_like(x, value)
     out = attend(0, torch.zeros_like(x), x, x)
@@ -54,7 +93,7 @@ def step(cache: PagedCache, *work: tuple[Request, int], value: float | None = No
     return out.flatten()
 
 
-def admitted(cache: PagedCache, seq: Request, compute: bool = True) -> Request:
+def admitted(cache: WatchedCache, seq: Request, compute: bool = True) -> Request:
     """Begun, as the scheduler does it, and all its tokens computed."""
     cached = cache.begin(seq)
     assert cached is not None, f"begin({seq.id}) says: not now"
@@ -68,73 +107,69 @@ def table(cache: PagedCache, seq: Request) -> list[int]:
     return cache.held[seq.id].table.blocks.tolist()
 
 
-def tokens_in_pages(cache: PagedCache, seq: Request, length: int | None = None) -> list[int]:
+def tokens_in_pages(cache: WatchedCache, seq: Request, length: int | None = None) -> list[int]:
     """What is written in a sequence's blocks, read without any help of the code under test; all four tensors
     agree.
     """
     length = seq.num_computed_tokens if length is None else length
     places = [(block, place) for block in table(cache, seq) for place in range(cache.block_size)][:length]
     read = [
-        [memory[layer][block, place, 0, 0].item() - 1000 * layer for block, place in places]
-        for memory in (cache.keys, cache.values)
+        [layers[layer][block, place, 0, 0].item() - 1000 * layer for block, place in places]
+        for layers in (cache.memory.keys, cache.memory.values)
         for layer in range(2)
     ]
-    assert all(one == read[0] for one in read), (
+    assert all(tokens == read[0] for tokens in read), (
         f"layers, or keys and values, of {seq.id} hold different tokens"
     )
     return [int(x) for x in read[0]]
 
 
-class WatchedCache(PagedCache):
-    """Its invariants are checked before each step, by itself, and whenever somebody asks."""
-
-    def __init__(self, *args, **options) -> None:
-        super().__init__(*args, **options)
-        self.invariants = Invariants(self)
-
-    def attention(self, batch: Batch):
-        self.invariants.check(batch)
-        return super().attention(batch)
-
-
 class PageReader:
-    """Batch -> logits[R, V]: the fake model's, over the token ids that it reads back from the pages. Each
-    step stores its token ids as keys and values; a step told to fail leaves garbage behind.
+    """A runner's way: batch -> the fake model's logits[R, V], over the token ids that it reads back from the
+    pages. Each step stores its token ids as keys and values; a step told to fail leaves garbage behind.
     """
 
-    def __init__(self, cache: PagedCache) -> None:
+    def __init__(self, cache: WatchedCache) -> None:
         self.cache = cache
         self.steps = self.computed = 0
         self.fail_next: Exception | None = None
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def fits(self, batch: Batch) -> bool:
+        return True
+
+    def __call__(self, batch: Batch) -> Logits:
         self.steps += 1
-        attend = self.cache.attention(batch)
+        attend = self.cache.memory.attention(batch)
         ids = torch.tensor(batch.token_ids, dtype=torch.float32).view(-1, 1, 1)
         if self.fail_next:
             error, self.fail_next = self.fail_next, None
             attend(0, ids, ids + 77, ids + 78)
             raise error
         self.computed += batch.num_tokens
-        for layer in range(self.cache.memory.shape[1]):
+        for layer in range(len(self.cache.memory.keys)):
             attend(layer, ids, ids + 1000 * layer, ids + 1000 * layer)
-        logits = []
-        for s, request in enumerate(batch.requests):
-            if not batch.logit_rows[s]:
+        logits, chosen = [], set(batch.rows.chosen)
+        for s, name in enumerate(batch.ids):
+            rows = [row for row in range(*batch.query_start[s : s + 2]) if row in chosen]
+            if not rows:
                 continue
-            read = tokens_in_pages(self.cache, request, batch.context_lens[s])
-            known = [token for token in request.token_ids if token >= 0][: len(read)]
-            assert read[: len(known)] == known, f"the pages of {request.id} hold other tokens than its own"
-            logits += [fake_logits(read[: batch.positions[row] + 1]) for row in batch.logit_rows[s]]
-        return torch.stack(logits) if logits else torch.empty(0, CONFIG.vocab_size)
+            seq = self.cache.sequences[name]
+            read = tokens_in_pages(self.cache, seq, batch.context_lens[s])
+            known = [token for token in seq.token_ids if token >= 0][: len(read)]
+            assert read[: len(known)] == known, f"the pages of {name} hold other tokens than its own"
+            logits += [fake_logits(read[: batch.positions[row] + 1]) for row in rows]
+        return Logits(torch.stack(logits) if logits else torch.empty(0, CONFIG.vocab_size))
 
 
-def fake_engine(cache: PagedCache, seats: int = 5, budget: int = 24, **options) -> LLMEngine:
-    """The fake model over pages."""
+def fake_engine(cache: WatchedCache, seats: int = 5, budget: int = 24, **options) -> LLMEngine:
+    """The fake model over pages, whose plan is checked before each step."""
     scheduler = ContinuousScheduler(cache, seats, budget)
     supports = SUPPORTS | {"cache_salt", "prompt_logprobs"}
     room = min(CONFIG.max_positions, cache.num_blocks * cache.block_size)
-    return LLMEngine(
-        TOKENIZER, CONFIG, scheduler, Executor(PageReader(cache)),
-        supports=supports, max_model_len=room, **options,
-    )  # fmt: skip
+    runner = ModelRunner([PageReader(cache)], cache.memory, before=[cache.check])
+    return LLMEngine(TOKENIZER, CONFIG, scheduler, runner, supports=supports, max_model_len=room, **options)
+
+
+def reader_of(engine: LLMEngine) -> PageReader:
+    """The one that `fake_engine` has."""
+    return engine.executor.ways[0]

@@ -146,11 +146,4 @@ def test_a_table_grows_at_its_end_and_nothing_else_changes():
         expected += blocks
         assert table.blocks.tolist() == expected
         assert len(table) == len(expected)
-
-
-def test_a_table_is_a_run_while_each_block_lies_right_behind_the_one_before():
-    table = BlockTable()
-    for blocks, is_run in ([[], True], [[4, 5], True], [[6], True], [[8, 9], False], [[10], False]):
-        table.append(blocks)
-        assert table.is_run is is_run, f"blocks {table.blocks.tolist()}"
-    assert table.last == 10
+    assert table.last == 9

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from engine import compiled
+from engine.machine import compiled
 
 SOURCE = "int answer(void) { return ANSWER; }\n"
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="a C compiler as Linux and macOS have it")
@@ -183,7 +183,7 @@ def test_where_users_have_no_numbers_it_is_kept_by_this_process_alone(source, tm
 def test_a_folder_of_this_process_alone_ends_with_it(source, tmp_path):
     code = f"""
         from pathlib import Path
-        from engine import compiled
+        from engine.machine import compiled
         compiled.FLAGS = {compiled.FLAGS}
         print(compiled.load(Path({str(source)!r}), "-DANSWER=10").answer(), compiled._folder())
     """
@@ -211,7 +211,7 @@ def test_a_compiler_that_never_ends_is_not_waited_for(source, tmp_path, monkeypa
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setenv("CC", str(slow))
-    monkeypatch.setattr(compiled, "PATIENCE", 0.2)
+    monkeypatch.setattr(compiled, "TIMEOUT", 0.2)
     assert compiled.load(source) is None
     assert "timed out" in compiled.why_not(source)
 
@@ -239,7 +239,7 @@ def test_without_a_home_it_is_kept_by_this_process_alone(source, tmp_path, monke
 def test_many_may_come_at_once(source, tmp_path):
     code = f"""
         from pathlib import Path
-        from engine import compiled
+        from engine.machine import compiled
         compiled.FLAGS = {compiled.FLAGS}
         print(compiled.load(Path({str(source)!r}), "-DANSWER=5").answer())
     """

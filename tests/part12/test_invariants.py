@@ -1,17 +1,18 @@
 """Each invariant, broken on purpose: the check that runs at every step of the other tests sees it."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.cache.blocks import BlockManager, BlockTable
-from engine.cache.invariants import InvariantError, Invariants
-from engine.scheduling.scheduler import take
-from tests.part12.pages import admitted, paged, sequence, table
+from engine.cache.invariants import InvariantError
+from tests.part12.pages import admitted, paged, sequence, table, take
 
 
 def scene(**options):
     """(cache, its invariants, two sequences that share two blocks, a child that shares them too)"""
     cache = paged(16, num_swap_blocks=8, preemption_mode="swap", **options)
-    watch = Invariants(cache)
+    watch = cache.invariants
     a = admitted(cache, sequence("a", "1234567890"))
     b = admitted(cache, sequence("b", "12345678ab"))
     child = admitted(cache, sequence("a/1", "1234567890", parent=a))
@@ -19,15 +20,15 @@ def scene(**options):
     return cache, watch, a, b, child
 
 
-def next_step(*seqs):
+def next_step(cache, *seqs):
     for seq in seqs:
         seq.token_ids.append(7)
-    return take([(seq, 1) for seq in seqs])
+    return take(cache, *((seq, 1) for seq in seqs))
 
 
 def test_nothing_is_broken_as_it_stands():
     cache, watch, a, b, child = scene()
-    watch.check(next_step(a, b, child))
+    watch.check(next_step(cache, a, b, child))
     cache.preempt(b)
     cache.release(a)
     watch.check()
@@ -76,7 +77,7 @@ def shares_a_block_that_is_not_full(cache, a, b, child):
 
 
 def swaps_and_keeps(cache, a, b, child):
-    cache.swap.put("b", cache.memory, table(cache, b), 10)
+    cache.swap.put("b", 3, 10)
 
 
 def commits_what_it_has_no_room_for(cache, a, b, child):
@@ -127,11 +128,6 @@ def writes_a_block_that_others_may_find(cache, a, b, child):
     b.num_computed_tokens = 7
 
 
-def has_no_room(cache, a, b, child):
-    b.token_ids += [1] * 9
-    b.num_computed_tokens = 18
-
-
 def is_known_for_other_tokens(cache, a, b, child):
     b.token_ids[1] = 99
 
@@ -145,7 +141,6 @@ def is_known_after_another_beginning(cache, a, b, child):
     [
         (writes_a_shared_block, r"a/1 writes block \d+, which is shared"),
         (writes_a_block_that_others_may_find, r"b writes block \d+, which others may find"),
-        (has_no_room, "b has no room for its 19 tokens"),
         (is_known_for_other_tokens, "block 0 of b is known for other tokens"),
         (is_known_after_another_beginning, "block 1 of b is known after another beginning"),
     ],
@@ -153,9 +148,33 @@ def is_known_after_another_beginning(cache, a, b, child):
 def test_a_step_that_must_not_run_is_seen(breaks, words):
     cache, watch, a, b, child = scene()
     breaks(cache, a, b, child)
-    batch = next_step(child if breaks is writes_a_shared_block else b)
+    step = next_step(cache, child if breaks is writes_a_shared_block else b)
     with pytest.raises(InvariantError, match=words):
-        watch.check(batch)
+        watch.check(step)
+
+
+def loses_its_room(cache, b, step):
+    cache.held["b"].committed = 8
+    cache.trim(b, 8)
+
+
+def goes_elsewhere(cache, b, step):
+    step.batch = replace(step.batch, slots=step.batch.slots + 4)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "words"),
+    [
+        (loses_its_room, "b has no room for its 11 tokens"),
+        (goes_elsewhere, "b's tokens 10 to 11 go to .*, which its table .* does not say"),
+    ],
+)
+def test_a_record_that_the_plan_does_not_bear_out_is_seen(breaks, words):
+    cache, watch, _a, b, _child = scene()
+    step = next_step(cache, b)
+    breaks(cache, b, step)
+    with pytest.raises(InvariantError, match=words):
+        watch.check(step)
 
 
 def forgetful_free(self, blocks):
@@ -188,10 +207,9 @@ def test_a_block_manager_that_counts_wrongly_is_seen_in_use(monkeypatch, name, m
 def test_a_fork_that_copies_nothing_is_seen(monkeypatch):
     """Copy-on-write without the copy: the child would write into its parent's block."""
     cache = paged(16)
-    watch = Invariants(cache)
     a = admitted(cache, sequence("a", "1234567890"))
     monkeypatch.setattr(cache.blocks, "allocate", lambda count, after=None: (cache.blocks.fork([2]), [2])[1])
     child = sequence("a/1", "1234567890", parent=a)
     child.num_computed_tokens = cache.begin(child)
     with pytest.raises(InvariantError, match="shared"):
-        watch.check(take([(child, 1)]))
+        cache.invariants.check(take(cache, (child, 1)))

@@ -7,12 +7,10 @@ import pytest
 import torch
 
 from engine.attention.dense import dense_attention
-from engine.cache.invariants import Invariants
 from engine.cache.single import CachedForward, SingleCache
-from engine.executor import ModelForward
-from engine.scheduling.scheduler import take
+from engine.execution.runner import EagerWay
 from tests.part06.fakes import CONFIG
-from tests.part12.pages import admitted, paged, sequence, step, table, tokens_in_pages
+from tests.part12.pages import admitted, paged, sequence, step, table, take, tokens_in_pages
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -22,19 +20,19 @@ def test_attention_of_mixed_steps_equals_each_sequences_single_cache(q_heads, kv
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     config = replace(CONFIG, num_layers=2, num_heads=q_heads, num_kv_heads=kv_heads, head_dim=8)
     cache = paged(64, config=config, dtype=dtype)
-    cache.memory.fill_(torch.nan)
+    cache.memory.memory.fill_(torch.nan)
     seqs = [sequence(name, range(i, 60 + i)) for i, name in enumerate("abcd")]
     singles = [SingleCache(config, 64, dtype=dtype) for _ in seqs]
     for seq in seqs:
         cache.begin(seq)
     while any(seq.num_computed_tokens < 60 for seq in seqs):
-        open_ones = [s for s in range(4) if seqs[s].num_computed_tokens < 60]
-        chosen = rng.sample(open_ones, rng.randint(1, len(open_ones)))
+        unread = [s for s in range(4) if seqs[s].num_computed_tokens < 60]
+        chosen = rng.sample(unread, rng.randint(1, len(unread)))
         new = [min(rng.choice([1, 1, 2, 7, 20]), 60 - seqs[s].num_computed_tokens) for s in chosen]
         for s, n in zip(chosen, new, strict=True):
             assert cache.reserve(seqs[s], seqs[s].num_computed_tokens + n)
-        batch = take([(seqs[s], n) for s, n in zip(chosen, new, strict=True)])
-        attend = cache.attention(batch)
+        batch = take(cache, *((seqs[s], n) for s, n in zip(chosen, new, strict=True))).batch
+        attend = cache.memory.attention(batch)
         for layer in range(2):
             q = torch.randn(batch.num_tokens, q_heads, 8, generator=generator, dtype=dtype)
             k, v = torch.randn(2, batch.num_tokens, kv_heads, 8, generator=generator, dtype=dtype)
@@ -68,7 +66,7 @@ def test_who_is_alone_and_in_blocks_that_follow_one_another_is_read_where_it_lie
     a.num_computed_tokens = cache.begin(a)
     for n, mean in [(6, 3.5), (1, 4), (4, 6)]:
         assert step(cache, (a, n))[-1] == mean, "the last row is the mean of all tokens so far"
-        assert kernel.keys[-1].data_ptr() == cache.keys[1][1].data_ptr(), (
+        assert kernel.keys[-1].data_ptr() == cache.memory.keys[1][1].data_ptr(), (
             "views of the pages: nothing is copied"
         )
         cache.release(other)  # block 0 is at the front of the queue
@@ -104,7 +102,7 @@ def test_a_copy_is_not_used_once_others_were_in_a_step():
         step(cache, (a, 1), (b, 1))
         assert abs(step(cache, (a, 4))[-1] - (a.num_computed_tokens + 1) / 2) < 1e-4
         assert abs(step(cache, (b, 2))[-1] - 99 - (b.num_computed_tokens + 1) / 2) < 1e-4
-    assert not cache.held["a"].table.is_run
+    assert 1 not in table(cache, a), "scattered blocks"
 
 
 def test_what_a_step_takes_back_is_written_over_in_a_copy_too():
@@ -118,7 +116,7 @@ def test_what_a_step_takes_back_is_written_over_in_a_copy_too():
     assert abs(step(cache, (a, 1)).item() - (36 + 90) / 9) < 1e-4
     assert abs(step(cache, (a, 1)).item() - (36 + 190) / 10) < 1e-4
     assert tokens_in_pages(cache, a) == a.token_ids[:10]
-    assert not cache.held["a"].table.is_run
+    assert 1 not in table(cache, a), "scattered blocks"
 
 
 def test_who_comes_back_alone_is_not_read_from_its_old_copy():
@@ -169,9 +167,8 @@ def test_request_in_a_mixed_batch_has_the_logits_of_the_same_request_alone(model
         "It was raining. " * 3 + "Tom and",
     ]
     cache = paged(40, config=model.config)
-    cache.memory.fill_(torch.nan)
-    watch = Invariants(cache)
-    forward = ModelForward(model, cache)
+    cache.memory.memory.fill_(torch.nan)
+    way = EagerWay(model, cache.memory)
     waiting = [sequence(str(i), tokenizer.encode(text)) for i, text in enumerate(texts)]
     alone = {seq.id: CachedForward(model) for seq in waiting}
     running, checked = [], 0
@@ -183,11 +180,12 @@ def test_request_in_a_mixed_batch_has_the_logits_of_the_same_request_alone(model
         work = [(seq, rng.randint(1, seq.num_tokens_to_compute)) for seq in chosen]
         for seq, n in work:
             assert cache.reserve(seq, seq.num_computed_tokens + n)
-        batch = take(work)
-        watch.check(batch)
-        logits = forward(batch)
-        finished = [seq for seq, rows in zip(batch.requests, batch.logit_rows, strict=True) if rows]
-        for seq, row in zip(finished, logits, strict=True):
+        taken = take(cache, *work)
+        cache.invariants.check(taken)
+        cache.memory.apply(taken.batch.copies)
+        with torch.inference_mode():
+            logits = way(taken.batch).values
+        for seq, row in zip(taken.choosing(), logits, strict=True):
             expected = alone[seq.id](seq.token_ids)
             assert (row - expected).abs().max() <= 1e-4
             seq.token_ids.append(int(expected.argmax()))

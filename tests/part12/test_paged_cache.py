@@ -4,9 +4,7 @@ import random
 
 import pytest
 
-from engine.cache.invariants import Invariants
-from engine.scheduling.scheduler import take
-from tests.part12.pages import admitted, paged, sequence, step, table, tokens_in_pages
+from tests.part12.pages import admitted, make_copies, paged, sequence, step, table, take, tokens_in_pages
 
 
 def test_a_sequence_holds_what_it_needs_rounded_up_to_a_block():
@@ -34,21 +32,20 @@ def test_a_reservation_that_is_refused_changes_nothing():
 
 
 def test_what_was_reserved_for_more_can_be_given_back():
-    cache, one = paged(4), sequence("a", range(5))
-    watch = Invariants(cache)
-    cache.begin(one)
-    assert cache.reserve(one, 13)
-    watch.check()
-    first = table(cache, one)[:2]
-    cache.trim(one, 5)
-    watch.check()
-    assert table(cache, one) == first, "what its tokens need stays, in order"
+    cache, seq = paged(4), sequence("a", range(5))
+    cache.begin(seq)
+    assert cache.reserve(seq, 13)
+    cache.invariants.check()
+    first = table(cache, seq)[:2]
+    cache.trim(seq, 5)
+    cache.invariants.check()
+    assert table(cache, seq) == first, "what its tokens need stays, in order"
     assert cache.usage().tokens_held == 8, "the rest is free for others"
-    cache.trim(one, 8)
-    assert table(cache, one) == first
-    assert cache.reserve(one, 9), "it may grow again"
-    assert len(table(cache, one)) == 3, "into a block that it has"
-    cache.release(one)
+    cache.trim(seq, 8)
+    assert table(cache, seq) == first
+    assert cache.reserve(seq, 9), "it may grow again"
+    assert len(table(cache, seq)) == 3, "into a block that it has"
+    cache.release(seq)
     assert cache.usage().tokens_held == 0
 
 
@@ -150,7 +147,7 @@ def test_only_what_is_committed_is_shared():
     cache, a = paged(10), sequence("a", "1234567890")
     a.num_computed_tokens = cache.begin(a)
     cache.reserve(a, 10)
-    take([(a, 10)])
+    take(cache, (a, 10))
     assert cache.begin(sequence("b", "1234567890")) == 0
     cache.commit(a, 5)
     assert cache.begin(sequence("c", "1234567890")) == 4
@@ -224,7 +221,8 @@ def test_a_child_shares_full_blocks_and_has_a_copy_of_the_one_it_will_write(pref
     assert table(cache, child)[:2] == table(cache, a)[:2], "the prompt's full blocks are shared"
     assert table(cache, child)[2] != table(cache, a)[2], "the block both would write is not shared but copied"
     assert cache.blocks.references[table(cache, a)[2]] == 1
-    copied = cache.keys[0][table(cache, child)].flatten()[:9].tolist()
+    make_copies(cache)
+    copied = cache.memory.keys[0][table(cache, child)].flatten()[:9].tolist()
     assert copied == child.token_ids[:9], "the copy holds what the parent's block holds"
     step(cache, (a, 1), (child, 1))
     child.token_ids.append(ord("y"))

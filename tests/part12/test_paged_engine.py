@@ -5,16 +5,16 @@ from itertools import product
 
 import pytest
 
-from engine.cache.slots import SlotCache
+from engine.cache.slots import SlotMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor, ModelForward
-from engine.listeners import Listeners
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.requests.listeners import Listeners
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.fifo import FIFOScheduler
 from engine.scheduling.static import StaticScheduler
 from tests.part06.fakes import CONFIG, Recorder, assert_idle, run_to_end, told_alone
-from tests.part12.pages import TWO_LAYERS, WatchedCache, fake_engine
+from tests.part12.pages import TWO_LAYERS, WatchedCache, fake_engine, reader_of
 
 PROMPTS = [
     "Once upon a time, in a small house near the forest, there lived a",
@@ -30,10 +30,12 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 @pytest.fixture(scope="module")
 def by_slots(model, tokenizer):
     """Each prompt's tokens, from slots with nothing chunked and nobody preempted."""
-    cache = SlotCache(model.config, 6)
-    engine = LLMEngine(
-        tokenizer, model.config, ContinuousScheduler(cache, 6, 1000), Executor(ModelForward(model, cache))
+    memory = SlotMemory(model.config, 6)
+    scheduler, runner = (
+        ContinuousScheduler(memory.plan(), 6, 1000),
+        ModelRunner([EagerWay(model, memory)], memory),
     )
+    engine = LLMEngine(tokenizer, model.config, scheduler, runner)
     for prompt in PROMPTS:
         engine.add_request(prompt, prompt, GREEDY)
     return {name: output.outputs[0].token_ids for name, output in run_to_end(engine).items()}
@@ -61,8 +63,9 @@ def test_pages_give_the_tokens_that_slots_give(
         preemption_mode=mode,
     )
     recorder = Recorder()
+    runner = ModelRunner([EagerWay(model, cache.memory)], cache.memory, before=[cache.check])
     engine = LLMEngine(
-        tokenizer, model.config, ContinuousScheduler(cache, 6, budget), Executor(ModelForward(model, cache)),
+        tokenizer, model.config, ContinuousScheduler(cache, 6, budget), runner,
         Listeners([recorder]), max_model_len=200,
     )  # fmt: skip
     for prompt in PROMPTS:
@@ -123,7 +126,7 @@ def test_samples_share_their_prompt_and_each_says_what_it_says_alone(prefix_cach
         most = max(most, cache.usage().tokens_held)
     for i, sample in enumerate(done["a"].outputs):
         assert sample.token_ids == told_alone(prompt, asked, i).token_ids
-    assert engine.executor.forward.computed <= 37 + 5 + 6 * 15, "the prompt was computed more than once"
+    assert reader_of(engine).computed <= 37 + 5 + 6 * 15, "the prompt was computed more than once"
     assert most <= 32 + 6 * 24, "the prompt's four full blocks were held more than once"
     assert_idle(engine)
 
@@ -153,10 +156,10 @@ def test_what_was_cached_at_the_start_is_not_forgotten_by_a_preemption():
 def test_a_request_that_failed_leaves_nothing_that_others_find():
     cache = WatchedCache(TWO_LAYERS, 100, 8)
     engine = fake_engine(cache)
-    forward, asked = engine.executor.forward, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    asked = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     engine.add_request("a", "a long prompt that fails", asked)
     engine.step()
-    forward.fail_next = RuntimeError("no")
+    reader_of(engine).fail_next = RuntimeError("no")
     (output,) = engine.step()
     assert output.error
     engine.add_request("b", "a long prompt that fails", asked)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.cache.paged import SWAP_FROM
-from tests.part12.pages import P, admitted, paged, sequence, table, tokens_in_pages
+from tests.part12.pages import P, admitted, make_copies, paged, sequence, table, tokens_in_pages
 
 
 def swapping(num_blocks=8, swap_blocks=8, mode="swap", **options):
@@ -13,20 +13,21 @@ def swapping(num_blocks=8, swap_blocks=8, mode="swap", **options):
 
 def back(cache, seq):
     seq.num_computed_tokens = cache.begin(seq)
+    make_copies(cache)
     return seq.num_computed_tokens
 
 
 def test_what_comes_back_is_what_left():
     cache = swapping()
     seq = admitted(cache, sequence("a", "1234567890"))
-    kept = cache.memory[:, :, table(cache, seq)].clone()
+    kept = cache.memory.memory[:, :, table(cache, seq)].clone()
     cache.preempt(seq)
     assert cache.usage().tokens_held == 0, "who is swapped out holds no blocks"
     other = admitted(cache, sequence("b", "something else altogether!"))  # writes over what a left
     cache.release(other)
     seq.token_ids.append(7)
     assert back(cache, seq) == 10, "who was swapped out starts behind what comes back"
-    assert torch.equal(cache.memory[:, :, table(cache, seq)], kept)
+    assert torch.equal(cache.memory.memory[:, :, table(cache, seq)], kept)
     assert cache.swap.blocks.num_free == 8, "its room in the swap space is free again"
     assert tokens_in_pages(cache, seq, 10) == seq.token_ids[:10]
 

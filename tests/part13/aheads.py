@@ -4,15 +4,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import nn
 
-from engine.ahead import AheadEngine, AheadExecutor, AheadForward, LastTokens
-from engine.cache.paged import PagedCache
+from engine.cache.manager import KVCacheManager
+from engine.core.ahead import AheadEngine
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import SamplingParams
-from engine.llm_engine import LLMEngine
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import Logits, ModelRunner
+from engine.execution.scores import logprobs_of
+from engine.requests.batch import Batch
 from engine.scheduling.continuous import ContinuousScheduler
+from engine.scheduling.spoken import spoken_of
 from tests.part06.fakes import (
     CONFIG,
     TOKENIZER,
@@ -20,47 +24,60 @@ from tests.part06.fakes import (
     told_alone,
 )
 from tests.part10.test_scoring_executor import assert_right
-from tests.part12.pages import PageReader
+from tests.part12.pages import PageReader, WatchedCache
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 MOST_STEPS = 2000  # more than any test here needs
 
 
-class FakeAhead(AheadForward):
-    """The fake model, which finds its tokens as a real one does."""
+class FakeAhead:
+    """A runner's way: the fake model, which finds its tokens as a real one does."""
 
-    def __init__(self, cache, last: LastTokens) -> None:
-        super().__init__(nn.Linear(1, 1), cache, last)
-        self.fake = PageReader(cache) if isinstance(cache, PagedCache) else FakeForward(cache)
+    def __init__(self, cache: KVCacheManager, last: LastTokens) -> None:
+        self.last = last
+        self.fake = PageReader(cache) if isinstance(cache, WatchedCache) else FakeForward(cache)
         self.seen: list[dict[str, int]] = []  # by step: the last token that each request came with
         self.broken: dict[str, int] = {}  # request -> the position after which nothing can be chosen
 
-    def hidden(self, batch):
-        token_ids = self.inputs(batch)[0].tolist()
+    def fits(self, batch: Batch) -> bool:
+        return True
+
+    def __call__(self, batch: Batch) -> Logits:
+        """Of a prompt's rows that are to be scored the logits, too: `hidden` and logits are the same here."""
+        rows, token_ids = batch.rows, self.last.upload(batch, CPU).token_ids.tolist()
         self.seen.append(
-            {r.id: token_ids[end - 1] for r, end in zip(batch.requests, batch.query_start[1:], strict=True)}
+            {name: token_ids[end - 1] for name, end in zip(batch.ids, batch.query_start[1:], strict=True)}
         )
-        logits = self.fake(replace(batch, token_ids=tuple(token_ids)))
-        rows = [(r.id, batch.positions[i]) for r, own in zip(batch.requests, batch.logit_rows) for i in own]
-        for row, (name, position) in enumerate(rows):
-            if self.broken.get(name) == position:
-                logits[row] = torch.nan
-        return logits
+        wanted = sorted({*rows.chosen, *rows.prompt})
+        asked = replace(batch, token_ids=tuple(token_ids), rows=replace(rows, chosen=tuple(wanted)))
+        logits = self.fake(asked).values
+        values = logits[[wanted.index(row) for row in rows.chosen]]  # [R, V]
+        names = (name for name, count in zip(batch.ids, rows.counts, strict=True) for _ in range(count))
+        for i, (name, row) in enumerate(zip(names, rows.chosen, strict=True)):
+            if self.broken.get(name) == batch.positions[row]:
+                values[i] = torch.nan
+        prompt = logits[[wanted.index(row) for row in rows.prompt]] if rows.prompt else None  # [N, V]
+        return Logits(values, prompt_hidden=prompt)
 
-    def logits(self, hidden):
-        return hidden
+
+def fake_runner(cache: KVCacheManager, seats: int, runner_class=ModelRunner) -> ModelRunner:
+    """Runs the fake model over this cache, and checks a watched one before each step."""
+    last, watched = LastTokens(seats, CPU), isinstance(cache, WatchedCache)
+    return runner_class(
+        [FakeAhead(cache, last)], cache.memory if watched else None, before=[cache.check] if watched else [],
+        scores=logprobs_of(TOKENIZER, lambda hidden: hidden), last=last,
+    )  # fmt: skip
 
 
-def ahead(cache, seats=5, budget=24, executor_class=AheadExecutor, **options) -> AheadEngine:
-    last = LastTokens(seats, CPU)
-    executor = executor_class(FakeAhead(cache, last), TOKENIZER, last)
-    scheduler = ContinuousScheduler(cache, seats, budget)
-    return AheadEngine(TOKENIZER, CONFIG, scheduler, executor, supports=SUPPORTS, **options)
+def ahead(cache, seats=5, budget=24, runner_class=ModelRunner, **options) -> AheadEngine:
+    runner = fake_runner(cache, seats, runner_class)
+    scheduler = ContinuousScheduler(cache, seats, budget, spoken_of=spoken_of)
+    return AheadEngine(TOKENIZER, CONFIG, scheduler, runner, supports=SUPPORTS, **options)
 
 
 def forward_of(engine: AheadEngine) -> FakeAhead:
-    return engine.executor.forward
+    return engine.executor.ways[0]
 
 
 def steps_of(engine: LLMEngine) -> Iterator[list[RequestOutput]]:
@@ -84,13 +101,13 @@ def log_of(engine: AheadEngine) -> list[str]:
     log, launch, land = [], engine.launch, engine.land
 
     def launching():
-        flight = launch()
-        log.extend(["launch"] if flight else [])
-        return flight
+        step = launch()
+        log.extend(["launch"] if step else [])
+        return step
 
-    def landing(flight):
+    def landing(step):
         log.append("land")
-        return land(flight)
+        return land(step)
 
     engine.launch, engine.land = launching, landing
     return log

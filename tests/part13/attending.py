@@ -19,7 +19,7 @@ PDL = has_pdl(torch.device(DEVICE))
 
 class Rows:
     """A pass over `rows` rows. Those that are `live` hold a new token each, of `pages`' sequences one by one;
-    the others are nobody's.
+    the others are padding.
     """
 
     attend: Callable  # the kernel, with its scratch memory
@@ -69,4 +69,4 @@ class Rows:
                 )
             assert not self.attend.arrived.any(), f"after {time} call every count of parts is back at 0"
         dead = [s for s in range(len(self.lens)) if s not in self.live]
-        assert (got[dead] == UNTOUCHED).all(), "a row of nobody is not written"
+        assert (got[dead] == UNTOUCHED).all(), "a padding row is not written"

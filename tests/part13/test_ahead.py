@@ -1,15 +1,15 @@
 """One step ahead: the tokens of one step at a time, whatever happens while a step is in flight."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
-from engine.ahead import AheadExecutor, LastTokens
 from engine.decoding.sampling import NO_TOKEN
-from engine.executor import Pending
-from engine.scheduling.request import PLACEHOLDER
-from engine.scheduling.scheduler import take
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import ModelRunner
+from engine.requests.batch import PLACEHOLDER, Batch
+from engine.scheduling.scheduler import Queues
 from tests.part06.fakes import (
     BlockCache,
     assert_idle,
@@ -19,7 +19,6 @@ from tests.part12.pages import sequence
 from tests.part13.aheads import (
     CPU,
     GREEDY,
-    FakeAhead,
     ahead,
     assert_told,
     forward_of,
@@ -32,43 +31,49 @@ from tests.part13.aheads import (
 # 1. The tokens chosen last.
 
 
+def record(*work) -> Batch:
+    """Of these (sequence, new tokens), wherever they lie."""
+    return Queues(BlockCache(8, 8)).take(work).batch
+
+
 def test_a_placeholder_stands_for_the_row_that_its_request_had_in_the_last_step():
     a, b, c = (sequence(name, [1, 2, 3]) for name in "abc")
     last = LastTokens(4, CPU)
-    batch = take([(a, 3), (b, 2), (c, 3)])  # b's prompt is not complete: it has no row
+    batch = record((a, 3), (b, 2), (c, 3))  # b's prompt is not complete: it has no row
     last.remember(batch, torch.tensor([50, 52]))
     assert last.chosen.tolist()[:2] == [50, 52]
     c.token_ids.append(PLACEHOLDER)
     a.token_ids.append(PLACEHOLDER)
-    assert last.sources(take([(c, 1), (b, 1), (a, 1)])) == [1, -1, 0], "by request, not by place"
+    assert last.sources(record((c, 1), (b, 1), (a, 1))) == [1, -1, 0], "by request, not by place"
     new = sequence("d", [7, 8])
     b.token_ids.append(33)
     c.token_ids[-1:] = [52, PLACEHOLDER]
-    assert last.sources(take([(new, 2), (c, 1), (b, 1)])) == [-1, -1, 1, -1]
+    assert last.sources(record((new, 2), (c, 1), (b, 1))) == [-1, -1, 1, -1]
 
 
-def test_tokens_that_lie_in_their_place_already_are_left_there():
-    (a,) = [sequence("a", [1, 2])]
+def test_of_a_step_with_drafts_nothing_is_remembered():
+    """It lands before the next is launched: which of its tokens stand is not known on the device."""
+    a, b = sequence("a", [1, 2]), sequence("b", [1, 2])
     last = LastTokens(4, CPU)
-    last.chosen[0] = 9
-    last.remember(take([(a, 2)]), last.chosen[:1])
-    a.token_ids.append(PLACEHOLDER)
-    assert last.sources(take([(a, 1)])) == [0]
-    assert last.chosen[0] == 9
+    last.remember(record((a, 2), (b, 2)), torch.tensor([50, 51]))
+    a.token_ids.append(50)
+    a.draft_ids = [7, 8]
+    last.remember(record((a, 3)), torch.tensor([7, 9, 10]))
+    b.token_ids.append(PLACEHOLDER)
+    with pytest.raises(KeyError):
+        last.sources(record((b, 1)))
 
 
 def test_a_forward_pass_gets_the_token_itself_and_token_0_where_there_was_none():
-    cache = BlockCache(8, 8)
     last = LastTokens(4, CPU)
-    forward = FakeAhead(cache, last)
     a, b, c = (sequence(name, [1, 2]) for name in "abc")
-    last.remember(take([(a, 2), (b, 2), (c, 1)]), torch.tensor([50, NO_TOKEN]))
+    last.remember(record((a, 2), (b, 2), (c, 1)), torch.tensor([50, NO_TOKEN]))
     for request in (a, b):
         request.token_ids.append(PLACEHOLDER)
-    token_ids, positions, wanted = forward.inputs(take([(b, 1), (c, 1), (a, 1)]))
-    assert token_ids.tolist() == [0, 2, 50]
-    assert positions.tolist() == [2, 1, 2]
-    assert wanted.tolist() == [0, 1, 2]
+    inputs = last.upload(record((b, 1), (c, 1), (a, 1)), CPU)
+    assert inputs.token_ids.tolist() == [0, 2, 50]
+    assert inputs.positions.tolist() == [2, 1, 2]
+    assert inputs.chosen.tolist() == [0, 1, 2]
 
 
 # 2. When what happens.
@@ -156,27 +161,28 @@ def test_a_request_that_can_never_run_fails_as_ever():
     assert_idle(engine)
 
 
-class CountingExecutor(AheadExecutor):
+class CountingRunner(ModelRunner):
     """Counts how often each step's result is asked for."""
 
-    def __init__(self, *args) -> None:
-        super().__init__(*args)
+    def __init__(self, *args, **options) -> None:
+        super().__init__(*args, **options)
         self.asked: list[int] = []
 
     def submit(self, batch):
         pending, number = super().submit(batch), len(self.asked)
         self.asked.append(0)
+        result = pending.result
 
-        def result():
+        def counted():
             self.asked[number] += 1
-            return type(pending).result(pending)
+            return result()
 
-        object.__setattr__(pending, "result", result)
+        pending.result = counted
         return pending
 
 
 def test_a_steps_result_is_asked_for_once():
-    engine = ahead(BlockCache(60, 8), executor_class=CountingExecutor)
+    engine = ahead(BlockCache(60, 8), runner_class=CountingRunner)
     for number in range(6):
         engine.add_request(str(number), "hello", mixed(number))
     run_to_end(engine)
@@ -204,15 +210,14 @@ def test_a_row_without_a_token_fails_alone_and_reads_token_0_meanwhile(position)
     assert_idle(engine)
 
 
-@dataclass(frozen=True)
-class Lost(Pending):
+class Lost:
     """A step that went wrong on the device: it is found out when it lands."""
 
     def result(self):
         raise RuntimeError("lost")
 
 
-class LosingExecutor(AheadExecutor):
+class LosingRunner(ModelRunner):
     lose: frozenset[int] = frozenset()
     submitted = 0
 
@@ -221,7 +226,7 @@ class LosingExecutor(AheadExecutor):
         self.submitted += 1
         if self.submitted in self.lose:
             self.last.chosen.fill_(65)  # what is left there is worth nothing
-            return Lost(batch, pending.token_ids)
+            return Lost()
         return pending
 
 
@@ -230,7 +235,7 @@ FAILING = frozenset({1, 4, 5, 9, 14})
 
 @pytest.mark.parametrize("when", ["launched", "landed"])
 def test_a_step_that_fails_with_another_in_flight_costs_no_token(when):
-    engine = ahead(BlockCache(60, 8), executor_class=LosingExecutor, recover=lambda batch, error: [])
+    engine = ahead(BlockCache(60, 8), runner_class=LosingRunner, recover=lambda step, error: [])
     if when == "launched":
         forward_of(engine).fake.fail_at = {step: RuntimeError("again") for step in FAILING}
     else:
@@ -246,7 +251,7 @@ def test_a_step_that_fails_with_another_in_flight_costs_no_token(when):
 
 @pytest.mark.parametrize("when", ["launched", "landed"])
 def test_whoever_was_in_the_failed_step_fails_and_nobody_else(when):
-    engine = ahead(BlockCache(60, 8), seats=2, executor_class=LosingExecutor)
+    engine = ahead(BlockCache(60, 8), seats=2, runner_class=LosingRunner)
     if when == "launched":
         forward_of(engine).fake.fail_at = {5: RuntimeError("lost")}
     else:

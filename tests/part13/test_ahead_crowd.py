@@ -5,17 +5,19 @@ import random
 
 import pytest
 
-from engine.ahead import AheadEngine, AheadExecutor, AheadForward, LastTokens
-from engine.async_engine import AsyncLLMEngine
-from engine.cache.paged import PagedCache
-from engine.cache.slots import SlotCache
+from engine.cache.memory import PageMemory
+from engine.cache.slots import SlotMemory
+from engine.core.ahead import AheadEngine
+from engine.core.engine_thread import EngineThread
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
-from engine.executor import ModelForward
-from engine.listeners import Listeners
-from engine.llm_engine import LLMEngine
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.execution.scores import logprobs_of
 from engine.models.loader import load_model
+from engine.requests.listeners import Listeners
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scoring import ScoringExecutor
+from engine.scheduling.spoken import spoken_of
 from tests.part01.reference import random_gpt2, save
 from tests.part06.fakes import (
     CONFIG,
@@ -83,7 +85,7 @@ def test_many_users_at_once_through_the_engines_thread():
         asked = [ask(running, prompt, mixed(int(name)), name) for name, prompt in prompts.items()]
         return (await asyncio.gather(*asked, leave_early()))[:-1]
 
-    with at_rest(AsyncLLMEngine(engine, "fake")) as running:
+    with at_rest(EngineThread(engine, "fake")) as running:
         running.start()
         told = asyncio.run(run())
     for (name, prompt), outputs in zip(prompts.items(), told, strict=True):
@@ -99,10 +101,12 @@ def model(tmp_path_factory):
     return load_model(save(theirs, tmp_path_factory.mktemp("gpt2")))
 
 
-def real_cache(model, name: str):
+def memory_and_plan(model, name: str):
     if name == "slots":
-        return SlotCache(model.config, 3)
-    return PagedCache(model.config, 26, 8, num_swap_blocks=30, preemption_mode="swap")
+        memory = SlotMemory(model.config, 3)
+        return memory, memory.plan()
+    memory = PageMemory(model.config, 26, 8, num_swap_blocks=30)
+    return memory, memory.plan(preemption_mode="swap")
 
 
 @pytest.mark.parametrize("name", ["slots", "paged"])
@@ -116,17 +120,15 @@ def test_a_models_tokens_and_scores_are_those_of_one_step_at_a_time(model, name)
         assert_idle(engine)
         return done
 
-    def options(cache, executor):
-        return TOKENIZER, model.config, ContinuousScheduler(cache, 6, 20), executor
+    def engine(kind, last: LastTokens | None):
+        memory, cache = memory_and_plan(model, name)
+        way = EagerWay(model, memory, upload=last.upload) if last else EagerWay(model, memory)
+        runner = ModelRunner([way], memory, scores=logprobs_of(TOKENIZER, model.logits), last=last)
+        scheduler = ContinuousScheduler(cache, 6, 20, spoken_of=spoken_of)
+        return kind(TOKENIZER, model.config, scheduler, runner, supports=SUPPORTS)
 
-    cache = real_cache(model, name)
-    want = told(
-        LLMEngine(*options(cache, ScoringExecutor(ModelForward(model, cache), TOKENIZER)), supports=SUPPORTS)
-    )
-    cache = real_cache(model, name)
-    last = LastTokens(6, CPU)
-    executor = AheadExecutor(AheadForward(model, cache, last), TOKENIZER, last)
-    got = told(AheadEngine(*options(cache, executor), supports=SUPPORTS))
+    want = told(engine(LLMEngine, None))
+    got = told(engine(AheadEngine, LastTokens(6, CPU)))
     for request, output in want.items():
         assert output.error is None
         for mine, theirs in zip(got[request].outputs, output.outputs, strict=True):

@@ -11,7 +11,7 @@ from tests.part13.test_paged_attention import DEVICE, P, scattered
 
 
 class Step(Rows):
-    """A decode step of sequences of these lengths, the new token counted; a length of 0 is nobody's row."""
+    """A decode step of sequences of these lengths, the new token counted; a length of 0 is a padding row."""
 
     def __init__(self, lens: list[int], biased: bool, programs: int = 16) -> None:
         live = [s for s, n in enumerate(lens) if n]
@@ -38,7 +38,7 @@ def test_sequences_that_are_not_split(lens, biased):
 
 @pytest.mark.parametrize("programs", [32, 1], ids=["split", "whole"])
 @pytest.mark.parametrize("lens", [[0, 70], [3, 0]])
-def test_a_row_of_nobody_disturbs_nobody(lens, programs):
+def test_a_padding_row_disturbs_nobody(lens, programs):
     Step(lens, biased=True, programs=programs).check()
 
 

@@ -34,7 +34,7 @@ def small_tiles(monkeypatch):
 
 
 class Step:
-    """Sequences of these lengths, the new token counted; a length of 0 is nobody's row."""
+    """Sequences of these lengths, the new token counted; a length of 0 is a padding row."""
 
     def __init__(self, model, lens: list[int]) -> None:
         self.model, self.lens = model, lens
@@ -88,7 +88,7 @@ def test_logits_and_stored_keys_are_the_models(model, lens):
     Step(model, lens).check(max_rows=4)
 
 
-def test_rows_of_nobody_change_nothing(model):
+def test_padding_rows_change_nothing(model):
     Step(model, [0, 20, 0, 3]).check(max_rows=4)
 
 

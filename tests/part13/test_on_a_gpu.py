@@ -5,17 +5,19 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
-from engine.ahead import AheadEngine, AheadExecutor, AheadForward, LastTokens
-from engine.attention.kernels import attention_kernel
-from engine.cache.paged import PagedCache
+from engine.cache.memory import PageMemory
+from engine.core.ahead import AheadEngine
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor, ModelForward
-from engine.graphs import GraphForward
+from engine.execution.graphs import DecodeGraphs, GraphWay, steps
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import EagerWay, ModelRunner
 from engine.kernels.paged_attention import PagedAttention
 from engine.kernels.paged_prefill import PagedPrefill
-from engine.llm_engine import LLMEngine
+from engine.kernels.prompt_rows import prompts
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
+from engine.wiring.attention_kernel import attention_kernel
 from tests.part06.fakes import assert_idle, run_to_end
 
 pytestmark = [
@@ -29,6 +31,7 @@ PROMPTS = [
 ROWS, MAX_LEN = 9, 128
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 DRAWN = SamplingParams(temperature=0.8, seed=5, max_tokens=30, ignore_eos=True)
+FORKED = SamplingParams(temperature=0.8, seed=5, max_tokens=30, ignore_eos=True, n=2)
 
 
 @pytest.fixture(autouse=True)
@@ -44,28 +47,29 @@ def model(request):
     return load_model("storyteller", device="cuda", dtype=request.param)
 
 
-def cache_for(model) -> PagedCache:
+def memory_for(model) -> PageMemory:
     dtype = next(model.parameters()).dtype
     kernel = attention_kernel("triton", model.config.head_dim, "cuda", dtype)
-    return PagedCache(
+    return PageMemory(
         model.config, 100, 16, "cuda", dtype, kernel, decode=PagedAttention, prefill=PagedPrefill
     )
 
 
 def engine_of(tokenizer, model, how: str) -> LLMEngine:
     """`how`: "plain" knows neither graphs nor a step ahead; "captured", "uncaptured" and "ahead" do."""
-    cache, last = cache_for(model), LastTokens(ROWS, torch.device("cuda", 0))
-    scheduler = ContinuousScheduler(cache, ROWS, 64)
+    memory, last = memory_for(model), LastTokens(ROWS, torch.device("cuda", 0))
+    scheduler = ContinuousScheduler(memory.plan(), ROWS, 64)
     if how == "plain":
-        executor = Executor(ModelForward(model, cache))
-        return LLMEngine(tokenizer, model.config, scheduler, executor, max_model_len=MAX_LEN)
-    if how == "ahead":
-        executor = AheadExecutor(AheadForward(model, cache, last), tokenizer, last)
-    else:
-        forward = GraphForward(model, cache, last, MAX_LEN, capture=how == "captured")
-        assert sorted(forward.graphs._graphs) == ([1, 2, 4, 8, 9] if how == "captured" else [])
-        executor = AheadExecutor(forward, tokenizer, last, sampler=forward.choose)
-    return AheadEngine(tokenizer, model.config, scheduler, executor, max_model_len=MAX_LEN)
+        runner = ModelRunner([EagerWay(model, memory)], memory)
+        return LLMEngine(tokenizer, model.config, scheduler, runner, max_model_len=MAX_LEN)
+    ways = [EagerWay(model, memory, prompts(model), last.upload)]
+    if how != "ahead":
+        V, width = model.config.vocab_size, MAX_LEN // memory.block_size
+        graphs = DecodeGraphs(steps(model, memory, ROWS), last, V, ROWS, width, capture=how == "captured")
+        assert sorted(graphs._graphs) == ([1, 2, 4, 8, 9] if how == "captured" else [])
+        ways.insert(0, GraphWay(graphs, V))
+    runner = ModelRunner(ways, memory, last=last)
+    return AheadEngine(tokenizer, model.config, scheduler, runner, max_model_len=MAX_LEN)
 
 
 def told(engine: LLMEngine, count: int, params: SamplingParams) -> list[list[int]]:
@@ -94,7 +98,7 @@ def test_in_fp32_the_tokens_are_those_of_the_plain_engine(tokenizer, model, how)
         assert got == told(engine_of(tokenizer, model, "plain"), count, GREEDY), f"{count} sequences"
 
 
-@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("params", [GREEDY, DRAWN, FORKED], ids=["greedy", "drawn", "forked"])
 @pytest.mark.parametrize("how", ["captured", "ahead"])
 def test_the_host_never_waits_before_the_next_step_is_launched(tokenizer, model, how, params):
     engine = engine_of(tokenizer, model, how)
@@ -103,11 +107,11 @@ def test_the_host_never_waits_before_the_next_step_is_launched(tokenizer, model,
     def launching():
         torch.cuda.set_sync_debug_mode("error")
         try:
-            flight = launch()
+            step = launch()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        assert flight is None or hasattr(flight.pending, "batch"), flight.pending
-        return flight
+        assert step is None or step.error is None, step.error
+        return step
 
     engine.launch = launching
     told(engine, 5, params)
@@ -124,8 +128,8 @@ def test_penalties_stops_and_scores_beside_each_other(tokenizer, model):
 
     def all_of(how: str) -> dict:
         engine = engine_of(tokenizer, model, how)
-        for prompt, own in zip(PROMPTS, params, strict=False):
-            engine.add_request(prompt, prompt, own)
+        for prompt, asked in zip(PROMPTS, params, strict=False):
+            engine.add_request(prompt, prompt, asked)
         done = run_to_end(engine)
         assert_idle(engine)
         return {name: [sample.token_ids for sample in output.outputs] for name, output in done.items()}

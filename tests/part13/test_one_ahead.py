@@ -3,17 +3,17 @@
 The fake model and the cache are Part 6's. Tokens are chosen when a step is launched, as on a GPU's queue.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
-from engine.ahead import AheadEngine
-from engine.batch import Batch
+from engine.core.ahead import AheadEngine
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor, Pending, StepResult
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import ModelRunner
+from engine.requests.batch import PLACEHOLDER, Batch
+from engine.requests.step import Pending, Step, StepResult
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.request import PLACEHOLDER
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, assert_idle, told_alone
 
 MOST_STEPS = 200
@@ -23,27 +23,25 @@ def greedy(tokens: int, **options) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, **options)
 
 
-@dataclass(frozen=True)
-class Noted(Pending):
+class Noted:
     """A step under way whose reading is written down."""
 
-    number: int = 0
-    log: list[str] = field(default_factory=list)
-    error: Exception | None = None
+    def __init__(self, pending: Pending, number: int, log: list[str], error: Exception | None) -> None:
+        self.pending, self.number, self.log, self.error = pending, number, log, error
 
     def result(self) -> StepResult:
         if f"read {self.number}" not in self.log:
             self.log.append(f"read {self.number}")
         if self.error:
             raise self.error
-        return super().result()
+        return self.pending.result()
 
 
-class Device(Executor):
-    """Knows the token that it chose for each request last: a placeholder stands for it."""
+class Device:
+    """An executor that knows the token it chose for each request last: a placeholder stands for it."""
 
     def __init__(self, forward: FakeForward) -> None:
-        super().__init__(forward)
+        self.forward, self.runner = forward, ModelRunner([forward])
         self.log: list[str] = []
         self.batches: list[Batch] = []
         self.last: dict[str, int] = {}
@@ -54,13 +52,13 @@ class Device(Executor):
         number = len(self.batches)
         self.log.append(f"launch {number}")
         token_ids = list(batch.token_ids)
-        for request, end in zip(batch.requests, batch.query_start[1:], strict=True):
+        for name, end in zip(batch.ids, batch.query_start[1:], strict=True):
             if token_ids[end - 1] == PLACEHOLDER:
-                token_ids[end - 1] = self.last[request.id]
-        told = super().submit(replace(batch, token_ids=tuple(token_ids)))
-        rows = [r for r, own in zip(batch.requests, batch.logit_rows, strict=True) for _ in own]
-        self.last |= {r.id: token for r, token in zip(rows, told.token_ids.tolist(), strict=True)}
-        return Noted(batch, told.token_ids, number, self.log, self.fails.get(number))
+                token_ids[end - 1] = self.last[name]
+        pending = self.runner.submit(replace(batch, token_ids=tuple(token_ids)))
+        tokens = zip(batch.ids, pending.result().tokens, strict=True)
+        self.last |= {name: chosen[-1] for name, chosen in tokens if chosen}
+        return Noted(pending, number, self.log, self.fails.get(number))
 
 
 def made(kind: type = AheadEngine, seats: int = 4, budget: int = 64, **options) -> LLMEngine:
@@ -149,8 +147,61 @@ def test_penalties_wait_for_the_token():
     assert run(engine)["a"].outputs[0].token_ids == told_alone("hello", params).token_ids
 
 
+class Waiting:
+    """A capability that needs the tokens of some steps before the next is launched."""
+
+    def __init__(self) -> None:
+        self.needs: set[int] = set()  # steps
+        self.overtaken: list[bool] = []  # of each step that landed
+
+    def launching(self, step: Step) -> Batch:
+        return step.batch
+
+    def lands_first(self, step: Step) -> bool:
+        return len(self.overtaken) + 1 in self.needs
+
+    def landed(self, step: Step, result: StepResult) -> StepResult:
+        self.overtaken.append(step.overtaken)
+        return result
+
+
+def test_a_step_that_a_capability_waits_for_lands_before_the_next_is_launched():
+    waiting = Waiting()
+    waiting.needs = {2}
+    engine = made(capabilities=[waiting])
+    engine.add_request("a", "hello", greedy(4))
+    done = run(engine)
+    want = ["launch 1", "launch 2", "read 1", "read 2", "launch 3", "launch 4", "read 3", "read 4"]
+    assert engine.executor.log == want, "`_lands_first` of step 2: it lands, and none is launched then"
+    assert done["a"].outputs[0].token_ids == told_alone("hello", greedy(4)).token_ids
+
+
+def test_a_capability_learns_which_steps_were_overtaken():
+    waiting = Waiting()
+    waiting.needs = {2}
+    engine = made(capabilities=[waiting])
+    engine.add_request("a", "hello", greedy(4))
+    run(engine)
+    assert waiting.overtaken[:3] == [True, False, True], (
+        "a step on top of which another is scheduled is `overtaken`; step 2, which landed first, is not"
+    )
+
+
+def test_who_has_finished_meanwhile_expects_nothing():
+    engine = made()
+    for name in "ab":
+        engine.add_request(name, "hello", greedy(9))
+    engine.step(), engine.step()
+    gone = engine.scheduler.running[0]
+    engine.abort_request("a")
+    engine.step()
+    assert PLACEHOLDER not in gone.token_ids, "who has finished gets no token any more, and expects none"
+    assert run(engine)["b"].outputs[0].token_ids == told_alone("hello", greedy(9)).token_ids
+    assert_idle(engine)
+
+
 def test_what_was_launched_on_top_of_a_failed_step_is_taken_back():
-    engine = made(recover=lambda batch, error: [])  # nobody fails: the step is done again
+    engine = made(recover=lambda step, error: [])  # nobody fails: the step is done again
     engine.executor.fails = {2: RuntimeError("no"), 5: RuntimeError("no")}
     engine.add_request("a", "hello", greedy(6))
     done = run(engine)
@@ -160,12 +211,16 @@ def test_what_was_launched_on_top_of_a_failed_step_is_taken_back():
     assert_idle(engine)
 
 
-def test_a_launch_that_fails_expects_no_token():
-    engine = made(recover=lambda batch, error: [])
+def test_nothing_is_launched_on_top_of_a_step_that_failed_at_its_launch():
+    engine = made(recover=lambda step, error: [])
     engine.executor.forward.fail_at = {1: RuntimeError("no"), 4: RuntimeError("no")}
     engine.add_request("a", "hello", greedy(6))
     engine.step()
     (request,) = engine.scheduler.running
+    engine.step()
+    assert engine.executor.log == ["launch 1"], (
+        "a step that failed at its launch lands first: whoever was in it has nothing to go on from"
+    )
     assert PLACEHOLDER not in request.token_ids, "a launch that failed will give nobody a token"
     assert run(engine)["a"].outputs[0].token_ids == told_alone("hello", greedy(6)).token_ids
     assert_idle(engine)

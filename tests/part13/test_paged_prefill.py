@@ -9,8 +9,8 @@ pytest.importorskip("triton", reason="needs the package triton")
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Spans
 from engine.attention.paged import Pages, gather
-from engine.device import on_device
 from engine.kernels.paged_prefill import PagedPrefill
+from engine.machine.device import on_device
 from tests.part13.test_paged_attention import DEVICE, P, scattered
 
 

@@ -4,11 +4,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from engine.async_engine import AsyncLLMEngine
-from engine.chat_template import ChatTemplate
+from engine.core.engine_thread import EngineThread
+from engine.decoding.chat_template import ChatTemplate
 from engine.server.app import create_app
-from engine.server.chat import chat
-from engine.server.generate import generate
+from engine.server.chat import chat_routes
+from engine.server.generate import generate_route
 from tests.part04.serving import serve
 from tests.part06.fakes import at_rest
 from tests.part10.conftest import (  # noqa: F401
@@ -28,9 +28,9 @@ def serving(scoring_engine, passed):  # noqa: F811
 
         def start(**options) -> str:
             engine = scoring_engine()
-            start.backend = stack.enter_context(at_rest(AsyncLLMEngine(engine, "m"), passed))
+            start.backend = stack.enter_context(at_rest(EngineThread(engine, "m"), passed))
             template = ChatTemplate.from_pretrained("storyteller")
-            extensions = [chat(engine.tokenizer, engine.config, template), generate]
+            extensions = [chat_routes(engine.tokenizer, engine.config, template), generate_route]
             return stack.enter_context(serve(create_app(start.backend, extensions, **options)))
 
         yield start

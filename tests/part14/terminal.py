@@ -23,8 +23,8 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C reaches us
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
 from rich.console import Console
 from engine.client.stream import ChatClient
-from engine.client.terminal import Chat
-Chat(ChatClient(sys.argv[1]), Console(highlight=False)).run()
+from engine.client.terminal import TerminalChat
+TerminalChat(ChatClient(sys.argv[1]), Console(highlight=False)).run()
 """
 CODE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|(.)", re.DOTALL)
 

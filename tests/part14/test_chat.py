@@ -5,11 +5,11 @@ import json
 import openai
 import pytest
 
-from engine.async_engine import AsyncLLMEngine
-from engine.chat_template import ChatTemplate
+from engine.core.engine_thread import EngineThread
+from engine.decoding.chat_template import ChatTemplate
 from engine.decoding.params import SamplingParams
 from engine.server.app import create_app
-from engine.server.chat import chat
+from engine.server.chat import chat_routes
 from tests.part04.serving import http, openai_client, serve
 from tests.part06.fakes import TOKENIZER, at_rest, told_alone
 
@@ -182,8 +182,8 @@ def test_a_plain_text_format_is_what_there_is(client):
 
 def test_a_model_without_a_template_has_no_chat(scoring_engine, passed):
     engine = scoring_engine()
-    with at_rest(AsyncLLMEngine(engine, "m"), passed) as backend:
-        app = create_app(backend, [chat(engine.tokenizer, engine.config, None)])
+    with at_rest(EngineThread(engine, "m"), passed) as backend:
+        app = create_app(backend, [chat_routes(engine.tokenizer, engine.config, None)])
         refused = pytest.raises(openai.BadRequestError, match="no chat template")
         with serve(app) as url, openai_client(url) as client, refused:
             client.chat.completions.create(**ASK)

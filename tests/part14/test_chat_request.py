@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from engine import chat_template
-from engine.chat_template import ChatError, ChatTemplate
+from engine.decoding import chat_template
+from engine.decoding.chat_template import ChatError, ChatTemplate
 from engine.decoding.params import MAX_LOGPROBS
 from engine.server import chat
 from engine.server.chat import Chat, ChatRequest

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.chat_template import ChatError, ChatTemplate
-from engine.checkpoint import ZOO, CheckpointError
+from engine.decoding.chat_template import ChatError, ChatTemplate
+from engine.models.checkpoint import ZOO, CheckpointError
 
 CONVERSATIONS = {
     "one question": [("user", "Tell me a story.")],

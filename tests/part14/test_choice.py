@@ -102,11 +102,11 @@ def test_logprobs_of_a_delta_are_those_of_new_tokens():
 
 
 def test_a_token_goes_with_the_text_that_it_begins():
-    """Half a character is held back, and so is its token: `told` counts those whose text is shown."""
+    """Half a character is held back, and so is its token: `tokens_shown` counts those whose text is shown."""
     three, half, five = sample(3, "Hi "), sample(4, "Hi "), sample(5, "Hi é")
     got = choice(half, shown=sample(2, "Hi"), logprobs=True, stream=True)["logprobs"]["content"]
     assert [entry["token"] for entry in got] == [" "], (
-        "a token whose text is held back goes with a later delta: count with `told`"
+        "a token whose text is held back goes with a later delta: count with `tokens_shown`"
     )
     got = choice(five, shown=half, logprobs=True, stream=True)["logprobs"]["content"]
     assert got[0]["bytes"] == [0xC3], "the token that was held back is told with the text that it begins"

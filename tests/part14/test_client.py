@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from rich.console import Console
 
-from engine.client.stream import Answer, ChatClient, ChatFailed
-from engine.client.terminal import Chat, shown, stats
+from engine.client.stream import ChatAnswer, ChatClient, ChatFailed
+from engine.client.terminal import TerminalChat, shown, stats
 from engine.decoding.params import SamplingParams
 from tests.part04.serving import DEADLINE, wait_until
 from tests.part06.fakes import TOKENIZER, told_alone
@@ -39,7 +39,7 @@ def talk(client):
                 raise line
             return line
 
-        chat = Chat(client, Console(file=screen, width=200), **ASK | options)
+        chat = TerminalChat(client, Console(file=screen, width=200), **ASK | options)
         chat.run(read)
         return screen.getvalue(), chat
 
@@ -216,8 +216,10 @@ def test_what_a_model_says_commands_no_terminal():
 
 
 def test_speeds():
-    assert Answer(num_tokens=11, first_word=1.0, last_word=2.0).tokens_per_second == 10
-    assert Answer(num_tokens=1, first_word=1.0, last_word=1.0).tokens_per_second is None
-    rows = list(stats([Answer("x", "stop", 11, 1.0, 2.0), Answer("x", "stop", 5, 0.5, 0.5), Answer()]))
+    assert ChatAnswer(num_tokens=11, first_word=1.0, last_word=2.0).tokens_per_second == 10
+    assert ChatAnswer(num_tokens=1, first_word=1.0, last_word=1.0).tokens_per_second is None
+    rows = list(
+        stats([ChatAnswer("x", "stop", 11, 1.0, 2.0), ChatAnswer("x", "stop", 5, 0.5, 0.5), ChatAnswer()])
+    )
     assert len(rows) == 3, "an answer that never came is not counted"
     assert "750 ms" in rows[-1]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.chat_template import GUARDS, ChatError, ChatTemplate, guarded
-from engine.tokenizer import Tokenizer
+from engine.decoding.chat_template import GUARDS, ChatError, ChatTemplate, guarded
+from engine.text.tokenizer import Tokenizer
 
 G = GUARDS[0]
 SPECIAL = ["<|user|>", "<|assistant|>", "<|endoftext|>"]
@@ -104,7 +104,7 @@ def test_the_model_sees_the_text_and_no_token_of_its_own(storyteller):
 def test_what_spells_no_special_token_has_hugging_faces_ids(storyteller):
     from transformers import AutoTokenizer
 
-    from engine.checkpoint import ZOO
+    from engine.models.checkpoint import ZOO
 
     prompt, _ = storyteller
     theirs = AutoTokenizer.from_pretrained(ZOO / "storyteller")

@@ -9,7 +9,7 @@ import pytest
 
 from engine.client import stream
 from engine.client.stream import ChatClient, ChatFailed
-from engine.outside import Allowance, shown
+from engine.client.untrusted import ByteLimit, shown
 
 HI = [{"role": "user", "content": "Hi"}]
 SSE = {"content-type": "text/event-stream"}
@@ -139,5 +139,5 @@ class Endless(httpx.SyncByteStream):
     ("status", "piece"), [(200, b"x"), (200, b"data: x\n"), (200, b": x\n\n"), (500, b" "), (None, b" ")]
 )
 def test_an_answer_without_end_is_read_up_to_a_bound(monkeypatch, status, piece):
-    monkeypatch.setattr(stream, "Allowance", lambda: Allowance(500))
+    monkeypatch.setattr(stream, "ByteLimit", lambda: ByteLimit(500))
     failed(httpx.Response(status or 200, headers=SSE, stream=Endless(piece)), None if status is None else "m")

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from rich.console import Console
 
-from engine.client.stream import Answer
-from engine.client.terminal import Chat, Wrap
+from engine.client.stream import ChatAnswer
+from engine.client.terminal import TerminalChat, Wrap
 from tests.part04.serving import DEADLINE, wait_until
 from tests.part14.speaker import Speaker
 from tests.part14.terminal import Terminal
@@ -160,19 +160,19 @@ class Silent:
     def stream(self, messages, **options):
         if self.stopped:
             raise KeyboardInterrupt
-        yield "", Answer(finish_reason="stop", num_tokens=1)
+        yield "", ChatAnswer(finish_reason="stop", num_tokens=1)
 
 
 @pytest.mark.parametrize(("stopped", "turns"), [(True, 0), (False, 2)])
 def test_a_question_stopped_before_the_first_word_was_never_asked(stopped, turns):
-    talk = Chat(Silent(stopped), Console(file=io.StringIO()))
+    talk = TerminalChat(Silent(stopped), Console(file=io.StringIO()))
     talk.ask("Hi")
     assert len(talk.turns) == turns
 
 
-def commands(*lines: str) -> tuple[str, Chat]:
+def commands(*lines: str) -> tuple[str, TerminalChat]:
     screen, typed = io.StringIO(), iter([*lines, "/exit"])
-    talk = Chat(Silent(False), Console(file=screen, width=200))
+    talk = TerminalChat(Silent(False), Console(file=screen, width=200))
     talk.run(lambda _: next(typed))
     return screen.getvalue(), talk
 

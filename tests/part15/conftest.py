@@ -7,12 +7,14 @@ import pytest
 
 from engine.server.admission import Admission
 from engine.server.app import create_app
+from engine.server.capacity import Capacity, QueueLimits
 from engine.server.deadline import deadlines
-from engine.server.room import QueueLimits, Room
 from engine.server.run import config
 from engine.server.shutdown import DrainingServer
 from tests.part04.serving import DEADLINE, _Failures, wait_until
 from tests.part06.conftest import engine, fake_engine, gate, passed, pytest_runtest_makereport  # noqa: F401
+
+SEATS = 1  # of Part 6's engine
 
 
 @contextmanager
@@ -57,8 +59,8 @@ def serving(engine, gate):  # noqa: F811
 
         def start(reqs: int = 8, shutdown_timeout: float = DEADLINE, clock=None, **options):
             limits = QueueLimits(reqs, 100_000)
-            room = Room(limits, clock) if clock else Room(limits)
-            made.append(Admission(engine, room, **options))
+            capacity = Capacity(limits, SEATS, clock) if clock else Capacity(limits, SEATS)
+            made.append(Admission(engine, capacity, **options))
             return *stack.enter_context(draining(made[-1], shutdown_timeout)), made[-1]
 
         yield start

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import SamplingParams
 from engine.server.admission import Admission
-from engine.server.room import QueueLimits, Room
+from engine.server.capacity import Capacity, QueueLimits
 from tests.part04.serving import DEADLINE
 
 PARAMS = SamplingParams(temperature=0)
@@ -91,14 +91,14 @@ class Desk:
         return self.feeds[-1]
 
 
-def admission(reqs: int = 3, tokens: int = 1000, clock=None, **options) -> Admission:
+def admission(reqs: int = 3, tokens: int = 1000, seats: int = 1, clock=None, **options) -> Admission:
     """In front of a `Desk`."""
-    return Admission(Desk(), Room(QueueLimits(reqs, tokens), clock or Clock()), **options)
+    return Admission(Desk(), Capacity(QueueLimits(reqs, tokens), seats, clock or Clock()), **options)
 
 
 def held(backend: Admission) -> tuple[int, int]:
     """Sequences and tokens that are admitted."""
-    return backend.room.sequences, backend.room.tokens
+    return backend.capacity.sequences, backend.capacity.tokens
 
 
 def run(test: Coroutine) -> None:

@@ -62,7 +62,7 @@ def test_who_finds_no_room_is_told_when_to_come_again():
         await backend.generate("prompt", PARAMS, "r")
         error = await refused(backend)
         assert (error.status, error.code) == (429, "queue_full"), "no room now: a 429, queue_full"
-        assert error.headers == {"Retry-After": "2"}, "nothing has ended yet: the first guess"
+        assert error.headers == {"Retry-After": "1"}, "the header has whole seconds: the fewest"
         assert "the queue is full" in error.message
         assert error.body()["error"]["type"] == "rate_limit_error"
         assert backend.refused["queue_full"] == 1
@@ -126,14 +126,14 @@ def test_prompts_of_one_request_that_together_never_fit_are_told_so():
     run(test())
 
 
-def test_a_part_of_a_second_is_waited_for_as_a_whole_one():
+def test_a_part_of_a_second_is_not_waited_for():
     async def test():
-        backend = admission(reqs=1)
-        backend.room.take(1, TOKENS)
-        backend.room._clock.now = 2.5
-        backend.room.give_back(1, TOKENS)
-        backend.room.take(1, TOKENS)
-        assert (await refused(backend)).headers["Retry-After"] == "3", "one leaves in 2.5 seconds: not before"
+        backend = admission(reqs=2, seats=1)
+        backend.capacity.take(2, 2 * TOKENS)
+        backend.capacity._clock.now = 2.5
+        assert (await refused(backend)).headers["Retry-After"] == "2", (
+            "one leaves in 2.5 seconds: a client in the third second might find an empty seat"
+        )
 
     run(test())
 
@@ -217,11 +217,14 @@ def test_a_client_that_leaves_while_its_prompt_is_looked_at_gives_its_place_back
 
 def test_who_was_refused_does_not_count_for_the_pace():
     async def test():
-        backend = admission(tokens=TOKENS)
-        await backend.generate("prompt", PARAMS, "r")
-        backend.room._clock.now = 4.0
+        backend = admission(reqs=4, tokens=2 * TOKENS, seats=1)
+        for name in "ab":
+            await backend.generate("prompt", PARAMS, name)
+        backend.capacity._clock.now = 4.0
         await refused(backend)
-        assert backend.room.pace() == (0.0, 0.0), "nobody worked for who was refused: no pace is known"
+        assert backend.capacity.pace() == 0.25, (
+            "nobody worked for who was refused: one in 4 seconds, who runs"
+        )
 
     run(test())
 
@@ -230,12 +233,12 @@ def test_who_was_never_begun_does_not_count_for_the_pace():
     """The first prompts of a request whose last one is refused."""
 
     async def test():
-        backend = admission()
-        streams = [await backend.generate("prompt", PARAMS, name) for name in "ab"]
-        backend.room._clock.now = 0.001
-        for stream in streams:
+        backend = admission(reqs=4, seats=1)
+        streams = [await backend.generate("prompt", PARAMS, name) for name in "abcd"]
+        backend.capacity._clock.now = 4.0
+        for stream in streams[2:]:
             await stream.aclose()
-        assert backend.room.pace() == (0.0, 0.0), "two that leave in a millisecond are no fast engine"
+        assert backend.capacity.pace() == 0.25, "two that leave without having begun are no fast engine"
 
     run(test())
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from engine.server.admission import Admitted
+from engine.server.admission import AdmittedStream
 from engine.server.deadline import Arrival, _arrival, seconds_given
 from engine.server.errors import RequestError
 from tests.part04.serving import ends
@@ -38,8 +38,8 @@ def test_an_operator_cannot_ask_for_no_time(seconds):
 def admitted(backend, ends_in: float = math.inf, sequences: int = 1):
     """(the stream of a request that must be over in `ends_in` seconds, the engine's feed of it)"""
     feed = Feed(TOKENS * sequences)
-    backend.room.take(sequences, feed.tokens)
-    stream = Admitted(backend, feed, sequences, asyncio.get_running_loop().time() + ends_in)
+    backend.capacity.take(sequences, feed.tokens)
+    stream = AdmittedStream(backend, feed, sequences, asyncio.get_running_loop().time() + ends_in)
     backend._admitted.add(stream)
     return stream, feed
 
@@ -152,6 +152,33 @@ def test_an_end_that_comes_while_somebody_waits_is_noticed_at_once():
         assert reading.done(), "waiting ends when the deadline is moved to now"
         assert reading.result().outputs[0].finish_reason == "abort"
         assert backend.cut_short["shutting_down"] == 1
+
+    run(test())
+
+
+def test_an_end_in_the_very_turn_of_a_deadline_leaves_nobody_behind():
+    """The deadline has come, but its reader has had no turn yet: its timer cannot be wound any more."""
+
+    async def test():
+        backend, loop = admission(), asyncio.get_running_loop()
+        streams = [admitted(backend, ends_in)[0] for ends_in in (SOON, math.inf, math.inf)]
+        readings = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        ended = loop.create_future()
+
+        def end() -> None:
+            try:
+                ended.set_result(backend.end_all())
+            except RuntimeError as error:
+                ended.set_exception(error)
+
+        loop.call_at(streams[0]._ends_at, end)
+        await asyncio.wait([ended])
+        assert ended.exception() is None, "a deadline that has come is left as it is"
+        assert all([await ends(reading) for reading in readings]), "everybody is told that it is over"
+        for reading in readings:
+            with pytest.raises(RequestError):
+                await reading
+        assert held(backend) == (0, 0)
 
     run(test())
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from benchmarks import load
-from engine.load.client import Target
+from engine.load.client import Endpoint
 from engine.load.plan import Job, endless, poisson, replay
 from engine.load.report import Limits, figures, own_lag, spread, tables
 from engine.server.app import create_app
@@ -27,7 +27,7 @@ def open_loop(script: Script, jobs, tick=lambda run: None, limits: Limits | None
 
     async def go():
         async with httpx.AsyncClient(base_url="http://script/v1", transport=script) as http:
-            running = load.Run(Target(http, "script", **options).ask)
+            running = load.Run(Endpoint(http, "script", **options).ask)
             await running.watched(running.open_loop(jobs), tick)
             return running
 
@@ -333,7 +333,7 @@ def test_a_closed_loop_has_so_many_users_and_no_more():
 
     async def go():
         async with httpx.AsyncClient(base_url="http://script/v1", transport=script) as http:
-            running = load.Run(Target(http, "script").ask)
+            running = load.Run(Endpoint(http, "script").ask)
             await running.closed_loop(endless((4, 4), (1, 1), Random(0)), 7, 9.9)
             return running.seen
 

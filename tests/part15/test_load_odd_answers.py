@@ -5,12 +5,12 @@ import asyncio
 import httpx
 import pytest
 
+from engine.client.untrusted import ByteLimit
 from engine.load import client as load_client
-from engine.load.client import GARBLED, OK, Target
+from engine.load.client import GARBLED, OK, Endpoint
 from engine.load.plan import Job
 from engine.load.report import figures
 from engine.load.run import first_model
-from engine.outside import Allowance
 from tests.part15.instant import Script, event, run
 
 END = event({"choices": [{"text": "a", "finish_reason": "stop"}]}) + event("[DONE]")
@@ -24,7 +24,7 @@ def asked(answer: httpx.Response):
 
     async def go():
         async with httpx.AsyncClient(base_url="http://script/v1", transport=Script(tell)) as http:
-            return await Target(http, "script").ask(Job(0, "prompt", 5), 0.0)
+            return await Endpoint(http, "script").ask(Job(0, "prompt", 5), 0.0)
 
     seen = run(go())
     return seen, figures([seen], 0.0, [])
@@ -71,7 +71,7 @@ class Endless(httpx.AsyncByteStream):
 
 @pytest.mark.parametrize(("status", "outcome"), [(200, GARBLED), (500, "500")])
 def test_an_answer_without_end_is_read_up_to_a_bound(monkeypatch, status, outcome):
-    monkeypatch.setattr(load_client, "Allowance", lambda: Allowance(500))
+    monkeypatch.setattr(load_client, "ByteLimit", lambda: ByteLimit(500))
     assert asked(httpx.Response(status, stream=Endless()))[0].outcome == outcome
 
 
@@ -80,7 +80,7 @@ def test_an_answer_without_end_is_read_up_to_a_bound(monkeypatch, status, outcom
     [b"[1]", b'"x"', b'{"data": 5}', b'{"data": [{"id": 5}]}', b"[" * 100_000, b"<html>", b" " * 1000],
 )
 def test_a_server_that_does_not_say_its_models_is_told_of(monkeypatch, content):
-    monkeypatch.setattr("engine.load.run.Allowance", lambda: Allowance(500 if content[:1] == b" " else 10**6))
+    monkeypatch.setattr("engine.load.run.ByteLimit", lambda: ByteLimit(500 if content[:1] == b" " else 10**6))
 
     async def go():
         answer = httpx.MockTransport(lambda request: httpx.Response(200, content=content))

@@ -40,14 +40,14 @@ def test_how_long_the_door_stays_open(here, happens, at, monkeypatch):
     backend, closed = admission(), []
 
     async def close(self, sockets=None):
-        closed.append((asyncio.get_running_loop().time(), backend.all_end))
+        closed.append((asyncio.get_running_loop().time(), backend.has_ended_all))
 
     monkeypatch.setattr(Server, "shutdown", close)
 
     async def drain():
         server = DrainingServer(config(create_app(backend), "127.0.0.1", 0), backend, shutdown_timeout=10)
         assert server.config.timeout_graceful_shutdown == LAST_WORDS_SECONDS, "to read what one is told"
-        backend.room.take(here, 10 * here)
+        backend.capacity.take(here, 10 * here)
         draining = asyncio.create_task(server.shutdown())
         await asyncio.sleep(3)
         if not draining.done():
@@ -55,7 +55,7 @@ def test_how_long_the_door_stays_open(here, happens, at, monkeypatch):
                 backend.health()
             assert refused.value.headers["Retry-After"] in ("7", "8"), "when the server will be gone"
         if happens == "leaves":
-            backend.room.give_back(here, 10 * here)
+            backend.capacity.give_back(here, 10 * here)
         server.force_exit = happens == "Ctrl-C again"
         await draining
 
@@ -72,7 +72,7 @@ def test_running_answers_finish_and_new_requests_are_refused_in_words(serving, g
         lines = answer.iter_lines()
         text = first_words(lines)
         server.should_exit = True  # what SIGTERM does
-        wait_until(lambda: backend._gone_at is not None)
+        wait_until(lambda: backend._closes_at is not None)
         for refused in (client.post("/v1/completions", json=ASK), client.get("/health")):
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "shutting_down", (
@@ -95,7 +95,7 @@ def test_who_is_not_done_in_time_is_told(serving, gate):
         lines = running.iter_lines()
         text = first_words(lines)
         with client.stream("POST", "/v1/completions", json=STREAM) as queued:
-            wait_until(lambda: backend.room.sequences == 2)
+            wait_until(lambda: backend.capacity.sequences == 2)
             server.should_exit = True
             rest, told = chunks(lines), chunks(queued.iter_lines())
             gate.open()
@@ -113,7 +113,7 @@ def test_a_second_interrupt_waits_for_nobody(serving, gate):
     with http(url) as client, client.stream("POST", "/v1/completions", json=STREAM) as running:
         first_words(running.iter_lines())
         server.should_exit = True
-        wait_until(lambda: backend._gone_at is not None)
+        wait_until(lambda: backend._closes_at is not None)
         server.force_exit = True
         wait_until(lambda: backend.idle)
         gate.open()

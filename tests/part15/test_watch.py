@@ -6,8 +6,8 @@ import pytest
 
 from engine.decoding.params import SamplingParams
 from engine.server.admission import Admission
+from engine.server.capacity import Capacity, QueueLimits
 from engine.server.errors import RequestError
-from engine.server.room import QueueLimits, Room
 from engine.server.watch import STUCK_SECONDS, StepWatch
 from tests.part06.fakes import Recorder, read, run_to_end, until
 from tests.part15.fakes import Clock, run
@@ -73,7 +73,7 @@ def test_a_sign_is_given_before_work_is_seen(fake_engine, clock):
 
 
 def test_a_step_that_hangs_is_said_and_one_that_comes_back_forgiven(engine, gate, clock):
-    backend = Admission(engine, Room(QueueLimits(8, 10_000)), watch=StepWatch(engine.engine, clock))
+    backend = Admission(engine, Capacity(QueueLimits(8, 10_000), 8), watch=StepWatch(engine.engine, clock))
 
     async def test():
         stream = await backend.generate("hello", GREEDY, "a")

@@ -1,4 +1,4 @@
-"""Part 16's kernels, compiled for a Hopper GPU: `verify_attend.py` in its pass, `go_on.py`. Nothing is run.
+"""Part 16's kernels, compiled for a Hopper GPU: `verify_attend.py` in its pass. Nothing is run.
 
 python -m tests.part16.compiled         # without TRITON_INTERPRET: prints the kernels' names
 """
@@ -11,9 +11,8 @@ import torch
 
 from benchmarks.shapes import dummy_folder
 from engine.attention.paged import Pages
-from engine.kernels.go_on import go_on
+from engine.execution.verifying import VerifyRows
 from engine.models.loader import load_model
-from engine.speculation.graphs import VerifyRows
 from tests.part13.compiled import SHAPE, P, compile_instead
 
 
@@ -29,7 +28,6 @@ def main() -> None:
         step = VerifyRows(model, [keys], [values], rows)
         step.attend.programs = programs
         step(numbers(rows), numbers(rows), numbers(rows), tables, lens)
-    go_on(*(numbers(2) for _ in range(5)), numbers(2, 4), numbers(2).long(), P)
     print(*found)
 
 

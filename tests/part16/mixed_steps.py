@@ -1,54 +1,47 @@
 """What tests of speculation and steps ahead by turns share: the fake model, guesses, and forced policies."""
 
+from collections import defaultdict
 from collections.abc import Callable
-from types import SimpleNamespace
+from copy import copy, deepcopy
 
 import pytest
 
-from engine.ahead import LastTokens
-from engine.cache.paged import PagedCache
+from engine.core.ahead import AheadEngine
 from engine.decoding.logprobs import SUPPORTS
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import Logits, ModelRunner
+from engine.requests.batch import PLACEHOLDER
+from engine.requests.listeners import Listener
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.request import PLACEHOLDER
-from engine.speculation.ahead import AheadSpeculativeEngine, AheadSpeculativeExecutor, RememberingExecutor
-from engine.speculation.draft_model import DraftModel
-from engine.speculation.executor import Lookup
+from engine.scheduling.spoken import spoken_of
+from engine.speculation.capability import NgramProposer, Speculation
+from engine.speculation.draft_model import DraftModel, DraftSampler
 from engine.speculation.lengths import Lengths
-from engine.speculation.paired import PairedCache
-from engine.speculation.verify import Verifier, has_drafts
-from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, fake_logits
-from tests.part13.aheads import CPU, FakeAhead
+from engine.speculation.measuring import FREE
+from engine.speculation.rejection_sampler import Proposals, RejectionSampler
+from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, fake_logits
+from tests.part12.pages import WatchedCache
+from tests.part13.aheads import CPU, FakeAhead, fake_runner
 
 DRAFTS = 3
 WRONG = 4  # every fourth guess or so
 
 
-class Blocks(BlockCache):
-    """Which takes back what was reserved for guesses."""
-
-    def trim(self, seq, total: int) -> None:
-        self.blocks[seq.id] = min(self.blocks[seq.id], -(-total // self.block_tokens))
-
-
-class Policy(Lengths):
-    """Asks when it is told to, and proposes as much as it may."""
+class Policy(Lengths, Listener):
+    """As many as may be behind the steps that it is told of, whatever they cost; it hears of each step."""
 
     def __init__(self, answer: Callable[[int], bool], most: int = DRAFTS) -> None:
-        super().__init__(most)
-        self.answer, self.asked, self.told = answer, [], []
-
-    def asks(self, people):
-        self.asked.append(people)
-        return self.answer(len(self.asked))
+        super().__init__(most, FREE)
+        self.answer, self.step = answer, 1
 
     def choose(self, request_ids, caps):
-        return [min(self.most, cap) for cap in caps]
+        return [min(self.most, cap) if self.answer(self.step) else 0 for cap in caps]
 
-    def stepped(self, people, rows, seconds):
-        self.told.append((people, rows, seconds, self.on_top))
+    def on_step(self, record):
+        self.step += 1
 
 
-POLICIES = {  # whether to ask behind the n-th step
+POLICIES = {  # whether to propose behind the n-th step
     "always": lambda step: True,
     "never": lambda step: False,
     "by turns": lambda step: step % 2 == 0,
@@ -66,19 +59,18 @@ def guesses(ids: list[int], most: int) -> list[int]:
     return made
 
 
-class Guessing(FakeForward):
+class Guessing(FakeAhead):
     """A draft model that is sometimes wrong, and looks as closely as the fake one at what it is given."""
 
     def __call__(self, batch):
-        logits = super().__call__(batch)
-        positions = [batch.positions[row] for rows in batch.logit_rows for row in rows]
-        for row, position in enumerate(positions):
-            if not (position + 1) % WRONG:
-                logits[row] = logits[row].roll(1)
-        return logits
+        values = super().__call__(batch).values.clone()
+        for i, row in enumerate(batch.rows.chosen):
+            if not (batch.positions[row] + 1) % WRONG:
+                values[i] = values[i].roll(1)
+        return Logits(values)
 
 
-class Telling(Verifier):
+class Telling(RejectionSampler):
     """An exercise that is open ends the test: an engine takes any error for its requests' own."""
 
     def __call__(self, logits, batch):
@@ -88,37 +80,52 @@ class Telling(Verifier):
             pytest.fail(f"NotImplementedError: {error}")
 
 
+def beside(cache: BlockCache | WatchedCache) -> BlockCache | WatchedCache:
+    """The same plan, and another memory: a draft model's."""
+    other = copy(cache)
+    if isinstance(other, WatchedCache):
+        other.memory = deepcopy(cache.memory)
+    else:
+        other.tokens = defaultdict(list)
+    return other
+
+
 def mixing(
     cache, policy: Lengths, how: str = "lookup", seats: int = 5, budget: int = 24,
-    inner: type = RememberingExecutor, clock: Callable[[], float] = lambda: 0.0, **options,
-) -> AheadSpeculativeEngine:  # fmt: skip
-    """`how`: "lookup" guesses from each text alone, "model" has a cache beside the target's."""
-    target = cache
+    runner_class: type = ModelRunner, engine_class: type = AheadEngine, **options,
+) -> AheadEngine:  # fmt: skip
+    """`how`: "lookup" guesses from each text alone, "model" has a memory beside the target's."""
+    runner, proposals = fake_runner(cache, seats, runner_class), Proposals()
+    runner.select = Telling(proposals)
+    proposer = NgramProposer(guesses)
     if how == "model":
-        size = cache.block_size if isinstance(cache, PagedCache) else cache.block_tokens
-        cache = PairedCache(target, Blocks(cache.num_blocks, size))
-        proposer = DraftModel(SimpleNamespace(config=CONFIG), cache, Guessing(cache.draft))
-    else:
-        proposer = Lookup(guesses)
-    last = LastTokens(seats, CPU)
-    verifier = Telling(getattr(proposer, "probs", {}))
-    executor = AheadSpeculativeExecutor(
-        inner(FakeAhead(target, last), TOKENIZER, last, sampler=verifier), cache, proposer, policy, clock
+        other, last = beside(cache), LastTokens(seats, CPU)
+        reader = ModelRunner([Guessing(other, last)], select=DraftSampler(proposals), last=last)
+        proposer = DraftModel(reader, cache, proposals, CONFIG.max_positions)
+        if isinstance(other, WatchedCache):
+            runner.before.append(lambda batch: other.memory.apply(batch.copies))
+    scheduler = ContinuousScheduler(cache, seats, budget, spoken_of=spoken_of)
+    capabilities = [Speculation(proposer, scheduler, policy)]
+    engine = engine_class(
+        TOKENIZER, CONFIG, scheduler, runner, supports=SUPPORTS, capabilities=capabilities, **options
     )
-    scheduler = ContinuousScheduler(cache, seats, budget)
-    engine = AheadSpeculativeEngine(TOKENIZER, CONFIG, scheduler, executor, supports=SUPPORTS, **options)
-    engine.listeners.add(policy)
+    if isinstance(policy, Policy):
+        engine.listeners.add(policy)
     return engine
 
 
-def kinds_of(engine: AheadSpeculativeEngine) -> list[str]:
+def speculation_of(engine: AheadEngine) -> Speculation:
+    (capability,) = engine.capabilities
+    return capability
+
+
+def kinds_of(engine: AheadEngine) -> list[str]:
     """Of each step from now on: whether it has drafts, is ahead of the one before, or is neither."""
     kinds, submit = [], engine.executor.submit
 
     def submitting(batch):
-        kinds.append(
-            "drafts" if has_drafts(batch) else "ahead" if PLACEHOLDER in batch.token_ids else "alone"
-        )
+        ahead = PLACEHOLDER in batch.token_ids
+        kinds.append("drafts" if batch.has_drafts else "ahead" if ahead else "alone")
         return submit(batch)
 
     engine.executor.submit = submitting

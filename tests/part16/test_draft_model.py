@@ -3,14 +3,16 @@
 import pytest
 import torch
 
-from engine.cache.paged import PagedCache
+from engine.cache.memory import PageMemory
 from engine.decoding.greedy import FullForward
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState, distribution, draw
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import EagerWay, ModelRunner
 from engine.models.loader import load_model
-from engine.scheduling.request import Request
-from engine.speculation.draft_model import PROPOSE, DraftModel
-from engine.speculation.paired import PairedCache
+from engine.requests.request import Request
+from engine.speculation.draft_model import PROPOSE, DraftModel, DraftSampler
+from engine.speculation.rejection_sampler import Proposals
 
 P, TEXT = 8, [300, 310, 265, 280, 301, 299, 350, 420, 265, 333]
 
@@ -21,26 +23,31 @@ def model():
 
 
 class Watched(DraftModel):
-    """Counts the tokens of each pass."""
+    """Over a plan that no target computes for; it counts the tokens of each pass."""
 
-    def __init__(self, model, cache) -> None:
-        super().__init__(model, cache)
+    def __init__(self, model) -> None:
+        memory = PageMemory(model.config, 40, P)
+        last, proposals = LastTokens(4, torch.device("cpu")), Proposals()
+        way = EagerWay(model, memory, upload=last.upload)
+        runner = ModelRunner([way], memory, [self.watch], DraftSampler(proposals), last=last)
+        super().__init__(runner, memory.plan(), proposals, model.config.max_positions)
         self.passes: list[int] = []
-        inner, self.broken = self.forward, False
+        self.broken = False
 
-        def forward(batch):
-            if self.broken:
-                raise MemoryError
-            self.passes.append(batch.num_tokens)
-            return inner(batch)
+    def watch(self, batch):
+        if self.broken:
+            raise MemoryError
+        self.passes.append(batch.num_tokens)
 
-        self.forward = forward
+    def probs(self, name: str, count: int = 9) -> list:
+        """What its first output tokens were drawn from, where that is known."""
+        found = (self.proposals.get(name, position) for position in range(count))
+        return [probs for probs in found if probs is not None]
 
 
 @pytest.fixture
 def draft(model):
-    cache = PairedCache(PagedCache(model.config, 40, P), PagedCache(model.config, 40, P))
-    return Watched(model, cache)
+    return Watched(model)
 
 
 def request(draft: DraftModel, ids: list[int], name: str = "a", by: int = 0, **params) -> Request:
@@ -68,7 +75,7 @@ def test_it_proposes_its_own_greedy_text(model, draft):
         "its own text, as many as each may have"
     )
     assert draft.passes == [17, 2, 1, 1], "all read in one pass, then a token each; the last is not read"
-    assert not draft.probs, "who asks for the likeliest is told of no probabilities"
+    assert not draft.probs("a"), "who asks for the likeliest is told of no probabilities"
 
 
 def test_one_may_read_while_another_is_told_tokens(model, draft):
@@ -117,12 +124,12 @@ def test_what_a_token_was_drawn_from_is_told(model, draft):
     one = request(draft, TEXT, temperature=0.9, top_k=20, by=5, repetition_penalty=1.2)
     other = request(draft, TEXT[2:], "b")
     drawn, _ = draft.propose([(one, TEXT), (other, TEXT[2:])], [3, 3])
-    assert set(draft.probs) == {"a"}
+    assert not draft.probs("b"), "the likeliest is certain"
     ids = list(TEXT)
     for i, token_id in enumerate(drawn):
         state = SamplingState(one.params, TEXT, ids[len(TEXT) :], 5)
         want = distribution(FullForward(model)(ids)[None], [state], [i])
-        torch.testing.assert_close(draft.probs["a"][i], want[0], atol=1e-5, rtol=1e-3)
+        torch.testing.assert_close(draft.probs("a")[i], want[0], atol=1e-5, rtol=1e-3)
         assert draw(want, [5 ^ PROPOSE], [i]).item() == token_id, "by a seed that no draw of the target has"
         ids.append(token_id)
 
@@ -135,17 +142,17 @@ def test_who_names_a_seed_gets_the_tokens_that_the_plain_sampler_would_draw(mode
         want = distribution(FullForward(model)(ids)[None], [one.sampling], [i])
         assert draw(want, [5], [i]).item() == token_id, "by the number that the target will draw by"
         ids.append(token_id)
-    assert not draft.probs, "nobody asks what it was drawn from"
+    assert not draft.probs("a"), "nobody asks what it was drawn from"
 
 
 def test_origins_are_kept_until_they_are_used_and_no_longer(draft):
     one, other = (request(draft, TEXT, name, by=1, temperature=1.0) for name in "ab")
     draft.propose([(one, TEXT), (other, TEXT)], [2, 2])
     draft.propose([(one, [*TEXT, 5])], [1])
-    assert [len(draft.probs[name]) for name in "ab"] == [1, 2], "b's proposals still wait to be judged"
+    assert [len(draft.probs(name)) for name in "ab"] == [2, 2], "b's proposals still wait to be judged"
     draft.cache.release(other)
     draft.propose([(one, [*TEXT, 5, 6])], [0])
-    assert not draft.probs, "who has left, and who has no proposals, has no origins"
+    assert not draft.probs("b"), "nothing is kept of who has left"
 
 
 def test_a_pass_that_fails_was_not_read(model, draft):
@@ -158,60 +165,62 @@ def test_a_pass_that_fails_was_not_read(model, draft):
     assert draft.propose([(one, TEXT)], [2]) == [alone(model, TEXT, 2)]
 
 
-def test_the_drafts_cache_passes_on_only_what_stood(model, draft):
+def test_a_beginning_that_is_shared_is_read_as_far_as_it_was_read(model, draft):
     one = request(draft, TEXT)
     (guess,) = draft.propose([(one, TEXT)], [8])
     wrong = [*TEXT, *[token_id + 1 for token_id in guess]]
-    one.token_ids = wrong
-    one.num_computed_tokens = len(wrong) - 1
-    draft.cache.commit(
-        one, len(wrong) - 1
-    )  # the target knows them all; the draft has read TEXT and its guesses
-    assert draft.cache.draft.held["a"].committed == len(TEXT), "keys of guesses are not to be shared"
+    one.token_ids, one.num_computed_tokens = wrong, len(wrong) - 1
+    draft.cache.commit(one, len(wrong) - 1)  # the target has read it all; the draft TEXT, and its guesses
     draft.cache.release(one)
     again = request(draft, wrong, "b")
-    assert draft.unread(again, wrong) == len(wrong) - P, "one full block of TEXT is found"
+    assert draft.cache.held["b"].committed == 2 * P, "the target finds two blocks"
+    assert draft.unread(again, wrong) == len(wrong) - P, "the draft one: keys of guesses are not to be shared"
     assert draft.propose([(again, wrong)], [2]) == [alone(model, wrong, 2)]
 
 
-def test_a_sequence_is_in_both_caches_or_in_neither(model):
-    cache = PairedCache(PagedCache(model.config, 8, P), PagedCache(model.config, 1, P))
+def admitted(draft: DraftModel, name: str, parent: Request | None = None) -> Request:
     params = SamplingParams()
-    long = Request("x", "x", list(TEXT), 10, params, None, SamplingState(params, TEXT, [], 0))
-    assert cache.begin(long) is None, "the draft's cache has no room for two blocks"
-    assert cache.usage().num_sequences == 0, "so the target's gives its own back"
-    assert not cache.read
-    assert not cache.fits(9), "both must hold it"
-    assert cache.fits(8)
-    assert not PairedCache(cache.draft, cache.target).fits(9), "whichever is the smaller one"
+    made = Request(
+        name, name, list(TEXT), 10, params, None, SamplingState(params, TEXT, [], 1), parent=parent
+    )
+    assert draft.cache.begin(made) is not None
+    return made
 
 
-def test_each_model_has_read_what_its_own_cache_has(draft):
+def test_what_the_target_has_is_not_what_the_draft_has(draft):
     one = request(draft, TEXT)
     draft.cache.commit(one, len(TEXT))  # the target has its prompt; the draft was never asked
-    params = SamplingParams()
-    again = Request("b", "b", list(TEXT), 10, params, None, SamplingState(params, TEXT, [], 1))
-    assert draft.cache.begin(again) == P, "one full block is in the target's cache"
-    assert draft.cache.read["b"] == 0, "and none in the draft's"
-
-
-def test_a_sample_does_not_wait_for_what_the_draft_has_read(draft):
-    one = request(draft, TEXT)
-    draft.cache.commit(one, len(TEXT))  # the target has its prompt; the draft was never asked
-    params = SamplingParams()
-    child = Request("c", "a", list(TEXT), 10, params, None, SamplingState(params, TEXT, [], 1), parent=one)
-    assert draft.cache.begin(child) is not None, "the draft's cache is no reason to wait for the parent"
-    assert draft.unread(child, TEXT) == len(TEXT)
+    again = admitted(draft, "b")
+    assert draft.cache.held["b"].committed == P, "one full block, which the target has read"
+    assert draft.unread(again, TEXT) == len(TEXT), "and the draft has not"
+    child = admitted(draft, "c", parent=one)
+    assert draft.unread(child, TEXT) == len(TEXT), "nor does a sample wait for what the draft has read"
 
 
 def test_preempted_is_forgotten(draft):
     one = request(draft, TEXT)
     draft.propose([(one, TEXT)], [3])
     draft.cache.preempt(one)
-    assert not draft.cache.read
-    assert not draft.cache.guessed
-    assert draft.cache.draft.usage().num_sequences == 0, "its memory is free in both caches"
+    assert not draft.cache.drafted
     draft.cache.begin(one)
     assert draft.unread(one, TEXT) >= 2, "what it had read is gone with its memory"
     draft.cache.release(one)
-    assert draft.cache.draft.usage().num_sequences == draft.cache.target.usage().num_sequences == 0
+    assert draft.cache.usage().num_sequences == 0
+
+
+def test_where_the_target_is_swapped_the_draft_is_swapped_with_it(model):
+    """Its keys lie beside the target's, and every copy of blocks is made in both memories."""
+    draft = Watched(model)
+    memory = draft.runner.memory = PageMemory(model.config, 40, P, num_swap_blocks=40)
+    draft.runner.ways[0].memory = memory
+    draft.cache = memory.plan(preemption_mode="swap")
+    one = request(draft, TEXT)
+    draft.propose([(one, TEXT)], [1])
+    draft.cache.commit(one, len(TEXT))
+    draft.cache.preempt(one)
+    assert draft.cache.begin(one) == len(TEXT)
+    assert draft.cache.reserve(one, 64)
+    memory.apply(draft.cache.take_copies())
+    known = [*TEXT, 7]
+    assert draft.unread(one, known) == 1
+    assert draft.propose([(one, known)], [3]) == [alone(model, known, 3)]

@@ -1,255 +1,231 @@
 """How many tokens are proposed: as many as pay."""
 
-from types import SimpleNamespace
+from functools import cache
 
+import numpy as np
 import pytest
 
-from engine.speculation.lengths import TRIES, Lengths, Seconds, expected_tokens, size_of
+from engine.speculation import lengths as module
+from engine.speculation.costs import CostTable
+from engine.speculation.lengths import Lengths, expected_tokens
+from tests.part16.machines import MACHINES, MOST, OTHERS, SOME, Machine, best_fixed, speed
 
-MOST = 5
+best_fixed = cache(best_fixed)
+PEOPLE = [1, 4]
 
 
-def lengths(step: dict[int, float], draft: float, **rates: float) -> Lengths:
-    """That has seen steps of so many rows take so long, and drafts of each request stand so often."""
-    made = Lengths(MOST)
-    for rows, seconds in step.items():
-        for _ in range(TRIES):
-            made.step.add(rows, seconds)
-            made.draft.add(rows, draft)
+def known(costs, **rates: float) -> Lengths:
+    """Lengths that have seen drafts of each request stand so often."""
+    lengths = Lengths(MOST, costs)
     for name, rate in rates.items():
         for i in range(400):
-            made.observe(name, 1, int((i + 1) * rate) - int(i * rate))
-    return made
+            lengths.observe(name, 1, int((i + 1) * rate) - int(i * rate))
+    return lengths
 
 
-FLAT = dict.fromkeys(range(1, 65), 1.0)
-LINEAR = {rows: float(rows) for rows in FLAT}
+def rows(step, draft: float = 0.0) -> Machine:
+    """Where so many rows cost so much, and so does a pass of the draft model."""
+    return Machine(step, draft, read=0.0)
+
+
+FREE, LINEAR = rows(lambda rows: 1.0), rows(lambda rows: rows, 0.1)
+
+# 1. What is chosen.
 
 
 def test_where_rows_cost_nothing_and_drafts_stand_all_are_proposed():
-    assert lengths(FLAT, 0.0, a=1.0).choose(["a"], [MOST]) == [MOST], (
-        "as many as there may be: each is a token"
-    )
+    assert known(FREE, a=1.0).choose(["a"], [MOST]) == [MOST], "as many as there may be: each is a token"
 
 
 def test_no_more_than_its_cap():
-    made = lengths(FLAT, 0.0, a=1.0, b=1.0)
-    assert made.choose(["a", "b"], [2, 0]) == [2, 0], "nobody gets more than its cap"
+    lengths = known(FREE, a=1.0, b=1.0, c=1.0)
+    chosen = lengths.choose(["a", "b", "c"], [2, MOST, 0])
+    assert chosen == [2, MOST, 0], "nobody gets more than its cap"
 
 
 def test_where_each_row_costs_a_step_nothing_is_proposed():
-    assert lengths(LINEAR, 0.1, a=0.8).choose(["a"], [MOST]) == [0], "a row that costs a step saves none"
+    assert known(LINEAR, a=0.8).choose(["a"], [MOST]) == [0], "a row that costs a step saves none"
 
 
 def test_a_draft_model_as_slow_as_the_target_is_not_asked():
-    assert lengths(FLAT, 1.0, a=0.9).choose(["a"], [MOST]) == [0], "a pass as long as a step saves none"
+    slow = rows(FREE.step, 1.0)
+    assert known(slow, a=0.9).choose(["a"], [MOST]) == [0], "a pass as long as a step saves none"
 
 
-def test_who_is_guessed_badly_gets_fewer():
-    costs = {rows: 1 + 0.1 * rows for rows in FLAT}
-    well, badly = lengths(costs, 0.05, a=0.95, b=0.05).choose(["a", "b"], [MOST, MOST])
-    assert well > badly, "a draft must be worth its row, for each request by its own record"
+def test_who_is_guessed_badly_gets_none():
+    some = rows(SOME.step, 0.05)
+    chosen = known(some, a=0.05, b=0.95, c=0.1, d=0.9).choose(["a", "b", "c", "d"], [MOST] * 4)
+    assert chosen == [0, MOST, 0, MOST], "likeliest first: a draft must be worth its row, by its own record"
 
 
-def test_a_late_draft_must_be_worth_its_row_too():
-    costs = {rows: 1 + 0.1 * rows for rows in FLAT}
-    made = lengths(costs, 0.0, a=0.77, **{f"w{i}": 0.99 for i in range(5)})
-    first, *others = made.choose(["a", *(f"w{i}" for i in range(5))], [MOST] * 6)
-    assert 0 < first < min(others), "a late draft stands more seldom: with all before it"
+def test_a_dear_first_row_is_looked_past():
+    """One draft does not pay, nor do two; five do: the second row is dear, and the others are nearly free."""
+    jump = MACHINES["the second row is dear"]
+    one, five = (expected_tokens(np.array([0.85]), np.array([k]), MOST)[0, k] for k in (1, 5))
+    assert one / jump.seconds(1, 1) < 1.05 / jump.seconds(1, 0) < 2 / jump.seconds(1, 0) < five
+    assert known(jump, a=0.85).choose(["a"], [MOST]) == [MOST], "all lengths are compared, not the next alone"
 
 
-def test_a_speed_is_tokens_by_seconds_and_a_row_takes_its_share():
-    made = lengths({rows: 1 + 0.1 * rows for rows in FLAT}, 0.3)
-    made.draft = Seconds()
-    for _ in range(TRIES):
-        made.draft.add(2, 0.05)
-        made.draft.add(5, 0.3)
-    speed, row_seconds = made._speed([0.5, 0.8], [2, 1], 2)  # 2 + 3 rows, two passes of the draft model
-    assert speed == pytest.approx((1.75 + 1.8) / (1.5 + 2 * 0.05))
-    assert row_seconds == pytest.approx(0.1), "what each row adds to the step without drafts"
-    assert made._speed([0.5], [2], 0) == (pytest.approx(1 / 1.1), 0), "no drafts: no row of theirs"
-
-
-@pytest.mark.parametrize("people", [1, 2, 4])
+@pytest.mark.parametrize("people", [1, 2, 4, 16])
 def test_the_length_is_the_best_of_all(people):
     """Against every length tried by hand: tokens of the geometric series by seconds of the step."""
-    costs, draft = {rows: 1 + 0.05 * rows for rows in FLAT}, 0.1
+    costs = rows(SOME.step, 0.1)
+    names = [f"r{i}" for i in range(people)]
+    lengths = known(costs, **dict.fromkeys(names, 0.75))
+    rate = lengths._rates["r0"]
+
+    def by_hand(k: int) -> float:
+        return people * sum(rate**j for j in range(k + 1)) / costs.seconds(people, k)
+
+    best = max(range(MOST + 1), key=by_hand)
+    assert lengths.choose(names, [MOST] * people) == [best] * people, "tokens per second decide"
+
+
+def test_to_choose_changes_nothing():
+    lengths = known(SOME, a=0.7)
+    before = dict(lengths._rates), lengths._usual, lengths._plain, lengths._late
+    first = lengths.choose(["a", "new"], [MOST, 3])
+    assert lengths.choose(["a", "new"], [MOST, 3]) == first, "it is asked twice in a step"
+    assert before == (lengths._rates, lengths._usual, lengths._plain, lengths._late)
+    assert lengths.choose([], []) == [], "nobody decodes, and nothing is chosen"
+
+
+# 2. Tries.
+
+
+def steps_to_the_next_try(lengths: Lengths, people: int, limit: int = 10_000) -> int:
     names = [str(i) for i in range(people)]
-    made = lengths(costs, draft, **{f"r{name}": 0.75 for name in names})
-    chosen = made.choose([f"r{name}" for name in names], [MOST] * people)
-    rate = made._accepted["r0"].value
-
-    def speed(k: int) -> float:
-        rows = people * (k + 1)
-        seconds = made.step.of(rows) + k * draft
-        return people * sum(rate**j for j in range(k + 1)) / seconds
-
-    best = max(range(MOST + 1), key=speed)
-    assert speed(max(chosen)) > 0.95 * speed(best), f"{max(chosen)} drafts a step; the fastest are {best}"
+    for step in range(limit):
+        if any(lengths.choose(names, [MOST] * people)):
+            return step
+        for name in names:
+            lengths.observe(name, 0, 0)
+    raise AssertionError("nothing is ever tried again: a text that has become easy is never found out")
 
 
-def test_lengths_are_tried_one_by_one():
-    made, chosen = Lengths(MOST), []
-    for _ in range(2 * (MOST + 1) * TRIES):
-        (k,) = made.choose(["a"], [MOST])
-        chosen.append(k)
-        made.stepped(1, k + 1, 1.0)
-        made.observe("a", k, k)
-    tries = [k for k in range(MOST) for _ in range(TRIES)]
-    assert chosen[: len(tries)] == tries, "none beyond the first that is not known; none is known by one try"
-    assert set(chosen[len(tries) :]) == {MOST}
-
-
-def test_a_crowd_tries_no_more_than_it_must():
-    made = Lengths(MOST)
-    names, chosen = [str(i) for i in range(32)], []
-    for _ in range(60):
-        k = made.choose(names, [MOST] * 32)[0]
-        chosen.append(k)
-        made.stepped(32, 32 * (k + 1), 1.0 + 0.9 * k)
-    assert max(chosen) == 1
-    assert chosen.count(1) == TRIES, "a first draft does not pay, so a second is not tried"
-
-
-def test_who_had_no_luck_gets_another_chance():
-    costs = {rows: 1 + 0.1 * rows for rows in FLAT}
-    made = lengths(costs, 0.05, a=0.01, b=0.9)
-    assert made.choose(["a"], [MOST]) == [0]
-    for _ in range(200):
-        made.observe("a", 0, 0)
-    assert max(made.choose(["a"], [MOST])) > 0, "without drafts its record goes back to what is usual"
-
-
-def test_what_was_measured_in_a_bad_moment_is_measured_again():
-    made = lengths({1: 1.0}, 0.0, a=0.9)
-    for rows in range(2, MOST + 2):  # somebody else had the machine
-        for _ in range(TRIES):
-            made.step.add(rows, 100.0)
-    assert made.choose(["a"], [MOST]) == [0]
-    tried = []
-    for _ in range(2000):
-        made.stepped(1, 1, 1.0)
-        tried += made.choose(["a"], [MOST])
-    assert max(tried) > 0, "what was not tried of late looks cheaper by and by"
-
-
-def test_what_fades_makes_no_smaller_size_cheaper():
-    made = lengths({1: 1.0, 2: 1.1, 3: 1.2}, 5.0, a=0.9)  # a draft's time was measured in a bad moment
-    assert made.choose(["a"], [MOST]) == [0]
-    for _ in range(1000):
-        made.stepped(1, 1, 1.0)
-    assert made.step.of(1) == 1.0, "what is tried all the time costs what it costs"
-    assert max(made.choose(["a"], [MOST])) > 0, "else nothing would ever be tried again"
-
-
-def test_who_finds_no_draft_is_asked_less():
-    costs = {rows: 1 + 0.1 * rows for rows in FLAT}
-    made = lengths(costs, 0.05, a=0.9)
-    assert max(made.choose(["a"], [MOST])) > 0
-    for _ in range(60):
-        made.found_nothing("a")
-    assert made.choose(["a"], [MOST]) == [0], "to look for drafts costs time, too"
-
-
-def test_nothing_is_kept_of_who_has_finished():
-    made = lengths(FLAT, 0.0, a=0.5)
-    made.on_finish(SimpleNamespace(id="a"))
-    assert not made._accepted
-
-
-def test_a_try_costs_more_in_a_crowd_so_it_is_made_less_often():
-    made = lengths({1: 1.0, 6: 100.0}, 1.0)
-    before = made.step.of(6), made.draft.of(1)
-    made.stepped(1, 1, 1.0)
-    alone = made.step.of(6)
-    made.stepped(32, 1, 1.0)
-    assert made.step.of(1) == 1.0, "what was tried just now does not fade"
-    assert before[0] - alone > 20 * (alone - made.step.of(6)) > 0
-    assert made.draft.of(1) < before[1], "the draft model, if it is not asked, looks cheaper, too"
-
-
-def test_fewer_rows_never_cost_more_than_more_rows_did():
-    made = Seconds()
-    assert made.of(3) == 0, "nothing is known: proposals look free"
-    made.add(4, 1.0)
-    made.add(4, 1.0)
-    assert made.of(4) == 0, "twice is not often enough: the first of a kind are slow"
-    assert not made.knows(4)
-    made.add(4, 1.0)
-    assert made.knows(4)
-    for _ in range(TRIES):
-        made.add(2, 5.0)
-    assert made.of(2) == 1.0, "what takes 4 rows a second takes 2 rows no longer"
-    assert made.of(1) == 0.0
-    for _ in range(TRIES):
-        made.add(6, 2.0)
-    assert made.of(8) == 3.0, "what is not known yet lies on the line: 1 at 4 rows, 2 at 6"
-
-
-def test_a_shorter_time_says_more_than_a_longer_one():
-    made = Seconds()
-    for _ in range(TRIES):
-        made.add(4, 1.0)
-    made.add(4, 20.0)
-    assert made.of(4) == pytest.approx(1.1), "somebody else had the machine for a moment"
-    for _ in range(40):
-        made.add(4, 2.0)
-    assert made.of(4) == 2.0, "but what stays so is believed"
-    made.add(4, 1.0)
-    assert made.of(4) == 1.5
-
-
-def test_what_is_tried_again_costs_what_it_costs():
-    made = Seconds()
-    for _ in range(TRIES):
-        made.add(4, 1.0)
-    made.fade(0.5)
-    assert made.of(4) == 0.5
-    made.add(4, 1.0)
-    assert made.of(4) == 1.0, "one try, and it is not faded any more"
-
-
-def test_sizes_are_exact_where_few_rows_matter():
-    assert [size_of(rows) for rows in (1, 2, 7, 8, 9, 10, 16, 17, 33, 64)] == [
-        1,
-        2,
-        7,
-        8,
-        10,
-        10,
-        16,
-        20,
-        40,
-        64,
-    ]
-
-
-def test_tokens_of_a_step_are_the_drafts_that_stand_and_one_more():
-    assert expected_tokens(0.5, 0) == 1
-    assert expected_tokens(0.5, 2) == 1 + 0.5 + 0.25
-    assert expected_tokens(1.0, 4) == 5
-    assert expected_tokens(0.0, 4) == 1
-
-
-def test_a_record_begins_with_what_is_usual():
-    made = Lengths(MOST)
-    for _ in range(300):
-        made.observe("a", 2, 0)
-    made.observe("new", 0, 0)
-    assert made._accepted["new"].value < 0.3, "a new request is expected to be like the others of late"
-    for _ in range(100):
-        made.observe("b", 3, 3)
-    assert made._accepted["b"].value > 0.9
-
-
-def test_what_is_behind_a_rejected_draft_says_nothing():
-    one, many = Lengths(MOST), Lengths(MOST)
-    one.observe("a", 1, 0)
-    many.observe("a", 5, 0)
-    assert one._accepted["a"].value == many._accepted["a"].value, (
-        "the first draft failed, the others were not judged"
+@pytest.mark.parametrize("people", [1, 4])
+def test_all_tries_together_cost_their_share(people):
+    costs = rows(lambda rows: 1 + 0.1 * rows, 0.1)
+    lengths = known(costs, **{str(i): 0.0 for i in range(people)})
+    lengths.proposing(0)
+    steps = steps_to_the_next_try(lengths, people)
+    chosen = lengths.choose([str(i) for i in range(people)], [MOST] * people)
+    assert sum(chosen) == 1, "where none pays, the cheapest is tried: one draft for one request"
+    plain = costs.seconds(people, 0)
+    assert steps == pytest.approx((0.1 + 0.1) / (module.SHARE * plain), abs=1.01), (
+        "a try is due when a share of the plain steps since the last one pays for it"
     )
 
 
-def test_nobody_decodes_and_nothing_is_chosen():
-    assert Lengths(MOST).choose([], []) == []
+def test_who_has_much_to_read_is_tried_less_often():
+    costs = Machine(lambda rows: 1 + 0.1 * rows, 0.1, read=0.05)
+    waits = []
+    for late in (0, 40):
+        lengths = known(costs, **{"0": 0.0})
+        lengths.proposing(late)
+        waits.append(steps_to_the_next_try(lengths, 1))
+    assert waits[1] - waits[0] == pytest.approx(40 * 0.05 / (module.SHARE * 1.1), abs=1.01), (
+        "what the last try had to read first is paid for, too"
+    )
+
+
+# 3. What is remembered.
+
+
+def test_a_record_begins_with_what_is_usual():
+    lengths = Lengths(MOST, FREE)
+    assert lengths.choose(["a"], [MOST]) == [MOST], "what was never tried looks good"
+    for _ in range(100):
+        lengths.observe("a", 2, 0)
+    lengths.observe("new", 0, 0)
+    assert lengths._rates["new"] < 0.1, "a new request is expected to be like the others of late"
+    for _ in range(100):
+        lengths.observe("b", 3, 3)
+    assert lengths._rates["b"] > 0.9
+
+
+def test_what_is_behind_a_rejected_draft_says_nothing():
+    one, many = Lengths(MOST, FREE), Lengths(MOST, FREE)
+    one.observe("a", 1, 0)
+    many.observe("a", 5, 0)
+    assert one._rates == many._rates, "the first draft failed, the others were not judged"
+
+
+def test_nothing_is_kept_of_who_has_left():
+    lengths = known(FREE, a=0.5, b=0.5)
+    lengths.retain({"b", "c"})
+    assert lengths.num_requests == 1
+    assert set(lengths._rates) == {"b"}
+
+
+# 4. What a step brings, and what it takes.
+
+
+def test_tokens_of_a_step_are_the_drafts_that_stand_and_one_more():
+    tokens = expected_tokens(np.array([0.5, 1.0, 0.0]), np.array([2, 4, 4]), 4)
+    assert tokens.tolist() == [[1, 1.5, 1.75, 1.75, 1.75], [1, 2, 3, 4, 5], [1, 1, 1, 1, 1]]
+
+
+def test_a_step_in_which_some_have_drafts_takes_what_these_take_and_what_the_others_add():
+    seconds = Lengths(MOST, rows(SOME.step, 0.1)).seconds(4)
+    for m in range(1, 5):
+        for k in range(1, MOST + 1):
+            assert seconds[m - 1, k] == pytest.approx(SOME.step(4 + m * k) + 0.1 * k)
+
+
+def test_but_no_less_than_as_many_drafts_of_all():
+    """Where a number of rows takes another form, what a few take alone says too little."""
+    cliff = MACHINES["many rows take another form"]
+    seconds = Lengths(MOST, cliff).seconds(4)
+    assert seconds[0, 4] >= cliff.seconds(4, 1), "four drafts of one are eight rows, as are one of each"
+
+
+# 5. On simulated machines: no clock, no luck but the texts'.
+
+
+@pytest.mark.parametrize("people", PEOPLE)
+@pytest.mark.parametrize("name", MACHINES)
+def test_it_is_nearly_as_fast_as_the_best_fixed_length(name, people):
+    """Of which nobody knows beforehand which it is. The promise is 0.9, and 0.95 of no drafts."""
+    best, k = best_fixed(MACHINES[name], people)
+    reached = speed(MACHINES[name], people, Lengths(MOST, MACHINES[name]))
+    assert reached > 0.9 * best, f"{reached:.2f} of plain steps' speed; with {k} drafts always {best:.2f}"
+    assert reached > 0.95, f"{reached:.2f} of the speed without drafts"
+
+
+def test_in_a_crowd_as_well():
+    for name, machine in (MACHINES | OTHERS).items():
+        reached = speed(machine, 16, Lengths(MOST, machine), 500)
+        assert reached > 0.95, f"{name}: {reached:.2f} of the speed without drafts"
+
+
+@pytest.mark.parametrize("people", PEOPLE)
+@pytest.mark.parametrize("name", OTHERS)
+def test_nor_is_it_slower_where_texts_differ_or_change(name, people):
+    reached = speed(OTHERS[name], people, Lengths(MOST, OTHERS[name]))
+    assert reached > 0.95, f"{reached:.2f} of the speed without drafts"
+    if len(OTHERS[name].stands) > 1 or OTHERS[name].later:
+        best, k = best_fixed(OTHERS[name], people)
+        assert reached > best, f"{reached:.2f}; one length for all, {k}, reaches {best:.2f}"
+
+
+@pytest.mark.parametrize(
+    ("constant", "value", "name", "people"),
+    [
+        ("SHARE", 0.0, "texts become easy", 1),
+        ("SHARE", 0.2, "to catch up is dear, and for nothing", 4),
+        ("WEIGHT", 0.2, "steps run ahead", 1),
+        ("WEIGHT", 0.01, "some requests are easy, some are not", 1),
+    ],
+)
+def test_each_constant_earns_its_place(monkeypatch, constant, value, name, people):
+    """Without tries, or with many; with a short memory, or a long one: somewhere more is lost."""
+    kept = speed(OTHERS[name], people, Lengths(MOST, OTHERS[name]))
+    monkeypatch.setattr(module, constant, value)
+    assert speed(OTHERS[name], people, Lengths(MOST, OTHERS[name])) < 0.95 * kept
+
+
+def test_a_table_that_is_given_decides_alike_every_time():
+    table = CostTable((1, 4), (0, MOST), ((1.0, 1.9), (1.2, 3.0)), 0.01)
+    once, again = (speed(SOME, 4, Lengths(MOST, table)) for _ in range(2))
+    assert once == again, "it reads no clock"

@@ -5,24 +5,31 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
+from engine.core.ahead import AheadEngine
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor, ModelForward
-from engine.llm_engine import LLMEngine
+from engine.execution.graphs import DecodeGraphs, GraphWay, steps
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.execution.scores import logprobs_of
+from engine.execution.verifying import num_rows, verifying_steps
+from engine.kernels.prompt_rows import prompts
+from engine.kernels.verify_attend import MOST_NEW
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scoring import ScoringExecutor
-from engine.speculation.ahead import AheadSpeculativeEngine, AheadSpeculativeExecutor, RememberingExecutor
-from engine.speculation.draft_model import DraftModel
-from engine.speculation.executor import SpeculativeExecutor
-from engine.speculation.graphs import RowsForward, num_rows
-from engine.speculation.paired import PairedCache
-from engine.speculation.verify import Verifier
-from tests.part13.test_on_a_gpu import MAX_LEN, PROMPTS, cache_for, full_precision  # noqa: F401
+from engine.scheduling.spoken import spoken_of
+from engine.speculation.capability import Speculation
+from engine.speculation.config import MOST_TOKENS
+from engine.speculation.draft_model import DraftModel, DraftSampler
+from engine.speculation.lengths import Lengths
+from engine.speculation.measuring import FREE, measure
+from engine.speculation.rejection_sampler import Proposals, RejectionSampler
+from tests.part06.fakes import assert_idle
+from tests.part13.test_on_a_gpu import MAX_LEN, PROMPTS, full_precision, memory_for  # noqa: F401
 from tests.part13.test_on_a_gpu import engine_of as plain_engine
 from tests.part13.test_on_a_gpu import told as told_by
 from tests.part16.mixed_steps import POLICIES, Policy, kinds_of
-from tests.part16.test_speculative_engine import Always
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,7 +44,7 @@ NAMED = SamplingParams(temperature=0.8, seed=5, top_p=0.9, max_tokens=30, ignore
 @pytest.fixture(autouse=True)
 def seeds_that_come_again(monkeypatch):
     """What the engine draws for who names none."""
-    monkeypatch.setattr("engine.llm_engine.new_seed", lambda params: params.seed or 5)
+    monkeypatch.setattr("engine.core.llm_engine.new_seed", lambda params: params.seed or 5)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -47,29 +54,41 @@ def models(request):
     ]
 
 
-def engine_of(tokenizer, models, how: str, policy: str | None = None, longest: int = MAX_LEN) -> LLMEngine:
-    """`how`: "captured", "uncaptured", or "eager": kernel by kernel, the models' own forward passes.
-    `policy`: when to propose; else steps run ahead.
-    """
+def runner_of(model, memory, how: str, longest: int, new: int, in_flight: int) -> ModelRunner:
+    """`how`: "captured", "uncaptured", or "eager": kernel by kernel, the model's own forward pass."""
+    last = LastTokens(ROWS, torch.device("cuda", 0))
+    if how == "eager":
+        return ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last=last)
+    V, width, rows = model.config.vocab_size, -(-longest // memory.block_size), num_rows(ROWS, new, 64)
+    options = {"capture": how == "captured", "in_flight": in_flight}
+    plain = DecodeGraphs(steps(model, memory, ROWS), last, V, ROWS, width, **options)
+    verifying = DecodeGraphs(verifying_steps(model, memory, rows), last, V, rows, width, **options)
+    assert bool(plain._graphs) == bool(verifying._graphs) == (how == "captured")
+    ways = [GraphWay(plain, V), GraphWay(verifying, V, most_new=MOST_NEW)]
+    return ModelRunner([*ways, EagerWay(model, memory, prompts(model), last.upload)], memory, last=last)
+
+
+def engine_of(
+    tokenizer, models, how: str, lengths: Lengths | None = None, longest: int = MAX_LEN, engine_class=None
+) -> LLMEngine:
+    """By default as many drafts as may be, and no step ahead; with a policy, steps run ahead as well."""
     target, draft = models
-    cache = PairedCache(cache_for(target), cache_for(draft))
-    forward, reading = ModelForward(target, cache.target), None
-    if how != "eager":
-        rows = num_rows(ROWS, DRAFTS + 1, 64), num_rows(ROWS, 2, 64)
-        forward = RowsForward(target, cache.target, rows[0], longest, how == "captured")
-        reading = RowsForward(draft, cache.draft, rows[1], longest, how == "captured", chains=True)
-        assert bool(forward.graphs._graphs) == bool(reading.graphs._graphs) == (how == "captured")
-    proposer = DraftModel(draft, cache, reading)
-    scheduler = ContinuousScheduler(cache, ROWS, 64)
-    options = {"supports": SUPPORTS, "max_model_len": longest}
-    if policy is None:
-        inner = ScoringExecutor(forward, tokenizer, Verifier(proposer.probs))
-        executor = SpeculativeExecutor(inner, cache, proposer, Always(DRAFTS))
-        return LLMEngine(tokenizer, target.config, scheduler, executor, **options)
-    verifier = Verifier(proposer.probs, forward.choose)
-    inner = RememberingExecutor(forward, tokenizer, forward.last, sampler=verifier)
-    executor = AheadSpeculativeExecutor(inner, cache, proposer, Policy(POLICIES[policy], DRAFTS))
-    return AheadSpeculativeEngine(tokenizer, target.config, scheduler, executor, **options)
+    memory, second, proposals = memory_for(target), memory_for(draft), Proposals()
+    runner = runner_of(target, memory, how, longest, DRAFTS + 1, in_flight=2)
+    reader = runner_of(draft, second, how, longest, 2, in_flight=MOST_TOKENS + 1)
+    runner.select, reader.select = RejectionSampler(proposals, runner.select), DraftSampler(proposals)
+    runner.scores = [*logprobs_of(tokenizer, target.logits)]
+    runner.before.append(lambda batch: second.apply(batch.copies))
+    scheduler = ContinuousScheduler(memory.plan(), ROWS, 64, spoken_of=spoken_of)
+    proposer = DraftModel(reader, scheduler.cache, proposals, draft.config.max_positions)
+    speculation = Speculation(proposer, scheduler, lengths or Lengths(DRAFTS, FREE))
+    engine = (engine_class or (AheadEngine if lengths else LLMEngine))(
+        tokenizer, target.config, scheduler, runner, supports=SUPPORTS, max_model_len=longest,
+        capabilities=[speculation],
+    )  # fmt: skip
+    if isinstance(lengths, Policy):
+        engine.listeners.add(lengths)
+    return engine
 
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN, NAMED], ids=["greedy", "drawn", "a seed named"])
@@ -79,7 +98,7 @@ def test_recorded_passes_give_the_tokens_of_passes_that_are_not(tokenizer, model
     for count in (9, 1, 3, 2, 9):
         got = told_by(captured, count, params)
         assert got == told_by(uncaptured, count, params), f"{count} sequences"
-    tally = captured.executor.tally
+    tally = captured.capabilities[0].tally
     assert 0 < tally.accepted < tally.proposed, "drafts that stand, and drafts that do not"
 
 
@@ -111,10 +130,13 @@ def test_one_ahead_and_with_drafts_by_turns_the_tokens_are_the_targets_own(token
         pytest.skip("in 16 bits, rounding turns close races")
     target = models[0]
     for count in (1, 3, 9):
-        cache = cache_for(target)
-        executor, scheduler = Executor(ModelForward(target, cache)), ContinuousScheduler(cache, ROWS, 64)
-        plain = LLMEngine(tokenizer, target.config, scheduler, executor, max_model_len=LONGEST)
-        engine = engine_of(tokenizer, models, "captured", policy, LONGEST)
+        memory = memory_for(target)
+        runner, scheduler = (
+            ModelRunner([EagerWay(target, memory)], memory),
+            ContinuousScheduler(memory.plan(), ROWS, 64),
+        )
+        plain = LLMEngine(tokenizer, target.config, scheduler, runner, max_model_len=LONGEST)
+        engine = engine_of(tokenizer, models, "captured", Policy(POLICIES[policy], DRAFTS), LONGEST)
         kinds = kinds_of(engine)
         assert told_by(engine, count, params) == told_by(plain, count, params), f"{count} sequences"
         assert ("ahead" in kinds, "drafts" in kinds) == (policy != "always", policy != "never")
@@ -122,17 +144,17 @@ def test_one_ahead_and_with_drafts_by_turns_the_tokens_are_the_targets_own(token
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_the_host_never_waits_before_a_step_ahead_is_launched(tokenizer, models, params):
-    engine = engine_of(tokenizer, models, "captured", "never")
+    engine = engine_of(tokenizer, models, "captured", Policy(POLICIES["never"], DRAFTS))
     launch = engine.launch
 
     def launching():
         torch.cuda.set_sync_debug_mode("error")
         try:
-            flight = launch()
+            step = launch()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        assert flight is None or hasattr(flight.pending, "batch"), flight.pending
-        return flight
+        assert step is None or step.error is None, step.error
+        return step
 
     engine.launch = launching
     told_by(engine, 5, params)
@@ -146,10 +168,11 @@ def test_penalties_stops_and_scores_beside_drafts(tokenizer, models):
         SamplingParams(temperature=0.9, seed=3, n=2, max_tokens=12),
     ]
 
-    def all_of(*how: str) -> dict:
-        engine = engine_of(tokenizer, models, *how)
-        for prompt, own in zip(PROMPTS, params, strict=False):
-            engine.add_request(prompt, prompt, own)
+    def all_of(how: str, policy: str | None = None) -> dict:
+        lengths = policy and Policy(POLICIES[policy], DRAFTS)
+        engine = engine_of(tokenizer, models, how, lengths)
+        for prompt, asked in zip(PROMPTS, params, strict=False):
+            engine.add_request(prompt, prompt, asked)
         ended = {}
         while engine.has_unfinished_requests():
             ended |= {out.request_id: out for out in engine.step() if out.finished}
@@ -159,3 +182,13 @@ def test_penalties_stops_and_scores_beside_drafts(tokenizer, models):
     assert all_of("captured") == all_of("uncaptured")
     for policy in POLICIES:
         assert all_of("captured", policy) == all_of("uncaptured", policy)
+
+
+@pytest.mark.parametrize("engine_class", [LLMEngine, AheadEngine])
+def test_what_steps_cost_is_measured(tokenizer, models, engine_class):
+    """By an engine as it will run, in its graphs: no step costs nothing, and nobody is left in it."""
+    engine = engine_of(tokenizer, models, "captured", engine_class=engine_class)
+    table = measure(engine, engine.capabilities[0], ROWS)
+    assert (table.sequences[0], table.sequences[-1], table.drafts) == (1, ROWS, (0, 1, 2, DRAFTS))
+    assert all(1e-5 < seconds < 1 for row in table.steps for seconds in row), table
+    assert_idle(engine)

@@ -1,44 +1,28 @@
 """Steps ahead and steps with drafts by turns, with real models: the target's own text and scores."""
 
 import pytest
-import torch
 
-from engine.ahead import AheadForward, LastTokens
-from engine.decoding.logprobs import SUPPORTS
+from engine.core.ahead import AheadEngine
 from engine.decoding.params import SamplingParams
-from engine.llm_engine import LLMEngine
-from engine.scheduling.continuous import ContinuousScheduler
-from engine.speculation.ahead import AheadSpeculativeEngine, AheadSpeculativeExecutor, RememberingExecutor
-from engine.speculation.verify import Verifier
 from tests.part16.mixed_steps import POLICIES, Policy, kinds_of
 from tests.part16.test_speculative_engine import (
     GREEDY,
     PROMPTS,
     Preemptions,
-    cache_of,
     expected,  # noqa: F401
     make,
     models,  # noqa: F401
     plain_words,
-    proposing,
     tokenizer,  # noqa: F401
     told,
 )
 
 
-def mixing(models, tokenizer, how: str, policy: str, kind="pages", budget=64) -> LLMEngine:  # noqa: F811
-    target, draft = models
-    cache, last = cache_of(target.config, kind), LastTokens(4, torch.device("cpu"))
-    forward = AheadForward(target, cache, last)
-    cache, proposer = proposing(how, cache, draft, kind)
-    verifier = Verifier(getattr(proposer, "probs", {}))
-    inner = RememberingExecutor(forward, tokenizer, last, sampler=verifier)
-    executor = AheadSpeculativeExecutor(inner, cache, proposer, Policy(POLICIES[policy]))
-    scheduler = ContinuousScheduler(cache, 4, budget)
-    longest = 256 if kind == "slots" else 96
-    return AheadSpeculativeEngine(
-        tokenizer, target.config, scheduler, executor, supports=SUPPORTS, max_model_len=longest
-    )
+def mixing(models, tokenizer, how: str, policy: str, kind="pages", budget=64) -> AheadEngine:  # noqa: F811
+    lengths = Policy(POLICIES[policy])
+    engine = make(models, tokenizer, how, kind, budget, lengths, engine_class=AheadEngine)
+    engine.listeners.add(lengths)
+    return engine
 
 
 @pytest.mark.parametrize("policy", POLICIES)

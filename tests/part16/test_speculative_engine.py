@@ -2,25 +2,27 @@
 
 import pytest
 
-from engine.cache.paged import PagedCache
-from engine.cache.slots import SlotCache
+from engine.cache.memory import PageMemory
+from engine.cache.slots import SlotMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.params import SamplingParams
-from engine.executor import ModelForward
-from engine.listeners import Listener
-from engine.llm_engine import LLMEngine
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.execution.scores import logprobs_of
 from engine.models.loader import load_model
+from engine.requests.listeners import Listener
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.fifo import FIFOScheduler
+from engine.scheduling.spoken import spoken_of
 from engine.scheduling.static import StaticScheduler
-from engine.scoring import ScoringExecutor
-from engine.speculation.draft_model import DraftModel
-from engine.speculation.executor import Lookup, SpeculativeExecutor
+from engine.speculation.capability import NgramProposer, Speculation
+from engine.speculation.draft_model import DraftModel, DraftSampler
 from engine.speculation.lengths import Lengths
+from engine.speculation.measuring import FREE
 from engine.speculation.ngram import lookup
-from engine.speculation.paired import PairedCache
-from engine.speculation.verify import Verifier
-from engine.tokenizer import Tokenizer
+from engine.speculation.rejection_sampler import Proposals, RejectionSampler
+from engine.text.tokenizer import Tokenizer
 
 PROMPTS = [
     "Once upon a time",
@@ -43,67 +45,57 @@ def tokenizer():
     return Tokenizer.from_pretrained("storyteller")
 
 
-class Always(Lengths):
-    """So many, whatever it costs: timings must not decide what a test sees."""
-
-    def asks(self, people):
-        return True
-
-    def choose(self, request_ids, caps):
-        return [min(self.most, cap) for cap in caps]
-
-
-def cache_of(config, kind: str):
+def memory_of(config, kind: str) -> SlotMemory | PageMemory:
     if kind == "slots":
-        return SlotCache(config, 4, 256)
-    if kind == "pages":
-        return PagedCache(config, 128, 8)
-    return PagedCache(
-        config, {"few pages": 12, "just enough": JUST_ENOUGH}[kind], 8, enable_prefix_caching=False
-    )
+        return SlotMemory(config, 4, 256)
+    return PageMemory(config, {"pages": 128, "few pages": 12, "just enough": JUST_ENOUGH}[kind], 8)
 
 
 SCHEDULERS = {
-    "continuous": lambda cache, budget: ContinuousScheduler(cache, 4, budget),
-    "static": lambda cache, budget: StaticScheduler(cache, 4),
-    "fifo": lambda cache, budget: FIFOScheduler(cache),
+    "continuous": lambda plan, budget: ContinuousScheduler(plan, 4, budget, spoken_of=spoken_of),
+    "static": lambda plan, budget: StaticScheduler(plan, 4, spoken_of=spoken_of),
+    "fifo": lambda plan, budget: FIFOScheduler(plan, spoken_of=spoken_of),
 }
 
 
-def proposing(how: str, cache, draft, kind: str) -> tuple:
-    """The cache with what the proposer wants beside it, and the proposer."""
-    if how == "lookup":
-        return cache, Lookup(lookup)
-    cache = PairedCache(cache, cache_of(draft.config, kind))
-    return cache, DraftModel(draft, cache)
+def runner_of(model, memory) -> ModelRunner:
+    last = LastTokens(4, next(model.parameters()).device)
+    return ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last=last)
 
 
 def make(
-    models, tokenizer, how: str, kind="pages", budget: int = 64, most: int = 4, scheduler="continuous"
-) -> LLMEngine:
+    models, tokenizer, how: str, kind="pages", budget: int = 64, lengths: Lengths | None = None,
+    scheduler="continuous", engine_class=LLMEngine,
+) -> LLMEngine:  # fmt: skip
+    """`how`: "plain" proposes nothing, "lookup" and "model" do; by default as much as may be, whatever it
+    costs.
+    """
     target, draft = models
-    cache = cache_of(target.config, kind)
-    if how == "plain":
-        executor = ScoringExecutor(ModelForward(target, cache), tokenizer)
-    else:
-        cache, proposer = proposing(how, cache, draft, kind)
-        verifier = Verifier(getattr(proposer, "probs", {}))
-        inner = ScoringExecutor(ModelForward(target, cache), tokenizer, verifier)
-        executor = SpeculativeExecutor(inner, cache, proposer, Always(most))
-    return LLMEngine(
-        tokenizer,
-        target.config,
-        SCHEDULERS[scheduler](cache, budget),
-        executor,
-        supports=SUPPORTS | {"priority"},
-        max_model_len=256 if kind == "slots" else 96,
-    )
+    memory, proposals = memory_of(target.config, kind), Proposals()
+    caching = {} if kind == "slots" else {"enable_prefix_caching": kind == "pages"}
+    plan, runner = memory.plan(**caching), runner_of(target, memory)
+    runner.scores = [*logprobs_of(tokenizer, target.logits)]
+    queues, capabilities = SCHEDULERS[scheduler](plan, budget), []
+    if how != "plain":
+        runner.select = RejectionSampler(proposals)
+        proposer = NgramProposer(lookup)
+        if how == "model":
+            second = memory_of(draft.config, kind)
+            runner.before.append(lambda batch: second.apply(batch.copies))
+            reader = runner_of(draft, second)
+            reader.select = DraftSampler(proposals)
+            proposer = DraftModel(reader, plan, proposals, draft.config.max_positions)
+        capabilities.append(Speculation(proposer, queues, lengths or Lengths(4, FREE)))
+    return engine_class(
+        tokenizer, target.config, queues, runner, supports=SUPPORTS | {"priority"},
+        max_model_len=256 if kind == "slots" else 96, capabilities=capabilities,
+    )  # fmt: skip
 
 
 def told(engine: LLMEngine, params: list[SamplingParams]) -> tuple[list, int]:
     """What each prompt's request ends with, and how many steps it took."""
-    for i, (prompt, own) in enumerate(zip(PROMPTS, params, strict=True)):
-        engine.add_request(str(i), prompt, own)
+    for i, (prompt, asked) in enumerate(zip(PROMPTS, params, strict=True)):
+        engine.add_request(str(i), prompt, asked)
     ended, steps = {}, 0
     while engine.has_unfinished_requests():
         steps += 1
@@ -180,16 +172,17 @@ def test_the_last_token_that_fits_is_not_passed(models, tokenizer):
 
 @pytest.mark.parametrize(("how", "most"), [("model", 1), ("model", 4), ("lookup", 4)])
 def test_sampled_text_is_the_same_for_a_seed_with_however_many_drafts(models, tokenizer, how, most):
-    """How many pay depends on time, so the text must not depend on them: it is that of no drafts."""
+    """How many pay depends on the machine, so the text must not depend on them: it is that of no drafts."""
     wishes = [
         SamplingParams(temperature=0.8, max_tokens=20, seed=i, top_p=0.9, frequency_penalty=-0.3 * i)
         for i in range(len(PROMPTS))
     ]
     plain, _ = told(make(models, tokenizer, "plain"), wishes)
-    engine = make(models, tokenizer, how, "few pages", most=most)
+    engine = make(models, tokenizer, how, "few pages", lengths=Lengths(most, FREE))
     outputs, _ = told(engine, wishes)
     assert plain_words(outputs) == plain_words(plain)
-    assert 0 < engine.executor.tally.accepted < engine.executor.tally.proposed
+    tally = engine.capabilities[0].tally
+    assert 0 < tally.accepted < tally.proposed
 
 
 def test_sampled_text_has_a_seed_of_its_own_where_none_is_named(models, tokenizer, monkeypatch):
@@ -197,7 +190,7 @@ def test_sampled_text_has_a_seed_of_its_own_where_none_is_named(models, tokenize
     wishes = [SamplingParams(temperature=0.8, max_tokens=20, top_p=0.9)] * len(PROMPTS)
     texts = []
     for seed in (1, 1, 2):
-        monkeypatch.setattr("engine.llm_engine.new_seed", lambda params, seed=seed: seed)
+        monkeypatch.setattr("engine.core.llm_engine.new_seed", lambda params, seed=seed: seed)
         outputs, _ = told(make(models, tokenizer, "model"), wishes)
         texts.append(plain_words(outputs))
     assert texts[0] == texts[1] != texts[2]

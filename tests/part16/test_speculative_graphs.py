@@ -7,33 +7,37 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
-from engine.cache.paged import PagedCache
+from engine.cache.memory import PageMemory
+from engine.core.ahead import AheadEngine
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState
-from engine.executor import ModelForward
-from engine.graphs import GraphForward, ModelStep
-from engine.graphs import steps as plain_steps
+from engine.execution.graphs import DecodeGraphs, GraphWay, ModelStep
+from engine.execution.graphs import steps as plain_steps
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.execution.scores import logprobs_of
+from engine.execution.verifying import VerifyRows, num_rows, verifying_steps
 from engine.kernels.single_row import SingleRow
 from engine.kernels.verify_attend import MOST_NEW
-from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
+from engine.requests.batch import Batch
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.scheduler import take
-from engine.scoring import ScoringExecutor
-from engine.speculation.ahead import AheadSpeculativeEngine, AheadSpeculativeExecutor, RememberingExecutor
-from engine.speculation.draft_model import DraftModel
-from engine.speculation.executor import SpeculativeExecutor
-from engine.speculation.graphs import PassGraphs, RowsForward, VerifyRows, num_rows, steps
-from engine.speculation.paired import PairedCache
-from engine.speculation.verify import Verifier
+from engine.scheduling.scheduler import Queues
+from engine.scheduling.spoken import spoken_of
+from engine.speculation.capability import Speculation
+from engine.speculation.draft_model import DraftModel, DraftSampler
+from engine.speculation.lengths import Lengths
+from engine.speculation.measuring import FREE
+from engine.speculation.rejection_sampler import Proposals, RejectionSampler
 from tests.part01.reference import random_gpt2, save
 from tests.part06.fakes import TOKENIZER, assert_idle, run_to_end
 from tests.part12.pages import sequence
 from tests.part13.test_many_rows import TOLERANCE
 from tests.part13.test_paged_attention import DEVICE
 from tests.part16.mixed_steps import POLICIES, Policy, kinds_of
-from tests.part16.test_speculative_engine import Always, Preemptions
+from tests.part16.test_speculative_engine import Preemptions
 
 VOCAB, P, MAX_LEN, ROWS = 50, 4, 40, 8
 LENGTH = 20  # of an engine's texts, at most
@@ -59,18 +63,25 @@ def prompt(name: str, length: int) -> list[int]:
     return [(ord(name) * 7 + 3 * i) % VOCAB for i in range(length)]
 
 
-def in_rows(model, cache, rows):
-    """As `steps`, but one row alone as well: its own way is Part 13's, and slow in the interpreter."""
-    many = VerifyRows(model, list(cache.keys), list(cache.values), rows)
+def in_rows(model, memory, rows):
+    """As `verifying_steps`, but one row alone as well: its own way is Part 13's, and slow in the
+    interpreter.
+    """
+    many = VerifyRows(model, list(memory.keys), list(memory.values), rows)
     return lambda _: many
 
 
-def rows_forward(model, cache, make_steps=steps, rows: int = ROWS, **options) -> RowsForward:
-    return RowsForward(model, cache, rows, MAX_LEN, capture=False, make_steps=make_steps, **options)
+def graph_way(model, memory, last, make_steps=verifying_steps, rows: int = ROWS, most_new=MOST_NEW):
+    step, width = make_steps(model, memory, rows), -(-MAX_LEN // P)
+    return GraphWay(DecodeGraphs(step, last, VOCAB, rows, width, capture=False), VOCAB, most_new)
 
 
-def cache_of(model, blocks: int = 40, **kernels) -> PagedCache:
-    return PagedCache(model.config, blocks, P, DEVICE, enable_prefix_caching=False, **kernels)
+def memory_of(model, blocks: int = 40) -> PageMemory:
+    return PageMemory(model.config, blocks, P, DEVICE)
+
+
+def last_of(rows: int = ROWS) -> LastTokens:
+    return LastTokens(rows, torch.device(DEVICE))
 
 
 # Each pass: name -> its new tokens (those of the prompt are there), and how many behind them are drafts.
@@ -83,19 +94,35 @@ PASSES = [
 ]
 
 
-def plain_passes(forward: RowsForward) -> list[int]:
-    """The tokens of each pass from now on that is computed by the graphs for plain ones."""
-    seen, graphs = [], forward.plain
+def record(plan, *work) -> Batch:
+    """Of the step of these (request, new tokens)."""
+    for request, n in work:
+        assert plan.reserve(request, request.num_computed_tokens + n)
+    return Queues(plan).take(work).batch
 
-    class Seen:
-        sizes = graphs.sizes
 
-        def __call__(self, batch, cache):
-            seen.append(batch.num_tokens)
-            return graphs(batch, cache)
-
-    forward.plain = Seen()
-    return seen
+def played(model, memory: PageMemory, ways: list) -> tuple[list[torch.Tensor], list[int]]:
+    """The logits of PASSES, each by the first way that fits; and which way that was."""
+    plan = memory.plan(enable_prefix_caching=False)
+    requests = {name: sequence(name, prompt(name, n)) for name, n in {"a": 5, "b": 3, "c": 6}.items()}
+    for request in requests.values():
+        request.num_computed_tokens = plan.begin(request)
+    logits, taken = [], []
+    for play in PASSES:
+        for name, new in play.items():
+            if isinstance(new, tuple):
+                requests[name].token_ids.append(new[0])
+                requests[name].draft_ids = list(new[1:])
+        work = [(requests[name], requests[name].num_tokens_to_compute) for name in play]
+        batch = record(plan, *work)
+        taken.append(next(i for i, way in enumerate(ways) if way.fits(batch)))
+        with torch.inference_mode():
+            logits.append(ways[taken[-1]](batch).values.clone())
+        for request, _ in work:  # the first draft stands, the others do not
+            request.token_ids += request.draft_ids[:1]
+            request.draft_ids = []
+            request.num_computed_tokens = len(request.token_ids)
+    return logits, taken
 
 
 @pytest.mark.parametrize(
@@ -103,59 +130,37 @@ def plain_passes(forward: RowsForward) -> list[int]:
 )
 def test_every_pass_gives_the_logits_of_the_models_forward_pass(name, plain_rows, request):
     model = request.getfixturevalue(name)
-    caches = cache_of(model), cache_of(model)
-    plain = {"make_plain": plain_steps, "plain_rows": plain_rows} if plain_rows else {}
-    mine = rows_forward(model, caches[0], in_rows if name == "model" else steps, **plain)
-    seen = plain_passes(mine) if plain else []
-    both = [(caches[0], mine), (caches[1], ModelForward(model, caches[1]))]
-    prompts = {"a": 5, "b": 3, "c": 6}
-    found = []
-    for cache, forward in both:
-        found.append([])
-        requests = {x: sequence(x, prompt(x, n)) for x, n in prompts.items()}
-        for one in requests.values():
-            one.num_computed_tokens = cache.begin(one)
-        for play in PASSES:
-            work = []
-            for x, new in play.items():
-                one = requests[x]
-                if isinstance(new, tuple):
-                    one.token_ids.append(new[0])
-                    one.draft_ids = list(new[1:])
-                n = one.num_tokens_to_compute
-                assert cache.reserve(one, one.num_computed_tokens + n)
-                work.append((one, n))
-            found[-1].append(forward(take(work)).clone())
-            for one, _ in work:  # the first draft stands, the others do not
-                one.token_ids += one.draft_ids[:1]
-                one.draft_ids = []
-                one.num_computed_tokens = len(one.token_ids)
-    for i, (got, want) in enumerate(zip(*found, strict=True)):
+    memory, last = memory_of(model), last_of()
+    eager, make = EagerWay(model, memory, upload=last.upload), in_rows if name == "model" else verifying_steps
+    ways = [graph_way(model, memory, last, make), eager]
+    if plain_rows:
+        ways.insert(0, graph_way(model, memory, last, plain_steps, plain_rows, most_new=1))
+    found, taken = played(model, memory, ways)
+    other = memory_of(model)
+    wanted, _ = played(model, other, [EagerWay(model, other)])
+    for i, (got, want) in enumerate(zip(found, wanted, strict=True)):
         assert got.shape == want.shape, f"pass {i}: a row for each token whose successor is wanted"
         assert torch.allclose(got, want, atol=TOLERANCE), f"pass {i}: rows see the rows above"
-    assert seen == [2] * (plain_rows > 1), "the last pass has one new token of each; others are as small"
-
-
-def one_pass(model, tokens: int, rows: int) -> RowsForward:
-    """A pass of so many tokens of one prompt, which no graph may take."""
-    cache = cache_of(model)
-    forward = rows_forward(model, cache, rows=rows)
-    one = sequence("a", [i % VOCAB for i in range(tokens)])
-    one.num_computed_tokens = cache.begin(one)
-    assert cache.reserve(one, tokens)
-    forward.graphs.__class__ = type("Refusing", (type(forward.graphs),), {"__call__": None})
-    return forward(take([(one, tokens)]))
+    rows = len(ways) - 2
+    plain = 0 if plain_rows > 1 else rows
+    assert taken == [rows, rows + 1, rows, rows, plain], "more rows than there are go the usual way"
 
 
 def test_long_passes_go_the_usual_way(relu_model):
-    assert len(one_pass(relu_model, ROWS + 1, ROWS)) == 1, "more tokens than the largest graph has rows"
-    assert len(one_pass(relu_model, MOST_NEW + 1, 64)) == 1, "more of one sequence than see one another"
+    memory = memory_of(relu_model)
+    for tokens, rows, fits in ((ROWS, ROWS, True), (ROWS + 1, ROWS, False), (MOST_NEW + 1, 64, False)):
+        request, plan = sequence("a", [i % VOCAB for i in range(tokens)]), memory.plan()
+        request.num_computed_tokens = plan.begin(request)
+        way = graph_way(relu_model, memory, last_of(rows), rows=rows)
+        assert way.fits(record(plan, (request, tokens))) == fits, (
+            "no more tokens than the largest graph has rows, nor more of one sequence than see one another"
+        )
 
 
 def test_a_pass_is_computed_by_the_fastest_way_that_fits_the_model(model, relu_model):
-    make = steps(model, cache_of(model), 4)
+    make = verifying_steps(model, memory_of(model), 4)
     assert [type(make(rows)) for rows in (1, 2, 4)] == [SingleRow, VerifyRows, VerifyRows]
-    make = steps(relu_model, cache_of(relu_model), 4)
+    make = verifying_steps(relu_model, memory_of(relu_model), 4)
     assert [type(make(rows)) for rows in (1, 4)] == [ModelStep, ModelStep]
 
 
@@ -181,38 +186,40 @@ def draft(model, tmp_path_factory):
     return made_
 
 
-def engine_of(model, draft, how: str, blocks: int = 40, max_model_len: int = LENGTH) -> LLMEngine:
-    """`how`: "plain" proposes nothing; "eager" and "graphs" do."""
-    if how == "plain":
-        cache = cache_of(model, blocks)
-        executor = ScoringExecutor(ModelForward(model, cache), TOKENIZER)
-    else:
-        cache = PairedCache(cache_of(model, blocks), cache_of(draft, blocks))
-        forward, reading = ModelForward(model, cache.target), None
-        if how == "graphs":
-            forward = rows_forward(model, cache.target, in_rows)
-            reading = rows_forward(draft, cache.draft, in_rows, chains=True)
-        proposer = DraftModel(draft, cache, reading)
-        inner = ScoringExecutor(forward, TOKENIZER, Verifier(proposer.probs))
-        executor = SpeculativeExecutor(inner, cache, proposer, Always(2))
-    scheduler = ContinuousScheduler(cache, 3, 9)
-    return LLMEngine(
-        TOKENIZER, model.config, scheduler, executor, supports=SUPPORTS, max_model_len=max_model_len
-    )
+def runner_of(model, memory, how: str, make_steps=in_rows) -> ModelRunner:
+    """`how`: "graphs" computes passes of few rows over fixed buffers."""
+    last = last_of()
+    ways = [EagerWay(model, memory, upload=last.upload)]
+    if how == "graphs":
+        ways.insert(0, graph_way(model, memory, last, make_steps))
+    return ModelRunner(ways, memory, last=last)
 
 
-def ahead_of(model, draft, policy: str) -> AheadSpeculativeEngine:
-    """Steps ahead, and drafts when `policy` says so, in the steps that graphs would record."""
-    cache = PairedCache(cache_of(model), cache_of(draft))
-    forward = rows_forward(model, cache.target)
-    proposer = DraftModel(draft, cache, rows_forward(draft, cache.draft, chains=True))
-    verifier = Verifier(proposer.probs, forward.choose)
-    inner = RememberingExecutor(forward, TOKENIZER, forward.last, sampler=verifier)
-    executor = AheadSpeculativeExecutor(inner, cache, proposer, Policy(POLICIES[policy], 2))
-    scheduler = ContinuousScheduler(cache, 3, 9)
-    return AheadSpeculativeEngine(
-        TOKENIZER, model.config, scheduler, executor, supports=SUPPORTS, max_model_len=MAX_LEN
-    )
+def engine_of(
+    model, draft, how: str, blocks: int = 40, max_model_len: int = LENGTH, lengths: Lengths | None = None,
+    make_steps=in_rows,
+) -> LLMEngine:  # fmt: skip
+    """`how`: "plain" proposes nothing; "eager" and "graphs" do. With a policy, steps run ahead as well."""
+    memory, second, proposals = memory_of(model, blocks), memory_of(draft, blocks), Proposals()
+    plan = memory.plan(enable_prefix_caching=False)
+    runner, capabilities = runner_of(model, memory, how, make_steps), []
+    runner.scores = [*logprobs_of(TOKENIZER, model.logits)]
+    scheduler = ContinuousScheduler(plan, 3, 9, spoken_of=spoken_of)
+    if how != "plain":
+        runner.select = RejectionSampler(proposals)
+        runner.before.append(lambda batch: second.apply(batch.copies))
+        reader = runner_of(draft, second, how, make_steps)
+        reader.select = DraftSampler(proposals)
+        proposer = DraftModel(reader, plan, proposals, draft.config.max_positions)
+        capabilities.append(Speculation(proposer, scheduler, lengths or Lengths(2, FREE)))
+    engine_class = AheadEngine if lengths else LLMEngine
+    engine = engine_class(
+        TOKENIZER, model.config, scheduler, runner, supports=SUPPORTS, max_model_len=max_model_len,
+        capabilities=capabilities,
+    )  # fmt: skip
+    if lengths:
+        engine.listeners.add(lengths)
+    return engine
 
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -235,7 +242,7 @@ def test_greedy_text_is_the_targets_own(model, draft):
     engine = engine_of(model, draft, "graphs", blocks=LENGTH // P)
     engine.listeners.add(preemptions := Preemptions())
     assert told(engine, [GREEDY] * 3) == want
-    tally = engine.executor.tally
+    tally = engine.capabilities[0].tally
     assert 0 < tally.accepted < tally.proposed, "drafts that stand, and drafts that do not"
     assert preemptions.count > 0
 
@@ -249,46 +256,46 @@ def test_one_ahead_a_row_that_goes_on_finds_its_new_block(relu_model, policy):
     params = [long, SamplingParams(temperature=0.8, seed=3, max_tokens=19, ignore_eos=True), long]
     plain = engine_of(relu_model, relu_model, "plain", max_model_len=MAX_LEN)
     want = told(plain, params)
-    engine = ahead_of(relu_model, relu_model, policy)
+    lengths = Policy(POLICIES[policy], 2)
+    engine = engine_of(
+        relu_model, relu_model, "graphs", max_model_len=MAX_LEN, lengths=lengths, make_steps=verifying_steps
+    )
     kinds = kinds_of(engine)
     assert told(engine, params) == want
     assert ("ahead" in kinds, "drafts" in kinds) == (policy != "always", policy != "never")
-    chosen = engine.executor.inner.forward.choose
-    assert chosen.__func__ is GraphForward.choose, "the graph's own choice is taken where it can be"
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["", "a seed named"])
 def test_drawn_text_is_that_of_passes_without_graphs(model, draft, named, monkeypatch):
-    monkeypatch.setattr("engine.llm_engine.new_seed", lambda params: params.seed or 5)
+    monkeypatch.setattr("engine.core.llm_engine.new_seed", lambda params: params.seed or 5)
     params = [DRAWN(seed=i if named else None) for i in range(3)]
     want = told(engine_of(model, draft, "eager"), params)
     assert told(engine_of(model, draft, "graphs"), params) == want
 
 
 @pytest.mark.parametrize(
-    ("params", "again"),
-    [({"temperature": 0}, [2, 1, 1]), ({"temperature": 0.9}, [2, 1, 1]), ({"presence_penalty": 0.5}, [])],
+    "params",
+    [{"temperature": 0}, {"temperature": 0.9}, {"presence_penalty": 0.5}],
     ids=["greedy", "drawn", "penalties are counted on the host"],
 )
-def test_proposals_are_those_of_passes_that_the_host_waits_for(relu_model, monkeypatch, params, again):
+def test_proposals_are_those_of_passes_without_graphs(relu_model, params):
     """Two go on with one token each, over blocks' ends, until only one is left; then that one goes on."""
-    calls = []
-    monkeypatch.setattr(
-        PassGraphs, "again", lambda self, rows, run=PassGraphs.again: calls.append(rows) or run(self, rows)
-    )
     found = []
     for how in ("graphs", "eager"):
-        cache = PairedCache(cache_of(relu_model), cache_of(relu_model))
-        reading = rows_forward(relu_model, cache.draft, chains=True) if how == "graphs" else None
-        proposer, texts = DraftModel(relu_model, cache, reading), []
+        memory, proposals = memory_of(relu_model), Proposals()
+        plan, texts = memory.plan(), []
+        reader = runner_of(relu_model, memory, how, verifying_steps)
+        reader.select = DraftSampler(proposals)
+        proposer = DraftModel(reader, plan, proposals, MAX_LEN)
         for name, n in {"a": 3, "b": 2}.items():
-            one = sequence(name, prompt(name, n))
+            request = sequence(name, prompt(name, n))
             settings = SamplingParams(**{"temperature": 0} | params)
-            one.params, one.sampling = settings, SamplingState(settings, one.token_ids, [], 7)
-            cache.begin(one)
-            assert cache.reserve(one, n + 6)
-            texts.append((one, one.token_ids))
-        made_ = proposer.propose(texts, [6, 3])
-        found.append((made_, dict(cache.read), dict(cache.guessed), sorted(proposer.probs)))
+            request.params = settings
+            request.sampling = SamplingState(settings, request.token_ids, [], 7)
+            plan.begin(request)
+            assert plan.reserve(request, n + 6)
+            texts.append((request, request.token_ids))
+        guesses = proposer.propose(texts, [6, 3])
+        drawn = [[proposals.get(name, place) is not None for place in range(7)] for name in "ab"]
+        found.append((guesses, dict(plan.drafted), drawn))
     assert found[0] == found[1]
-    assert calls == again, "rows of passes whose numbers the host did not write"

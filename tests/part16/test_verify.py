@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.batch import Batch
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import NO_TOKEN, SamplingState, adjust, distribution, draw, sample
+from engine.execution.runner import Logits
+from engine.requests.batch import Batch, Draws, Rows
 from engine.speculation.draft_model import PROPOSE
-from engine.speculation.verify import SKIPPED, Verifier, residual
+from engine.speculation.rejection_sampler import Proposals, RejectionSampler, residual, standing
 
 V, MANY = 12, 4000
 CRITICAL = 38.6  # of chi-squared with up to 13 degrees of freedom: passed by chance once in 5,000 times
@@ -24,18 +25,31 @@ def asker(params: SamplingParams, seed: int = 0, drafts=(), prompt=(1, 2), outpu
 
 
 def verified(logits: torch.Tensor, requests: list, proposals=None) -> list[list[int]]:
-    """What each of these gets, whose rows are k + 1 each."""
+    """The tokens that stand for each of these, whose rows are k + 1 each."""
     counts = [len(request.draft_ids) + 1 for request in requests]
     starts = np.cumsum([0, *counts]).tolist()
-    positions = [
-        request.num_prompt_tokens - 1 + len(request.sampling.output_ids) + i
-        for request, count in zip(requests, counts, strict=True)
-        for i in range(count)
+    rows, positions, token_ids = [], [], []
+    for request in requests:
+        state = request.sampling
+        token_ids += [0, *request.draft_ids]
+        for i in range(len(request.draft_ids) + 1):
+            rows.append(state.behind(request.draft_ids[:i]).draw())
+            positions.append(len(state.output_ids) + i)
+    batch = Batch(
+        tuple(request.id for request in requests), tuple(token_ids), tuple(range(starts[-1])), tuple(starts),
+        tuple(counts), np.zeros((len(counts), 1)), np.zeros(starts[-1]), (),
+        Rows(tuple(range(starts[-1])), tuple(counts)), Draws(tuple(rows), tuple(positions)),
+        (-1,) * len(counts),
+    )  # fmt: skip
+    kept = Proposals()
+    for request in requests if proposals else ():
+        for i, probs in enumerate(proposals[request.id]):
+            kept.put(request.id, len(request.sampling.output_ids) + i, probs)
+    tokens = RejectionSampler(kept)(Logits(logits), batch).tolist()
+    return [
+        standing(tokens[start : start + count], request.draft_ids)
+        for start, count, request in zip(starts, counts, requests, strict=False)
     ]
-    rows = tuple(range(start, start + count) for start, count in zip(starts, counts, strict=False))
-    batch = Batch(tuple(requests), tuple(positions), tuple(positions), tuple(starts), tuple(counts), rows)
-    tokens = Verifier(proposals or {})(logits, batch).tolist()
-    return [tokens[start : start + count] for start, count in zip(starts, counts, strict=False)]
 
 
 def logits_of(seed: int, rows: int = 1) -> torch.Tensor:
@@ -63,8 +77,8 @@ def test_three_tokens_as_in_the_article(draft, accepted):
     p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.2, 0.6, 0.2]])
     requests = [asker(SamplingParams(temperature=1), seed, [draft]) for seed in range(400)]
     made = verified(p.log().repeat(800, 1), requests, {request.id: q for request in requests})
-    stood = [own[1] != SKIPPED for own in made]
-    instead = {own[0] for own, right in zip(made, stood, strict=True) if not right}
+    stood = [len(tokens) > 1 for tokens in made]
+    instead = {tokens[0] for tokens, right in zip(made, stood, strict=True) if not right}
     assert instead <= {0}, "after a rejection: what is left over, which is A alone"
     share = sum(stood) / len(made)
     assert abs(share - accepted) < 0.12, (
@@ -77,9 +91,9 @@ def test_who_proposes_without_drawing_is_certain():
     p = torch.tensor([[0.5, 0.3, 0.2]])
     requests = [asker(SamplingParams(temperature=1), seed, [1]) for seed in range(400)]
     made = verified(p.log().repeat(800, 1), requests)
-    stood = [own[1] != SKIPPED for own in made]
+    stood = [len(tokens) > 1 for tokens in made]
     assert abs(sum(stood) / 400 - 0.3) < 0.12, "a certain draft has q = 1: it stands with p"
-    assert not any(own[0] == 1 for own, right in zip(made, stood, strict=True) if not right), (
+    assert not any(tokens[0] == 1 for tokens, right in zip(made, stood, strict=True) if not right), (
         "a rejected draft is not drawn after all"
     )
 
@@ -125,20 +139,16 @@ def test_a_sampled_token_has_the_targets_distribution(knobs, certain):
     made = verified(target.repeat(MANY, 1), requests, proposals)
 
     first = distribution(target[:1], [states[0]], [1])[0]
-    assert chi_squared([own[0] for own in made], first) < CRITICAL, (
+    assert chi_squared([tokens[0] for tokens in made], first) < CRITICAL, (
         "first tokens: not the target's distribution"
     )
-    accepted = [own for own, draft in zip(made, drafts, strict=True) if own[0] == draft and own[1] != SKIPPED]
+    accepted = [tokens for tokens in made if len(tokens) > 1]
     if certain:  # behind the draft, the next token, as if it had been said
         after = SamplingState(params, [1, 2], [6, 2], 0)
         second = distribution(target[1:], [after], [2])[0]
-        found = [own[1] for own in accepted]
+        found = [tokens[1] for tokens in accepted]
         assert len(found) > 100
         assert chi_squared(found, second) < CRITICAL, "penalties count an accepted draft"
-    for own, draft in zip(made, drafts, strict=True):
-        assert (own[1] == SKIPPED) == (own[0] != draft), (
-            "behind a draft that was not accepted there is nothing"
-        )
 
 
 def test_greedy_takes_drafts_as_far_as_they_are_its_own_choice():
@@ -148,9 +158,7 @@ def test_greedy_takes_drafts_as_far_as_they_are_its_own_choice():
     all_right = verified(logits, [asker(greedy, drafts=best[:3])])
     assert all_right == [best], "all accepted: one token more"
     one_wrong = verified(logits, [asker(greedy, drafts=[best[0], (best[1] + 1) % V, best[2]])])
-    assert one_wrong == [[best[0], best[1], SKIPPED, SKIPPED]], (
-        "the target's own choice in place of a wrong draft"
-    )
+    assert one_wrong == [[best[0], best[1]]], "the target's own choice in place of a wrong draft"
 
 
 def test_a_greedy_row_among_sampled_ones_is_greedy_all_the_same():
@@ -165,24 +173,24 @@ def test_a_stop_token_may_come_as_soon_as_there_are_enough_drafts_included():
     logits[0, 4] = logits[1, 7] = 5.0
     logits[1, 3] = 1.0
     for least, second in ((1, 7), (2, 3)):
-        one = asker(SamplingParams(temperature=0, min_tokens=least), drafts=[4])
-        one.sampling.stop_ids = [7]
-        assert verified(logits, [one]) == [[4, second]], f"a stop token as token 2, {least} at least"
+        request = asker(SamplingParams(temperature=0, min_tokens=least), drafts=[4])
+        request.sampling.stop_ids = [7]
+        assert verified(logits, [request]) == [[4, second]], f"a stop token as token 2, {least} at least"
 
 
 def test_numbers_that_are_broken_give_no_token():
     for temperature in (0, 1):
         logits = logits_of(3, 2)
         logits[0] = torch.nan
-        (own,) = verified(logits, [asker(SamplingParams(temperature=temperature), drafts=[1])])
-        assert own == [NO_TOKEN, SKIPPED], "no finite number, no token, and none behind it"
+        (tokens,) = verified(logits, [asker(SamplingParams(temperature=temperature), drafts=[1])])
+        assert tokens == [NO_TOKEN], "no finite number, no token, and none behind it"
 
 
 def test_without_drafts_it_is_the_plain_sampler():
     requests = [asker(KNOBS["all"], seed) for seed in range(50)]
     logits = logits_of(9, 50)
     plain = sample(logits, [request.sampling for request in requests]).tolist()
-    assert [own[0] for own in verified(logits, requests)] == plain
+    assert [tokens[0] for tokens in verified(logits, requests)] == plain
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
@@ -191,12 +199,12 @@ def test_a_seed_that_is_named_gives_the_plain_samplers_tokens(certain):
     logits, q, stood = logits_of(7, 2), logits_of(8).softmax(-1), 0
     for seed in range(60):
         params = SamplingParams(temperature=1, presence_penalty=0.5, seed=seed)
-        one = asker(params, seed, [seed % 3])
-        (own,) = verified(logits, [one], {} if certain else {one.id: q})
-        first = sample(logits[:1], [one.sampling], [0]).item()
-        second = sample(logits[1:], [one.sampling.behind([first])], [1]).item()
+        request = asker(params, seed, [seed % 3])
+        (tokens,) = verified(logits, [request], {} if certain else {request.id: q})
+        first = sample(logits[:1], [request.sampling], [0]).item()
+        second = sample(logits[1:], [request.sampling.behind([first])], [1]).item()
         stands = first == seed % 3
-        assert own == [first, second if stands else SKIPPED], "as without drafts"
+        assert tokens == ([first, second] if stands else [first]), "as without drafts"
         stood += stands
     assert 0 < stood < 60
 
@@ -208,3 +216,23 @@ def test_guesses_count_as_if_they_had_been_said_and_are_forgotten():
     for output, behind in ((said + guesses, state.behind(guesses)), (said, state)):
         fresh = SamplingState(params, [1], output, 0)
         assert torch.equal(adjust(logits, [behind]), adjust(logits, [fresh])), f"as after {output}"
+
+
+def test_behind_the_first_that_is_not_its_draft_there_is_nothing():
+    assert standing([5, 6, 7], [5, 6]) == [5, 6, 7], "all stood: one token more"
+    assert standing([5, 6, 7], [5, 9]) == [5, 6], "the token in place of the draft is the last"
+    assert standing([4, 6, 7], [5, 6]) == [4]
+    assert standing([4], []) == [4]
+
+
+def test_what_a_draft_was_drawn_from_is_kept_until_something_newer_is_there():
+    kept, p = Proposals(), [torch.full((1,), i) for i in range(5)]
+    for position in (3, 4, 5):
+        kept.put("a", position, p[0])
+    kept.put("a", 4, p[1])
+    assert kept.get("a", 3) is p[0]
+    assert kept.get("a", 4) is p[1]
+    assert kept.get("a", 5) is None, "behind the newest lies what was proposed before it"
+    assert kept.get("b", 4) is None, "certain: nobody drew it"
+    kept.retain({"b"})
+    assert kept.get("a", 4) is None

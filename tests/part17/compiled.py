@@ -12,10 +12,10 @@ import torch
 
 from benchmarks.shapes import GPT2_XL, dummy_folder
 from engine.kernels.quantized_matmul import int4_linear, int8_linear
-from engine.kernels.quantized_row import QuantizedRow
 from engine.kernels.single_row import Tile
 from engine.models.loader import load_model
 from engine.quantization.quantize import quantize
+from engine.quantization.row import QuantizedRow
 from tests.part13.compiled import compile_instead
 
 SHAPES = [(4096, 4096), (256, 1000)]  # N, K
@@ -32,10 +32,10 @@ def main() -> None:
         folder = dummy_folder(Path(tempfile.mkdtemp()), SMALL)
         row = QuantizedRow(load_model(folder, "cpu", "bfloat16", "dummy", transform=transform), [], [])
         row.multiprocessors, row.tiles = 132, dict.fromkeys(row.tiles, Tile(2, 4, 1))
-        _, _, up, down = row.layers[0]
-        row._embed(numbers(), numbers())
-        row._norm_linear("up", up, row.inner, gelu=True)
-        row._linear_add("down", row.inner, down)
+        _, _, up, down = row.operands.blocks[0]
+        row.embed(numbers(), numbers())
+        row.norm_linear("up", up, row.inner, gelu=True)
+        row.linear_add("down", row.inner, down)
     for dtype in (torch.bfloat16, torch.float32):
         for N, K in SHAPES if dtype == torch.bfloat16 else SHAPES[1:]:
             bias = torch.zeros(N, dtype=dtype)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint import CheckpointError
+from engine.models.checkpoint import CheckpointError
 from engine.models.loader import load_model
 from engine.quantization.checkpoint import main, save_quantized
 from engine.quantization.layers import LINEARS
 from engine.quantization.quantize import model_bytes, pack_quantized, quantize
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 
 def make(source, folder, method, **options):

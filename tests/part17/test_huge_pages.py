@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import huge_pages
-from engine.huge_pages import HUGE, beyond
+from engine.machine import huge_pages
+from engine.machine.huge_pages import HUGE, beyond
 
 
 @pytest.mark.parametrize(

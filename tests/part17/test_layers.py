@@ -105,13 +105,13 @@ def test_fbgemm_multiplies_the_very_codes(make, T):
 
 
 def test_each_thread_writes_to_rows_of_its_own():
-    room = fbgemm._room(8, 127)
+    rows_for = fbgemm._rows_of_width(8, 127)
     with ThreadPoolExecutor(1) as pool:
-        theirs, _ = pool.submit(room, 2).result()
-    ours, inner = room(2)
+        theirs, _ = pool.submit(rows_for, 2).result()
+    ours, inner = rows_for(2)
     assert ours.data_ptr() != theirs.data_ptr()
-    assert room(2)[1] is inner, "kept from one product to the next"
-    assert room(3)[0].data_ptr() == ours.data_ptr(), "in one place, however many rows there are"
+    assert rows_for(2)[1] is inner, "kept from one product to the next"
+    assert rows_for(3)[0].data_ptr() == ours.data_ptr(), "in one place, however many rows there are"
 
 
 @needs_fbgemm
@@ -223,7 +223,7 @@ def test_a_layout_of_its_own_is_counted(make):
 def test_a_copy_that_is_filled_up_is_counted_and_the_codes_are_let_go():
     made = layer("int4", 100, 5)  # groups of 32: the last has 4
     made.pack()
-    assert made.packed is None
+    assert not hasattr(made, "packed")
     assert made.own_bytes == 5 * 128 // 2 + 2 * 5 * 4 * 2, "codes up to a whole group; scale and low in fp16"
 
 

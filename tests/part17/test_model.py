@@ -9,17 +9,17 @@ from torch import nn
 
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Spans
-from engine.cache.paged import PagedCache
+from engine.cache.memory import PageMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor, ModelForward
+from engine.execution.runner import EagerWay, ModelRunner
 from engine.layers.packed_linear import pack_linears
 from engine.layers.replace import linear_names
-from engine.llm_engine import LLMEngine
 from engine.models.loader import load_model
 from engine.quantization.layers import LINEARS, Int4Linear, Int8Embedding, Int8Linear
 from engine.quantization.quantize import QuantizationConfig, model_bytes, pack_quantized, quantize
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 
 def load(name, method, pack=True, **options):
@@ -151,9 +151,10 @@ def test_packing_reaches_into_wrappers_and_may_be_asked_for_twice(tiny_gpt2, met
 def run(model, prompts, together):
     """Greedy tokens, through pages, chunks and a shared prefix."""
     tokenizer = Tokenizer.from_pretrained("storyteller")
-    cache = PagedCache(model.config, 64, 8)
-    scheduler, executor = ContinuousScheduler(cache, together, 24), Executor(ModelForward(model, cache))
-    engine = LLMEngine(tokenizer, model.config, scheduler, executor, max_model_len=256)
+    memory = PageMemory(model.config, 64, 8)
+    scheduler = ContinuousScheduler(memory.plan(), together, 24)
+    runner = ModelRunner([EagerWay(model, memory)], memory)
+    engine = LLMEngine(tokenizer, model.config, scheduler, runner, max_model_len=256)
     for i, prompt in enumerate(prompts):
         engine.add_request(str(i), prompt, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
     found = {}

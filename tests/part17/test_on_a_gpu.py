@@ -5,12 +5,13 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
-from engine.ahead import LastTokens
-from engine.graphs import DecodeGraphs, ModelStep
-from engine.kernels.quantized_row import QuantizedRow, steps
+from engine.execution.graphs import DecodeGraphs, ModelStep
+from engine.execution.last_tokens import LastTokens
+from engine.execution.quantized_steps import steps
 from engine.models.loader import load_model
 from engine.quantization.quantize import pack_quantized, quantize
-from tests.part13.test_on_a_gpu import cache_for
+from engine.quantization.row import QuantizedRow
+from tests.part13.test_on_a_gpu import memory_for
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,9 +25,9 @@ def test_a_recorded_step_gives_the_logits_of_the_models_own_forward_pass(method,
     """‖logits - those‖ / ‖those‖, over 40 tokens, each with the one before in its cache."""
     model = load_model("storyteller", "cuda", dtype, transform=lambda m: pack_quantized(quantize(m, method)))
     sides = []
-    for make in (steps, lambda m, cache, rows: lambda _: ModelStep(m, list(cache.keys), list(cache.values))):
-        cache, last = cache_for(model), LastTokens(1, torch.device("cuda", 0))
-        graphs = DecodeGraphs(make(model, cache, 1), last, model.config.vocab_size, 1, 8, capture=True)
+    for make in (steps, lambda m, memory, rows: lambda _: ModelStep(m, memory.keys, memory.values)):
+        memory, last = memory_for(model), LastTokens(1, torch.device("cuda", 0))
+        graphs = DecodeGraphs(make(model, memory, 1), last, model.config.vocab_size, 1, 8, capture=True)
         numbers = graphs._views(graphs._inputs, 1)
         replay, logits = graphs._graphs[1]
         found = []
@@ -38,6 +39,6 @@ def test_a_recorded_step_gives_the_logits_of_the_models_own_forward_pass(method,
             replay()
             found.append(logits[0, : model.config.vocab_size].float().clone())
         sides.append(torch.stack(found))
-    assert isinstance(steps(model, cache, 1)(1), QuantizedRow)
+    assert isinstance(steps(model, memory, 1)(1), QuantizedRow)
     got, want = sides
     assert float((got - want).norm() / want.norm()) < error

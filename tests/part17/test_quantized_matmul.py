@@ -6,8 +6,9 @@ import torch
 pytest.importorskip("triton", reason="needs the package triton")
 
 from engine.kernels import quantized_matmul
-from engine.kernels.quantized_matmul import MANY, int4_linear, int8_linear
+from engine.kernels.quantized_matmul import int4_linear, int8_linear
 from engine.quantization.codes import pack_nibbles, quantize_groups, quantize_rows
+from engine.quantization.gpu import MANY_ROWS, by_groups, by_rows
 from engine.quantization.products import linear_by_groups, linear_by_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,26 +26,26 @@ def close(got, want, rule):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("T", [0, 1, 2, 17, MANY + 1])
+@pytest.mark.parametrize("T", [0, 1, 2, 17, MANY_ROWS + 1])
 def test_int8(shape, T):
     x, weight, bias = numbers(T, *shape)
     codes, scale = quantize_rows(weight)
     close(
-        int8_linear(x, codes, scale, bias),
+        by_rows(codes, scale, bias)(x),
         linear_by_rows(x, codes, scale, bias),
         "out = (codes · x) · scale + bias, for every row of W and of x, and no other",
     )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("T", [0, 1, 2, 17, MANY + 1])
+@pytest.mark.parametrize("T", [0, 1, 2, 17, MANY_ROWS + 1])
 @pytest.mark.parametrize("group_size", [32, 128])
 def test_int4(shape, T, group_size):
     x, weight, bias = numbers(T, *shape)
     codes, scale, low = quantize_groups(weight, group_size)
     packed = pack_nibbles(codes)
     close(
-        int4_linear(x, packed, scale, low, bias, group_size),
+        by_groups(packed, scale, low, bias, group_size)(x),
         linear_by_groups(x, packed, scale, low, bias, group_size),
         "out = Σ over groups of (codes · x) · scale + (sum of x) · low, + bias",
     )
@@ -91,7 +92,7 @@ def test_the_result_has_the_dtype_of_x_and_sums_are_in_fp32(T, dtype):
 
 
 def test_the_kernel_is_chosen_by_rows(monkeypatch):
-    """One row, up to MANY, beyond: three ways."""
+    """One row, up to MANY_ROWS, beyond: three ways."""
     used = []
 
     class Noting:
@@ -104,9 +105,9 @@ def test_the_kernel_is_chosen_by_rows(monkeypatch):
 
     for name in ("_int8_row", "_int8_tile", "_int4_row", "_int4_tile"):
         monkeypatch.setattr(quantized_matmul, name, Noting(name, getattr(quantized_matmul, name)))
-    for T in (1, 2, MANY, MANY + 1):
+    for T in (1, 2, MANY_ROWS, MANY_ROWS + 1):
         x, weight, bias = numbers(T, 64, 4)
-        int8_linear(x, *quantize_rows(weight), bias)
+        by_rows(*quantize_rows(weight), bias)(x)
         codes, scale, low = quantize_groups(weight, 32)
-        int4_linear(x, pack_nibbles(codes), scale, low, bias, 32)
+        by_groups(pack_nibbles(codes), scale, low, bias, 32)(x)
     assert used == ["_int8_row", "_int4_row"] + ["_int8_tile", "_int4_tile"] * 2

@@ -7,12 +7,13 @@ from torch import nn
 pytest.importorskip("triton", reason="needs the package triton")
 
 from engine.attention.paged import Gathered, Pages
-from engine.cache.paged import PagedCache
-from engine.graphs import ModelStep
-from engine.kernels.quantized_row import QuantizedRow, steps
+from engine.cache.memory import PageMemory
+from engine.execution.graphs import ModelStep
+from engine.execution.quantized_steps import steps
 from engine.kernels.single_row import SingleRow, Tile
 from engine.models.loader import load_model
 from engine.quantization.quantize import quantize
+from engine.quantization.row import QuantizedRow
 from tests.part01.reference import random_gpt2, save
 from tests.part13.test_paged_attention import DEVICE, P
 
@@ -59,27 +60,27 @@ def test_logits_and_stored_keys_are_the_models(folder, how):
     assert torch.allclose(mine, memory, atol=1e-3), "the new token's keys and values lie in its slot"
 
 
-def cache_for(model) -> PagedCache:
-    return PagedCache(model.config, 4, P, torch.device(DEVICE), torch.float32)
+def memory_for(model) -> PageMemory:
+    return PageMemory(model.config, 4, P, torch.device(DEVICE), torch.float32)
 
 
 @pytest.mark.parametrize("how", METHODS.values(), ids=METHODS)
 def test_one_row_of_a_quantized_gpt2_goes_through_the_chain_and_more_do_not(folder, how):
     model = quantized(folder, *how)
-    make = steps(model, cache_for(model), 3)
+    make = steps(model, memory_for(model), 3)
     assert isinstance(make(1), QuantizedRow)
     assert isinstance(make(2), ModelStep)
 
 
 def test_other_models_are_left_to_part_13(folder):
     plain = load_model(folder, DEVICE, "float32")
-    assert isinstance(steps(plain, cache_for(plain), 3)(1), SingleRow)
+    assert isinstance(steps(plain, memory_for(plain), 3)(1), SingleRow)
     gone = quantized(folder, "int8")
-    gone.blocks[0].mlp.up.codes = None  # a CPU's kernel has a layout of its own
-    assert isinstance(steps(gone, cache_for(gone), 3)(1), ModelStep), "there are no codes to read"
+    gone.blocks[0].mlp.up.own_bytes = 1  # a CPU's kernel has a layout of its own
+    assert isinstance(steps(gone, memory_for(gone), 3)(1), ModelStep), "there are no codes to read"
     wrapped = quantized(folder, "int8")
     wrapped.blocks[0].mlp.down = nn.Identity()
-    assert isinstance(steps(wrapped, cache_for(wrapped), 3)(1), ModelStep), "another kind of layer"
+    assert isinstance(steps(wrapped, memory_for(wrapped), 3)(1), ModelStep), "another kind of layer"
     if DEVICE == "cpu":
         dynamic = quantized(folder, "int8_dynamic")
-        assert isinstance(steps(dynamic, cache_for(dynamic), 3)(1), ModelStep), "activations are codes, too"
+        assert isinstance(steps(dynamic, memory_for(dynamic), 3)(1), ModelStep), "activations are codes, too"

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from engine.ahead import AheadEngine, AheadExecutor, AheadForward, LastTokens
-from engine.cache.paged import PagedCache
+from engine.cache.memory import PageMemory
+from engine.core.ahead import AheadEngine
 from engine.decoding.sampling import SUPPORTS
-from engine.lora.forward import AdapterForward
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import EagerWay, ModelRunner, Way
 from engine.lora.manager import AdapterManager
 from engine.lora.slots import AdapterSlots
 from engine.scheduling.continuous import ContinuousScheduler
@@ -27,18 +28,18 @@ def composed_ahead(base, max_loras: int = 2, seats: int = 4, blocks: int = 60, g
             model, slots = adapted_model(base, max_loras)
     else:
         model, slots = adapted_model(base, max_loras)
-    cache, last = PagedCache(model.config, blocks, P), LastTokens(seats, torch.device("cpu"))
+    memory, last = PageMemory(model.config, blocks, P), LastTokens(seats, torch.device("cpu"))
+    ways: list[Way] = [EagerWay(model, memory, upload=last.upload)]
     if graphs:
-        from engine.graphs import GraphForward
+        from engine.execution.graphs import DecodeGraphs, GraphWay, steps
 
-        inner = GraphForward(model, cache, last, model.config.max_positions, capture=False)
-        options = {"sampler": inner.choose}
-    else:
-        inner, options = AheadForward(model, cache, last), {}
-    scheduler = ContinuousScheduler(cache, seats, MAX_TOKENS)
+        step, width = steps(model, memory, seats), -(-model.config.max_positions // P)
+        decode = DecodeGraphs(step, last, model.config.vocab_size, seats, width, capture=False)
+        ways.insert(0, GraphWay(decode, model.config.vocab_size))
+    scheduler = ContinuousScheduler(memory.plan(), seats, MAX_TOKENS, adapter_slots=slots.slot_of)
     manager = AdapterManager(slots, scheduler)
-    executor = AheadExecutor(AdapterForward(inner, slots), TOKENIZER, last, **options)
+    runner = ModelRunner(ways, memory, before=[slots.prepare], last=last)
     engine = AheadEngine(
-        TOKENIZER, model.config, scheduler, executor, supports=SUPPORTS | {"adapter"}, adapters=manager
+        TOKENIZER, model.config, scheduler, runner, supports=SUPPORTS | {"adapter"}, adapters=manager
     )
     return engine, manager

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint import CheckpointError
-from engine.config import ModelConfig
 from engine.lora.adapter import read_adapter, targets_of
 from engine.lora.config import AdapterConfig, read_config
 from engine.lora.request import LoRARequest
 from engine.models import gpt2
+from engine.models.checkpoint import CheckpointError
+from engine.models.config import ModelConfig
 from engine.models.weights import Place
 from tests.part18.tiny import edited, save_adapter
 
@@ -167,6 +169,12 @@ def test_several_layers_that_are_one_here_are_parts_of_it(base, config, folder, 
         ({"target_modules": []}, ["target_modules=[]"]),
         ({"target_modules": [1]}, ["target_modules=[1]"]),
         ({"target_modules": "("}, ["no regular expression"]),
+        ({"target_modules": 3000 * "(" + "a" + 3000 * ")"}, ["no regular expression"]),
+        ({"target_modules": r"\p{L}*"}, ["in braces"]),
+        ({"target_modules": "((a{99}){99}){99}"}, ["in braces, counts of up to 1,000 together"]),
+        ({"target_modules": "[a-z]{1000000000}"}, ["in braces"]),
+        ({"target_modules": "(?:x){e<=20}"}, ["in braces"]),
+        ({"target_modules": 10_001 * "a"}, ["at most 10,000 characters"]),
         ({"something_new": True}, ["something_new=True"]),
     ],
 )
@@ -271,4 +279,50 @@ def test_the_home_folder_may_be_written_as_a_tilde(folder, config, monkeypatch):
     ],
 )
 def test_target_modules_are_read_as_peft_reads_them(targets, module, named):
-    assert AdapterConfig(1, 1, False, targets).targets(module) is named
+    assert AdapterConfig(1, 1, False, targets).targets([module]) == ({module} if named else set())
+
+
+@pytest.mark.parametrize("expression", [r"(?:[a-z0-9_.]{0,9}){0,99}(?<!\w)", 500 * ".*" + r"(?<!\w)"])
+def test_an_expression_without_end_is_refused_while_other_threads_go_on(folder, config, expression):
+    turns, done = 0, threading.Event()
+
+    def count():
+        nonlocal turns
+        while not done.wait(0.01):
+            turns += 1
+
+    other = threading.Thread(target=count)
+    other.start()
+    begun = time.monotonic()
+    try:
+        refused(edited(folder, target_modules=expression), config, "target_modules=", "at most 2 seconds")
+    finally:
+        took = time.monotonic() - begun
+        done.set()
+        other.join()
+    assert took < 30
+    assert turns >= took / 0.01 / 20, "the interpreter's lock is not held"
+
+
+@pytest.mark.parametrize("expression", ["(([a-z0-9_.])+)+!", "((((([a-z0-9_.])+)+)+)+)+!"])
+def test_expressions_that_held_the_interpreter_for_ever_are_refused(folder, config, expression):
+    begun = time.monotonic()
+    refused(edited(folder, target_modules=expression), config)
+    assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize(
+    "expression", [r".*\.h\.\d{1,2}\.attn\.c_attn|.*c_proj", r".*\.h\.[0-9]{1}\.(attn\.c_attn|mlp\.c_proj)"]
+)
+def test_an_expression_may_count(folder, config, expression):
+    targets = AdapterConfig(1, 1, False, expression).targets(["transformer.h.0.attn.c_attn", "x.wte"])
+    assert targets == {"transformer.h.0.attn.c_attn"}
+
+
+@pytest.mark.parametrize(("alpha", "fine"), [(1e30, True), (1e308, False), (-1e308, False), (1e42, False)])
+def test_a_lora_alpha_that_takes_numbers_beyond_fp32_is_refused(folder, config, alpha, fine):
+    edited(folder, lora_alpha=alpha)
+    if fine:
+        assert read_adapter(folder, config).scale == alpha / 2
+    else:
+        refused(folder, config, "adapter_config.json", f"lora_alpha={alpha:g}", "beyond fp32")

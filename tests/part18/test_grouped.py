@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.lora.rows import NOBODY, GroupedRows, add_grouped, groups_of
+from engine.lora.rows import NO_ADAPTER, GroupedRows, add_grouped, groups_of
 
 IN, K, OUT, SLOTS = 5, 3, 7, 3
 
@@ -24,7 +24,7 @@ def row_by_row(y, x, down, up, slots):
     """The specification."""
     y = y.clone()
     for t, slot in enumerate(slots):
-        if slot != NOBODY:
+        if slot != NO_ADAPTER:
             y[t] += (x[t] @ down[slot]) @ up[slot]
     return y
 
@@ -51,7 +51,7 @@ def test_what_was_in_y_is_added_to():
 
 def test_rows_that_are_no_neighbours_are_a_group_all_the_same():
     (down, up), (x, y) = factors(), inputs(5)
-    want = row_by_row(y, x, down, up, [0, 2, 0, NOBODY, 2])
+    want = row_by_row(y, x, down, up, [0, 2, 0, NO_ADAPTER, 2])
     add_grouped(y, x, down, up, [(0, torch.tensor([0, 2])), (2, torch.tensor([1, 4]))])
     assert torch.allclose(y, want, atol=1e-5), "each row of a group, wherever it lies"
 
@@ -89,17 +89,17 @@ def test_rows_of_any_mixture_are_as_row_by_row(seed):
 
 
 def test_neighbours_are_a_slice_and_nobody_is_in_no_group():
-    found = groups_of([2, NOBODY, 0, 0, 2], [0, 3, 4, 6, 7, 8])
+    found = groups_of([2, NO_ADAPTER, 0, 0, 2], [0, 3, 4, 6, 7, 8])
     assert [slot for slot, _ in found] == [0, 2]
     assert found[0][1] == slice(4, 7), "neighbours need no copy"
     assert found[1][1].tolist() == [0, 1, 2, 7]
-    assert groups_of([NOBODY, NOBODY], [0, 1, 2]) == []
+    assert groups_of([NO_ADAPTER, NO_ADAPTER], [0, 1, 2]) == []
 
 
 def test_the_next_step_starts_from_nothing():
     rows = GroupedRows()
     rows.fill([0, 1], [0, 1, 2])
-    rows.fill([NOBODY], [0, 2])
+    rows.fill([NO_ADAPTER], [0, 2])
     (down, up), (x, y) = factors(), inputs(2)
     before = y.clone()
     assert torch.equal(rows.add(y, x, down, up), before), "whoever had an adapter in the last step"

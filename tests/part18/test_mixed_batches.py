@@ -268,6 +268,14 @@ def test_quantized_layers_are_wrapped_and_plain_ones_inside_are_packed(base, ada
     assert torch.allclose(block.mlp.up(x), want, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_slots_take_the_bytes_that_are_said_before(base, dtype):
+    model, slots = load_model(base, dtype=dtype), AdapterSlots(3, MAX_RANK, max_tokens=8)
+    said = slots.num_bytes(model)
+    slots.wrap(model)
+    assert said == sum(layer.down.nbytes + layer.up.nbytes for layer in slots.layers.values()) > 0
+
+
 def test_slots_are_as_many_as_were_asked_for(base):
     _, slots = adapted_model(base, max_loras=2)
     config = load_model(base).config

@@ -10,13 +10,13 @@ from contextlib import ExitStack
 import openai
 import pytest
 
-from engine.async_engine import EngineError
-from engine.chat_template import ChatTemplate
+from engine.core.engine_thread import EngineError
+from engine.decoding.chat_template import ChatTemplate
 from engine.decoding.params import SamplingParams
 from engine.lora.adapter import read_adapter
-from engine.server.adapters import AdapterEngine, adapted, adapter_routes, named_folders
+from engine.server.adapters import AdapterEngine, adapter_routes, named_folders
 from engine.server.app import create_app
-from engine.server.chat import Chat, chat
+from engine.server.chat import Chat, chat_routes
 from engine.server.errors import RequestError
 from engine.server.scored import ScoredCompletions
 from tests.part04.serving import DEADLINE, http, openai_client, serve, wait_until
@@ -58,16 +58,15 @@ def serving(base, folder, passed):
         def start(routes: bool = True, gate: bool = False, **options):
             engine, manager = composed(base, **options)
             if gate:
-                inner = engine.executor.forward
-                held = engine.executor.forward = Gate(inner)
-                held.hidden, held.logits = inner.hidden, inner.logits
+                held = engine.executor.ways[0] = Gate(engine.executor.ways[0])
                 stack.callback(held.open)
             backend = stack.enter_context(at_rest(AdapterEngine(engine, "base", manager), passed))
             template = ChatTemplate.from_pretrained("storyteller")
-            chats = adapted(Chat, backend)
-            extensions = [chat(TOKENIZER, engine.config, template, shape=chats)]
+            chats, shape = Chat(TOKENIZER), ScoredCompletions(TOKENIZER)
+            chats.more_options.append(backend.options)
+            shape.more_options.append(backend.options)
+            extensions = [chat_routes(TOKENIZER, engine.config, template, chats)]
             extensions += [adapter_routes(backend, folder)] if routes else []
-            shape = adapted(ScoredCompletions, backend)(TOKENIZER)
             app = create_app(backend, extensions, shape=shape, parent_of=backend.parent_of)
             url = stack.enter_context(serve(app))
             start.url = url
@@ -209,7 +208,7 @@ def test_a_taken_name_and_full_slots_are_refused_with_a_code(serving):
 
 def test_a_stream_keeps_its_adapter_while_it_is_unloaded_and_another_takes_its_name(serving, text, folder):
     client, backend = serving(gate=True, max_loras=1)
-    gate = backend.engine.executor.forward
+    gate = backend.engine.executor.ways[0]
     gate.allow(1)
     loaded(client, "poetry")
     with client.stream("POST", "/v1/completions", json=ASK | {"model": "poetry", "stream": True}) as answer:

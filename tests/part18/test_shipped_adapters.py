@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from engine.attention.dense import causal
-from engine.config import ModelConfig
 from engine.lora.adapter import read_adapter
 from engine.lora.slots import AdapterSlots
+from engine.models.config import ModelConfig
 from engine.models.loader import load_model
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 ADAPTERS = Path(__file__).parents[2] / "adapters"
 # Milton's: no sonnet of his was in the training.

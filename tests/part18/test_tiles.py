@@ -6,8 +6,8 @@ import torch
 pytest.importorskip("triton", reason="needs the package triton")
 
 from engine.decoding.params import SamplingParams
-from engine.lora.rows import NOBODY, GroupedRows
-from engine.lora.tiles import TILE, TiledRows, tiles_of
+from engine.lora.rows import NO_ADAPTER, GroupedRows
+from engine.lora.tiles import PADDING, TILE, TiledRows, tiles_of
 from tests.part06.fakes import assert_idle, run_to_end
 from tests.part13.test_paged_attention import DEVICE
 from tests.part18.ahead import composed_ahead
@@ -25,11 +25,11 @@ def numbers(T: int, into: int, K: int, out: int, dtype=torch.float32, seed: int 
 
 
 def test_a_tile_has_rows_of_one_adapter():
-    order, slot_of = tiles_of([2, 0, NOBODY, 2], [0, TILE + 1, TILE + 3, TILE + 4, TILE + 5])
+    order, slot_of = tiles_of([2, 0, NO_ADAPTER, 2], [0, TILE + 1, TILE + 3, TILE + 4, TILE + 5])
     assert slot_of == [0, 2, 2]
-    assert order[0] == [TILE + 1, TILE + 2] + [NOBODY] * (TILE - 2), "a tile that is not full"
+    assert order[0] == [TILE + 1, TILE + 2] + [PADDING] * (TILE - 2), "a tile that is not full"
     assert order[1] == list(range(TILE))
-    assert order[2] == [TILE, TILE + 4] + [NOBODY] * (TILE - 2), "rows need not be neighbours"
+    assert order[2] == [TILE, TILE + 4] + [PADDING] * (TILE - 2), "rows need not be neighbours"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,12 @@ def test_a_tile_has_rows_of_one_adapter():
 )  # fmt: skip
 @pytest.mark.parametrize(
     ("slots", "lengths"),
-    [([0], [1]), ([0, 1, 2, NOBODY], [1, 1, 1, 1]), ([1, NOBODY, 1, 2], [5, 3, 14, 17]), ([NOBODY], [4])],
+    [
+        ([0], [1]),
+        ([0, 1, 2, NO_ADAPTER], [1, 1, 1, 1]),
+        ([1, NO_ADAPTER, 1, 2], [5, 3, 14, 17]),
+        ([NO_ADAPTER], [4]),
+    ],
     ids=["one row", "one each", "chunks", "nobody"],
 )
 def test_the_tiles_give_what_plain_pytorch_gives(slots, lengths, into, K, out):
@@ -56,7 +61,7 @@ def test_the_tiles_give_what_plain_pytorch_gives(slots, lengths, into, K, out):
 def test_rows_of_nobody_stay_bit_for_bit():
     y, x, down, up = numbers(6, 48, 4, 40)
     rows, before = TiledRows(16, SLOTS, torch.device(DEVICE)), y.clone()
-    rows.fill([NOBODY, 1, NOBODY], [0, 2, 4, 6])
+    rows.fill([NO_ADAPTER, 1, NO_ADAPTER], [0, 2, 4, 6])
     rows.add(y, x, down, up)
     assert torch.equal(y[[0, 1, 4, 5]], before[[0, 1, 4, 5]])
     assert not torch.equal(y[2:4], before[2:4])
@@ -66,7 +71,7 @@ def test_nothing_of_the_last_step_is_left():
     y, x, down, up = numbers(20, 48, 4, 40)
     rows, before = TiledRows(20, SLOTS, torch.device(DEVICE)), y.clone()
     rows.fill([0, 1], [0, 10, 20])
-    rows.fill([NOBODY], [0, 20])
+    rows.fill([NO_ADAPTER], [0, 20])
     assert torch.equal(rows.add(y, x, down, up), before), "a tile of the last step is nobody's now"
 
 
@@ -75,7 +80,7 @@ def test_a_graph_looks_at_more_rows_than_the_step_has():
     y, x, down, up = numbers(8, 48, 4, 40)
     rows, before = TiledRows(16, SLOTS, torch.device(DEVICE)), y.clone()
     rows.fill([0] * 8, list(range(9)))
-    rows.fill([2, NOBODY, 1], [0, 1, 2, 3])
+    rows.fill([2, NO_ADAPTER, 1], [0, 1, 2, 3])
     rows.add(y, x, down, up)
     assert torch.equal(y[3:], before[3:])
     assert torch.equal(y[1], before[1])
@@ -88,7 +93,7 @@ def test_addresses_never_change():
     rows.fill([0, 1], [0, 4, 8])
     rows.add(*numbers(8, 48, 4, 40))
     addresses = rows.order.data_ptr(), rows.slot_of.data_ptr(), rows.middle.data_ptr()
-    for slots in ([2], [0, 1, 2], [NOBODY]):
+    for slots in ([2], [0, 1, 2], [NO_ADAPTER]):
         rows.fill(slots, list(range(len(slots) + 1)))
         rows.add(*numbers(len(slots), 48, 4, 40))
     assert (rows.order.data_ptr(), rows.slot_of.data_ptr(), rows.middle.data_ptr()) == addresses
@@ -131,11 +136,11 @@ def test_decode_steps_over_fixed_buffers_give_the_tokens_of_plain_steps(base, ad
 
 def test_a_wrapped_model_is_not_run_by_kernels_that_read_weights_themselves(base):
     """They would pass the wrappers by."""
-    from engine.graphs import ModelStep, steps
+    from engine.execution.graphs import ModelStep, steps
 
     engine, _ = composed_ahead(base, graphs=True)
-    forward = engine.executor.forward.forward
-    assert isinstance(steps(forward.model, forward.cache, 2)(1), ModelStep)
+    eager = engine.executor.ways[-1]
+    assert isinstance(steps(eager.model, eager.memory, 2)(1), ModelStep)
 
 
 def test_x_may_be_a_slice_and_the_middle_grows_with_the_rank():

@@ -10,19 +10,19 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from engine.cache.paged import PagedCache
-from engine.config import ModelConfig
+from engine.cache.memory import PageMemory
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SUPPORTS
-from engine.executor import ModelForward
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.execution.scores import logprobs_of
 from engine.lora.adapter import Adapter, Factors, read_adapter
-from engine.lora.forward import AdapterForward
 from engine.lora.manager import AdapterManager
 from engine.lora.slots import AdapterSlots
+from engine.models.config import ModelConfig
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scoring import ScoringExecutor
+from engine.scheduling.spoken import spoken_of
 from tests.part01.reference import random_gpt2, save
 from tests.part06.fakes import TOKENIZER
 
@@ -98,15 +98,18 @@ def adapted_model(base: Path, max_loras: int, transform=lambda model: model):
 def composed(base: Path, max_loras: int = 2, seats: int = 4, blocks: int = 60, engine=LLMEngine, **options):
     """(engine, manager) over the wrapped model, with pages and a prefix cache."""
     model, slots = adapted_model(base, max_loras)
-    cache = PagedCache(model.config, blocks, P)
-    scheduler = ContinuousScheduler(cache, seats, MAX_TOKENS)
-    manager = AdapterManager(slots, scheduler)
-    executor = ScoringExecutor(AdapterForward(ModelForward(model, cache), slots), TOKENIZER)
-    supports = SUPPORTS | {"adapter", "logprobs", "prompt_logprobs", "cache_salt"}
-    made = engine(
-        TOKENIZER, model.config, scheduler, executor, supports=supports, adapters=manager, **options
+    memory = PageMemory(model.config, blocks, P)
+    scheduler = ContinuousScheduler(
+        memory.plan(), seats, MAX_TOKENS, adapter_slots=slots.slot_of, spoken_of=spoken_of
     )
-    return made, manager
+    manager = AdapterManager(slots, scheduler)
+    scores = logprobs_of(TOKENIZER, model.logits)
+    runner = ModelRunner([EagerWay(model, memory)], memory, before=[slots.prepare], scores=scores)
+    supports = SUPPORTS | {"adapter", "logprobs", "prompt_logprobs", "cache_salt"}
+    composition = engine(
+        TOKENIZER, model.config, scheduler, runner, supports=supports, adapters=manager, **options
+    )
+    return composition, manager
 
 
 def load(manager: AdapterManager, name: str, folder: Path, config: ModelConfig, **options) -> str:

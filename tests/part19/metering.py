@@ -5,7 +5,7 @@ from fractions import Fraction
 from types import SimpleNamespace
 
 from engine.decoding.outputs import RequestStats
-from engine.listeners import Listeners, StepRecord
+from engine.requests.listeners import Listeners, StepRecord
 from engine.telemetry.bill import Price
 from engine.telemetry.cost import CostMeter
 from engine.telemetry.shares import Weights

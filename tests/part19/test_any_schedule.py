@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import ModelRunner
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.telemetry.bill import PAID, Price
 from engine.telemetry.cost import CostMeter
@@ -85,7 +85,7 @@ def round_half_up(cents: Fraction) -> int:
 def test_an_engine_with_joins_aborts_preemptions_failures_and_pauses(kind, seed, monkeypatch):
     rng = random.Random(seed)
     clock = Ticking(rng)
-    monkeypatch.setattr("engine.llm_engine.time", SimpleNamespace(perf_counter=clock.perf_counter))
+    monkeypatch.setattr("engine.core.llm_engine.time", SimpleNamespace(perf_counter=clock.perf_counter))
     cache = BlockCache(rng.choice([9, 30]), 8)
     options = {"listeners": Loud(), "max_model_len": 64}
     if kind == "one step ahead":
@@ -94,7 +94,7 @@ def test_an_engine_with_joins_aborts_preemptions_failures_and_pauses(kind, seed,
     else:
         forward = FakeForward(cache)
         scheduler = ContinuousScheduler(cache, 5, 24)
-        engine = LLMEngine(TOKENIZER, CONFIG, scheduler, Executor(forward), **options)
+        engine = LLMEngine(TOKENIZER, CONFIG, scheduler, ModelRunner([forward]), **options)
     forward.fail_at = {rng.randint(1, 40): RuntimeError("broken") for _ in range(rng.randint(0, 3))}
     weights = Weights(rng.randint(1, 10**6), rng.randint(1, 10**6), rng.randint(0, 1000))
     meter = CostMeter(Price(Fraction(rng.randint(1, 10**6), 1000)), weights, clock=clock.perf_counter)

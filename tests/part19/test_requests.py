@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import ModelRunner
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.telemetry.bill import PAID
 from engine.telemetry.cost import Account, CostMeter
@@ -90,7 +90,8 @@ def test_tokens_found_in_the_cache_are_cached_tokens():
 
 def pages_engine(cache, **options) -> LLMEngine:
     scheduler = ContinuousScheduler(cache, 4, 32)
-    return LLMEngine(TOKENIZER, CONFIG, scheduler, Executor(PageReader(cache)), Loud(), **options)
+    runner = ModelRunner([PageReader(cache)], cache.memory)
+    return LLMEngine(TOKENIZER, CONFIG, scheduler, runner, Loud(), **options)
 
 
 def test_preempted_requests_pay_no_token_twice(metered):

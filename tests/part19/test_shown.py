@@ -6,17 +6,17 @@ import pytest
 from prometheus_client import generate_latest
 from rich.console import Console
 
-from engine.async_engine import AsyncLLMEngine
+from engine.client.top import board
+from engine.core.engine_thread import EngineThread
 from engine.decoding.params import SamplingParams
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.server.app import create_app
+from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes
 from engine.telemetry.bill import PAID, UNPAID, ApiPrice, Bill
 from engine.telemetry.cost_log import COLUMNS
 from engine.telemetry.cost_shown import Costs, CostShown, parse_weights
 from engine.telemetry.metrics import EngineMetrics
-from engine.telemetry.routes import OPEN_PATHS, telemetry
 from engine.telemetry.shares import Weights
-from engine.telemetry.top import board
 from tests.part04.serving import http, serve
 from tests.part06.fakes import run_to_end
 from tests.part19.metering import DOLLAR_A_SECOND
@@ -68,7 +68,7 @@ def test_the_board_in_the_terminal_has_a_line(shown):
 
 def test_the_dashboards_data_has_a_panel(shown):
     engine, meter, metrics = shown
-    app = create_app(AsyncLLMEngine(engine, "fake"), [telemetry(metrics)], open_paths=OPEN_PATHS)
+    app = create_app(EngineThread(engine, "fake"), [telemetry_routes(metrics)], open_paths=OPEN_PATHS)
     body = {"model": "fake", "prompt": "hello", "max_tokens": 5, "ignore_eos": True, "temperature": 0}
     with serve(app) as url, http(url) as client:
         assert client.post("/v1/completions", json=body).status_code == 200

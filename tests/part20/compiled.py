@@ -12,7 +12,7 @@ import torch
 
 from engine.attention.paged import Pages
 from engine.kernels import llama_attend, llama_row, llama_rows
-from engine.known_shapes import SHAPES
+from engine.models.known_shapes import SHAPES
 from engine.models.loader import load_model
 from tests.part13.compiled import P, compile_instead
 

@@ -5,6 +5,7 @@ import torch
 
 from benchmarks.part20_models import random_model
 from engine import LLM, SamplingParams
+from engine.models.loader import load_model
 from tests.part01 import reference
 
 PROMPTS = [[5, 6, 7, 5, 6, 7], [9], [3, 1, 4, 1, 5, 9, 2, 6]]
@@ -36,6 +37,16 @@ def test_an_adapter_of_every_layer_changes_its_own_rows(family, tmp_path):
     llm = LLM(folder, enable_lora=True, **OPTIONS)
     outputs = llm.generate(ASKED + ASKED, GREEDY, lora_request=[lora] * 3 + [None] * 3)
     assert [output.outputs[0].token_ids for output in outputs] == changed + plain
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_slots_take_the_bytes_that_are_said_before(family, tmp_path):
+    """Query, key and value are one layer here, and so are gate and up: it has slots for each of them."""
+    lora = pytest.importorskip("engine.lora.slots", reason="Part 18 brings adapters")
+    model, slots = load_model(reference.save(random_model(family), tmp_path)), lora.AdapterSlots(2, 4, 16)
+    said = slots.num_bytes(model)
+    slots.wrap(model)
+    assert said == sum(layer.down.nbytes + layer.up.nbytes for layer in slots.layers.values()) > 0
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

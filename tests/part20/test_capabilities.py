@@ -12,7 +12,7 @@ from benchmarks.part20_models import random_model
 from engine import LLM, SamplingParams, run_prefill
 from engine.cache.single import CachedForward
 from engine.models.loader import load_model
-from engine.speculation.lengths import Lengths
+from engine.speculation.measuring import FREE
 from tests.part01 import reference
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9], [3, 1, 4, 1, 5, 9, 2, 6]]
@@ -61,18 +61,17 @@ def test_log_probabilities_of_output_and_prompt(model):
 
 
 @pytest.mark.parametrize("how", ["ngram", "a draft of the same family"])
-def test_speculation_changes_no_token(model, how, tmp_path, monkeypatch):
+def test_speculation_changes_no_token(model, how, tmp_path):
     folder, _, told = model
-    monkeypatch.setattr(Lengths, "choose", lambda self, ids, caps: [min(self.most, cap) for cap in caps])
-    config = {"method": "ngram", "num_speculative_tokens": 3}
+    config = {"method": "ngram", "num_speculative_tokens": 3, "costs": FREE.plain()}
     if how != "ngram":
         draft = random_model(
             json.loads((folder / "config.json").read_text())["model_type"], num_hidden_layers=1
         )
-        config = {"model": str(reference.save(draft, tmp_path)), "num_speculative_tokens": 3}
+        config = config | {"method": None, "model": str(reference.save(draft, tmp_path))}
     llm = LLM(folder, speculative_config=config, **OPTIONS)
     assert [output.outputs[0].token_ids for output in llm.generate(asked(), GREEDY)] == told
-    assert llm.engine.executor.tally.proposed > 0
+    assert llm.engine.capabilities[0].tally.proposed > 0
 
 
 def test_n_samples_of_one_prompt_share_its_pages(model):

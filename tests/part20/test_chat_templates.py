@@ -10,8 +10,8 @@ import pytest
 from tokenizers import AddedToken, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.chat_template import ChatError, ChatTemplate, guarded
-from engine.tokenizer import Tokenizer
+from engine.decoding.chat_template import ChatError, ChatTemplate, guarded
+from engine.text.tokenizer import Tokenizer
 from tests.part01.test_tokenizer_kinds import LLAMA3, QWEN, train
 from tests.part20.sentencepiece import tokenizer_json
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from engine import LLM, SamplingParams, embedded_models
-from engine.config import ModelConfig, architecture
-from engine.engine_args import EngineArgs
-from engine.known_shapes import SHAPES, known_shapes, shape_folder
+from engine.models.config import ModelConfig, architecture
+from engine.models.known_shapes import SHAPES, known_shapes, shape_folder
+from engine.wiring.engine_args import EngineArgs
 
 PARAMETERS = {  # as their makers count them: a tied head is counted once
     "gpt2": 124_439_808,
@@ -74,7 +74,7 @@ def test_a_shape_runs(monkeypatch, tmp_path):
         ' "head_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,'
         ' "max_position_embeddings": 128}'
     )
-    monkeypatch.setattr("engine.known_shapes.SHAPES", tmp_path)
+    monkeypatch.setattr("engine.models.known_shapes.SHAPES", tmp_path)
     llm = LLM("someone/Tiny", load_format="dummy", device="cpu")
     (output,) = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
     assert len(output.outputs[0].token_ids) == 5

@@ -9,8 +9,8 @@ from benchmarks.part20_models import random_model
 from engine import LLM, SamplingParams
 from engine.attention.dense import causal, dense_attention
 from engine.attention.interface import Spans
-from engine.checkpoint import CheckpointError
-from engine.config import ModelConfig
+from engine.models.checkpoint import CheckpointError
+from engine.models.config import ModelConfig
 from engine.models.loader import load_model
 from tests.part01 import reference
 from tests.part20.test_rope import LLAMA3, YARN

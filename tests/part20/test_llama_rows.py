@@ -6,16 +6,17 @@ import torch
 pytest.importorskip("triton", reason="needs the package triton")
 
 from benchmarks.part20_models import random_model
-from engine.cache.paged import PagedCache
-from engine.graphs import ModelStep
+from engine.cache.memory import PageMemory
+from engine.execution.graphs import ModelStep
+from engine.execution.steps import steps
 from engine.kernels import llama_attend
 from engine.kernels.llama_row import LlamaRow
-from engine.kernels.llama_rows import LlamaRows, steps
-from engine.kernels.quantized_row import QuantizedRow
+from engine.kernels.llama_rows import LlamaRows
 from engine.layers.packed_linear import Transposed
 from engine.layers.replace import replace_linears
 from engine.models.loader import load_model
 from engine.quantization.quantize import quantize
+from engine.quantization.row import QuantizedRow
 from tests.part01.reference import random_gpt2, save
 from tests.part13.test_many_rows import TOLERANCE, VOCAB, Step
 from tests.part13.test_paged_attention import DEVICE
@@ -102,12 +103,12 @@ def test_rows_of_one_sequence_see_each_other_if_keys_are_stored_first(model, mon
     assert torch.allclose(got, want, atol=TOLERANCE), "three tokens of one sequence, each a row"
 
 
-def cache_for(model) -> PagedCache:
-    return PagedCache(model.config, 4, 16, torch.device(DEVICE), torch.float32)
+def memory_for(model) -> PageMemory:
+    return PageMemory(model.config, 4, 16, torch.device(DEVICE), torch.float32)
 
 
 def test_it_is_taken_for_models_that_it_knows(model):
-    make = steps(model, cache_for(model), 3)
+    make = steps(model, memory_for(model), 3)
     assert isinstance(make(1), LlamaRow if LlamaRow.fits(model) else LlamaRows)
     assert isinstance(make(3), LlamaRows)
     assert make(3) is make(2), "one set of buffers for all sizes"
@@ -117,7 +118,7 @@ def test_it_is_taken_for_models_that_it_knows(model):
 def test_other_models_run_their_own_forward_pass(name, tmp_path):
     model = made(*OTHERS[name], tmp_path)
     assert not LlamaRows.fits(model)
-    assert isinstance(steps(model, cache_for(model), 3)(2), ModelStep)
+    assert isinstance(steps(model, memory_for(model), 3)(2), ModelStep)
 
 
 @pytest.mark.parametrize("replaced", ["blocks.0.mlp.down", "blocks.0.attention.qkv", "head"])
@@ -132,6 +133,6 @@ def test_a_layer_that_was_replaced_computes_in_its_own_way(replaced, tmp_path):
 def test_one_row_of_a_quantized_gpt2_takes_part_17s_chain(tmp_path):
     folder = save(random_gpt2(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=2), tmp_path)
     model = load_model(folder, DEVICE, "float32", transform=lambda m: quantize(m, "int8"))
-    make = steps(model, cache_for(model), 3)
+    make = steps(model, memory_for(model), 3)
     assert isinstance(make(1), QuantizedRow)
     assert isinstance(make(2), ModelStep)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.part20_models import random_model
-from engine.config import ModelConfig, architecture
 from engine.models import llama
+from engine.models.config import ModelConfig, architecture
 from engine.models.llama import LlamaConfig, Model, places
 from engine.models.weights import Place
 

@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from engine.checkpoint import CheckpointError
+from engine.models.checkpoint import CheckpointError
 from engine.models.rope import rope_from, rotate
 
 LLAMA3 = {

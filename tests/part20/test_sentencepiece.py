@@ -6,11 +6,11 @@ from random import Random
 import pytest
 import tokenizers
 
-from engine.chat_template import GUARDS, guarded
-from engine.checkpoint import CheckpointError
-from engine.detokenizer import Detokenizer
+from engine.decoding.chat_template import GUARDS, guarded
+from engine.models.checkpoint import CheckpointError
 from engine.server.scored import _offsets
-from engine.tokenizer import Tokenizer
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.part01.unicode_fuzz import WORDS, assigned, strings
 from tests.part20.sentencepiece import (
     ADDED,

@@ -9,13 +9,15 @@ pytest.importorskip("triton", reason="needs the package triton")
 
 from benchmarks.part20_models import random_model
 from engine import LLM, SamplingParams
-from engine.kernels.llama_rows import LlamaRows, verifying_steps
-from engine.speculation.graphs import RowsForward, steps
-from engine.speculation.lengths import Lengths
+from engine.execution import verifying
+from engine.execution.graphs import GraphWay
+from engine.execution.steps import verifying_steps
+from engine.kernels.llama_rows import LlamaRows
 from tests.part01.reference import generate, save
 from tests.part13.test_paged_attention import DEVICE
-from tests.part16.test_speculative_graphs import cache_of, made
+from tests.part16.test_speculative_graphs import made, memory_of
 
+FREE = {"sequences": [1], "drafts": [0, 1], "steps": [[1.0, 1.0]]}  # as many drafts as may be
 PROMPTS = [[5, 6, 7, 5, 6, 7, 9], [3]]
 OPTIONS = {
     "device": DEVICE, "dtype": "float32", "max_num_seqs": 2, "max_num_batched_tokens": 6,
@@ -26,8 +28,9 @@ OPTIONS = {
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_speculation_in_graphs_changes_no_token(family, tmp_path, monkeypatch):
     """The longer prompt comes in chunks; the draft is the target with noise, so some of its tokens stand."""
-    monkeypatch.setattr(Lengths, "choose", lambda self, ids, caps: [min(self.most, cap) for cap in caps])
-    monkeypatch.setattr("engine.compose.pack_linears", lambda model, rows: model)  # which a GPU does not do
+    monkeypatch.setattr(
+        "engine.wiring.devices.pack_linears", lambda model, rows: model
+    )  # which a GPU does not do
     heads = {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     theirs = random_model(family, seed=3, num_hidden_layers=1, **heads)
     draft = copy.deepcopy(theirs)
@@ -35,33 +38,35 @@ def test_speculation_in_graphs_changes_no_token(family, tmp_path, monkeypatch):
     with torch.no_grad():
         for parameter in draft.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
-    config = {"model": str(save(draft, tmp_path / "draft")), "num_speculative_tokens": 2}
+    config = {"model": str(save(draft, tmp_path / "draft")), "num_speculative_tokens": 2, "costs": FREE}
     llm = LLM(save(theirs, tmp_path / "target", tokenizer=True), speculative_config=config, **OPTIONS)
-    executor = llm.engine.executor
-    for forward in (executor.inner.forward, executor.proposer.forward):
-        assert isinstance(forward, RowsForward)
-        assert isinstance(forward.graphs._step(2), LlamaRows)
+    (speculation,) = llm.engine.capabilities
+    for runner in (llm.engine.executor, speculation.proposer.runner):
+        plain, drafts, _ = runner.ways
+        assert isinstance(plain, GraphWay)
+        assert isinstance(drafts.graphs._step(2), LlamaRows)
     asked = [{"prompt_token_ids": ids} for ids in PROMPTS]
     told = llm.generate(asked, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
     want = [generate(theirs, ids, max_new_tokens=4, eos_token_id=None) for ids in PROMPTS]
     assert [output.outputs[0].token_ids for output in told] == want
-    assert 0 < executor.tally.accepted < executor.tally.proposed
+    assert 0 < speculation.tally.accepted < speculation.tally.proposed
 
 
 @pytest.mark.parametrize("option", [{"enforce_eager": True}, {"kv_cache": "slots"}, {"attention": "sdpa"}])
 def test_passes_without_graphs(tiny_gpt2, option):
-    config = {"method": "ngram", "num_speculative_tokens": 2}
+    config = {"method": "ngram", "num_speculative_tokens": 2, "costs": FREE}
     llm = LLM(tiny_gpt2, speculative_config=config, **OPTIONS | option)
-    assert not isinstance(llm.engine.executor.inner.forward, RowsForward)
+    assert not any(isinstance(way, GraphWay) for way in llm.engine.executor.ways)
 
 
 def test_graphs_have_rows_for_drafts(tiny_gpt2):
-    config = {"method": "ngram", "num_speculative_tokens": 3}
+    config = {"method": "ngram", "num_speculative_tokens": 3, "costs": FREE}
     llm = LLM(tiny_gpt2, speculative_config=config, **OPTIONS | {"max_num_batched_tokens": 100})
-    assert llm.engine.executor.inner.forward.graphs.sizes[-1] == 2 * (3 + 1)
+    plain, drafts, _ = llm.engine.executor.ways
+    assert (plain.graphs.sizes[-1], drafts.graphs.sizes[-1]) == (2, 2 * (3 + 1))
 
 
 def test_other_models_are_run_as_in_part_16(tmp_path):
     other = made(tmp_path, activation_function="relu")
-    ways = [make(other, cache_of(other), 4)(2) for make in (verifying_steps, steps)]
+    ways = [make(other, memory_of(other), 4)(2) for make in (verifying_steps, verifying.verifying_steps)]
     assert type(ways[0]) is type(ways[1])

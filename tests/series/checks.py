@@ -6,13 +6,40 @@ They read source text alone and import nothing of what they check. `files` are p
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from parts.manifest import Part, matches, owners
 from parts.tree import tree_files
 
 LAST = 20
+# The rooms of engine/ from bottom to top: a room imports only rooms that stand before it here.
+# tools/draw_rooms.py draws its picture from this list, too.
+ROOMS = (
+    "zoo",
+    "machine",
+    "attention",
+    "models",
+    "layers",
+    "text",
+    "decoding",
+    "requests",
+    "cache",
+    "kernels",
+    "quantization",
+    "execution",
+    "scheduling",
+    "lora",
+    "speculation",
+    "core",
+    "telemetry",
+    "server",
+    "wiring",
+    "client",
+    "load",
+    "demo",
+    "cli",
+)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)|<img[^>]+src=\"([^\"]+)\"")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 # `ruvon` where a command stands: first on a line of code, after a prompt or a notebook's `!`. The prefix of a
@@ -51,13 +78,12 @@ def later_imports(root: Path, files: list[str], parts: list[Part]) -> list[str]:
             if must_exist and not _is_module(module, files):
                 breaches.append(f"{path}:{line}: {module} does not exist")
             for target in found:
-                if first[target] is None:
+                owner = first[target]
+                if owner is None:
                     breaches.append(f"{path}:{line}: {module} is in {target}, which belongs to no part")
-                elif first[target] > number:
-                    breaches.append(
-                        f"{path}:{line}: {module} is in {target}, of part {first[target]} > {number}"
-                    )
-    return breaches
+                elif owner > number:
+                    breaches.append(f"{path}:{line}: {module} is in {target}, of part {owner} > {number}")
+    return list(dict.fromkeys(breaches))
 
 
 def early_showcase(root: Path, files: list[str], parts: list[Part]) -> list[str]:
@@ -101,6 +127,79 @@ def broken_links(root: Path, files: list[str], parts: list[Part]) -> list[str]:
                         f"{path}: links to {link}, which is not in the tree of part {part.number}"
                     )
     return breaches
+
+
+def rooms(root: Path, files: list[str], order: Sequence[str] = ROOMS) -> list[str]:
+    """engine/ is one `__init__.py` and rooms (folders), all in `order`, each with its contract in a line."""
+    engine = [path for path in files if path.startswith("engine/")]
+    breaches = [
+        f"{path}: stands in no room; only engine/__init__.py stands at the root of engine/"
+        for path in engine
+        if path.count("/") == 1 and path != "engine/__init__.py"
+    ]
+    standing = sorted({_room(path) for path in engine if path.count("/") > 1})
+    breaches += [f"engine/{room}: is not in the order of rooms" for room in standing if room not in order]
+    breaches += [f"engine/{room}: is in the order, and no room" for room in order if room not in standing]
+    for room in standing:
+        init = f"engine/{room}/__init__.py"
+        text = contract(root, room) if init in files else ""
+        if len(text.splitlines()) != 1:
+            breaches.append(f"{init}: must begin with the room's contract, a docstring of one line")
+    return breaches
+
+
+def imports_upwards(root: Path, files: list[str], order: Sequence[str] = ROOMS) -> list[str]:
+    """A room imports only rooms below it; where the one above imports it in turn, the circle is named."""
+    imports = room_imports(root, files)
+    breaches = []
+    for (room, above), lines in sorted(imports.items()):
+        if room not in order or above not in order or order.index(above) < order.index(room):
+            continue
+        back = _way(imports, above, room)
+        circle = "".join(f" → {target} ({imports[source, target][0]})" for source, target in back)
+        closes = f"; this closes the circle {room} → {above}{circle}" if back else ""
+        breaches.append(f"{room} imports {above}, which stands above it, in {', '.join(lines)}{closes}")
+    return breaches
+
+
+def room_imports(root: Path, files: list[str]) -> dict[tuple[str, str], list[str]]:
+    """(room, room that it imports) -> the lines that do, as path:line, in functions and for types as well.
+
+    The table of public names in engine/__init__.py is no import; to import a name by it is one of its file.
+    What is found by scanning (architectures) or started as a program is none.
+    """
+    home = _home(root)
+    lines: dict[tuple[str, str], list[str]] = {}
+    for path in files:
+        if path.count("/") < 2 or not re.fullmatch(r"engine/.+\.py", path):
+            continue
+        for number, module, _ in _imported(_tree(root, path), path):
+            for target in _files_of(module, files, home):
+                pair, line = (_room(path), _room(target)), f"{path}:{number}"
+                if target.count("/") > 1 and pair[0] != pair[1] and line not in lines.get(pair, ()):
+                    lines.setdefault(pair, []).append(line)
+    return lines
+
+
+def contract(root: Path, room: str) -> str:
+    """The docstring of the room's `__init__.py`; empty: it has none."""
+    text = (root / f"engine/{room}/__init__.py").read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(text)) or ""
+
+
+def _room(path: str) -> str:
+    return path.split("/")[1]
+
+
+def _way(imports: Collection[tuple[str, str]], start: str, end: str) -> list[tuple[str, str]]:
+    """The shortest way from room to room along imports, as pairs; empty: there is none."""
+    reached: dict[str, list[tuple[str, str]]] = {start: []}
+    for room in (queue := [start]):
+        for source, target in imports:
+            if source == room and target not in reached:
+                reached[target] = [*reached[room], (source, target)]
+                queue.append(target)
+    return reached.get(end, [])
 
 
 def _normal(path: PurePosixPath) -> str:
@@ -158,7 +257,19 @@ def _home(root: Path) -> dict[str, str]:
 
 def _imports(root: Path, path: str) -> Iterator[tuple[int, str, bool]]:
     """(line, dotted name, whether it must be a module) of all that the file imports or names as a module."""
-    for node in ast.walk(_tree(root, path)):
+    tree = _tree(root, path)
+    yield from _imported(tree, path)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (dotted := ast.unparse(node)).startswith("engine."):
+            yield node.lineno, dotted, False
+        # "engine.decoding.sampling" as text: monkeypatch, python -m
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"engine(\.\w+)+", str(node.value)):
+            yield node.lineno, str(node.value), False
+
+
+def _imported(tree: ast.AST, path: str) -> Iterator[tuple[int, str, bool]]:
+    """The same of what is imported, by a statement anywhere or by `import_module` with a plain text."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name, alias.name.startswith("engine.")
@@ -170,11 +281,10 @@ def _imports(root: Path, path: str) -> Iterator[tuple[int, str, bool]]:
             yield node.lineno, base, base.startswith("engine.")
             for alias in node.names:
                 yield node.lineno, f"{base}.{alias.name}", False
-        elif isinstance(node, ast.Attribute) and (dotted := ast.unparse(node)).startswith("engine."):
-            yield node.lineno, dotted, False
-        # "engine.decoding.sampling" as text: import_module, monkeypatch, python -m
-        elif isinstance(node, ast.Constant) and re.fullmatch(r"engine(\.\w+)+", str(node.value)):
-            yield node.lineno, node.value, False
+        elif isinstance(node, ast.Call) and _name(node.func) == "import_module":
+            for argument in node.args:
+                if isinstance(argument, ast.Constant):
+                    yield node.lineno, str(argument.value), False
 
 
 def _is_module(module: str, files: list[str]) -> bool:

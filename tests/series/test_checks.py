@@ -11,6 +11,7 @@ from tests.series import checks
 from tests.series.tiny import write
 
 ROOT = Path(__file__).resolve().parents[2]
+HOUSE = [checks.rooms, checks.imports_upwards]
 RULES = [checks.later_imports, checks.early_showcase, checks.broken_links]
 
 
@@ -27,6 +28,12 @@ def test_this_repository_keeps_the_rule(rule):
 @pytest.mark.parametrize("rule", [checks.ownership, *RULES])
 def test_the_tiny_repository_keeps_the_rule(repo, rule):
     assert breaches(rule, repo) == []
+
+
+@pytest.mark.parametrize("rule", HOUSE)
+def test_every_file_of_the_engine_is_in_a_room_and_a_room_imports_only_rooms_below_it(rule):
+    found = rule(ROOT, source_files(ROOT))
+    assert not found, "\n".join(found)
 
 
 def test_every_file_under_engine_counts_not_only_python(repo):
@@ -133,4 +140,101 @@ def test_a_link_out_of_the_learners_tree_is_caught(repo):
     write(repo, "articles/01_one.md", "See [it](../tools/train.py#L3) and [that](https://example.org/x).\n")
     assert breaches(checks.broken_links, repo) == [
         "articles/01_one.md: links to ../tools/train.py, which is not in the tree of part 1"
+    ]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """Two rooms in order: high/ imports low/."""
+    write(tmp_path, "engine/__init__.py", '_HOME = {"Top": "high.top"}\n')
+    write(tmp_path, "engine/low/__init__.py", '"""What lies below."""\n')
+    write(tmp_path, "engine/low/base.py", "import torch\n")
+    write(tmp_path, "engine/high/__init__.py", '"""What stands on it."""\n')
+    write(tmp_path, "engine/high/top.py", "import engine.low.base\n\n\nclass Top: ...\n")
+    return tmp_path
+
+
+def crooked(rule, house: Path) -> list[str]:
+    """The breaches of a rule of the house, whose files are those that stand there."""
+    files = sorted(path.relative_to(house).as_posix() for path in house.rglob("*") if path.is_file())
+    return rule(house, files, ("low", "high"))
+
+
+@pytest.mark.parametrize("rule", HOUSE)
+def test_a_house_in_order_keeps_the_rule(house, rule):
+    assert crooked(rule, house) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import engine.high.top",
+        "from engine.high.top import Top",
+        "from engine.high import top",
+        "from ..high.top import Top",
+        "from engine import Top",
+        "def later():\n    from engine.high.top import Top",
+        "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from engine.high.top import Top",
+        "from importlib import import_module\n\nimport_module('engine.high.top')",
+    ],
+)
+def test_a_circle_of_rooms_is_caught_and_named_with_the_files_that_close_it(house, code):
+    write(house, "engine/low/base.py", code + "\n")
+    line = len(code.splitlines())
+    assert crooked(checks.imports_upwards, house) == [
+        f"low imports high, which stands above it, in engine/low/base.py:{line}; "
+        "this closes the circle low → high → low (engine/high/top.py:1)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "code", ["command = ['python', '-m', 'engine.high.top']", "def f(engine): return engine.high.top"]
+)
+def test_a_program_that_is_started_and_a_field_of_an_engine_are_no_imports(house, code):
+    write(house, "engine/low/base.py", code + "\n")
+    assert crooked(checks.imports_upwards, house) == []
+
+
+def test_an_import_of_a_room_above_is_caught_where_it_closes_no_circle(house):
+    write(house, "engine/low/base.py", "from engine.high import top\n")
+    write(house, "engine/high/top.py", "")
+    assert crooked(checks.imports_upwards, house) == [
+        "low imports high, which stands above it, in engine/low/base.py:1"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "breach"),
+    [
+        (
+            "engine/loose.py",
+            "",
+            "engine/loose.py: stands in no room; only engine/__init__.py stands at the root of engine/",
+        ),
+        ("engine/new/__init__.py", '"""New."""\n', "engine/new: is not in the order of rooms"),
+        *[
+            (
+                "engine/low/__init__.py",
+                text,
+                "engine/low/__init__.py: must begin with the room's contract, a docstring of one line",
+            )
+            for text in ("", "import os\n", '"""Two\nlines."""\n')
+        ],
+    ],
+)
+def test_a_loose_file_an_unknown_room_and_a_room_without_its_contract_are_caught(house, place, text, breach):
+    write(house, place, text)
+    assert crooked(checks.rooms, house) == [breach]
+
+
+def test_a_room_that_went_and_is_still_in_the_order_is_caught(house):
+    for path in (house / "engine/high").iterdir():
+        path.unlink()
+    assert crooked(checks.rooms, house) == ["engine/high: is in the order, and no room"]
+
+
+def test_a_room_without_an_init_is_caught(house):
+    (house / "engine/low/__init__.py").unlink()
+    assert crooked(checks.rooms, house) == [
+        "engine/low/__init__.py: must begin with the room's contract, a docstring of one line"
     ]

@@ -48,7 +48,8 @@ def test_links_lead_somewhere(path):
 
 def test_a_dead_link_and_a_dead_anchor_are_found():
     good = (
-        '[1](01_tokenizer_and_forward.md#notation) [code](../engine/llm.py) <img src="figures/01_road.svg">'
+        "[1](01_tokenizer_and_forward.md#notation) [code](../engine/wiring/llm.py) "
+        '<img src="figures/01_road.svg">'
     )
     assert dead("articles/x.md", good) == []
     bad = "[a](nowhere.md) [b](01_tokenizer_and_forward.md#nowhere) [c](#nowhere)"

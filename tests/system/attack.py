@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from engine.checkpoint import ZOO
+from engine.models.checkpoint import ZOO
 from tests.system.ready import Popen
 
 DEADLINE = 60.0  # seconds after which what we wait for will never come: not a promise about speed

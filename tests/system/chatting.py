@@ -9,10 +9,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from engine.chat_template import ChatTemplate
+from engine.decoding.chat_template import ChatTemplate
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.server.app import create_app
-from engine.server.chat import chat
+from engine.server.chat import chat_routes
 from engine.server.chat_page import OPEN_PATHS, chat_page
 from tests.part04.serving import ScriptedBackend, serve, wait_until
 from tests.part06.fakes import CONFIG, TOKENIZER
@@ -22,7 +22,7 @@ TEMPLATE = ChatTemplate.from_pretrained("storyteller")
 
 
 def chat_app(backend, **options):
-    extensions = [chat(TOKENIZER, CONFIG, TEMPLATE), chat_page]
+    extensions = [chat_routes(TOKENIZER, CONFIG, TEMPLATE), chat_page]
     return create_app(backend, extensions, open_paths=OPEN_PATHS, **options)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from engine import LLM, LoRARequest, SamplingParams
-from engine.checkpoint import CheckpointError
 from engine.decoding.params import ParameterError
-from engine.speculation.lengths import Lengths
+from engine.models.checkpoint import CheckpointError
+from engine.speculation.measuring import FREE
 from tests.system.attack import Process
 
 ADAPTERS = Path(__file__).parents[2] / "adapters"
@@ -16,6 +16,7 @@ POETRY = LoRARequest("poetry", 1, ADAPTERS / "poetry")
 BUSINESS = LoRARequest("business", 2, ADAPTERS / "business")
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 PROMPTS = ["When I", "Dear Mr.", "Once upon a time"]
+DRAFTS = {"num_speculative_tokens": 3, "costs": FREE.plain()}  # in every step
 MIXED = [POETRY, BUSINESS, None]
 
 
@@ -37,17 +38,16 @@ def alone() -> list[str]:
         {},
         {"kv_cache": "slots"},
         {"async_scheduling": True},
-        {"speculative_config": {"model": "storyteller-draft", "num_speculative_tokens": 3}},
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+        {"speculative_config": DRAFTS | {"model": "storyteller-draft"}},
+        {"speculative_config": DRAFTS | {"method": "ngram"}},
     ],
     ids=["paged", "slots", "one step ahead", "draft", "ngram"],
 )
-def test_a_mixed_batch_gives_what_each_gets_alone(alone, options, monkeypatch):
-    monkeypatch.setattr(Lengths, "choose", lambda self, ids, caps: [min(self.most, cap) for cap in caps])
+def test_a_mixed_batch_gives_what_each_gets_alone(alone, options):
     llm = LLM("storyteller", enable_lora=True, **options)
     assert texts(llm.generate(PROMPTS, GREEDY, lora_request=MIXED)) == alone
     if "speculative_config" in options:
-        assert llm.engine.executor.tally.proposed > 0
+        assert llm.engine.capabilities[0].tally.proposed > 0
     stream = list(llm.stream(PROMPTS[0], GREEDY, lora_request=POETRY))
     assert stream[-1].outputs[0].text == alone[0]
     assert texts(LLM("storyteller").generate(PROMPTS[2], GREEDY)) == alone[2:], "the base is as without"

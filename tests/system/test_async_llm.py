@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine import LLM, AsyncEngineArgs, AsyncLLMEngine, CheckpointError, LoRARequest, SamplingParams
-from engine.async_engine import EngineError
+from engine.core.engine_thread import EngineError
 from engine.decoding.params import ParameterError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)

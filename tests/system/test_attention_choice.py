@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.engine_args import EngineArgs
+from engine.wiring.engine_args import EngineArgs
 from tests.system.ready import ruvon
 
 PARAMS = SamplingParams(temperature=0, max_tokens=25)

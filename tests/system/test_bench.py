@@ -13,9 +13,9 @@ import pytest
 from engine import LLM
 from engine.cli import bench, bench_serve
 from engine.load.client import Seen
-from engine.load.report import Limits
+from engine.load.report import Limits, figures
 from engine.server.app import create_app
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.part04.serving import ScriptedBackend, serve
 from tests.system.test_commands import refusal, said
 
@@ -106,14 +106,14 @@ def test_a_server_that_refuses_some_is_measured_and_one_that_refuses_all_is_an_e
 def test_with_a_bound_a_request_is_due_when_it_is_its_turn():
     due, ended = [], []
 
-    class Target:
+    class Endpoint:
         async def ask(self, job, at):
             due.append(at)
             await asyncio.sleep(0)
             ended.append(asyncio.get_running_loop().time())
 
     async def both():
-        ask = bench_serve._in_turn(Target(), 1)
+        ask = bench_serve._in_turn(Endpoint(), 1)
         await asyncio.gather(ask(None, 0.0), ask(None, 0.0))
 
     asyncio.run(both())
@@ -127,7 +127,8 @@ def test_known_times_in_known_numbers_out():
     ]
     seen.append(Seen(0.0, 0.0, "ok", 0.2, 0.2, 2.0, prompt_tokens=10, tokens=1))  # no time between tokens
     seen.append(Seen(0.0, 0.0, "broken off", end=8.0, prompt_tokens=10, tokens=3))
-    found = bench_serve.figures(seen, 0.0, ["ttft", "tpot", "itl"], [99], Limits(ttft=0.2))
+    measured = figures(seen, 0.0, [], Limits(ttft=0.2), [50, 99])
+    found = bench_serve.in_vllms_names(measured, ["ttft", "tpot", "itl"], [99])
     assert (found["completed"], found["failed"]) == (4, 1)
     assert found["outcomes"] == {"broken off": 1, "ok": 4}
     assert found["mean_ttft_ms"] == found["median_ttft_ms"] == pytest.approx(200)

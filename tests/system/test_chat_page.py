@@ -4,9 +4,9 @@ words is ever run.
 
 from contextlib import ExitStack
 
-from engine.async_engine import AsyncLLMEngine
-from engine.executor import Executor
-from engine.llm_engine import LLMEngine
+from engine.core.engine_thread import EngineThread
+from engine.core.llm_engine import LLMEngine
+from engine.execution.runner import ModelRunner
 from engine.scheduling.continuous import ContinuousScheduler
 from tests.part04.serving import ScriptedBackend, serve, wait_until
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, Gate
@@ -43,8 +43,8 @@ def test_words_come_before_the_answer_is_complete(page):  # noqa: F811
 def test_stop_ends_the_work_in_the_engine(page):  # noqa: F811
     cache = BlockCache(64, 16)
     gate = Gate(FakeForward(cache), permits=2)
-    engine = LLMEngine(TOKENIZER, CONFIG, ContinuousScheduler(cache, 4, 256), Executor(gate))
-    running = AsyncLLMEngine(engine, "fake")
+    engine = LLMEngine(TOKENIZER, CONFIG, ContinuousScheduler(cache, 4, 256), ModelRunner([gate]))
+    running = EngineThread(engine, "fake")
     one = page(running)
     try:
         ask(one)

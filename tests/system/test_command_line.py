@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-import engine.cli.series
+import engine.cli.main
 from engine import LLM, SamplingParams
-from engine.checkpoint import ZOO
 from engine.cli.main import app
-from engine.cli.story import PROMPT
+from engine.demo.story import PROMPT
+from engine.models.checkpoint import ZOO
 from tests.system.ready import ruvon
 
 ROOT = ZOO.parents[1]
@@ -96,7 +96,7 @@ def test_parts_hands_its_arguments_to_the_series_tool(monkeypatch):
         calls.append(command)
         return subprocess.CompletedProcess(command, 3)
 
-    monkeypatch.setattr(engine.cli.series.subprocess, "run", run)
+    monkeypatch.setattr(engine.cli.main.subprocess, "run", run)
     with pytest.raises(SystemExit) as caught:
         app(["parts", "test", "2", "-k", "stop", "--help"], prog_name="ruvon")
     assert caught.value.code == 3
@@ -110,8 +110,10 @@ def test_parts_lists_the_series():
 
 
 def test_parts_in_an_installed_package_says_what_it_needs(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(engine.cli.series, "CHECKOUT", tmp_path)
-    assert engine.cli.series.run(["list"]) == 2
+    monkeypatch.setattr(engine.cli.main, "HERE", tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        app(["parts", "list"], prog_name="ruvon")
+    assert caught.value.code == 2
     assert "Clone the repository" in capsys.readouterr().err
 
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-import engine.checkpoint
 import engine.cli.doctor
-import engine.cli.story
-import engine.known_shapes
+import engine.demo.story
+import engine.models.checkpoint
+import engine.models.known_shapes
 from engine import LLM, EngineArgs
-from engine.checkpoint import ZOO, embedded_models
-from engine.cli.doctor import EXTRAS, Found, findings
+from engine.cli.doctor import EXTRAS, Finding, findings
 from engine.cli.main import app
 from engine.cli.models import cached
-from engine.config import architectures
-from engine.known_shapes import known_shapes
-from engine.tokenizer import Tokenizer
+from engine.models.checkpoint import ZOO, embedded_models
+from engine.models.config import architectures
+from engine.models.known_shapes import known_shapes
+from engine.text.tokenizer import Tokenizer
 
 ADAPTERS = Path(__file__).parents[2] / "adapters"
 TEXT = "Once upon a time, a dög"
@@ -94,8 +94,8 @@ def test_what_was_downloaded_is_listed_without_asking_the_hub(capsys, monkeypatc
 
 def test_a_known_shape_runs_from_the_command_line(capsys, monkeypatch):
     """Of a large model's name, with random weights, no command asks the hub."""
-    monkeypatch.setattr(engine.known_shapes, "SHAPES", ZOO)  # a small one, so as not to take memory
-    monkeypatch.setattr(engine.checkpoint, "embedded_models", lambda: [])
+    monkeypatch.setattr(engine.models.known_shapes, "SHAPES", ZOO)  # a small one, so as not to take memory
+    monkeypatch.setattr(engine.models.checkpoint, "embedded_models", lambda: [])
     shown = said(capsys, "generate", "Hi", "--model", "owner/Storyteller-Draft", "--load-format", "dummy",
                  "--max-tokens", "2", "--tokenizer", str(ZOO / "storyteller"))  # fmt: skip
     assert shown.endswith("\n")
@@ -126,9 +126,9 @@ def test_a_story_commands_no_terminal(monkeypatch, capsys):
             yield output
 
     llm.stream = stream
-    monkeypatch.setattr(engine.cli.story, "LLM", lambda **options: llm)
+    monkeypatch.setattr(engine.demo.story, "LLM", lambda **options: llm)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    engine.cli.story.run(EngineArgs(model="storyteller-draft"), 3)
+    engine.demo.story.tell_story(EngineArgs(model="storyteller-draft"), 3)
     said = capsys.readouterr().out
     assert "\ufffd[2J" in said
     assert "\x1b[2J" not in said
@@ -155,7 +155,11 @@ def test_the_doctor_says_what_is_here_and_why_something_is_not(monkeypatch, caps
 
 
 def test_what_is_needed_and_missing_is_the_doctors_exit_code(monkeypatch, capsys):
-    lines = [Found("a", False, "", needed=True), Found("b", True, "", needed=True), Found("c", False, "")]
+    lines = [
+        Finding("a", False, "", needed=True),
+        Finding("b", True, "", needed=True),
+        Finding("c", False, ""),
+    ]
     monkeypatch.setattr(engine.cli.doctor, "findings", lambda: lines)
     with pytest.raises(SystemExit) as caught:
         app(["doctor"], prog_name="ruvon")
@@ -167,7 +171,7 @@ def test_what_is_needed_and_missing_is_the_doctors_exit_code(monkeypatch, capsys
 
 def test_what_the_doctor_says_is_no_markup(monkeypatch, capsys):
     says = "CC='[/x]': pip install 'ruvon[server]'"
-    monkeypatch.setattr(engine.cli.doctor, "findings", lambda: [Found("a", False, says)])
+    monkeypatch.setattr(engine.cli.doctor, "findings", lambda: [Finding("a", False, says)])
     assert says in said(capsys, "doctor")
 
 

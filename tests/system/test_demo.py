@@ -10,10 +10,10 @@ import sys
 import pytest
 from rich.console import Console
 
-from engine.cli.demo import _introduce, board
-from engine.cli.demo_crowd import QUESTIONS, Crowd
-from engine.cli.process import free_port
-from engine.engine_args import EngineArgs
+from engine.demo.crowd import QUESTIONS, Crowd
+from engine.demo.server import free_port
+from engine.demo.show import _introduce, board
+from engine.wiring.engine_args import EngineArgs
 from tests.system.test_serve import DEADLINE, ENVIRONMENT, ROOT
 
 DEMO = [sys.executable, "-m", "engine.cli.main", "demo"]

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from engine import EngineArgs
-from engine.cli import demo
-from engine.cli.demo_crowd import Crowd, Numbers, Person
+from engine.demo import show
+from engine.demo.crowd import Crowd, Numbers, Person
 from engine.telemetry.history import DATA
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
@@ -69,14 +69,14 @@ def test_who_heard_no_word_in_all_the_time_there_was_got_no_answer():
     crowd = Crowd("http://x", chat=True)
     crowd.people[2:], crowd.numbers.look = [], lambda http: asyncio.sleep(0)
     crowd.people[1].answers = 1  # one without words, as a model with random weights gives
-    asked(answer, lambda http: crowd.run(http, seconds=0, most=0.1))
+    asked(answer, lambda http: crowd.run(http, seconds=0, max_seconds=0.1))
     assert [person.failed for person in crowd.people] == ["no word in 0.1 s", ""]
 
 
 def test_the_servers_counters_are_told_as_speeds_and_shares(monkeypatch):
     seconds = iter(range(100))
     clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)))
-    monkeypatch.setattr("engine.cli.demo_crowd.time", clock)
+    monkeypatch.setattr("engine.demo.crowd.time", clock)
     totals = {"vllm:prefix_cache_queries": 200, "vllm:prefix_cache_hits": 50}
     made = iter([10, 30])
 
@@ -114,7 +114,7 @@ def test_what_is_said_in_the_end():
     numbers.drafted, numbers.accepted, numbers.prompt_tokens, numbers.cached = 40, 30, 200, 50
     console = Console(width=100, force_terminal=False)
     with console.capture() as shown:
-        demo._sum_up(console, crowd)
+        show._sum_up(console, crowd)
     for words in (
         "6, 3 answers", "300 tokens in 4 s, up to 120 tokens/s", "200 ms (median)", "2.5 on average",
         "75% of the drafts were right", "25% of the prompts' tokens were there",
@@ -136,7 +136,7 @@ def test_what_is_said_in_the_end():
     ids=str,
 )
 def test_it_speculates_unless_told_otherwise(options, config):
-    assert demo._speculating(EngineArgs(**options)) == EngineArgs(**options | {"speculative_config": config})
+    assert show._speculating(EngineArgs(**options)) == EngineArgs(**options | {"speculative_config": config})
 
 
 def test_who_got_no_answer_is_an_error(monkeypatch):
@@ -147,7 +147,7 @@ def test_who_got_no_answer_is_an_error(monkeypatch):
     async def watch(console, crowd, seconds):
         crowd.people[1].failed = "500: broken"
 
-    monkeypatch.setattr(demo, "served", served)
-    monkeypatch.setattr(demo, "_watch", watch)
+    monkeypatch.setattr(show, "served", served)
+    monkeypatch.setattr(show, "_watch", watch)
     with pytest.raises(RuntimeError, match=r"^Ben: 500: broken$"):
-        demo.run(EngineArgs(), 0)
+        show.show_crowd(EngineArgs(), 0)

@@ -10,14 +10,15 @@ import pytest
 import typer
 
 from engine import EngineArgs
-from engine.attention.kernels import NAMES
 from engine.cache.paged import PreemptionMode
 from engine.cli import generate, serve
 from engine.cli.main import app
-from engine.cli.options import takes_engine_args, to_flags
-from engine.compose import _settled
-from engine.engine_args import choices
+from engine.cli.options import takes_engine_args
+from engine.demo.server import to_flags
 from engine.models.loader import DTYPES, LOAD_FORMATS
+from engine.wiring.attention_kernel import NAMES
+from engine.wiring.devices import _settled
+from engine.wiring.engine_args import choices
 
 COMMANDS = typer.main.get_command(app).commands
 FIELDS = {spec.name: spec for spec in fields(EngineArgs)}
@@ -59,8 +60,9 @@ def test_what_is_left_open_is_as_the_help_says(options, seats, tokens, attention
     """Each running request needs a token in every step, so there are at least as many tokens; and what was
     given is not refused because of another option's default.
     """
-    args = _settled(EngineArgs(**options))
-    found = args.max_num_seqs, args.max_num_batched_tokens, args.attention, args.async_scheduling
+    args, sizes = _settled(EngineArgs(**options))
+    found = sizes.max_num_seqs, sizes.max_num_batched_tokens, args.attention, args.async_scheduling
+    assert (args.max_num_seqs, args.max_num_batched_tokens) == found[:2]
     assert found == (seats, tokens, attention, ahead)
 
 
@@ -99,7 +101,7 @@ def test_a_value_of_another_kind_is_refused(options, words):
 
 
 def test_help_comes_without_torch():
-    code = "import sys, engine.cli.main, engine.engine_args; sys.exit('torch' in sys.modules)"
+    code = "import sys, engine.cli.main, engine.wiring.engine_args; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0, "the flags' module imports torch"
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine.cli.process import served
+from engine.demo.server import served
 
 FUZZ = Path(__file__).parent / "fuzz"
 DEADLINE = 240.0  # seconds after which it will never end: not a promise about speed

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from engine.outside import shown
-from engine.tokenizer import Tokenizer
+from engine.client.untrusted import shown
+from engine.text.tokenizer import Tokenizer
 from tests.system.ready import Popen, ruvon
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J"

@@ -1,5 +1,6 @@
 """`LLM`: a vLLM user's script, and what it takes and refuses."""
 
+import gc
 import shutil
 from itertools import pairwise, zip_longest
 
@@ -8,6 +9,7 @@ import torch
 
 from engine import LLM, CheckpointError, RequestOutput, SamplingParams
 from engine.decoding.params import ParameterError
+from engine.machine.collector import NEW_OBJECTS
 from tests.part01 import reference
 
 
@@ -87,7 +89,18 @@ def test_what_is_given_for_a_prompt_is_of_the_kind_that_is_accepted(llm, name, g
         llm.generate("a", **{name: given})
 
 
-@pytest.mark.parametrize("prompt", ["", "word " * 2000, {"prompt_token_ids": [4096]}])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "",
+        "word " * 2000,
+        {"prompt_token_ids": [4096]},
+        {"prompt_token_ids": "hello"},
+        {"prompt": [1, 2]},
+        {"prompt": {"prompt": "hi", "cache_salt": "s"}},  # whose salt would be lost
+        {"cache_salt": "s"},
+    ],
+)
 def test_a_prompt_that_cannot_be_run_is_refused(llm, prompt):
     with pytest.raises(ParameterError, match="prompt"):
         llm.generate(prompt, greedy())
@@ -155,6 +168,35 @@ def test_a_stream_left_early_leaves_nothing_behind(llm):
     assert not llm.engine.has_unfinished_requests()
     assert llm.engine.scheduler.cache.usage().num_sequences == 0
     assert not llm._inbox, "an output is kept whose reader has left"
+
+
+def test_while_steps_run_the_collector_is_asked_less_often_and_then_as_before(llm, monkeypatch):
+    """By `generate`, whether it fails or not, and by `stream`, but not while its reader has the word."""
+    before, seen, submit = gc.get_threshold(), [], llm.engine.executor.submit
+
+    def submitting(batch):
+        seen.append(gc.get_threshold()[0])
+        if len(seen) == 9:
+            raise OSError("the power is out")
+        return submit(batch)
+
+    monkeypatch.setattr(llm.engine.executor, "submit", submitting)
+    gc.set_threshold(500, 7, 7)
+    try:
+        llm.generate(["The dog", "The cat"], greedy(max_tokens=4))
+        assert gc.get_threshold() == (500, 7, 7)
+        for _ in (streams := [llm.stream("The dog", greedy(max_tokens=9)) for _ in range(2)]):
+            next(streams[0]), next(streams[1])
+            assert gc.get_threshold() == (500, 7, 7), "two streams at once put it back"
+        for stream in streams:
+            stream.close()
+        with pytest.raises(RuntimeError, match="the power is out"):
+            llm.generate("The dog", greedy(max_tokens=9))
+        assert gc.get_threshold() == (500, 7, 7)
+    finally:
+        gc.set_threshold(*before)
+    assert len(seen) >= 9
+    assert set(seen) == {NEW_OBJECTS}
 
 
 def test_a_step_that_failed_is_an_error_and_the_next_call_is_answered(llm, monkeypatch):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from engine.cli.loading import loading
+from engine.wiring.loading import loading
 
 
 class Terminal(io.StringIO):

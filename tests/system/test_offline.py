@@ -11,15 +11,15 @@ import pytest
 import torch
 from tqdm import tqdm
 
-import engine.compose_cache
-import engine.llm_progress
-import engine.llm_prompts
+import engine.wiring.compose_cache
+import engine.wiring.llm_progress
+import engine.wiring.llm_prompts
 from engine import LLM, EngineArgs, RequestOutput, SamplingParams
-from engine.chat_template import ChatTemplate
 from engine.cli.doctor import _machine
-from engine.compose_cache import room
-from engine.config import ModelConfig
+from engine.decoding.chat_template import ChatTemplate
 from engine.decoding.params import ParameterError
+from engine.models.config import ModelConfig
+from engine.wiring.compose_cache import Sizes, kv_cache_bytes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -146,7 +146,7 @@ def test_what_is_no_conversation_is_refused_in_words(llm, messages, words):
 
 
 def test_the_bar_counts_prompts_and_says_how_fast(llm, monkeypatch):
-    monkeypatch.setattr(engine.llm_progress, "REFRESH", -1.0)  # after each token
+    monkeypatch.setattr(engine.wiring.llm_progress, "REFRESH", -1.0)  # after each token
     shown, bars = io.StringIO(), []
 
     def make(**given) -> tqdm:
@@ -162,18 +162,19 @@ def test_the_bar_counts_prompts_and_says_how_fast(llm, monkeypatch):
 
 
 def test_each_token_is_counted_once(llm):
-    progress = engine.llm_progress.Progress(1, use_tqdm=False)
+    progress = engine.wiring.llm_progress.Progress(1, use_tqdm=False)
     for output in llm.stream("Once upon a time", GREEDY):
         progress.count(output)
-    assert (progress.input, progress.output) == (len(output.prompt_token_ids), GREEDY.max_tokens)
+    assert progress.num_input_tokens == len(output.prompt_token_ids)
+    assert progress.num_output_tokens == GREEDY.max_tokens
 
 
 def test_the_bar_is_redrawn_ten_times_a_second(monkeypatch):
     times, drawn = iter(range(100)), []
     clock = SimpleNamespace(perf_counter=lambda: 0.06 * next(times))
-    monkeypatch.setattr(engine.llm_progress, "time", clock)
+    monkeypatch.setattr(engine.wiring.llm_progress, "time", clock)
     bar = SimpleNamespace(set_postfix_str=lambda text, refresh: drawn.append(text), update=lambda n: None)
-    progress = engine.llm_progress.Progress(1, lambda **about: bar)
+    progress = engine.wiring.llm_progress.Progress(1, lambda **about: bar)
     for _ in range(8):  # one every 0.06 seconds
         progress.count(RequestOutput("a", "a", [5], [], finished=False))
     assert len(drawn) == 4
@@ -189,10 +190,10 @@ def test_the_makers_wishes_are_the_default(monkeypatch):
     config = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 3, "eos_token_id": 0}
     config |= {"min_p": 0.1, "repetition_penalty": None}
     params = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1, max_tokens=3)
-    assert engine.llm_prompts.default_params(config) == params
+    assert engine.wiring.llm_prompts.default_params(config) == params
     llm = LLM("storyteller-draft")
     assert llm.get_default_sampling_params() == SamplingParams()
-    monkeypatch.setattr(engine.llm, "read_json", lambda path: config)
+    monkeypatch.setattr(engine.wiring.llm, "read_json", lambda path: config)
     assert len(llm.generate("a")[0].outputs[0].token_ids) <= 3
     assert len(llm.chat(QUESTION)[0].outputs[0].token_ids) <= 3
     assert len([*llm.stream("a")][-1].outputs[0].token_ids) <= 3
@@ -208,7 +209,7 @@ def test_an_option_that_does_not_exist_is_refused_with_the_one_that_was_meant():
 def test_a_share_of_the_memory_is_for_keys_and_values():
     free = 10**10
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("os.sysconf", lambda name: free if name == "SC_AVPHYS_PAGES" else 1)
+        patched.setattr("os.sysconf", lambda name: 1 if name == "SC_PAGESIZE" else free)
         sizes = {
             share: LLM(
                 "storyteller-draft", gpu_memory_utilization=share, max_num_seqs=1000,
@@ -217,6 +218,8 @@ def test_a_share_of_the_memory_is_for_keys_and_values():
             for share in (0.01, 0.02)
         }  # fmt: skip
     assert sizes[0.02] == pytest.approx(2 * sizes[0.01], rel=0.01)
+    with pytest.raises(ValueError, match=r"max_model_len=1024 needs .*, enough for max_model_len=0"):
+        LLM("storyteller-draft", gpu_memory_utilization=1e-12)
     for share in (0, 1.1, -1):
         with pytest.raises(ValueError, match=rf"gpu_memory_utilization={share}: a share is accepted"):
             EngineArgs(gpu_memory_utilization=share)
@@ -249,12 +252,12 @@ def test_memory_of_which_a_system_does_not_say_how_much_is_free_bounds_nothing(s
 
 def test_a_share_of_a_gpu_that_others_have_taken_leaves_nothing(monkeypatch):
     """Said so, and not as a number of bytes below 0."""
-    monkeypatch.setattr(engine.compose_cache, "memory", lambda device: (10 * 2**30, 100 * 2**30))
+    monkeypatch.setattr(engine.wiring.compose_cache, "memory_of", lambda device: (10 * 2**30, 100 * 2**30))
     parameter = SimpleNamespace(device=torch.device("cuda"), is_cuda=True, element_size=lambda: 2)
     config = ModelConfig.from_pretrained("storyteller-draft")
     for share, left in {0.5: 0, 0.95: 5 * 2**30}.items():
         args = EngineArgs(gpu_memory_utilization=share, max_num_seqs=1)
-        assert room(args, [config], 64, parameter) == left
+        assert kv_cache_bytes(args, [config], Sizes(1, 64, 64), parameter) == left
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))

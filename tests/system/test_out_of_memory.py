@@ -56,9 +56,9 @@ def watch(llm: LLM) -> list[tuple[type, str]]:
     """The errors of failed steps, as they come. The errors themselves would hold the steps' tensors."""
     errors, recover = [], llm.engine.recover
 
-    def noted(batch, error):
+    def noted(step, error):
         errors.append((type(error), str(error)))
-        return recover(batch, error)
+        return recover(step, error)
 
     llm.engine.recover = noted
     return errors

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from engine import LLM, SamplingParams, compose_cache
+from engine import LLM, SamplingParams
 from engine.cache.paged import PagedCache
 from engine.cache.slots import SlotCache
-from engine.engine_args import EngineArgs
+from engine.wiring import compose_cache
+from engine.wiring.engine_args import EngineArgs
 from tests.part06.fakes import assert_idle, told_alone
-from tests.part12.pages import TWO_LAYERS, PageReader, WatchedCache
-from tests.system.test_seams import params, pipelined
+from tests.part12.pages import TWO_LAYERS, WatchedCache
+from tests.part13.aheads import ahead, run_to_end
 
 LILY = "Once upon a time, there was a little girl named Lily. She had a"
 PROMPTS = [LILY, "The cat", "Once upon a time, there"]
@@ -85,8 +86,8 @@ def test_memory_is_what_all_need_at_most_or_the_budget_given(options, tokens):
 
 
 def test_swap_space_is_in_gib():
-    cache = cache_of(LLM("storyteller", swap_space=0.01, max_num_seqs=1))
-    assert cache.swap.memory.shape[2] == int(0.01 * 2**30) // (16 * TOKEN_BYTES) == 54, "blocks"
+    memory = LLM("storyteller", swap_space=0.01, max_num_seqs=1).engine.executor.memory
+    assert memory.swapped.shape[2] == int(0.01 * 2**30) // (16 * TOKEN_BYTES) == 54, "blocks"
 
 
 @pytest.mark.parametrize(
@@ -140,9 +141,17 @@ def test_memory_that_others_have_is_told_in_a_line(monkeypatch):
     def full(*args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(compose_cache, "PagedCache", full)
+    monkeypatch.setattr(compose_cache, "PageMemory", full)
     with pytest.raises(ValueError, match="no memory for 12,582,912 bytes of keys and values: CUDA out"):
         LLM("storyteller", max_num_seqs=1)
+
+
+def params(seed: int) -> SamplingParams:
+    """Greedy and seeded, ending by length, by the end of sequence, and by stop strings."""
+    return SamplingParams(
+        temperature=0 if seed % 2 else 0.9, seed=seed, max_tokens=5 + seed % 17, min_tokens=seed % 4,
+        stop=("a",) if seed % 5 == 0 else (),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("num_blocks", [26, 60])
@@ -150,14 +159,12 @@ def test_memory_that_others_have_is_told_in_a_line(monkeypatch):
 def test_one_step_ahead_over_pages_gives_everybodys_own_tokens(num_blocks, mode):
     """A step is launched while the last one's tokens are unknown: they are neither shared nor swapped."""
     cache = WatchedCache(TWO_LAYERS, num_blocks, 8, num_swap_blocks=30, preemption_mode=mode)
-    engine = pipelined(cache, PageReader(cache), seats=8, budget=48)
+    engine = ahead(cache, seats=8, budget=48)
     prompts = {str(i): "the same beginning " * (i % 3) + "abcdefg"[i % 7] * 3 * i for i in range(1, 20)}
-    done = {}
     for name, prompt in prompts.items():
         engine.add_request(name, prompt, params(int(name)))
-    while engine.has_unfinished_requests() or engine.flight:
-        done |= {output.request_id: output for output in engine.step() if output.finished}
-        cache.invariants.check()
+    done = run_to_end(engine)
+    cache.invariants.check()
     for name, prompt in prompts.items():
         assert done[name].outputs[0].token_ids == told_alone(prompt, params(int(name))).token_ids
     assert cache.hit_tokens > 0

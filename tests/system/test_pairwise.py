@@ -13,10 +13,10 @@ pytest.importorskip("triton", reason="needs the package triton")
 
 from benchmarks.part20_models import random_model
 from engine import LLM, SamplingParams
-from engine.ahead import AheadEngine
 from engine.cache.paged import PagedCache
-from engine.config import ModelConfig
-from engine.graphs import GraphForward
+from engine.core.ahead import AheadEngine
+from engine.execution.graphs import GraphWay
+from engine.models.config import ModelConfig
 from tests.part01 import reference
 
 GPU = torch.cuda.is_available()
@@ -136,11 +136,11 @@ class Watched:
         self.cache, schedule = scheduler.cache, scheduler.schedule
 
         def scheduling():
-            batch = schedule()
-            if batch:
-                self.seen |= set(batch.requests)
-                self.chunks += not all(batch.logit_rows)
-            return batch
+            step = schedule()
+            if step:
+                self.seen |= set(step.requests)
+                self.chunks += not all(step.batch.rows.counts)
+            return step
 
         scheduler.schedule = scheduling
 
@@ -159,10 +159,10 @@ def assert_same_tokens(checkpoint, combination: Combination, device: str) -> Non
     assert not paged or (watched.cache.hit_tokens > 0) == chosen["prefix_cache"]
     assert (watched.chunks > 0) == (chosen["prompts"] == "chunks")
     assert isinstance(engine, AheadEngine) == chosen["async_scheduling"]
-    forward = engine.executor.forward
-    assert isinstance(forward, GraphForward) == chosen["graphs"]
+    way = engine.executor.ways[0]
+    assert isinstance(way, GraphWay) == chosen["graphs"]
     if chosen["graphs"]:
-        assert bool(forward.graphs._graphs) == (device == "cuda"), "a GPU's steps are recorded"
+        assert bool(way.graphs._graphs) == (device == "cuda"), "a GPU's steps are recorded"
     assert watched.cache.usage().num_sequences == 0
 
 

@@ -4,11 +4,11 @@ import pytest
 
 from benchmarks.part20_models import random_model
 from engine import LLM, SamplingParams
-from engine.engine_args import EngineArgs, choices
 from engine.models.loader import load_model
 from engine.quantization.checkpoint import save_quantized
 from engine.quantization.layers import LINEARS
 from engine.quantization.quantize import quantize
+from engine.wiring.engine_args import EngineArgs, choices
 from tests.part01 import reference
 from tests.system.ready import ruvon
 

@@ -4,177 +4,136 @@ parts/SEAMS.md says which seam is whose.
 """
 
 import asyncio
-import random
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import pytest
+import torch
 
-from engine.async_engine import AsyncLLMEngine
-from engine.decoding.params import ParameterError, SamplingParams
-from engine.executor import Executor, Pending
-from engine.llm_engine import Flight, LLMEngine
+from engine import EngineArgs, SamplingParams
+from engine.core.engine_thread import EngineThread
+from engine.core.llm_engine import LLMEngine
+from engine.decoding.params import ParameterError
+from engine.execution.runner import ModelRunner
+from engine.lora.adapter import read_adapter
+from engine.requests.request import PLACEHOLDER, State
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.request import PLACEHOLDER, State
-from tests.part06.fakes import (
-    CONFIG,
-    TOKENIZER,
-    BlockCache,
-    FakeForward,
-    assert_idle,
-    read,
-    told_alone,
-)
+from engine.speculation.measuring import FREE
+from engine.wiring.compose import build_engine
+from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, read
+from tests.system.ready import ROOT
+
+V = 4096  # of the storyteller
 
 
-class OneAhead(LLMEngine):
-    """A fake of Part 13's engine: the next step is launched before the last one's tokens are read. Overrides
-    `step` alone.
-    """
-
-    flight: Flight | None = None
-    most_in_flight = 0
-
-    def step(self):
-        ahead = self.launch()
-        if ahead:
-            for request, rows in zip(ahead.batch.requests, ahead.batch.logit_rows, strict=True):
-                if rows:
-                    request.expect()
-        landing, self.flight = self.flight, ahead
-        if landing is None:
-            return [] if ahead else self._stuck()
-        self.most_in_flight = max(self.most_in_flight, 1 + bool(ahead))
-        try:
-            landing.pending.result()
-        except Exception:
-            # What was launched on top of a failed step is worth nothing: taken back first, newest first.
-            if ahead:
-                self.flight = None
-                self.scheduler.rollback(ahead.batch)
-        return self.land(landing)
+def allowed_after(token_id: int) -> np.ndarray:
+    """A grammar of two tokens: [V], after each token two thirds of all may come."""
+    return (np.arange(V) + token_id) % 3 != 0
 
 
-class LateReading(Executor):
-    """A device that has chosen the tokens long before anybody reads them: PLACEHOLDER means the row's own
-    last choice, which is here and not yet on the host.
-    """
+class Grammar:
+    """A fake of Part B, handed in: output that must fit, for requests whose names begin with "fits"."""
 
-    def __init__(self, forward, **options):
-        super().__init__(self._with_last_tokens(forward), **options)
-        self.last: dict[str, int] = {}
+    def launching(self, step):
+        """Each row's mask, by the token before: with drafts, the draft before."""
+        batch, rows, row = step.batch, [], 0
+        for name, count in zip(batch.ids, batch.rows.counts, strict=True):
+            for _ in range(count):
+                draw, before = batch.draws.rows[row], batch.token_ids[batch.rows.chosen[row]]
+                if name.startswith("fits"):
+                    assert before != PLACEHOLDER, "the token before was needed, and is not there"
+                    draw = replace(draw, mask=np.packbits(allowed_after(before)).view(np.int32))
+                rows.append(draw)
+                row += 1
+        return replace(batch, draws=replace(batch.draws, rows=tuple(rows)))
 
-    def _with_last_tokens(self, forward):
-        def run(batch):
-            token_ids = list(batch.token_ids)
-            for s, request in enumerate(batch.requests):
-                for i in range(*batch.query_start[s : s + 2]):
-                    if token_ids[i] == PLACEHOLDER:
-                        token_ids[i] = self.last[request.id]
-            return forward(replace(batch, token_ids=tuple(token_ids)))
+    def lands_first(self, step):
+        return any(name.startswith("fits") for name in step.batch.ids)
 
-        return run
-
-    def submit(self, batch) -> Pending:
-        pending = super().submit(batch)
-        chosen = iter(pending.token_ids.tolist())
-        for request, rows in zip(batch.requests, batch.logit_rows, strict=True):
-            for _ in rows:
-                self.last[request.id] = next(chosen)
-        return pending
+    def landed(self, step, result):
+        return result
 
 
-class Sharing(BlockCache):
-    """A fake of Part 12's prefix cache: what was committed may be found by whoever begins with it."""
+def masked(select):
+    """A runner's `select`, by what the masks let through."""
 
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.shared: dict[tuple[int, ...], bool] = {}
-        self.hits = 0
+    def choose(logits, batch):
+        values = logits.values
+        for row, draw in enumerate(batch.draws.rows):
+            if draw.mask is not None:
+                bits = torch.from_numpy(np.unpackbits(draw.mask.view(np.uint8)).astype(bool))
+                values = values.clone() if values is logits.values else values
+                values[row, ~bits[: values.shape[1]]] = -torch.inf
+        return select(logits._replace(values=values, likeliest=None), batch)
 
-    def begin(self, seq):
-        if super().begin(seq) is None:
-            return None
-        known = (
-            seq.token_ids
-            if PLACEHOLDER not in seq.token_ids
-            else seq.token_ids[: seq.token_ids.index(PLACEHOLDER)]
-        )
-        length = next((n for n in range(len(known) - 1, 0, -1) if tuple(known[:n]) in self.shared), 0)
-        if not self.reserve(seq, length):
-            self.release(seq)
-            return None
-        self.tokens[seq.id] = list(known[:length])
-        self.hits += length
-        return length
-
-    def commit(self, seq, total):
-        super().commit(seq, total)
-        self.shared[tuple(seq.token_ids[:total])] = True
+    return choose
 
 
-def pipelined(cache, forward, seats=5, budget=24, **options) -> OneAhead:
-    scheduler = ContinuousScheduler(cache, seats, budget)
-    return OneAhead(TOKENIZER, CONFIG, scheduler, LateReading(forward), **options)
+ALWAYS = {"num_speculative_tokens": 3, "costs": FREE.plain()}  # drafts cost nothing: some in every step
+NGRAM = {"method": "ngram", "prompt_lookup_min": 1} | ALWAYS
+DRAFT = {"model": "storyteller-draft"} | ALWAYS
+ASKED = {
+    "fits greedy": ({"temperature": 0, "logprobs": 2}, None),
+    "fits drawn": ({"temperature": 0.9, "seed": 3}, None),
+    "fits poetry": ({"temperature": 0, "prompt_logprobs": 1}, "poetry"),
+    "free": ({"temperature": 0, "logprobs": 1}, None),
+    "free business": ({"temperature": 0.8, "seed": 4, "repetition_penalty": 1.2}, "business"),
+}
 
 
-def params(seed: int) -> SamplingParams:
-    """Greedy and seeded, ending by length, by the end of sequence, and by stop strings."""
-    return SamplingParams(
-        temperature=0 if seed % 2 else 0.9, seed=seed, max_tokens=5 + seed % 17, min_tokens=seed % 4,
-        stop=("a",) if seed % 5 == 0 else (),
+def told(ahead: bool, speculative: dict | None) -> dict:
+    """Each request's last output, of an engine made of a list entry more."""
+    args = EngineArgs(
+        model="storyteller", device="cpu", max_num_seqs=8, max_num_batched_tokens=16, enable_lora=True,
+        async_scheduling=ahead, speculative_config=speculative,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("blocks", [26, 60])
-@pytest.mark.parametrize("cache_class", [BlockCache, Sharing])
-@pytest.mark.parametrize("seed", range(3))
-def test_one_step_ahead_gives_the_tokens_of_one_step_at_a_time(blocks, cache_class, seed):
-    """Joins, chunks, aborts in flight, and in the small memory preemptions."""
-    rng = random.Random(seed)
-    cache = cache_class(blocks, 8)
-    engine = pipelined(cache, FakeForward(cache))
-    prompts = {str(i): "abcdefgh"[i % 8] * rng.randint(1, 60) for i in range(20)}
-    waiting, done, aborted = list(prompts), {}, set()
-    while waiting or engine.has_unfinished_requests() or engine.flight:
-        for name in waiting[: rng.choice([0, 1, 4])]:
-            engine.add_request(name, prompts[name], params(int(name)))
-            waiting.remove(name)
-        if rng.random() < 0.03 and engine.abort_request(name := rng.choice(list(prompts))):
-            aborted.add(name)
-        done |= {output.request_id: output for output in engine.step() if output.finished}
-    assert set(done) | aborted == set(prompts)
-    for name, output in done.items():
-        assert output.outputs[0].token_ids == told_alone(prompts[name], params(int(name))).token_ids
-    assert engine.most_in_flight == 2
-    assert_idle(engine)
-
-
-def test_a_request_that_ends_by_length_is_never_computed_beyond_it():
-    """Its end is foreseen, so nothing is wasted on it; one that ends by a stop token wastes one token."""
-    cache = BlockCache(60, 8)
-    forward = FakeForward(cache)
-    engine = pipelined(cache, forward)
-    engine.add_request("a", "hello", SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
-    while engine.has_unfinished_requests() or engine.flight:
-        engine.step()
-    assert forward.steps == 6
-
-
-def test_a_step_that_fails_with_another_in_flight_poisons_no_prefix_cache_and_costs_no_token():
-    cache = Sharing(60, 8)
-    forward = FakeForward(cache)
-    forward.fail_at = {step: RuntimeError("again") for step in (1, 4, 5, 9, 14)}
-    engine = pipelined(cache, forward, recover=lambda batch, error: [])
-    prompts = {str(i): "the same beginning " + "abc"[i % 3] * 9 for i in range(9)}
-    for name, prompt in prompts.items():
-        engine.add_request(name, prompt, params(int(name)))
+    engine = build_engine(args)
+    engine.executor.select = masked(engine.executor.select)
+    engine.capabilities.append(Grammar())
+    keys = {
+        name: engine.adapters.load(name, read_adapter(ROOT / "adapters" / name, engine.config))
+        for name in ("poetry", "business")
+    }
+    for name, (params, adapter) in ASKED.items():
+        asked = SamplingParams(max_tokens=30, ignore_eos=True, **params)
+        engine.add_request(
+            name, "Once upon a time, there was a dog and a dog", asked, adapter=keys.get(adapter)
+        )
     done = {}
-    while engine.has_unfinished_requests() or engine.flight:
+    while engine.has_unfinished_requests():
         done |= {output.request_id: output for output in engine.step() if output.finished}
-    for name, prompt in prompts.items():
-        assert done[name].outputs[0].token_ids == told_alone(prompt, params(int(name))).token_ids
-    assert cache.hits > 0
-    assert all(PLACEHOLDER not in prefix for prefix in cache.shared)
+    return done
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict:
+    return told(ahead=False, speculative=None)
+
+
+def test_a_fifth_capability_is_an_entry_in_a_list(plain):
+    """What has to fit fits; what is free says what it would say, whoever has to fit beside it."""
+    for name, output in plain.items():
+        assert output.error is None
+        ids = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+        fits = [bool(allowed_after(a)[b]) for a, b in pairwise(ids)][-30:]
+        assert all(fits) == name.startswith("fits"), f"{name}: {fits}"
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["one at a time", "one ahead"])
+@pytest.mark.parametrize("speculative", [None, NGRAM, DRAFT], ids=["plain", "n-grams", "draft model"])
+def test_it_composes_with_steps_ahead_drafts_scores_and_adapters(plain, ahead, speculative):
+    for name, output in told(ahead, speculative).items():
+        want = plain[name]
+        assert output.outputs[0].token_ids == want.outputs[0].token_ids, name
+        scores, wanted = output.outputs[0].logprobs, want.outputs[0].logprobs
+        assert (scores is None) == (wanted is None)
+        for score, other in zip(scores or (), wanted or (), strict=True):
+            assert score.token_id == other.token_id
+            assert score.logprob == pytest.approx(other.logprob, abs=1e-4), (
+                "raw, whatever a mask lets through"
+            )
+        assert (output.prompt_logprobs is None) == (want.prompt_logprobs is None)
 
 
 class Admission:
@@ -207,12 +166,19 @@ class Admission:
                 await self.stream.aclose()
 
 
-def test_a_place_taken_by_a_request_that_was_never_read_comes_back():
-    cache = BlockCache(60, 8)
-    engine = LLMEngine(TOKENIZER, CONFIG, ContinuousScheduler(cache, 3, 64), Executor(FakeForward(cache)))
+def params(seed: int) -> SamplingParams:
+    return SamplingParams(temperature=0 if seed % 2 else 0.9, seed=seed, max_tokens=5 + seed % 17)
 
+
+def fake_engine() -> LLMEngine:
+    cache = BlockCache(60, 8)
+    scheduler = ContinuousScheduler(cache, 3, 64)
+    return LLMEngine(TOKENIZER, CONFIG, scheduler, ModelRunner([FakeForward(cache)]))
+
+
+def test_a_place_taken_by_a_request_that_was_never_read_comes_back():
     async def run():
-        async with AsyncLLMEngine(engine, "fake") as running:
+        async with EngineThread(fake_engine(), "fake") as running:
             backend = Admission(running, places=2)
             streams = [await backend.generate("hello", params(1), name) for name in "ab"]
             with pytest.raises(ParameterError, match="too many"):
@@ -227,9 +193,7 @@ def test_a_place_taken_by_a_request_that_was_never_read_comes_back():
 
 
 def test_finishing_twice_and_withdrawing_nothing_change_nothing():
-    cache = BlockCache(60, 8)
-    engine = LLMEngine(TOKENIZER, CONFIG, ContinuousScheduler(cache, 3, 64), Executor(FakeForward(cache)))
-    (request,) = engine.make_requests("a", "hello", params(1))
+    (request,) = fake_engine().make_requests("a", "hello", params(1))
     before = list(request.token_ids)
     request.withdraw()
     assert request.token_ids == before

@@ -13,9 +13,9 @@ import pytest
 
 import engine.cli.serving
 from engine import LLM, EngineArgs, SamplingParams
-from engine.checkpoint import ZOO
-from engine.cli.loading import public_name
 from engine.cli.main import app
+from engine.models.checkpoint import ZOO
+from engine.wiring.loading import public_name
 from tests.system.ready import Popen
 
 ROOT = Path(__file__).parents[2]

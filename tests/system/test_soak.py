@@ -3,7 +3,7 @@
 import asyncio
 
 from benchmarks.soak import soak
-from engine.cli.process import served
+from engine.demo.server import served
 
 CLIENTS, VISITS, SEED = 12, 15, 15
 

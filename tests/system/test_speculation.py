@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import time
 from collections import Counter
 
 import httpx
@@ -11,10 +12,15 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from engine import LLM, SamplingParams
-from engine.ahead import AheadEngine
-from engine.checkpoint import CheckpointError
+from engine.core.ahead import AheadEngine
 from engine.decoding.sampling import SamplingState, distribution
-from engine.speculation.lengths import Lengths
+from engine.models.checkpoint import CheckpointError
+from engine.requests.listeners import Listener
+from engine.speculation.capability import Speculation
+from engine.speculation.costs import CostTable
+from engine.wiring.compose import build_engine
+from engine.wiring.engine_args import EngineArgs
+from tests.part06.fakes import assert_idle
 from tests.part16.mixed_steps import kinds_of
 from tests.system.attack import Process
 
@@ -23,13 +29,14 @@ GREEDY = SamplingParams(temperature=0, max_tokens=30)
 MODEL = {"model": "storyteller-draft", "num_speculative_tokens": 4}
 FOUR = (5, 300, 1000, 2500)  # tokens
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+FREE = {"costs": {"sequences": [1], "drafts": [0, 1], "steps": [[1.0, 1.0]]}}  # as many drafts as may be
+# Drafts pay only where nearly all of them stand: at first that is hoped for.
+SOME = {"costs": {"sequences": [1, 3], "drafts": [0, 1, 4], "steps": [[1.0, 2.0, 3.9], [1.4, 2.8, 5.5]]}}
 
 
-@pytest.fixture
-def always(monkeypatch):
-    """As many proposals as may be, whether they pay on this machine just now or not."""
-    monkeypatch.setattr(Lengths, "choose", lambda self, ids, caps: [min(self.most, cap) for cap in caps])
-    monkeypatch.setattr(Lengths, "asks", lambda self, people: True)
+def speculation_of(llm: LLM) -> Speculation:
+    (speculation,) = llm.engine.capabilities
+    return speculation
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +46,12 @@ def plain() -> list[str]:
 
 @pytest.mark.parametrize("config", [MODEL, NGRAM], ids=["model", "ngram"])
 @pytest.mark.parametrize("kv_cache", ["paged", "slots"])
-def test_greedy_text_is_the_same_with_and_without(always, plain, config, kv_cache):
-    llm = LLM("storyteller", speculative_config=config, kv_cache=kv_cache)
+def test_greedy_text_is_the_same_with_and_without(plain, config, kv_cache):
+    llm = LLM("storyteller", speculative_config=config | FREE, kv_cache=kv_cache)
     assert [output.outputs[0].text for output in llm.generate(PROMPTS, GREEDY)] == plain
     again = [output.outputs[0].text for output in llm.generate(PROMPTS, GREEDY)]  # prefixes are cached now
     assert again == plain
-    assert llm.engine.executor.tally.proposed > 0
-    assert not llm.engine.executor.lengths._accepted, "who has finished is forgotten"
+    assert speculation_of(llm).tally.proposed > 0
 
 
 @pytest.mark.parametrize(
@@ -63,6 +69,8 @@ def test_greedy_text_is_the_same_with_and_without(always, plain, config, kv_cach
         ([1], "a mapping"),
         (MODEL | {"model": ""}, "model=''"),
         (MODEL | {"model": "nowhere"}, "nowhere"),
+        (MODEL | {"costs": {"drafts": [0]}}, "costs={'drafts': [0]}: a mapping with sequences"),
+        (MODEL | {"costs": FREE["costs"] | {"steps": [[1, -1]]}}, "1 rows of 2 positive numbers of seconds"),
     ],
     ids=str,
 )
@@ -72,19 +80,19 @@ def test_what_is_wrong_is_refused_by_name(config, words):
 
 
 @pytest.mark.parametrize("config", [MODEL | {"num_speculative_tokens": 2}, NGRAM], ids=["model", "ngram"])
-def test_sampled_text_has_the_targets_distribution(always, tiny_gpt2, config, monkeypatch):
+def test_sampled_text_has_the_targets_distribution(tiny_gpt2, config, monkeypatch):
     """Chi-squared over the first three tokens, of which all but the first may have been drafts. A bias leaves
     four tokens to choose from. The expected shares are Hugging Face's logits under Part 5's knobs.
     """
     knobs = {"temperature": 1.3, "top_p": 0.9, "presence_penalty": 0.5, "logit_bias": dict.fromkeys(FOUR, 40)}
     # Nobody names a seed (that would give the plain sampler's text), and the engine's are these.
     seeds = itertools.count()
-    monkeypatch.setattr("engine.llm_engine.new_seed", lambda params: next(seeds))
+    monkeypatch.setattr("engine.core.llm_engine.new_seed", lambda params: next(seeds))
     params = [SamplingParams(**knobs, max_tokens=4)] * 800
-    llm = LLM(tiny_gpt2, tokenizer="storyteller-draft", max_num_seqs=200, speculative_config=config)
+    llm = LLM(tiny_gpt2, tokenizer="storyteller-draft", max_num_seqs=200, speculative_config=config | FREE)
     prompt = [*FOUR, 9, *FOUR[:3]]
     said = [out.outputs[0].token_ids[:3] for out in llm.generate([prompt] * len(params), params)]
-    tally = llm.engine.executor.tally
+    tally = speculation_of(llm).tally
     assert 0.1 < tally.accepted / tally.proposed < 0.95, "drafts stand, and drafts fall"
 
     share = {(): 1.0}  # of each beginning
@@ -109,7 +117,7 @@ def test_sampled_text_has_the_targets_distribution(always, tiny_gpt2, config, mo
 
 @pytest.mark.parametrize("config", [MODEL, NGRAM], ids=["model", "ngram"])
 def test_text_for_a_seed_is_the_one_without_drafts(config):
-    """As many proposals as pay just now on this machine, and after other requests: never mind."""
+    """As many proposals as pay on this machine, and after other requests: never mind."""
     params = [SamplingParams(temperature=0.9, top_p=0.95, seed=7 + i, n=2, max_tokens=40) for i in range(3)]
 
     def told(llm: LLM) -> list[str]:
@@ -121,16 +129,20 @@ def test_text_for_a_seed_is_the_one_without_drafts(config):
 
 def test_target_and_draft_share_the_memory_and_the_dtype():
     budget = 100_000_000
-    llm = LLM("storyteller", dtype="bfloat16", speculative_config=MODEL, kv_cache_memory_bytes=budget)
-    executor = llm.engine.executor
-    models = executor.inner.forward.model, executor.proposer.forward.model
+    llm = LLM("storyteller", dtype="bfloat16", speculative_config=MODEL | FREE, kv_cache_memory_bytes=budget)
+    runners = llm.engine.executor, speculation_of(llm).proposer.runner
+    models = [runner.ways[-1].model for runner in runners]
     assert [next(model.parameters()).dtype for model in models] == [torch.bfloat16] * 2
     token = sum(model.config.kv_bytes_per_token(2) for model in models)
-    for cache in (executor.cache.target, executor.cache.draft):
-        assert cache.usage().tokens_total == budget // (16 * token) * 16, "each has room for the same tokens"
-    llm = LLM("storyteller", speculative_config=MODEL, gpu_memory_utilization=0.5, max_num_seqs=1)
-    caches = llm.engine.executor.cache.target, llm.engine.executor.cache.draft
-    assert {cache.usage().tokens_total for cache in caches} == {1024}, "a share is for both"
+    blocks = budget // (16 * token)
+    assert [runner.ways[-1].memory.num_blocks for runner in runners] == [blocks] * 2, (
+        "room for the same tokens"
+    )
+    assert llm.engine.scheduler.cache.usage().tokens_total == blocks * 16, "by one plan"
+    config = MODEL | FREE
+    llm = LLM("storyteller", speculative_config=config, gpu_memory_utilization=0.5, max_num_seqs=1)
+    runners = llm.engine.executor, speculation_of(llm).proposer.runner
+    assert {runner.memory.num_blocks * 16 for runner in runners} == {1024}, "a share is for both"
 
 
 @pytest.mark.parametrize("more", [-1, 1])
@@ -144,14 +156,69 @@ def test_a_draft_with_another_vocabulary_is_refused(tiny_gpt2, tmp_path, more):
 
 @pytest.mark.parametrize("config", [MODEL, NGRAM], ids=["model", "ngram"])
 def test_one_step_ahead_and_speculation_take_turns(config, plain):
-    """Some steps with drafts, some ahead, as pays just now: the text is the same."""
-    llm = LLM("storyteller", speculative_config=config, async_scheduling=True)
-    executor, kinds = llm.engine.executor, kinds_of(llm.engine)
+    """Some steps with drafts, some ahead, as pays by the table: the text is the same."""
+    prompts, want = PROMPTS, plain
+    if config is NGRAM:  # which has drafts where a text repeats itself
+        prompts = ["Mom said no. Dad said no. Mom said no. Dad said no. Mom said no."]
+        want = [output.outputs[0].text for output in LLM("storyteller").generate(prompts, GREEDY)]
+    llm = LLM("storyteller", speculative_config=config | SOME, async_scheduling=True)
+    kinds = kinds_of(llm.engine)
     for _ in range(2):
-        assert [output.outputs[0].text for output in llm.generate(PROMPTS, GREEDY)] == plain
+        assert [output.outputs[0].text for output in llm.generate(prompts, GREEDY)] == want
     assert isinstance(llm.engine, AheadEngine)
-    assert "ahead" in kinds
-    assert executor.lengths.flow.knows(1) or executor.lengths.flow.knows(len(PROMPTS)), "what one costs"
+    assert {"ahead", "drafts"} <= set(kinds)
+
+
+class Recorded(Listener):
+    """Which tokens of whom each step had."""
+
+    def __init__(self) -> None:
+        self.steps = []
+
+    def on_step(self, record):
+        self.steps.append((record.number, record.request_ids, record.tokens_computed, record.counters))
+
+
+@pytest.mark.parametrize("config", [MODEL, NGRAM], ids=["model", "ngram"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
+def test_with_a_table_of_costs_two_runs_have_the_same_steps(config, ahead):
+    """It reads no clock: the same requests give the same lengths."""
+    if config is NGRAM:  # which has drafts, or has none, by the text
+        prompts, costs = ["Mom said no. Dad said no. Mom said no. Dad said no. Mom said no."], FREE
+    else:
+        prompts, costs = PROMPTS, SOME
+    runs = []
+    for _ in range(2):
+        llm = LLM("storyteller", speculative_config=config | costs, async_scheduling=ahead)
+        llm.engine.listeners.add(recorded := Recorded())
+        llm.generate(prompts, GREEDY)
+        runs.append(recorded.steps)
+    assert runs[0] == runs[1]
+    assert any(counters["draft_tokens"] for *_, counters in runs[0]), "drafts"
+    assert any(not counters["draft_tokens"] for *_, counters in runs[0]), "and steps without"
+
+
+@pytest.mark.parametrize("kv_cache", ["paged", "slots"])
+@pytest.mark.parametrize("config", [MODEL, NGRAM], ids=["model", "ngram"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
+def test_what_was_measured_leaves_no_trace(config, kv_cache, ahead):
+    start = time.perf_counter()
+    args = EngineArgs(
+        model="storyteller", speculative_config=config, kv_cache=kv_cache, async_scheduling=ahead
+    )
+    engine = build_engine(args, [recorded := Recorded()])
+    assert time.perf_counter() - start < 20, "it is bounded in time"
+    (speculation,) = engine.capabilities
+    table = speculation.lengths.costs
+    assert CostTable.of(json.loads(json.dumps(table.plain()))) == table, "it is shown as plain numbers"
+    assert 0 < table.seconds(1, 0) <= table.seconds(1, speculation.lengths.most) < 10, "seconds"
+    assert_idle(engine)
+    assert (speculation.tally.proposed, speculation.lengths.num_requests) == (0, 0)
+    assert (recorded.steps, engine._steps) == ([], 0), "nobody heard of it"
+    cache = engine.scheduler.cache
+    assert cache.drafted == {}
+    if kv_cache == "paged":
+        assert (cache.queried_tokens, cache.hit_tokens, len(cache.prefixes)) == (0, 0, 0), "nothing is found"
 
 
 def test_the_server_speculates_and_says_how_well(tmp_path, plain):
@@ -166,5 +233,5 @@ def test_the_server_speculates_and_says_how_well(tmp_path, plain):
         server.end()
     counts = dict(re.findall(r"^vllm:spec_decode_(\w+)_total\{[^p}]*\} (\S+)$", metrics, re.MULTILINE))
     assert 0 <= float(counts["num_accepted_tokens"]) <= float(counts["num_draft_tokens"])
-    assert float(counts["num_drafts"]) >= 1, "after three plain steps a first draft is tried"
+    assert float(counts["num_drafts"]) >= 1, "what was never tried looks good"
     assert len(re.findall(r"num_accepted_tokens_per_pos_total\{", metrics)) == 3

@@ -18,15 +18,15 @@ import pytest
 
 from benchmarks.load_process import Held, at_rest, held, more
 from engine import LLM, SamplingParams
-from engine.async_engine import AsyncLLMEngine
-from engine.compose import build_engine
-from engine.engine_args import EngineArgs
-from engine.load.client import OK, Seen, Target
+from engine.core.engine_thread import EngineThread
+from engine.load.client import OK, Endpoint, Seen
 from engine.load.plan import Job
 from engine.load.run import client
 from engine.server.app import create_app
+from engine.server.telemetry_routes import telemetry_routes
 from engine.telemetry.metrics import EngineMetrics
-from engine.telemetry.routes import telemetry
+from engine.wiring.compose import build_engine
+from engine.wiring.engine_args import EngineArgs
 from tests.part04.serving import serve, wait_until
 from tests.system.attack import ENDLESS, Process
 
@@ -87,10 +87,10 @@ Refused = Callable[[], None]  # called when a user is refused for the first time
 
 async def ask(http: httpx.AsyncClient, user: User, patiently: bool, refused: Refused) -> list[Seen]:
     """What became of a user's tries: one, or as many as it takes, each when the server said to come again."""
-    target, tries = Target(http, "storyteller", timeout=DEADLINE, fields=user.fields), []
+    endpoint, tries = Endpoint(http, "storyteller", timeout=DEADLINE, fields=user.fields), []
     async with asyncio.timeout(DEADLINE):
         while True:
-            tries.append(await target.ask(user.job, 0.0))
+            tries.append(await endpoint.ask(user.job, 0.0))
             if tries[-1].ok or not patiently or tries[-1].retry_after is None:
                 return tries
             if len(tries) == 1:
@@ -238,9 +238,9 @@ def grown(before: dict[str, Counter], after: dict[str, Counter]) -> dict[str, di
 
 def test_no_task_no_thread_and_no_object_of_the_engine_outlives_the_storm(alone):
     engine = build_engine(EngineArgs(model="storyteller"))
-    backend = AsyncLLMEngine(engine, "storyteller")
+    backend = EngineThread(engine, "storyteller")
     metrics = EngineMetrics(engine, "storyteller")
-    with serve(create_app(backend, extensions=[telemetry(metrics)])) as url:
+    with serve(create_app(backend, extensions=[telemetry_routes(metrics)])) as url:
         refusals(asyncio.run(storm(url, 5)), alone)
         wait_until(lambda: not engine.has_unfinished_requests())
         before = inside()

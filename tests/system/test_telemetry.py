@@ -14,13 +14,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
-from engine.executor import Executor
-from engine.llm_engine import LLMEngine
+from engine.execution.runner import ModelRunner
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.telemetry.metrics import EngineMetrics
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, run_to_end
-from tests.system.test_seams import LateReading, OneAhead
+from tests.part13.aheads import ahead
 from tests.system.test_serve import ENVIRONMENT, ROOT, start
 from tests.system.tools import browser, program  # noqa: F401
 
@@ -297,10 +297,13 @@ def test_one_step_ahead_counts_the_same():
     """Steps that land late (Part 13's seam) leave every count as it was."""
     params = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)
     counted = []
-    for make, execute in ((LLMEngine, Executor), (OneAhead, LateReading)):
+    for runs_ahead in (False, True):
         cache = BlockCache(64, 16)
-        scheduler = ContinuousScheduler(cache, 4, 16)
-        engine = make(TOKENIZER, CONFIG, scheduler, execute(FakeForward(cache)))
+        if runs_ahead:
+            engine = ahead(cache, seats=4, budget=16)
+        else:
+            scheduler = ContinuousScheduler(cache, 4, 16)
+            engine = LLMEngine(TOKENIZER, CONFIG, scheduler, ModelRunner([FakeForward(cache)]))
         metrics = EngineMetrics(engine, "fake")
         for name in "abcdef":
             engine.add_request(name, f"prompt {name}", params)

@@ -1,0 +1,52 @@
+"""`ruvon replay`: what `--record FILE` wrote, run again and compared. Part 20's wiring."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.cli.options import refusals
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(help="What --record wrote.")],
+    model: Annotated[
+        str | None, typer.Option(help="In place of the model that it names: where that lies here.")
+    ] = None,
+) -> None:
+    """Run every step of a recording again, and say where its tokens differ. Exit status 1: somewhere."""
+    from engine.client.untrusted import for_stdout, shown
+    from engine.execution.recording import Compared
+    from engine.models.checkpoint import CheckpointError
+    from engine.wiring.loading import one_thread_if_small
+    from engine.wiring.replay import args_of
+    from engine.wiring.replay import replay as run
+
+    steps = tokens = 0
+    first: Compared | None = None
+    with refusals("replay"):
+        try:
+            one_thread_if_small(model or args_of(file).model)
+            for compared in run(file, model):
+                steps += 1
+                tokens += sum(map(len, compared.again or ()))
+                if compared.error:
+                    print(
+                        f"step {compared.step}: failed when it was recorded: {shown(compared.error)}",
+                        file=sys.stderr,
+                    )
+                if not compared.is_equal and first is None:
+                    first = compared
+        except (CheckpointError, ValueError, OSError) as error:  # a stranger's words may be in it
+            raise ValueError(shown(" ".join(str(error).split()))) from None
+    if first is None:
+        print(f"{steps:,} steps, {tokens:,} tokens: all as recorded")
+        return
+    print(f"step {first.step} ({first.runner}) differs, the first of {steps:,}:")
+    if first.error_now:
+        print(f"  it fails: {for_stdout(first.error_now)}")
+    for name, recorded, again in zip(first.batch.ids, first.recorded or (), first.again or ()):
+        if recorded != again:
+            print(f"  {for_stdout(name)}: recorded {recorded}, now {again}")
+    raise typer.Exit(1)

@@ -1,0 +1,130 @@
+"""The dashboard in a terminal: reads a running server's /dashboard/data once a second. Part 11.
+
+Knows no engine, only that answer, so it watches a server on any machine. Beside the percentiles of single
+requests it shows what the histogram's buckets would make of them: the estimate that Prometheus works with.
+"""
+
+import http.client
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from urllib.parse import urlsplit
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from engine.client.untrusted import MAX_ANSWER_BYTES, ByteLimit, is_this_machine, parse_json, shown
+from engine.telemetry.histogram import quantile
+from engine.telemetry.history import DATA, PERCENTILES
+
+LEVELS = "▁▂▃▄▅▆▇█"
+TIMEOUT = 10  # seconds that a server may take for its answer
+SOMETHING_ELSE = "answers something else than a dashboard's data"
+COLOURS = {"output": "cyan", "running": "green", "waiting": "yellow", "batch": "magenta", "kv": "blue"}
+
+
+class NoAnswer(Exception):
+    """The server did not say what was asked; the message says who and why."""
+
+
+def read(url: str) -> dict:
+    """One answer of the server at `url`. Raises NoAnswer."""
+    address = url.rstrip("/") + DATA
+    try:
+        local = is_this_machine(urlsplit(address).hostname)
+        opener = urllib.request.build_opener(*[urllib.request.ProxyHandler({})] if local else [])
+        with opener.open(address, timeout=TIMEOUT) as response:
+            answer = parse_json(ByteLimit().take(response.read(MAX_ANSWER_BYTES + 1)))
+    except urllib.error.HTTPError as error:
+        raise NoAnswer(
+            f"{address} answers {error.code}: it has no dashboard, or not under this name"
+        ) from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise NoAnswer(f"{address}: {getattr(error, 'reason', error)}") from error
+    if not isinstance(answer, dict) or "seconds" not in answer:
+        raise NoAnswer(f"{address} {SOMETHING_ELSE}")
+    return answer
+
+
+def growth(column: Sequence[float]) -> list[float]:
+    """By how much a counter grew from each entry to the next."""
+    return [after - before for before, after in pairwise(column)]
+
+
+def sparkline(values: Sequence[float | None], width: int, top: float | None = None) -> str:
+    """The last `width` values as bars up to `top`, by default the largest; a blank where there is none."""
+    shown = values[-width:]
+    top = top or max((value for value in shown if value is not None), default=0) or 1
+    bars = [" " if v is None else LEVELS[min(len(LEVELS) - 1, int(v / top * len(LEVELS)))] for v in shown]
+    return "".join(bars).rjust(width)
+
+
+def board(answer: dict, width: int) -> Panel:
+    """The answer as something rich can print, `width` columns wide."""
+    now, seconds = answer["now"], answer["seconds"]
+    output, steps = growth(seconds["generation_tokens"]), growth(seconds["steps"])
+    batch = [n / s if s else None for n, s in zip(growth(seconds["step_sequences"]), steps, strict=True)]
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    lines.add_column(style="dim")
+    lines.add_column(justify="right", min_width=8)
+    lines.add_column()
+    room = max(4, width - 40)
+    latest_batch = batch[-1] if batch else None
+    for name, latest, values, top, colour in (
+        ("output tokens/s", f"{output[-1]:,.0f}" if output else "–", output, None, "output"),
+        ("running", f"{now['running']:,}", seconds["running"][1:], None, "running"),
+        ("waiting", f"{now['waiting']:,}", seconds["waiting"][1:], None, "waiting"),
+        ("requests per step", "–" if latest_batch is None else f"{latest_batch:.1f}", batch, None, "batch"),
+        ("KV cache", f"{now['kv_usage']:.0%}", seconds["kv_usage"][1:], 1.0, "kv"),
+    ):
+        lines.add_row(name, latest, Text(sparkline(values, room, top), style=COLOURS[colour]))
+    totals, ended = answer["totals"], answer["ended"]
+    counts = (
+        f"{ended['stop'] + ended['length']:,} requests done, {ended['abort']:,} aborted, {ended['error']:,} "
+        f"failed, {ended['reject']:,} refused; {totals['vllm:prompt_tokens']:,} prompt and "
+        f"{totals['vllm:generation_tokens']:,} output tokens; {totals['vllm:num_preemptions']:,} preemptions"
+    )
+    title = Text(shown(f"{answer['model_name']}, up for {answer['uptime']:,.0f} s"))
+    panels = [Text(shown(f"{p['title']}: {p['value']}; {p['note']}")) for p in answer.get("panels", ())]
+    requests = Text(counts, style="dim")
+    return Panel(Group(lines, Text(), _latencies(answer), Text(), *panels, requests), title=title)
+
+
+def _latencies(answer: dict) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("milliseconds")
+    for name in PERCENTILES:
+        table.add_column(name, justify="right")
+    for name, kind in (("time to first token", "ttft"), ("time per output token", "tpot")):
+        recent = [column[-1] if column else None for column in answer["seconds"][kind].values()]
+        buckets = answer["buckets"][kind]
+        guessed = [quantile(q, buckets["le"], buckets["cumulative"]) for q in PERCENTILES.values()]
+        table.add_row(f"{name}, last {answer['window']:g} s", *map(_milliseconds, recent))
+        table.add_row("  since the start, by buckets", *map(_milliseconds, guessed), style="dim")
+    return table
+
+
+def _milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value * 1e3:,.1f}"
+
+
+def top(url: str, console: Console, enough: Callable[[], bool] = lambda: False) -> None:
+    """Show the board, renewed once a second, until Ctrl-C or until `enough` says so. Raises NoAnswer."""
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            answer = read(url)
+            try:
+                drawn = board(answer, console.width)
+            except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+                raise NoAnswer(f"{url} {SOMETHING_ELSE}") from error
+            live.update(drawn, refresh=True)
+            if enough():
+                break
+            time.sleep(1)
+    if not console.is_terminal:
+        console.line()  # there, rich leaves the last one open

@@ -1,0 +1,1 @@
+"""The engine's loop, and the thread it runs in."""

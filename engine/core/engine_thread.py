@@ -1,0 +1,242 @@
+"""The engine in a thread of its own, so that an event loop can serve many users. Part 6.
+
+Promises that the event loop never computes and the step loop never waits for a reader: outputs are
+cumulative, so a slow reader simply finds the latest. It is the server's `Backend`.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from engine.core.llm_engine import LLMEngine
+from engine.core.mailbox import EngineError, Mailbox, Post, Reader
+from engine.decoding.outputs import RequestOutput
+from engine.decoding.params import ParameterError, SamplingParams
+from engine.decoding.prompts import Prompt
+from engine.requests.request import Request
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+SHORT = 1000  # characters or ids: a prompt tokenized sooner than a thread is asked to
+STOP_SECONDS = 30  # for the step under way, once the engine is to stop: one that takes longer hangs
+
+
+class EngineThread:
+    """`generate` for event loops. Use as an async context manager, or call `start` and `stop`."""
+
+    def __init__(self, engine: LLMEngine, name: str) -> None:
+        """`name` is the model's, as users will ask for it."""
+        self.engine, self.name = engine, name
+        self.supports = engine.supports
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.RLock()  # between who commands and the thread that ends
+        self._running = self._stopping = False
+        self._mailboxes: dict[str, Mailbox] = {}  # changed by the engine's thread only
+        self._promised: set[Future] = set()  # turns between two steps that have not come yet
+        self._posts: WeakValueDictionary[asyncio.AbstractEventLoop, Post] = WeakValueDictionary()
+        self._thread: threading.Thread | None = None
+        self._tokenizing = ThreadPoolExecutor(1, "tokenize")
+
+    def start(self) -> None:
+        """Raises EngineError while a step of the last run hangs."""
+        if not self._running:
+            if self._thread and self._thread.is_alive():
+                raise EngineError("the engine has been stopped, and its last step has not come back")
+            self._running, self._stopping = True, False
+            self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the step loop; unfinished requests are aborted.
+
+        A step that has not come back after STOP_SECONDS is left behind in its thread, which keeps no process
+        alive: readers get EngineError, and the log says so. Should it come back, the loop ends then.
+        """
+        with suppress(EngineError):  # it has ended already
+            self._command(self._stop)
+        if self._thread:
+            self._thread.join(STOP_SECONDS)
+            if self._thread.is_alive():
+                why = f"the engine is stopped, but its last step has not come back in {STOP_SECONDS} s"
+                logger.critical(why)
+                with self._lock:
+                    self._running = False
+                self._give_up(why)
+
+    async def __aenter__(self) -> "EngineThread":
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.stop)
+
+    def models(self) -> list[str]:
+        return [self.name]
+
+    def health(self) -> bool:
+        """Whether the step loop is running."""
+        return self._running and self._thread is not None and self._thread.is_alive()
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, request_id: str, **options) -> Reader:
+        """Outputs of one request as they grow. It is checked now, and queued when the first output is asked
+        for.
+
+        Raises ParameterError for what the engine refuses; the iterator raises EngineError for a failed step.
+        """
+
+        def make() -> list[Request]:
+            return self.engine.make_requests(request_id, prompt, params, **options)
+
+        try:
+            if len(prompt) <= SHORT:
+                samples = make()
+            else:
+                samples = await asyncio.get_running_loop().run_in_executor(self._tokenizing, make)
+        except ParameterError as error:
+            with suppress(EngineError):
+                self._command(self.engine.listeners.tell, "on_reject", request_id, error)
+            raise
+        mailbox = Mailbox(self._post())
+        begin = partial(self._command, self._add, request_id, samples, prompt, mailbox)
+        tokens = sum(request.num_prompt_tokens + request.output.limit for request in samples)
+        return Reader(mailbox, begin, partial(self._leave, request_id, mailbox), tokens)
+
+    async def between_steps(self, function: Callable[[], T]) -> T:
+        """Have the engine's thread call it, so that no step is under way; what it gives or raises. Raises
+        EngineError: the engine is not running, or ends before that.
+        """
+        loop, done = asyncio.get_running_loop(), Future[T]()
+
+        def call() -> None:
+            with self._lock:
+                told = done not in self._promised  # of the end
+                self._promised.discard(done)
+            if told or not done.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
+            try:
+                done.set_result(function())
+            except Exception as error:
+                done.set_exception(error)
+
+        with self._lock:
+            self._command(call)
+            self._promised.add(done)
+        return await asyncio.wrap_future(done, loop=loop)
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a request; whoever reads it gets a last output with finish reason "abort"."""
+        with suppress(EngineError):  # nothing runs any more
+            self._command(self._abort, request_id)
+
+    def _leave(self, request_id: str, mailbox: Mailbox) -> None:
+        with suppress(EngineError):
+            self._command(self._abort, request_id, mailbox)
+
+    def _post(self) -> Post:
+        """The running event loop's; it lives as long as somebody reads there."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            post = self._posts.get(loop) or Post(loop)
+            self._posts[loop] = post
+        return post
+
+    def _give_up(self, why: str) -> None:
+        """Tell all who read, or wait for a turn between two steps, without asking the engine."""
+        with self._lock:
+            promised, self._promised = self._promised, set()
+        for done in promised:
+            if done.set_running_or_notify_cancel():
+                done.set_exception(EngineError(why))
+        for mailbox in list(self._mailboxes.values()):
+            with suppress(RuntimeError):  # its loop has closed
+                mailbox.post.send({mailbox: EngineError(why)})
+
+    def _command(self, function: Callable[..., None], *arguments: object) -> None:
+        """Have the engine's thread call it. Raises EngineError: there is no such thread any more."""
+        with self._lock:
+            if not self._running:
+                raise EngineError("the engine is not running")
+            self._commands.put(lambda: function(*arguments))
+
+    # From here on, everything runs in the engine's thread.
+
+    def _run(self) -> None:
+        """The step loop: take in what came, step, hand out; sleep when there is nothing to do."""
+        try:
+            while not self._stopping:
+                try:
+                    if self._commands.empty() and self.engine.has_unfinished_requests():
+                        self._deliver(self.engine.step())
+                    else:
+                        self._commands.get()()
+                except Exception as error:
+                    logger.exception("the engine failed outside a step's forward pass")
+                    self._fail_all(error)
+        finally:
+            with self._lock:
+                self._running = False
+            # No command can come any more. Those that have come are heard, then whoever is left is told.
+            try:
+                while not self._commands.empty():
+                    self._commands.get()()
+                for request_id in self.engine.unfinished_request_ids():
+                    self._abort(request_id)
+            finally:  # also if that fails: nobody may wait for ever
+                self._give_up("the engine has ended")
+                self._mailboxes.clear()
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _add(self, request_id: str, samples: list[Request], prompt: Prompt, mailbox: Mailbox) -> None:
+        try:
+            self.engine.add(request_id, samples, prompt)
+            self._mailboxes[request_id] = mailbox
+        except Exception as error:  # this request's own: the others do not notice
+            if isinstance(error, ParameterError):
+                self.engine.listeners.tell("on_reject", request_id, error)
+            self._send({mailbox: error})
+
+    def _abort(self, request_id: str, mailbox: Mailbox | None = None) -> None:
+        """Abort a request; with `mailbox`, only if it is that reader's still: names are used again."""
+        if mailbox is None or self._mailboxes.get(request_id) is mailbox:
+            output = self.engine.abort_request(request_id)
+            if output:
+                self._deliver([output])
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        news: dict[Mailbox, RequestOutput | Exception] = {}
+        for output in outputs:
+            find = self._mailboxes.pop if output.finished else self._mailboxes.get
+            mailbox = find(output.request_id, None)
+            if mailbox:  # none: a request that was added to the engine itself
+                news[mailbox] = output
+        if news:
+            self._send(news)
+
+    def _send(self, news: dict[Mailbox, RequestOutput | Exception]) -> None:
+        posts = {mailbox.post for mailbox in news}
+        for post in posts:
+            try:
+                post.send(
+                    {m: output for m, output in news.items() if m.post is post} if len(posts) > 1 else news
+                )
+            except RuntimeError:  # the loop has closed, and its readers are gone with it
+                for request_id in [i for i, mailbox in self._mailboxes.items() if mailbox.post is post]:
+                    self._mailboxes.pop(request_id)
+                    self.engine.abort_request(request_id)
+
+    def _fail_all(self, error: Exception) -> None:
+        """What cannot be pinned on one request ends all of them; the engine goes on empty."""
+        for request_id in self.engine.unfinished_request_ids():
+            output = self.engine.abort_request(request_id)
+            assert output is not None  # it is unfinished
+            output.error = f"{type(error).__name__}: {error}"
+            self._deliver([output])

@@ -1,0 +1,361 @@
+"""The engine: requests in, one step at a time, outputs out. Part 6.
+
+Promises that every request added ends: finished, aborted, or failed with a reason; that an exception inside a
+step fails the requests it must and no others; that memory is free once a request has ended. Knows no HTTP and
+no threads.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from engine.decoding.outputs import CompletionOutput, FinishReason, Logprobs, RequestOutput, Snapshot
+from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
+from engine.decoding.prompts import Prompt, prompt_token_ids
+from engine.decoding.sampling import NO_TOKEN, SUPPORTS, SamplingState, new_seed
+from engine.decoding.stopping import GrowingOutput
+from engine.execution.runner import Executor
+from engine.models.config import ModelConfig
+from engine.requests.batch import Batch
+from engine.requests.listeners import Listeners, StepRecord
+from engine.requests.request import Request, State
+from engine.requests.step import Step, StepResult
+from engine.scheduling.scheduler import Scheduler, fail_all
+from engine.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+MAX_PRIORITY = 100
+FINISHED = State.FINISHED  # at hand: an Enum's member takes as long to find as a call
+Recover = Callable[[Step, Exception], list[Request]]  # who fails when a step does (Part 15 spares more)
+
+
+class Capability(Protocol):
+    """What is done around each step, on the host: speculation (Part 16), grammars (Part B)."""
+
+    def launching(self, step: Step) -> Batch:
+        """The step is about to be submitted: its record, or one to take its place."""
+
+    def lands_first(self, step: Step) -> bool:
+        """Whether the tokens of this step, which is in flight, are needed before the next is launched."""
+
+    def landed(self, step: Step, result: StepResult) -> StepResult:
+        """What the step found, before anybody hears of it: the result, or one to take its place."""
+
+
+@dataclass
+class Submission:
+    """What one user asked for."""
+
+    prompt: str | None  # None: it came as token ids
+    samples: list[Request]
+    prompt_logprobs: Logprobs | None = None  # once complete; a preempted request forgets its own
+
+
+class LLMEngine:
+    """Composes a scheduler, an executor and a tokenizer; `step` is the whole engine: launch, then land. An
+    engine that launches the next step before it lands the last one (Part 13) overrides `step`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        config: ModelConfig,
+        scheduler: Scheduler,
+        executor: Executor,
+        listeners: Listeners | None = None,
+        recover: Recover = fail_all,
+        supports: frozenset[str] = SUPPORTS,
+        max_model_len: int | None = None,
+        adapters: Container[str] = (),
+        capabilities: Sequence[Capability] = (),
+    ) -> None:
+        """`max_model_len` bounds prompt plus output; default: what the model sees. `adapters`: those that
+        requests may name, which may change meanwhile (Part 18). `capabilities` are asked in their order.
+        Raises ValueError: no room.
+        """
+        self.max_model_len = max_model_len or config.max_positions
+        if self.max_model_len > config.max_positions or not scheduler.cache.fits(self.max_model_len):
+            raise ValueError(
+                f"max_model_len={self.max_model_len}: the model sees {config.max_positions} tokens, and the "
+                f"cache must hold one sequence of that length; it has {scheduler.cache.usage().tokens_total}"
+            )
+        self.tokenizer, self.config = tokenizer, replace(config, max_positions=self.max_model_len)
+        self.scheduler, self.executor, self.recover = scheduler, executor, recover
+        self.listeners = scheduler.listeners = Listeners() if listeners is None else listeners
+        self.supports, self.adapters, self.capabilities = supports, adapters, list(capabilities)
+        self._asked: dict[str, Submission] = {}  # by request id, until it has finished
+        self._steps = self._empty_steps = 0
+
+    def make_requests(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+    ) -> list[Request]:
+        """The n samples of one request, checked but not queued; safe to call from any thread.
+
+        Raises ParameterError for a field or a prompt that is refused.
+        """
+        params = params or SamplingParams()
+        refuse_unsupported(params, self.supports)
+        refuse_unknown_tokens(params, self.config.vocab_size)
+        for name, value in {"priority": priority, "adapter": adapter, "cache_salt": cache_salt}.items():
+            if value and name not in self.supports:
+                raise ParameterError(name, f"{name}={value!r} is not supported by this engine")
+        self._refuse_unloaded(adapter)
+        if abs(priority) > MAX_PRIORITY:
+            raise ParameterError(
+                "priority", f"priority={priority}: accepted are -{MAX_PRIORITY} to {MAX_PRIORITY}"
+            )
+        token_ids = prompt_token_ids(prompt, self.tokenizer, self.config)
+        seed, samples = new_seed(params), list[Request]()
+        for index in range(params.n):
+            output = GrowingOutput(
+                self.tokenizer, params, len(token_ids), self.max_model_len, self.config.eos_token_ids
+            )
+            stop_ids = (*output.eos_token_ids, *params.stop_token_ids)
+            samples.append(
+                Request(
+                    id=f"{request_id}/{index}",
+                    request_id=request_id,
+                    token_ids=list(token_ids),
+                    num_prompt_tokens=len(token_ids),
+                    params=params,
+                    output=output,
+                    sampling=SamplingState(params, token_ids, output.token_ids, seed + index, stop_ids),
+                    priority=priority,
+                    adapter=adapter,
+                    cache_salt=cache_salt,
+                    parent=samples[0] if samples else None,
+                )
+            )
+        return samples
+
+    def add_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options
+    ) -> None:
+        """Queue a request; `options` as in `make_requests`. Raises ParameterError: nothing was queued."""
+        try:
+            samples = self.make_requests(request_id, prompt, params, **options)
+            self.add(request_id, samples, prompt)
+        except ParameterError as error:
+            self.listeners.tell("on_reject", request_id, error)
+            raise
+
+    def add(self, request_id: str, samples: list[Request], prompt: Prompt) -> None:
+        """Queue what `make_requests` made. Raises ParameterError: its adapter has gone since, or its id is in
+        use.
+        """
+        self._refuse_unloaded(samples[0].adapter)
+        if request_id in self._asked:
+            raise ParameterError(
+                "request_id", f"request_id={request_id!r} is in use by an unfinished request"
+            )
+        self._asked[request_id] = Submission(prompt if isinstance(prompt, str) else None, samples)
+        for request in samples:
+            self.listeners.tell("on_arrival", request)
+            self.scheduler.add(request)
+
+    def _refuse_unloaded(self, adapter: str | None) -> None:
+        if adapter is not None and adapter not in self.adapters:
+            raise ParameterError("adapter", f"adapter={adapter!r} is not loaded")
+
+    def abort_request(self, request_id: str) -> RequestOutput | None:
+        """Stop a request, waiting or running; its last output. None: it is not here, perhaps finished."""
+        asked = self._asked.get(request_id)
+        if asked is None:
+            return None
+        for request in asked.samples:
+            if request.state is not FINISHED:
+                self._end(request, None if request.output.finish_reason else "abort")
+                self.listeners.tell("on_finish", request)
+        return self._output(request_id)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._asked)
+
+    def unfinished_request_ids(self) -> list[str]:
+        return list(self._asked)
+
+    def step(self) -> list[RequestOutput]:
+        """One forward pass for whoever is scheduled; an output for each of their requests."""
+        step = self.launch()
+        return self.land(step) if step else self._stuck()
+
+    def launch(self) -> Step | None:
+        """Schedule a step and send it to the device. None: nobody can run. One that fails at once has its
+        `error`, and fails when its turn to land comes.
+        """
+        start = time.perf_counter()
+        step = self.scheduler.schedule()
+        if step is None:
+            return None
+        self._empty_steps = 0
+        step.start, step.scheduled = start, time.perf_counter()
+        self.listeners.tell("on_schedule", step.batch)
+        try:
+            for capability in self.capabilities:
+                step.batch = capability.launching(step)
+            step.pending = self.executor.submit(step.batch)
+        except Exception as error:
+            step.error = error
+        return step
+
+    def land(self, step: Step) -> list[RequestOutput]:
+        """Wait for a step's result and work it in; an output for each request that was in it and still is
+        here.
+        """
+        # 1. What the device found, and what the capabilities make of it. If the step failed, it is taken
+        #    back.
+        try:
+            result = step.result()
+            for capability in self.capabilities:
+                result = capability.landed(step, result)
+        except Exception as error:
+            return self._recover(step, error)
+        executed = time.perf_counter()
+        # 2. Confirmed tokens are appended, with stop checks: nothing after the last token counts.
+        live = [(s, r) for s, r in enumerate(step.requests) if r.state is not FINISHED]
+        ended = [request for s, request in live if _confirm(request, s, result, executed)]
+        # 3. The scheduler learns what was confirmed; the finished leave, and their memory is free.
+        self.scheduler.update(step, result.drafts)
+        for request in ended:
+            self._end(request)
+        return self._told(step, executed, [request for _, request in live], ended, result.counters)
+
+    def _recover(self, step: Step, error: Exception) -> list[RequestOutput]:
+        executed = time.perf_counter()
+        self.scheduler.rollback(step)
+        failed = [r for r in self.recover(step, error) if r.state is not FINISHED]
+        live = [r for r in step.requests if r.state is not FINISHED]
+        for request in failed:
+            request.error = _words(error)
+            self._end(request, "error")
+        return self._told(step, executed, [*live, *failed], failed, error=_words(error))
+
+    def _stuck(self) -> list[RequestOutput]:
+        """Nobody ran. If that happens twice, nothing will ever change: who is first in line fails."""
+        queue = [*self.scheduler.running, *self.scheduler.waiting]
+        self._empty_steps += 1
+        if not queue or self._empty_steps < 2:
+            return []
+        request = queue[0]
+        request.error = f"the cache has no room for the {len(request.token_ids)} tokens of this request"
+        self._end(request, "error")
+        self.listeners.tell("on_finish", request)
+        return [self._output(request.request_id)]
+
+    def _end(self, request: Request, reason: FinishReason | None = None) -> None:
+        if reason:
+            request.output.finish_reason = reason
+        request.withdraw()
+        self.scheduler.finish(request)
+
+    def _told(
+        self,
+        step: Step,
+        executed: float,
+        live: list[Request],
+        ended: list[Request],
+        counters: dict[str, float] | None = None,
+        error: str | None = None,
+    ) -> list[RequestOutput]:
+        """The outputs of a step that is done. Listeners hear of the step first, then of who ended with it."""
+        batch = step.batch
+        outputs = [self._output(request_id) for request_id in dict.fromkeys([r.request_id for r in live])]
+        self._steps += 1
+        if self.listeners:
+            self.listeners.tell(
+                "on_step",
+                StepRecord(
+                    number=self._steps,
+                    start=step.start,
+                    end=time.perf_counter(),
+                    schedule_seconds=step.scheduled - step.start,
+                    execute_seconds=executed - step.scheduled,
+                    request_ids=batch.ids,
+                    tokens_computed=tuple(map(batch.num_new_tokens, range(len(batch.ids)))),
+                    tokens_cached=tuple(request.num_cached_tokens for request in step.requests),
+                    tokens_held=batch.context_lens,
+                    num_running=len(self.scheduler.running),
+                    num_waiting=len(self.scheduler.waiting),
+                    error=error,
+                    counters=counters or {},
+                ),
+            )
+            for request in ended:
+                self.listeners.tell("on_finish", request)
+        return outputs
+
+    def _output(self, request_id: str) -> RequestOutput:
+        """Where the request stands, nothing copied that still grows. One that has finished is forgotten."""
+        asked = self._asked[request_id]
+        completions, finished, error = list[CompletionOutput](), True, None
+        for request in asked.samples:
+            grown = request.output
+            reason = grown.finish_reason
+            seen: Callable[[list], Sequence] = list if reason else Snapshot  # finished: nothing grows
+            completion = CompletionOutput(
+                len(completions), grown.visible, seen(grown.token_ids), reason, grown.stop_reason
+            )
+            if request.logprobs:
+                completion.cumulative_logprob = request.cumulative_logprob
+                completion.logprobs = seen(request.logprobs)
+                completion.text_offsets = seen(request.text_offsets)
+            completions.append(completion)
+            if not reason:
+                finished = False
+            error = error or request.error
+        if finished:
+            del self._asked[request_id]
+        first = asked.samples[0]
+        scores = first.prompt_logprobs
+        if scores and asked.prompt_logprobs is None and len(scores) == first.num_prompt_tokens:
+            asked.prompt_logprobs = scores
+        return RequestOutput(
+            request_id,
+            asked.prompt,
+            first.sampling.prompt_ids,
+            completions,
+            finished,
+            asked.prompt_logprobs,
+            first.num_cached_tokens,
+            error,
+            first.stats,
+        )
+
+
+def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
+    """Give sequence s of the step its confirmed tokens; True when it has ended, also by an error of its own:
+    its neighbours do not notice.
+    """
+    try:
+        if result.prompt_logprobs and request.state is State.RUNNING:  # else preempted: found again later
+            request.prompt_logprobs += result.prompt_logprobs[s]
+        scores = result.logprobs[s] if result.logprobs else None  # none, or empty: not asked for
+        for i, token_id in enumerate(result.tokens[s]):
+            if token_id == NO_TOKEN:
+                raise ArithmeticError("the model's logits are not finite numbers")
+            if scores:
+                logprobs = scores[i]
+                request.logprobs.append(logprobs)
+                request.text_offsets.append(len(request.output.text))
+                request.cumulative_logprob = (request.cumulative_logprob or 0.0) + logprobs[token_id].logprob
+            if request.confirm(token_id, now):
+                return True
+    except Exception as error:
+        logger.exception("request %s failed", request.id)
+        request.error = _words(error)
+        request.output.finish_reason = "error"
+        return True
+    return False
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

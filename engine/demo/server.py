@@ -1,0 +1,82 @@
+"""`ruvon serve` in a process of its own, for the length of a `with`. Part 20's wiring.
+
+Runs nothing of the engine itself: whoever draws or measures here takes nothing from the server's steps.
+"""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+
+from engine.wiring.engine_args import EngineArgs
+
+HERE = Path(__file__).parents[2]  # where the package is
+START_SECONDS = 240  # for a server to load its model
+
+
+def to_flags(args: EngineArgs) -> list[str]:
+    """What a command line says that means `args`; what is as by default is left out."""
+    flags = []
+    for spec in fields(EngineArgs):
+        value, name = getattr(args, spec.name), spec.name.replace("_", "-")
+        if value == spec.default:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list):
+            flags += [part for item in value for part in (f"--{name}", str(item))]
+        else:
+            flags += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
+    return flags
+
+
+def environment() -> dict[str, str]:
+    """This process's, in which a child finds this very package."""
+    paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def free_port(wanted: int, host: str = "127.0.0.1") -> int:
+    """`wanted`, or 0, which stands for any that is free, where somebody has it."""
+    with socket.socket() as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        try:
+            attempt.bind((host, wanted))
+        except OSError:
+            return 0
+    return wanted
+
+
+@contextmanager
+def served(
+    log: Path, *arguments: str, env: Mapping[str, str] | None = None, port: int = 0
+) -> Iterator[tuple[str, int]]:
+    """`ruvon serve` with these arguments: its URL, its process id. What it says goes to `log`.
+
+    Raises RuntimeError, with what it said: it did not start.
+    """
+    command = [sys.executable, "-m", "engine.cli.main", "serve", "--port", str(port), *arguments]
+    variables = (environment() if env is None else dict(env)) | {"PYTHONUNBUFFERED": "1"}
+    with log.open("w") as file:
+        process = subprocess.Popen(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        end = time.monotonic() + START_SECONDS
+        while not (address := re.search(r"Uvicorn running on (http://\S+)", log.read_text())):
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"the server did not start:\n{log.read_text()}")
+            time.sleep(0.05)
+        yield address[1], process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+            process.wait()

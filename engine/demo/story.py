@@ -1,0 +1,58 @@
+"""`ruvon demo --story`: one story, in this process: tokens, ids, and how fast. Part 20's wiring."""
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from engine.client.untrusted import for_stdout
+from engine.decoding.params import SamplingParams
+from engine.demo.tokens import coloured
+from engine.wiring.engine_args import EngineArgs
+from engine.wiring.llm import LLM
+from engine.wiring.loading import loading
+
+PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball"
+
+
+def tell_story(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
+    """Load, show the prompt's tokens, stream a story, and say how fast it was. Ends by itself."""
+    console = Console()
+    console.print(
+        Panel.fit("[bold]ruvon[/]: a transformer tells a story, on this machine, through our own engine")
+    )
+
+    with loading(args.model):
+        llm = LLM(**vars(args))
+    config = llm.config
+    console.print(
+        f"[bold]1. Model[/]   {args.model}: {config.model_type}, {config.num_layers} layers, "
+        f"{config.hidden_size} wide, {config.vocab_size:,} tokens in its vocabulary, "
+        f"loaded in {llm.load_seconds:.2f} s\n"
+    )
+
+    console.print("[bold]2. Tokens[/]  The model does not read letters. This is your prompt as it sees it:\n")
+    console.print(coloured(llm.tokenizer, llm.tokenizer.encode(prompt)))
+
+    console.print(
+        "\n[bold]3. Story[/]   One token at a time, each the likeliest after all before it (greedy):\n"
+    )
+    console.print(prompt, style="bold", end="", highlight=False)
+    shown = 0
+    for output in llm.stream(prompt, SamplingParams(temperature=0, max_tokens=max_tokens)):
+        story = output.outputs[0]
+        # rich would take longer over a token than the model does
+        print(for_stdout(story.text[shown:]), end="", flush=True)
+        shown = len(story.text)
+
+    stats = output.stats
+    assert stats is not None  # an engine's outputs have them
+    why = "the model ended the story" if story.finish_reason == "stop" else "it reached --max-tokens"
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_row("prompt", f"{len(llm.tokenizer.encode(prompt))} tokens")
+    table.add_row("output", f"{len(stats.token_times)} tokens ({why})")
+    table.add_row("time to first token", f"{stats.time_to_first_token * 1e3:.1f} ms")
+    table.add_row("time per output token", f"{stats.time_per_output_token * 1e3:.2f} ms")
+    table.add_row("speed", f"{stats.tokens_per_second:,.0f} tokens/s")
+    console.print("\n\n[bold]4. Speed[/]")
+    console.print(table)
+    console.print("\nNext: [cyan]python -m parts list[/] shows how this is built, part by part.")

@@ -1,0 +1,22 @@
+"""A text's tokens, coloured for a terminal. Part 20's wiring. Imports no torch."""
+
+from collections.abc import Sequence
+from itertools import cycle
+
+from rich.text import Text
+
+from engine.text.tokenizer import Tokenizer
+
+
+def coloured(tokenizer: Tokenizer, token_ids: Sequence[int]) -> Text:
+    """Tokens in alternating colours, each followed by its id."""
+    text = Text()
+    for token_id, colour in zip(token_ids, cycle(["cyan", "magenta", "yellow", "green"])):
+        text.append(_printable(tokenizer.decode([token_id])), style=f"bold {colour}")
+        text.append(f" {token_id}  ", style="dim")
+    return text
+
+
+def _printable(token: str) -> str:
+    """A blank as a dot; what commands a terminal, or ends a line, as Python writes it."""
+    return "".join("·" if c == " " else c if c.isprintable() else repr(c)[1:-1] for c in token)

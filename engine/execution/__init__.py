@@ -1,0 +1,1 @@
+"""A batch in, tokens out, on one device."""

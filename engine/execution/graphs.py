@@ -1,0 +1,180 @@
+"""Decode steps as CUDA graphs: hundreds of kernels launched by one call. Part 13.
+
+A step of a model with 48 layers launches some 300 kernels, each by Python, one after the other; with few
+sequences the GPU waits for the host most of the time. A graph records them once, with their addresses and
+numbers of rows, and replays them in one call. So everything that changes from step to step (tokens,
+positions, where keys go, block tables, lengths) lies in buffers whose addresses never change, and there is a
+graph for each size of a ladder: a step of 5 sequences runs in the graph for 8, and three rows are padding.
+
+Promises the numbers of the model's forward pass up to rounding, and `sample`'s choice for greedy rows. Only
+steps of few rows; others go another way. Without a GPU, or with `capture=False`, the same kernels run without
+a graph. Document: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.cache.memory import PageMemory
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import Logits
+from engine.kernels.greedy import Greedy, fetch
+from engine.kernels.many_rows import ManyRows
+from engine.kernels.paged_attention import num_splits, paged_attention
+from engine.kernels.single_row import SingleRow
+from engine.kernels.store_kv import store_kv
+from engine.machine.device import on_device
+from engine.models.language_model import LanguageModel
+from engine.requests.batch import Batch
+
+# logits[S, at least V] = step(token_ids[S], positions[S], slots[S], tables[S, W], lens[S])
+Step = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+ROWS = 5  # numbers of a sequence beside its block table: token, source, position, slot, length
+
+
+def ladder(most: int) -> list[int]:
+    """The numbers of rows there are graphs for: vLLM's 1, 2, 4, then multiples of 8, up to `most`."""
+    return sorted({size for size in (1, 2, 4, *range(8, most, 8)) if size < most} | {most})
+
+
+class ModelStep:
+    """Any model's own forward pass, with our attention and store."""
+
+    def __init__(self, model: LanguageModel, keys: list[Tensor], values: list[Tensor]) -> None:
+        """keys and values by layer: [B, P, Hkv, Dh]."""
+        self.model, self.keys, self.values = model, keys, values
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
+    ) -> Tensor:
+        """Each [S], tables[S, W] -> logits[S, V]."""
+        splits = num_splits(len(lens), self.model.config.num_kv_heads, lens.device)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self.keys[layer], self.values[layer]
+            store_kv(k, v, keys, values, slots)
+            return paged_attention(q, keys, values, tables, lens, splits)
+
+        return self.model.logits(self.model(token_ids, positions, attend))
+
+
+def steps(model: LanguageModel, memory: PageMemory, max_rows: int) -> Callable[[int], Step]:
+    """How a step of so many rows is computed: by the fastest way that fits the model."""
+    pages = list(memory.keys), list(memory.values)
+    if not SingleRow.fits(model):
+        step = ModelStep(model, *pages)
+        return lambda rows: step
+    one, many = SingleRow(model, *pages), ManyRows(model, *pages, max_rows)
+    return lambda rows: one if rows == 1 else many
+
+
+class DecodeGraphs:
+    """A graph for each size of the ladder, over the same buffers."""
+
+    def __init__(
+        self, step: Callable[[int], Step], last: LastTokens, vocab_size: int, max_rows: int, width: int,
+        capture: bool, in_flight: int = 2,
+    ) -> None:  # fmt: skip
+        """`width`: blocks of the longest sequence there may be. `in_flight`: calls of which the device may
+        not have begun the first.
+        """
+        device = last.chosen.device
+        self.likeliest = torch.zeros(max_rows, dtype=torch.long, device=device)  # [max_rows]: the last call's
+        self.width, self.sizes, self._step, self._last = width, ladder(max_rows), step, last
+        numbers = max_rows * (ROWS + width)
+        # Several copies on the host: while the device reads one, the next step's numbers go into another.
+        pinned = device.type == "cuda"
+        self._host = [torch.zeros(numbers, dtype=torch.int32, pin_memory=pinned) for _ in range(in_flight)]
+        self._inputs = torch.zeros(numbers, dtype=torch.int32, device=device)
+        self._token_ids = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._greedy = Greedy(vocab_size, max_rows, device)
+        self._turn = 0
+        self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}  # replay, and where its logits are
+        if capture:
+            self._capture()
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """logits[T, at least V], a row for each new token, until the next call; the likeliest are in
+        `likeliest`[T]. A step that stores after it attends takes one new token of each sequence, no more.
+        """
+        T = batch.num_tokens
+        size = next(size for size in self.sizes if size >= T)
+        # 1. The step's numbers, on the host: rows beyond T have no slot and no length.
+        self._turn = (self._turn + 1) % len(self._host)
+        host = self._host[self._turn]
+        numbers = self._views(host.numpy(), size)
+        positions, tables = np.array(batch.positions), batch.tables
+        if len(batch.ids) != T:  # a row for each token: as if it were a sequence that ends with it
+            tables = np.repeat(tables, np.diff(batch.query_start), axis=0)
+        numbers[0][:T], numbers[1][:T], numbers[2][:T] = batch.token_ids, self._last.sources(batch), positions
+        numbers[3][:T], numbers[4][:T] = batch.slots, positions + 1
+        for row, padding in zip(numbers[:ROWS], (0, -1, 0, -1, 0), strict=True):
+            row[T:] = padding
+        numbers[5][:T, : tables.shape[1]] = tables
+        # 2. One copy, one call.
+        count = size * (ROWS + self.width)
+        self._inputs[:count].copy_(host[:count], non_blocking=True)
+        if size in self._graphs:
+            replay, logits = self._graphs[size]
+            replay()
+        else:
+            logits = self._run(size)
+        return logits[:T]
+
+    def _views(self, numbers, size: int) -> list:
+        """token, source, position, slot and length[size] each, and the block tables[size, width]."""
+        head = numbers[: ROWS * size].reshape(ROWS, size)
+        return [*head, numbers[ROWS * size : (ROWS + self.width) * size].reshape(size, self.width)]
+
+    def _run(self, size: int) -> Tensor:
+        """What a graph records."""
+        given, sources, positions, slots, lens, tables = self._views(self._inputs, size)
+        chosen, token_ids = self._last.chosen, self._token_ids[:size]
+        fetch(given, sources, chosen, token_ids)
+        logits = self._step(size)(token_ids, positions, slots, tables, lens)
+        self._greedy(logits, self.likeliest)
+        return logits
+
+    @torch.inference_mode()
+    def _capture(self) -> None:
+        """The largest first: the others find room in its memory."""
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        for size in reversed(self.sizes):
+            inputs = self._views(self._inputs, size)
+            self._inputs.zero_()
+            inputs[1].fill_(-1), inputs[3].fill_(-1)  # padding alone
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._run(size)  # kernels are compiled before they are recorded
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                logits = self._run(size)
+            self._graphs[size] = graph.replay, logits
+
+
+class GraphWay:
+    """A step by a graph, if it has few rows and nobody asks for a prompt's."""
+
+    def __init__(self, graphs: DecodeGraphs, vocab_size: int, most_new: int = 1) -> None:
+        """`most_new`: new tokens of one sequence, at most; more than 1 if `graphs`' step lets them see one
+        another (Part 16).
+        """
+        self.graphs, self._V, self._most_new = graphs, vocab_size, most_new
+
+    def fits(self, batch: Batch) -> bool:
+        """Few rows, few new tokens of each sequence, and no row of a prompt to score."""
+        if batch.num_tokens > self.graphs.sizes[-1] or batch.rows.prompt:
+            return False
+        starts = batch.query_start
+        return batch.num_tokens == len(batch.ids) or all(b - a <= self._most_new for a, b in pairwise(starts))
+
+    def __call__(self, batch: Batch) -> Logits:
+        logits, rows = self.graphs(batch)[:, : self._V], batch.rows.chosen  # [T, V]
+        if len(rows) == len(logits):
+            return Logits(logits, likeliest=self.graphs.likeliest[: len(rows)])
+        (places,) = on_device(logits.device, rows)
+        return Logits(logits[places], likeliest=self.graphs.likeliest[places])

@@ -1,0 +1,129 @@
+"""Log probabilities of a step's tokens, for the requests that ask for them. Part 10.
+
+Promises that the tokens are those of a runner without it; that a step in which nobody asks does nothing more;
+that all of a step's numbers come from the device at once; and that a prompt's logits are never there all
+together: the output layer gets its rows in chunks. Which row speaks of which token the step's record says.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from torch import Tensor
+
+from engine.decoding.logprobs import TokenScores, score_in_chunks, token_text
+from engine.decoding.outputs import Logprobs, TokenLogprobs
+from engine.decoding.sampling import NO_TOKEN
+from engine.execution.runner import Logits
+from engine.machine.device import on_device
+from engine.requests.batch import UNSCORED, Batch
+from engine.requests.step import StepResult
+from engine.text.tokenizer import Tokenizer
+
+ToLogits = Callable[[Tensor], Tensor]  # hidden[N, D] -> logits[N, V], for any N
+
+
+class ChosenLogprobs:
+    """Of the chosen tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """`tokenizer` says how a token is shown."""
+        self.text = partial(token_text, tokenizer)
+
+    def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
+        """`Scores` of the rows whose requests ask, with as many of the likeliest as anybody asks for."""
+        rows, values = self._rows(batch), logits.values
+        if not rows:
+            return None
+        token_ids = token_ids.to(values.device)
+        if len(rows) < len(token_ids):
+            (places,) = on_device(values.device, rows)
+            values, token_ids = values[places], token_ids[places]
+        n = max(batch.rows.logprobs)
+        # NO_TOKEN is no place.
+        return [*score_in_chunks(values.__getitem__, token_ids.clamp(min=0), n, values.shape[-1])]
+
+    def told(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
+        """With `logprobs`: an entry for each token of who asks, and an empty list for others."""
+        token_ids, *scores = arrays
+        rows = ScoredRows(token_ids[self._rows(batch)], scores, self.text)
+        logprobs: list[list[TokenLogprobs]] = []
+        for tokens, n in zip(result.tokens, batch.rows.logprobs, strict=True):
+            logprobs.append([*rows.take(len(tokens), n)] if n != UNSCORED else [])
+        return replace(result, logprobs=logprobs)
+
+    def _rows(self, batch: Batch) -> list[int]:
+        """Which of the R rows are scored."""
+        if not batch.rows.logprobs:
+            return []
+        asked = [n != UNSCORED for n in batch.rows.logprobs]  # [S]
+        return np.flatnonzero(np.repeat(asked, batch.rows.counts)).tolist()
+
+
+class PromptLogprobs:
+    """Of the prompts' tokens, whose rows stop before the output layer."""
+
+    def __init__(self, tokenizer: Tokenizer, to_logits: ToLogits) -> None:
+        self.text, self.to_logits = partial(token_text, tokenizer), to_logits
+
+    def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
+        """`Scores` of the rows that speak of a prompt's token, a chunk of them through the output layer at a
+        time.
+        """
+        hidden, asked = logits.prompt_hidden, batch.rows.prompt_logprobs
+        if not asked or max(asked) == UNSCORED:
+            return None
+        if hidden is None:  # a prompt of one token, say: nothing comes before it
+            return []
+        (prompt_ids,) = on_device(hidden.device, batch.rows.prompt_ids)
+        n, V = max(asked), logits.values.shape[-1]
+        return [*score_in_chunks(lambda rows: self.to_logits(hidden[rows]), prompt_ids, n, V)]
+
+    def told(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
+        """A prompt's first token has nothing before it: None. A request some of whose scores are no numbers
+        fails, as it does where no token can be chosen.
+        """
+        _, *scores = arrays
+        rows = ScoredRows(np.array(batch.rows.prompt_ids), scores, self.text) if scores else None
+        tokens, prompts = list(result.tokens), list[Logprobs]()
+        asked = zip(batch.rows.prompt_counts, batch.rows.prompt_logprobs, strict=True)
+        for s, (count, n) in enumerate(asked):
+            prompt = rows.take(count, n) if rows else []
+            if any(math.isnan(token.logprob) for token in prompt):
+                tokens[s] = [NO_TOKEN]
+            starts = n != UNSCORED and batch.positions[batch.query_start[s]] == 0
+            prompts.append([None, *prompt] if starts else [*prompt])
+        return replace(result, tokens=tokens, prompt_logprobs=prompts)
+
+
+class ScoredRows:
+    """Scores that have come from the device, handed out in order."""
+
+    def __init__(
+        self, token_ids: np.ndarray, scores: Sequence[np.ndarray], text: Callable[[int], str]
+    ) -> None:
+        logprobs, self.ranks, top_ids, top_logprobs = scores
+        self.ids = np.concatenate([token_ids[:, None], top_ids], axis=1)  # [R, 1+n]
+        self.logprobs = np.concatenate([logprobs[:, None], top_logprobs], axis=1)  # [R, 1+n]
+        self.text, self._taken = text, 0
+
+    def take(self, count: int, n: int) -> list[TokenScores]:
+        """The next `count` rows, each with its n likeliest tokens: copies, so that none keeps the others."""
+        rows = range(self._taken, self._taken + count)
+        self._taken = rows.stop
+        return [
+            TokenScores(
+                self.ids[row, : n + 1].copy(),
+                self.logprobs[row, : n + 1].copy(),
+                int(self.ranks[row]),
+                self.text,
+            )
+            for row in rows
+        ]
+
+
+def logprobs_of(tokenizer: Tokenizer, to_logits: ToLogits) -> list[ChosenLogprobs | PromptLogprobs]:
+    """Both: a runner's `scores`. `to_logits`: the model's output layer."""
+    return [ChosenLogprobs(tokenizer), PromptLogprobs(tokenizer, to_logits)]

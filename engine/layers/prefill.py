@@ -1,0 +1,60 @@
+"""Many prompts in one forward pass: packed end to end, without padding. Part 7.
+
+Promises each prompt the logits it would have alone. Padding would make every prompt as long as the longest;
+packing computes each token once and nothing else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from engine.attention.dense import dense_attention
+from engine.attention.interface import Spans, VarlenKernel
+from engine.models.language_model import LanguageModel
+
+
+@dataclass(frozen=True)
+class PackedPrompts:
+    """S prompts on one flat token axis."""
+
+    token_ids: Tensor  # [T]
+    positions: Tensor  # [T]: each prompt counts from 0
+    query_start: tuple[int, ...]  # [S+1]: prompt s is token_ids[query_start[s]:query_start[s+1]]
+
+    @property
+    def last_rows(self) -> list[int]:
+        """[S]: where each prompt ends, the only place whose successor is unknown."""
+        return [end - 1 for end in self.query_start[1:]]
+
+
+def pack(prompts: Sequence[Sequence[int]]) -> PackedPrompts:
+    """Lay prompts end to end. Raises ValueError for an empty one, naming its index."""
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            raise ValueError(f"prompt {index} is empty")
+    token_ids = torch.tensor([id for prompt in prompts for id in prompt])
+    positions = torch.cat([torch.arange(len(prompt)) for prompt in prompts])
+    return PackedPrompts(token_ids, positions, (0, *accumulate(map(len, prompts))))
+
+
+@torch.inference_mode()
+def run_prefill(
+    model: LanguageModel, batch_of_prompts: Sequence[Sequence[int]], kernel: VarlenKernel = dense_attention
+) -> Tensor:
+    """logits[S, V] of each prompt's next token, in one forward pass.
+
+    `kernel` does the attention of every layer, with the same `Spans`, made once. Only each prompt's last
+    token goes through the output layer.
+    """
+    packed = pack(batch_of_prompts)
+    device = next(model.parameters()).device
+    spans = Spans(packed.query_start, packed.query_start)  # every prompt sees itself alone
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return kernel(q, k, v, spans)
+
+    hidden = model(packed.token_ids.to(device), packed.positions.to(device), attend)  # [T, D]
+    return model.logits(hidden[packed.last_rows])  # [S, V]

@@ -1,0 +1,104 @@
+"""Where a model's files are: an embedded model's name, a local folder, or an id on the Hugging Face hub.
+
+Promises a local folder with the files asked for, or a `CheckpointError` that says what was looked for and
+where. Knows nothing of what is in the files. Part 1.
+"""
+
+import json
+import os
+import stat
+from difflib import get_close_matches
+from pathlib import Path
+
+ZOO = Path(__file__).parents[1] / "zoo"
+LARGEST_FILE = 1 << 28  # bytes of a file of settings or of a vocabulary; known ones have up to 40 million
+SMALL_FILES = ["*.json", "*.txt", "*.jinja"]
+
+
+class CheckpointError(Exception):
+    """A checkpoint's file is missing, damaged, or not what the model needs; the message names it."""
+
+
+def embedded_models() -> list[str]:
+    """Names of the models that ship inside this package, found by scanning `engine/zoo`."""
+    return sorted(path.parent.name for path in ZOO.glob("*/config.json"))
+
+
+def resolve(name: str | Path, weights: bool = False) -> Path:
+    """The local folder of model `name`; with `weights`, its tensors are there too.
+
+    An embedded name wins over a folder of the same name: write `./storyteller` for the folder. A hub id is
+    downloaded into the Hugging Face cache, small files first, safetensors before pytorch_model.bin.
+
+    Raises CheckpointError: no such folder, or the hub could not provide it.
+    """
+    if str(name) in embedded_models():
+        return ZOO / str(name)
+    folder = Path(os.path.expanduser(name))  # "~nobody/x" stays as it is written
+    try:
+        if folder.is_dir():
+            return _readable(folder)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: {error.strerror}") from None
+    looks_like_a_path = (
+        isinstance(name, Path) or str(name).startswith((".", "/", "~")) or str(name).count("/") > 1
+    )
+    if looks_like_a_path:
+        raise CheckpointError(f"no model folder at {name}")
+    return _from_hub(str(name), weights)
+
+
+def _readable(folder: Path) -> Path:
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise CheckpointError(f"{folder}: not readable by this user")
+    return folder
+
+
+def _from_hub(repo_id: str, weights: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(repo_id, allow_patterns=SMALL_FILES))
+        for pattern in ["*.safetensors", "pytorch_model*.bin"] if weights else []:
+            snapshot_download(repo_id, allow_patterns=[pattern])
+            if any(folder.glob(pattern)):
+                break
+    except Exception as error:  # the hub client has many: offline, unknown id, gated, no space
+        said, *_ = str(error).splitlines() or [""]
+        close = get_close_matches(repo_id, embedded_models(), 1)
+        raise CheckpointError(
+            f"model {repo_id!r} is neither an embedded model ({', '.join(embedded_models())}) nor a "
+            f"folder, and the Hugging Face hub did not provide it: {type(error).__name__}: {said.rstrip('.')}"
+            + (f"; did you mean {close[0]!r}?" if close else "")
+        ) from error
+    return folder
+
+
+def read_text(path: Path) -> str:
+    """What is in `path`. Raises CheckpointError naming the file when it cannot be read, or should not be: a
+    pipe, which might never answer, a device, or more than LARGEST_FILE bytes.
+    """
+    try:
+        status = path.stat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise CheckpointError(f"{path}: not a regular file")
+        if status.st_size > LARGEST_FILE:
+            raise CheckpointError(f"{path}: {status.st_size:,} bytes; at most {LARGEST_FILE:,} are accepted")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except OSError as error:  # no permission, a folder in its place, a broken disk
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: not UTF-8 ({error})") from None
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object in `path`. Raises CheckpointError naming the file when it is missing or holds none."""
+    try:
+        content = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not a JSON file ({error})") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: holds a JSON {type(content).__name__}, not an object")
+    return content

@@ -1,0 +1,38 @@
+"""Products over codes on a GPU. Part 17.
+
+Promises the products of products.py up to rounding. The rows of a decode step multiply codes
+(engine/kernels/quantized_matmul.py). Beyond MANY_ROWS (a prompt) weights are made once, and PyTorch's product
+takes them: then the arithmetic sets the pace. Needs the package triton.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels.quantized_matmul import int4_linear, int8_linear
+from engine.quantization.codes import dequantize_groups, unpack_nibbles
+from engine.quantization.packed import Product
+
+MANY_ROWS = 64
+
+
+def by_rows(codes: Tensor, scale: Tensor, bias: Tensor) -> Product:
+    """codes[N, K] in int8, scale[N], bias[N] -> the product."""
+
+    def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
+        if len(x) <= MANY_ROWS:
+            return int8_linear(x, codes, scale, bias)
+        return F.linear(x, (codes * scale[:, None]).to(x.dtype), bias.to(x.dtype))
+
+    return product
+
+
+def by_groups(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Product:
+    """packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> the product."""
+
+    def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
+        if len(x) <= MANY_ROWS:
+            return int4_linear(x, packed, scale, low, bias, group_size)
+        weight = dequantize_groups(unpack_nibbles(packed, x.shape[1]), scale, low, group_size)  # [N, K]
+        return F.linear(x, weight.to(x.dtype), bias.to(x.dtype))
+
+    return product

@@ -1,0 +1,1 @@
+"""The records that everyone reads: a request, a batch, a step, and who listens to them."""

@@ -1,0 +1,93 @@
+"""The server's windows on the engine: /metrics for Prometheus, /dashboard for people. Part 11.
+
+An extension for `create_app`. Both are open, with an API key too: vLLM guards /v1 alone, a scraper has no
+key, and what is shown are counts, times and the model's name, never a text. Whom the server answers at all,
+by the name it is asked for (`allowed_hosts`), holds for them as for every route. Clients may ask as often as
+they like: those that ask at once share one answer, so that it takes little of the engine's time. The page
+comes from files of this folder, read at the start, and asks no other host for anything; its
+Content-Security-Policy lets it do nothing else.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+from prometheus_client import generate_latest
+
+from engine.server.app import Extension
+from engine.server.backend import Backend
+from engine.telemetry.history import DATA
+from engine.telemetry.metrics import EngineMetrics
+
+PAGES = Path(__file__).parent / "pages"
+FILES = {
+    "/dashboard": PAGES / "dashboard.html",
+    "/dashboard/dashboard.css": PAGES / "dashboard.css",
+    "/dashboard/dashboard.js": PAGES / "dashboard.js",
+}
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+# Whatever a client accepts: as OpenMetrics, prometheus_client 0.26 would write a counter's colon as `_`.
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_PATHS = frozenset({"/metrics", DATA, *FILES})
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def telemetry_routes(metrics: EngineMetrics) -> Extension:
+    """Routes that show `metrics`. Hand OPEN_PATHS to `create_app` as `open_paths`."""
+
+    def extend(app: FastAPI, _: Backend) -> None:
+        scraped = SharedAnswer(lambda: generate_latest(metrics.registry))
+        drawn = SharedAnswer(lambda: json.dumps(metrics.snapshot(), separators=(",", ":")).encode())
+
+        @app.get("/metrics", include_in_schema=False)
+        async def scrape() -> Response:
+            return Response(await scraped.answer(), media_type=TEXT)
+
+        @app.get(DATA, include_in_schema=False)
+        async def data() -> Response:
+            """What the page and the terminal's board draw, once a second."""
+            headers = {"Cache-Control": "no-store"}
+            return Response(await drawn.answer(), media_type="application/json", headers=headers)
+
+        for path, file in FILES.items():
+            app.get(path, include_in_schema=False)(page(file))
+
+    return extend
+
+
+class SharedAnswer:
+    """An answer that `make` takes milliseconds for, in a thread: one at a time, and one for all that wait."""
+
+    def __init__(self, make: Callable[[], bytes]) -> None:
+        self._make, self._turn = make, asyncio.Lock()
+        self._begun = 0  # how many have been begun
+        self._latest = (0, b"")  # the number of the last that was made, and what it is
+
+    async def answer(self) -> bytes:
+        """Made from numbers that are not older than the asking."""
+        older = self._begun
+        async with self._turn:
+            if self._latest[0] <= older:  # else it was begun while we waited, for us too
+                self._begun += 1
+                number = self._begun
+                self._latest = (number, await asyncio.to_thread(self._make))
+            return self._latest[1]
+
+
+def page(file: Path):
+    """A route that sends this file, with headers that keep its page to this server."""
+    content, kind = file.read_bytes(), KINDS[file.suffix]
+
+    async def send() -> Response:
+        return Response(content, media_type=kind, headers=HEADERS)
+
+    return send

@@ -1,0 +1,49 @@
+"""What an answer has cost, in its `usage`: an extension of OpenAI's shape. Part 19.
+
+Promises that `cost` covers all prompts and choices of the answer, whole or streamed, and stands there only
+where a meter has an account of each. Source of the name: OpenRouter's `usage.cost`.
+"""
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+from engine.decoding.outputs import RequestOutput
+from engine.telemetry.bill import PAID, ApiPrice, Price
+from engine.telemetry.cost import Account
+
+
+def usage_cost(
+    price: Price, api_price: ApiPrice | None = None
+) -> Callable[[Sequence[RequestOutput]], dict[str, Any]]:
+    """For `Completions.more_usage`, of completions or chats: what the outputs of an answer have cost."""
+
+    def fields(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """`cost` in dollars; in `cost_details` its parts, and the device's nanoseconds it comes from."""
+        accounts = [account for output in outputs if (account := _account(output))]
+        if len(accounts) < len(outputs):
+            return {}
+        ns = {kind: sum(account.ns[kind] for account in accounts) for kind in PAID}
+        tokens = {kind: sum(account.tokens[kind] for account in accounts) for kind in PAID}
+        total_ns = sum(ns.values())
+        details: dict[str, Any] = {"currency": "USD", "device_ns": total_ns}
+        details |= {f"{kind}_cost": _dollars(price.of(ns[kind])) for kind in PAID}
+        if api_price:
+            details["api_cost"] = _dollars(api_price.of(tokens))
+        cached_tokens = sum(output.num_cached_tokens or 0 for output in outputs)
+        return {
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
+            "cost": _dollars(price.of(total_ns)),
+            "cost_details": details,
+        }
+
+    return fields
+
+
+def _account(output: RequestOutput) -> Account | None:
+    account = output.stats and output.stats.account
+    return account if isinstance(account, Account) else None  # None: it was not metered
+
+
+def _dollars(exact: Fraction) -> float:
+    return round(float(exact), 12)

@@ -1,0 +1,140 @@
+"""The other kind of BPE: SentencePiece's, as tokenizer.json has it (Llama 1 and 2, TinyLlama). Part 20.
+
+Where byte-level BPE begins with bytes, this begins with characters, and a space is one of them, written "▁".
+A word is told by the "▁" before it, so one is put before the first word, too, and taken off again when text
+is decoded. A character that has no token falls back to the tokens of its UTF-8 bytes, "<0xE2>": no text is
+unknown here either. Promises the ids of Hugging Face's `tokenizers`, and its text of all ids whose bytes are
+UTF-8. Bytes that are not become U+FFFD as everywhere in this engine, one for each broken character, so that a
+stream can show a character once it is whole; `tokenizers` writes one for each byte of the run they are in.
+Source: Kudo and Richardson 2018, https://arxiv.org/abs/1808.06226.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import regex
+
+from engine.text.tokenizer import Tokenizer, ids_of_bytes, ranked
+from engine.text.tokenizer_files import AddedToken, added_tokens, affixes, merge_pairs, steps_of
+
+SPACE = "▁"
+BYTE = regex.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Before which stretch of text a "▁" is put: every one; every one that does not begin with a space; of these
+# the first alone, if the text begins with it; none. A stretch is what stands between added tokens ("</s>").
+Prepend = Literal["every", "always", "first", "never"]
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A vocabulary of characters and their merges, and where spaces are added."""
+
+    def __init__(
+        self,
+        vocab: dict[str, int],
+        merges: Iterable[tuple[str, str]],
+        added_tokens: Iterable[AddedToken],
+        prepend: Prepend,
+        split: bool,
+        strip: bool,
+        ignore_merges: bool = False,
+        affixes: tuple[Sequence[int], Sequence[int]] = ((), ()),
+        eos_token: str | None = None,
+    ) -> None:
+        """`split`: each "▁" begins a word, and nothing is merged across. `strip`: `decode` takes off the
+        space that a text begins with. Raises ValueError: a byte has no token.
+        """
+        self._know_added(added_tokens, vocab, eos_token)
+        self._prepend, self._strip = prepend, strip
+        self._normal_form, self._add_prefix_space = None, False  # a stretch comes as `_marked` makes it
+        self._ignore_merges, self._affixes = ignore_merges, affixes
+        self._words = regex.compile(rf"{SPACE}[^{SPACE}]*|[^{SPACE}]+" if split else r"(?s).+")
+        self._vocab, self._cache = vocab, {}
+        self._byte_ids = ids_of_bytes(vocab, [f"<0x{byte:02X}>" for byte in range(256)])
+        self._merges = ranked(vocab, merges)
+        spellings = vocab | {token.content: token.id for token in self.added.values()}
+        self.bytes_of = {id: _spelled(token) for token, id in spellings.items()}
+        self._longest = max(len(token.encode()) for token in spellings)
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """Text of `ids`, without the one space that was put before it: for a whole text. What a model goes on
+        with begins in the middle of one, and keeps its space (`Detokenizer`).
+        """
+        text = super().decode(ids, skip_special_tokens)
+        return text.removeprefix(" ") if self._strip else text
+
+    def _split_specials(self, text: str) -> Iterator[str | AddedToken]:
+        for place, piece in enumerate(super()._split_specials(text)):
+            yield piece if isinstance(piece, AddedToken) else self._marked(piece, first=place == 0)
+
+    def _marked(self, text: str, first: bool) -> str:
+        """A stretch of text with "▁" for spaces, and one before it where it is due."""
+        text = text.replace(" ", SPACE)
+        due = self._prepend == "every" or (
+            not text.startswith(SPACE) and (self._prepend == "always" or (self._prepend == "first" and first))
+        )
+        return SPACE + text if due else text
+
+    def _encode_word(self, word: str) -> list[int]:
+        if self._ignore_merges and word in self._vocab:
+            return [self._vocab[word]]
+        ids: list[int] = []
+        for char in word:
+            id = self._vocab.get(char)
+            ids += [self._byte_ids[byte] for byte in char.encode()] if id is None else [id]
+        return self.merge(ids)
+
+
+def _spelled(token: str) -> bytes:
+    """What a token stands for: a byte, or its characters with spaces in the place of "▁"."""
+    byte = BYTE.fullmatch(token)
+    return bytes.fromhex(byte[1]) if byte else token.replace(SPACE, " ").encode()
+
+
+def from_tokenizer_json(raw: dict) -> dict[str, Any]:
+    """The arguments of `SentencePieceTokenizer`, and it as "kind".
+
+    Raises KeyError or ValueError for what is missing, or is not computed here.
+    """
+    model, added = raw["model"], added_tokens(raw)
+    prepend, split = _spaces(raw.get("normalizer"), raw.get("pre_tokenizer"))
+    for token in raw.get("added_tokens", []):
+        if token.get("normalized") and raw.get("normalizer"):
+            raise ValueError(f"added token {token['content']!r}: normalized=true is not supported")
+    return {
+        "kind": SentencePieceTokenizer,
+        "vocab": model["vocab"],
+        "merges": merge_pairs(model["merges"]),
+        "added_tokens": added,
+        "prepend": prepend,
+        "split": split,
+        "strip": _strips(raw.get("decoder")),
+        "ignore_merges": model.get("ignore_merges", False),
+        "affixes": affixes(raw.get("post_processor")),
+    }
+
+
+def _spaces(normalizer: dict | None, pre_tokenizer: dict | None) -> tuple[Prepend, bool]:
+    """Where "▁" is put, and whether it splits: by a normalizer (older files), or by Metaspace."""
+    normal, before = steps_of(normalizer, "normalizers"), steps_of(pre_tokenizer, "pretokenizers")
+    marks = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    if not before and normal in ([marks], [{"type": "Prepend", "prepend": SPACE}, marks]):
+        return "every" if len(normal) == 2 else "never", False
+    if not normal and [step["type"] for step in before] == ["Metaspace"]:
+        step = before[0]
+        scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
+        if step["replacement"] == SPACE and scheme in get_args(Prepend)[1:]:
+            return scheme, step.get("split", True)
+    raise ValueError(
+        f"a byte_fallback model with normalizer {normalizer} and pre_tokenizer {pre_tokenizer} is not "
+        f"supported, only with Prepend and Replace, or with Metaspace, and {SPACE!r}"
+    )
+
+
+def _strips(decoder: dict | None) -> bool:
+    """Whether the space before a text is taken off."""
+    steps = steps_of(decoder, "decoders")
+    spaces = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    wanted = [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    if steps not in (wanted, [*wanted, strip]):
+        raise ValueError(f"decoder {decoder} is not supported with byte_fallback, only {wanted} and {strip}")
+    return len(steps) == len(wanted) + 1

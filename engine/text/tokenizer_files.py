@@ -1,0 +1,199 @@
+"""What tokenizer files say, as the arguments of `Tokenizer`. Part 1.
+
+Promises to refuse by name every setting that would change ids and is not computed here, and to name the file
+that is missing or damaged. Reads Hugging Face's tokenizer.json, or GPT-2's original vocab.json and
+merges.txt.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import regex
+
+from engine.models.checkpoint import CheckpointError, read_json, read_text
+
+# Words, numbers, punctuation, each with the space before it; runs of space, less the one the next word takes.
+GPT2_PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
+NORMAL_FORMS: tuple[NormalForm, ...] = get_args(NormalForm)
+SENTENCEPIECE = f"{__package__}.sentencepiece"  # reads files with "byte_fallback", once Part 20 has added it
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token matched in the text as a whole, before any splitting, such as `<|endoftext|>`."""
+
+    id: int
+    content: str
+    special: bool = True
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+
+    def pattern(self) -> str:
+        """The regular expression that finds it, with the space it takes in on either side."""
+        body = regex.escape(self.content)
+        body = rf"(?<!\w){body}(?!\w)" if self.single_word else body
+        return (r"\s*" if self.lstrip else "") + body + (r"\s*" if self.rstrip else "")
+
+
+def read_tokenizer(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The file a tokenizer comes from, and the arguments of `Tokenizer`.
+
+    Raises CheckpointError naming the file and what is wrong with it, or what in it is not supported.
+    """
+    config = folder / "tokenizer_config.json"
+    eos = read_json(config).get("eos_token") if config.exists() else "<|endoftext|>"
+    path = folder / "tokenizer.json"
+    if path.exists():
+        raw, parse = read_json(path), _from_tokenizer_json
+    else:
+        path = folder / "vocab.json"
+        raw = {"vocab": read_json(path), "merges": _read_lines(folder / "merges.txt")}
+        parse = _from_vocab_and_merges
+    try:
+        fields = parse(raw) | {"eos_token": eos["content"] if isinstance(eos, dict) else eos}
+        _refuse_odd_ids(fields, _ids_of_model(folder))
+        return path, fields
+    except KeyError as error:
+        raise CheckpointError(f"{path}: has no {error}") from None
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _ids_of_model(folder: Path) -> int | None:
+    """How many ids the model beside the tokenizer has; None where there is none, or it does not say."""
+    config = folder / "config.json"
+    number = read_json(config).get("vocab_size") if config.exists() else None
+    return number if type(number) is int else None  # what is no number, ModelConfig refuses
+
+
+def _refuse_odd_ids(fields: dict[str, Any], num_ids: int | None) -> None:
+    """Raises ValueError, naming token or field: an id that is no whole number from 0 on, or that the model
+    does not have though every prompt gets it. A vocabulary may be larger than the model's.
+    """
+    added = {token.content: token.id for token in fields["added_tokens"]}
+    around = [("post_processor", id) for side in fields.get("affixes", ()) for id in side]
+    for ids in (fields["vocab"].items(), added.items(), around):
+        for name, id in ids:
+            if type(id) is not int or id < 0:
+                raise ValueError(f"{name!r:.80} has id {id!r:.40}: a whole number from 0 on is accepted")
+            if ids is around and num_ids is not None and id >= num_ids:
+                raise ValueError(f"{name!r:.80} has id {id!r:.40}: config.json's vocab_size is {num_ids}")
+
+
+def _read_lines(path: Path) -> list[str]:
+    lines = read_text(path).split("\n")
+    return [line for line in lines if line and not line.startswith("#version")]
+
+
+def _from_vocab_and_merges(raw: dict) -> dict[str, Any]:
+    vocab = raw["vocab"]
+    special = [AddedToken(vocab[token], token) for token in ("<|endoftext|>",) if token in vocab]
+    return {"vocab": vocab, "merges": merge_pairs(raw["merges"]), "added_tokens": special}
+
+
+def merge_pairs(merges: list) -> list[tuple[str, str]]:
+    """Merges as files have them, "a b" or ["a", "b"], as pairs. Raises ValueError for one that is no pair."""
+    pairs = []
+    for rank, merge in enumerate(merges):
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if len(pair) != 2:
+            raise ValueError(f"merge {rank}, {merge!r}, is not a pair")
+        left, right = pair
+        pairs.append((left, right))
+    return pairs
+
+
+def _from_tokenizer_json(raw: dict) -> dict[str, Any]:
+    """The parts of a `tokenizers` file a byte-level BPE has; anything else is refused by name.
+
+    With "byte_fallback" a BPE begins with characters and not with bytes: that is SentencePiece's.
+    """
+    model = raw["model"]
+    byte_fallback = model.get("byte_fallback")
+    if model.get("type") != "BPE" or (byte_fallback and not find_spec(SENTENCEPIECE)):
+        what = "byte_fallback" if byte_fallback else model.get("type")
+        raise ValueError(f"model is {what}, only byte-level BPE is supported")
+    for setting in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(setting):
+            raise ValueError(f"model.{setting}={model[setting]!r} is not supported")
+    if byte_fallback:
+        return import_module(SENTENCEPIECE).from_tokenizer_json(raw)
+    return {
+        "vocab": model["vocab"],
+        "merges": merge_pairs(model["merges"]),
+        "added_tokens": added_tokens(raw),
+        "ignore_merges": model.get("ignore_merges", False),
+        "normal_form": _normal_form(raw.get("normalizer")),
+        "affixes": affixes(raw.get("post_processor")),
+        **_splitting(raw.get("pre_tokenizer")),
+    }
+
+
+def added_tokens(raw: dict) -> list[AddedToken]:
+    """tokenizer.json's added tokens, with those of their settings that count here."""
+    fields = AddedToken.__dataclass_fields__
+    return [
+        AddedToken(**{k: v for k, v in token.items() if k in fields}) for token in raw.get("added_tokens", [])
+    ]
+
+
+def steps_of(node: dict | None, inner: str) -> list[dict]:
+    """`tokenizers` nests steps in a Sequence; a lone step, or none, becomes a list as well."""
+    return [] if node is None else node[inner] if node["type"] == "Sequence" else [node]
+
+
+def _normal_form(node: dict | None) -> str | None:
+    forms = [step["type"] for step in steps_of(node, "normalizers")]
+    if len(forms) > 1 or not set(forms) <= set(NORMAL_FORMS):
+        raise ValueError(
+            f"normalizer {' + '.join(forms)} is not supported, only one of {', '.join(NORMAL_FORMS)}"
+        )
+    return forms[0] if forms else None
+
+
+def _splitting(node: dict | None) -> dict[str, Any]:
+    """ByteLevel alone (GPT-2), or Split by a regex and then ByteLevel (Llama 3, Qwen)."""
+    steps = steps_of(node, "pretokenizers")
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"] and steps[0].get("use_regex", True):
+        return {"pattern": GPT2_PATTERN, "add_prefix_space": steps[0].get("add_prefix_space", False)}
+    if kinds == ["Split", "ByteLevel"]:
+        split: dict[str, Any] = {"behavior": "Isolated", "invert": False}
+        wanted = split, {"use_regex": False, "add_prefix_space": False}
+        for step, settings in zip(steps, wanted, strict=True):
+            for name, value in settings.items():
+                if step.get(name) != value:
+                    raise ValueError(
+                        f"pre_tokenizer {step['type']}.{name}={step.get(name)!r} is not supported"
+                    )
+        pattern = steps[0]["pattern"].get("Regex") or regex.escape(steps[0]["pattern"]["String"])
+        try:
+            regex.compile(pattern)
+        except regex.error as error:
+            raise ValueError(f"pre_tokenizer Split.pattern {pattern!r} does not compile: {error}") from None
+        return {"pattern": pattern}
+    raise ValueError(f"pre_tokenizer {' + '.join(kinds) or 'none'} is not supported, only byte-level ones")
+
+
+def affixes(node: dict | None) -> tuple[list[int], list[int]]:
+    """Ids that the post-processor puts before and after one text. Raises ValueError for what is not
+    supported.
+    """
+    before: list[int] = []
+    after: list[int] = []
+    for step in steps_of(node, "processors"):
+        if step["type"] == "TemplateProcessing":
+            side = before
+            for item in step["single"]:
+                if "Sequence" in item:
+                    side = after
+                else:
+                    side.extend(step["special_tokens"][item["SpecialToken"]["id"]]["ids"])
+        elif step["type"] != "ByteLevel":
+            raise ValueError(f"post_processor {step['type']} is not supported")
+    return before, after

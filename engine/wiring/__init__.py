@@ -1,0 +1,1 @@
+"""EngineArgs to an engine: the only files that know everything."""

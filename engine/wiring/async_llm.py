@@ -1,0 +1,90 @@
+"""`AsyncLLMEngine` with vLLM's names: a prompt in, its output as it grows, in an event loop. Part 20.
+
+    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model="storyteller"))
+    async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=50), request_id="1"):
+        print(output.outputs[0].text)
+    engine.shutdown()
+
+Who reads slowly finds the latest output, and misses those between.
+"""
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+from engine.core.engine_thread import EngineThread
+from engine.decoding.outputs import RequestOutput
+from engine.decoding.params import ParameterError, SamplingParams
+from engine.lora.manager import AdapterManager
+from engine.lora.on_demand import OnDemand
+from engine.lora.request import LoRARequest
+from engine.text.tokenizer import Tokenizer
+from engine.wiring.compose import build_engine
+from engine.wiring.engine_args import EngineArgs
+from engine.wiring.llm_prompts import PromptInput, read_prompt
+
+AsyncEngineArgs = EngineArgs
+
+
+class AsyncLLMEngine:
+    """An engine with all that EngineArgs names, in Part 6's EngineThread."""
+
+    def __init__(self, args: EngineArgs) -> None:
+        """Raises CheckpointError or ValueError."""
+        self.args, self.engine = args, build_engine(args)
+        adapters, config = self.engine.adapters, self.engine.config
+        self._on_demand = OnDemand(adapters, config) if isinstance(adapters, AdapterManager) else None
+        self._thread = EngineThread(self.engine, str(args.model))
+        self._thread.start()
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> "AsyncLLMEngine":
+        return cls(engine_args)
+
+    async def generate(
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """Its outputs, each with everything so far. Who leaves before the last one aborts it. An adapter that
+        is not there yet is read between two steps: everybody waits for that.
+
+        Raises ParameterError for a field or a prompt that is refused, CheckpointError for an adapter, and
+        EngineError for a failed step, or after `shutdown`.
+        """
+        parsed = read_prompt(prompt)
+        options = parsed.options | {"priority": priority}
+        if lora_request is not None:
+            options["adapter"] = await self._adapter(lora_request)
+        outputs = await self._thread.generate(parsed.prompt, sampling_params, request_id, **options)
+        try:
+            async for output in outputs:
+                output.prompt = parsed.text
+                yield output
+        finally:
+            await outputs.aclose()
+
+    async def abort(self, request_id: str) -> None:
+        """Whoever reads it gets a last output with the finish reason "abort"."""
+        await self._thread.abort(request_id)
+
+    async def get_tokenizer(self) -> Tokenizer:
+        return self.engine.tokenizer
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.health()
+
+    def shutdown(self) -> None:
+        """Unfinished requests are aborted."""
+        self._thread.stop()
+
+    async def _adapter(self, wanted: LoRARequest) -> str | None:
+        """What the engine calls it, loaded. Raises ParameterError, CheckpointError."""
+        if self._on_demand is None:
+            raise ParameterError("lora_request", "lora_request needs EngineArgs(enable_lora=True)")
+        (key,) = await self._thread.between_steps(partial(self._on_demand.keys, [wanted]))
+        return key

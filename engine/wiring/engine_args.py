@@ -1,0 +1,176 @@
+"""`EngineArgs`: the one place where an engine's options are named, explained and checked. Part 20.
+
+Names are vLLM's. `LLM(...)` takes them as keywords, and the commands of `ruvon` as flags, which are made from
+this class (engine/cli/options.py): a field added here is a flag, with its help. Knows nothing of models: what
+only a loaded model can tell is checked where it is loaded. Imports no torch, so that `--help` comes at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from engine.models.checkpoint import embedded_models
+from engine.models.known_shapes import TOKENIZER, shape_folder
+from engine.speculation.config import SpeculativeConfig
+
+MODEL, REQUESTS, MEMORY, SPEED = "Model", "Requests", "Keys and values", "Speed"  # topics of the help
+ADAPTERS = "Adapters"
+Device = Any  # a name, or what torch calls by it
+DType = Any  # the same
+
+
+def _option(
+    default: Any, topic: str, help: str, example: str | None = None, known: Sequence[str] = ()
+) -> Any:
+    """A field with what `--help` says of it. `example`: how its value is written there; `known`: values that
+    a shell completes, among others that are accepted.
+    """
+    about = {"topic": topic, "help": help, "example": example, "known": known}
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs:
+    """How to build an engine. Raises ValueError, which names the field, the value and what is accepted."""
+
+    model: str | Path = _option(
+        "storyteller",
+        MODEL,
+        f"Embedded ({', '.join(embedded_models())}), a folder, or a hub id.",
+        known=embedded_models(),
+    )
+    tokenizer: str | Path | None = _option(None, MODEL, "Another's tokenizer; default: the model's own.")
+    device: Device = _option(
+        "auto",
+        MODEL,
+        "auto (a CUDA GPU, if there is one), cpu, cuda, cuda:1, …",
+        known=("auto", "cpu", "cuda"),
+    )
+    dtype: DType = _option(
+        "auto",
+        MODEL,
+        "auto, float32, float16 or bfloat16.",
+        known=("auto", "float32", "float16", "bfloat16"),
+    )
+    load_format: str = _option(
+        "auto",
+        MODEL,
+        "auto, safetensors, pt, or dummy: random weights (qwen3-0.6b and others as well).",
+        known=("auto", "safetensors", "pt", "dummy"),
+    )
+    quantization: Literal["int8", "int4", "int8_dynamic"] | None = _option(
+        None, MODEL, "weights as whole numbers; int8_dynamic: activations, too; default: as the model is."
+    )
+
+    max_model_len: int | None = _option(
+        None, REQUESTS, "Longest prompt plus output, in tokens; default: what the model sees."
+    )
+    max_num_seqs: int | None = _option(None, REQUESTS, "Requests running at once; default: 16, on a GPU 256.")
+    max_num_batched_tokens: int | None = _option(
+        None, REQUESTS, "Tokens in one step; default: 512, on a GPU 8192."
+    )
+
+    kv_cache: Literal["paged", "slots"] = _option(
+        "paged", MEMORY, "in blocks, or in slots of --max-model-len tokens, one for each running request."
+    )
+    gpu_memory_utilization: float | None = _option(
+        None,
+        MEMORY,
+        "Share of a GPU's memory for model, keys and values; of a CPU's free memory, for keys and values.",
+    )
+    kv_cache_memory_bytes: int | None = _option(
+        None, MEMORY, "Bytes for keys and values, in place of a share; default: half of what is free."
+    )
+    block_size: int | None = _option(None, MEMORY, "Tokens in a block of pages; default: 16.")
+    enable_prefix_caching: bool | None = _option(
+        None, MEMORY, "Compute the beginning of a prompt once; default: with pages."
+    )
+    swap_space: float = _option(0, MEMORY, "GiB of CPU memory for preempted requests.")
+    preemption_mode: Literal["recompute", "swap"] | None = _option(
+        None, MEMORY, "what becomes of a preempted request; default: what is long is swapped, if it fits."
+    )
+
+    attention: Literal["auto", "eager", "tiled", "sdpa", "triton"] = _option(
+        "auto", SPEED, "how attention is computed; auto is triton on a GPU, sdpa on a CPU."
+    )
+    enforce_eager: bool = _option(False, SPEED, "Launch each kernel by itself: no CUDA graphs.")
+    async_scheduling: bool | None = _option(
+        None, SPEED, "Launch a step before the last one's tokens are read; default: on a GPU."
+    )
+    speculative_config: Mapping[str, Any] | None = _option(
+        None, SPEED, "Propose tokens and verify them: SpeculativeConfig's fields, with a model or a method.",
+        '{"model": "storyteller-draft", "num_speculative_tokens": 4}',
+    )  # fmt: skip
+    record: str | Path | None = _option(
+        None, SPEED, "A file that gets every step, to be run again by ruvon replay: prompts are in it."
+    )
+
+    enable_lora: bool = _option(False, ADAPTERS, "Requests may name LoRA adapters.")
+    max_loras: int = _option(4, ADAPTERS, "Adapters that are loaded at once, and may share a step.")
+    max_lora_rank: int = _option(16, ADAPTERS, "The highest rank of an adapter.")
+
+    def __post_init__(self) -> None:
+        if self.load_format == "dummy" and (folder := shape_folder(self.model)):
+            object.__setattr__(self, "model", folder)
+            object.__setattr__(self, "tokenizer", self.tokenizer or TOKENIZER)
+        self._check_values()
+        self._check_together()
+
+    def _check_values(self) -> None:
+        """Each field by itself."""
+        for spec in fields(self):
+            value, accepted = getattr(self, spec.name), choices(spec.type)
+            if accepted and value not in accepted:
+                options = ", ".join(map(str, accepted))
+                raise ValueError(f"{spec.name}={value!r}: accepted are {options}")
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if spec.type in (int, int | None) and value != spec.default and not (whole and value >= 1):
+                raise ValueError(f"{spec.name}={value!r}: at least 1 is accepted")
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if spec.type in (float, float | None) and value is not None and not number:
+                raise ValueError(f"{spec.name}={value!r}: a number is accepted")
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"gpu_memory_utilization={share}: a share is accepted, above 0 and up to 1")
+        if not 0 <= self.swap_space < float("inf"):
+            raise ValueError(f"swap_space={self.swap_space}: a number of GiB is accepted, 0 or more")
+        if self.speculative_config is not None:
+            SpeculativeConfig.of(self.speculative_config)
+
+    def _check_together(self) -> None:
+        """What asks for one another, and what excludes one another."""
+        if self.preemption_mode == "swap" and not self.swap_space:
+            raise ValueError("preemption_mode='swap' needs a swap_space; it is 0")
+        if self.swap_space and self.preemption_mode == "recompute":
+            raise ValueError(f"swap_space={self.swap_space} has no use with preemption_mode='recompute'")
+        if self.gpu_memory_utilization and self.kv_cache_memory_bytes:
+            raise ValueError(
+                f"gpu_memory_utilization={self.gpu_memory_utilization} has no use with "
+                f"kv_cache_memory_bytes={self.kv_cache_memory_bytes}: one or the other is accepted"
+            )
+        for name in ("block_size", "enable_prefix_caching", "swap_space", "preemption_mode"):
+            if self.kv_cache == "slots" and getattr(self, name):
+                raise ValueError(f"{name}={getattr(self, name)!r} needs kv_cache='paged'; it is 'slots'")
+        for name in ("max_loras", "max_lora_rank"):
+            if not self.enable_lora and getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"{name}={getattr(self, name)!r} needs enable_lora=True; it is False")
+        num_seqs, num_tokens = self.max_num_seqs, self.max_num_batched_tokens
+        if num_seqs is not None and num_tokens is not None and num_seqs > num_tokens:
+            raise ValueError(
+                f"max_num_seqs={num_seqs} is more than max_num_batched_tokens={num_tokens}: each running "
+                "request needs a token in every step"
+            )
+
+
+def choices(kind: Any) -> tuple:
+    """What a field declared as a Literal or a bool accepts, None included where it is; () of any other."""
+    if kind is bool:
+        return True, False
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    if get_origin(kind) not in (Union, UnionType):
+        return ()
+    accepted = tuple(choice for member in get_args(kind) for choice in choices(member))
+    return (*accepted, None) if accepted and type(None) in get_args(kind) else accepted

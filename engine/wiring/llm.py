@@ -1,0 +1,223 @@
+"""`LLM`: prompts in, outputs back, with vLLM's names and shapes. Part 20.
+
+    llm = LLM("storyteller")
+    print(llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=50))[0].outputs[0].text)
+
+Continuous batching over pages or slots, on packed weights; what else there is, EngineArgs says.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from itertools import count
+from pathlib import Path
+
+from tqdm import tqdm
+
+from engine.decoding.chat_template import ChatError, ChatTemplate, chat_prompt
+from engine.decoding.outputs import RequestOutput
+from engine.decoding.params import ParameterError, SamplingParams
+from engine.lora.manager import AdapterManager
+from engine.lora.on_demand import OnDemand
+from engine.lora.request import LoRARequest
+from engine.machine.collector import rare_collections
+from engine.models.checkpoint import read_json, resolve
+from engine.text.tokenizer import Tokenizer
+from engine.wiring.compose import build_engine
+from engine.wiring.engine_args import EngineArgs
+from engine.wiring.llm_progress import Progress
+from engine.wiring.llm_prompts import (
+    Message,
+    ParsedPrompt,
+    PromptInput,
+    default_params,
+    per_prompt,
+    read_conversations,
+    read_prompt,
+    read_prompts,
+)
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
+Bar = bool | Callable[..., tqdm]
+
+
+class LLM:
+    """Offline use: prompts in, outputs back. Not for several threads."""
+
+    def __init__(self, model: str | Path = "storyteller", **options) -> None:
+        """`options`: the fields of EngineArgs. Raises CheckpointError, ValueError, or TypeError for an
+        unknown one.
+        """
+        start = time.perf_counter()
+        _refuse_unknown(options)
+        self.args = EngineArgs(model=model, **options)
+        self.engine = build_engine(self.args)
+        self.tokenizer, self.config = self.engine.tokenizer, self.engine.config
+        self.load_seconds = time.perf_counter() - start
+        adapters = self.engine.adapters
+        self._on_demand = OnDemand(adapters, self.config) if isinstance(adapters, AdapterManager) else None
+        self._numbers = count()
+        self._inbox: dict[str, RequestOutput] = {}  # not read yet
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: Bar = True,
+        priority: Sequence[int] | None = None,
+        lora_request: Adapters = None,
+    ) -> list[RequestOutput]:
+        """One RequestOutput per prompt, in order. One SamplingParams serves all prompts, or one each; without
+        any, `get_default_sampling_params`. A lower `priority` is served first. `use_tqdm`: as in `Progress`.
+        One `lora_request` serves all prompts, or one each (None: the base); it needs enable_lora.
+
+        Raises ParameterError for a field or a prompt that is refused, CheckpointError for an adapter: then
+        nothing was generated.
+        """
+        parsed = read_prompts(prompts)
+        for prompt, rank in zip(parsed, per_prompt("priority", priority, len(parsed), int), strict=True):
+            if rank is not None:
+                prompt.options["priority"] = rank
+        self._adapt(parsed, lora_request)
+        return self._complete(parsed, sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: Bar = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        lora_request: Adapters = None,
+    ) -> list[RequestOutput]:
+        """One RequestOutput per conversation: what the model says next. `messages` is one conversation, a
+        list of {"role", "content"}, or a list of them. `chat_template`: in place of the model's own.
+
+        Raises ParameterError, also for what the template refuses, and CheckpointError for no template.
+        """
+        template = self._template(chat_template)
+        parsed = []
+        for conversation in read_conversations(messages):
+            try:
+                text, ids = chat_prompt(
+                    conversation, template, self.tokenizer, self.config, add_generation_prompt
+                )
+            except ChatError as error:
+                raise ParameterError("messages", f"messages: {error}") from None
+            parsed.append(ParsedPrompt(ids, text))
+        self._adapt(parsed, lora_request)
+        return self._complete(parsed, sampling_params, use_tqdm)
+
+    def stream(
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> Iterator[RequestOutput]:
+        """One prompt; its output so far after every token. Several streams may be read in turns.
+
+        Raises ParameterError, at the first output asked for, for a field or a prompt that is refused.
+        """
+        parsed = read_prompt(prompt)
+        self._adapt([parsed], lora_request)
+        request_id = self._add(parsed, sampling_params or self.get_default_sampling_params())
+        try:
+            outputs = self._run([request_id])
+            while True:
+                with rare_collections():  # not while the caller has the word
+                    output = next(outputs, None)
+                if output is None:
+                    return
+                yield output
+        finally:
+            self._forget([request_id])
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's makers recommend, in its generation_config.json; else SamplingParams()."""
+        path = resolve(self.args.model) / "generation_config.json"
+        return default_params(read_json(path) if path.exists() else {})
+
+    def _adapt(self, parsed: list[ParsedPrompt], lora_request: Adapters) -> None:
+        """Give each its adapter, loaded. Raises ParameterError, CheckpointError."""
+        loras = per_prompt("lora_request", lora_request, len(parsed), LoRARequest)
+        if self._on_demand is None and any(loras):
+            raise ParameterError("lora_request", "lora_request needs LLM(..., enable_lora=True)")
+        keys = self._on_demand.keys(loras) if self._on_demand else loras
+        for prompt, key in zip(parsed, keys, strict=True):
+            prompt.options["adapter"] = key
+
+    def _template(self, source: str | None) -> ChatTemplate:
+        template = ChatTemplate.from_pretrained(self.args.tokenizer or self.args.model)
+        if source is not None:
+            return ChatTemplate(source, template.special_tokens if template else None)
+        if template is None:
+            raise ParameterError(
+                "chat_template", f"model {str(self.args.model)!r} has no chat template: give one, or generate"
+            )
+        return template
+
+    @rare_collections()
+    def _complete(self, parsed: list[ParsedPrompt], params: Params, use_tqdm: Bar) -> list[RequestOutput]:
+        """The finished outputs, in order."""
+        params = self.get_default_sampling_params() if params is None else params
+        params_of_each = per_prompt("sampling_params", params, len(parsed), SamplingParams)
+        progress = Progress(len(parsed), use_tqdm)
+        ids: list[str] = []
+        done: dict[str, RequestOutput] = {}
+        try:
+            for prompt, prompt_params in zip(parsed, params_of_each, strict=True):
+                ids.append(self._add(prompt, prompt_params))
+            for output in self._run(ids):
+                progress.count(output)
+                if output.finished:
+                    done[output.request_id] = output
+        finally:
+            progress.close()
+            self._forget(ids)
+        return [done[request_id] for request_id in ids]
+
+    def _add(self, parsed: ParsedPrompt, params: SamplingParams) -> str:
+        request_id = str(next(self._numbers))
+        samples = self.engine.make_requests(request_id, parsed.prompt, params, **parsed.options)
+        self.engine.add(request_id, samples, parsed.prompt if parsed.text is None else parsed.text)
+        return request_id
+
+    def _run(self, ids: list[str]) -> Iterator[RequestOutput]:
+        """Outputs of these requests until all have finished. Raises RuntimeError when a step failed."""
+        unfinished = set(ids)
+        while unfinished:
+            if not any(request_id in self._inbox for request_id in unfinished):
+                # A step serves everyone: what belongs to another stream waits there for its reader.
+                self._inbox |= {output.request_id: output for output in self.engine.step()}
+            for request_id in [request_id for request_id in ids if request_id in self._inbox]:
+                output = self._inbox.pop(request_id)
+                if output.error:
+                    raise RuntimeError(f"request {request_id} failed: {output.error}")
+                if output.finished:
+                    unfinished.discard(request_id)
+                yield output
+
+    def _forget(self, ids: list[str]) -> None:
+        """Nothing stays behind of requests that were left early, or failed."""
+        for request_id in ids:
+            self.engine.abort_request(request_id)
+            self._inbox.pop(request_id, None)
+        while self.engine.has_unfinished_requests() and not self.engine.unfinished_request_ids():
+            self.engine.step()  # one step ahead, a last step has still to land
+
+
+def _refuse_unknown(options: dict) -> None:
+    known = [spec.name for spec in fields(EngineArgs)]
+    for name in options:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            meant = f"did you mean {close[0]!r}? " if close else ""
+            raise TypeError(f"LLM has no option {name!r}: {meant}Accepted are {', '.join(known)}")

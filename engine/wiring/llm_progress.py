@@ -1,0 +1,44 @@
+"""The bar that `LLM` shows while it works: prompts done, and tokens per second. Part 20."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from tqdm import tqdm
+
+from engine.decoding.outputs import RequestOutput
+
+REFRESH = 0.1  # seconds
+
+
+class Progress:
+    """Counts outputs as they come; shows them where somebody looks."""
+
+    def __init__(self, total: int, use_tqdm: bool | Callable[..., tqdm] = True) -> None:
+        """`use_tqdm`: False for no bar, or what makes it, such as a `partial(tqdm, desc=…)`. By default there
+        is one in a terminal alone.
+        """
+        make = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=None if use_tqdm else True)
+        self.bar = make(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
+        self.num_input_tokens = self.num_output_tokens = 0
+        self._counted: dict[str, int] = {}  # output tokens of each request under way
+        self._start = self._shown = time.perf_counter()
+
+    def count(self, output: RequestOutput) -> None:
+        """One more output of a request, or its last."""
+        num_tokens = sum(len(sample.token_ids) for sample in output.outputs)
+        if output.request_id not in self._counted:
+            self.num_input_tokens += len(output.prompt_token_ids)
+        self.num_output_tokens += num_tokens - self._counted.get(output.request_id, 0)
+        self._counted[output.request_id] = num_tokens
+        now = time.perf_counter()
+        if output.finished or now - self._shown > REFRESH:
+            self._shown = now
+            seconds = now - self._start
+            read, written = self.num_input_tokens / seconds, self.num_output_tokens / seconds
+            speed = f"input: {read:,.0f} tokens/s, output: {written:,.0f} tokens/s"
+            self.bar.set_postfix_str(speed, refresh=not output.finished)
+            self.bar.update(output.finished)
+
+    def close(self) -> None:
+        self.bar.close()

@@ -1,0 +1,115 @@
+"""What a user may hand to `LLM`: prompts in vLLM's forms, and conversations. Part 20.
+
+Promises a record per prompt, or a ParameterError that says what is accepted. Checks forms only: whether a
+prompt fits the model, the engine says.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from engine.decoding.params import ParameterError, SamplingParams
+from engine.decoding.prompts import Prompt
+
+# Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}, with or without a "cache_salt".
+PromptInput = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]  # {"role": …, "content": text, or a list of {"type": "text", "text": …}}
+
+
+@dataclass(frozen=True)
+class ParsedPrompt:
+    """One request: what the model reads, what the user sees of it, and options of `LLMEngine`."""
+
+    prompt: Prompt
+    text: str | None = None  # None: it came as token ids
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def read_prompts(prompts: object) -> list[ParsedPrompt]:
+    """One PromptInput or several, in order. Raises ParameterError for what is none."""
+    if isinstance(prompts, (str, Mapping)) or _is_ids(prompts) or not isinstance(prompts, Iterable):
+        return [read_prompt(prompts)]
+    return [read_prompt(prompt) for prompt in prompts]
+
+
+def read_prompt(prompt: object) -> ParsedPrompt:
+    """One PromptInput. Raises ParameterError for what is none."""
+    if isinstance(prompt, str):
+        return ParsedPrompt(prompt, prompt)
+    if _is_ids(prompt):
+        return ParsedPrompt(prompt)
+    if isinstance(prompt, Mapping) and set(prompt) <= {"prompt_token_ids", "prompt", "cache_salt"}:
+        text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+        options = {} if salt is None else {"cache_salt": salt}
+        if isinstance(text, str | None) and _is_ids(ids):  # ids may come with the text they stand for
+            return ParsedPrompt(ids, text, options)
+        if isinstance(text, str) and ids is None:
+            return ParsedPrompt(text, text, options)
+    raise ParameterError(
+        "prompt",
+        f"prompt={prompt!r}: text, token ids, or a dict with prompt_token_ids or prompt, and cache_salt, is "
+        "accepted",
+    )
+
+
+def per_prompt(name: str, given: Any, num_prompts: int, kind: type) -> list:
+    """`given`, the argument of this name, for each prompt: None or a `kind` for all, or a list, one for each.
+
+    Raises ParameterError: they are of another kind, or there are not as many.
+    """
+    if given is None or isinstance(given, kind):
+        return [given] * num_prompts
+    entries = list(given) if isinstance(given, Iterable) else [given]
+    if not all(entry is None or isinstance(entry, kind) for entry in entries):
+        raise ParameterError(name, f"{name}={given!r}: {kind.__name__} is accepted, or a list of them")
+    if len(entries) != num_prompts:
+        raise ParameterError(name, f"{name} has {len(entries)} entries for {num_prompts} prompts")
+    return entries
+
+
+def read_conversations(messages: Sequence[Any]) -> list[list[dict[str, str]]]:
+    """One list of Messages, or several, as a chat template wants them. Raises ParameterError."""
+    is_single = bool(messages) and isinstance(messages[0], Mapping)
+    conversations = [
+        [_message(message) for message in conversation]
+        for conversation in ([messages] if is_single else messages)
+    ]
+    if not all(conversations):
+        raise ParameterError("messages", "messages: a conversation has at least one message")
+    return conversations
+
+
+def _message(message: object) -> dict[str, str]:
+    if isinstance(message, Mapping):
+        role, content = message.get("role"), message.get("content")
+        if isinstance(content, list) and content and all(_is_text(part) for part in content):
+            content = "\n".join(part["text"] for part in content)
+        if isinstance(role, str) and isinstance(content, str):
+            return {**message, "content": content}
+    raise ParameterError(
+        "messages",
+        f"messages: {message!r}: a role, and a content of text or of text parts, are accepted",
+    )
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
+    """Whether this is a prompt as token ids; an empty list is no prompt at all."""
+    return (
+        isinstance(prompt, Sequence)
+        and not isinstance(prompt, str)
+        and bool(prompt)
+        and all(issubclass(kind, int) for kind in set(map(type, prompt)))
+    )
+
+
+def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
+    """What a model's makers want where nobody says otherwise, from its generation_config.json, as in vLLM."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    defaults = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
+    if (longest := generation_config.get("max_new_tokens")) is not None:
+        defaults["max_tokens"] = longest
+    return SamplingParams(**defaults)

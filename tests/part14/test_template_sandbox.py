@@ -1,0 +1,106 @@
+"""A template that takes too much ends with an error in words, soon, and in the thread that renders it."""
+
+import time
+
+import pytest
+
+from engine.decoding import template_sandbox
+from engine.decoding.chat_template import ChatError, ChatTemplate
+from engine.models.checkpoint import CheckpointError
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+DOUBLED = "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = OF %}{% endfor %}"
+NESTED = DOUBLED.replace("'a'", "[]").replace("OF", "[ns.x, ns.x]")  # 2 ** 40 lists, written out
+TOO_MUCH = {
+    "loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a recursive loop": "{% for i in range(20) recursive %}{% if loop.depth < 9 %}{{ loop(range(20)) }}"
+    "{% endif %}{% endfor %}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "literal text": "{% set x %}{% for i in range(99999) %}" + 5000 * "x" + "{% endfor %}{% endset %}",
+    "times": "{{ 'a' * 10**9 }}",
+    "times, not printed": "{{ ('a' * 10**10) | length }}",
+    "a list": "{{ [0] * 10**9 }}",
+    "plus": DOUBLED.replace("OF", "ns.x + ns.x"),
+    "tilde": DOUBLED.replace("OF", "ns.x ~ ns.x"),
+    "nested lists": NESTED + "{{ ns.x }}",
+    "nested lists as JSON": NESTED + "{{ ns.x | tojson }}",
+    "nested lists in a refusal": NESTED + "{{ raise_exception(ns.x) }}",
+    "percent": "{{ '%10000000000d' % 1 }}",
+    "percent with a star": "{{ '%*d' % (10**10, 1) }}",
+    "the filter format": "{{ '%10000000000d' | format(1) }}",
+    "braces": "{{ '{:>10000000000}'.format(1) }}",
+    "braces in braces": "{{ '{:>{}}'.format(1, 10**10) }}",
+    "center": "{{ 'a'.center(10**10) }}",
+    "the filter center": "{{ 'a' | center(10**10) }}",
+    "zfill": "{{ 'x'.zfill(9**9) }}",
+    "replace": "{{ ('a' * 10**5).replace('a', 'b' * 10**5) | length }}",
+    "the filter replace": "{{ ('a' * 10**5) | replace('a', 'b' * 10**5) | length }}",
+    "join": "{{ ('a' * 10**6).join('b' * 10**5) | length }}",
+    "the filter join": "{{ range(99999) | list | join('a' * 10**6) | length }}",
+    "indent": "{{ 'a\nb' | indent(10**9) }}",
+    "many lines indented": "{{ ('a\n' * 10**5) | indent(10**5) }}",
+    "batch": "{{ [1] | batch(10**9, 0) | list | length }}",
+    "slice": "{{ [1] | slice(10**9) | list | length }}",
+    "tojson": "{{ [1] | tojson(indent=10**9) }}",
+    "a power": "{{ 10**5000 }}",
+    "to bytes": "{{ (1).to_bytes(10**10, 'big') }}",
+    "slow steps": "{% set s = 'a' * 10**6 %}{% for i in range(99999) %}{{ s | upper | length }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("source", TOO_MUCH.values(), ids=TOO_MUCH)
+def test_a_template_that_takes_too_much_is_refused_soon(source):
+    begun = time.monotonic()
+    with pytest.raises(ChatError, match=r"the chat template (makes|takes) "):
+        ChatTemplate(source).render(MESSAGES)
+    assert time.monotonic() - begun < 2 * template_sandbox.SECONDS
+
+
+def test_time_is_bounded_by_the_clock(monkeypatch):
+    monkeypatch.setattr(template_sandbox, "SECONDS", 0.0)
+    with pytest.raises(ChatError, match="the chat template takes more than 0 seconds"):
+        ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}").render(MESSAGES)
+
+
+@pytest.mark.parametrize("source", [
+    "{{ " + 500 * "(" + "1" + 500 * ")" + " }}", "{{ " + 5000 * "not " + "1 }}",
+    "{{ " + 20000 * "- " + "1 }}", 3000 * "{% if 1 %}" + 3000 * "{% endif %}",
+    25 * "{% for i in [1] %}" + 25 * "{% endfor %}", 2_000_000 * "x",
+], ids=["brackets", "not", "minus", "if", "for", "long"])  # fmt: skip
+def test_a_template_that_cannot_be_read_is_an_error_in_words_at_load(source):
+    with pytest.raises(CheckpointError, match="the chat template") as caught:
+        ChatTemplate(source)
+    assert len(str(caught.value)) < 300
+
+
+def test_nothing_is_computed_at_load():
+    """Jinja folds constants: what is never printed would be made, and what fails would fail."""
+    assert (
+        ChatTemplate("{% if false %}{{ 'a' * 10**10 }}{{ 'a' | center(10**10) }}{% endif %}b").render([])
+        == "b"
+    )
+
+
+@pytest.mark.parametrize(("source", "text"), [
+    ("{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{% endfor %}", "1/1True"),
+    ("{% for m in [] %}x{% else %}none{% endfor %}", "none"),
+    ("{% for m in missing %}x{% endfor %}", ""),
+    ("{% for k, v in messages[0].items() if k == 'role' %}{{ k ~ '=' ~ v }}{% endfor %}", "role=user"),
+    ("{{ '%s is %d' % ('x', 3) }}{{ '{:>3}'.format(1) }}{{ 'a,b'.split(',') | join('-') }}", "x is 3  1a-b"),
+    ("{{ messages | map(attribute='content') | join }}{{ 2 * 3 + 2 ** 3 }}{{ 'ab' * 2 }}", "hi14abab"),
+    ("{{ 'a\nb' | indent(2) }}{{ ' x ' | trim | upper }}{{ none }}{{ [1, 'a'] }}", "a\n  bXNone[1, 'a']"),
+    ("{% set s = namespace(n=0) %}{% for m in [1, 2] %}{% set s.n = s.n + m %}{% endfor %}{{ s.n }}", "3"),
+])  # fmt: skip
+def test_what_templates_do_is_as_without_bounds(source, text):
+    assert ChatTemplate(source).render(MESSAGES) == text
+
+
+def test_a_long_conversation_is_within_the_bounds():
+    """A million tokens have about four million characters."""
+    messages = [{"role": "user", "content": 4000 * "x"} for _ in range(1000)]
+    source = (
+        "{% for m in messages %}{{ '<' + m.role + '>' }}{{ m.content | trim }}"
+        "{% if loop.last %}{{ messages | length }}{% endif %}{% endfor %}"
+    )
+    assert len(ChatTemplate(source).render(messages)) == 1000 * 4006 + 4

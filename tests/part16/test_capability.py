@@ -1,0 +1,295 @@
+"""What is asked of a proposer, and what is counted: with a proposer that can be watched."""
+
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from engine.decoding.sampling import NO_TOKEN
+from engine.requests.request import State
+from engine.requests.step import Step, StepResult
+from engine.scheduling.batching import make_batch
+from engine.speculation.capability import CATCH_UP, NgramProposer, Speculation, Tally
+from engine.speculation.config import SpeculativeConfig
+from engine.speculation.costs import CostTable
+from engine.speculation.lengths import Lengths
+from engine.speculation.measuring import FREE
+from engine.telemetry.speculation import SpeculationMetrics
+from tests.part06.fakes import BlockCache
+
+MOST = 4
+
+
+class Watched:
+    """Proposes 70, 71, ... and remembers what it was asked."""
+
+    max_positions = 300
+
+    def __init__(self) -> None:
+        self.asked, self.late = [], {}
+
+    def unread(self, request, ids):
+        return max(1, self.late.get(request.id, 1) - (len(request.token_ids) + 1 - len(ids)))
+
+    def propose(self, texts, most):
+        self.asked.append([(request.id, len(ids), k) for (request, ids), k in zip(texts, most, strict=True)])
+        return [list(range(70, 70 + k)) for k in most]
+
+
+class Room:
+    """A scheduler that lends each request so many tokens."""
+
+    def __init__(self, total=1000) -> None:
+        self.total, self.asked, self.trimmed = total, [], []
+        self.running, self.waiting = [], []
+
+    def lend(self, request, total):
+        self.asked.append((request.id, total))
+        return total <= self.total
+
+    def take_back(self, request, total):
+        self.trimmed.append((request.id, total))
+
+
+class Chosen(Lengths):
+    """Lengths that the test chooses; it remembers what it is told."""
+
+    wanted = (MOST,) * 9
+
+    def __init__(self) -> None:
+        super().__init__(MOST, FREE)
+        self.told, self.late = [], []
+
+    def choose(self, request_ids, caps):
+        self.caps = list(caps)
+        return [min(k, cap) for k, cap in zip(self.wanted, caps, strict=False)]
+
+    def observe(self, *about):
+        self.told.append(about)
+
+    def proposing(self, late):
+        self.late.append(late)
+
+
+def request(name="a", known=10, drafts=(), limit=100, said=1, stop_ids=(), computed=None):
+    return SimpleNamespace(
+        id=name, token_ids=list(range(known)), draft_ids=list(drafts), num_prompt_tokens=known - said,
+        num_computed_tokens=known - 1 if computed is None else computed, wants_every_row=False,
+        output=SimpleNamespace(limit=limit, token_ids=[0] * said),
+        sampling=SimpleNamespace(stop_ids=stop_ids, is_adjusted=False, draw=lambda: None), adapter=None,
+        state=State.RUNNING, num_expected=0, params=SimpleNamespace(logprobs=None, prompt_logprobs=None),
+    )  # fmt: skip
+
+
+def made(total=1000, wanted=None) -> Speculation:
+    lengths = Chosen()
+    if wanted is not None:
+        lengths.wanted = wanted
+    return Speculation(Watched(), Room(total), lengths)
+
+
+def step_of(requests, overtaken=False) -> Step:
+    work = [(r, len(r.token_ids) + len(r.draft_ids) - r.num_computed_tokens) for r in requests]
+    return Step(make_batch(work, BlockCache(99, 8)), tuple(requests), overtaken=overtaken)
+
+
+def landed(speculation, requests, tokens, **result) -> StepResult:
+    return speculation.landed(step_of(requests), StepResult(tokens, **result))
+
+
+def test_behind_a_draft_that_was_not_accepted_there_is_nothing():
+    speculation = made()
+    result = landed(
+        speculation, [request(drafts=[1, 2, 3])], [[1, 9, 3, 7]], logprobs=[["x", "y", "z", "w"]],
+        counters={"other": 5.0},
+    )  # fmt: skip
+    assert result.tokens == [[1, 9]]
+    assert result.logprobs == [["x", "y"]], "nor log probabilities"
+    assert result.counters == {"other": 5.0, "draft_tokens": 3.0, "accepted_tokens": 1.0}
+    tally = speculation.tally
+    assert (tally.drafts, tally.proposed, tally.accepted, tally.accepted_at) == (1, 3, 1, [1, 0, 0, 0])
+
+
+def test_proposals_follow_the_tokens_that_stand():
+    speculation = made()
+    result = landed(speculation, [request(drafts=[1, 2])], [[1, 9, 7]])
+    assert speculation.proposer.asked == [[("a", 12, MOST)]]
+    assert result.drafts == [[70, 71, 72, 73]]
+
+
+def test_where_nothing_is_to_be_proposed_nobody_is_asked():
+    speculation = made(wanted=(0, 0))
+    assert landed(speculation, [request(), request("b")], [[5], [6]]).drafts == [[], []]
+    assert speculation.proposer.asked == []
+    assert speculation.scheduler.asked == [], "and no memory is taken"
+    speculation = made(wanted=(2, 0))
+    assert landed(speculation, [request(), request("b")], [[5], [6]]).drafts == [[70, 71], []]
+    assert speculation.proposer.asked == [[("a", 11, 2)]], "nor is it asked for who gets none"
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens", "why"),
+    [
+        ({"said": 1, "limit": 2}, [5], "this token is its last"),
+        ({"stop_ids": (5,)}, [5], "it ends with a stop token"),
+        ({"stop_ids": (5,), "drafts": [5]}, [5, 6], "it ends with a stop token, though one more was chosen"),
+        ({}, [NO_TOKEN], "its numbers are broken"),
+        ({"computed": 2}, [], "its prompt is still being read"),
+    ],
+)
+def test_who_does_not_go_on_gets_no_proposals(fields, tokens, why):
+    speculation = made()
+    assert landed(speculation, [request(**fields)], [tokens]).drafts == [[]], why
+    assert speculation.proposer.asked == []
+    if not tokens:
+        assert speculation.tally == Tally([0] * MOST), "who brought no token had nothing proposed"
+
+
+def test_no_proposal_behind_the_last_possible_token():
+    speculation = made()
+    landed(speculation, [request(said=1, limit=5)], [[5]])
+    assert speculation.proposer.asked == [[("a", 11, 2)]], "of 3 to come the next step gives one anyway"
+    assert speculation.lengths.caps == [2]
+    landed(speculation, [request()], [[5]])
+    assert speculation.lengths.caps == [MOST], "never more than the most"
+    speculation = made()
+    speculation.proposer.max_positions = 13
+    landed(speculation, [request()], [[5]])
+    assert speculation.proposer.asked == [[("a", 11, 2)]], "the proposer reads 13 tokens and no more"
+
+
+def test_everybodys_next_token_first_then_guesses():
+    speculation = made()
+    landed(speculation, [request(), request("b")], [[5], [6]])
+    assert speculation.scheduler.asked == [("a", 11), ("b", 11), ("a", 15), ("b", 15)]
+    speculation = made(total=14)
+    assert landed(speculation, [request()], [[5]]).drafts == [[]], "no room for all its guesses: none is made"
+    speculation = made(total=10)
+    landed(speculation, [request()], [[5]])
+    assert speculation.scheduler.asked == [("a", 11)], "no room for its next token: none is asked for guesses"
+
+
+def test_room_of_guesses_that_did_not_stand_goes_back_before_anybody_needs_it():
+    speculation = made()
+    landed(speculation, [request(), request("b")], [[5], [6]])
+    assert speculation.scheduler.trimmed == [], "none was lent before"
+    landed(speculation, [request(drafts=[1, 2, 3, 4]), request("b")], [[1, 9, 7, 7, 7], [6]])
+    assert speculation.scheduler.trimmed == [("a", 12), ("b", 11)], "what is known stays"
+    assert speculation.scheduler.asked[-4:] == [("a", 12), ("b", 11), ("a", 16), ("b", 15)]
+    speculation.lengths.wanted = (0, 0)
+    landed(speculation, [request(drafts=[1]), request("b")], [[1, 9], [6]])
+    landed(speculation, [request(), request("b")], [[5], [6]])
+    assert len(speculation.scheduler.trimmed) == 4, "who was lent nothing has nothing to give back"
+
+
+def test_what_stood_is_told_to_lengths():
+    speculation = made(wanted=(0, 0, 0, 0))
+    gone = request("gone", drafts=[1])
+    gone.state = State.FINISHED
+    requests = [request(drafts=[1, 2]), request("b"), request("p", computed=2), gone]
+    landed(speculation, requests, [[1, 9, 7], [5], [], [1, 2]])
+    assert speculation.lengths.told == [("a", 2, 1), ("b", 0, 0)], (
+        "not who reads its prompt, nor who has left: its step was launched once too often"
+    )
+    assert speculation.lengths.late == [], "nobody proposes"
+
+
+def test_before_a_step_has_landed_it_is_known_whether_it_must_land_first():
+    for drafts, wanted, first in (((), 2, True), ((1,), 0, True), ((), 0, False)):
+        speculation = made(wanted=(wanted,))
+        assert speculation.lands_first(step_of([request(drafts=drafts)])) == first
+        assert speculation.proposer.asked == speculation.scheduler.asked == [], "to ask changes nothing"
+    assert not made().lands_first(step_of([request(limit=2)])), "behind the last token, none is proposed"
+
+
+def test_behind_a_step_that_was_overtaken_nothing_is_proposed():
+    speculation = made()
+    result = speculation.landed(step_of([request()], overtaken=True), StepResult([[5]]))
+    assert result.drafts is None, "its tokens are in the next step already"
+    assert speculation.proposer.asked == []
+
+
+def test_who_is_far_behind_catches_up_by_and_by():
+    speculation = made()
+    near, far, last = request("near", 20), request("far", 400), request("last", 300)
+    speculation.proposer.max_positions = 1000
+    speculation.proposer.late = {"near": 9, "far": 390, "last": 200}
+    landed(speculation, [near, far, last], [[5], [5], [5]])
+    assert CATCH_UP == 256
+    # near is 9 - (MOST + 1) = 4 late, which leaves 252; far is 385 late: 133 of its tokens are not read now.
+    assert speculation.proposer.asked == [[("near", 21, MOST), ("far", 401 - 133, 0)]]
+    assert speculation.lengths.late == [CATCH_UP], "what was to be read first is told to lengths"
+    assert ("far", 1, 0) not in speculation.lengths.told, "it was to read, not to propose"
+
+
+def test_who_is_not_late_is_told_though_others_use_up_what_may_be_read():
+    speculation = made()
+    speculation.proposer.max_positions = 1000
+    speculation.proposer.late = {"far": CATCH_UP + MOST + 1}
+    landed(speculation, [request("far", 400), request("near", 20)], [[5], [5]])
+    assert speculation.proposer.asked == [[("far", 401, MOST), ("near", 21, MOST)]], (
+        "just within reach, and near"
+    )
+
+
+def test_who_found_no_draft_is_told_to_lengths():
+    speculation = made(wanted=(2, 0))
+    speculation.proposer.propose = lambda texts, most: [[] for _ in texts]
+    landed(speculation, [request(), request("b")], [[5], [6]])
+    assert speculation.lengths.told == [("a", 1, 0)], "as good as one that did not stand; b was not asked"
+
+
+def test_lookup_looks_at_each_text_alone():
+    asked = []
+    proposer = NgramProposer(lambda ids, most: asked.append((ids, most)) or [1] * most)
+    assert proposer.unread(request(), [1, 2, 3]) == 0, "it has no memory, so it is never behind"
+    assert proposer.propose([(request(), [1, 2]), (request(), [3])], [2, 1]) == [[1, 1], [1]]
+    assert asked == [([1, 2], 2), ([3], 1)]
+
+
+def test_metrics_have_vllms_names():
+    tally = Tally([0] * 2)
+    tally.add(2, 1)
+    tally.add(2, 2)
+    tally.add(0, 0)
+    registry = CollectorRegistry()
+    registry.register(SpeculationMetrics(tally, "m"))
+    text = generate_latest(registry).decode()
+    for line in (
+        'vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 2.0',
+        'vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 4.0',
+        'vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 3.0',
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 2.0',
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 1.0',
+    ):
+        assert line in text, line
+
+
+def test_a_configuration_says_how():
+    assert SpeculativeConfig.of({"num_speculative_tokens": 2}).method == "ngram"
+    assert SpeculativeConfig.of({"num_speculative_tokens": 16, "model": "x"}).method == "draft_model"
+    costs = {"sequences": [1], "drafts": [0, 2], "steps": [[1.0, 1.5]]}
+    given = SpeculativeConfig.of({"num_speculative_tokens": 2, "costs": costs}).costs
+    assert given == CostTable((1,), (0, 2), ((1.0, 1.5),)), "a table, in place of one that is measured"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"num_speculative_tokens": 17}, "num_speculative_tokens=17: 1 to 16"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens=0"),
+        ({"num_speculative_tokens": 2, "method": "eagle"}, "accepted are draft_model, ngram"),
+        ({"num_speculative_tokens": 2, "method": ""}, "method='': accepted are"),
+        ({"num_speculative_tokens": 2, "method": []}, r"method=\[\]: accepted are"),
+        ({"num_speculative_tokens": 2, "method": "draft_model"}, "needs a model"),
+        ({"num_speculative_tokens": 2, "method": "ngram", "model": "x"}, "no use for model='x'"),
+        ({"num_speculative_tokens": 2, "model": 5}, "model=5: a name or a folder"),
+        ({"num_speculative_tokens": 2, "model": "x", "prompt_lookup_max": 3}, "prompt_lookup_max=3 needs"),
+        ({"num_speculative_tokens": 2, "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "is more than"),
+        ({"num_speculative_tokens": 2, "costs": {"drafts": [0]}}, "costs=.* a mapping with sequences"),
+    ],
+    ids=str,
+)
+def test_a_wrong_configuration_is_refused_by_name(given, words):
+    with pytest.raises(ValueError, match=words):
+        SpeculativeConfig.of(given)
