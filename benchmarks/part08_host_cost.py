@@ -118,7 +118,7 @@ async def async_cost(sequences: int, windows: int) -> dict[int, float]:
 def _least(seen: list[tuple[int, float]], length: int, windows: int) -> float:
     """ms per step in the cheapest window behind `length` tokens; readers may miss a step: windows differ."""
     marks = [next(pair for pair in seen if pair[0] >= length + i * WINDOW) for i in range(windows + 1)]
-    return min((b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(marks)) * 1e3
+    return min((b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(marks) if b[0] > a[0]) * 1e3
 
 
 @rare_collections()

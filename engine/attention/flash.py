@@ -25,7 +25,8 @@ def sdpa_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     for all of them would grow with Tq · Tk. PyTorch takes fewer key heads than
     query heads if told so: `enable_gqa`.
     """
-    Tq, Tk, grouped = len(q), len(k), q.shape[1] != k.shape[1]
+    (Tq, Hq, _), (Tk, Hkv, _) = q.shape, k.shape
+    grouped = Hq != Hkv
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, Hq, Tq, Dh], [1, Hkv, Tk, Dh]
     if Tq == 1 or Tq == Tk:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1, enable_gqa=grouped)

@@ -30,12 +30,11 @@ class Pages:
     @staticmethod
     def of(tables: Sequence[np.ndarray], lens: Sequence[int], block_size: int) -> "Pages":
         """`tables`: [n] blocks of each sequence, at least as many as its `lens` tokens need. lens[S]."""
-        lengths = np.asarray(lens, dtype=np.int64)
-        counts = (lengths + block_size - 1) // block_size  # [S]: blocks
-        padded = np.zeros((len(tables), counts.max()), dtype=np.int64)
-        for row, table, count in zip(padded, tables, counts.tolist(), strict=True):
+        counts = [-(-length // block_size) for length in lens]  # [S]: blocks
+        padded = np.zeros((len(tables), max(counts)), dtype=np.int64)
+        for row, table, count in zip(padded, tables, counts, strict=True):
             row[:count] = table[:count]
-        return Pages(padded, lengths, block_size)
+        return Pages(padded, np.array(lens), block_size)
 
     def select(self, chosen: np.ndarray) -> "Pages":
         """Some of the sequences."""

@@ -35,6 +35,7 @@ class Alone:
     def __init__(self, memory: Tensor, kernel: VarlenKernel) -> None:
         """`memory`: [2, L, B, P, Hkv, Dh]."""
         self._memory, self._kernel = memory, kernel
+        self._rows = memory.flatten(2, 3).flatten(0, 1)  # [2 · L, B · P, Hkv, Dh], a view
         self._copy: _Copy | None = None
 
     def forget(self) -> None:
@@ -44,11 +45,16 @@ class Alone:
         """The `attend` of a step of one sequence: T new tokens, `end` in all."""
         table, T, end = batch.tables[0], batch.num_tokens, batch.context_lens[0]
         # 1. The piece, and where its new tokens lie in blocks, if it is a copy of them.
-        is_run = bool((np.diff(table) == 1).all())
-        piece = self._view(table, end) if is_run else self._copied(batch.ids[0], table, end)
-        keys, values = (layers.unbind() for layers in piece)  # by layer: [end, Hkv, Dh]
-        blocks = [] if is_run else self._new_in_blocks(table, piece, end - T)
-        spans, last = Spans.of_one(T, end), len(keys) - 1
+        is_run = bool((table[1:] - table[:-1] == 1).all())
+        if is_run:
+            first, blocks = int(table[0]) * self._memory.shape[3], []
+            layers = self._rows[:, first : first + end].unbind()
+        else:
+            piece = self._copied(batch.ids[0], table, end)
+            layers, blocks = piece.flatten(0, 1).unbind(), self._new_in_blocks(table, piece, end - T)
+        L = len(layers) // 2
+        keys, values = layers[:L], layers[L:]  # [end, Hkv, Dh] each
+        spans, last = Spans.of_one(T, end), L - 1
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             # 2. Store, then look. The blocks get what is new of all layers behind the last one.
@@ -60,11 +66,6 @@ class Alone:
             return self._kernel(q, keys[layer], values[layer], spans)
 
         return attend
-
-    def _view(self, table: np.ndarray, end: int) -> Tensor:
-        """[2, L, end, Hkv, Dh]"""
-        first = int(table[0]) * self._memory.shape[3]
-        return self._memory.flatten(2, 3)[:, :, first : first + end]
 
     def _copied(self, seq_id: str, table: np.ndarray, end: int) -> Tensor:
         """[2, L, end, Hkv, Dh]"""

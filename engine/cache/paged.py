@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 
-from engine.attention.paged import Pages
 from engine.cache.blocks import BlockManager, BlockTable
 from engine.cache.manager import CachedSequence, Drafted, Places, Usage
 from engine.cache.prefix import Prefix, PrefixCache, root
@@ -34,6 +33,7 @@ class Held:
     committed: int = 0  # its first tokens whose keys are computed, and known: these alone may be shared
     # Of its committed full blocks, as the prefix cache has it.
     chain: list[Prefix] = field(default_factory=list)
+    drafted: Drafted = field(default_factory=lambda: Drafted(0))  # what a draft model has of it (Part 16)
     num_marked: int = 0  # blocks that the prefix cache has been told a draft model has read (Part 16)
 
 
@@ -102,7 +102,7 @@ class PagedCache:
             held.table.append(copy)
         self.queried_tokens += len(seq.token_ids)
         self.hit_tokens += tokens
-        self.drafted[seq.id] = Drafted(self.block_size * self.prefixes.num_drafted(full))
+        held.drafted = self.drafted[seq.id] = Drafted(self.block_size * self.prefixes.num_drafted(full))
         return tokens
 
     def _shared(self, seq: CachedSequence) -> tuple[list[int] | None, int, list[Prefix]]:
@@ -132,7 +132,7 @@ class PagedCache:
         self._move("in", away.blocks, blocks)
         held = self.held[seq.id] = Held(committed=away.num_tokens)
         held.table.append(blocks)
-        self.drafted[seq.id] = Drafted(away.drafted)
+        held.drafted = self.drafted[seq.id] = Drafted(away.drafted)
         return away.num_tokens
 
     def _allocated(self, count: int) -> list[int]:
@@ -166,7 +166,9 @@ class PagedCache:
                 parent = held.chain[-1] if held.chain else root(seq.adapter, seq.cache_salt)
                 prefix = Prefix(parent, tuple(seq.token_ids[i * P : (i + 1) * P]))
                 held.chain.append(self.prefixes.add(prefix, int(held.table.blocks[i])))
-        drafted = min(self.drafted[seq.id].num_tokens, total) // P
+        if not held.drafted.num_tokens:
+            return
+        drafted = min(held.drafted.num_tokens, total) // P
         if drafted > held.num_marked:
             self.prefixes.mark_drafted(held.table.blocks[held.num_marked : drafted].tolist())
             held.num_marked = drafted
@@ -215,11 +217,16 @@ class PagedCache:
         return Usage(len(self.held), in_use * self.block_size, self.num_blocks * self.block_size)
 
     def places(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Places:
-        tables = [self.held[name].table.blocks for name in ids]
-        new, position = np.diff(query_start), np.array(positions)  # [S], [T]
-        pages = Pages.of(tables, position[np.array(query_start[1:]) - 1] + 1, self.block_size)
-        slots = pages.places(np.repeat(np.arange(len(new)), new), position)
-        return Places(pages.tables, slots)
+        P = self.block_size
+        counts = [positions[end - 1] // P + 1 for end in query_start[1:]]  # [S]: blocks
+        tables = np.zeros((len(ids), max(counts)), dtype=np.int64)
+        for row, name, count in zip(tables, ids, counts, strict=True):
+            row[:count] = self.held[name].table.blocks[:count]
+        sequence = np.arange(len(ids))
+        if len(positions) > len(ids):  # mostly each has one new token
+            sequence = sequence.repeat(np.diff(query_start))  # [T]
+        block, offset = np.divmod(positions, P)  # [T]
+        return Places(tables, tables[sequence, block] * P + offset)
 
     def take_copies(self) -> tuple[Copy, ...]:
         copies, self._copies = tuple(self._copies), []

@@ -31,6 +31,8 @@ class LastTokens:
     def sources(self, batch: Batch) -> list[int]:
         """[T]: the place in `chosen` of each token that is a placeholder, and -1 for the others."""
         sources = [-1] * batch.num_tokens
+        if PLACEHOLDER not in batch.token_ids:
+            return sources
         for name, end in zip(batch.ids, batch.query_start[1:], strict=True):
             if batch.token_ids[end - 1] == PLACEHOLDER:  # the last token alone can be unknown
                 sources[end - 1] = self._row[name]

@@ -82,8 +82,9 @@ class EagerWay:
     def __call__(self, batch: Batch) -> Logits:
         inputs = self.upload(batch, self.device)
         hidden = self.forward(inputs.token_ids, inputs.positions, self.memory.attention(batch))  # [T, D]
-        chosen = hidden if len(inputs.chosen) == len(hidden) else hidden[inputs.chosen]  # [R, D]
-        prompt = hidden[inputs.prompt] if len(inputs.prompt) else None  # [N, D]
+        rows = batch.rows
+        chosen = hidden if len(rows.chosen) == batch.num_tokens else hidden[inputs.chosen]  # [R, D]
+        prompt = hidden[inputs.prompt] if rows.prompt else None  # [N, D]
         return Logits(self.model.logits(chosen), prompt_hidden=prompt)
 
 

@@ -15,6 +15,7 @@ def on_device(
     """
     arrays = [np.asarray(numbers, dtype=np.int64) for numbers in lists]
     if torch.device(device).type == "cpu":
-        return tuple(torch.from_numpy(array).to(dtype) for array in arrays)
+        tensors = tuple(torch.from_numpy(array) for array in arrays)
+        return tensors if dtype is torch.long else tuple(tensor.to(dtype) for tensor in tensors)
     together = torch.from_numpy(np.concatenate(arrays)).to(dtype).pin_memory()
     return together.to(device, non_blocking=True).split([len(array) for array in arrays])

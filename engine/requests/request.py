@@ -55,6 +55,11 @@ class Request:
     cumulative_logprob: float | None = None
     prompt_logprobs: Logprobs = field(default_factory=list)
     error: str | None = None
+    is_scored: bool = field(init=False)  # log probabilities are asked for, of the output or the prompt
+
+    def __post_init__(self) -> None:
+        params = self.params
+        self.is_scored = params.logprobs is not None or params.prompt_logprobs is not None
 
     @property
     def num_tokens_to_compute(self) -> int:

@@ -55,15 +55,13 @@ def make_batch(
     drawn_at: list[int] = []
     prompt: list[int] = []
     prompt_ids: list[int] = []
-    prompt_counts: list[int] = []
+    prompt_counts = [0] * len(work)
     scored = False
     for (request, n), offset in zip(work, query_start, strict=False):
         start, end = request.num_computed_tokens, request.num_computed_tokens + n
         known = len(request.token_ids)
-        params = request.params
-        scored = scored or params.logprobs is not None or params.prompt_logprobs is not None
+        scored = scored or request.is_scored
         context_lens.append(end)
-        prompt_counts.append(0)
         if n == 1 and end == known:  # what follows does the same, slower
             token_ids.append(request.token_ids[start])
             positions.append(start)
@@ -80,7 +78,7 @@ def make_batch(
         spoken = spoken_of(request, range(start, end))
         prompt += range(offset, offset + len(spoken.prompt_ids))
         prompt_ids += spoken.prompt_ids
-        prompt_counts[-1] = len(spoken.prompt_ids)
+        prompt_counts[len(counts)] = len(spoken.prompt_ids)
         counts.append(spoken.num_next)
         for i in range(spoken.num_next):
             row = n - spoken.num_next + i
@@ -103,7 +101,11 @@ def make_batch(
         )
     ids = tuple(request.id for request, _ in work)
     tables, slots = cache.places(ids, query_start, positions)
-    adapters = adapter_slots or {}
+    adapters = (NO_ADAPTER,) * len(work)
+    if adapter_slots:
+        adapters = tuple(
+            NO_ADAPTER if request.adapter is None else adapter_slots[request.adapter] for request, _ in work
+        )
     return Batch(
         ids,
         tuple(token_ids),
@@ -115,7 +117,7 @@ def make_batch(
         cache.take_copies(),
         rows,
         Draws(tuple(draws), tuple(drawn_at)),
-        tuple(NO_ADAPTER if request.adapter is None else adapters[request.adapter] for request, _ in work),
+        adapters,
     )
 
 

@@ -74,7 +74,8 @@ def load_devices(args: EngineArgs) -> Devices:
     args = replace(args, kv_cache_memory_bytes=max(1, shared), gpu_memory_utilization=None)
     memory, *others = (make_memory(args, config, sizes, parameter, configs) for config in configs)
     # 2. A runner for each model.
-    runner = _runner(args, model, memory, sizes, how.num_speculative_tokens + 1 if how else 1)
+    new, in_flight = how.num_speculative_tokens + 1 if how else 1, 2 if args.async_scheduling else 1
+    runner = _runner(args, model, memory, sizes, new, in_flight)
     runner.scores = [*logprobs_of(tokenizer, model.logits)]
     if slots:
         runner.before.append(slots.prepare)
@@ -170,7 +171,7 @@ def _draft_of(args: EngineArgs, sizes: Sizes, name: str | Path, model: LanguageM
 
 
 def _runner(
-    args: EngineArgs, model: LanguageModel, memory: Memory, sizes: Sizes, new: int, in_flight: int = 2
+    args: EngineArgs, model: LanguageModel, memory: Memory, sizes: Sizes, new: int, in_flight: int
 ) -> ModelRunner:
     """Who computes steps with up to `new` tokens of a sequence, prompts apart. `in_flight`: how many may be
     submitted before the first is read.
@@ -178,6 +179,8 @@ def _runner(
     device = next(model.parameters()).device
     last = LastTokens(sizes.max_num_seqs, device)
     if not (_as_graphs(args) and isinstance(memory, PageMemory)):
+        if in_flight == 1:  # every token is known when its step is launched
+            return ModelRunner([EagerWay(model, memory)], memory)
         return ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last=last)
     # With kernels that read pages, passes of few rows run as graphs, where there is a GPU.
     from engine.execution.graphs import DecodeGraphs, GraphWay  # here: triton is optional
@@ -191,7 +194,7 @@ def _runner(
 
     def graphs(make_steps: Callable, rows: int) -> DecodeGraphs:
         step = make_steps(model, memory, rows)
-        return DecodeGraphs(step, last, V, rows, width, device.type == "cuda", in_flight)
+        return DecodeGraphs(step, last, V, rows, width, device.type == "cuda", max(2, in_flight))
 
     ways: list[Way] = [GraphWay(graphs(steps, seats), V)]
     if new > 1:

@@ -25,7 +25,9 @@ class Progress:
         self._start = self._shown = time.perf_counter()
 
     def count(self, output: RequestOutput) -> None:
-        """One more output of a request, or its last."""
+        """One more output of a request, or its last. Where nobody looks, nothing is counted."""
+        if self.bar.disable:
+            return
         num_tokens = sum(len(sample.token_ids) for sample in output.outputs)
         if output.request_id not in self._counted:
             self.num_input_tokens += len(output.prompt_token_ids)

@@ -162,7 +162,7 @@ def test_the_bar_counts_prompts_and_says_how_fast(llm, monkeypatch):
 
 
 def test_each_token_is_counted_once(llm):
-    progress = engine.wiring.llm_progress.Progress(1, use_tqdm=False)
+    progress = engine.wiring.llm_progress.Progress(1, partial(tqdm, file=io.StringIO()))
     for output in llm.stream("Once upon a time", GREEDY):
         progress.count(output)
     assert progress.num_input_tokens == len(output.prompt_token_ids)
@@ -173,7 +173,7 @@ def test_the_bar_is_redrawn_ten_times_a_second(monkeypatch):
     times, drawn = iter(range(100)), []
     clock = SimpleNamespace(perf_counter=lambda: 0.06 * next(times))
     monkeypatch.setattr(engine.wiring.llm_progress, "time", clock)
-    bar = SimpleNamespace(set_postfix_str=lambda text, refresh: drawn.append(text), update=lambda n: None)
+    bar = SimpleNamespace(disable=False, set_postfix_str=lambda text, refresh: drawn.append(text), update=lambda n: None)
     progress = engine.wiring.llm_progress.Progress(1, lambda **about: bar)
     for _ in range(8):  # one every 0.06 seconds
         progress.count(RequestOutput("a", "a", [5], [], finished=False))
