@@ -173,7 +173,9 @@ def test_the_bar_is_redrawn_ten_times_a_second(monkeypatch):
     times, drawn = iter(range(100)), []
     clock = SimpleNamespace(perf_counter=lambda: 0.06 * next(times))
     monkeypatch.setattr(engine.wiring.llm_progress, "time", clock)
-    bar = SimpleNamespace(disable=False, set_postfix_str=lambda text, refresh: drawn.append(text), update=lambda n: None)
+    bar = SimpleNamespace(
+        disable=False, set_postfix_str=lambda text, refresh: drawn.append(text), update=lambda n: None
+    )
     progress = engine.wiring.llm_progress.Progress(1, lambda **about: bar)
     for _ in range(8):  # one every 0.06 seconds
         progress.count(RequestOutput("a", "a", [5], [], finished=False))
