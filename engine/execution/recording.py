@@ -94,6 +94,7 @@ class Bounds:
     num_adapters: int
     num_seqs: int  # sequences in a step
     num_tokens: int | None  # tokens in a step; None: as many as the sequences may have
+    has_last_tokens: bool  # a placeholder stands for a token that the step before chose
 
     def check(self, batch: Batch) -> None:
         """Raises ValueError, which says what there is not."""
@@ -103,7 +104,7 @@ class Bounds:
         _within("sequences", [S], self.num_seqs + 1)
         _within("tokens", [batch.num_tokens], (self.num_tokens or batch.num_tokens) + 1)
         _within("context_lens", ends, self.positions + 1)
-        _within("token_ids", batch.token_ids, V, PLACEHOLDER)
+        _within("token_ids", batch.token_ids, V, PLACEHOLDER if self.has_last_tokens else 0)
         _within("prompt_ids", rows.prompt_ids, V)
         _within("logprobs", rows.logprobs + rows.prompt_logprobs, V, UNSCORED)
         for row in batch.draws.rows:

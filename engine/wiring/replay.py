@@ -11,7 +11,7 @@ import torch
 
 from engine.cache.slots import SlotMemory
 from engine.execution.recording import Bounds, Compared, run_again
-from engine.execution.runner import Executor
+from engine.execution.runner import Executor, ModelRunner
 from engine.lora.adapter import read_adapter
 from engine.models.checkpoint import CheckpointError
 from engine.wiring.devices import Devices, load_devices
@@ -42,11 +42,14 @@ def replay(path: str | Path, model: str | None = None) -> Iterator[Compared]:
     devices = _made(replace(args, model=model) if model else args)
     positions = devices.sizes.max_model_len
     runners: dict[str, tuple[Executor, Bounds]] = {
-        "model": (devices.runner, _bounds(devices, positions, devices.sizes.max_num_batched_tokens))
+        "model": (
+            devices.runner,
+            _bounds(devices, devices.runner, positions, devices.sizes.max_num_batched_tokens),
+        )
     }
     if devices.draft is not None and devices.draft_config is not None:
         positions = min(positions, devices.draft_config.max_positions)
-        runners["draft"] = devices.draft, _bounds(devices, positions, None)
+        runners["draft"] = devices.draft, _bounds(devices, devices.draft, positions, None)
 
     def lay_adapter(slot: int, folder: str) -> None:
         slots = devices.slots
@@ -72,7 +75,7 @@ def _made(args: EngineArgs) -> Devices:
         raise ValueError(f"line 1: {str(error).splitlines()[0]}") from None
 
 
-def _bounds(devices: Devices, positions: int, num_tokens: int | None) -> Bounds:
+def _bounds(devices: Devices, runner: ModelRunner, positions: int, num_tokens: int | None) -> Bounds:
     """Of the memory, which is the same for both models; a sequence may be longer than a draft model reads."""
     memory = devices.memory
     if isinstance(memory, SlotMemory):
@@ -86,6 +89,7 @@ def _bounds(devices: Devices, positions: int, num_tokens: int | None) -> Bounds:
         devices.slots.max_loras if devices.slots else 0,
         devices.sizes.max_num_seqs,
         num_tokens,
+        runner.last is not None,
     )
 
 
