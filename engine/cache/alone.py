@@ -29,7 +29,8 @@ class Alone:
     """Where blocks follow one another, the piece is a view of the memory, and nothing is copied.
 
     Elsewhere (behind a beginning that is shared, say) it is a copy, made once, to which each step adds its
-    new tokens. What other steps store, or copies of blocks change, is not in it: then `forget` is called.
+    new tokens. What other steps store, or copies of blocks change, is not in it: then `forget` is called. So
+    it stays until the next step that is not its sequence's own: a record of steps does not say who has ended.
     """
 
     def __init__(self, memory: Tensor, kernel: VarlenKernel) -> None:
@@ -45,6 +46,8 @@ class Alone:
         table, T, end = batch.tables[0], batch.num_tokens, batch.context_lens[0]
         # 1. The piece, and where its new tokens lie in blocks, if it is a copy of them.
         is_run = bool((np.diff(table) == 1).all())
+        if is_run:
+            self.forget()
         piece = self._view(table, end) if is_run else self._copied(batch.ids[0], table, end)
         keys, values = (layers.unbind() for layers in piece)  # by layer: [end, Hkv, Dh]
         blocks = [] if is_run else self._new_in_blocks(table, piece, end - T)
