@@ -20,8 +20,8 @@ def prompt_token_ids(
     the tokenizer puts around every text; a chat template writes its own (Part 14). `guard`: as in `encode`.
 
     Raises ParameterError (field `prompt`): empty, too long to leave room for one token, an id out of range
-    (a tokenizer may have more tokens than the model), or text that is not Unicode. What is too long is refused before it is worked on: a text so long that no
-    tokenizing could make it fit costs nothing.
+    (a tokenizer may have more tokens than the model), or text that is not Unicode. What is too long is
+    refused before it is worked on: a text so long that no tokenizing could make it fit costs nothing.
     """
     if not isinstance(prompt, str):
         _check_length(len(prompt), config)
@@ -45,8 +45,8 @@ def prompt_token_ids(
         text = tokenizer.decode([largest])
         raise ParameterError(
             "prompt",
-            f"prompt has {text!r:.80}, which the model does not know: its token id is {largest}; accepted are "
-            f"0 to {config.vocab_size - 1}",
+            f"prompt has {text!r:.80}, which this model does not know: its token id is {largest}; "
+            f"accepted are 0 to {config.vocab_size - 1}",
         )
     return token_ids
 

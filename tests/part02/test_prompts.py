@@ -67,7 +67,7 @@ def test_a_token_of_the_tokenizer_that_the_model_does_not_have_is_refused_by_nam
     """The model failed on it, in a step: a 500."""
     tokenizer = Tokenizer(PLAIN, [], [AddedToken(256, "<tool>")])
     assert prompt_token_ids("a tool", tokenizer, config(10))
-    with pytest.raises(ParameterError, match="'<tool>'.*token id is 256; accepted are 0 to 255") as caught:
+    with pytest.raises(ParameterError, match=r"'<tool>'.*token id is 256; accepted are 0 to 255") as caught:
         prompt_token_ids("a<tool>b", tokenizer, config(10))
     assert caught.value.field == "prompt"
 

@@ -200,7 +200,7 @@ def test_an_answer_that_does_not_end_in_time_is_none(monkeypatch, begin, go_on):
         saying = threading.Thread(target=say)
         saying.start()
         try:
-            with pytest.raises(NoAnswer, match="has not answered in 0.5 s"):
+            with pytest.raises(NoAnswer, match=r"has not answered in 0\.5 s"):
                 read(f"http://127.0.0.1:{server.getsockname()[1]}")
         finally:
             over.set()
