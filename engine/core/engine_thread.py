@@ -82,7 +82,7 @@ class EngineThread:
 
     def health(self) -> bool:
         """Whether the step loop is running."""
-        return self._running and self._thread is not None and self._thread.is_alive()
+        return self._is_running()
 
     async def generate(self, prompt: Prompt, params: SamplingParams, request_id: str, **options) -> Reader:
         """Outputs of one request as they grow. It is checked now, and queued when the first output is asked
@@ -164,9 +164,13 @@ class EngineThread:
     def _command(self, function: Callable[..., None], *arguments: object) -> None:
         """Have the engine's thread call it. Raises EngineError: there is no such thread any more."""
         with self._lock:
-            if not self.health():
+            if not self._is_running():
                 raise EngineError("the engine is not running")
             self._commands.put(lambda: function(*arguments))
+
+    def _is_running(self) -> bool:
+        """In this process: a fork does not copy the thread."""
+        return self._running and self._thread is not None and self._thread.is_alive()
 
     # From here on, everything runs in the engine's thread.
 
