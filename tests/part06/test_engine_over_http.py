@@ -125,12 +125,16 @@ def test_a_client_that_leaves_frees_its_memory_and_the_next_one_is_served(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_death_of_the_engines_thread_is_a_500_or_an_event_and_health_says_so(fake_engine, caplog, stream):
+def test_the_death_of_the_engines_thread_is_a_500_or_an_event_and_health_says_so(
+    fake_engine, caplog, monkeypatch, stream
+):
     """It was a 200 with the finish reason "abort"."""
-    cache = BlockCache(64, 16)
-    forward = FakeForward(cache)
-    forward.fail_at[2] = SystemExit(3)
-    backend = EngineThread(fake_engine(cache=cache, forward=forward), "m")
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    backend = EngineThread(fake_engine(), "m")
+    monkeypatch.setattr(backend.engine, "step", leave)
     body = ASK | {"prompt": "one", "stream": stream}
     with caplog.at_level(logging.CRITICAL), serve(create_app(backend)) as url, http(url) as client:
         for _ in range(2):  # who reads meanwhile, and who comes later
