@@ -107,7 +107,7 @@ class LLMEngine:
         Raises ParameterError for a field or a prompt that is refused, and RuntimeError in a forked process,
         where a step would hang.
         """
-        self._refuse_forked()
+        _refuse_forked(self._process)
         params = params or SamplingParams()
         refuse_unsupported(params, self.supports)
         refuse_unknown_tokens(params, self.config.vocab_size)
@@ -167,15 +167,6 @@ class LLMEngine:
         for request in samples:
             self.listeners.tell("on_arrival", request)
             self.scheduler.add(request)
-
-    def _refuse_forked(self) -> None:
-        """A fork copies one thread. The others, with which PyTorch and our C compute, would be waited for."""
-        if os.getpid() != self._process and torch.get_num_threads() > 1:
-            raise RuntimeError(
-                "this process was forked from the one that made the engine, without the threads it computes "
-                'with. Start processes with multiprocessing.get_context("spawn"), or compute with one thread '
-                "here: torch.set_num_threads(1)"
-            )
 
     def _refuse_unloaded(self, adapter: str | None) -> None:
         if adapter is not None and adapter not in self.adapters:
@@ -370,6 +361,18 @@ def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
         request.output.finish_reason = "error"
         return True
     return False
+
+
+def _refuse_forked(process: int) -> None:
+    """A fork copies one thread. The others, with which PyTorch and our C compute, would be waited for. So an
+    engine made in `process` computes with one thread in another. Raises RuntimeError.
+    """
+    if os.getpid() != process and torch.get_num_threads() > 1:
+        raise RuntimeError(
+            "this process was forked from the one that made the engine, without the threads it computes with. "
+            'Start processes with multiprocessing.get_context("spawn"), or compute with one thread here: '
+            "torch.set_num_threads(1)"
+        )
 
 
 def _words(error: Exception) -> str:
