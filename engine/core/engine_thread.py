@@ -125,7 +125,7 @@ class EngineThread:
             except Exception as error:
                 done.set_exception(error)
             except BaseException as error:  # it ends the thread
-                done.set_exception(EngineError(_words(error)))
+                done.set_exception(EngineError(_error_text(error)))
                 raise
 
         with self._lock:
@@ -213,7 +213,7 @@ class EngineThread:
             logger.critical("the engine failed while it ended", exc_info=True)
             died = died or error
         # Also if that failed: nobody may wait for ever.
-        self._give_up(f"the engine has ended: {_words(died)}" if died else "the engine has ended")
+        self._give_up(f"the engine has ended: {_error_text(died)}" if died else "the engine has ended")
         self._mailboxes.clear()
 
     def _stop(self) -> None:
@@ -228,7 +228,7 @@ class EngineThread:
                 self.engine.listeners.tell("on_reject", request_id, error)
             self._send({mailbox: error})
         except BaseException as error:  # it ends the thread
-            self._send({mailbox: EngineError(_words(error))})
+            self._send({mailbox: EngineError(_error_text(error))})
             raise
 
     def _abort(self, request_id: str, mailbox: Mailbox | None = None) -> None:
@@ -265,9 +265,9 @@ class EngineThread:
         for request_id in self.engine.unfinished_request_ids():
             output = self.engine.abort_request(request_id)
             assert output is not None  # it is unfinished
-            output.error = _words(error)
+            output.error = _error_text(error)
             self._deliver([output])
 
 
-def _words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -337,6 +337,18 @@ class LLMEngine:
         )
 
 
+def _refuse_forked(process: int) -> None:
+    """A fork copies one thread. The others, with which PyTorch and our C compute, would be waited for. So an
+    engine made in `process` computes with one thread in another. Raises RuntimeError.
+    """
+    if os.getpid() != process and torch.get_num_threads() > 1:
+        raise RuntimeError(
+            "this process was forked from the one that made the engine, without the threads that compute. "
+            'Start processes with multiprocessing.get_context("spawn"), or compute with one thread here: '
+            "torch.set_num_threads(1)"
+        )
+
+
 def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
     """Give sequence s of the step its confirmed tokens; True when it has ended, also by an error of its own:
     its neighbours do not notice.
@@ -361,18 +373,6 @@ def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
         request.output.finish_reason = "error"
         return True
     return False
-
-
-def _refuse_forked(process: int) -> None:
-    """A fork copies one thread. The others, with which PyTorch and our C compute, would be waited for. So an
-    engine made in `process` computes with one thread in another. Raises RuntimeError.
-    """
-    if os.getpid() != process and torch.get_num_threads() > 1:
-        raise RuntimeError(
-            "this process was forked from the one that made the engine, without the threads it computes with. "
-            'Start processes with multiprocessing.get_context("spawn"), or compute with one thread here: '
-            "torch.set_num_threads(1)"
-        )
 
 
 def _words(error: Exception) -> str:
