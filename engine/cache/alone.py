@@ -29,7 +29,8 @@ class Alone:
     """Where blocks follow one another, the piece is a view of the memory, and nothing is copied.
 
     Elsewhere (behind a beginning that is shared, say) it is a copy, made once, to which each step adds its
-    new tokens. What other steps store, or copies of blocks change, is not in it: then `forget` is called.
+    new tokens. What other steps store, or copies of blocks change, is not in it: then `forget` is called. So
+    it stays until the next step that is not its sequence's own: a record of steps does not say who has ended.
     """
 
     def __init__(self, memory: Tensor, kernel: VarlenKernel) -> None:
@@ -47,6 +48,7 @@ class Alone:
         # 1. The piece, and where its new tokens lie in blocks, if it is a copy of them.
         is_run = bool((table[1:] - table[:-1] == 1).all())
         if is_run:
+            self.forget()
             first, blocks = int(table[0]) * self._memory.shape[3], []
             layers = self._rows[:, first : first + end].unbind()
         else:

@@ -9,7 +9,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from itertools import pairwise
+from threading import Thread
 from urllib.parse import urlsplit
 
 from rich.console import Console, Group
@@ -23,7 +25,7 @@ from engine.telemetry.histogram import quantile
 from engine.telemetry.history import DATA, PERCENTILES
 
 LEVELS = "▁▂▃▄▅▆▇█"
-TIMEOUT = 10  # seconds that a server may take for its answer
+TIMEOUT = 10  # seconds that a server may take for its whole answer
 SOMETHING_ELSE = "answers something else than a dashboard's data"
 COLOURS = {"output": "cyan", "running": "green", "waiting": "yellow", "batch": "magenta", "kv": "blue"}
 
@@ -33,22 +35,35 @@ class NoAnswer(Exception):
 
 
 def read(url: str) -> dict:
-    """One answer of the server at `url`. Raises NoAnswer."""
+    """One answer of the server at `url`, within TIMEOUT. Raises NoAnswer."""
     address = url.rstrip("/") + DATA
+    content = Future[bytes]()
+    # urllib's own timeout is for each read of the socket, and there may be reads without end.
+    Thread(target=_fetch, args=(address, content), daemon=True).start()
     try:
-        local = is_this_machine(urlsplit(address).hostname)
-        opener = urllib.request.build_opener(*[urllib.request.ProxyHandler({})] if local else [])
-        with opener.open(address, timeout=TIMEOUT) as response:
-            answer = parse_json(ByteLimit().take(response.read(MAX_ANSWER_BYTES + 1)))
+        answer = parse_json(content.result(TIMEOUT))
     except urllib.error.HTTPError as error:
         raise NoAnswer(
             f"{address} answers {error.code}: it has no dashboard, or not under this name"
         ) from error
+    except TimeoutError as error:
+        raise NoAnswer(f"{address} has not answered in {TIMEOUT} s") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise NoAnswer(f"{address}: {getattr(error, 'reason', error)}") from error
     if not isinstance(answer, dict) or "seconds" not in answer:
         raise NoAnswer(f"{address} {SOMETHING_ELSE}")
     return answer
+
+
+def _fetch(address: str, content: Future[bytes]) -> None:
+    """The body of its answer, or what is raised for it."""
+    try:
+        local = is_this_machine(urlsplit(address).hostname)
+        opener = urllib.request.build_opener(*[urllib.request.ProxyHandler({})] if local else [])
+        with opener.open(address, timeout=TIMEOUT) as response:
+            content.set_result(ByteLimit().take(response.read(MAX_ANSWER_BYTES + 1)))
+    except Exception as error:
+        content.set_exception(error)
 
 
 def growth(column: Sequence[float]) -> list[float]:

@@ -82,7 +82,7 @@ class EngineThread:
 
     def health(self) -> bool:
         """Whether the step loop is running."""
-        return self._running and self._thread is not None and self._thread.is_alive()
+        return self._is_running()
 
     async def generate(self, prompt: Prompt, params: SamplingParams, request_id: str, **options) -> Reader:
         """Outputs of one request as they grow. It is checked now, and queued when the first output is asked
@@ -124,6 +124,9 @@ class EngineThread:
                 done.set_result(function())
             except Exception as error:
                 done.set_exception(error)
+            except BaseException as error:  # it ends the thread
+                done.set_exception(EngineError(_error_text(error)))
+                raise
 
         with self._lock:
             self._command(call)
@@ -161,14 +164,19 @@ class EngineThread:
     def _command(self, function: Callable[..., None], *arguments: object) -> None:
         """Have the engine's thread call it. Raises EngineError: there is no such thread any more."""
         with self._lock:
-            if not self._running:
+            if not self._is_running():
                 raise EngineError("the engine is not running")
             self._commands.put(lambda: function(*arguments))
+
+    def _is_running(self) -> bool:
+        """In this process: a fork does not copy the thread."""
+        return self._running and self._thread is not None and self._thread.is_alive()
 
     # From here on, everything runs in the engine's thread.
 
     def _run(self) -> None:
         """The step loop: take in what came, step, hand out; sleep when there is nothing to do."""
+        died: BaseException | None = None
         try:
             while not self._stopping:
                 try:
@@ -179,18 +187,34 @@ class EngineThread:
                 except Exception as error:
                     logger.exception("the engine failed outside a step's forward pass")
                     self._fail_all(error)
-        finally:
-            with self._lock:
-                self._running = False
-            # No command can come any more. Those that have come are heard, then whoever is left is told.
+        except BaseException as error:  # such as SystemExit: nobody asked for this end
+            logger.critical("the engine's thread has died", exc_info=True)
+            died = error
+        with self._lock:
+            self._running = False
+        self._end(died)
+
+    def _end(self, died: BaseException | None) -> None:
+        """No command can come any more. Those that have come are heard, then whoever is left is told: by a
+        last output ("abort"), or of the error that the thread `died` of.
+        """
+        while not self._commands.empty():
             try:
-                while not self._commands.empty():
-                    self._commands.get()()
-                for request_id in self.engine.unfinished_request_ids():
-                    self._abort(request_id)
-            finally:  # also if that fails: nobody may wait for ever
-                self._give_up("the engine has ended")
-                self._mailboxes.clear()
+                self._commands.get()()
+            except BaseException as error:
+                logger.critical("the engine failed while it ended", exc_info=True)
+                died = died or error
+        try:
+            if died:
+                self._fail_all(died)
+            for request_id in self.engine.unfinished_request_ids():
+                self._abort(request_id)
+        except BaseException as error:
+            logger.critical("the engine failed while it ended", exc_info=True)
+            died = died or error
+        # Also if that failed: nobody may wait for ever.
+        self._give_up(f"the engine has ended: {_error_text(died)}" if died else "the engine has ended")
+        self._mailboxes.clear()
 
     def _stop(self) -> None:
         self._stopping = True
@@ -203,6 +227,9 @@ class EngineThread:
             if isinstance(error, ParameterError):
                 self.engine.listeners.tell("on_reject", request_id, error)
             self._send({mailbox: error})
+        except BaseException as error:  # it ends the thread
+            self._send({mailbox: EngineError(_error_text(error))})
+            raise
 
     def _abort(self, request_id: str, mailbox: Mailbox | None = None) -> None:
         """Abort a request; with `mailbox`, only if it is that reader's still: names are used again."""
@@ -233,10 +260,14 @@ class EngineThread:
                     self._mailboxes.pop(request_id)
                     self.engine.abort_request(request_id)
 
-    def _fail_all(self, error: Exception) -> None:
+    def _fail_all(self, error: BaseException) -> None:
         """What cannot be pinned on one request ends all of them; the engine goes on empty."""
         for request_id in self.engine.unfinished_request_ids():
             output = self.engine.abort_request(request_id)
             assert output is not None  # it is unfinished
-            output.error = f"{type(error).__name__}: {error}"
+            output.error = _error_text(error)
             self._deliver([output])
+
+
+def _error_text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -6,10 +6,13 @@ no threads.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
+
+import torch
 
 from engine.decoding.outputs import CompletionOutput, FinishReason, Logprobs, RequestOutput, Snapshot
 from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
@@ -87,6 +90,7 @@ class LLMEngine:
         self.supports, self.adapters, self.capabilities = supports, adapters, list(capabilities)
         self._asked: dict[str, Submission] = {}  # by request id, until it has finished
         self._steps = self._empty_steps = 0
+        self._process = os.getpid()
 
     def make_requests(
         self,
@@ -100,8 +104,10 @@ class LLMEngine:
     ) -> list[Request]:
         """The n samples of one request, checked but not queued; safe to call from any thread.
 
-        Raises ParameterError for a field or a prompt that is refused.
+        Raises ParameterError for a field or a prompt that is refused, and RuntimeError in a forked process,
+        where a step would hang.
         """
+        _refuse_forked(self._process)
         params = params or SamplingParams()
         refuse_unsupported(params, self.supports)
         refuse_unknown_tokens(params, self.config.vocab_size)
@@ -328,6 +334,18 @@ class LLMEngine:
             first.num_cached_tokens,
             error,
             first.stats,
+        )
+
+
+def _refuse_forked(process: int) -> None:
+    """A fork copies one thread. The others, with which PyTorch and our C compute, would be waited for. So an
+    engine made in `process` computes with one thread in another. Raises RuntimeError.
+    """
+    if os.getpid() != process and torch.get_num_threads() > 1:
+        raise RuntimeError(
+            "this process was forked from the one that made the engine, without the threads that compute. "
+            'Start processes with multiprocessing.get_context("spawn"), or compute with one thread here: '
+            "torch.set_num_threads(1)"
         )
 
 

@@ -19,9 +19,9 @@ def prompt_token_ids(
     """Token ids of a text, or the given ids once each is known to the model. `add_special_tokens`: those that
     the tokenizer puts around every text; a chat template writes its own (Part 14). `guard`: as in `encode`.
 
-    Raises ParameterError (field `prompt`): empty, too long to leave room for one token, an id out of range,
-    or text that is not Unicode. What is too long is refused before it is worked on: a text so long that no
-    tokenizing could make it fit costs nothing.
+    Raises ParameterError (field `prompt`): empty, too long to leave room for one token, an id out of range
+    (a tokenizer may have more tokens than the model), or text that is not Unicode. What is too long is
+    refused before it is worked on: a text so long that no tokenizing could make it fit costs nothing.
     """
     if not isinstance(prompt, str):
         _check_length(len(prompt), config)
@@ -41,6 +41,13 @@ def prompt_token_ids(
     except ValueError as error:
         raise ParameterError("prompt", f"prompt: {error}") from None
     _check_length(len(token_ids), config)
+    if (largest := max(token_ids)) >= config.vocab_size:
+        text = tokenizer.decode([largest])
+        raise ParameterError(
+            "prompt",
+            f"prompt has {text!r:.80}, which this model does not know: its token id is {largest}; "
+            f"accepted are 0 to {config.vocab_size - 1}",
+        )
     return token_ids
 
 

@@ -18,12 +18,12 @@ class StaticScheduler(Queues):
         self.max_num_seqs = max_num_seqs
 
     def schedule(self) -> Step | None:
-        """Packed prompts first, then one token each per step. None: nothing to do.
+        """Packed prompts first, then one token each per step. None: nothing to do, or a running request has
+        no room for its next token. The engine then fails the oldest, so that the others can go on.
 
         When nobody runs, a batch is filled from the queue until its places or the cache are full; until its
         last request has ended, nobody joins it. A step takes all that each running request lacks, after
-        making room for it, drafts included; one that lacks nothing is left out. Raises MemoryError, with the
-        request's id, when the cache has no room in mid-story.
+        making room for it, drafts included; one that lacks nothing is left out.
         """
         if not self.running:
             while self.waiting and len(self.running) < self.max_num_seqs and self.admit_next():
@@ -33,7 +33,7 @@ class StaticScheduler(Queues):
             new = request.num_tokens_to_compute
             total = request.num_computed_tokens + new
             if not self.cache.reserve(request, total):
-                raise MemoryError(f"no room for {total} tokens of request {request.id}")
+                return None
             if new:
                 work.append((request, new))
         return self.take(work) if work else None

@@ -20,7 +20,16 @@ from engine.decoding.prompts import Prompt
 from engine.server import errors, responses, sse
 from engine.server.backend import Backend, OutputStream
 from engine.server.errors import RequestError, as_request_error
-from engine.server.gates import ApiKey, BodyLimit, KnownHost, RequestId, RequestLimit, host_names, others_turn
+from engine.server.gates import (
+    ApiKey,
+    BodyLimit,
+    Head,
+    KnownHost,
+    RequestId,
+    RequestLimit,
+    host_names,
+    others_turn,
+)
 from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS, TURN_SECONDS
 from engine.server.protocol import Body, CompletionRequest, Completions
 
@@ -70,6 +79,7 @@ def create_app(
 
     # The one added last is passed first.
     open_paths = OPEN_PATHS | set(open_paths)
+    app.add_middleware(Head)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(RequestLimit, limit=max_requests, open_paths=open_paths)
     if api_key:

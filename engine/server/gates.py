@@ -84,6 +84,27 @@ class KnownHost:
         await RequestError(400, message, code="unknown_host").response()(scope, receive, send)
 
 
+class Head:
+    """Answers HEAD wherever GET is answered, with its headers: load balancers ask so. The server leaves the
+    body out. A 405 says that it is allowed. Source: RFC 9110, 9.3.2.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def allowing(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 405:
+                headers = MutableHeaders(scope=message)
+                if headers.get("allow") == "GET":
+                    headers["allow"] = "GET, HEAD"
+            await send(message)
+
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self.app(scope, receive, allowing)
+
+
 class ApiKey:
     """Wants `Authorization: Bearer <key>` on every path but the open ones, of WebSockets too."""
 

@@ -13,6 +13,8 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from http import HTTPStatus
 from typing import cast
 
 import h11
@@ -20,6 +22,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from engine.server.errors import RequestError
 from engine.server.limits import (
     MAX_BYTES_AHEAD,
     MAX_CHUNKS,
@@ -59,19 +62,34 @@ def max_connections() -> int:
     return max(1, min(MAX_CONNECTIONS, files() - BATCHES * backlog() - FILES_FOR_OTHERS))
 
 
-class ChunkLimit(h11.Connection):
-    """h11's, but a body may have MAX_CHUNKS chunks."""
+class StrictConnection(h11.Connection):
+    """h11's, but a body has one length and at most MAX_CHUNKS chunks; and what is wrong is remembered."""
+
+    error: h11.RemoteProtocolError | None = None  # why the request cannot be read
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """Against bodies in crumbs: a megabyte in chunks of a byte keeps all others waiting for seconds."""
-        event = super().next_event()
+        """Raises h11.RemoteProtocolError."""
+        try:
+            event = super().next_event()
+            self._check(event)
+        except h11.RemoteProtocolError as error:
+            self.error = error
+            raise
+        return event
+
+    def _check(self, event: h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]) -> None:
+        """Against bodies in crumbs: a megabyte in chunks of a byte keeps all others waiting for seconds. And
+        against a body that ends in two places: a proxy may believe in the other one, and take what is behind
+        it for somebody else's request (RFC 9112, 6.1).
+        """
         if isinstance(event, h11.Request):
             self._chunks = 0
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding say two lengths")
         elif isinstance(event, h11.Data) and event.chunk_start:
             self._chunks += 1
             if self._chunks > MAX_CHUNKS:
                 raise h11.RemoteProtocolError(f"a body has more than {MAX_CHUNKS} chunks")
-        return event
 
 
 class PatientProtocol(H11Protocol):
@@ -81,7 +99,7 @@ class PatientProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Against clients that connect and say nothing: each has a deadline, and all have a number."""
-        self.conn = ChunkLimit(h11.SERVER)
+        self.conn = StrictConnection(h11.SERVER)
         super().connection_made(transport)
         self._stalled: asyncio.TimerHandle | None = None
         self._wait_for_request()
@@ -108,13 +126,25 @@ class PatientProtocol(H11Protocol):
                 self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """Against nonsense behind a request: it ends the connection, and is not answered a second time."""
+        """What is no HTTP ends the connection, with an error in our shape, where uvicorn's is plain text.
+        Against nonsense behind a request: that is not answered a second time.
+        """
         if self.cycle:
             self.cycle.disconnected = True  # the route that is at its answer need not send it
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:
-            self.transport.close()
+            error = cast(StrictConnection, self.conn).error
+            assert error is not None  # uvicorn calls this where `next_event` has raised it
+            refusal = RequestError(error.error_status_hint, f"this is not a valid HTTP request: {error}")
+            response = refusal.response()
+            head = h11.Response(
+                status_code=response.status_code,
+                headers=[*response.raw_headers, (b"connection", b"close")],
+                reason=HTTPStatus(response.status_code).phrase,
+            )
+            with suppress(h11.LocalProtocolError):  # the answer to a HEAD has no body
+                for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
+                    self.transport.write(self.conn.send(event))
+        self.transport.close()
 
     def waits_for_client(self) -> bool:
         """Whether it is the client's turn: no request has arrived in full."""

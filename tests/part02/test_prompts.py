@@ -63,6 +63,15 @@ def test_the_longest_prompt_that_fits_is_accepted():
             prompt_token_ids(prompt, tokenizer, config(10))
 
 
+def test_a_token_of_the_tokenizer_that_the_model_does_not_have_is_refused_by_name():
+    """The model failed on it, in a step: a 500."""
+    tokenizer = Tokenizer(PLAIN, [], [AddedToken(256, "<tool>")])
+    assert prompt_token_ids("a tool", tokenizer, config(10))
+    with pytest.raises(ParameterError, match=r"'<tool>'.*token id is 256; accepted are 0 to 255") as caught:
+        prompt_token_ids("a<tool>b", tokenizer, config(10))
+    assert caught.value.field == "prompt"
+
+
 def test_ids_that_are_too_many_are_refused_before_each_is_looked_at():
     class Endless(list):
         def __len__(self):

@@ -3,6 +3,7 @@ that come at once. `/health` answers without reading what is sent.
 """
 
 import asyncio
+import json
 import logging
 import socket
 from contextlib import ExitStack, contextmanager, suppress
@@ -84,6 +85,39 @@ def test_what_is_no_http_closes_the_connection_and_is_no_error_of_the_server(url
     assert got.startswith(b"HTTP/1.1 ")
     assert got.count(b"HTTP/1.1 400") <= 1
     assert answer(url, b"GET /health HTTP/1.1\r\nconnection: close\r\n" + HOST + b"\r\n")
+
+
+BOTH = b"content-length: 5\r\ntransfer-encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "says"),
+    [
+        (b"GET /health HTTP/1.1\r\n\r\n", 400, "Host"),
+        (b"GET /health HTTP/1.1\r\n" + HOST + HOST + b"\r\n", 400, "multiple Host"),
+        (b"GET /health HTTP/1.1\r\n" + HOST + b"x: " + b"y" * 100_000, 431, "too long"),
+        (b"what is this\r\n\r\n", 400, "request line"),
+        (b"GET /health HTTP/1.1\r\n" + HOST + b"content-length: -1\r\n\r\n", 400, "Content-Length"),
+        (b"POST /v1/completions HTTP/1.1\r\n" + HOST + BOTH + b"\r\n{}", 400, "two lengths"),
+    ],
+    ids=["no host", "two hosts", "a huge header", "no request", "a negative length", "two lengths"],
+)
+def test_what_is_no_http_gets_an_error_in_our_shape_and_at_once(url, sent, status, says):
+    """It was uvicorn's plain text; and nothing at all for two lengths, while the body was waited for."""
+    head, _, body = answer(url, sent).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"content-type: application/json" in head.lower()
+    assert b"connection: close" in head.lower()
+    error = json.loads(body)["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert says in error["message"]
+
+
+def test_a_head_that_is_no_http_has_no_body_and_no_traceback(url):
+    got = answer(url, b"HEAD /health HTTP/1.1\r\n" + HOST + BOTH + b"\r\n")
+    assert got.startswith(b"HTTP/1.1 400 ")
+    assert got.endswith(b"\r\n\r\n")
 
 
 def test_who_asks_for_a_websocket_is_answered_in_http(url):

@@ -32,6 +32,36 @@ def test_a_model_name_may_have_a_slash():
         ]
 
 
+@pytest.mark.parametrize(
+    "path", ["/health", "/v1/models", "/v1/models/script", "/v1/models/gpt-9", "/openapi.json", "/extra"]
+)
+def test_head_is_answered_wherever_get_is(path):
+    """It was a 405, by which a load balancer takes a server for dead."""
+
+    def extension(app, _):
+        @app.get("/extra")
+        async def extra():
+            return {"a page": "of a later part"}
+
+    with client_of(ScriptedBackend(), extensions=[extension], api_key="secret") as client:
+        key = {"authorization": "Bearer secret"}
+        get, head = (client.request(method, path, headers=key) for method in ("GET", "HEAD"))
+        changing = ("date", "x-request-id")
+        same = [{k: v for k, v in answer.headers.items() if k not in changing} for answer in (get, head)]
+        assert same[0] == same[1]
+        assert (head.status_code, head.content) == (get.status_code, b"")
+        without_key = {answer.status_code for answer in (client.get(path), client.head(path))}
+        assert without_key == {200 if path == "/health" else 401}
+        wrong = client.post(path, headers=key)
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD")
+
+
+def test_head_is_not_allowed_where_get_is_not():
+    with client_of(ScriptedBackend()) as client:
+        answer = client.head("/v1/completions")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
 def test_no_page_of_the_framework_brings_scripts_from_another_host():
     with client_of(ScriptedBackend()) as client:
         assert [client.get(path).status_code for path in ("/docs", "/redoc")] == [404] * 2

@@ -296,8 +296,7 @@ def test_who_waits_for_a_turn_between_two_steps_is_told_of_the_end(engine, gate,
     assert not called, "who was told that it will not happen must not find it done"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_nobody_waits_for_ever_for_an_engine_that_fails_while_it_ends(fake_engine):
+def test_nobody_waits_for_ever_for_an_engine_that_fails_while_it_ends(fake_engine, caplog):
     gate = Gate(FakeForward(BlockCache(64, 16)))
     engine = EngineThread(fake_engine(cache=gate.forward.cache, forward=gate), "fake")
     engine.start()
@@ -310,13 +309,77 @@ def test_nobody_waits_for_ever_for_an_engine_that_fails_while_it_ends(fake_engin
         await until(lambda: gate.entered, asked)
         engine._command(engine._stop)
         engine._command(fail)
+        behind = asyncio.create_task(ask(engine, "there", GREEDY, "b"))
+        await until(lambda: engine._commands.qsize() == 3, behind)
         gate.open()
-        with pytest.raises(EngineError, match="the engine has ended"):
-            await asyncio.wait_for(asked, DEADLINE)
+        for told in (asked, behind):
+            with pytest.raises(EngineError, match="who was that"):
+                await asyncio.wait_for(told, DEADLINE)
 
-    asyncio.run(run())
+    with caplog.at_level(logging.CRITICAL):
+        asyncio.run(run())
     engine.stop()
-    engine.engine.abort_request("a")
+
+
+DEATHS = [SystemExit(3), KeyboardInterrupt("a signal"), "abort"]
+
+
+@pytest.mark.parametrize("death", DEATHS, ids=lambda death: str(death))
+def test_an_engine_whose_thread_dies_is_an_error_to_all_who_read_and_all_who_come(
+    fake_engine, caplog, monkeypatch, death
+):
+    """It was the last output of an abort, as if somebody had wished it."""
+    cache = BlockCache(64, 16)
+    gate = Gate(FakeForward(cache))
+    engine = EngineThread(fake_engine(cache=cache, forward=gate), "fake")
+    llm_engine, abort = engine.engine, engine.engine.abort_request
+    if isinstance(death, BaseException):
+        gate.forward.fail_at[2] = death  # past LLMEngine, which takes an Exception only
+    else:  # an error outside a step's forward pass, and none of its requests can be ended
+
+        def fail(*_) -> None:
+            raise ZeroDivisionError(death)
+
+        monkeypatch.setattr(llm_engine, "land", fail)
+        monkeypatch.setattr(llm_engine, "abort_request", fail)
+
+    async def run():
+        engine.start()
+        asked = [asyncio.create_task(ask(engine, name, GREEDY, name)) for name in "ab"]
+        await until(lambda: gate.entered, *asked)
+        behind = asyncio.create_task(engine.between_steps(lambda: gate.forward.steps))
+        gate.open()
+        for told in asked:
+            with pytest.raises(EngineError, match=str(death)):
+                await asyncio.wait_for(told, DEADLINE)
+        await asyncio.wait([behind], timeout=DEADLINE)  # before the end, or told of it
+        assert behind.done()
+        await until(lambda: not engine.health())
+        with pytest.raises(EngineError, match="not running"):
+            await ask(engine, "late", GREEDY, "c")
+
+    with caplog.at_level(logging.CRITICAL):
+        asyncio.run(run())
+    assert "the engine's thread has died" in caplog.text, "the operator finds it in the log"
+    engine.stop()
+    for name in "ab":
+        abort(name)
+
+
+@pytest.mark.parametrize("where", ["queued", "between two steps"])
+def test_who_meets_the_end_of_the_thread_in_a_command_is_told(engine, caplog, monkeypatch, where):
+    def leave(*_) -> None:
+        raise SystemExit("enough")
+
+    async def run():
+        monkeypatch.setattr(engine.engine, "add", leave)
+        asked = ask(engine, "hello", GREEDY, "a") if where == "queued" else engine.between_steps(leave)
+        with pytest.raises(EngineError, match="enough"):
+            await asyncio.wait_for(asked, DEADLINE)
+        await until(lambda: not engine.health())
+
+    with caplog.at_level(logging.CRITICAL):
+        asyncio.run(run())
 
 
 def test_a_closed_loop_keeps_no_other_reader_from_being_told_of_the_end(fake_engine):

@@ -1,5 +1,6 @@
 """The engine as the server's backend: many users, one queue."""
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -121,6 +122,28 @@ def test_a_client_that_leaves_frees_its_memory_and_the_next_one_is_served(
     assert served.json()["choices"][0]["text"] == alone(PROMPTS[1], GREEDY).text
     steps = 3 + len(alone(PROMPTS[1], GREEDY).token_ids)
     assert len(recorder.records) == steps, "the one who left had another step after the one under way"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_death_of_the_engines_thread_is_a_500_or_an_event_and_health_says_so(
+    fake_engine, caplog, monkeypatch, stream
+):
+    """It was a 200 with the finish reason "abort"."""
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    backend = EngineThread(fake_engine(), "m")
+    monkeypatch.setattr(backend.engine, "step", leave)
+    body = ASK | {"prompt": "one", "stream": stream}
+    with caplog.at_level(logging.CRITICAL), serve(create_app(backend)) as url, http(url) as client:
+        for _ in range(2):  # who reads meanwhile, and who comes later
+            answer = client.post("/v1/completions", json=body)
+            assert answer.status_code == (200 if stream else 500), answer.text
+            assert '"code":"engine_error"' in answer.text
+            assert "abort" not in answer.text
+        assert client.get("/health").status_code == 503
+    assert not backend.engine.has_unfinished_requests()
 
 
 def test_health_is_that_of_the_step_loop(fake_engine):

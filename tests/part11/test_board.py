@@ -4,7 +4,7 @@ import io
 import math
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from fastapi import FastAPI
@@ -176,6 +176,35 @@ def test_what_is_no_http_is_no_answer(sent):
         with pytest.raises(NoAnswer):
             read(f"http://127.0.0.1:{server.getsockname()[1]}")
         saying.join()
+
+
+@pytest.mark.parametrize(
+    ("begin", "go_on"),
+    [(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"HTTP/1.1 200 OK\r\ncontent-length: 99999\r\n\r\n", b" ")],
+    ids=["100 Continue without end", "a body that drips"],
+)
+def test_an_answer_that_does_not_end_in_time_is_none(monkeypatch, begin, go_on):
+    """Each read of the socket was in time: it was waited for as long as the server went on."""
+    monkeypatch.setattr(board_module, "TIMEOUT", 0.5)
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def say() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.recv(1000)
+                connection.sendall(begin)
+                while not over.wait(0.01):
+                    connection.sendall(go_on)
+
+        saying = threading.Thread(target=say)
+        saying.start()
+        try:
+            with pytest.raises(NoAnswer, match=r"has not answered in 0\.5 s"):
+                read(f"http://127.0.0.1:{server.getsockname()[1]}")
+        finally:
+            over.set()
+            saying.join()
 
 
 def test_an_answer_without_end_is_read_up_to_a_bound(monkeypatch):

@@ -77,6 +77,15 @@ def test_they_are_open_when_a_key_is_set_and_nothing_else_is(server):
     assert client.get("/metrics/").status_code in (401, 404)
 
 
+def test_who_asks_for_the_head_of_a_page_gets_no_more(server):
+    client = server()
+    for path in OPEN_PATHS:
+        get, head = client.get(path), client.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == get.headers["content-type"]
+        assert int(head.headers["content-length"]) > 0
+
+
 def test_whoever_asks_under_another_name_is_turned_away(server):
     client = server(allowed_hosts=["127.0.0.1"])
     for path in OPEN_PATHS:

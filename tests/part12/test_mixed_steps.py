@@ -133,6 +133,27 @@ def test_who_comes_back_alone_is_not_read_from_its_old_copy():
     )
 
 
+def test_an_old_copy_is_not_used_once_others_have_written_where_it_was_made_of():
+    """Its name is used again, and its places: a prompt got the keys of another one."""
+    cache, a = paged(4), sequence("a", range(1, 9))
+    a.num_computed_tokens = cache.begin(a)
+    step(cache, (a, 3))
+    admitted(cache, sequence("other", [50, 51]))
+    step(cache, (a, 5))
+    old = table(cache, a)
+    cache.release(a)
+    admitted(cache, sequence("third", [60, 61]))
+    writers = [admitted(cache, sequence(name, range(n, n + 4))) for name, n in (("b", 100), ("c", 200))]
+    first, second = sorted(writers, key=lambda seq: table(cache, seq) != old[:1])
+    for seq in (second, first):
+        cache.release(seq)
+    a = sequence("a", [*first.token_ids, 7])
+    a.num_computed_tokens = cache.begin(a)
+    mean = step(cache, (a, 1)).item()
+    assert (table(cache, a), cache.hit_tokens) == (old, 4), "found in a block of its old table"
+    assert abs(mean - sum(a.token_ids) / 5) < 1e-4
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("leave", ["release", "preempt"])
 def test_a_nan_left_in_a_page_reaches_neither_its_next_owner_nor_a_neighbour(dtype, leave):

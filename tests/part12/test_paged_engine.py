@@ -184,6 +184,20 @@ def test_other_schedulers_run_on_pages_too(make):
     assert_idle(engine)
 
 
+def test_a_static_batch_that_pages_do_not_suffice_for_ends_nevertheless():
+    """Two stories fit at their beginning, and one at its end: 38 of 50 steps raised a MemoryError."""
+    cache = WatchedCache(TWO_LAYERS, 8, 4)
+    engine = fake_engine(cache)
+    engine.scheduler = StaticScheduler(cache, 4)
+    asked = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    for name in "ab":
+        engine.add_request(name, f"story {name}", asked)
+    done = run_to_end(engine)
+    assert "no room for the" in done["a"].error
+    assert done["b"].outputs[0].token_ids == told_alone("story b", asked).token_ids
+    assert_idle(engine)
+
+
 def test_twenty_requests_run_in_the_memory_of_five():
     """As contiguous slots, each as long as the model sees, it would hold five."""
     cache = WatchedCache(TWO_LAYERS, 5 * CONFIG.max_positions // 8, 8)

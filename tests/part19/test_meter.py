@@ -1,5 +1,7 @@
 """Who gets a step's time, event by event, on a clock of the test's own."""
 
+from concurrent.futures import ThreadPoolExecutor, wait
+
 import pytest
 
 from engine.telemetry.shares import Weights
@@ -48,6 +50,28 @@ def test_a_step_is_shared_by_work_not_by_heads(played):
     played.arrive(0, long, short)
     played.step(0, 4, {long: 30, short: 10})
     assert (paid(long), paid(short)) == ({"input": 3}, {"input": 1}), "30 tokens and 10: three to one"
+
+
+def test_each_sample_of_a_request_pays_for_its_own_work(played):
+    first, second, other = Asked("a/0", request_id="a"), Asked("a/1", request_id="a"), Asked("b")
+    played.arrive(0, first, second, other)
+    played.step(0, 3, dict.fromkeys((first, second, other), 10))
+    assert (paid(first), paid(other)) == ({"input": 2}, {"input": 1}), (
+        "two samples of a request beside another one, all alike: two thirds and one third"
+    )
+
+
+def test_a_step_waits_while_somebody_reads(played):
+    one = Asked("a")
+    played.arrive(0, one)
+    with ThreadPoolExecutor(1) as pool:
+        with played.meter._lock:
+            step = pool.submit(played.step, 0, 4, {one: 10})
+            wait([step], timeout=0.2)
+            waits, charged = not step.done(), paid(one)
+        step.result()
+    assert (waits, charged) == (True, {}), "on_step holds the lock: a reader never sees half of a step"
+    assert paid(one) == {"input": 4}
 
 
 def test_the_last_nanosecond_is_given_out(played):

@@ -1,14 +1,22 @@
-"""Schemathesis against `ruvon serve`: requests made from /openapi.json, right and wrong ones, by thousands.
+"""`ruvon serve` under bodies that a fuzzer draws.
 
-It judges that no answer is a 500, that none is late, that each has a status, a content type, headers and a
-body that /openapi.json describes, and that what the description forbids is refused. Its settings are in
-fuzz/schemathesis.toml.
+Schemathesis makes requests from /openapi.json, right and wrong ones, by thousands. It judges that no answer
+is a 500, that none is late, that each has a status, a content type, headers and a body that /openapi.json
+describes, and that what the description forbids is refused. Its settings are in fuzz/schemathesis.toml.
+
+What no schema tells is drawn here: numbers of 5,000 digits, half characters, markup and templates in a text,
+names that lead out of a folder, JSON that is broken or is none, on every route that takes a POST.
 """
 
 import json
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from random import Random
+
+import httpx
 
 from engine.demo.server import served
 
@@ -32,3 +40,129 @@ def test_nothing_outside_the_published_schema_comes_back(tmp_path):
     cases = json.loads(report.read_text())["test_cases"]
     print(cases)
     assert cases["generated"] > 500, "nearly nothing was tried"
+
+
+# From here on, values are JSON as it is sent: much of it no program would write.
+TEMPLATE = json.dumps(
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}{% for i in range(10**9) %}x{% endfor %}"
+)
+NUMBERS = (
+    "-1", "0", "1", "1.5", "-0.0", "1e400", "1e-320", "NaN", "Infinity", "-Infinity", str(2**31), str(2**63),
+    str(2**64), "-" + str(2**63), "9" * 4000, "9" * 5000,
+)  # fmt: skip
+TEXTS = (
+    '""', '"a"', '"%s"' % ("x" * 300), '"../../etc/passwd"', '"a\\u0000b"', '"\\ud800"', '"\\ufdd0"',
+    '"\\u202e\\u001b[31m"', '"<|user|>"', '"<|endoftext|>"', '"e%s"' % ("\\u0301" * 200), TEMPLATE,
+)  # fmt: skip
+LISTS = (
+    "[]", "[[]]", "[null]", '[""]', '["a","b","c","d","e"]', "[0]", "[4096]", "[-1]", "[1e3]", "[[0]]",
+    "[" * 500 + "]" * 500,
+)  # fmt: skip
+OBJECTS = (
+    "{}", '{"a":1}', '{"0":1}', '{"0":-100,"1":100}', '{"-1":1}', '{"9999999999":1}', '{"1_0":1}', '{"٣":1}',
+    '{"0":NaN}', '{"0":1e400}', '{"":1}', '{"type":"json_object"}', '{"include_usage":true}',
+    '{"a":' * 500 + "1" + "}" * 500,
+)  # fmt: skip
+ODD = ("null", "true", "false", *NUMBERS, *TEXTS, *LISTS, *OBJECTS)
+CONTENTS = (
+    "null", "[]", "5", '""', '[{"type":"text","text":"a"}]', json.dumps([{"type": "text"}] * 129),
+    '[{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}]', json.dumps("a" * 30_000), *TEXTS,
+)  # fmt: skip
+MESSAGES = [
+    *(f'[{{"role":"user","content":{content}}}]' for content in CONTENTS),
+    *(f'[{{"role":{role},"content":"x"}}]' for role in ('"tool"', '"system"', '"assistant"', '{"a":1}')),
+    *(
+        "[]",
+        "[{}]",
+        "[[]]",
+        '["hi"]',
+        '[{"role":"user"}]',
+        '[{"role":"user","content":"a","tool_calls":[1]}]',
+    ),
+]
+NAMES = tuple(map(json.dumps, (
+    "..", ".", "../poetry", "a/../poetry", "poetry/", "/etc", "poetry\0", "", "storyteller", "-a", "poetry@1",
+    "a" * 65, "POETRY", "poetry ", "\u200bpoetry", "%2e%2e", "poe\ntry",
+)))  # fmt: skip
+RIGHT = {
+    "n": ("1", "2", "3"), "temperature": ("0", "1", "2"), "stop": ('"a"', '["a","b"]'), "stream": ("true",),
+    "logprobs": ("0", "2", "true"), "top_logprobs": ("0", "3"), "echo": ("true",), "seed": ("1",),
+    "logit_bias": ('{"5":3}',), "prompt": ('["a","b"]', "[1,2]", "[[1],[2]]"), "max_tokens": ("0", "1"),
+    "prompt_logprobs": ("1",), "messages": MESSAGES, "lora_name": NAMES,
+}  # fmt: skip
+SAMPLING = (
+    "model", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "stop", "seed", "user",
+    "presence_penalty", "frequency_penalty", "logit_bias", "top_k", "min_p", "repetition_penalty",
+    "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
+    "priority", "cache_salt", "zzz", "__proto__", "__class__",
+)  # fmt: skip
+# A route's body that is right, and the fields that are drawn.
+ROUTES = {
+    "/v1/completions": (
+        {"model": '"storyteller"', "prompt": '"a"', "max_tokens": "2"},
+        (*SAMPLING, "prompt", "logprobs", "echo", "best_of", "suffix", "prompt_logprobs"),
+    ),
+    "/v1/chat/completions": (
+        {"model": '"storyteller"', "messages": '[{"role":"user","content":"hi"}]', "max_tokens": "2"},
+        (*SAMPLING, "messages", "max_completion_tokens", "logprobs", "top_logprobs", "response_format"),
+    ),
+    "/generate": ({"prompt": '"a"', "max_tokens": "2"}, ("prompt", "max_tokens", "temperature", "zzz")),
+    "/v1/load_lora_adapter": ({"lora_name": '"poetry"'}, ("lora_name", "lora_path", "load_inplace")),
+    "/v1/unload_lora_adapter": ({"lora_name": '"poetry"'}, ("lora_name", "lora_int_id")),
+}  # fmt: skip
+KINDS = (*["application/json"] * 9, "application/json; charset=utf-16", "text/plain", "application/x-json")
+DRAWN = 2000
+
+
+def drawn(random: Random, path: str) -> bytes:
+    """A body for this route: some of its fields are odd; one in twenty is broken."""
+    right, names = ROUTES[path]
+    fields = dict(right)
+    for _ in range(random.choice((1, 1, 1, 2, 3, 5))):
+        name = random.choice(names)
+        fields[name] = random.choice(RIGHT[name] if name in RIGHT and random.random() < 0.75 else ODD)
+    body = ("{" + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}").encode()
+    if random.random() < 0.05:
+        place = random.randrange(len(body))
+        body = random.choice((body[:place], body + body, body[:place] + b"\xff\x00{" + body[place:]))
+    return body
+
+
+def complaint(answer: httpx.Response) -> str:
+    """What is wrong with an answer; "" if nothing is."""
+    said = answer.text
+    if answer.status_code >= 500 or "engine_error" in said:
+        return "the server failed"
+    if str(Path(__file__).parents[2]) in said or "Traceback" in said:
+        return "it tells of this machine"
+    if answer.status_code < 400:
+        return ""
+    try:
+        error = answer.json()["error"]
+    except (ValueError, LookupError, TypeError):
+        return "the error has no shape"
+    if set(error) != {"message", "type", "param", "code"} or len(error["message"]) > 600:
+        return "the error has another shape"
+    return ""
+
+
+def test_odd_bodies_are_answered_or_refused_in_one_shape_and_leave_nothing_behind(tmp_path):
+    log, random, statuses, wrong = tmp_path / "server.log", Random(22), Counter(), []
+    flags = ("--max-model-len", "64", "--enable-lora", "--lora-dir", "adapters")
+    with served(log, "--model", "storyteller", *flags) as (url, _), httpx.Client(base_url=url) as client:
+        for _ in range(DRAWN):
+            path = random.choice((*ROUTES, "/v1/completions", "/v1/chat/completions"))
+            body = drawn(random, path)
+            answer = client.post(path, content=body, headers={"content-type": random.choice(KINDS)})
+            statuses[answer.status_code] += 1
+            if why := complaint(answer):
+                wrong.append((why, path, answer.status_code, body[:300], answer.text[:300]))
+        metrics = client.get("/metrics").text
+    left = re.findall(r"^vllm:(?:num_requests_\w+|kv_cache_usage_perc){.*} (.+)$", metrics, re.MULTILINE)
+    print(f"{DRAWN} requests: {dict(statuses)}, wrong {len(wrong)}; left behind: {left}")
+    assert not wrong, wrong[:3]
+    assert "Traceback" not in log.read_text()
+    assert left, "the metrics have other names"
+    assert set(map(float, left)) == {0.0}, "running, waiting, or held in the cache"
+    assert statuses[200] > DRAWN / 30, "nearly nothing was right"
+    assert statuses[400] > DRAWN / 2, "nearly nothing was odd"

@@ -216,9 +216,11 @@ def test_who_is_refused_is_told_when_to_come_again_and_is_served_then(server, al
 
 
 def of_a_request(module: str) -> bool:
-    """The dashboard keeps a point for each second, and the last step what it attended to."""
+    """The dashboard keeps a point for each second, and the last step what it attended to: of a sequence alone
+    its pages in one piece.
+    """
     return module.startswith("engine.") and not module.startswith(
-        ("engine.telemetry.history", "engine.attention")
+        ("engine.telemetry.history", "engine.attention", "engine.cache.alone")
     )
 
 
