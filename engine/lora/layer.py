@@ -34,10 +34,8 @@ class LoRALinear(Module):
         return self.rows.add(self.base(x), x, self.down, self.up)
 
     @torch.no_grad()
-    def put(self, slot: int, parts: tuple[Factors, ...], scale: float) -> None:
-        """Lay what an adapter says of this layer into a slot: zeros, if it has no parts for it. Ranks below
-        max_rank leave zeros behind.
-        """
+    def write(self, slot: int, parts: tuple[Factors, ...], scale: float) -> None:
+        """Copy an adapter's factors for this layer into a slot: zeros where it has none, and beyond its rank."""
         self.down[slot].zero_()
         self.up[slot].zero_()
         for i, factors in enumerate(parts):

@@ -122,8 +122,8 @@ def test_decode_steps_over_fixed_buffers_give_the_tokens_of_plain_steps(base, ad
 
     def told(engine, manager):
         for name in ("poetry", "business"):
-            key = load(manager, name, adapters[name], engine.config)
-            engine.add_request(name, "ab", three, adapter=key)
+            load(manager, name, adapters[name], engine.config)
+            engine.add_request(name, "ab", three, adapter=name)
         engine.add_request("base", "ab", three)
         done = run_to_end(engine)
         assert_idle(engine)
