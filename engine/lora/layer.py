@@ -35,7 +35,9 @@ class LoRALinear(Module):
 
     @torch.no_grad()
     def write(self, slot: int, parts: tuple[Factors, ...], scale: float) -> None:
-        """Copy an adapter's factors for this layer into a slot: zeros where it has none, and beyond its rank."""
+        """Copy an adapter's factors for this layer into a slot; where it has none, and beyond its rank, there
+        are zeros.
+        """
         self.down[slot].zero_()
         self.up[slot].zero_()
         for i, factors in enumerate(parts):

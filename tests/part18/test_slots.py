@@ -32,7 +32,7 @@ def test_free_slots_are_given_away_first_the_lowest_of_them():
     slots = slots_with(2)
     assert slots.assign("a", []) is True
     assert slots.assign("b", []) is True
-    assert slots.slot_of == {"a": 0, "b": 1}, "a free slot before one that somebody has"
+    assert slots.slot_of == {"a": 0, "b": 1}, "a free slot goes first, the lowest of them"
     slots.remove("a")
     assert slots.assign("c", [])
     assert slots.slot_of == {"b": 1, "c": 0}
