@@ -91,8 +91,8 @@ def main() -> None:
             round(1e3 * max(found[name]), 2),
         ]
         for what, name in {
-            "a swap, from files to the first token with it": "swap",
-            "of it the copy into the slot": "copy",
+            "a swap, from files to its first token": "swap",
+            "of it the copy": "copy",
             "pause between two tokens of a stream, with swaps": "with",
             "the same, without": "without",
         }.items()

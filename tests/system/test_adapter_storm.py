@@ -20,7 +20,9 @@ import pytest
 from engine import EngineArgs
 from engine.cli.serving import Service
 from engine.lora.adapter import Adapter
+from engine.server.deadline import HEADER
 from tests.part04.serving import http, serve, wait_until
+from tests.part06.fakes import Gate
 
 ADAPTERS = Path(__file__).parents[2] / "adapters"
 NAMES = ("poetry", "business")
@@ -38,9 +40,10 @@ class Server:
     client: httpx.Client
     folder: Path
 
-    def ask(self, model: str, words: str = "Dear", tokens: int = 8) -> httpx.Response:
-        body = {"model": model, "prompt": words, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        return self.client.post("/v1/completions", json=body)
+    def ask(self, model: str, words: str = "Dear", timeout: float = 60) -> httpx.Response:
+        """Eight tokens, greedily. `timeout`: seconds that the request gives itself."""
+        body = {"model": model, "prompt": words, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        return self.client.post("/v1/completions", json=body, headers={HEADER: str(timeout)})
 
     def text(self, model: str, *asked) -> str:
         answer = self.ask(model, *asked)
@@ -89,6 +92,30 @@ def all_at_once(*jobs: Callable[[], None]) -> None:
 def code(answer: httpx.Response) -> str | None:
     assert not KEY.search(answer.text), answer.text
     return None if answer.status_code == 200 else answer.json()["error"]["code"]
+
+
+@pytest.mark.parametrize("server", [1], indirect=True)
+def test_one_whose_time_is_over_while_it_waits_for_a_slot_leaves_nothing_behind(server):
+    """The only slot's request stands still meanwhile."""
+    engine = server.service.engine
+    assert [server.change("load", name).status_code for name in NAMES] == [200, 200]
+    gate = Gate(engine.executor.ways[-1], permits=1)
+    engine.executor.ways.insert(0, gate)
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            runs = pool.submit(server.text, "poetry")
+            wait_until(lambda: gate.entered == 2)
+            waits = pool.submit(server.ask, "business", timeout=2)
+            wait_until(lambda: not server.service.running._commands.empty())
+            gate.allow(1)
+            wait_until(lambda: [request.adapter for request in engine.scheduler.waiting] == ["business@2"])
+            answer = waits.result()
+            assert (answer.status_code, code(answer)) == (503, "queue_timeout")
+        finally:
+            gate.open()
+        engine.executor.ways.remove(gate)
+        assert runs.result() == server.text("poetry")
+    server.assert_nothing_is_left()
 
 
 def test_no_request_is_lost_while_one_name_is_swapped_in_place(server):
