@@ -98,15 +98,15 @@ def read_adapter(
             f"{file}: no such file{hint if (folder / 'adapter_model.bin').exists() else ''}"
         )
     targets, prefix = targets_of(config), architecture(config.model_type).PREFIX
-    adapted = _adapted_modules(file, settings, [outer + name for name in targets for outer in ("", prefix)])
+    adapted = _adapted_modules(file, settings, [lead + name for name in targets for lead in ("", prefix)])
     try:
         with safe_open(file, framework="pt") as tensors:
             names = list(tensors.keys())
             pairs = _read_pairs(file, tensors, settings, targets, prefix, adapted)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: truncated or not a safetensors file ({error})") from None
-    outer = prefix if any(name.startswith(WRAPPED + prefix) for name in names) else ""
-    _refuse_missing(file, pairs, targets, outer, adapted)
+    file_prefix = prefix if any(name.startswith(WRAPPED + prefix) for name in names) else ""
+    _refuse_missing(file, pairs, targets, file_prefix, adapted)
     # By our layers: where several of Hugging Face's are one here, each changes its own rows.
     layers: dict[str, tuple[Factors, ...]] = {}
     for module, pair in pairs.items():
@@ -166,16 +166,16 @@ def _refuse_missing(
     file: Path,
     pairs: dict[str, dict[str, Tensor]],
     targets: dict[str, Target],
-    outer: str,
+    file_prefix: str,
     adapted: set[str],
 ) -> None:
-    """Raises CheckpointError: a layer that the settings name has no tensors, or A without B. `outer`: what
-    this file's names have before the module's.
+    """Raises CheckpointError: a layer that the settings name has no tensors, or A without B. `file_prefix`:
+    what this file's names have before the module's.
     """
     for module in targets:
         missing = {"A", "B"} - pairs.get(module, {}).keys()
-        if missing and outer + module in adapted:
-            name = f"{WRAPPED}{outer}{module}.lora_{min(missing)}.weight"
+        if missing and file_prefix + module in adapted:
+            name = f"{WRAPPED}{file_prefix}{module}.lora_{min(missing)}.weight"
             raise CheckpointError(f"{file}: missing tensor {name!r}, though target_modules names it")
 
 

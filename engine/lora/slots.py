@@ -44,11 +44,11 @@ class AdapterSlots:
         Each rank takes a row of A and a column of B; and it does so for each part of a layer, where several
         of Hugging Face's layers are one here.
         """
-        parts = _parts_by_layer(model)
+        num_parts = _num_parts(model)
         numbers_per_rank = sum(
-            parts[name] * (layer.in_features + layer.out_features)
+            num_parts[name] * (layer.in_features + layer.out_features)
             for name, layer in model.named_modules()
-            if name in parts and isinstance(layer, LinearLayer)
+            if name in num_parts and isinstance(layer, LinearLayer)
         )
         bytes_per_number = next(model.parameters()).element_size()
         return self.max_loras * self.max_lora_rank * numbers_per_rank * bytes_per_number
@@ -59,14 +59,14 @@ class AdapterSlots:
         """
         like = next(model.parameters())
         self.rows, self.dtype = self._make_rows(like.device), like.dtype
-        parts = _parts_by_layer(model)
+        num_parts = _num_parts(model)
 
         def make(name: str, linear: nn.Module) -> nn.Module:
-            if name not in parts:
+            if name not in num_parts:
                 return linear
             assert isinstance(linear, LinearLayer)  # replace_linears hands over no other
             rows, rank = self.rows, self.max_lora_rank
-            self.layers[name] = LoRALinear(linear, rows, self.max_loras, parts[name], rank, like)
+            self.layers[name] = LoRALinear(linear, rows, self.max_loras, num_parts[name], rank, like)
             return self.layers[name]
 
         return replace_linears(model, make)
@@ -83,7 +83,7 @@ class AdapterSlots:
         is too high for any slot.
         """
         if adapter.rank > self.max_lora_rank:
-            raise ValueError(f"{key}: rank={adapter.rank}: at most {self.max_lora_rank} is accepted")
+            raise ValueError(f"rank={adapter.rank}: at most max_lora_rank={self.max_lora_rank} is accepted")
         self.adapters[key] = adapter
 
     def remove(self, key: str) -> None:
@@ -138,7 +138,7 @@ class AdapterSlots:
             layer.write(slot, adapter.layers.get(name, ()), adapter.scale)
 
 
-def _parts_by_layer(model: LanguageModel) -> Counter[str]:
+def _num_parts(model: LanguageModel) -> Counter[str]:
     """For each linear layer that may be adapted, by its name: how many of Hugging Face's layers are one in
     it.
     """

@@ -93,9 +93,10 @@ class Queues:
     def _first_with_slot(self) -> Request | None:
         """The first waiting request whose adapter has a slot, or that has no adapter; None: all wait for one.
 
-        Once a request waits for a slot, those behind it with adapters of the running requests keep it waiting
-        longer. They go first only if their rank is less than a level behind its own: in continuous batching,
-        if they came less than STEPS_PER_PRIORITY steps later. So it does not wait for ever.
+        As in vLLM, those behind a request that waits for a slot may go first. But each with an adapter of the
+        running requests makes it wait longer: such a one goes first only if its rank is less than a level
+        behind; in continuous batching, if it came less than STEPS_PER_PRIORITY steps later. So nobody waits
+        for ever.
         """
         if self._adapter_slots is None:
             return self.waiting[0]

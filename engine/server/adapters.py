@@ -33,7 +33,7 @@ from engine.server.limits import MAX_LOADS
 from engine.server.protocol import Fields, Name, SamplingFields
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-ACCEPTED = "letters, digits, '.', '_' and '-' are accepted, 64 at most, a letter or a digit first"
+NAME_RULE = "letters, digits, '.', '_' and '-' are accepted, 64 at most, a letter or a digit first"
 STATUS = {"already_loaded": 400, "not_loaded": 404}
 
 
@@ -62,7 +62,7 @@ class AdapterEngine(EngineThread):
         files).
         """
         if not NAME.fullmatch(name) or name == self.name:
-            why = "that is the base model" if name == self.name else ACCEPTED
+            why = "that is the base model" if name == self.name else NAME_RULE
             raise ValueError(f"lora_name={name!r}: {why}")
         slots = self.manager.slots
         return read_adapter(folder, self.engine.config, slots.max_lora_rank, slots.dtype)
@@ -125,7 +125,7 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
                 )
                 raise RequestError(400, message, param="lora_path")
             if not NAME.fullmatch(name):  # before anything is looked up by it
-                raise RequestError(400, f"lora_name={name!r}: {ACCEPTED}", param="lora_name")
+                raise RequestError(400, f"lora_name={name!r}: {NAME_RULE}", param="lora_name")
             _refuse_if_down(backend)
             source = folder / name
             if not source.is_dir():
@@ -138,7 +138,7 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
                 message = str(error).replace(str(source), name)
                 raise RequestError(400, message, "lora_name", "bad_adapter") from None
             except (ValueError, EngineError) as error:  # the name's or the manager's; or it has ended
-                raise _refused(error) from None
+                raise _refusal(error) from None
             return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
         @app.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
@@ -147,7 +147,7 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
             try:
                 await engine.unload_adapter(body.lora_name)
             except (AdapterError, EngineError) as error:
-                raise _refused(error) from None
+                raise _refusal(error) from None
             return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return extend
@@ -156,10 +156,10 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
 def _refuse_if_down(backend: Backend) -> None:
     """A backend that shuts down, or is stuck, says so itself (Part 15)."""
     if not backend.health():
-        raise _refused(EngineError("the engine has ended"))
+        raise _refusal(EngineError("the engine has ended"))
 
 
-def _refused(error: ValueError | EngineError) -> RequestError:
+def _refusal(error: ValueError | EngineError) -> RequestError:
     if isinstance(error, EngineError):
         return RequestError(503, str(error), code="engine_down")
     code = error.code if isinstance(error, AdapterError) else None

@@ -261,7 +261,7 @@ def test_parts_of_a_fused_layer_change_their_own_rows():
     """As query and value of a Llama; each part has a rank below the slot's."""
     torch.manual_seed(0)
     rows, linear = GroupedRows(), torch.nn.Linear(6, 9)
-    layer = LoRALinear(linear, rows, max_loras=2, parts=3, max_rank=4, like=linear.weight)
+    layer = LoRALinear(linear, rows, max_loras=2, num_parts=3, max_rank=4, like=linear.weight)
     query, value = (Factors(torch.randn(2, 6), torch.randn(3, 2), own) for own in (slice(0, 3), slice(6, 9)))
     layer.write(1, (query, value), scale=0.5)
     rows.fill([1], [0, 5])

@@ -39,6 +39,7 @@ class Server:
     service: Service
     client: httpx.Client
     folder: Path
+    before: list[Adapter]  # other tests' that were in memory
 
     def ask(self, model: str, words: str = "Dear", timeout: float = 60) -> httpx.Response:
         """Eight tokens, greedily. `timeout`: seconds that the request gives itself."""
@@ -66,12 +67,18 @@ class Server:
             if name in manager.key_of:
                 assert self.change("unload", name).status_code == 200
         assert manager.slots.adapters == manager.slots.slot_of == {}
-        gc.collect()
-        assert not [found for found in gc.get_objects() if type(found) is Adapter], "adapters in memory"
+        others = set(map(id, self.before))
+        assert not [adapter for adapter in in_memory() if id(adapter) not in others]
+
+
+def in_memory() -> list[Adapter]:
+    gc.collect()
+    return [found for found in gc.get_objects() if type(found) is Adapter]
 
 
 @pytest.fixture(params=[1, 2], ids=["one slot", "two slots"])
 def server(request, tmp_path) -> Iterator[Server]:
+    before = in_memory()
     for name in NAMES:
         shutil.copytree(ADAPTERS / name, tmp_path / name)
     args = EngineArgs(
@@ -79,7 +86,7 @@ def server(request, tmp_path) -> Iterator[Server]:
     )
     service = Service(args, lora_dir=tmp_path)
     with serve(service.app([], None, False, None)) as url, http(url) as client:
-        yield Server(service, client, tmp_path)
+        yield Server(service, client, tmp_path, before)
 
 
 def all_at_once(*jobs: Callable[[], None]) -> None:
