@@ -2,8 +2,9 @@
 
 Promises that a client never names a path: what it may load are folders of one folder that the operator named,
 by their own names; without that folder the two routes are not there. Neither route stops a stream: files are
-read in another thread, one adapter's at a time, into the host's memory, where every adapter stays that has a
-name. A load that finds MAX_LOADS before it is refused with a 429.
+read in another thread, one adapter's at a time, into the host's memory, where an adapter stays as long as it
+has a name or a request; the first step with it copies it into its slot. A load that finds MAX_LOADS before it
+is refused with a 429.
 
 A prompt has the adapter that its `model` names at the moment it is queued, to its end. One that comes while
 the name gets another adapter is answered with the old one or with the new one; one that comes while the name
