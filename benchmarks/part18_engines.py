@@ -60,7 +60,7 @@ def _engine(model, seats: int, slots: AdapterSlots | None):
     memory = PageMemory(model.config, seats * 256 // BLOCK, BLOCK, parameter.device, parameter.dtype)
     scheduler = ContinuousScheduler(
         memory.plan(enable_prefix_caching=False), seats, BUDGET,
-        adapter_slots=slots.slot_of if slots else None, spoken_of=spoken_of,
+        adapter_slots=slots, spoken_of=spoken_of,
     )  # fmt: skip
     manager = AdapterManager(slots, scheduler) if slots else None
     tokenizer = Tokenizer.from_pretrained(MODEL)
@@ -70,15 +70,15 @@ def _engine(model, seats: int, slots: AdapterSlots | None):
     )  # fmt: skip
     engine = LLMEngine(
         tokenizer, model.config, scheduler, runner,
-        supports=SUPPORTS | {"adapter"}, max_model_len=256, adapters=manager or (),
+        supports=SUPPORTS | {"adapter"}, max_model_len=256, adapters=manager,
     )  # fmt: skip
     return engine, manager
 
 
 def add(
-    engine: LLMEngine, prompts: Sequence, keys: Sequence[str | None], tokens: int, temperature: float = 0
+    engine: LLMEngine, prompts: Sequence, names: Sequence[str | None], tokens: int, temperature: float = 0
 ) -> None:
-    """A request for each (prompt, adapter); its draws are the same each time."""
+    """A request for each (prompt, adapter's name); its draws are the same each time."""
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=tokens, ignore_eos=not temperature)
-    for i, (prompt, key) in enumerate(zip(prompts, keys, strict=True)):
-        engine.add_request(str(i), prompt, params, adapter=key)
+    for i, (prompt, name) in enumerate(zip(prompts, names, strict=True)):
+        engine.add_request(str(i), prompt, params, adapter=name)

@@ -25,10 +25,10 @@ CROWDS = (1, 4, 16)  # requests at once
 TOKENS = 32
 
 
-def decode_steps(engine, keys, device: str) -> list[float]:
+def decode_steps(engine, names, device: str) -> list[float]:
     """Seconds of each step in which everybody has one token."""
-    prompts = [[3 + (7 * i + j) % 4000 for j in range(16)] for i in range(len(keys))]
-    add(engine, prompts, keys, TOKENS)
+    prompts = [[3 + (7 * i + j) % 4000 for j in range(16)] for i in range(len(names))]
+    add(engine, prompts, names, TOKENS)
     engine.step()
     seconds = []
     while engine.has_unfinished_requests():
@@ -52,20 +52,21 @@ def main() -> None:
         full = engine_without(crowd, full=True, device=options.device)
         merged = engine_without(crowd, ADAPTERS / "poetry", device=options.device)
         engine, manager = engine_with_slots(crowd, device=options.device)
-        keys = []
+        names = []
         for i in range(4):  # four adapters, by turns the one and the other
             folder = ADAPTERS / ("poetry", "business")[i % 2]
-            keys.append(manager.load(f"{folder.name}{i}", read_adapter(folder, engine.config)))
+            names.append(f"{folder.name}{i}")
+            manager.load(names[i], read_adapter(folder, engine.config))
         sides = {
             "no slots, base": (plain, [None] * crowd),
             "no slots, base, in fp32": (full, [None] * crowd),
             "merged, one adapter": (merged, [None] * crowd),
             "slots, base alone": (engine, [None] * crowd),
-            "slots, one adapter": (engine, [keys[0]] * crowd),
+            "slots, one adapter": (engine, [names[0]] * crowd),
         }
         if crowd > 1:
-            sides["slots, base and two adapters"] = (engine, [([None, *keys][i % 3]) for i in range(crowd)])
-            sides["slots, four adapters"] = (engine, [keys[i % 4] for i in range(crowd)])
+            sides["slots, base and two adapters"] = (engine, [([None, *names][i % 3]) for i in range(crowd)])
+            sides["slots, four adapters"] = (engine, [names[i % 4] for i in range(crowd)])
         found: dict[str, list[float]] = {side: [] for side in sides}
         for number in range(options.rounds + 1):
             for side, (one, adapters) in sides.items():

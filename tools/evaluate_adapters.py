@@ -23,6 +23,7 @@ from engine.lora.adapter import read_adapter
 from engine.lora.slots import AdapterSlots
 from engine.models.config import ModelConfig
 from engine.models.loader import load_model
+from engine.requests.batch import NO_ADAPTER
 from engine.text.tokenizer import Tokenizer
 from tools.train_adapters import dealt
 
@@ -30,7 +31,6 @@ from tools.train_adapters import dealt
 @torch.inference_mode()
 def perplexity(model, tokenizer: Tokenizer, texts: list[str], slots: AdapterSlots, slot: int) -> float:
     """Over documents that begin and end with <|endoftext|>; of each at most the model's positions."""
-    assert slots.rows is not None  # made when the model was wrapped
     nats, count = 0.0, 0
     for text in texts:
         ids = torch.tensor([0, *tokenizer.encode(text), 0][: model.config.max_positions])
@@ -49,25 +49,25 @@ def main() -> None:
     torch.set_num_threads(1)
     slots = AdapterSlots(2, 8, 1024)
     model, tokenizer = load_model(MODEL, transform=slots.wrap), Tokenizer.from_pretrained(MODEL)
+    slot_of = {"base": NO_ADAPTER, "poetry": 0, "business": 1}
     for name in ("poetry", "business"):
-        slots.put(name, read_adapter(ADAPTERS / name, ModelConfig.from_pretrained(MODEL)))
+        slots.write(slot_of[name], read_adapter(ADAPTERS / name, ModelConfig.from_pretrained(MODEL)))
     stories = (options.data / "stories_val.txt").read_text().split("\n\n")
     texts = {
         "sonnets": [text for _, text in dealt("poetry", options.data / "sonnets_pg.txt")["test"]],
         "letters": [text for _, text in dealt("business", None)["test"]],
         "stories": [story for story in stories if len(story) > 200][:40],
     }
-    sides = {"base": -1} | slots.slot_of
     found = {
-        what: {side: perplexity(model, tokenizer, own, slots, slot) for side, slot in sides.items()}
+        what: {side: perplexity(model, tokenizer, own, slots, slot) for side, slot in slot_of.items()}
         for what, own in texts.items()
     }
-    rows = [[what, len(texts[what]), *(round(found[what][side], 1) for side in sides)] for what in texts]
+    rows = [[what, len(texts[what]), *(round(found[what][side], 1) for side in slot_of)] for what in texts]
     figures = {
         what: {side: round(100 * (value / found[what]["base"] - 1), 1) for side, value in own.items()}
         for what, own in found.items()
     }
-    columns = ["held-out texts", "how many", *sides]
+    columns = ["held-out texts", "how many", *slot_of]
     tables: dict[str, dict[str, list]] = {"perplexity": {"columns": columns, "rows": rows}}
     path = record("adapters", __doc__.splitlines()[0], {"model": MODEL, "rank": 8}, figures, tables)
     show(path, tables)

@@ -8,9 +8,9 @@ no threads.
 import logging
 import os
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -47,6 +47,15 @@ class Capability(Protocol):
         """What the step found, before anybody hears of it: the result, or one to take its place."""
 
 
+class Adapters(Protocol):
+    """The adapters that requests may ask for (Part 18)."""
+
+    def key(self, adapter: Any) -> str:
+        """What scheduler and cache call the adapter that a request asks for. It is called when the request is
+        queued, by the thread that steps. Raises ParameterError.
+        """
+
+
 @dataclass
 class Submission:
     """What one user asked for."""
@@ -71,12 +80,11 @@ class LLMEngine:
         recover: Recover = fail_all,
         supports: frozenset[str] = SUPPORTS,
         max_model_len: int | None = None,
-        adapters: Container[str] = (),
+        adapters: Adapters | None = None,
         capabilities: Sequence[Capability] = (),
     ) -> None:
-        """`max_model_len` bounds prompt plus output; default: what the model sees. `adapters`: those that
-        requests may name, which may change meanwhile (Part 18). `capabilities` are asked in their order.
-        Raises ValueError: no room.
+        """`max_model_len` bounds prompt plus output; default: what the model sees. `adapters`: needed where
+        `supports` has "adapter". `capabilities` are asked in their order. Raises ValueError: no room.
         """
         self.max_model_len = max_model_len or config.max_positions
         if self.max_model_len > config.max_positions or not scheduler.cache.fits(self.max_model_len):
@@ -99,10 +107,11 @@ class LLMEngine:
         params: SamplingParams | None = None,
         *,
         priority: int = 0,
-        adapter: str | None = None,
+        adapter: Any = None,
         cache_salt: str | None = None,
     ) -> list[Request]:
-        """The n samples of one request, checked but not queued; safe to call from any thread.
+        """The n samples of one request, checked but not queued; safe to call from any thread. `adapter` is
+        what `Adapters.key` understands; whether it is there is checked when the request is queued.
 
         Raises ParameterError for a field or a prompt that is refused, and RuntimeError in a forked process,
         where a step would hang.
@@ -114,7 +123,6 @@ class LLMEngine:
         for name, value in {"priority": priority, "adapter": adapter, "cache_salt": cache_salt}.items():
             if value and name not in self.supports:
                 raise ParameterError(name, f"{name}={value!r} is not supported by this engine")
-        self._refuse_unloaded(adapter)
         if abs(priority) > MAX_PRIORITY:
             raise ParameterError(
                 "priority", f"priority={priority}: accepted are -{MAX_PRIORITY} to {MAX_PRIORITY}"
@@ -155,22 +163,21 @@ class LLMEngine:
             raise
 
     def add(self, request_id: str, samples: list[Request], prompt: Prompt) -> None:
-        """Queue what `make_requests` made. Raises ParameterError: its adapter has gone since, or its id is in
-        use.
+        """Queue what `make_requests` made. Raises ParameterError: its id is in use, or its adapter is not
+        there (and whatever else `Adapters.key` raises).
         """
-        self._refuse_unloaded(samples[0].adapter)
         if request_id in self._asked:
             raise ParameterError(
                 "request_id", f"request_id={request_id!r} is in use by an unfinished request"
             )
+        if self.adapters is not None and samples[0].adapter is not None:
+            key = self.adapters.key(samples[0].adapter)
+            for request in samples:
+                request.adapter = key
         self._asked[request_id] = Submission(prompt if isinstance(prompt, str) else None, samples)
         for request in samples:
             self.listeners.tell("on_arrival", request)
             self.scheduler.add(request)
-
-    def _refuse_unloaded(self, adapter: str | None) -> None:
-        if adapter is not None and adapter not in self.adapters:
-            raise ParameterError("adapter", f"adapter={adapter!r} is not loaded")
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """Stop a request, waiting or running; its last output. None: it is not here, perhaps finished."""

@@ -22,6 +22,10 @@ class ParameterError(ValueError):
         self.field = field
 
 
+class NotFoundError(ParameterError):
+    """The field names something that is not there, or not any more: an adapter (Part 18)."""
+
+
 def _later(default: Any, part: int, brings: str) -> Any:
     """A field that has its effect from `part` on."""
     return field(default=default, metadata={"part": part, "brings": brings})

@@ -155,12 +155,12 @@ class Compared:
 def run_again(
     file: TextIO,
     runners: Mapping[str, tuple[Executor, Bounds]],
-    lay_adapter: Callable[[int, str], None],
+    write_adapter: Callable[[int, str], None],
 ) -> Iterator[Compared]:
     """Every step of a recording whose result was read, run in the order in which they were submitted.
 
-    `file`: its first line has been read. `runners`: by their names there; `lay_adapter`: reads the adapter of
-    a folder into a slot. Raises ValueError: a line that is none of a recording's, with its number.
+    `file`: its first line has been read. `runners`: by their names there; `write_adapter`: reads the adapter
+    of a folder into a slot. Raises ValueError: a line that is none of a recording's, with its number.
     """
     under_way: dict[int, tuple[str, Batch, Pending | Exception]] = {}
     number = 1
@@ -174,7 +174,7 @@ def run_again(
                 bounds.check(batch)
                 under_way[said["step"]] = runner, batch, _submitted(executor, batch)
             elif "adapter" in said:
-                lay_adapter(said["adapter"], said["folder"])
+                write_adapter(said["adapter"], said["folder"])
             else:
                 runner, batch, pending = under_way.pop(said["result"])
                 _check_result(said, batch)

@@ -2,12 +2,14 @@
 
 LoRA leaves a layer's weight W[out, in] as it is and learns a difference of low rank: W + scale · B·A with
 A[r, in] and B[out, r]. Reads PEFT's format: adapter_config.json and adapter_model.safetensors. Promises that
-every tensor in the file found its place, that none is missing, and that all numbers are finite; or a
-`CheckpointError` in words. Never unpickles. Source: Hu et al. 2021, https://arxiv.org/abs/2106.09685.
+every tensor in the file belongs to a layer, that none is missing, and that all numbers are finite, also in
+the model's dtype; or a `CheckpointError` in words. Never unpickles. Source: Hu et al. 2021,
+https://arxiv.org/abs/2106.09685.
 """
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -52,7 +54,7 @@ class Target:
     shape: tuple[int, int]  # out, in
 
 
-@lru_cache(maxsize=8)  # a swap asks each time, and it is always the same model's
+@lru_cache(maxsize=8)  # a load asks each time, and it is always the same model's
 def targets_of(config: ModelConfig) -> dict[str, Target]:
     """Every linear layer that an adapter may change, by Hugging Face's name: all but the output layer, which
     sees other rows than the rest of the model does.
@@ -70,11 +72,18 @@ def targets_of(config: ModelConfig) -> dict[str, Target]:
     return targets
 
 
-def read_adapter(folder: str | Path, config: ModelConfig, max_rank: int | None = None) -> Adapter:
-    """The adapter in `folder`, for a model of this shape, in fp32 on the CPU.
+def read_adapter(
+    folder: str | Path,
+    config: ModelConfig,
+    max_rank: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Adapter:
+    """The adapter in `folder`, for a model of this shape, in fp32 on the CPU. `dtype`: what its numbers must
+    fit, since the model's slots have it.
 
     Raises CheckpointError: a file is missing, damaged, or asks for what is not computed here; a rank above
-    `max_rank`; a tensor that has no place in this model, the wrong shape, or numbers that are not finite.
+    `max_rank`; a tensor that belongs nowhere in this model, the wrong shape, or numbers that are not finite
+    or too large for `dtype`.
     """
     folder = Path(os.path.expanduser(folder))
     settings = read_config(folder)
@@ -88,38 +97,60 @@ def read_adapter(folder: str | Path, config: ModelConfig, max_rank: int | None =
         raise CheckpointError(
             f"{file}: no such file{hint if (folder / 'adapter_model.bin').exists() else ''}"
         )
+    targets, prefix = targets_of(config), architecture(config.model_type).PREFIX
+    adapted = _adapted_modules(file, settings, [lead + name for name in targets for lead in ("", prefix)])
     try:
         with safe_open(file, framework="pt") as tensors:
-            layers = _placed(file, tensors, settings, config)
+            names = list(tensors.keys())
+            pairs = _read_pairs(file, tensors, settings, targets, prefix, adapted)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: truncated or not a safetensors file ({error})") from None
+    file_prefix = prefix if any(name.startswith(WRAPPED + prefix) for name in names) else ""
+    _refuse_missing(file, pairs, targets, file_prefix, adapted)
+    # By our layers: where several of Hugging Face's are one here, each changes its own rows.
+    layers: dict[str, tuple[Factors, ...]] = {}
+    for module, pair in pairs.items():
+        target = targets[module]
+        factors = Factors(pair["A"], pair["B"], target.rows)
+        _refuse_too_large(file, module, factors, settings, dtype)
+        layers[target.layer] = (*layers.get(target.layer, ()), factors)
+    if not layers:
+        raise CheckpointError(f"{file}: target_modules={settings.target_modules!r} names no linear layer")
     return Adapter(settings.r, settings.scale, layers, str(folder.resolve()))
 
 
-def _placed(
-    file: Path, tensors: safe_open, settings: AdapterConfig, config: ModelConfig
-) -> dict[str, tuple[Factors, ...]]:
-    """The tensors by our layers' names, once each has found its place. Raises CheckpointError."""
-    targets, prefix = targets_of(config), architecture(config.model_type).PREFIX
-    pairs: dict[str, dict[str, Tensor]] = {}  # by Hugging Face's module: its "A" and "B"
-    names = list(tensors.keys())
+def _adapted_modules(file: Path, settings: AdapterConfig, modules: Iterable[str]) -> set[str]:
+    """Those of these modules that `target_modules` names. Raises CheckpointError: it takes too long."""
     try:
-        adapted = settings.targets({outer + module for module in targets for outer in ("", prefix)})
+        return settings.targets(set(modules))
     except TimeoutError:
         raise CheckpointError(
             f"{file.parent / 'adapter_config.json'}: target_modules={settings.target_modules!r:.80}: an "
             f"expression that takes at most {EXPRESSION_SECONDS:g} seconds for all names is accepted"
         ) from None
-    # 1. Each tensor is A or B of a linear layer there is, and its shape fits. Shapes are known unread.
-    for name in names:
+
+
+def _read_pairs(
+    file: Path,
+    tensors: safe_open,
+    settings: AdapterConfig,
+    targets: dict[str, Target],
+    prefix: str,
+    adapted: set[str],
+) -> dict[str, dict[str, Tensor]]:
+    """By Hugging Face's module: its "A" and its "B", in fp32. Raises CheckpointError: a tensor belongs to no
+    adapted layer, or is not what that layer needs.
+    """
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for name in tensors.keys():  # noqa: SIM118  # safe_open is no dict
         match = FACTOR.fullmatch(name.removeprefix(WRAPPED))
         path, factor = match.groups() if match else ("", "")
         module = path.removeprefix(prefix)
         if not name.startswith(WRAPPED) or module not in targets or path not in adapted:
             raise CheckpointError(f"{file}: tensor {name!r} belongs to no linear layer that is adapted here")
-        out, into = targets[module].shape
-        needed = (settings.r, into) if factor == "A" else (out, settings.r)
-        shape = tuple(tensors.get_slice(name).get_shape())
+        out_features, in_features = targets[module].shape
+        needed = (settings.r, in_features) if factor == "A" else (out_features, settings.r)
+        shape = tuple(tensors.get_slice(name).get_shape())  # known before the tensor is read
         if shape != needed:
             raise CheckpointError(f"{file}: tensor {name!r} has shape {shape}, the model needs {needed}")
         tensor = tensors.get_tensor(name)
@@ -128,24 +159,38 @@ def _placed(
                 f"{file}: tensor {name!r} ({tensor.dtype}): finite floating point is accepted"
             )
         pairs.setdefault(module, {})[factor] = tensor.to(torch.float32)
-    # 2. Nothing is missing: what the settings name is there, and each A has its B.
-    outer = prefix if any(name.startswith(WRAPPED + prefix) for name in names) else ""
+    return pairs
+
+
+def _refuse_missing(
+    file: Path,
+    pairs: dict[str, dict[str, Tensor]],
+    targets: dict[str, Target],
+    file_prefix: str,
+    adapted: set[str],
+) -> None:
+    """Raises CheckpointError: a layer that the settings name has no tensors, or A without B. `file_prefix`:
+    what this file's names have before the module's.
+    """
     for module in targets:
         missing = {"A", "B"} - pairs.get(module, {}).keys()
-        if missing and outer + module in adapted:
-            name = f"{WRAPPED}{outer}{module}.lora_{min(missing)}.weight"
+        if missing and file_prefix + module in adapted:
+            name = f"{WRAPPED}{file_prefix}{module}.lora_{min(missing)}.weight"
             raise CheckpointError(f"{file}: missing tensor {name!r}, though target_modules names it")
-    # 3. By our layers: of several that are one here, each changes its own rows.
-    layers: dict[str, tuple[Factors, ...]] = {}
-    for module, pair in pairs.items():
-        target = targets[module]
-        factors = Factors(pair["A"], pair["B"], target.rows)
-        if not (settings.scale * factors.B).isfinite().all():
-            name = file.parent / "adapter_config.json"
-            raise CheckpointError(
-                f"{name}: lora_alpha={settings.lora_alpha:g}: {module!r} times it has numbers beyond fp32"
-            )
-        layers[target.layer] = (*layers.get(target.layer, ()), factors)
-    if not layers:
-        raise CheckpointError(f"{file}: target_modules={settings.target_modules!r} names no linear layer")
-    return layers
+
+
+def _refuse_too_large(
+    file: Path, module: str, factors: Factors, settings: AdapterConfig, dtype: torch.dtype
+) -> None:
+    """Raises CheckpointError: A, or scale · B, has numbers that are infinite in `dtype`."""
+    limit = f"at most {torch.finfo(dtype).max:g} fits {str(dtype).removeprefix('torch.')}"
+    if not factors.A.to(dtype).isfinite().all():
+        largest = factors.A.abs().max().item()
+        raise CheckpointError(f"{file}: lora_A of {module!r} has numbers up to {largest:g}: {limit}")
+    if not (settings.scale * factors.B).to(dtype).isfinite().all():  # as LoRALinear.write computes it
+        largest = abs(settings.scale) * factors.B.abs().max().item()
+        config = file.parent / "adapter_config.json"
+        raise CheckpointError(
+            f"{config}: lora_alpha={settings.lora_alpha:g}: lora_B of {module!r} times "
+            f"scale={settings.scale:g} has numbers up to {largest:g}: {limit}"
+        )

@@ -26,7 +26,7 @@ NO_EFFECT = {
 }  # fmt: skip
 READ = {"peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "bias", "init_lora_weights"}
 LONGEST_EXPRESSION = 10_000  # characters; PEFT's own have tens, those that list whole names thousands
-LARGEST_COUNT = 1000  # `regex` writes what is counted out
+LARGEST_COUNT = 1000  # of all counts in braces together: `regex` compiles each repetition on its own
 EXPRESSION_SECONDS = 2.0  # for all names of a model together
 PLAIN_STARTS = (True, False, "gaussian")  # others change the base's own weights, too
 
@@ -55,13 +55,13 @@ class AdapterConfig:
         if isinstance(self.target_modules, tuple):
             ends = tuple(f".{target}" for target in self.target_modules)
             return {module for module in modules if f".{module}".endswith(ends)}
-        expression, found = regex.compile(self.target_modules), set()
-        end = time.monotonic() + EXPRESSION_SECONDS
-        for module in modules:  # other threads go on meanwhile
-            left = max(end - time.monotonic(), 1e-3)
-            if expression.fullmatch(module, timeout=left, concurrent=True):
-                found.add(module)
-        return found
+        expression, adapted = regex.compile(self.target_modules), set()
+        deadline = time.monotonic() + EXPRESSION_SECONDS
+        for module in modules:
+            seconds_left = max(deadline - time.monotonic(), 1e-3)  # below 0 there is no limit
+            if expression.fullmatch(module, timeout=seconds_left, concurrent=True):  # other threads go on
+                adapted.add(module)
+        return adapted
 
 
 def read_config(folder: Path) -> AdapterConfig:
@@ -95,10 +95,7 @@ def read_config(folder: Path) -> AdapterConfig:
             refuse(
                 "target_modules", f"an expression of at most {LONGEST_EXPRESSION:,} characters is accepted"
             )
-        counts = [count for braces in re.findall(r"\{([^{}]*)", targets) for count in braces.split(",")]
-        if not all(re.fullmatch(r"\d{0,3}", count.rstrip("}")) for count in counts) or (
-            math.prod(int(count or 1) or 1 for count in counts) > LARGEST_COUNT
-        ):
+        if not _counts_are_small(targets):
             refuse("target_modules", f"in braces, counts of up to {LARGEST_COUNT:,} together are accepted")
         try:
             re.compile(targets)  # its dialect is Python's own
@@ -108,8 +105,19 @@ def read_config(folder: Path) -> AdapterConfig:
     elif not isinstance(targets, list) or not targets or not all(isinstance(t, str) for t in targets):
         refuse("target_modules", "a list of names, or a regular expression, is accepted")
     for name, value in raw.items():
-        empty = value is None or value is False or value in ("", [], {})  # 0 says something: a layer's number
-        if name not in NO_EFFECT | READ and not empty:
+        is_empty = value is None or value is False or value in ("", [], {})  # 0 is not: a layer's number, say
+        if name not in NO_EFFECT | READ and not is_empty:
             refuse(name, "not supported here; leave it empty")
     targets = targets if isinstance(targets, str) else tuple(targets)
     return AdapterConfig(r, alpha, raw.get("use_rslora", False), targets)
+
+
+def _counts_are_small(expression: str) -> bool:
+    """Whether all in braces are counts of at most three digits, and their product is at most LARGEST_COUNT:
+    `(a{10}){20}` repeats 200 times. What is no count ({name}, or a brace without its end) is not small.
+    """
+    in_braces = re.findall(r"\{([^{}]*)", expression)
+    counts = [count for braces in in_braces for count in braces.split(",")]
+    if not all(re.fullmatch(r"\d{0,3}", count) for count in counts):
+        return False
+    return math.prod(max(int(count or 1), 1) for count in counts) <= LARGEST_COUNT

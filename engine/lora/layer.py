@@ -17,15 +17,15 @@ class LoRALinear(Module):
     """base(x) + x·Aᵀ·(scale·B)ᵀ, with A and B of the slot that the row belongs to."""
 
     def __init__(
-        self, base: LinearLayer, rows: Rows, max_loras: int, parts: int, max_rank: int, like: Tensor
+        self, base: LinearLayer, rows: Rows, max_loras: int, num_parts: int, max_rank: int, like: Tensor
     ) -> None:
-        """`parts`: how many of Hugging Face's layers are one in `base`. `like`: the slots get its device and
-        dtype. down[max_loras, in, K], up[max_loras, K, out], with K = parts · max_rank.
+        """`num_parts`: how many of Hugging Face's layers are one in `base`. `like`: the slots get its device
+        and dtype. down[max_loras, in, K], up[max_loras, K, out], with K = num_parts · max_rank.
         """
         super().__init__()
         self.base, self.rows, self.max_rank = base, rows, max_rank
         self.in_features, self.out_features = base.in_features, base.out_features
-        K = parts * max_rank
+        K = num_parts * max_rank
         self.down = torch.zeros(max_loras, self.in_features, K, device=like.device, dtype=like.dtype)
         self.up = torch.zeros(max_loras, K, self.out_features, device=like.device, dtype=like.dtype)
 
@@ -34,9 +34,9 @@ class LoRALinear(Module):
         return self.rows.add(self.base(x), x, self.down, self.up)
 
     @torch.no_grad()
-    def put(self, slot: int, parts: tuple[Factors, ...], scale: float) -> None:
-        """Lay what an adapter says of this layer into a slot: zeros, if it has no parts for it. Ranks below
-        max_rank leave zeros behind.
+    def write(self, slot: int, parts: tuple[Factors, ...], scale: float) -> None:
+        """Copy an adapter's factors for this layer into a slot; where it has none, and beyond its rank, there
+        are zeros.
         """
         self.down[slot].zero_()
         self.up[slot].zero_()

@@ -25,75 +25,78 @@ PADDING = -1  # in the place of a row, in a tile that is not full
 
 
 class TiledRows:
-    """order[tiles, TILE]: each tile's rows, and PADDING. slot_of[tiles]: its adapter, or NO_ADAPTER."""
+    """tile_rows[tiles, TILE]: the rows of each tile, or PADDING. tile_slots[tiles]: its adapter's slot, or
+    NO_ADAPTER.
+    """
 
     def __init__(self, max_tokens: int, max_loras: int, device: torch.device) -> None:
         """Buffers for steps of up to `max_tokens` rows, whatever their mixture of adapters."""
         self.max_loras = max_loras
-        tiles = self._tiles(max_tokens)
-        self.order = torch.full((tiles, TILE), PADDING, device=device, dtype=torch.int32)
-        self.slot_of = torch.full((tiles,), NO_ADAPTER, device=device, dtype=torch.int32)
+        tiles = self._max_tiles(max_tokens)
+        self.tile_rows = torch.full((tiles, TILE), PADDING, device=device, dtype=torch.int32)
+        self.tile_slots = torch.full((tiles,), NO_ADAPTER, device=device, dtype=torch.int32)
         self.middle: Tensor | None = None  # [tiles * TILE, K]: what passes between the kernels
 
-    def _tiles(self, rows: int) -> int:
-        """Enough for so many rows, however they are dealt out: a tile is begun for each adapter."""
-        return min(rows, triton.cdiv(rows, TILE) + self.max_loras)
+    def _max_tiles(self, num_rows: int) -> int:
+        """The most tiles that this many rows can take: each adapter begins a tile of its own."""
+        return min(num_rows, triton.cdiv(num_rows, TILE) + self.max_loras)
 
     def fill(self, slots: Sequence[int], query_start: Sequence[int]) -> None:
         """slots[S], query_start[S+1]. A graph may look at more tiles than this step has: those of the step
         before must not be computed again.
         """
-        order, slot_of = tiles_of(slots, query_start)
-        self.slot_of.fill_(NO_ADAPTER)
-        if slot_of:
-            rows, tile_slots = on_device(self.order.device, list(chain(*order)), slot_of, dtype=torch.int32)
-            self.order.view(-1)[: len(rows)] = rows
-            self.slot_of[: len(tile_slots)] = tile_slots
+        rows, tile_slots = tiles_of(slots, query_start)
+        self.tile_slots.fill_(NO_ADAPTER)
+        if tile_slots:
+            device = self.tile_rows.device
+            flat, used = on_device(device, list(chain(*rows)), tile_slots, dtype=torch.int32)
+            self.tile_rows.view(-1)[: len(flat)] = flat
+            self.tile_slots[: len(used)] = used
 
     def add(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
         """y[T, out] += x[T, in] · down[slot] · up[slot], each row by its slot, in place; gives y."""
-        (_, into, K), out, tiles = down.shape, up.shape[2], self._tiles(len(x))
+        (_, in_features, K), out_features = down.shape, up.shape[2]
+        tiles = self._max_tiles(len(x))
         if self.middle is None or self.middle.shape[1] < K:  # all layers, one after the other, share it
-            self.middle = torch.empty(len(self.order) * TILE, K, device=x.device)
-        x, middle = x.contiguous(), self.middle
+            self.middle = torch.empty(len(self.tile_rows) * TILE, K, device=x.device)
+        middle, lookup = self.middle, (self.tile_rows, self.tile_slots, self.middle.stride(0))
         sizes = {"K": K, "K_PADDED": max(16, triton.next_power_of_2(K)), "TILE": TILE}
-        stride = middle.stride(0)
-        _shrink[(tiles,)](x, down, middle, self.order, self.slot_of, stride, IN=into, INNER=INNER, **sizes)
-        _expand[(tiles, triton.cdiv(out, COLS))](
-            y, up, middle, self.order, self.slot_of, stride, OUT=out, COLS=COLS, **sizes
-        )
+        _shrink[(tiles,)](x.contiguous(), down, middle, *lookup, IN=in_features, INNER=INNER, **sizes)
+        grid = tiles, triton.cdiv(out_features, COLS)
+        _expand[grid](y, up, middle, *lookup, OUT=out_features, COLS=COLS, **sizes)
         return y
 
 
 def tiles_of(slots: Sequence[int], query_start: Sequence[int]) -> tuple[list[list[int]], list[int]]:
-    """slots[S], query_start[S+1] -> (order[tiles][TILE], slot_of[tiles]): each adapter's rows in tiles, its
-    last one padded.
+    """slots[S], query_start[S+1] -> (tile_rows[tiles][TILE], tile_slots[tiles]): the rows of each adapter in
+    tiles, its last one padded.
     """
-    order, slot_of = [], []
+    tile_rows, tile_slots = [], []
     for slot, ranges in ranges_of(slots, query_start):
         rows = list(chain(*ranges))
         for first in range(0, len(rows), TILE):
             tile = rows[first : first + TILE]
-            order.append(tile + [PADDING] * (TILE - len(tile)))
-            slot_of.append(slot)
-    return order, slot_of
+            tile_rows.append(tile + [PADDING] * (TILE - len(tile)))
+            tile_slots.append(slot)
+    return tile_rows, tile_slots
 
 
 @triton.jit
 def _shrink(
-    x, down, middle, order, slot_of, stride,
+    x, down, middle, tile_rows, tile_slots, stride,
     IN: tl.constexpr, INNER: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Program (tile): middle[tile's TILE rows, K] = x[its rows, IN] · down[its slot][IN, K], in fp32."""
     tile = tl.program_id(0)
-    slot = tl.load(slot_of + tile).to(tl.int64)
+    slot = tl.load(tile_slots + tile).to(tl.int64)
     if slot < 0:
         return
     i, k = tl.arange(0, TILE), tl.arange(0, K_PADDED)
-    row = tl.load(order + tile * TILE + i).to(tl.int64)  # [TILE]
+    row = tl.load(tile_rows + tile * TILE + i).to(tl.int64)  # [TILE]
     total = tl.zeros([TILE, K_PADDED], tl.float32)
     for start in range(0, IN, INNER):
         d = start + tl.arange(0, INNER)
+        # a[TILE, INNER] · b[INNER, K_PADDED]
         a = tl.load(
             x + row[:, None] * IN + d[None, :], mask=(row >= 0)[:, None] & (d < IN)[None, :], other=0.0
         )
@@ -108,19 +111,20 @@ def _shrink(
 
 @triton.jit
 def _expand(
-    y, up, middle, order, slot_of, stride,
+    y, up, middle, tile_rows, tile_slots, stride,
     OUT: tl.constexpr, COLS: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, columns): y[its rows, COLS] += middle[its TILE rows, K] · up[its slot][K, COLS]. A row
-    is in one tile, so nobody else adds to these numbers.
+    is in one tile, so no other program adds to these numbers.
     """
     tile = tl.program_id(0)
-    slot = tl.load(slot_of + tile).to(tl.int64)
+    slot = tl.load(tile_slots + tile).to(tl.int64)
     if slot < 0:
         return
     i, k = tl.arange(0, TILE), tl.arange(0, K_PADDED)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    row = tl.load(order + tile * TILE + i).to(tl.int64)  # [TILE]
+    row = tl.load(tile_rows + tile * TILE + i).to(tl.int64)  # [TILE]
+    # a[TILE, K_PADDED] · b[K_PADDED, COLS]
     a = tl.load(middle + (tile * TILE + i)[:, None] * stride + k[None, :], mask=(k < K)[None, :], other=0.0)
     b = tl.load(
         up + (slot * K + k[:, None]) * OUT + col[None, :],
@@ -128,7 +132,7 @@ def _expand(
         other=0.0,
     )
     inside = (row >= 0)[:, None] & (col < OUT)[None, :]
-    at = y + row[:, None] * OUT + col[None, :]
-    total = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    pointers = y + row[:, None] * OUT + col[None, :]  # [TILE, COLS]
+    total = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
     total = tl.dot(a.to(b.dtype), b, total, input_precision="ieee")
-    tl.store(at, total.to(y.dtype.element_ty), mask=inside)
+    tl.store(pointers, total.to(y.dtype.element_ty), mask=inside)

@@ -37,7 +37,7 @@ class Request:
     output: GrowingOutput  # text, stop checks, finish reason
     sampling: SamplingState
     priority: int = 0  # lower goes first
-    adapter: str | None = None  # Part 18
+    adapter: str | None = None  # its key, once the request is queued; before, what was asked for (Part 18)
     cache_salt: str | None = None  # requests with different salts share no cached prefix (Part 12)
     parent: "Request | None" = None  # of n > 1 samples, the first: they may share its prompt (Part 12)
     state: State = State.WAITING

@@ -5,7 +5,7 @@ finish.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Protocol
 
@@ -33,6 +33,15 @@ class Scheduler(Protocol):
     def take_back(self, request: Request, total: int) -> None: ...
 
 
+class AdapterSlots(Protocol):
+    """The slots of a model that hold adapters (Part 18): `engine/lora/slots.py` has them."""
+
+    slot_of: Mapping[str, int]  # by an adapter's key; all those of running requests are there
+
+    def assign(self, key: str, running: Sequence[Request]) -> bool:
+        """Whether this adapter has a slot now, beside those of the running requests."""
+
+
 by_rank = attrgetter("rank")
 RUNNING = State.RUNNING  # at hand: an Enum's member takes as long to find as a call
 
@@ -43,10 +52,12 @@ class Queues:
     def __init__(
         self,
         cache: KVCacheManager,
-        adapter_slots: Mapping[str, int] | None = None,
+        adapter_slots: AdapterSlots | None = None,
         spoken_of: SpokenOf = next_tokens,
     ) -> None:
-        """`adapter_slots` and `spoken_of`: as for `make_batch`."""
+        """`adapter_slots`: who gives the adapters of running requests a slot. `spoken_of`: as for
+        `make_batch`.
+        """
         self.cache, self.listeners = cache, Listeners()
         self._adapter_slots, self._spoken_of = adapter_slots, spoken_of
         self.waiting: list[Request] = []  # best rank first
@@ -65,25 +76,48 @@ class Queues:
 
     def admit_next(self) -> Request | None:
         """Move the first waiting request (there must be one) to the running ones; None: the cache has no room
-        for it now.
+        for it now. A request whose adapter has no slot waits on, and others go first: `_first_with_slot`.
         """
-        request = self.waiting[0]
-        cached = self.cache.begin(request)
-        if cached is None:
+        request = self._first_with_slot()
+        cached = None if request is None else self.cache.begin(request)
+        if request is None or cached is None:
             return None
         request.num_computed_tokens = cached
         if not request.num_preemptions:  # later it may find what it computed itself
             request.num_cached_tokens = cached
         request.state = State.RUNNING
-        self.waiting.pop(0)
+        self.waiting.remove(request)
         self.running.append(request)
         return request
+
+    def _first_with_slot(self) -> Request | None:
+        """The first waiting request whose adapter has a slot, or that has no adapter; None: all wait for one.
+
+        As in vLLM, those behind a request that waits for a slot may go first. But each with an adapter of the
+        running requests makes it wait longer: such a one goes first only if its rank is less than a level
+        behind; in continuous batching, if it came less than STEPS_PER_PRIORITY steps later. So nobody waits
+        for ever.
+        """
+        if self._adapter_slots is None:
+            return self.waiting[0]
+        first: Request | None = None  # of those that wait for a slot
+        for request in self.waiting:
+            if request.adapter is None:
+                return request
+            if first is None:
+                if self._adapter_slots.assign(request.adapter, self.running):
+                    return request
+                first = request
+            elif request.adapter in self._adapter_slots.slot_of and request.rank[0] < first.rank[0] + 1:
+                return request
+        return None
 
     def take(self, work: Work) -> Step:
         """The step of these (request, new tokens). From here on they count as computed; `rollback` takes it
         back.
         """
-        batch = make_batch(work, self.cache, self._adapter_slots, self._spoken_of)
+        adapter_slots = self._adapter_slots.slot_of if self._adapter_slots else None
+        batch = make_batch(work, self.cache, adapter_slots, self._spoken_of)
         for request, n in work:
             request.num_computed_tokens += n
         return Step(batch, tuple(request for request, _ in work))

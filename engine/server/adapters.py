@@ -2,8 +2,13 @@
 
 Promises that a client never names a path: what it may load are folders of one folder that the operator named,
 by their own names; without that folder the two routes are not there. Neither route stops a stream: files are
-read in another thread, one adapter's at a time, and a step waits only while an adapter is laid into its slot.
-A load that finds MAX_LOADS before it is refused with a 429.
+read in another thread, one adapter's at a time, into the host's memory, where an adapter stays as long as it
+has a name or a request; the first step with it copies it into its slot. A load that finds MAX_LOADS before it
+is refused with a 429.
+
+A prompt has the adapter that its `model` names at the moment it is queued, to its end. One that comes while
+the name gets another adapter is answered with the old one or with the new one; one that comes while the name
+is unloaded, with the adapter or with a 404. When other adapters have all slots, it waits in the queue.
 Shapes: https://docs.vllm.ai/en/latest/features/lora.html
 """
 
@@ -12,7 +17,6 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
@@ -30,8 +34,8 @@ from engine.server.limits import MAX_LOADS
 from engine.server.protocol import Fields, Name, SamplingFields
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-ACCEPTED = "letters, digits, '.', '_' and '-' are accepted, 64 at most, a letter or a digit first"
-STATUS = {"already_loaded": 400, "not_loaded": 404, "no_free_slot": 409}
+NAME_RULE = "letters, digits, '.', '_' and '-' are accepted, 64 at most, a letter or a digit first"
+STATUS = {"already_loaded": 400, "not_loaded": 404}
 
 
 class AdapterEngine(EngineThread):
@@ -50,37 +54,24 @@ class AdapterEngine(EngineThread):
         """The model that an adapter changes; None for that model itself."""
         return None if name == self.name else self.name
 
-    def key(self, name: str) -> str | None:
-        """What the engine calls the adapter that a model's name stands for; None: the base.
-
-        Raises RequestError 404: there is no such model. It may have been unloaded a moment ago.
-        """
-        if name == self.name:
-            return None
-        key = self.manager.key_of.get(name)
-        if key is None:
-            raise RequestError(404, f"model {name!r} does not exist any more", "model", "model_not_found")
-        return key
-
     def options(self, body: SamplingFields) -> dict[str, str]:
-        """For `Completions.more_options`: the adapter that `body.model` stands for. Raises RequestError
-        404, as `key` does.
-        """
-        key = self.key(body.model)
-        return {} if key is None else {"adapter": key}
+        """For `Completions.more_options`: the adapter's name, if `body.model` is not the base."""
+        return {} if body.model == self.name else {"adapter": body.model}
 
     def read(self, name: str, folder: Path) -> Adapter:
         """The adapter in `folder`, to be called `name`. Raises ValueError (the name), CheckpointError (the
         files).
         """
         if not NAME.fullmatch(name) or name == self.name:
-            why = "that is the base model" if name == self.name else ACCEPTED
+            why = "that is the base model" if name == self.name else NAME_RULE
             raise ValueError(f"lora_name={name!r}: {why}")
-        return read_adapter(folder, self.engine.config, self.manager.slots.max_lora_rank)
+        slots = self.manager.slots
+        return read_adapter(folder, self.engine.config, slots.max_lora_rank, slots.dtype)
 
     async def load_adapter(self, name: str, folder: Path, load_inplace: bool = False) -> None:
-        """Give `name` the adapter in `folder`. Raises what `read` does, AdapterError (name or slots),
-        EngineError (no engine), RequestError (too many at once).
+        """Give `name` the adapter in `folder`. With `load_inplace`, requests that were queued before keep the
+        one it stood for. Raises what `read` does, AdapterError (the name is taken), EngineError (no engine),
+        RequestError (too many at once).
         """
         if self._loading >= MAX_LOADS:
             message = f"{MAX_LOADS} adapters are being loaded already"
@@ -94,7 +85,7 @@ class AdapterEngine(EngineThread):
             self._loading -= 1
 
     async def unload_adapter(self, name: str) -> None:
-        """No new request gets it. Raises AdapterError, EngineError."""
+        """No new request gets it; those that were queued before keep it. Raises AdapterError, EngineError."""
         await self.between_steps(partial(self.manager.unload, name))
 
 
@@ -126,9 +117,7 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
     """The two routes. `folder` holds the adapters that clients may load, each in a folder of its name."""
 
     def extend(app: FastAPI, backend: Backend) -> None:
-        responses: dict[int | str, dict[str, Any]] = {409: {"description": "No free slot"}}
-
-        @app.post("/v1/load_lora_adapter", response_class=PlainTextResponse, responses=responses)
+        @app.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
         async def load(body: LoadRequest) -> PlainTextResponse:
             name = body.lora_name
             if body.lora_path is not None:
@@ -137,7 +126,7 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
                 )
                 raise RequestError(400, message, param="lora_path")
             if not NAME.fullmatch(name):  # before anything is looked up by it
-                raise RequestError(400, f"lora_name={name!r}: {ACCEPTED}", param="lora_name")
+                raise RequestError(400, f"lora_name={name!r}: {NAME_RULE}", param="lora_name")
             _refuse_if_down(backend)
             source = folder / name
             if not source.is_dir():
@@ -150,16 +139,16 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
                 message = str(error).replace(str(source), name)
                 raise RequestError(400, message, "lora_name", "bad_adapter") from None
             except (ValueError, EngineError) as error:  # the name's or the manager's; or it has ended
-                raise _refused(error) from None
+                raise _refusal(error) from None
             return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
-        @app.post("/v1/unload_lora_adapter", response_class=PlainTextResponse, responses=responses)
+        @app.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
         async def unload(body: UnloadRequest) -> PlainTextResponse:
             _refuse_if_down(backend)
             try:
                 await engine.unload_adapter(body.lora_name)
             except (AdapterError, EngineError) as error:
-                raise _refused(error) from None
+                raise _refusal(error) from None
             return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return extend
@@ -168,10 +157,10 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
 def _refuse_if_down(backend: Backend) -> None:
     """A backend that shuts down, or is stuck, says so itself (Part 15)."""
     if not backend.health():
-        raise _refused(EngineError("the engine has ended"))
+        raise _refusal(EngineError("the engine has ended"))
 
 
-def _refused(error: ValueError | EngineError) -> RequestError:
+def _refusal(error: ValueError | EngineError) -> RequestError:
     if isinstance(error, EngineError):
         return RequestError(503, str(error), code="engine_down")
     code = error.code if isinstance(error, AdapterError) else None

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from engine.decoding.params import ParameterError
+from engine.decoding.params import NotFoundError, ParameterError
 from engine.server.limits import MAX_MESSAGE_CHARACTERS
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,8 @@ def as_request_error(error: Exception) -> RequestError:
     """Any exception as what the client may know of it."""
     if isinstance(error, RequestError):
         return error
+    if isinstance(error, NotFoundError):  # an adapter: clients name it in `model`
+        return RequestError(404, str(error), "model", "model_not_found")
     if isinstance(error, ParameterError):
         return RequestError(400, str(error), param=error.field)
     if isinstance(error, RequestValidationError):

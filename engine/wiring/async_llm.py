@@ -9,16 +9,13 @@ Who reads slowly finds the latest output, and misses those between.
 """
 
 from collections.abc import AsyncIterator
-from functools import partial
 
 from engine.core.engine_thread import EngineThread
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
-from engine.lora.manager import AdapterManager
-from engine.lora.on_demand import OnDemand
 from engine.lora.request import LoRARequest
 from engine.text.tokenizer import Tokenizer
-from engine.wiring.compose import build_engine
+from engine.wiring.compose import build_engine, load_adapters_on_demand
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.llm_prompts import PromptInput, read_prompt
 
@@ -31,8 +28,7 @@ class AsyncLLMEngine:
     def __init__(self, args: EngineArgs) -> None:
         """Raises CheckpointError or ValueError."""
         self.args, self.engine = args, build_engine(args)
-        adapters, config = self.engine.adapters, self.engine.config
-        self._on_demand = OnDemand(adapters, config) if isinstance(adapters, AdapterManager) else None
+        load_adapters_on_demand(self.engine)
         self._thread = EngineThread(self.engine, str(args.model))
         self._thread.start()
 
@@ -50,7 +46,7 @@ class AsyncLLMEngine:
         priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         """Its outputs, each with everything so far. Who leaves before the last one aborts it. An adapter that
-        is not there yet is read between two steps: everybody waits for that.
+        is not there yet is read when the request is queued, between two steps: everybody waits for that.
 
         Raises ParameterError for a field or a prompt that is refused, CheckpointError for an adapter, and
         EngineError for a failed step, or after `shutdown`.
@@ -58,7 +54,9 @@ class AsyncLLMEngine:
         parsed = read_prompt(prompt)
         options = parsed.options | {"priority": priority}
         if lora_request is not None:
-            options["adapter"] = await self._adapter(lora_request)
+            if self.engine.adapters is None:
+                raise ParameterError("lora_request", "lora_request needs EngineArgs(enable_lora=True)")
+            options["adapter"] = lora_request
         outputs = await self._thread.generate(parsed.prompt, sampling_params, request_id, **options)
         try:
             async for output in outputs:
@@ -81,10 +79,3 @@ class AsyncLLMEngine:
     def shutdown(self) -> None:
         """Unfinished requests are aborted."""
         self._thread.stop()
-
-    async def _adapter(self, wanted: LoRARequest) -> str | None:
-        """What the engine calls it, loaded. Raises ParameterError, CheckpointError."""
-        if self._on_demand is None:
-            raise ParameterError("lora_request", "lora_request needs EngineArgs(enable_lora=True)")
-        (key,) = await self._thread.between_steps(partial(self._on_demand.keys, [wanted]))
-        return key

@@ -14,6 +14,7 @@ from engine.decoding.logprobs import SUPPORTS
 from engine.execution.recording import RecordedExecutor, Recording
 from engine.execution.runner import Executor
 from engine.lora.manager import AdapterManager
+from engine.lora.on_demand import OnDemand
 from engine.requests.listeners import Listener, Listeners
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.elastic import ElasticScheduler
@@ -45,13 +46,13 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
         executor = RecordedExecutor(executor, recording, "model")
         reader = reader and RecordedExecutor(reader, recording, "draft")
         if slots:
-            slots.on_put = lambda slot, adapter: recording.adapter(slot, adapter.folder)
+            slots.on_assign = lambda slot, adapter: recording.adapter(slot, adapter.folder)
     # 2. Who runs next.
     scheduler = ElasticScheduler(
         plan_of(args, devices.memory),
         sizes.max_num_seqs,
         sizes.max_num_batched_tokens,
-        adapter_slots=slots.slot_of if slots else None,
+        adapter_slots=slots,
         spoken_of=spoken_of,
     )
     # 3. What is asked around each step.
@@ -70,9 +71,15 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
         recover=scheduler.recover,
         supports=supports | ({"adapter"} if slots else set()),
         max_model_len=sizes.max_model_len,
-        adapters=AdapterManager(slots, scheduler) if slots else (),
+        adapters=AdapterManager(slots, scheduler) if slots else None,
         capabilities=capabilities,
     )
+
+
+def load_adapters_on_demand(engine: LLMEngine) -> None:
+    """From now on the requests of this engine ask for an adapter with a LoRARequest, not by a name."""
+    if isinstance(engine.adapters, AdapterManager):
+        engine.adapters = OnDemand(engine.adapters, engine.config)
 
 
 def _speculation(

@@ -108,7 +108,7 @@ class EngineArgs:
     )
 
     enable_lora: bool = _option(False, ADAPTERS, "Requests may name LoRA adapters.")
-    max_loras: int = _option(4, ADAPTERS, "Adapters that are loaded at once, and may share a step.")
+    max_loras: int = _option(4, ADAPTERS, "Adapters that may share a step: requests for others wait.")
     max_lora_rank: int = _option(16, ADAPTERS, "The highest rank of an adapter.")
 
     def __post_init__(self) -> None:

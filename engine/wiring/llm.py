@@ -18,13 +18,11 @@ from tqdm import tqdm
 from engine.decoding.chat_template import ChatError, ChatTemplate, chat_prompt
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
-from engine.lora.manager import AdapterManager
-from engine.lora.on_demand import OnDemand
 from engine.lora.request import LoRARequest
 from engine.machine.collector import rare_collections
 from engine.models.checkpoint import read_json, resolve
 from engine.text.tokenizer import Tokenizer
-from engine.wiring.compose import build_engine
+from engine.wiring.compose import build_engine, load_adapters_on_demand
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.llm_progress import Progress
 from engine.wiring.llm_prompts import (
@@ -56,8 +54,7 @@ class LLM:
         self.engine = build_engine(self.args)
         self.tokenizer, self.config = self.engine.tokenizer, self.engine.config
         self.load_seconds = time.perf_counter() - start
-        adapters = self.engine.adapters
-        self._on_demand = OnDemand(adapters, self.config) if isinstance(adapters, AdapterManager) else None
+        load_adapters_on_demand(self.engine)
         self._numbers = count()
         self._inbox: dict[str, RequestOutput] = {}  # not read yet
 
@@ -146,13 +143,12 @@ class LLM:
         return default_params(read_json(path) if path.exists() else {})
 
     def _adapt(self, parsed: list[ParsedPrompt], lora_request: Adapters) -> None:
-        """Give each its adapter, loaded. Raises ParameterError, CheckpointError."""
+        """Give each its adapter, which is loaded when its request is queued. Raises ParameterError."""
         loras = per_prompt("lora_request", lora_request, len(parsed), LoRARequest)
-        if self._on_demand is None and any(loras):
+        if self.engine.adapters is None and any(loras):
             raise ParameterError("lora_request", "lora_request needs LLM(..., enable_lora=True)")
-        keys = self._on_demand.keys(loras) if self._on_demand else loras
-        for prompt, key in zip(parsed, keys, strict=True):
-            prompt.options["adapter"] = key
+        for prompt, lora in zip(parsed, loras, strict=True):
+            prompt.options["adapter"] = lora
 
     def _template(self, source: str | None) -> ChatTemplate:
         template = ChatTemplate.from_pretrained(self.args.tokenizer or self.args.model)

@@ -51,20 +51,20 @@ def replay(path: str | Path, model: str | None = None) -> Iterator[Compared]:
         positions = min(positions, devices.draft_config.max_positions)
         runners["draft"] = devices.draft, _bounds(devices, devices.draft, positions, None)
 
-    def lay_adapter(slot: int, folder: str) -> None:
+    def write_adapter(slot: int, folder: str) -> None:
         slots = devices.slots
         if slots is None or type(slot) is not int or not 0 <= slot < slots.max_loras:
             raise ValueError(f"adapter={slot!r}: there is no such slot")
         if not isinstance(folder, str):
             raise ValueError(f"folder={folder!r}: a path is expected")
         try:
-            slots.lay(slot, read_adapter(folder, devices.config, slots.max_lora_rank))
+            slots.write(slot, read_adapter(folder, devices.config, slots.max_lora_rank, slots.dtype))
         except (CheckpointError, OSError) as error:
             raise ValueError(str(error)) from None
 
     with open(path, encoding="utf-8", errors="replace") as file:
         file.readline(MAX_ABOUT)
-        yield from run_again(file, runners, lay_adapter)
+        yield from run_again(file, runners, write_adapter)
 
 
 def _made(args: EngineArgs) -> Devices:

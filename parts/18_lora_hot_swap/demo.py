@@ -40,14 +40,13 @@ def main() -> None:
     engine, manager = engine_with_slots(8)
 
     title(console, f"1. Three voices go on from {PROMPT!r}, in one batch")
-    keys = {}
     for name in VOICES[1:]:
-        adapter = read_adapter(ADAPTERS / name, engine.config)
         start = time.perf_counter()
-        keys[name] = manager.load(name, adapter)
-        console.print(f"{name}: rank {adapter.rank}, in its slot after {time.perf_counter() - start:.4f} s")
-    together, steps = tell(engine, [keys.get(name) for name in VOICES], console)
-    alone = [tell(engine, [keys.get(name)])[0][0] for name in VOICES]
+        adapter = read_adapter(ADAPTERS / name, engine.config)
+        manager.load(name, adapter)
+        console.print(f"{name}: rank {adapter.rank}, loaded after {time.perf_counter() - start:.4f} s")
+    together, steps = tell(engine, [None, *VOICES[1:]], console)
+    alone = [tell(engine, [name])[0][0] for name in (None, *VOICES[1:])]
     same = together == alone
     console.print(f"\n{steps} steps for all three. Each said what it says alone: [bold]{yes(same)}[/]")
 
@@ -68,10 +67,10 @@ def main() -> None:
     console.print(f"\n[dim]Figures saved in {path.relative_to(ROOT)}[/]")
 
 
-def tell(engine: LLMEngine, keys: list, console: Console | None = None) -> tuple[list[str], int]:
+def tell(engine: LLMEngine, names: list, console: Console | None = None) -> tuple[list[str], int]:
     """(texts, steps) of a request for each adapter, all at once; shown as they grow."""
-    add(engine, [PROMPT] * len(keys), keys, TOKENS, temperature=0.5)
-    texts, steps = [""] * len(keys), 0
+    add(engine, [PROMPT] * len(names), names, TOKENS, temperature=0.5)
+    texts, steps = [""] * len(names), 0
     live = Live(console=console, auto_refresh=False) if console else None
     if live:
         live.start()
@@ -100,30 +99,27 @@ async def swap(engine: LLMEngine, manager: AdapterManager, console: Console):
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     swaps, pauses, told = [], [], []
 
-    async def stream(name: str, key: str | None) -> str:
+    async def stream(request_id: str, adapter: str | None) -> str:
         last, text = None, ""
-        async for output in await backend.generate(PROMPT, params, name, adapter=key):
+        async for output in await backend.generate(PROMPT, params, request_id, adapter=adapter):
             now, text = time.perf_counter(), output.outputs[0].text
-            pauses.extend([now - last] if last and key is None else [])
+            pauses.extend([now - last] if last and adapter is None else [])
             last = now
         return text
 
     async with backend:
-        manager.unload("business")
-        first = await stream("poetry alone", backend.key("poetry"))
+        first = await stream("poetry alone", "poetry")
         pauses.clear()
         watched = asyncio.create_task(stream("base", None))
         for i in range(SWAPS):
-            key = backend.key("poetry")
-            told.append(asyncio.create_task(stream(f"poetry {i}", key)))
+            key = manager.key_of["poetry"]
+            told.append(asyncio.create_task(stream(f"poetry {i}", "poetry")))
             await asyncio.sleep(0.05)  # it has begun
             name = ("business", "poetry")[i % 2]
-            if i >= 2:
-                await told[i - 2]  # at most three have slots, and there are four
             start = time.perf_counter()
             await backend.load_adapter("poetry", ADAPTERS / name, load_inplace=True)
             swaps.append(time.perf_counter() - start)
-            console.print(f"the name 'poetry' led to {key}, leads to {backend.key('poetry')} ({name})")
+            console.print(f"the name 'poetry' led to {key}, leads to {manager.key_of['poetry']} ({name})")
         texts = await asyncio.gather(*told)
         await watched
     return swaps, pauses, all((text == first) == (i % 2 == 0) for i, text in enumerate(texts))

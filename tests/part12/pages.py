@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from tests.part06.fakes import CONFIG, TOKENIZER, fake_logits
 
 TWO_LAYERS = replace(CONFIG, num_layers=2)
 P = 4  # tokens in a block, wherever a test does not say otherwise
-ADAPTERS = {"poetry": 0}  # those that a sequence may name, and their slots
+ADAPTERS = SimpleNamespace(slot_of={"poetry": 0})  # those that a sequence may have, and their slots
 
 
 class WatchedCache(PagedCache):

@@ -24,7 +24,7 @@ def composed_ahead(base, max_loras: int = 2, seats: int = 4, blocks: int = 60, g
 
         with pytest.MonkeyPatch.context() as patch:
             make = TiledRows(MAX_TOKENS, max_loras, torch.device("cpu"))
-            patch.setattr(AdapterSlots, "_rows", lambda self, device: make)
+            patch.setattr(AdapterSlots, "_make_rows", lambda self, device: make)
             model, slots = adapted_model(base, max_loras)
     else:
         model, slots = adapted_model(base, max_loras)
@@ -36,7 +36,7 @@ def composed_ahead(base, max_loras: int = 2, seats: int = 4, blocks: int = 60, g
         step, width = steps(model, memory, seats), -(-model.config.max_positions // P)
         decode = DecodeGraphs(step, last, model.config.vocab_size, seats, width, capture=False)
         ways.insert(0, GraphWay(decode, model.config.vocab_size))
-    scheduler = ContinuousScheduler(memory.plan(), seats, MAX_TOKENS, adapter_slots=slots.slot_of)
+    scheduler = ContinuousScheduler(memory.plan(), seats, MAX_TOKENS, adapter_slots=slots)
     manager = AdapterManager(slots, scheduler)
     runner = ModelRunner(ways, memory, before=[slots.prepare], last=last)
     engine = AheadEngine(

@@ -1,6 +1,7 @@
 """What PEFT has saved is read as PEFT means it, or refused in words."""
 
 import json
+import re
 import shutil
 import threading
 import time
@@ -39,9 +40,9 @@ def folder(adapters, tmp_path) -> Path:
     return shutil.copytree(adapters["business"], tmp_path / "copy")
 
 
-def refused(folder: Path, config: ModelConfig, *words: str, max_rank: int | None = None) -> None:
+def refused(folder: Path, config: ModelConfig, *words: str, **options) -> None:
     with pytest.raises(CheckpointError) as error:
-        read_adapter(folder, config, max_rank)
+        read_adapter(folder, config, **options)
     for word in (str(folder), *words):
         assert word in str(error.value), f"the message names {word}"
 
@@ -282,7 +283,7 @@ def test_target_modules_are_read_as_peft_reads_them(targets, module, named):
     assert AdapterConfig(1, 1, False, targets).targets([module]) == ({module} if named else set())
 
 
-@pytest.mark.parametrize("expression", [r"(?:[a-z0-9_.]{0,9}){0,99}(?<!\w)", 500 * ".*" + r"(?<!\w)"])
+@pytest.mark.parametrize("expression", [r"(?:[a-z0-9_.]{0,9}){0,99}(?<!\w)", 3000 * ".*" + r"(?<!\w)"])
 def test_an_expression_without_end_is_refused_while_other_threads_go_on(folder, config, expression):
     turns, done = 0, threading.Event()
 
@@ -319,10 +320,38 @@ def test_an_expression_may_count(folder, config, expression):
     assert targets == {"transformer.h.0.attn.c_attn"}
 
 
-@pytest.mark.parametrize(("alpha", "fine"), [(1e30, True), (1e308, False), (-1e308, False), (1e42, False)])
-def test_a_lora_alpha_that_takes_numbers_beyond_fp32_is_refused(folder, config, alpha, fine):
+@pytest.mark.parametrize(
+    ("dtype", "alpha", "fine"),
+    [
+        (torch.float32, 1e30, True), (torch.float32, 1e308, False), (torch.float32, -1e308, False),
+        (torch.float32, 1e42, False), (torch.bfloat16, 1e30, True), (torch.bfloat16, 1e40, False),
+        (torch.float16, 1e4, True), (torch.float16, -1e6, False), (torch.float16, 1e30, False),
+    ],
+)  # fmt: skip
+def test_a_lora_alpha_that_takes_numbers_beyond_the_slots_dtype_is_refused(
+    folder, config, dtype, alpha, fine
+):
+    """With the number that it takes them to: half precision ends at 65504."""
     edited(folder, lora_alpha=alpha)
     if fine:
-        assert read_adapter(folder, config).scale == alpha / 2
-    else:
-        refused(folder, config, "adapter_config.json", f"lora_alpha={alpha:g}", "beyond fp32")
+        assert read_adapter(folder, config, dtype=dtype).scale == alpha / 2
+        return
+    tensors = load_file(folder / WEIGHTS)
+    largest = abs(alpha) / 2 * max(B.abs().max().item() for name, B in tensors.items() if "lora_B" in name)
+    with pytest.raises(CheckpointError) as error:
+        read_adapter(folder, config, dtype=dtype)
+    said = re.fullmatch(
+        rf"{folder}/adapter_config.json: lora_alpha={re.escape(f'{alpha:g}')}: lora_B of '.*' times "
+        rf"scale={re.escape(f'{alpha / 2:g}')} has numbers up to (.*): at most (.*) fits (.*)",
+        str(error.value),
+    )
+    assert float(said[1]) > torch.finfo(dtype).max
+    assert float(said[1]) <= largest * 1.001, "the number is of this layer"
+    assert (said[2], said[3]) == (f"{torch.finfo(dtype).max:g}", str(dtype).removeprefix("torch."))
+
+
+def test_an_a_that_half_precision_cannot_hold_is_refused(folder, config):
+    name = next(name for name in load_file(folder / WEIGHTS) if "lora_A" in name)
+    rewrite(folder, lambda tensors: tensors[name].view(-1)[:1].fill_(-7e4))
+    assert read_adapter(folder, config)
+    refused(folder, config, "lora_A of", "numbers up to 70000: at most 65504 fits", dtype=torch.float16)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.attention.dense import causal
-from engine.decoding.params import ParameterError, SamplingParams
+from engine.decoding.params import NotFoundError, SamplingParams
 from engine.layers.packed_linear import Transposed, pack_linears
 from engine.layers.replace import replace_linears
 from engine.lora.adapter import Factors, read_adapter
@@ -49,9 +49,10 @@ def tokens(output) -> list[int]:
 
 def test_base_and_two_adapters_in_one_batch_give_pefts_tokens(base, adapters):
     engine, manager = composed(base)
-    keys = {name: load(manager, name, adapters[name], engine.config) for name in ("poetry", "business")}
-    for name in ("poetry", "none", "business"):
-        engine.add_request(name, PROMPT, GREEDY, adapter=keys.get(name))
+    for name in ("poetry", "business"):
+        load(manager, name, adapters[name], engine.config)
+    for name in ("poetry", None, "business"):
+        engine.add_request(str(name), PROMPT, GREEDY, adapter=name)
     together = 0
     done = {}
     while engine.has_unfinished_requests():
@@ -69,8 +70,8 @@ def test_base_and_two_adapters_in_one_batch_give_pefts_tokens(base, adapters):
 def test_log_probabilities_are_pefts(base, adapters, name):
     """Of the prompt, too: these rows stop before the output layer, and wait for it in chunks."""
     engine, manager = composed(base)
-    key = load(manager, name, adapters[name], engine.config)
-    engine.add_request("a", PROMPT, SCORED, adapter=key)
+    load(manager, name, adapters[name], engine.config)
+    engine.add_request("a", PROMPT, SCORED, adapter=name)
     engine.add_request("b", "somebody else", GREEDY)
     done = run_to_end(engine)["a"]
     ids = [*TOKENIZER.encode(PROMPT), *tokens(done)]
@@ -84,11 +85,11 @@ def test_log_probabilities_are_pefts(base, adapters, name):
 def test_unmerged_logits_are_pefts_merged_ones(base, adapters):
     """Row by row, with neighbours of other adapters on both sides."""
     model, slots = adapted_model(base, max_loras=3)
-    for name, folder in adapters.items():
-        slots.put(name, read_adapter(folder, model.config))
+    for slot, folder in enumerate(adapters.values()):
+        slots.write(slot, read_adapter(folder, model.config))
     ids = torch.arange(3, 15)
-    for name, folder in adapters.items():
-        slots.rows.fill([slots.slot_of[name]], [0, 12])
+    for slot, folder in enumerate(adapters.values()):
+        slots.rows.fill([slot], [0, 12])
         mine = model.logits(model(ids, torch.arange(12), causal))
         want = their_logits(theirs(base, folder, merged=True), ids.tolist())
         assert (mine - want).abs().max() <= 1e-4
@@ -99,53 +100,56 @@ def test_unmerged_logits_are_pefts_merged_ones(base, adapters):
 
 def mixture(manager, engine, adapters):
     """Twelve requests, of prompts short and long, for adapters in turns; some share what they begin with."""
-    keys = {name: load(manager, name, folder, engine.config) for name, folder in adapters.items()}
-    names = [None, *keys]
+    for name, folder in adapters.items():
+        load(manager, name, folder, engine.config)
     prompts = ["a tale", "a tale of two cities and more than that", PROMPT, "x"]
-    return {
-        f"{name}: {prompt}": (prompt, keys.get(name)) for prompt in prompts for name in names
-    }  # fmt: skip
+    return {f"{name}: {prompt}": (prompt, name) for prompt in prompts for name in (None, *adapters)}
 
 
 @pytest.mark.parametrize(
-    ("compose", "seats", "blocks"),
-    [(composed, 4, 60), (composed, 3, 22), (composed_ahead, 4, 60)],
-    ids=["roomy", "tight", "one step ahead"],
-)
-def test_every_request_in_a_mixed_crowd_gets_what_it_gets_alone(base, adapters, compose, seats, blocks):
-    """With chunks, a prefix cache and preemption; sampled and greedy."""
-    engine, manager = compose(base, max_loras=3, seats=seats, blocks=blocks)
+    ("compose", "seats", "blocks", "max_loras"),
+    [
+        (composed, 4, 60, 3), (composed, 3, 22, 3), (composed_ahead, 4, 60, 3),
+        (composed, 4, 60, 1), (composed, 3, 22, 2), (composed_ahead, 4, 60, 1), (composed_ahead, 4, 60, 2),
+    ],
+    ids=[
+        "roomy", "tight", "one step ahead",
+        "one slot", "tight, two slots", "one slot, one step ahead", "two slots, one step ahead",
+    ],
+)  # fmt: skip
+def test_every_request_in_a_mixed_crowd_gets_what_it_gets_alone(
+    base, adapters, compose, seats, blocks, max_loras
+):
+    """With chunks, a prefix cache, preemption, and waiting for slots; sampled and greedy."""
+    engine, manager = compose(base, max_loras=max_loras, seats=seats, blocks=blocks)
     asked = mixture(manager, engine, adapters)
     params = {
         name: SamplingParams(temperature=i % 2 * 0.8, seed=i, max_tokens=6 + i % 5, ignore_eos=True)
         for i, name in enumerate(asked)
     }
-    for name, (prompt, key) in asked.items():
-        engine.add_request(name, prompt, params[name], adapter=key)
+    for name, (prompt, adapter) in asked.items():
+        engine.add_request(name, prompt, params[name], adapter=adapter)
     done = run_to_end(engine)
     assert_idle(engine)
     alone, others = composed(base, max_loras=3)
     same = mixture(others, alone, adapters)
-    for name, (prompt, key) in same.items():
-        alone.add_request(name, prompt, params[name], adapter=key)
+    for name, (prompt, adapter) in same.items():
+        alone.add_request(name, prompt, params[name], adapter=adapter)
         assert tokens(run_to_end(alone)[name]) == tokens(done[name]), name
 
 
 def test_a_prefix_is_never_found_under_another_adapter(base, adapters):
     engine, manager = composed(base, max_loras=2)
-    keys = {name: load(manager, name, adapters[name], engine.config) for name in ("poetry", "business")}
-    prompt = "0123456789" * 2
+    for name in ("poetry", "business"):
+        load(manager, name, adapters[name], engine.config)
+    prompt, names = "0123456789" * 2, (None, "poetry", "business")
 
     def cached(adapter, request_id) -> int:
         engine.add_request(request_id, prompt, GREEDY, adapter=adapter)
         return run_to_end(engine)[request_id].num_cached_tokens
 
-    assert [cached(key, f"first {key}") for key in (None, *keys.values())] == [0, 0, 0], (
-        "each computes its own"
-    )
-    assert [cached(key, f"again {key}") for key in (None, *keys.values())] == [20 - P] * 3, (
-        "and finds its own"
-    )
+    assert [cached(name, f"first {name}") for name in names] == [0, 0, 0], "each computes its own"
+    assert [cached(name, f"again {name}") for name in names] == [20 - P] * 3, "and finds its own"
 
 
 def test_a_reloaded_adapter_does_not_find_what_the_old_one_computed(base, adapters):
@@ -153,55 +157,94 @@ def test_a_reloaded_adapter_does_not_find_what_the_old_one_computed(base, adapte
     engine, manager = composed(base, max_loras=1)
     prompt = "0123456789" * 2
     for number, name in enumerate(["poetry", "business", "poetry"]):
-        key = load(manager, "style", adapters[name], engine.config, load_inplace=number > 0)
-        engine.add_request(f"{number}", prompt, GREEDY, adapter=key)
+        load(manager, "style", adapters[name], engine.config, load_inplace=number > 0)
+        engine.add_request(f"{number}", prompt, GREEDY, adapter="style")
         done = run_to_end(engine)[f"{number}"]
         assert done.num_cached_tokens == 0, "a prefix of another load is another prefix"
         assert tokens(done) == told_by_peft(base, adapters[name], prompt, 8)
 
 
-def test_an_adapter_is_swapped_while_requests_run(base, adapters):
-    """Who has begun keeps the old one, who comes gets the new one, and both are in one batch."""
-    engine, manager = composed(base, max_loras=2)
+@pytest.mark.parametrize("max_loras", [1, 2])
+def test_an_adapter_is_swapped_while_requests_run(base, adapters, max_loras):
+    """Whoever was queued before keeps the old one, whoever comes gets the new one: in one batch, or one after
+    the other.
+    """
+    engine, manager = composed(base, max_loras=max_loras)
     old = load(manager, "style", adapters["poetry"], engine.config)
-    engine.add_request("old", PROMPT, GREEDY, adapter=old)
+    engine.add_request("old", PROMPT, GREEDY, adapter="style")
     for _ in range(3):
         engine.step()
+    engine.add_request("queued", PROMPT, GREEDY, adapter="style")
     new = load(manager, "style", adapters["business"], engine.config, load_inplace=True)
-    with pytest.raises(ParameterError, match="is not loaded"):
-        engine.add_request("late", PROMPT, GREEDY, adapter=old)
-    engine.add_request("new", PROMPT, GREEDY, adapter=new)
+    engine.add_request("new", PROMPT, GREEDY, adapter="style")
     done = run_to_end(engine)
-    assert tokens(done["old"]) == told_by_peft(base, adapters["poetry"], PROMPT, 8), "it keeps its adapter"
-    assert tokens(done["new"]) == told_by_peft(base, adapters["business"], PROMPT, 8)
-    third = load(manager, "third", adapters["stable"], engine.config)
-    assert set(manager.slots.slot_of) == {new, third}, "the old one's slot is used again"
-    engine.add_request("third", PROMPT, GREEDY, adapter=third)
+    told = {name: told_by_peft(base, adapters[name], PROMPT, 8) for name in ("poetry", "business")}
+    assert tokens(done["old"]) == told["poetry"], "it keeps its adapter"
+    assert tokens(done["queued"]) == told["poetry"], "so does one that waits"
+    assert tokens(done["new"]) == told["business"]
+    assert set(manager.slots.adapters) == {old, new}
+    load(manager, "third", adapters["stable"], engine.config)
+    assert old not in manager.slots.adapters, "nobody needs it any more"
+    assert old not in manager.slots.slot_of
+    engine.add_request("third", PROMPT, GREEDY, adapter="third")
     assert tokens(run_to_end(engine)["third"]) == told_by_peft(base, adapters["stable"], PROMPT, 8)
 
 
-def test_a_request_that_was_checked_before_its_adapter_went_is_refused_when_it_is_queued(base, adapters):
-    """Between the two, its slot may have been given to another."""
+def test_a_name_is_settled_when_the_request_is_queued_and_not_before(base, adapters):
+    """Between its check and the queue, the name may get another adapter, or be unloaded."""
     engine, manager = composed(base, max_loras=1)
-    key = load(manager, "poetry", adapters["poetry"], engine.config)
-    samples = engine.make_requests("a", PROMPT, GREEDY, adapter=key)
-    manager.unload("poetry")
-    load(manager, "business", adapters["business"], engine.config)
-    with pytest.raises(ParameterError, match=f"adapter='{key}' is not loaded"):
-        engine.add("a", samples, PROMPT)
+    load(manager, "style", adapters["poetry"], engine.config)
+    made = {name: engine.make_requests(name, PROMPT, GREEDY, adapter="style") for name in ("a", "b")}
+    load(manager, "style", adapters["business"], engine.config, load_inplace=True)
+    engine.add("a", made["a"], PROMPT)
+    assert tokens(run_to_end(engine)["a"]) == told_by_peft(base, adapters["business"], PROMPT, 8)
+    manager.unload("style")
+    with pytest.raises(NotFoundError, match="adapter 'style' is not loaded"):
+        engine.add("b", made["b"], PROMPT)
     assert_idle(engine)
-    with pytest.raises(ParameterError, match="'poetry' is not loaded"):
-        engine.make_requests("b", PROMPT, GREEDY, adapter="poetry")
+
+
+def test_more_adapters_than_slots_take_turns(base, adapters):
+    """Ten rounds of three adapters over each number of slots: everybody is answered, and rightly."""
+    want = {name: told_by_peft(base, folder, PROMPT, 8) for name, folder in adapters.items()}
+    for max_loras in (1, 2):
+        engine, manager = composed(base, max_loras=max_loras)
+        for name, folder in adapters.items():
+            load(manager, name, folder, engine.config)
+        for i in range(10):
+            for name in adapters:
+                engine.add_request(f"{name} {i}", PROMPT, GREEDY, adapter=name)
+        done = run_to_end(engine)
+        assert len(done) == 30
+        assert all(tokens(done[f"{name} {i}"]) == want[name] for name in want for i in range(10))
+        assert_idle(engine)
+
+
+def test_a_request_that_is_aborted_while_it_waits_for_a_slot_leaves_nothing_behind(base, adapters):
+    engine, manager = composed(base, max_loras=1)
+    for name in ("poetry", "business"):
+        load(manager, name, adapters[name], engine.config)
+    engine.add_request("runs", PROMPT, GREEDY, adapter="poetry")
+    engine.add_request("waits", PROMPT, GREEDY, adapter="business")
+    engine.step()
+    assert [request.request_id for request in engine.scheduler.waiting] == ["waits"]
+    manager.unload("business")
+    assert engine.abort_request("waits").outputs[0].finish_reason == "abort"
+    assert tokens(run_to_end(engine)["runs"]) == told_by_peft(base, adapters["poetry"], PROMPT, 8)
+    assert_idle(engine)
+    key = manager.key("poetry")
+    assert list(manager.slots.adapters) == [key], "business had neither a name nor a request any more"
+    assert list(manager.slots.slot_of) == [key]
 
 
 def test_a_smaller_rank_leaves_nothing_of_the_adapter_before_it(base, adapters):
     """Slots are used again: rank 4 in all layers, then rank 2 in some."""
     engine, manager = composed(base, max_loras=1)
-    load(manager, "poetry", adapters["poetry"], engine.config)
-    manager.unload("poetry")
-    key = load(manager, "business", adapters["business"], engine.config)
-    engine.add_request("a", PROMPT, GREEDY, adapter=key)
-    assert tokens(run_to_end(engine)["a"]) == told_by_peft(base, adapters["business"], PROMPT, 8)
+    for name in ("poetry", "business"):
+        load(manager, name, adapters[name], engine.config)
+        engine.add_request(name, PROMPT, GREEDY, adapter=name)
+        done = run_to_end(engine)[name]
+    assert tokens(done) == told_by_peft(base, adapters["business"], PROMPT, 8)
 
 
 def test_a_slot_that_is_used_again_is_cleared(base):
@@ -209,7 +252,7 @@ def test_a_slot_that_is_used_again_is_cleared(base):
     model, slots = adapted_model(base, max_loras=1)
     for layer in slots.layers.values():
         layer.down.fill_(torch.inf), layer.up.fill_(torch.inf)
-    slots.put("a", by_hand(model.config))
+    slots.write(0, by_hand(model.config))
     assert all(layer.down.isfinite().all() and layer.up.isfinite().all() for layer in slots.layers.values())
 
 
@@ -218,9 +261,9 @@ def test_parts_of_a_fused_layer_change_their_own_rows():
     """As query and value of a Llama; each part has a rank below the slot's."""
     torch.manual_seed(0)
     rows, linear = GroupedRows(), torch.nn.Linear(6, 9)
-    layer = LoRALinear(linear, rows, max_loras=2, parts=3, max_rank=4, like=linear.weight)
+    layer = LoRALinear(linear, rows, max_loras=2, num_parts=3, max_rank=4, like=linear.weight)
     query, value = (Factors(torch.randn(2, 6), torch.randn(3, 2), own) for own in (slice(0, 3), slice(6, 9)))
-    layer.put(1, (query, value), scale=0.5)
+    layer.write(1, (query, value), scale=0.5)
     rows.fill([1], [0, 5])
     x = torch.randn(5, 6)
     added = layer(x) - linear(x)
@@ -260,7 +303,7 @@ def test_quantized_layers_are_wrapped_and_plain_ones_inside_are_packed(base, ada
     assert isinstance(block.attention.qkv.base, Transposed), "packed inside its wrapper"
     assert not isinstance(model.head, LoRALinear), "the output layer sees other rows than the rest"
     adapter = read_adapter(adapters["poetry"], model.config)
-    slots.put("poetry", adapter)
+    slots.write(0, adapter)
     slots.rows.fill([0], [0, 5])
     x = torch.randn(5, 48)
     (factors,) = adapter.layers["blocks.0.mlp.up"]
@@ -274,21 +317,6 @@ def test_slots_take_the_bytes_that_are_said_before(base, dtype):
     said = slots.num_bytes(model)
     slots.wrap(model)
     assert said == sum(layer.down.nbytes + layer.up.nbytes for layer in slots.layers.values()) > 0
-
-
-def test_slots_are_as_many_as_were_asked_for(base):
-    _, slots = adapted_model(base, max_loras=2)
-    config = load_model(base).config
-    for key in "ab":
-        slots.put(key, by_hand(config))
-    with pytest.raises(ValueError, match="c: all 2 slots are taken"):
-        slots.put("c", by_hand(config))
-    slots.drop("a")
-    slots.put("c", by_hand(config))
-    assert slots.slot_of == {"b": 1, "c": 0}
-    slots.drop("b")
-    with pytest.raises(ValueError, match=f"d: rank={MAX_RANK + 1}: at most {MAX_RANK} is accepted"):
-        slots.put("d", by_hand(config, rank=MAX_RANK + 1))
 
 
 @pytest.mark.parametrize("field", ["max_loras", "max_lora_rank"])

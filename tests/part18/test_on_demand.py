@@ -1,11 +1,11 @@
-"""Offline, whoever asks for an adapter has it loaded; the one not used for longest makes room."""
+"""Offline, whoever asks for an adapter has it loaded; of those not in use, the ones used last stay."""
 
 import pytest
 
 from engine.decoding.params import ParameterError
 from engine.lora.on_demand import OnDemand
 from engine.lora.request import LoRARequest
-from tests.part18.test_manager import Played
+from tests.part18.test_manager import RANK, Played, adapter
 
 A, B, C, D = (LoRARequest(name, number, f"folder/{name}") for number, name in enumerate("abcd", 1))
 
@@ -14,12 +14,13 @@ A, B, C, D = (LoRARequest(name, number, f"folder/{name}") for number, name in en
 def played(monkeypatch):
     """With two slots; `read` says which folders were read, and `loaded` which names are there."""
     played = Played(2)
-    played.slots.max_lora_rank, played.read = 8, []
+    played.read = []
 
-    def read(folder, config, max_rank):
-        assert max_rank == 8, "a rank that no slot has room for is refused when it is read"
+    def read(folder, config, max_rank, dtype):
+        assert max_rank == RANK, "a rank that no slot has room for is refused when it is read"
+        assert dtype == played.slots.dtype, "and numbers that no slot can hold"
         played.read.append(folder)
-        return folder
+        return adapter()
 
     monkeypatch.setattr("engine.lora.on_demand.read_adapter", read)
     played.on_demand = OnDemand(played.manager, None)
@@ -28,54 +29,42 @@ def played(monkeypatch):
 
 
 def test_each_gets_its_key_and_is_read_once(played):
-    keys = played.on_demand.keys([A, None, B, A])
-    assert keys == ["a@1", None, "b@2", "a@1"]
-    assert played.on_demand.keys([B, A]) == ["b@2", "a@1"]
+    assert [played.on_demand.key(wanted) for wanted in (A, B, A)] == ["a@1", "b@2", "a@1"]
+    assert [played.on_demand.key(wanted) for wanted in (B, A)] == ["b@2", "a@1"]
     assert played.read == [A.lora_path, B.lora_path], "what is loaded is not read again"
-    assert played.slots.put_in == [A.lora_path, B.lora_path]
 
 
 def test_the_one_whose_last_use_is_longest_ago_makes_room(played):
-    played.on_demand.keys([A, B])
-    played.on_demand.keys([A])
-    played.on_demand.keys([C])
+    for wanted in (A, B, A, C):
+        played.on_demand.key(wanted)
     assert played.loaded() == {"a", "c"}, "a was used after b"
-    played.on_demand.keys([B])
+    played.on_demand.key(B)
     assert played.loaded() == {"c", "b"}
+    assert set(played.slots.adapters) == {"c@3", "b@4"}, "nothing stays in memory of those that went"
 
 
-def test_who_is_asked_for_in_the_same_call_stays(played):
-    played.on_demand.keys([A, B])
-    played.on_demand.keys([C, A])
-    assert played.loaded() == {"a", "c"}, "a's last use is longest ago, but it is wanted now"
-    assert played.read.count(A.lora_path) == 1, "so it was never away"
-
-
-def test_who_has_a_request_stays(played):
-    (key, _) = played.on_demand.keys([A, B])
-    ends = played.begins(key)
-    played.on_demand.keys([C])
-    assert played.loaded() == {"a", "c"}, "a's last use is longest ago, but a request has it"
-    with pytest.raises(ParameterError, match="all 2 slots"):
-        played.on_demand.keys([B, D])
-    assert "a" in played.loaded()
-    ends()
-    played.on_demand.keys([B, D])
-    assert played.loaded() == {"b", "d"}
+def test_an_adapter_that_a_request_has_stays_and_nobody_is_refused(played):
+    ends = [played.begins(played.on_demand.key(wanted), "waiting") for wanted in (A, B, C)]
+    assert played.loaded() == {"a", "b", "c"}, "more than there are slots: their requests wait"
+    assert played.on_demand.key(A) == "a@1", "it was never away"
+    played.on_demand.key(D)
+    assert played.loaded() == {"a", "b", "c", "d"}
+    for end in ends:
+        end()
+    played.on_demand.key(D)
+    assert played.loaded() == {"a", "d"}, "c and b were used before a"
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    "wanted",
     [
-        ([LoRARequest("a", 1, "elsewhere")], "contradicts"),
-        ([LoRARequest("a", 7, A.lora_path)], "contradicts"),
-        ([LoRARequest("z", 1, A.lora_path)], "contradicts"),
-        ([B, LoRARequest("b", 2, "elsewhere")], "contradicts"),
-        ([A, B, C], "names 3 adapters: max_loras=2"),
+        LoRARequest("a", 1, "elsewhere"),
+        LoRARequest("a", 7, A.lora_path),
+        LoRARequest("z", 1, A.lora_path),
     ],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(played, wanted, words):
-    played.on_demand.keys([A])
-    with pytest.raises(ParameterError, match=words):
-        played.on_demand.keys(wanted)
+def test_what_cannot_be_is_refused_and_changes_nothing(played, wanted):
+    played.on_demand.key(A)
+    with pytest.raises(ParameterError, match="contradicts"):
+        played.on_demand.key(wanted)
     assert (played.loaded(), played.read) == ({"a"}, [A.lora_path])

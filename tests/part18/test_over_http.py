@@ -12,12 +12,11 @@ import pytest
 
 from engine.core.engine_thread import EngineError
 from engine.decoding.chat_template import ChatTemplate
-from engine.decoding.params import SamplingParams
+from engine.decoding.params import NotFoundError, SamplingParams
 from engine.lora.adapter import read_adapter
 from engine.server.adapters import AdapterEngine, adapter_routes, named_folders
 from engine.server.app import create_app
 from engine.server.chat import Chat, chat_routes
-from engine.server.errors import RequestError
 from engine.server.scored import ScoredCompletions
 from tests.part04.serving import DEADLINE, http, openai_client, serve, wait_until
 from tests.part06.fakes import TOKENIZER, Gate, at_rest
@@ -194,16 +193,27 @@ def test_files_that_cannot_be_loaded_are_refused_without_this_machines_paths(ser
     loaded(client, "poetry")  # and the server goes on
 
 
-def test_a_taken_name_and_full_slots_are_refused_with_a_code(serving):
+def test_a_taken_name_and_one_that_is_not_there_are_refused_with_a_code(serving):
     client, _ = serving(max_loras=1)
     loaded(client, "poetry")
     refused(client.post(LOAD, json={"lora_name": "poetry"}), 400, "already_loaded", "is loaded already")
     loaded(client, "poetry", load_inplace=True)
-    refused(client.post(LOAD, json={"lora_name": "business"}), 409, "no_free_slot", "all 1 slots")
     refused(
         client.post(UNLOAD, json={"lora_name": "business"}), 404, "not_loaded", "'business' is not loaded"
     )
     refused(client.post(UNLOAD, json={"lora_name": "../x"}), 404, "not_loaded")
+
+
+def test_more_adapters_than_slots_are_served_to_all_who_ask_at_once(serving, text):
+    client, backend = serving(max_loras=1)
+    names = ["poetry", "business", "stable"]
+    for name in names:
+        loaded(client, name)
+    with ThreadPoolExecutor(6) as pool:
+        asked = [name for _ in range(10) for name in names]
+        told = list(pool.map(lambda name: completed(client, name), asked))
+    assert told == [text[name] for name in asked]
+    assert list(backend.manager.slots.slot_of.values()) == [0]
 
 
 def test_a_stream_keeps_its_adapter_while_it_is_unloaded_and_another_takes_its_name(serving, text, folder):
@@ -221,31 +231,51 @@ def test_a_stream_keeps_its_adapter_while_it_is_unloaded_and_another_takes_its_n
         pieces += [line for line in lines if line]
     chunks = [json.loads(p.removeprefix("data: ")) for p in pieces if p != "data: [DONE]"]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text["poetry"]
-    wait_until(lambda: not backend.engine.has_unfinished_requests())
     loaded(client, "poetry")
-    assert completed(client, "poetry") == text["business"], "the name leads to what it was given last"
+    assert completed(client, "poetry") == text["business"], "the name stands for what it was given last"
 
 
-def test_a_request_whose_adapter_goes_before_it_is_queued_is_refused(base, adapters):
-    """Not computed with whatever lies in the slot by then."""
+def test_a_request_has_the_adapter_that_its_name_stands_for_when_it_is_queued(base, adapters, text):
+    """Not what it stood for when the request was checked; and no key of the engine's is in any message."""
     engine, manager = composed(base, max_loras=1)
     backend = AdapterEngine(engine, "base", manager)
 
     async def run():
         async with backend:
-            await backend.load_adapter("poetry", adapters["poetry"])
-            stream = await backend.generate(PROMPT, GREEDY, "a", adapter=backend.key("poetry"))
-            await backend.unload_adapter("poetry")
-            await backend.load_adapter("business", adapters["business"])
-            with pytest.raises(ValueError, match=r"adapter='poetry@1' is not loaded"):
-                await anext(stream)
-            with pytest.raises(RequestError, match="'poetry' does not exist any more"):
-                backend.key("poetry")
-            assert backend.key("base") is None
+            await backend.load_adapter("style", adapters["poetry"])
+            first, second = [await backend.generate(PROMPT, GREEDY, i, adapter="style") for i in "ab"]
+            await backend.load_adapter("style", adapters["business"], load_inplace=True)
+            *_, last = [output async for output in first]
+            assert last.outputs[0].text == text["business"]
+            await backend.unload_adapter("style")
+            with pytest.raises(NotFoundError, match=r"^adapter 'style' is not loaded$"):
+                await anext(second)
         with pytest.raises(EngineError, match="not running"):
-            await backend.unload_adapter("business")
+            await backend.unload_adapter("style")
 
     asyncio.run(asyncio.wait_for(run(), DEADLINE))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_name_that_is_unloaded_while_its_request_is_checked_is_a_404(serving, stream, monkeypatch):
+    """By its public name, as for a model that was never there."""
+    client, backend = serving()
+    loaded(client, "poetry")
+    generate = backend.generate
+
+    async def slowly(*asked, **options):
+        made = await generate(*asked, **options)
+        await backend.unload_adapter("poetry")
+        return made
+
+    monkeypatch.setattr(backend, "generate", slowly)
+    answer = client.post("/v1/completions", json=ASK | {"model": "poetry", "stream": stream})
+    if stream:
+        error = json.loads(answer.text.removeprefix("data: ").split("\n")[0])["error"]
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+        assert error["message"] == "adapter 'poetry' is not loaded"
+    else:
+        refused(answer, 404, "model_not_found", "adapter 'poetry' is not loaded")
 
 
 def test_what_is_done_between_steps_may_fail_and_nobody_notices(base):
@@ -263,7 +293,7 @@ def test_what_is_done_between_steps_may_fail_and_nobody_notices(base):
     asyncio.run(asyncio.wait_for(run(), DEADLINE))
 
 
-def test_files_are_read_outside_the_event_loop_and_laid_in_by_the_engines_thread(base, adapters, monkeypatch):
+def test_files_are_read_outside_the_event_loop_and_copied_by_the_engines_thread(base, adapters, monkeypatch):
     """Neither stops anybody's stream: a step waits for the copy alone."""
     engine, manager = composed(base)
     backend, threads = AdapterEngine(engine, "base", manager), {}
@@ -273,16 +303,18 @@ def test_files_are_read_outside_the_event_loop_and_laid_in_by_the_engines_thread
         return read_adapter(*arguments)
 
     monkeypatch.setattr("engine.server.adapters.read_adapter", read)
-    put = manager.slots.put
+    write = manager.slots.write
     monkeypatch.setattr(
-        manager.slots, "put", lambda *a: threads.update(put=threading.current_thread()) or put(*a)
+        manager.slots, "write", lambda *a: threads.update(write=threading.current_thread()) or write(*a)
     )
 
     async def run():
         async with backend:
             await backend.load_adapter("poetry", adapters["poetry"])
             assert threads["read"] is not threading.current_thread()
-            assert threads["put"] is backend._thread
+            assert "write" not in threads, "nobody has asked for it yet"
+            await anext(await backend.generate(PROMPT, GREEDY, "a", adapter="poetry"))
+            assert threads["write"] is backend._thread
 
     asyncio.run(asyncio.wait_for(run(), DEADLINE))
 

@@ -11,6 +11,7 @@ from engine.lora.adapter import read_adapter
 from engine.lora.slots import AdapterSlots
 from engine.models.config import ModelConfig
 from engine.models.loader import load_model
+from engine.requests.batch import NO_ADAPTER
 from engine.text.tokenizer import Tokenizer
 
 ADAPTERS = Path(__file__).parents[2] / "adapters"
@@ -40,13 +41,14 @@ def perplexity():
         load_model("storyteller", transform=slots.wrap),
         Tokenizer.from_pretrained("storyteller"),
     )
+    slot_of = {None: NO_ADAPTER, "poetry": 0, "business": 1}
     for name in TEXTS:
-        slots.put(name, read_adapter(ADAPTERS / name, model.config))
+        slots.write(slot_of[name], read_adapter(ADAPTERS / name, model.config))
 
     @torch.inference_mode()
     def measure(adapter: str | None, text: str) -> float:
         ids = torch.tensor([0, *tokenizer.encode(text)])
-        slots.rows.fill([slots.slot_of.get(adapter, -1)], [0, len(ids) - 1])
+        slots.rows.fill([slot_of[adapter]], [0, len(ids) - 1])
         logits = model.logits(model(ids[:-1], torch.arange(len(ids) - 1), causal))
         return math.exp(torch.nn.functional.cross_entropy(logits, ids[1:]).item())
 

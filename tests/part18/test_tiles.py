@@ -25,11 +25,11 @@ def numbers(T: int, into: int, K: int, out: int, dtype=torch.float32, seed: int 
 
 
 def test_a_tile_has_rows_of_one_adapter():
-    order, slot_of = tiles_of([2, 0, NO_ADAPTER, 2], [0, TILE + 1, TILE + 3, TILE + 4, TILE + 5])
-    assert slot_of == [0, 2, 2]
-    assert order[0] == [TILE + 1, TILE + 2] + [PADDING] * (TILE - 2), "a tile that is not full"
-    assert order[1] == list(range(TILE))
-    assert order[2] == [TILE, TILE + 4] + [PADDING] * (TILE - 2), "rows need not be neighbours"
+    tile_rows, tile_slots = tiles_of([2, 0, NO_ADAPTER, 2], [0, TILE + 1, TILE + 3, TILE + 4, TILE + 5])
+    assert tile_slots == [0, 2, 2]
+    assert tile_rows[0] == [TILE + 1, TILE + 2] + [PADDING] * (TILE - 2), "a tile that is not full"
+    assert tile_rows[1] == list(range(TILE))
+    assert tile_rows[2] == [TILE, TILE + 4] + [PADDING] * (TILE - 2), "rows need not be neighbours"
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_addresses_never_change():
     rows = TiledRows(32, SLOTS, torch.device(DEVICE))
     rows.fill([0, 1], [0, 4, 8])
     rows.add(*numbers(8, 48, 4, 40))
-    addresses = rows.order.data_ptr(), rows.slot_of.data_ptr(), rows.middle.data_ptr()
+    addresses = rows.tile_rows.data_ptr(), rows.tile_slots.data_ptr(), rows.middle.data_ptr()
     for slots in ([2], [0, 1, 2], [NO_ADAPTER]):
         rows.fill(slots, list(range(len(slots) + 1)))
         rows.add(*numbers(len(slots), 48, 4, 40))
-    assert (rows.order.data_ptr(), rows.slot_of.data_ptr(), rows.middle.data_ptr()) == addresses
+    assert (rows.tile_rows.data_ptr(), rows.tile_slots.data_ptr(), rows.middle.data_ptr()) == addresses
 
 
 @pytest.mark.parametrize("max_tokens", [1, 5, 40, 600])
@@ -105,7 +105,7 @@ def test_there_are_tiles_enough_for_the_worst_mixture(max_tokens):
     rows = TiledRows(max_tokens, SLOTS, torch.device(DEVICE))
     slots = [t % SLOTS for t in range(max_tokens)]
     rows.fill(slots, list(range(max_tokens + 1)))
-    assert len(tiles_of(slots, list(range(max_tokens + 1)))[1]) <= rows._tiles(max_tokens)
+    assert len(tiles_of(slots, list(range(max_tokens + 1)))[1]) <= rows._max_tiles(max_tokens)
 
 
 def test_half_precision_is_summed_in_full():
@@ -122,8 +122,8 @@ def test_decode_steps_over_fixed_buffers_give_the_tokens_of_plain_steps(base, ad
 
     def told(engine, manager):
         for name in ("poetry", "business"):
-            key = load(manager, name, adapters[name], engine.config)
-            engine.add_request(name, "ab", three, adapter=key)
+            load(manager, name, adapters[name], engine.config)
+            engine.add_request(name, "ab", three, adapter=name)
         engine.add_request("base", "ab", three)
         done = run_to_end(engine)
         assert_idle(engine)

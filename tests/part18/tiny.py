@@ -100,7 +100,7 @@ def composed(base: Path, max_loras: int = 2, seats: int = 4, blocks: int = 60, e
     model, slots = adapted_model(base, max_loras)
     memory = PageMemory(model.config, blocks, P)
     scheduler = ContinuousScheduler(
-        memory.plan(), seats, MAX_TOKENS, adapter_slots=slots.slot_of, spoken_of=spoken_of
+        memory.plan(), seats, MAX_TOKENS, adapter_slots=slots, spoken_of=spoken_of
     )
     manager = AdapterManager(slots, scheduler)
     scores = logprobs_of(TOKENIZER, model.logits)

@@ -55,21 +55,33 @@ def test_a_mixed_batch_gives_what_each_gets_alone(alone, options):
 
 def test_adapters_are_loaded_when_they_are_asked_for_and_the_oldest_makes_room():
     llm = LLM("storyteller", enable_lora=True, max_loras=1)
-    manager = llm.engine.adapters
+    manager = llm.engine.adapters.manager
     first = texts(llm.generate("When I", GREEDY, lora_request=POETRY))
     key = manager.key_of["poetry"]
     assert texts(llm.generate("When I", GREEDY, lora_request=POETRY)) == first
     assert manager.key_of == {"poetry": key}, "it was there already"
-    assert texts(llm.generate("When I", GREEDY, lora_request=BUSINESS)) != first
+    second = texts(llm.generate("When I", GREEDY, lora_request=BUSINESS))
+    assert second != first
     assert list(manager.key_of) == ["business"]
     assert texts(llm.generate("When I", GREEDY, lora_request=POETRY)) == first
-    with pytest.raises(ParameterError, match="names 2 adapters: max_loras=1"):
-        llm.generate(["a", "b"], GREEDY, lora_request=[POETRY, BUSINESS])
     stream = llm.stream("When I", GREEDY, lora_request=POETRY)
     next(stream)
-    with pytest.raises(ParameterError, match="all 1 slots"):
-        llm.generate("a", GREEDY, lora_request=BUSINESS)
+    assert texts(llm.generate("When I", GREEDY, lora_request=BUSINESS)) == second, "it waits for the slot"
     assert list(stream)[-1].outputs[0].text == first[0], "who streams keeps its adapter"
+
+
+@pytest.mark.parametrize("max_loras", [1, 2])
+def test_one_call_may_name_more_adapters_than_there_are_slots(alone, max_loras):
+    """Their requests take turns; all thirty are answered as each alone."""
+    llm = LLM("storyteller", enable_lora=True, max_loras=max_loras)
+    third = LoRARequest("sonnets", 3, ADAPTERS / "poetry")  # another adapter by its name and number
+    wanted = [POETRY, BUSINESS, third] * 10
+    prompts = [PROMPTS[0], PROMPTS[1], PROMPTS[0]] * 10
+    expected = [alone[0], alone[1], alone[0]] * 10
+    assert texts(llm.generate(prompts, GREEDY, lora_request=wanted)) == expected
+    manager = llm.engine.adapters.manager
+    llm.generate("When I", GREEDY, lora_request=POETRY)
+    assert len(manager.slots.adapters) == len(manager.key_of) == max_loras, "more are not kept in memory"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,10 @@ from engine.decoding.params import ParameterError
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 LONG = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
 PROMPTS = ["Once upon a time", "One day, a little bird"]
-POETRY = LoRARequest("poetry", 1, Path(__file__).parents[2] / "adapters" / "poetry")
+ADAPTERS = Path(__file__).parents[2] / "adapters"
+POETRY = LoRARequest("poetry", 1, ADAPTERS / "poetry")
+BUSINESS = LoRARequest("business", 2, ADAPTERS / "business")
+SONNETS = LoRARequest("sonnets", 3, ADAPTERS / "poetry")
 
 
 @pytest.fixture
@@ -43,6 +46,50 @@ def test_an_adapter_speaks(engine):
     expected = LLM("storyteller", enable_lora=True).generate(PROMPTS, GREEDY, lora_request=POETRY)
     found = asyncio.run(both(engine, lora_request=POETRY))
     assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in expected]
+
+
+@pytest.mark.parametrize(("max_loras", "wanted"), [(1, [POETRY, BUSINESS]), (2, [POETRY, BUSINESS, SONNETS])])
+def test_requests_whose_adapter_has_no_slot_wait_and_all_are_answered(max_loras, wanted):
+    """Ten of each at once, more adapters than slots: no adapter is pushed out before its request runs."""
+    args = AsyncEngineArgs(model="storyteller", enable_lora=True, max_loras=max_loras)
+    engine = AsyncLLMEngine.from_engine_args(args)
+
+    async def run():
+        alone = {}
+        for lora in wanted:
+            alone[lora] = (
+                (await last(engine, PROMPTS[0], request_id="alone", lora_request=lora)).outputs[0].text
+            )
+        asked = [(i, lora) for i in range(10) for lora in wanted]
+        found = await asyncio.gather(
+            *(
+                last(engine, PROMPTS[0], request_id=f"{lora.lora_name} {i}", lora_request=lora)
+                for i, lora in asked
+            ),
+            return_exceptions=True,
+        )
+        told = [output if isinstance(output, Exception) else output.outputs[0].text for output in found]
+        assert told == [alone[lora] for _, lora in asked]
+        leaver = engine.generate(PROMPTS[0], LONG, "runs", lora_request=wanted[0])
+        await anext(leaver)
+        waiting = [
+            asyncio.create_task(last(engine, PROMPTS[0], request_id=lora.lora_name, lora_request=lora))
+            for lora in wanted[1:]
+        ]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await leaver.aclose()
+        await last(engine, PROMPTS[0])  # behind all of them in the engine's queue of commands
+        assert not engine.engine.has_unfinished_requests()
+        assert engine.engine.scheduler.waiting == []
+
+    try:
+        asyncio.run(run())
+        assert len(engine.engine.adapters.manager.slots.adapters) <= len(wanted)
+    finally:
+        engine.shutdown()
 
 
 def test_prompts_have_the_forms_that_LLM_takes(engine):

@@ -58,7 +58,9 @@ class Result:
 
 @pytest.fixture(scope="module")
 def run():
-    """(what was submitted, in order; the outputs) of one mixed run over little memory."""
+    """(what was submitted, in order; the outputs; bytes; adapters by slot) of one mixed run over little
+    memory.
+    """
     probe = load_devices(ARGS)
     per_block = probe.args.kv_cache_memory_bytes // probe.memory.num_blocks
     engine = build_engine(replace(ARGS, kv_cache_memory_bytes=22 * per_block))
@@ -66,18 +68,18 @@ def run():
     engine.executor = Noted(engine.executor, "model", log)
     (speculation,) = engine.capabilities
     speculation.proposer.runner = Noted(speculation.proposer.runner, "draft", log)
-    keys = {
-        name: engine.adapters.load(name, read_adapter(folder, engine.config))
-        for name, folder in ADAPTERS.items()
-    }
+    for name, folder in ADAPTERS.items():
+        engine.adapters.load(name, read_adapter(folder, engine.config))
+    in_slot = {}
+    engine.adapters.slots.on_assign = in_slot.__setitem__
     for i, (prompt, params, adapter) in enumerate(ASKED):
         asked = SamplingParams(max_tokens=60, **({"seed": i} | params))
-        engine.add_request(str(i), prompt, asked, adapter=keys.get(adapter))
+        engine.add_request(str(i), prompt, asked, adapter=adapter)
     outputs = {}
     while engine.has_unfinished_requests():
         outputs |= {output.request_id: output for output in engine.step() if output.finished}
     assert not any(output.error for output in outputs.values())
-    return log, outputs, 22 * per_block
+    return log, outputs, 22 * per_block, in_slot
 
 
 def test_the_run_has_all_that_a_step_may_have(run):
@@ -93,10 +95,11 @@ def test_the_run_has_all_that_a_step_may_have(run):
 
 
 def test_a_runner_that_never_saw_a_request_computes_the_same_from_the_bytes(run):
-    log, _, memory = run
+    log, _, memory, in_slot = run
     devices = load_devices(replace(ARGS, kv_cache_memory_bytes=memory))
-    for slot, folder in enumerate(ADAPTERS.values()):
-        devices.slots.lay(slot, read_adapter(folder, devices.config))
+    assert len(in_slot) == len(ADAPTERS), "each has a slot to the end"
+    for slot, adapter in in_slot.items():
+        devices.slots.write(slot, adapter)
     runners = {"model": devices.runner, "draft": devices.draft}
     for number, (name, data, want) in enumerate(log):
         got = runners[name].submit(from_bytes(data)).result()

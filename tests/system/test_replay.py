@@ -81,6 +81,10 @@ def batches(lines: list[dict]) -> list[dict]:
             lambda lines: any(max(b["adapters"]) == 0 for b in batches(lines)),
         ),
         (
+            {"enable_lora": True, "max_loras": 1, "async_scheduling": True},
+            lambda lines: [line["adapter"] for line in lines if "adapter" in line] == [0, 0],
+        ),
+        (
             {
                 "kv_cache_memory_bytes": 160 * TOKEN_BYTES,
                 "max_model_len": 160,
@@ -90,11 +94,23 @@ def batches(lines: list[dict]) -> list[dict]:
             lambda lines: {c["kind"] for b in batches(lines) for c in b["copies"]} >= {"in", "out"},
         ),
     ],
-    ids=["pages", "slots", "chunks", "one step ahead", "draft", "draft ahead", "adapter", "swapping"],
+    ids=[
+        "pages",
+        "slots",
+        "chunks",
+        "one step ahead",
+        "draft",
+        "draft ahead",
+        "adapter",
+        "slots of adapters",
+        "swapping",
+    ],
 )
 def test_a_recorded_run_replays_equal(options, happened, tmp_path):
     file = tmp_path / "run.jsonl"
-    adapter = LoRARequest("poetry", 1, ADAPTERS / "poetry") if "enable_lora" in options else None
+    poetry = LoRARequest("poetry", 1, ADAPTERS / "poetry")
+    business = LoRARequest("business", 2, ADAPTERS / "business")
+    adapter = {None: None, 2: poetry, 1: [poetry, business, None]}[options.get("max_loras")]
     llm = LLM("storyteller", record=file, **options)
     llm.generate(PROMPTS, PARAMS, use_tqdm=False, lora_request=adapter)
     lines = lines_of(file)

@@ -91,15 +91,11 @@ def told(ahead: bool, speculative: dict | None) -> dict:
     engine = build_engine(args)
     engine.executor.select = masked(engine.executor.select)
     engine.capabilities.append(Grammar())
-    keys = {
-        name: engine.adapters.load(name, read_adapter(ROOT / "adapters" / name, engine.config))
-        for name in ("poetry", "business")
-    }
+    for name in ("poetry", "business"):
+        engine.adapters.load(name, read_adapter(ROOT / "adapters" / name, engine.config))
     for name, (params, adapter) in ASKED.items():
         asked = SamplingParams(max_tokens=30, ignore_eos=True, **params)
-        engine.add_request(
-            name, "Once upon a time, there was a dog and a dog", asked, adapter=keys.get(adapter)
-        )
+        engine.add_request(name, "Once upon a time, there was a dog and a dog", asked, adapter=adapter)
     done = {}
     while engine.has_unfinished_requests():
         done |= {output.request_id: output for output in engine.step() if output.finished}
