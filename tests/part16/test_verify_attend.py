@@ -6,6 +6,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
+from engine.attention.paged import Pages
 from engine.kernels.verify_attend import FEWEST, MOST_NEW, VerifyAttend
 from tests.part13.attending import DH, D, H, Rows
 from tests.part13.compiling import compiled
@@ -19,7 +20,9 @@ class Pass(Rows):
         there = [(old, new) for old, new in work if new]
         pages, keys, values, generator = scattered([old + new for old, new in there], H, DH)
         positions = np.concatenate([np.arange(old, old + new) for old, new in there])
-        by_row = pages.by_row(np.array([new for _, new in there]), positions)
+        # A page for each new token: as if it were a sequence that ends with it.
+        tables = np.repeat(pages.tables, [new for _, new in there], axis=0)
+        by_row = Pages(tables, positions + 1, pages.block_size)
         rows = [bool(new) for _, new in work for _ in range(max(new, 1))]
         live = [row for row, somebody in enumerate(rows) if somebody]
         super().__init__(len(rows), live, by_row, keys, values, generator, biased)
