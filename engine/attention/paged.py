@@ -61,8 +61,8 @@ class Pages:
         return self._on[device]
 
 
-# Makes the plan for one new token of each of S sequences, from (pages, query heads, any layer's keys). The plan
-# takes q[S, Hq, Dh] and a layer's keys and values [B, P, Hkv, Dh].
+# Makes the plan for one new token of each of S sequences, from (pages, query heads, any layer's keys). The
+# plan takes q[S, Hq, Dh] and a layer's keys and values [B, P, Hkv, Dh].
 PagedDecode = Callable[[Pages, int, Tensor], AttentionPlan]
 # Makes the plan for several new tokens of each, from (pages, query_start[S+1], any layer's keys); it takes
 # q[T, Hq, Dh] (Part 13).
@@ -105,7 +105,7 @@ def gather(memory: Tensor, places: Tensor) -> Tensor:
 
 
 class Gathered:
-    """Copies each sequence's keys and values into one row of a matrix, then softmax(q·kᵀ / √Dh)·v of all rows.
+    """Copies each sequence's keys and values into a row of a matrix, then softmax(q·kᵀ / √Dh)·v of all rows.
 
     The row of a shorter sequence is filled up with the sequence's own first token, and masked. Another
     sequence's numbers would not do: a mask hides any number but NaN.

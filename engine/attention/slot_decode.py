@@ -21,7 +21,7 @@ from engine.machine.device import on_device
 
 
 def combined_attend(parts: Sequence[tuple[slice | Tensor, Attend]]) -> Attend:
-    """One `attend` made of several. `parts`: (rows, attend) pairs, which cover each of a step's T rows once."""
+    """One `attend` made of several. `parts`: (rows, attend), which have each of a step's T rows once."""
     if len(parts) == 1:
         return parts[0][1]
 
@@ -124,9 +124,7 @@ class Ragged:
         self.padded.view(-1).scatter_(0, self.padded_index, self.scores.values())
         weights = self.padded.softmax(-1).view(-1).index_select(0, self.padded_index)  # [K]
         # 3. The sum (mode 0) of each row's values, each by its weight.
-        bags = torch.embedding_bag(
-            values, self.key_row, self.row_start, mode=0, per_sample_weights=weights
-        )
+        bags = torch.embedding_bag(values, self.key_row, self.row_start, mode=0, per_sample_weights=weights)
         return bags[0].view(q.shape)  # [R, Dh] -> [S, Hq, Dh]
 
 

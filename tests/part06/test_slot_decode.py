@@ -64,7 +64,9 @@ def test_keys_may_lie_anywhere():
     order = torch.randperm(keys.shape[0] * keys.shape[2], generator=torch.Generator().manual_seed(0))
     moved = [cache.transpose(1, 2).flatten(0, 1)[order] for cache in (keys, values)]  # [tokens, Hkv, Dh]
     place = torch.argsort(order).numpy() * 2  # of a token's first head, in rows of Dh
-    token_rows = np.concatenate([place[slot * 40 : slot * 40 + n] for slot, n in zip(slots, lens, strict=True)])
+    token_rows = np.concatenate(
+        [place[slot * 40 : slot * 40 + n] for slot, n in zip(slots, lens, strict=True)]
+    )
     plan = Ragged(token_rows, lens, num_heads=4, num_kv_heads=2, head_stride=1, keys=moved[0])
     assert (plan(q, *moved) - expected).abs().max() <= 1e-6
 
