@@ -14,7 +14,7 @@ import triton
 from torch import Tensor, nn
 
 from engine.attention.interface import Attend
-from engine.kernels.many_rows import _add_norm, _embed_norm, _linear_gelu
+from engine.kernels.many_rows import add_norm, embed_norm, linear_gelu
 from engine.kernels.single_row import SingleRow, blocks_of
 from engine.models.gpt2 import Model as GPT2
 
@@ -41,15 +41,15 @@ class PromptRows:
         x = token_ids.new_empty(T, D, dtype=torch.float32)
         normed = token_ids.new_empty(T, D, dtype=model.embed.weight.dtype)
         norms = self.norms
-        _embed_norm[(T,)](
+        embed_norm[(T,)](
             token_ids, positions, model.embed.weight, model.embed_position.weight, x,
             norms[0].weight, norms[0].bias, normed, eps, **shape,
         )  # fmt: skip
 
         def add(a: Tensor, linear: nn.Linear, norm: nn.LayerNorm) -> None:
-            """x += linear(a), and its norm."""
+            """x[T, D] += linear(a[T, in]), and normed = norm(x)."""
             product = torch.mm(a, linear.weight.t())
-            _add_norm[(T,)](
+            add_norm[(T,)](
                 x, product, linear.bias, norm.weight, norm.bias, normed, eps, T * D, SPLITS=1, **shape
             )
 
@@ -57,5 +57,5 @@ class PromptRows:
             qkv = F.linear(normed, block.attention.qkv.weight, block.attention.qkv.bias)
             attended = attend(layer, *qkv.view(T, *heads).unbind(1))  # [T, H, Dh]
             add(attended.flatten(1), block.attention.proj, norms[2 * layer + 1])
-            add(_linear_gelu(normed, block.mlp.up), block.mlp.down, norms[2 * layer + 2])
+            add(linear_gelu(normed, block.mlp.up), block.mlp.down, norms[2 * layer + 2])
         return normed

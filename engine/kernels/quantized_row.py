@@ -9,7 +9,7 @@ import triton.language as tl
 
 from engine.kernels.digits import dot, eight, place, split, whole
 from engine.kernels.pdl import release, wait
-from engine.kernels.single_row import Tile, _gelu
+from engine.kernels.single_row import Tile, gelu
 
 TILES = {
     "int8": {
@@ -104,7 +104,7 @@ def norm_product(
         y = dot(w, s, least, a0, a1, b0, b1, unit, total, ROWS, WORDS, GROUP)
         y = (y - mean * wg) * rstd + wb
         if GELU:
-            tl.store(out + place(row, N), _gelu(y).to(out.dtype.element_ty), mask=row < N)
+            tl.store(out + place(row, N), gelu(y).to(out.dtype.element_ty), mask=row < N)
         else:
             tl.store(out + row, y.to(out.dtype.element_ty), mask=row < N)
         if PROGRAMS * ROWS < N:

@@ -63,7 +63,7 @@ TILES = {
 
 
 @triton.jit
-def _gelu(x):
+def gelu(x):
     """GPT-2's: tanh as 1 - 2 / (exp(2u) + 1), which neither overflows nor loses small numbers' sign."""
     u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
     return x * (1 - 1 / (tl.exp(2 * u) + 1))
@@ -124,7 +124,7 @@ def _norm_linear(
         y = tl.sum(w.to(tl.float32) * a[None, :], 1)
         y = (y - mean * wg) * rstd + wb
         if GELU:
-            y = _gelu(y)
+            y = gelu(y)
         tl.store(out + row, y.to(out.dtype.element_ty), mask=row < N)
         if PROGRAMS * ROWS < N:
             w, wg, wb = next_w, next_wg, next_wb
