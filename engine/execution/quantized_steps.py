@@ -8,7 +8,7 @@ from collections.abc import Callable
 from engine.cache.memory import PageMemory
 from engine.execution import graphs
 from engine.models.language_model import LanguageModel
-from engine.quantization.row import QuantizedRow
+from engine.quantization.single_row import QuantizedSingleRow
 
 
 def steps(model: LanguageModel, memory: PageMemory, max_rows: int) -> Callable[[int], graphs.Step]:
@@ -17,7 +17,7 @@ def steps(model: LanguageModel, memory: PageMemory, max_rows: int) -> Callable[[
     Of `memory` it takes `keys` and `values` by layer: [B, P, Hkv, Dh].
     """
     many_rows = graphs.steps(model, memory, max_rows)
-    if not QuantizedRow.fits(model):
+    if not QuantizedSingleRow.fits(model):
         return many_rows
-    single_row = QuantizedRow(model, list(memory.keys), list(memory.values))
+    single_row = QuantizedSingleRow(model, list(memory.keys), list(memory.values))
     return lambda rows: single_row if rows == 1 else many_rows(rows)

@@ -50,8 +50,7 @@ def _fetch(token_ids, sources, chosen, out, S, PADDED: tl.constexpr):
 
 @triton.jit
 def _best_of_part(logits, best, best_token, stride, V: tl.constexpr, PART: tl.constexpr):
-    """Program (part, row): best and best_token[S, parts], the part's largest logit and the token that has it.
-    """
+    """Program (part, row): best and best_token[S, parts], the part's largest logit and the token of it."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     token = part * PART + tl.arange(0, PART)  # [PART]
     x = tl.load(logits + row * stride + token, mask=token < V, other=-float("inf")).to(tl.float32)

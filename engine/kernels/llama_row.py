@@ -180,10 +180,10 @@ def _linear_add(
     vector = tl.load(a + k, mask=k < K, other=0.0).to(tl.float32)
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
-        before = tl.load(x + row, mask=row < N, other=0.0)
+        residual = tl.load(x + row, mask=row < N, other=0.0)  # [ROWS]
         if PROGRAMS * ROWS < N:
             next_w = load_rows(weight, (row + PROGRAMS * ROWS).to(tl.int64), k, N, K)
-        tl.store(x + row, before + tl.sum(w.to(tl.float32) * vector[None, :], 1), mask=row < N)
+        tl.store(x + row, residual + tl.sum(w.to(tl.float32) * vector[None, :], 1), mask=row < N)
         if PROGRAMS * ROWS < N:
             w = next_w
 

@@ -99,8 +99,7 @@ class ManyRows:
 
 
 def linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
-    """gelu(linear(x)), x[S, in] -> [S, out]; gelu by tanh, as GPT-2's. PyTorch fuses that one on a GPU only.
-    """
+    """gelu(linear(x)), x[S, in] -> [S, out]. GPT-2's gelu is by tanh, which PyTorch fuses on a GPU only."""
     if x.is_cuda:
         return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)
     return F.gelu(F.linear(x, linear.weight, linear.bias), approximate="tanh")

@@ -16,7 +16,7 @@ from engine.layers.packed_linear import Transposed
 from engine.layers.replace import replace_linears
 from engine.models.loader import load_model
 from engine.quantization.quantize import quantize
-from engine.quantization.row import QuantizedRow
+from engine.quantization.single_row import QuantizedSingleRow
 from tests.part01.reference import random_gpt2, save
 from tests.part13.test_many_rows import TOLERANCE, VOCAB, Step
 from tests.part13.test_paged_attention import DEVICE
@@ -134,5 +134,5 @@ def test_one_row_of_a_quantized_gpt2_takes_part_17s_chain(tmp_path):
     folder = save(random_gpt2(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=2), tmp_path)
     model = load_model(folder, DEVICE, "float32", transform=lambda m: quantize(m, "int8"))
     make = steps(model, memory_for(model), 3)
-    assert isinstance(make(1), QuantizedRow)
+    assert isinstance(make(1), QuantizedSingleRow)
     assert isinstance(make(2), ModelStep)
