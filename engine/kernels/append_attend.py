@@ -83,13 +83,14 @@ def load_new_token(
     two (`SingleRow.knows`), so no lane of tl.arange(0, DH) lies outside the head, here and below.
     """
     D: tl.constexpr = H * DH
-    column = head * DH + tl.arange(0, DH)  # [DH]: of the query, among D
-    numbers = qkv + sequence * 3 * D + column
-    query, key, value = tl.load(numbers), tl.load(numbers + D), tl.load(numbers + 2 * D)  # [DH] each
+    d = tl.arange(0, DH)
+    address = qkv + sequence * 3 * D + head * DH + d
+    query, key, value = tl.load(address), tl.load(address + D), tl.load(address + 2 * D)  # [DH] each
     if BIAS:
-        query = (query.to(tl.float32) + tl.load(bias + column).to(tl.float32)).to(dtype)
-        key = (key.to(tl.float32) + tl.load(bias + D + column).to(tl.float32)).to(dtype)
-        value = (value.to(tl.float32) + tl.load(bias + 2 * D + column).to(tl.float32)).to(dtype)
+        bias += head * DH
+        query = (query.to(tl.float32) + tl.load(bias + d).to(tl.float32)).to(dtype)
+        key = (key.to(tl.float32) + tl.load(bias + d + D).to(tl.float32)).to(dtype)
+        value = (value.to(tl.float32) + tl.load(bias + d + 2 * D).to(tl.float32)).to(dtype)
     return query, key, value
 
 

@@ -41,9 +41,9 @@ def embed_codes(
     token, position = tl.load(token_ids).to(tl.int64), tl.load(positions).to(tl.int64)
     token_row = tl.load(token_codes + token * D + i, mask=inside, other=0).to(tl.float32)  # [PADDED]
     token_row = token_row * tl.load(token_scale + token)
-    position_row = tl.load(position_codes + position * D + i, mask=inside, other=0).to(tl.float32)
-    position_row = position_row * tl.load(position_scale + position)
-    tl.store(x + strided_index(i, D), token_row + position_row, mask=inside)
+    position_row = tl.load(position_codes + position * D + i, mask=inside, other=0).to(tl.float32)  # [PADDED]
+    address = x + strided_index(i, D)
+    tl.store(address, token_row + position_row * tl.load(position_scale + position), mask=inside)
 
 
 @triton.jit
