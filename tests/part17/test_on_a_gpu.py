@@ -28,7 +28,7 @@ def test_a_recorded_step_gives_the_logits_of_the_models_own_forward_pass(method,
     for make in (steps, lambda m, memory, rows: lambda _: ModelStep(m, memory.keys, memory.values)):
         memory, last = memory_for(model), LastTokens(1, torch.device("cuda", 0))
         graphs = DecodeGraphs(make(model, memory, 1), last, model.config.vocab_size, 1, 8, capture=True)
-        numbers = graphs._views(graphs._inputs, 1)
+        numbers = graphs._views(graphs._device_numbers, 1)
         replay, logits = graphs._graphs[1]
         found = []
         for position in range(40):
