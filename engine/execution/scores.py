@@ -1,8 +1,9 @@
 """Log probabilities of a step's tokens, for the requests that ask for them. Part 10.
 
-Promises that the tokens are those of a runner without it; that a step in which nobody asks does nothing more;
-that all of a step's numbers come from the device at once; and that a prompt's logits are never there all
-together: the output layer gets its rows in chunks. Which row speaks of which token the step's record says.
+Promises that they change no token; that a step in which no request asks costs nothing more; that all of a
+step's numbers come from the device in one copy; and that the output layer gets a prompt's rows in chunks, so
+that the logits of a long prompt are never in memory at once. The step's record says which row scores which
+token.
 """
 
 import math
@@ -26,27 +27,29 @@ ToLogits = Callable[[Tensor], Tensor]  # hidden[N, D] -> logits[N, V], for any N
 
 
 class ChosenLogprobs:
-    """Of the chosen tokens."""
+    """A `Score`: log probabilities of the chosen tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """`tokenizer` says how a token is shown."""
+        """`tokenizer`: for the tokens' texts."""
         self.text = partial(token_text, tokenizer)
 
     def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
-        """`Scores` of the rows whose requests ask, with as many of the likeliest as anybody asks for."""
+        """`Scores` of the rows whose requests ask, with as many of the likeliest as the largest request
+        wants.
+        """
         rows, values = self._rows(batch), logits.values
         if not rows:
             return None
         token_ids = token_ids.to(values.device)
         if len(rows) < len(token_ids):
-            (places,) = on_device(values.device, rows)
-            values, token_ids = values[places], token_ids[places]
+            (scored,) = on_device(values.device, rows)
+            values, token_ids = values[scored], token_ids[scored]
         n = max(batch.rows.logprobs)
-        # NO_TOKEN is no place.
+        # NO_TOKEN, which is negative, would be no column of the logits.
         return [*score_in_chunks(values.__getitem__, token_ids.clamp(min=0), n, values.shape[-1])]
 
-    def told(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
-        """With `logprobs`: an entry for each token of who asks, and an empty list for others."""
+    def attach(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
+        """With `logprobs`: for each sequence an entry for each of its tokens, or none if it does not ask."""
         token_ids, *scores = arrays
         rows = ScoredRows(token_ids[self._rows(batch)], scores, self.text)
         logprobs: list[list[TokenLogprobs]] = []
@@ -63,13 +66,13 @@ class ChosenLogprobs:
 
 
 class PromptLogprobs:
-    """Of the prompts' tokens, whose rows stop before the output layer."""
+    """A `Score`: log probabilities of the prompts' tokens, whose rows stop before the output layer."""
 
     def __init__(self, tokenizer: Tokenizer, to_logits: ToLogits) -> None:
         self.text, self.to_logits = partial(token_text, tokenizer), to_logits
 
     def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
-        """`Scores` of the rows that speak of a prompt's token, a chunk of them through the output layer at a
+        """`Scores` of the rows that score a prompt's token, a chunk of them through the output layer at a
         time.
         """
         hidden, asked = logits.prompt_hidden, batch.rows.prompt_logprobs
@@ -81,9 +84,9 @@ class PromptLogprobs:
         n, V = max(asked), logits.values.shape[-1]
         return [*score_in_chunks(lambda rows: self.to_logits(hidden[rows]), prompt_ids, n, V)]
 
-    def told(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
-        """A prompt's first token has nothing before it: None. A request some of whose scores are no numbers
-        fails, as it does where no token can be chosen.
+    def attach(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
+        """With `prompt_logprobs`. A prompt's first token has nothing before it: None. A request fails if one
+        of its scores is NaN, as it does where no token can be chosen.
         """
         _, *scores = arrays
         rows = ScoredRows(np.array(batch.rows.prompt_ids), scores, self.text) if scores else None
@@ -99,7 +102,7 @@ class PromptLogprobs:
 
 
 class ScoredRows:
-    """Scores that have come from the device, handed out in order."""
+    """Scores on the host, handed out row by row: `take`."""
 
     def __init__(
         self, token_ids: np.ndarray, scores: Sequence[np.ndarray], text: Callable[[int], str]
@@ -110,7 +113,7 @@ class ScoredRows:
         self.text, self._taken = text, 0
 
     def take(self, count: int, n: int) -> list[TokenScores]:
-        """The next `count` rows, each with its n likeliest tokens: copies, so that none keeps the others."""
+        """The next `count` rows, each with its n likeliest tokens: copies, so none keeps all in memory."""
         rows = range(self._taken, self._taken + count)
         self._taken = rows.stop
         return [
@@ -125,5 +128,5 @@ class ScoredRows:
 
 
 def logprobs_of(tokenizer: Tokenizer, to_logits: ToLogits) -> list[ChosenLogprobs | PromptLogprobs]:
-    """Both: a runner's `scores`. `to_logits`: the model's output layer."""
+    """Both scores, for `ModelRunner(scores=)`. `to_logits`: the model's output layer."""
     return [ChosenLogprobs(tokenizer), PromptLogprobs(tokenizer, to_logits)]
