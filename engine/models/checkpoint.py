@@ -12,7 +12,7 @@ from pathlib import Path
 
 ZOO = Path(__file__).parents[1] / "zoo"
 LARGEST_FILE = 1 << 28  # bytes of a file of settings or of a vocabulary; known ones have up to 40 million
-SMALL_FILES = ["*.json", "*.txt", "*.jinja"]
+SMALL_FILES = ["*.json", "*.txt", "*.jinja"]  # settings, vocabularies, chat templates: all but the weights
 
 
 class CheckpointError(Exception):
@@ -49,12 +49,14 @@ def resolve(name: str | Path, weights: bool = False) -> Path:
 
 
 def _readable(folder: Path) -> Path:
+    """The folder itself. Raises CheckpointError: this user may not read it."""
     if not os.access(folder, os.R_OK | os.X_OK):
         raise CheckpointError(f"{folder}: not readable by this user")
     return folder
 
 
 def _from_hub(repo_id: str, weights: bool) -> Path:
+    """The folder of a download, in the Hugging Face cache. Raises CheckpointError."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -64,18 +66,18 @@ def _from_hub(repo_id: str, weights: bool) -> Path:
             if any(folder.glob(pattern)):
                 break
     except Exception as error:  # the hub client has many: offline, unknown id, gated, no space
-        said, *_ = str(error).splitlines() or [""]
-        close = get_close_matches(repo_id, embedded_models(), 1)
+        reason, *_ = str(error).splitlines() or [""]
+        similar = get_close_matches(repo_id, embedded_models(), 1)
         raise CheckpointError(
-            f"model {repo_id!r} is neither an embedded model ({', '.join(embedded_models())}) nor a "
-            f"folder, and the Hugging Face hub did not provide it: {type(error).__name__}: {said.rstrip('.')}"
-            + (f"; did you mean {close[0]!r}?" if close else "")
+            f"model {repo_id!r} is neither an embedded model ({', '.join(embedded_models())}) nor a folder, "
+            f"and the Hugging Face hub did not provide it: {type(error).__name__}: {reason.rstrip('.')}"
+            + (f"; did you mean {similar[0]!r}?" if similar else "")
         ) from error
     return folder
 
 
 def read_text(path: Path) -> str:
-    """What is in `path`. Raises CheckpointError naming the file when it cannot be read, or should not be: a
+    """The text in `path`. Raises CheckpointError naming the file when it cannot be read, or should not be: a
     pipe, which might never answer, a device, or more than LARGEST_FILE bytes.
     """
     try:

@@ -26,6 +26,7 @@ from engine.machine.huge_pages import huge_pages
 from engine.models.config import ModelConfig
 from engine.models.language_model import LanguageModel
 from engine.models.loader import load_model
+from engine.quantization.checkpoint import restore
 from engine.quantization.quantize import pack_quantized, quantize
 from engine.speculation.config import MOST_TOKENS, SpeculativeConfig
 from engine.speculation.draft_model import DraftSampler
@@ -132,7 +133,9 @@ def _load(
     """The model, ready; on a CPU its weights are on huge pages."""
     ready = partial(_ready, args=args, sizes=sizes, quantization=quantization, slots=slots)
     with huge_pages() if str(args.device).startswith("cpu") else nullcontext():
-        return load_model(model, args.device, dtype, args.load_format, transform=ready)
+        return load_model(
+            model, args.device, dtype, args.load_format, transform=ready, restore_quantized=restore
+        )
 
 
 def _ready(

@@ -29,6 +29,7 @@ from engine.decoding.params import SamplingParams  # noqa: E402
 from engine.models import gpt2  # noqa: E402
 from engine.models.config import ModelConfig  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
+from engine.quantization.checkpoint import restore  # noqa: E402
 from engine.quantization.codes import pack_nibbles, quantize_groups, quantize_rows  # noqa: E402
 from engine.quantization.quantize import (  # noqa: E402
     QuantizationConfig,
@@ -125,7 +126,7 @@ def alone(folder: str, load_format: str) -> None:
     torch.set_num_threads(1)
     start = time.perf_counter()
     try:
-        model = pack_quantized(load_model(folder, load_format=load_format))
+        model = pack_quantized(load_model(folder, load_format=load_format, restore_quantized=restore))
     except (RuntimeError, MemoryError) as error:
         print(json.dumps({"fits": False, "why": str(error).splitlines()[0][:90]}))
         return
