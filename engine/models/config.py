@@ -55,7 +55,7 @@ class ModelConfig:
             raise CheckpointError(f"{path}: has no {error}") from None
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from None
-        except (TypeError, ValueError, ArithmeticError) as error:  # a text where a number should be, say, or 0
+        except (TypeError, ValueError, ArithmeticError) as error:  # a text for a number, or 0
             raise CheckpointError(f"{path}: {type(error).__name__}: {error}") from None
         return dataclasses.replace(config, eos_token_ids=_eos_token_ids(folder, raw))
 
