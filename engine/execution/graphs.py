@@ -149,8 +149,9 @@ class DecodeGraphs:
     def _views(self, numbers: Any, size: int) -> GraphInputs:
         """The inputs of `size` rows, as views of `numbers`: end to end from its start."""
         tables_start, end = NUMBERS_PER_ROW * size, (NUMBERS_PER_ROW + self.width) * size
-        per_row = numbers[:tables_start].reshape(NUMBERS_PER_ROW, size)
-        return GraphInputs(*per_row, numbers[tables_start:end].reshape(size, self.width))
+        token_ids, sources, positions, slots, lens = numbers[:tables_start].reshape(NUMBERS_PER_ROW, size)
+        tables = numbers[tables_start:end].reshape(size, self.width)
+        return GraphInputs(token_ids, sources, positions, slots, lens, tables)
 
     def _run(self, size: int) -> Tensor:
         """What a graph records: logits[size, at least V], and the likeliest tokens."""
