@@ -136,7 +136,7 @@ def _replace(model: AnyModel, config: QuantizationConfig, fill: bool) -> AnyMode
         device = linear.weight.device
         layer = kind(linear.in_features, linear.out_features, device, dtype, group_size=config.group_size)
         if fill and not (name == "head" and is_tied(model)):
-            layer.take(linear.weight, linear.bias)
+            layer.set_weight(linear.weight, linear.bias)
         elif fill:
             layer.bias.zero_()  # a tied head's codes are the embedding's (`tie`)
         return layer
@@ -145,7 +145,7 @@ def _replace(model: AnyModel, config: QuantizationConfig, fill: bool) -> AnyMode
     for name, table in [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Embedding)]:
         new = Int8Embedding(table.num_embeddings, table.embedding_dim, table.weight.device, dtype)
         if fill:
-            new.take(table.weight)
+            new.set_weight(table.weight)
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, new)
     tie(model)
