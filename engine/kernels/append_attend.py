@@ -80,7 +80,7 @@ def load_new_token(
     qkv, bias, head, sequence, dtype: tl.constexpr, H: tl.constexpr, DH: tl.constexpr, BIAS: tl.constexpr
 ):
     """The new token's query, key and value, [DH] each, rounded as if they had been stored. DH is a power of
-    two (`SingleRow.knows`), so no lane of tl.arange(0, DH) lies outside the head, here and below.
+    two (`SingleRow.supports`), so no lane of tl.arange(0, DH) lies outside the head, here and below.
     """
     D: tl.constexpr = H * DH
     d = tl.arange(0, DH)

@@ -1,8 +1,8 @@
-"""Llama or Qwen3 over the tokens of prompts: the small work between products in few kernels. Part 20.
+"""Llama's or Qwen3's forward pass over the tokens of prompts, with the small work between the products in few
+kernels. Part 20.
 
-Promises the model's own hidden states up to rounding, called as the model is: the residual sum is kept in
-fp32. Where the model's file has a kernel for each small thing, this has those of `llama_rows.py`; attention
-is handed in, as it is to the model.
+Promises the model's own hidden states up to rounding, called as the model is: the residual sum is in fp32.
+The small kernels are those of `llama_rows.py`; attention is handed in, as it is to the model.
 """
 
 from collections.abc import Callable
@@ -25,13 +25,11 @@ from engine.kernels.llama_rows import (
 from engine.models.llama import Model as Llama
 
 
-def prompts(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
-    """What computes steps that are not one new token each, called as the model is. For
-    `EagerWay(forward=)`.
-    """
+def prompt_forward(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
+    """As `prompt_forward` of prompt_rows.py, for Llama and Qwen3, too."""
     if LlamaRows.fits(model) and model.embed.weight.is_cuda:
         return LlamaPrompts(model)
-    return prompt_rows.prompts(model)
+    return prompt_rows.prompt_forward(model)
 
 
 class LlamaPrompts:

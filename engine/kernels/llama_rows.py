@@ -1,6 +1,6 @@
 """A decode step of Llama or Qwen3: PyTorch's matrix products, and Triton for all between them. Part 20.
 
-Promises the model's own logits up to rounding: the residual sum is kept in fp32. Where the model's file has a
+Promises the model's own logits up to rounding: the residual sum is in fp32. Where the model's file has a
 kernel for each small thing, this has four between the products: the residual sum with its norm; norm, rotate
 and store of a token's heads (queries and keys are rotated, keys and values go to their page); attention over
 pages (Part 13's); and silu with its product.
@@ -32,8 +32,8 @@ class LlamaRows:
         self, model: Llama, keys: list[Tensor], values: list[Tensor], max_rows: int,
         stores_first: bool = False,
     ) -> None:  # fmt: skip
-        """keys and values by layer: [B, P, Hkv, Dh]. `stores_first`: rows of one sequence may be in a step,
-        and see each other's keys.
+        """keys and values by layer: [B, P, Hkv, Dh]. `stores_first`: keys and values of all rows are stored
+        before any row attends, so that rows of one sequence see each other.
         """
         self.stores_first = stores_first
         config = self.config = model.config

@@ -44,7 +44,7 @@ def num_splits(num_sequences: int, num_kv_heads: int, device: torch.device) -> i
     Nothing but the batch's shape goes in, since a captured graph cannot change its grid.
     """
     if device.type != "cuda":
-        return 4  # the interpreter: slow whatever it is
+        return 4  # any number will do: the interpreter runs programs one after the other
     wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count
     return min(MAX_SPLITS, triton.next_power_of_2(triton.cdiv(wanted, num_sequences * num_kv_heads)))
 

@@ -1,5 +1,5 @@
-"""GPT-2 over the tokens of prompts, with the small work between the products in few kernels. Part 13: what
-tuning adds to prompts.
+"""GPT-2's forward pass over the tokens of prompts, with the small work between the products in few kernels.
+Part 13: what tuning adds to prompts.
 
 Promises the model's own hidden states up to rounding, called as the model is. The residual sum, a bias and
 the norm are one kernel, and gelu is part of its product, as in `many_rows.py`; attention is handed in, as it
@@ -19,9 +19,9 @@ from engine.kernels.single_row import SingleRow, blocks_of
 from engine.models.gpt2 import Model as GPT2
 
 
-def prompts(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
-    """What computes steps that are not one new token each, called as the model is; without a GPU it is the
-    model.
+def prompt_forward(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
+    """The fastest forward pass over a prompt's tokens, called as the model is: `PromptRows` where it fits the
+    model and there is a GPU, else the model. For `EagerWay(forward=)`.
     """
     return PromptRows(model) if SingleRow.fits(model) and model.embed.weight.is_cuda else model
 

@@ -200,12 +200,12 @@ class SingleRow:
         """
         return (
             isinstance(model, GPT2)
-            and SingleRow.knows(model.config)
+            and SingleRow.supports(model.config)
             and has_plain_linears(model, model.config.num_layers)
         )
 
     @staticmethod
-    def knows(config: ModelConfig) -> bool:
+    def supports(config: ModelConfig) -> bool:
         """Whether the kernels compute what such a GPT-2 does."""
         return (
             config.activation in ("gelu_new", "gelu_pytorch_tanh")

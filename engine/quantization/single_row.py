@@ -49,7 +49,7 @@ class QuantizedSingleRow(SingleRow):
         linears = [model.get_submodule(name) for name in linear_names(model)]
         return (
             isinstance(model, GPT2)
-            and SingleRow.knows(model.config)
+            and SingleRow.supports(model.config)
             and len(linears) == 4 * model.config.num_layers + 1
             and all(_is_readable(layer) for layer in linears)
             and all(isinstance(table, Int8Embedding) for table in (model.embed, model.embed_position))

@@ -186,7 +186,7 @@ def _runner(
     from engine.execution.graphs import DecodeGraphs, GraphWay  # here: triton is optional
     from engine.execution.steps import steps, verifying_steps
     from engine.execution.verifying import num_rows
-    from engine.kernels.llama_prompts import prompts
+    from engine.kernels.llama_prompts import prompt_forward
     from engine.kernels.verify_attend import MOST_NEW
 
     V, seats = model.config.vocab_size, sizes.max_num_seqs
@@ -200,7 +200,7 @@ def _runner(
     if new > 1:
         rows = num_rows(seats, new, sizes.max_num_batched_tokens)
         ways.append(GraphWay(graphs(verifying_steps, rows), V, most_new=MOST_NEW))
-    ways.append(EagerWay(model, memory, prompts(model), last.upload))
+    ways.append(EagerWay(model, memory, prompt_forward(model), last.upload))
     return ModelRunner(ways, memory, last=last)
 
 
