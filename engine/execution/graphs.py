@@ -110,7 +110,7 @@ class DecodeGraphs:
         # Several copies on the host: while the device reads one, the next step's numbers go into another.
         pinned = device.type == "cuda"
         self._host = [torch.zeros(numbers, dtype=torch.int32, pin_memory=pinned) for _ in range(in_flight)]
-        self._next_host = 0
+        self._host_index = 0
         self._device_numbers = torch.zeros(numbers, dtype=torch.int32, device=device)
         self._token_ids = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._greedy = Greedy(vocab_size, max_rows, device)
@@ -125,8 +125,8 @@ class DecodeGraphs:
         T = batch.num_tokens
         size = next(size for size in self.sizes if size >= T)
         # 1. The step's numbers, on the host: rows beyond T are padding.
-        self._next_host = (self._next_host + 1) % len(self._host)
-        host = self._host[self._next_host]
+        self._host_index = (self._host_index + 1) % len(self._host)
+        host = self._host[self._host_index]
         inputs = self._views(host.numpy(), size)
         positions, tables = np.array(batch.positions), batch.tables
         if len(batch.ids) != T:  # a row for each token: as if it were a sequence that ends with it

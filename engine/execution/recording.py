@@ -1,9 +1,8 @@
 """Steps written to a file as they run, and run again from it: a bug report that can be sent. Part 20.
 
-The file has a line of JSON for each of these: how the engine was made; each step's record when it is
-submitted, and to which runner; its tokens, or its error. Promises that the steps which are run again are
-those that ran, in the same order. Knows no request: a prompt is in the file as token ids, so the file gives
-away what was said.
+A line of JSON each: how the engine was made; each record when it was submitted, by which runner; the tokens
+that came of it, or the error. Promises that what is run again is what ran, in the same order. Knows no
+request: a prompt is in the file as token ids, so whoever sends it sends what was said.
 """
 
 import json
@@ -23,28 +22,26 @@ MAX_LINE = 2**28  # characters
 
 
 class Recording:
-    """The file that steps are written to. Each line is written out at once; the process's end closes the
-    file.
-    """
+    """The file. Closed with the process: each line is written out at once."""
 
     def __init__(self, path: str | Path) -> None:
-        """Replaces a file that is there. Raises OSError."""
+        """What was in the file is gone. Raises OSError."""
         self._file: TextIO = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
         self._steps = 0
 
     def about(self, values: Mapping[str, Any]) -> None:
-        """Write the first line: how the engine was made. What JSON has no form for is written as text."""
+        """The first line: how the engine was made. What JSON does not know is written as text."""
         self.write({"about": dict(values)})
 
     def write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line, separators=(",", ":"), default=str) + "\n")
 
     def adapter(self, slot: int, folder: str) -> None:
-        """Write that from here on this slot holds the adapter in `folder`."""
+        """An adapter, read from `folder`, lies in this slot from here on."""
         self.write({"adapter": slot, "folder": folder})
 
     def submitted(self, runner: str, batch: Batch) -> int:
-        """Write a step's record; returns the step's number."""
+        """The step's number."""
         self._steps += 1
         self._file.write(f'{{"step":{self._steps},"runner":"{runner}","batch":{to_bytes(batch).decode()}}}\n')
         return self._steps
@@ -52,7 +49,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A step under way; `result` writes its tokens, or its error, to the recording."""
+    """A step under way, whose result is written down."""
 
     pending: Pending
     recording: Recording
@@ -69,10 +66,10 @@ class Recorded:
 
 
 class RecordedExecutor:
-    """Passes steps on to another executor, and writes them to a recording."""
+    """Another executor, all of whose steps are written down."""
 
     def __init__(self, executor: Executor, recording: Recording, runner: str) -> None:
-        """`runner`: the executor's name in the file."""
+        """`runner`: what it is called in the file."""
         self.executor, self.recording, self.runner = executor, recording, runner
 
     def submit(self, batch: Batch) -> Pending:
@@ -87,7 +84,7 @@ class RecordedExecutor:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a device has. A record that names more would read memory that is not its own."""
+    """What there is on a device: a record that names more would read memory that is not its own."""
 
     vocab_size: int
     positions: int  # tokens of the longest sequence
@@ -99,10 +96,10 @@ class Bounds:
     num_tokens: int | None  # tokens in a step; None: as many as the sequences may have
 
     def check(self, batch: Batch) -> None:
-        """Raises ValueError: the record names something that the device does not have."""
+        """Raises ValueError, which says what there is not."""
         rows, S, V, ends = batch.rows, len(batch.ids), self.vocab_size, np.array(batch.context_lens)
         table = batch.tables
-        # 1. Every number that is an index on the device.
+        # 1. What is looked up somewhere.
         _within("sequences", [S], self.num_seqs + 1)
         _within("tokens", [batch.num_tokens], (self.num_tokens or batch.num_tokens) + 1)
         _within("context_lens", ends, self.positions + 1)
@@ -118,7 +115,7 @@ class Bounds:
         for copy in batch.copies:
             _within("copies", copy.source, self.num_swap_blocks if copy.kind == "in" else self.num_blocks)
             _within("copies", copy.target, self.num_swap_blocks if copy.kind == "out" else self.num_blocks)
-        # 2. Blocks for all tokens, and the new tokens' slots in them.
+        # 2. Blocks for all tokens, and the new ones' places in them.
         P = self.block_size
         if table.shape[1] != -(-ends.max() // P):
             raise ValueError(f"tables: {table.shape[1]} blocks each, for up to {ends.max()} tokens")
@@ -129,7 +126,7 @@ class Bounds:
 
 
 def _within(name: str, values: Sequence[int] | np.ndarray, end: int, start: int = 0) -> None:
-    """Raises ValueError: a value is not in start..end-1."""
+    """Raises ValueError: some are not in start..end-1."""
     numbers = np.asarray(values, dtype=np.int64)
     wrong = numbers[(numbers < start) | (numbers >= end)]
     if wrong.size:
@@ -138,7 +135,7 @@ def _within(name: str, values: Sequence[int] | np.ndarray, end: int, start: int 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A step as it was recorded and as it runs again."""
+    """A step that was run again."""
 
     step: int
     runner: str
@@ -150,9 +147,7 @@ class Compared:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the tokens are the same. True for a step that failed when it was recorded: its memory may
-        have been short, which is no difference between the models.
-        """
+        """The same tokens. A step that failed then says nothing: memory was short, say."""
         return self.recorded is None or self.recorded == self.again
 
 
@@ -161,29 +156,28 @@ def run_again(
     runners: Mapping[str, tuple[Executor, Bounds]],
     lay_adapter: Callable[[int, str], None],
 ) -> Iterator[Compared]:
-    """Run a recording's steps again, in the order in which they were submitted; yields each whose result the
-    recording has.
+    """Every step of a recording whose result was read, run in the order in which they were submitted.
 
-    `file`: its first line has been read. `runners`: by their names in the file; `lay_adapter`: reads the
-    adapter of a folder into a slot. Raises ValueError, with its number: a line that no recording has.
+    `file`: its first line has been read. `runners`: by their names there; `lay_adapter`: reads the adapter of
+    a folder into a slot. Raises ValueError: a line that is none of a recording's, with its number.
     """
     under_way: dict[int, tuple[str, Batch, Pending | Exception]] = {}
     number = 1
     while line := file.readline(MAX_LINE):
         number += 1
         try:
-            entry = _read(line)
-            if "batch" in entry:
-                runner, batch = entry["runner"], from_json(entry["batch"])
+            said = _read(line)
+            if "batch" in said:
+                runner, batch = said["runner"], from_json(said["batch"])
                 executor, bounds = runners[runner]
                 bounds.check(batch)
-                under_way[entry["step"]] = runner, batch, _submitted(executor, batch)
-            elif "adapter" in entry:
-                lay_adapter(entry["adapter"], entry["folder"])
+                under_way[said["step"]] = runner, batch, _submitted(executor, batch)
+            elif "adapter" in said:
+                lay_adapter(said["adapter"], said["folder"])
             else:
-                runner, batch, pending = under_way.pop(entry["result"])
-                _check_result(entry, batch)
-                yield _compared(entry, runner, batch, pending)
+                runner, batch, pending = under_way.pop(said["result"])
+                _check_result(said, batch)
+                yield _compared(said, runner, batch, pending)
         except KeyError as error:
             raise ValueError(f"line {number}: nothing is known of {error}") from None
         except (ValueError, TypeError) as error:
@@ -191,42 +185,41 @@ def run_again(
 
 
 def _read(line: str) -> dict[str, Any]:
-    """The line's JSON object. Raises ValueError."""
+    """Raises ValueError."""
     if len(line) >= MAX_LINE:
         raise ValueError(f"longer than {MAX_LINE:,} characters")
     try:
-        entry = json.loads(line)
+        said = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg}, character {error.pos}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if not isinstance(entry, dict):
+    if not isinstance(said, dict):
         raise ValueError("neither a step nor an adapter nor a result")
-    return entry
+    return said
 
 
-def _check_result(entry: Mapping[str, Any], batch: Batch) -> None:
+def _check_result(said: Mapping[str, Any], batch: Batch) -> None:
     """Raises ValueError: neither the step's tokens nor an error."""
-    tokens, S = entry.get("tokens"), len(batch.ids)
-    if tokens is None and isinstance(entry.get("error"), str):
+    tokens, S = said.get("tokens"), len(batch.ids)
+    if tokens is None and isinstance(said.get("error"), str):
         return
     if (
         not isinstance(tokens, list)
         or len(tokens) != S
-        or not all(isinstance(token_ids, list) for token_ids in tokens)
+        or not all(isinstance(of_one, list) for of_one in tokens)
     ):
         raise ValueError(f"tokens: a list for each of {S} sequences is expected")
 
 
 def _submitted(executor: Executor, batch: Batch) -> Pending | Exception:
-    """The step under way, or its error: it may have failed when it was recorded, too."""
     try:
         return executor.submit(batch)
-    except Exception as error:
+    except Exception as error:  # it may have failed when it was recorded, too
         return error
 
 
-def _compared(entry: Mapping[str, Any], runner: str, batch: Batch, pending: Pending | Exception) -> Compared:
+def _compared(said: Mapping[str, Any], runner: str, batch: Batch, pending: Pending | Exception) -> Compared:
     again = error_now = None
     try:
         if isinstance(pending, Exception):
@@ -234,4 +227,4 @@ def _compared(entry: Mapping[str, Any], runner: str, batch: Batch, pending: Pend
         again = pending.result().tokens
     except Exception as error:
         error_now = f"{type(error).__name__}: {error}"
-    return Compared(entry["result"], runner, batch, entry.get("tokens"), again, entry.get("error"), error_now)
+    return Compared(said["result"], runner, batch, said.get("tokens"), again, said.get("error"), error_now)

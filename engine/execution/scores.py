@@ -1,9 +1,8 @@
 """Log probabilities of a step's tokens, for the requests that ask for them. Part 10.
 
-Promises that they change no token; that a step in which no request asks costs nothing more; that all of a
-step's numbers come from the device in one copy; and that the output layer gets a prompt's rows in chunks, so
-that the logits of a long prompt are never in memory at once. The step's record says which row scores which
-token.
+Promises that the tokens are those of a runner without it; that a step in which nobody asks does nothing more;
+that all of a step's numbers come from the device at once; and that a prompt's logits are never there all
+together: the output layer gets its rows in chunks. Which row speaks of which token the step's record says.
 """
 
 import math
@@ -27,29 +26,27 @@ ToLogits = Callable[[Tensor], Tensor]  # hidden[N, D] -> logits[N, V], for any N
 
 
 class ChosenLogprobs:
-    """A `Score`: log probabilities of the chosen tokens."""
+    """Of the chosen tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """`tokenizer`: for the tokens' texts."""
+        """`tokenizer` says how a token is shown."""
         self.text = partial(token_text, tokenizer)
 
     def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
-        """`Scores` of the rows whose requests ask, with as many of the likeliest as the largest request
-        wants.
-        """
+        """`Scores` of the rows whose requests ask, with as many of the likeliest as anybody asks for."""
         rows, values = self._rows(batch), logits.values
         if not rows:
             return None
         token_ids = token_ids.to(values.device)
         if len(rows) < len(token_ids):
-            (scored,) = on_device(values.device, rows)
-            values, token_ids = values[scored], token_ids[scored]
+            (places,) = on_device(values.device, rows)
+            values, token_ids = values[places], token_ids[places]
         n = max(batch.rows.logprobs)
-        # NO_TOKEN, which is negative, would be no column of the logits.
+        # NO_TOKEN is no place.
         return [*score_in_chunks(values.__getitem__, token_ids.clamp(min=0), n, values.shape[-1])]
 
-    def attach(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
-        """With `logprobs`: for each sequence an entry for each of its tokens, or none if it does not ask."""
+    def told(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
+        """With `logprobs`: an entry for each token of who asks, and an empty list for others."""
         token_ids, *scores = arrays
         rows = ScoredRows(token_ids[self._rows(batch)], scores, self.text)
         logprobs: list[list[TokenLogprobs]] = []
@@ -66,13 +63,13 @@ class ChosenLogprobs:
 
 
 class PromptLogprobs:
-    """A `Score`: log probabilities of the prompts' tokens, whose rows stop before the output layer."""
+    """Of the prompts' tokens, whose rows stop before the output layer."""
 
     def __init__(self, tokenizer: Tokenizer, to_logits: ToLogits) -> None:
         self.text, self.to_logits = partial(token_text, tokenizer), to_logits
 
     def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
-        """`Scores` of the rows that score a prompt's token, a chunk of them through the output layer at a
+        """`Scores` of the rows that speak of a prompt's token, a chunk of them through the output layer at a
         time.
         """
         hidden, asked = logits.prompt_hidden, batch.rows.prompt_logprobs
@@ -84,9 +81,9 @@ class PromptLogprobs:
         n, V = max(asked), logits.values.shape[-1]
         return [*score_in_chunks(lambda rows: self.to_logits(hidden[rows]), prompt_ids, n, V)]
 
-    def attach(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
-        """With `prompt_logprobs`. A prompt's first token has nothing before it: None. A request fails if one
-        of its scores is NaN, as it does where no token can be chosen.
+    def told(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
+        """A prompt's first token has nothing before it: None. A request some of whose scores are no numbers
+        fails, as it does where no token can be chosen.
         """
         _, *scores = arrays
         rows = ScoredRows(np.array(batch.rows.prompt_ids), scores, self.text) if scores else None
@@ -102,7 +99,7 @@ class PromptLogprobs:
 
 
 class ScoredRows:
-    """Scores on the host, handed out row by row: `take`."""
+    """Scores that have come from the device, handed out in order."""
 
     def __init__(
         self, token_ids: np.ndarray, scores: Sequence[np.ndarray], text: Callable[[int], str]
@@ -113,7 +110,7 @@ class ScoredRows:
         self.text, self._taken = text, 0
 
     def take(self, count: int, n: int) -> list[TokenScores]:
-        """The next `count` rows, each with its n likeliest tokens: copies, so none keeps all in memory."""
+        """The next `count` rows, each with its n likeliest tokens: copies, so that none keeps the others."""
         rows = range(self._taken, self._taken + count)
         self._taken = rows.stop
         return [
@@ -128,5 +125,5 @@ class ScoredRows:
 
 
 def logprobs_of(tokenizer: Tokenizer, to_logits: ToLogits) -> list[ChosenLogprobs | PromptLogprobs]:
-    """Both scores, for `ModelRunner(scores=)`. `to_logits`: the model's output layer."""
+    """Both: a runner's `scores`. `to_logits`: the model's output layer."""
     return [ChosenLogprobs(tokenizer), PromptLogprobs(tokenizer, to_logits)]
