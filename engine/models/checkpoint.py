@@ -66,12 +66,12 @@ def _from_hub(repo_id: str, weights: bool) -> Path:
             if any(folder.glob(pattern)):
                 break
     except Exception as error:  # the hub client has many: offline, unknown id, gated, no space
-        reason, *_ = str(error).splitlines() or [""]
-        similar = get_close_matches(repo_id, embedded_models(), 1)
+        said, *_ = str(error).splitlines() or [""]
+        close = get_close_matches(repo_id, embedded_models(), 1)
         raise CheckpointError(
-            f"model {repo_id!r} is neither an embedded model ({', '.join(embedded_models())}) nor a folder, "
-            f"and the Hugging Face hub did not provide it: {type(error).__name__}: {reason.rstrip('.')}"
-            + (f"; did you mean {similar[0]!r}?" if similar else "")
+            f"model {repo_id!r} is neither an embedded model ({', '.join(embedded_models())}) nor a "
+            f"folder, and the Hugging Face hub did not provide it: {type(error).__name__}: {said.rstrip('.')}"
+            + (f"; did you mean {close[0]!r}?" if close else "")
         ) from error
     return folder
 
