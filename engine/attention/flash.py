@@ -42,26 +42,26 @@ def sdpa_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat(pieces, dim=2)[0].transpose(0, 1)  # [Tq, Hq, Dh]
 
 
-_one_by_one = each_alone(sdpa_causal_attention)
+_each_sequence = each_alone(sdpa_causal_attention)
 
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     """The varlen kernel of `interface.py`."""
     if not takes_packed(q, k):
-        return _one_by_one(q, k, v, spans)
+        return _each_sequence(q, k, v, spans)
     from torch.nn.attention.varlen import varlen_attn  # here: it reads kernels that a CPU does not need
 
     starts = spans.on(q.device)
     lengths = longest(spans.query_start), longest(spans.key_start)
-    # The window: no key before is too far away, and none behind is seen.
+    # The window: every earlier key is seen, and no later one.
     out = varlen_attn(q, k, v, *starts, *lengths, window_size=(-1, 0))  # [T, Hq, Dh]
     assert isinstance(out, Tensor)  # and not a tuple, which only `return_aux` makes of it
     return out
 
 
 def takes_packed(q: Tensor, k: Tensor) -> bool:
-    """What `varlen_attn` of torch 2.11 takes: 16 bits, a GPU from Ampere on, as many key heads as query
-    heads.
+    """Whether `varlen_attn` of torch 2.11 takes these: 16 bits, a GPU from Ampere on, as many key heads as
+    query heads.
     """
     return (
         q.is_cuda

@@ -1,7 +1,7 @@
 """Attention of single tokens over pages on a CPU, in C. Part 12.
 
-Promises what `Gathered` promises (paged.py), that nothing but a sequence's own tokens is read, and that a
-row's numbers do not depend on whose rows are beside it.
+Promises the numbers of `Gathered` (paged.py), that only a sequence's own tokens are read, and that a
+sequence's result does not depend on the other sequences of the step.
 """
 
 import ctypes

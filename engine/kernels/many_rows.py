@@ -1,11 +1,11 @@
 """A decode step of many sequences: PyTorch's matrix products, and Triton for everything between them.
 Part 13: what tuning adds for a batch.
 
-Promises GPT-2's numbers up to rounding. A product has no bias: whoever reads it next adds it, on numbers that
-are in registers anyway. The residual sum, the bias and the norm are one kernel. Up to SPLIT_ROWS rows the two
-products with few columns are cut along their inner dimension too (split-K), since else most of the GPU is
-idle; the kernel behind them sums the parts. The output layer's weights are a copy with a multiple of 128
-rows: GPT-2's own number, 50,257, is odd, and sends the product to a kernel several times slower.
+Promises GPT-2's numbers up to rounding. A product has no bias: the kernel that reads it adds it, to numbers
+that are in registers anyway. The residual sum, the bias and the norm are one kernel. Up to SPLIT_ROWS rows
+the two products with few columns are cut along their inner dimension too (split-K), since else most of the
+GPU is idle; the kernel behind them sums the parts. The output layer's weights are a copy with a multiple of
+128 rows: GPT-2's own number, 50,257, is odd, and sends the product to a kernel several times slower.
 """
 
 from functools import partial
