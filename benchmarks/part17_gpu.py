@@ -26,7 +26,7 @@ from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.kernels.paged_attention import PagedAttention
 from engine.kernels.paged_prefill import PagedPrefill
-from engine.kernels.prompt_rows import prompts
+from engine.kernels.prompt_rows import prompt_forward
 from engine.models.loader import load_model
 from engine.quantization.quantize import model_bytes, pack_quantized, quantize
 from engine.scheduling.continuous import ContinuousScheduler
@@ -63,7 +63,7 @@ def seconds_per_token(folder: Path, side: str, device: torch.device, tokens: int
     V, width = model.config.vocab_size, LONGEST // 16
     graphs = DecodeGraphs(steps(model, memory, 1), last, V, 1, width, device.type == "cuda")
     runner = ModelRunner(
-        [GraphWay(graphs, V), EagerWay(model, memory, prompts(model), last.upload)], memory, last=last
+        [GraphWay(graphs, V), EagerWay(model, memory, prompt_forward(model), last.upload)], memory, last=last
     )
     tokenizer, scheduler = Tokenizer.from_pretrained(folder), ContinuousScheduler(memory.plan(), 1, LONGEST)
     engine = AheadEngine(tokenizer, model.config, scheduler, runner, max_model_len=LONGEST)

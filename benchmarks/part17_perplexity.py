@@ -71,10 +71,10 @@ def main() -> None:
     figures = {"fp32": {"bytes": size, "perplexity": base, "share": 1.0, "worse": 0.0}}
     for name, way in WAYS.items():
         settings = {key: value for key, value in way.items() if key != "shares"}
-        every = codes.SHARES
-        codes.SHARES = way.get("shares", every)
+        every = codes.RANGE_SHARES
+        codes.RANGE_SHARES = way.get("shares", every)
         model = load_model(MODEL, transform=partial(quantize, **settings))
-        codes.SHARES = every
+        codes.RANGE_SHARES = every
         with tempfile.TemporaryDirectory() as folder:
             written = (save_quantized(model, MODEL, Path(folder) / "q") / "model.safetensors").stat().st_size
         change = losses(pack_quantized(model), pieces) - before  # [pieces]

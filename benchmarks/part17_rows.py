@@ -28,7 +28,7 @@ from engine.kernels.quantized_row import norm_product, product_add
 from engine.kernels.single_row import Operand, Tile
 from engine.models.loader import load_model
 from engine.quantization.quantize import pack_quantized, quantize
-from engine.quantization.row import QuantizedRow
+from engine.quantization.single_row import QuantizedSingleRow
 
 LAYERS, REPLAYS = 12, 12
 SHAPE = SHAPES["gpt3-6.7b"] | {"n_layer": LAYERS}
@@ -74,8 +74,8 @@ def compile_one(method: str, name: str, rows: int, warps: int, registers: int | 
         options |= {"PDL": True, "launch_pdl": True, "num_warps": warps, "grid": (programs,)}
         options |= {"maxnreg": registers} if registers else {}
         if name in ("proj", "down"):
-            placed = name == "down"
-            return product_add.warmup(bf16, words, *scales, bf16, fp32, PLACED=placed, **options)
+            strided = name == "down"
+            return product_add.warmup(bf16, words, *scales, bf16, fp32, STRIDED=strided, **options)
         out = fp32 if name == "head" else bf16
         return norm_product.warmup(
             fp32, words, *scales, bf16, fp32, fp32, out, 1e-5, GELU=name == "up", **options
@@ -92,7 +92,7 @@ def compile_one(method: str, name: str, rows: int, warps: int, registers: int | 
     return tiles
 
 
-def operands_of(row: QuantizedRow, name: str) -> list[Operand]:
+def operands_of(row: QuantizedSingleRow, name: str) -> list[Operand]:
     """As the chain's kernels take them."""
     if name == "head":
         return [row.operands.head] * 2
@@ -100,7 +100,7 @@ def operands_of(row: QuantizedRow, name: str) -> list[Operand]:
 
 
 @torch.inference_mode()
-def microseconds(row: QuantizedRow, name: str, tile: Tile) -> float:
+def microseconds(row: QuantizedSingleRow, name: str, tile: Tile) -> float:
     """Of a launch, as one of many in a graph."""
     row.tiles[name] = tile
     operands = operands_of(row, name)
@@ -131,7 +131,7 @@ def microseconds(row: QuantizedRow, name: str, tile: Tile) -> float:
 
 
 def usual(x: torch.Tensor) -> torch.Tensor:
-    """Numbers as they lie between two kernels, in their usual order."""
+    """A strided vector (digits.py), in the usual order."""
     return x.view(8, -1).t().reshape(-1)
 
 
@@ -143,7 +143,7 @@ def layer_of(model: nn.Module, name: str) -> nn.Module:
 
 
 @torch.inference_mode()
-def check(model: nn.Module, row: QuantizedRow, name: str) -> float:
+def check(model: nn.Module, row: QuantizedSingleRow, name: str) -> float:
     """‖out - plain product‖ / ‖plain product‖, of the first layer."""
     first, layer = operands_of(row, name)[0], layer_of(model, name)
     if name in ("proj", "down"):
@@ -182,7 +182,7 @@ def main() -> None:
             for job in jobs
         }
         models: dict[str, nn.Module] = {}
-        rows: dict[str, QuantizedRow] = {}
+        rows: dict[str, QuantizedSingleRow] = {}
         device = torch.device("cuda")
         with tempfile.TemporaryDirectory() as folder:
             dummy_folder(Path(folder), SHAPE)
@@ -191,7 +191,7 @@ def main() -> None:
                     folder, device, "bfloat16", "dummy",
                     transform=lambda m, how=method: pack_quantized(quantize(m, how)),
                 )  # fmt: skip
-                models[method], rows[method] = model, QuantizedRow(model, [], [])
+                models[method], rows[method] = model, QuantizedSingleRow(model, [], [])
         print(f"{time.perf_counter() - began:.0f} s: models are there", flush=True)
         for job, futures in compiled.items():
             if time.perf_counter() - began > options.seconds:

@@ -22,7 +22,7 @@ IN, OUT, ROWS, ROUNDS = 768, 3072, (1, 16), 30
 
 def ours(linear: nn.Linear, method: str) -> nn.Module:
     layer = LINEARS[method](IN, OUT, torch.device("cpu"), torch.float32, group_size=64)
-    layer.take(linear.weight, linear.bias)
+    layer.set_weight(linear.weight, linear.bias)
     layer.pack()
     return layer
 

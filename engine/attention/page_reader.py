@@ -1,7 +1,7 @@
 """Attention of single tokens over pages on a CPU, in C. Part 12.
 
-Promises what `Gathered` promises (paged.py), that nothing but a sequence's own tokens is read, and that a
-row's numbers do not depend on whose rows are beside it.
+Promises the numbers of `Gathered` (paged.py), that only a sequence's own tokens are read, and that a
+sequence's result does not depend on the other sequences of the step.
 """
 
 import ctypes
@@ -18,16 +18,17 @@ POINTER, LONG = ctypes.c_void_p, ctypes.c_int64
 
 
 def is_here() -> bool:
-    """Whether there is a compiler that makes it."""
+    """Whether this machine has a compiler for page_reader.c."""
     return load(SOURCE) is not None
 
 
 class PageReader:
-    """tables[S, W] and lens[S] of one step. For keys and values in fp32 where `is_here`."""
+    """A step's plan, from tables[S, W] and lens[S]: for keys and values in fp32, where `is_here`."""
 
     def __init__(self, tables: np.ndarray, lens: np.ndarray) -> None:
         self.tables, self.lens = (np.ascontiguousarray(x, dtype=np.int64) for x in (tables, lens))
-        self._places = self.tables.ctypes.data, self.tables.shape[1], self.lens.ctypes.data
+        # Where tables begins, its width, where lens begins: as read_pages of page_reader.c takes them.
+        self._table_arguments = self.tables.ctypes.data, self.tables.shape[1], self.lens.ctypes.data
         library = load(SOURCE)
         assert library is not None, "PageReader is made only where is_here() says so"
         self._read = library.read_pages
@@ -43,8 +44,8 @@ class PageReader:
             q = q.contiguous()
         out = keys.new_empty(S, Hq, Dh)  # in fp32, whatever a program prefers
         if self._read(
-            q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(), out.data_ptr(), *self._places,
-            S, P, Hq, Hkv, Dh, Dh**-0.5, torch.get_num_threads(),
+            q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
+            *self._table_arguments, S, P, Hq, Hkv, Dh, Dh**-0.5, torch.get_num_threads(),
         ):  # fmt: skip
             raise MemoryError(f"no memory to attend {S} sequences")
         return out

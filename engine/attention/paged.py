@@ -1,9 +1,10 @@
 """Attention over keys and values that lie in pages: blocks of P tokens, anywhere in one large memory.
 
-`Pages` says where each sequence's tokens lie. Who attends gets `(q, keys, values)` of a layer and reads them
-there: on a CPU where they lie, `PageReader` in C if there is a compiler, else `Ragged` (Part 6); `Gathered`
-after copying them together, which needs nothing but PyTorch, and is what every kernel must equal. Part 13
-writes one that reads pages on a GPU. Part 12.
+`Pages` says where each sequence's tokens lie. A step's plan is made from them once and takes `(q, keys,
+values)` of each layer. On a CPU it reads keys and values where they lie: `PageReader`, in C, if there is a
+compiler, else `Ragged` (Part 6). `Gathered` copies each sequence's keys and values into one piece first; it
+needs nothing but PyTorch, and every other plan must give what it gives. Part 13 adds a kernel that reads
+pages on a GPU. Part 12.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import page_reader
-from engine.attention.together import Ragged, Together, reads_only_its_own
+from engine.attention.slot_decode import AttentionPlan, Ragged, supports_ragged
 from engine.machine.device import on_device
 
 
@@ -37,12 +38,8 @@ class Pages:
         return Pages(padded, np.array(lens), block_size)
 
     def select(self, chosen: np.ndarray) -> "Pages":
-        """Some of the sequences."""
+        """The pages of the chosen sequences: chosen[S] is a mask, or their indices."""
         return Pages(self.tables[chosen], self.lens[chosen], self.block_size)
-
-    def by_row(self, new: np.ndarray, positions: np.ndarray) -> "Pages":
-        """new[S] tokens of each, at these positions[T]: each as if it were a sequence that ends with it."""
-        return Pages(np.repeat(self.tables, new, axis=0), positions + 1, self.block_size)
 
     def places(self, sequence: np.ndarray, position: np.ndarray) -> np.ndarray:
         """Where token `position` of sequence `sequence` lies, both [N]: its block · P + its place in it."""
@@ -63,19 +60,20 @@ class Pages:
         return self._on[device]
 
 
-# How one new token of each of S sequences is attended: (pages, query heads, a layer's keys) -> the step's
-# plan, which takes q[S, Hq, Dh] and a layer's keys and values [B, P, Hkv, Dh].
-PagedDecode = Callable[[Pages, int, Tensor], Together]
-# The same for several new tokens of each: (pages, query_start[S+1], a layer's keys) -> its plan (Part 13).
-PagedPrefill = Callable[[Pages, Sequence[int], Tensor], Together]
+# Makes the plan for one new token of each of S sequences, from (pages, query heads, any layer's keys). The
+# plan takes q[S, Hq, Dh] and a layer's keys and values [B, P, Hkv, Dh].
+PagedDecode = Callable[[Pages, int, Tensor], AttentionPlan]
+# Makes the plan for several new tokens of each, from (pages, query_start[S+1], any layer's keys); it takes
+# q[T, Hq, Dh] (Part 13).
+PagedPrefill = Callable[[Pages, Sequence[int], Tensor], AttentionPlan]
 
 
-def paged_decode(pages: Pages, num_heads: int, keys: Tensor) -> Together:
-    """The plan for this kind of memory: pages are read where they lie if something here can do that.
+def paged_decode(pages: Pages, num_heads: int, keys: Tensor) -> AttentionPlan:
+    """The fastest plan for this memory: it reads pages where they lie if this machine has one that can.
 
-    `keys`: a layer's, [B, P, Hkv, Dh].
+    `keys`: any layer's, [B, P, Hkv, Dh].
     """
-    if not reads_only_its_own(keys):
+    if not supports_ragged(keys):
         return Gathered(pages, num_heads, keys)
     if page_reader.is_here():
         return page_reader.PageReader(pages.tables, pages.lens)
@@ -106,20 +104,20 @@ def gather(memory: Tensor, places: Tensor) -> Tensor:
 
 
 class Gathered:
-    """Copies each sequence's keys and values together, then softmax(q·kᵀ / √Dh)·v over all at once.
+    """Copies each sequence's keys and values into a row of a matrix, then softmax(q·kᵀ / √Dh)·v of all rows.
 
-    A shorter sequence's row is filled up with its own first token and masked: nobody else's numbers are read,
-    since a mask hides any number but NaN.
+    The row of a shorter sequence is filled up with the sequence's own first token, and masked. Another
+    sequence's numbers would not do: a mask hides any number but NaN.
     """
 
     def __init__(self, pages: Pages, num_heads: int, keys: Tensor) -> None:
         """keys[B, P, Hkv, Dh]: any layer's, for their device."""
         S, longest = len(pages.lens), int(pages.lens.max())
         column = np.broadcast_to(np.arange(longest), (S, longest))
-        beyond = column >= pages.lens[:, None]  # [S, longest]
+        is_padding = column >= pages.lens[:, None]  # [S, longest]
         sequence = np.arange(S)[:, None]
-        places = pages.places(sequence, np.where(beyond, 0, column))  # [S, longest]
-        self.places, hidden = on_device(keys.device, places.ravel(), beyond.ravel())  # [S · longest] each
+        places = pages.places(sequence, np.where(is_padding, 0, column))  # [S, longest]
+        self.places, hidden = on_device(keys.device, places.ravel(), is_padding.ravel())  # [S · longest] each
         mask = torch.zeros(S, longest, dtype=torch.float32, device=keys.device)
         self.mask = mask.masked_fill_(hidden.view(S, longest).bool(), -torch.inf)[:, None, None]
 

@@ -26,5 +26,5 @@ def each_alone(attention: Callable[[Tensor, Tensor, Tensor], Tensor]) -> VarlenK
 
 @lru_cache(maxsize=64)
 def longest(starts: tuple[int, ...]) -> int:
-    """Of sequences that lie between these places; remembered, since every layer of a step asks."""
+    """The most tokens of a sequence: starts[S+1] as in `Spans`. Cached, since every layer of a step asks."""
     return max(end - start for start, end in pairwise(starts))

@@ -22,7 +22,7 @@ from engine.attention.paged import (
     paged_decode,
     store_by_index,
 )
-from engine.attention.together import side_by_side
+from engine.attention.slot_decode import combined_attend
 from engine.cache.alone import Alone
 from engine.cache.paged import PagedCache
 from engine.machine.device import on_device
@@ -116,7 +116,7 @@ class PageMemory:
             looks.append((one_by_one, lambda layer, q, k, v: plan(q, self.keys[layer], self.values[layer])))
         if not single.all():
             looks.append((self._rows(~mask), self._several(pages.select(~single), new[~single])))
-        look = side_by_side(looks)
+        look = combined_attend(looks)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._store(k, v, self.keys[layer], self.values[layer], slots)

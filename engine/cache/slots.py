@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Attend, Spans, VarlenKernel
-from engine.attention.together import reads_only_its_own, side_by_side, together
+from engine.attention.slot_decode import combined_attend, plan_decode, supports_ragged
 from engine.cache.manager import CachedSequence, Drafted, Places, Usage
 from engine.machine.device import on_device
 from engine.models.config import ModelConfig
@@ -138,13 +138,13 @@ class SlotMemory:
             looks.append((places, self._together(single)))
         looks += [(slice(run[0].first_row, run[-1].last_row), self._whole(run)) for run in prompts]
         looks += [(slice(part.first_row, part.last_row), self._alone(part)) for part in others]
-        return side_by_side(looks)
+        return combined_attend(looks)
 
     def _clear(self, part: "_Part") -> None:
         """Who begins in a slot finds it as if nobody had been there: a NaN would pass a mask."""
         written = self._written.get(part.slot, 0)
         if part.num_new == part.end and written:
-            if not reads_only_its_own(self._memory):
+            if not supports_ragged(self._memory):
                 self._memory[:, :, part.slot, :, :written] = 0
             written = 0
         self._written[part.slot] = max(part.end, written)
@@ -181,7 +181,7 @@ class SlotMemory:
         """One new token each: everybody's attention in one go."""
         store = self._store(parts)
         slots, ends = [part.slot for part in parts], [part.end for part in parts]
-        plan = together(slots, ends, self._num_heads, self.keys[0])
+        plan = plan_decode(slots, ends, self._num_heads, self.keys[0])
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             store(layer, k, v)

@@ -13,6 +13,7 @@ a graph. Document: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-gra
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,12 +33,27 @@ from engine.requests.batch import Batch
 
 # logits[S, at least V] = step(token_ids[S], positions[S], slots[S], tables[S, W], lens[S])
 Step = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-ROWS = 5  # numbers of a sequence beside its block table: token, source, position, slot, length
+StepOf = Callable[[int], Step]  # the step that computes so many rows
 
 
-def ladder(most: int) -> list[int]:
-    """The numbers of rows there are graphs for: vLLM's 1, 2, 4, then multiples of 8, up to `most`."""
-    return sorted({size for size in (1, 2, 4, *range(8, most, 8)) if size < most} | {most})
+class GraphInputs(NamedTuple):
+    """What a graph of `size` rows reads: views of one array (on the host) or tensor (on the device)."""
+
+    token_ids: Any  # [size]
+    sources: Any  # [size]: places in `LastTokens.chosen`, for tokens that the host does not know; -1: it does
+    positions: Any  # [size]
+    slots: Any  # [size]; -1: nothing is stored
+    lens: Any  # [size]; 0: a padding row
+    tables: Any  # [size, width]
+
+
+PADDING = GraphInputs(token_ids=0, sources=-1, positions=0, slots=-1, lens=0, tables=0)
+NUMBERS_PER_ROW = len(PADDING) - 1  # beside its block table
+
+
+def ladder(max_rows: int) -> list[int]:
+    """The numbers of rows there are graphs for: vLLM's 1, 2, 4, then multiples of 8, and `max_rows`."""
+    return sorted({size for size in (1, 2, 4, *range(8, max_rows, 8)) if size < max_rows} | {max_rows})
 
 
 class ModelStep:
@@ -61,37 +77,43 @@ class ModelStep:
         return self.model.logits(self.model(token_ids, positions, attend))
 
 
-def steps(model: LanguageModel, memory: PageMemory, max_rows: int) -> Callable[[int], Step]:
-    """How a step of so many rows is computed: by the fastest way that fits the model."""
+def steps(
+    model: LanguageModel, memory: PageMemory, max_rows: int, many_rows_class: type[ManyRows] = ManyRows
+) -> StepOf:
+    """How a step of so many rows is computed, up to `max_rows`: by the fastest way that fits the model.
+
+    `many_rows_class`: computes several rows of GPT-2. (Part 16 has one whose rows may see one another; a row
+    alone has no other to see.)
+    """
     pages = list(memory.keys), list(memory.values)
     if not SingleRow.fits(model):
         step = ModelStep(model, *pages)
         return lambda rows: step
-    one, many = SingleRow(model, *pages), ManyRows(model, *pages, max_rows)
-    return lambda rows: one if rows == 1 else many
+    single_row, many_rows = SingleRow(model, *pages), many_rows_class(model, *pages, max_rows)
+    return lambda rows: single_row if rows == 1 else many_rows
 
 
 class DecodeGraphs:
     """A graph for each size of the ladder, over the same buffers."""
 
     def __init__(
-        self, step: Callable[[int], Step], last: LastTokens, vocab_size: int, max_rows: int, width: int,
-        capture: bool, in_flight: int = 2,
+        self, step_of: StepOf, last: LastTokens, vocab_size: int, max_rows: int, width: int, capture: bool,
+        in_flight: int = 2,
     ) -> None:  # fmt: skip
-        """`width`: blocks of the longest sequence there may be. `in_flight`: calls of which the device may
-        not have begun the first.
+        """`width`: blocks of the longest sequence there may be. `in_flight`: how many calls may be submitted
+        before the device begins the first.
         """
         device = last.chosen.device
         self.likeliest = torch.zeros(max_rows, dtype=torch.long, device=device)  # [max_rows]: the last call's
-        self.width, self.sizes, self._step, self._last = width, ladder(max_rows), step, last
-        numbers = max_rows * (ROWS + width)
+        self.step_of, self.width, self.sizes, self._last = step_of, width, ladder(max_rows), last
+        numbers = max_rows * (NUMBERS_PER_ROW + width)
         # Several copies on the host: while the device reads one, the next step's numbers go into another.
         pinned = device.type == "cuda"
         self._host = [torch.zeros(numbers, dtype=torch.int32, pin_memory=pinned) for _ in range(in_flight)]
-        self._inputs = torch.zeros(numbers, dtype=torch.int32, device=device)
+        self._host_index = 0
+        self._device_numbers = torch.zeros(numbers, dtype=torch.int32, device=device)
         self._token_ids = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._greedy = Greedy(vocab_size, max_rows, device)
-        self._turn = 0
         self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}  # replay, and where its logits are
         if capture:
             self._capture()
@@ -102,21 +124,21 @@ class DecodeGraphs:
         """
         T = batch.num_tokens
         size = next(size for size in self.sizes if size >= T)
-        # 1. The step's numbers, on the host: rows beyond T have no slot and no length.
-        self._turn = (self._turn + 1) % len(self._host)
-        host = self._host[self._turn]
-        numbers = self._views(host.numpy(), size)
+        # 1. The step's numbers, on the host: rows beyond T are padding.
+        self._host_index = (self._host_index + 1) % len(self._host)
+        host = self._host[self._host_index]
+        inputs = self._views(host.numpy(), size)
         positions, tables = np.array(batch.positions), batch.tables
         if len(batch.ids) != T:  # a row for each token: as if it were a sequence that ends with it
-            tables = np.repeat(tables, np.diff(batch.query_start), axis=0)
-        numbers[0][:T], numbers[1][:T], numbers[2][:T] = batch.token_ids, self._last.sources(batch), positions
-        numbers[3][:T], numbers[4][:T] = batch.slots, positions + 1
-        for row, padding in zip(numbers[:ROWS], (0, -1, 0, -1, 0), strict=True):
-            row[T:] = padding
-        numbers[5][:T, : tables.shape[1]] = tables
+            tables = np.repeat(tables, np.diff(batch.query_start), axis=0)  # [T, W]
+        inputs.token_ids[:T], inputs.sources[:T] = batch.token_ids, self._last.sources(batch)
+        inputs.positions[:T], inputs.slots[:T], inputs.lens[:T] = positions, batch.slots, positions + 1
+        for numbers, padding in zip(inputs[:NUMBERS_PER_ROW], PADDING, strict=False):
+            numbers[T:] = padding
+        inputs.tables[:T, : tables.shape[1]] = tables  # a padding row's is not read
         # 2. One copy, one call.
-        count = size * (ROWS + self.width)
-        self._inputs[:count].copy_(host[:count], non_blocking=True)
+        count = size * (NUMBERS_PER_ROW + self.width)
+        self._device_numbers[:count].copy_(host[:count], non_blocking=True)
         if size in self._graphs:
             replay, logits = self._graphs[size]
             replay()
@@ -124,28 +146,29 @@ class DecodeGraphs:
             logits = self._run(size)
         return logits[:T]
 
-    def _views(self, numbers, size: int) -> list:
-        """token, source, position, slot and length[size] each, and the block tables[size, width]."""
-        head = numbers[: ROWS * size].reshape(ROWS, size)
-        return [*head, numbers[ROWS * size : (ROWS + self.width) * size].reshape(size, self.width)]
+    def _views(self, numbers: Any, size: int) -> GraphInputs:
+        """The inputs of `size` rows, as views of `numbers`: end to end from its start."""
+        tables_start, end = NUMBERS_PER_ROW * size, (NUMBERS_PER_ROW + self.width) * size
+        token_ids, sources, positions, slots, lens = numbers[:tables_start].reshape(NUMBERS_PER_ROW, size)
+        tables = numbers[tables_start:end].reshape(size, self.width)
+        return GraphInputs(token_ids, sources, positions, slots, lens, tables)
 
     def _run(self, size: int) -> Tensor:
-        """What a graph records."""
-        given, sources, positions, slots, lens, tables = self._views(self._inputs, size)
-        chosen, token_ids = self._last.chosen, self._token_ids[:size]
-        fetch(given, sources, chosen, token_ids)
-        logits = self._step(size)(token_ids, positions, slots, tables, lens)
+        """What a graph records: logits[size, at least V], and the likeliest tokens."""
+        inputs, token_ids = self._views(self._device_numbers, size), self._token_ids[:size]
+        fetch(inputs.token_ids, inputs.sources, self._last.chosen, token_ids)
+        step = self.step_of(size)
+        logits = step(token_ids, inputs.positions, inputs.slots, inputs.tables, inputs.lens)
         self._greedy(logits, self.likeliest)
         return logits
 
     @torch.inference_mode()
     def _capture(self) -> None:
-        """The largest first: the others find room in its memory."""
+        """Record a graph for each size. The largest first: the others find room in its memory."""
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         for size in reversed(self.sizes):
-            inputs = self._views(self._inputs, size)
-            self._inputs.zero_()
-            inputs[1].fill_(-1), inputs[3].fill_(-1)  # padding alone
+            for numbers, padding in zip(self._views(self._device_numbers, size), PADDING, strict=True):
+                numbers.fill_(padding)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self._run(size)  # kernels are compiled before they are recorded
@@ -157,10 +180,10 @@ class DecodeGraphs:
 
 
 class GraphWay:
-    """A step by a graph, if it has few rows and nobody asks for a prompt's."""
+    """Computes a step by a graph, if it has few rows and no prompt is scored."""
 
     def __init__(self, graphs: DecodeGraphs, vocab_size: int, most_new: int = 1) -> None:
-        """`most_new`: new tokens of one sequence, at most; more than 1 if `graphs`' step lets them see one
+        """`most_new`: new tokens of one sequence, at most: more than 1 only if the rows of `graphs` see one
         another (Part 16).
         """
         self.graphs, self._V, self._most_new = graphs, vocab_size, most_new
@@ -176,5 +199,5 @@ class GraphWay:
         logits, rows = self.graphs(batch)[:, : self._V], batch.rows.chosen  # [T, V]
         if len(rows) == len(logits):
             return Logits(logits, likeliest=self.graphs.likeliest[: len(rows)])
-        (places,) = on_device(logits.device, rows)
-        return Logits(logits[places], likeliest=self.graphs.likeliest[places])
+        (chosen,) = on_device(logits.device, rows)  # [R]
+        return Logits(logits[chosen], likeliest=self.graphs.likeliest[chosen])

@@ -14,17 +14,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.paged_attention import _share
+from engine.kernels.paged_attention import MIN_DOT_ROWS, tokens_per_part
 from engine.kernels.pdl import release, wait
-from engine.kernels.running_softmax import add_tile, joined
+from engine.kernels.running_softmax import add_tile, merge_parts
 
-FEW = {"TOKENS": 32, "num_warps": 1}  # tokens read at a time
-FEW_WIDE = {"TOKENS": 32, "num_warps": 4}  # with heads of more than 64: more than a thread's registers hold
-MANY = {"TOKENS": 64, "num_warps": 4, "num_stages": 3}  # of 48 that were tried, the best for unlike lengths
-CROWD = MANY | {"num_warps": 2}  # behind a kernel that has ended: 1% of a step of 256
-ROWS = 16  # the fewest rows a matrix product on tensor cores takes
-MIN_HEAD_DIM = 16  # and the fewest numbers that it sums
-FEWEST = 8  # parts of a sequence: with fewer, `_many` is faster without any
+# Old tokens that a program reads at a time, and its warps. Where a sequence is split among programs:
+SPLIT_TILE = {"TOKENS": 32, "num_warps": 1}
+SPLIT_TILE_WIDE_HEAD = {"TOKENS": 32, "num_warps": 4}  # Dh > 64: one warp's registers do not hold a tile
+# Where it is not: of 48 tiles that were tried, the best for sequences of unlike lengths.
+WHOLE_TILE = {"TOKENS": 64, "num_warps": 4, "num_stages": 3}
+WHOLE_TILE_WITHOUT_PDL = WHOLE_TILE | {"num_warps": 2}  # saves 1% of a step of 256 sequences
+MIN_HEAD_DIM = 16  # the fewest numbers that a matrix product on tensor cores sums
+MIN_PARTS = 8  # of a sequence that is split: with fewer, `_attend_whole` is faster
 
 # qkv, bias, keys, values, slots, tables, lens, out, pdl: as `AppendAttend` is called
 AttendRows = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None]
@@ -43,11 +44,12 @@ class AppendAttend:
         self.arrived = torch.zeros(self.programs, device=device, dtype=torch.int32)
 
     def splits(self, rows: int) -> int:
-        """Among how many programs each head of `rows` sequences is split: a power of two, at least FEWEST,
+        """Among how many programs each head of `rows` sequences is split: a power of two, at least MIN_PARTS,
         and no more than `programs` in all; or 1.
         """
-        splits = triton.next_power_of_2(self.programs // (rows * self.heads) + 1) // 2
-        return splits if splits >= FEWEST else 1
+        fitting = self.programs // (rows * self.heads)
+        splits = triton.next_power_of_2(fitting + 1) // 2  # the largest power of two up to `fitting`
+        return splits if splits >= MIN_PARTS else 1
 
     def __call__(
         self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
@@ -61,44 +63,53 @@ class AppendAttend:
         numbers = tables.stride(0), self.head_dim**-0.5
         shape = {"H": self.heads, "DH": self.head_dim, "P": keys.shape[1], "BIAS": bias is not None}
         if splits == 1:
-            tile = MANY if pdl else CROWD
-            _many[(self.heads, S)](*tensors, *numbers, **shape, **tile, ROWS=ROWS, PDL=pdl, launch_pdl=pdl)
+            tile = WHOLE_TILE if pdl else WHOLE_TILE_WITHOUT_PDL
+            _attend_whole[(self.heads, S)](
+                *tensors, *numbers, **shape, **tile, ROWS=MIN_DOT_ROWS, PDL=pdl, launch_pdl=pdl
+            )
         else:
-            _few[(self.heads, S, splits)](
-                *tensors, self.parts, *self.stats, self.arrived, *numbers,
-                **shape, **(FEW if self.head_dim <= 64 else FEW_WIDE), SPLITS=splits, PDL=pdl, launch_pdl=pdl,
-            )  # fmt: skip
+            tile = SPLIT_TILE if self.head_dim <= 64 else SPLIT_TILE_WIDE_HEAD
+            scratch = self.parts, *self.stats, self.arrived
+            _attend_split[(self.heads, S, splits)](
+                *tensors, *scratch, *numbers, **shape, **tile, SPLITS=splits, PDL=pdl, launch_pdl=pdl
+            )
 
 
 @triton.jit
-def _new(
+def load_new_token(
     qkv, bias, head, sequence, dtype: tl.constexpr, H: tl.constexpr, DH: tl.constexpr, BIAS: tl.constexpr
 ):
-    """The new token's query, key and value, [DH] each, rounded as if they had been stored."""
+    """The new token's query, key and value, [DH] each, rounded as if they had been stored. DH is a power of
+    two (`SingleRow.supports`), so no lane of tl.arange(0, DH) lies outside the head, here and below.
+    """
     D: tl.constexpr = H * DH
     d = tl.arange(0, DH)
     address = qkv + sequence * 3 * D + head * DH + d
-    query, key, value = tl.load(address), tl.load(address + D), tl.load(address + 2 * D)
+    query, key, value = tl.load(address), tl.load(address + D), tl.load(address + 2 * D)  # [DH] each
     if BIAS:
-        at = bias + head * DH + d
-        query = (query.to(tl.float32) + tl.load(at).to(tl.float32)).to(dtype)
-        key = (key.to(tl.float32) + tl.load(at + D).to(tl.float32)).to(dtype)
-        value = (value.to(tl.float32) + tl.load(at + 2 * D).to(tl.float32)).to(dtype)
+        bias += head * DH
+        query = (query.to(tl.float32) + tl.load(bias + d).to(tl.float32)).to(dtype)
+        key = (key.to(tl.float32) + tl.load(bias + d + D).to(tl.float32)).to(dtype)
+        value = (value.to(tl.float32) + tl.load(bias + d + 2 * D).to(tl.float32)).to(dtype)
     return query, key, value
 
 
 @triton.jit
-def _old(keys, values, tables, token, valid, head, d, H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr):
-    """Keys and values[TOKENS, DH] of a head's tokens, from their pages; 0 where they are not `valid`."""
-    block = tl.load(tables + token // P, mask=valid, other=0).to(tl.int64)
-    address = ((block * P + token % P) * H + head)[:, None] * DH + d[None, :]
-    k = tl.load(keys + address, mask=valid[:, None], other=0.0)
-    v = tl.load(values + address, mask=valid[:, None], other=0.0)
+def load_old_tokens(
+    keys, values, tables, token, valid, head, d, H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr
+):
+    """Keys and values[TOKENS, DH] of a head's tokens `token`[TOKENS], from their pages; 0 where they are not
+    `valid`[TOKENS]. `tables`: the row of their sequence.
+    """
+    block = tl.load(tables + token // P, mask=valid, other=0).to(tl.int64)  # [TOKENS]
+    address = ((block * P + token % P) * H + head)[:, None] * DH + d[None, :]  # [TOKENS, DH]
+    k = tl.load(keys + address, mask=valid[:, None], other=0.0)  # [TOKENS, DH]
+    v = tl.load(values + address, mask=valid[:, None], other=0.0)  # [TOKENS, DH]
     return k, v
 
 
 @triton.jit
-def _many(
+def _attend_whole(
     qkv, bias, keys, values, slots, tables, lens, out, width, scale,
     H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     BIAS: tl.constexpr, PDL: tl.constexpr,
@@ -110,16 +121,16 @@ def _many(
     length = tl.load(lens + sequence)
     tables += sequence * width
     i = tl.arange(0, TOKENS)
-    block = tl.load(tables + i // P, mask=i < length - 1, other=0)
+    block = tl.load(tables + i // P, mask=i < length - 1, other=0)  # [TOKENS]
     release(PDL)
     wait(PDL)
     if length == 0:
         return
     d, r = tl.arange(0, DH), tl.arange(0, ROWS)
-    query, key, value = _new(qkv, bias, head, sequence, keys.dtype.element_ty, H, DH, BIAS)
+    query, key, value = load_new_token(qkv, bias, head, sequence, keys.dtype.element_ty, H, DH, BIAS)
     slot = tl.load(slots + sequence).to(tl.int64)
-    tl.store(keys + (slot * H + head) * DH + d, key, mask=(slot >= 0) & (d < DH))
-    tl.store(values + (slot * H + head) * DH + d, value, mask=(slot >= 0) & (d < DH))
+    tl.store(keys + (slot * H + head) * DH + d, key, mask=slot >= 0)
+    tl.store(values + (slot * H + head) * DH + d, value, mask=slot >= 0)
     # One query is one row of a matrix; the rows below are zeros, and their results are not read.
     queries = tl.where((r == 0)[:, None], query[None, :], 0.0).to(key.dtype)  # [ROWS, DH]
     maximum = tl.zeros([ROWS], tl.float32) + tl.sum(query.to(tl.float32) * key.to(tl.float32), 0) * scale
@@ -129,56 +140,55 @@ def _many(
         token = start + i
         valid = token < length - 1
         address = ((block.to(tl.int64) * P + token % P) * H + head)[:, None] * DH + d[None, :]
-        k = tl.load(keys + address, mask=valid[:, None], other=0.0)
-        v = tl.load(values + address, mask=valid[:, None], other=0.0)
+        k = tl.load(keys + address, mask=valid[:, None], other=0.0)  # [TOKENS, DH]
+        v = tl.load(values + address, mask=valid[:, None], other=0.0)  # [TOKENS, DH]
         block = tl.load(tables + (token + TOKENS) // P, mask=token + TOKENS < length - 1, other=0)
-        scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [ROWS, TOKENS]
         scores = tl.where(valid[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
-    mean = tl.sum(tl.where((r == 0)[:, None], weighted / total[:, None], 0.0), 0)
+    mean = tl.sum(tl.where((r == 0)[:, None], weighted / total[:, None], 0.0), 0)  # [DH]
     tl.store(out + (sequence * H + head) * DH + d, mean.to(out.dtype.element_ty))
 
 
 @triton.jit
-def _few(
+def _attend_split(
     qkv, bias, keys, values, slots, tables, lens, out, parts, maxima, totals, arrived, width, scale,
     H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, SPLITS: tl.constexpr,
     BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The same, with a sequence's tokens split among programs."""
-    # 1. Which head, which sequence, and which of its old tokens are mine? The new one is the last part's.
+    # 1. Which head, which sequence, and which of its old tokens are mine? The new one is in the last part.
     head, sequence, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     d, i = tl.arange(0, DH), tl.arange(0, TOKENS)
     length = tl.load(lens + sequence)
-    share = _share(length, SPLITS, TOKENS)
+    share = tokens_per_part(length, SPLITS, TOKENS)
     first = part * share
     release(PDL)
     if first >= length:
         return
     last = tl.minimum(first + share, length)
-    mine = last == length  # the new token
+    has_new = last == length
     end = tl.minimum(last, length - 1)
     # 2. My first old keys and values.
     tables += sequence * width
-    k, v = _old(keys, values, tables, first + i, first + i < end, head, d, H, DH, P)
+    k, v = load_old_tokens(keys, values, tables, first + i, first + i < end, head, d, H, DH, P)
     slot = tl.load(slots + sequence).to(tl.int64)
     # 3. What the qkv layer has computed: the query, and the new key and value, which go to their page.
     wait(PDL)
-    query, key, value = _new(qkv, bias, head, sequence, k.dtype, H, DH, BIAS)
+    query, key, value = load_new_token(qkv, bias, head, sequence, k.dtype, H, DH, BIAS)  # [DH] each
     stored = (slot * H + head) * DH + d
-    keep = mine & (slot >= 0) & (d < DH)
-    tl.store(keys + stored, key, mask=keep)
-    tl.store(values + stored, value, mask=keep)
+    tl.store(keys + stored, key, mask=has_new & (slot >= 0))
+    tl.store(values + stored, value, mask=has_new & (slot >= 0))
     # 4. The running softmax begins with the new token, where it is mine, and goes on with the old ones; the
     #    next ones are on their way meanwhile.
     query = query.to(tl.float32) * scale
-    maximum = tl.where(mine, tl.sum(query * key.to(tl.float32), 0), -float("inf"))
-    total = tl.where(mine, 1.0, 0.0)
-    weighted = tl.where(mine, value.to(tl.float32), 0.0)  # [DH]
+    maximum = tl.where(has_new, tl.sum(query * key.to(tl.float32), 0), -float("inf"))
+    total = tl.where(has_new, 1.0, 0.0)
+    weighted = tl.where(has_new, value.to(tl.float32), 0.0)  # [DH]
     for start in range(first, end, TOKENS):
         token = start + TOKENS + i
-        next_k, next_v = _old(keys, values, tables, token, token < end, head, d, H, DH, P)
-        scores = tl.sum(k.to(tl.float32) * query[None, :], 1)
+        next_k, next_v = load_old_tokens(keys, values, tables, token, token < end, head, d, H, DH, P)
+        scores = tl.sum(k.to(tl.float32) * query[None, :], 1)  # [TOKENS]
         scores = tl.where(start + i < end, scores, -float("inf"))
         new = tl.maximum(maximum, tl.max(scores, 0))
         shrink = tl.exp(maximum - new)
@@ -195,6 +205,6 @@ def _few(
     tl.debug_barrier()
     count = tl.cdiv(length, share)
     if tl.atomic_add(arrived + row, 1) == count - 1:
-        mean = joined(parts, maxima, totals, row, count, d, SPLITS, DH)
+        mean = merge_parts(parts, maxima, totals, row, count, d, SPLITS, DH)
         tl.store(out + row * DH + d, mean.to(out.dtype.element_ty))
         tl.store(arrived + row, 0)

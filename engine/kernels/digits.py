@@ -1,31 +1,39 @@
-"""A vector times rows of codes, and no code becomes a float: what `quantized_row.py` computes with. Part 17.
+"""A vector times rows of codes in whole numbers: what `quantized_row.py` computes with. Part 17.
 
-Each code is used once, so there is no time to make it a float: the vector gets codes instead, in two digits
-of eight bits each, and whole numbers are multiplied, four codes in one instruction (dp4a). No number is wrong
-by more than 1/64,000 of the vector's largest.
+Each code is used once, so making it a float would cost more than the product. Instead the vector is rounded
+to whole numbers of 16 bits, each two digits of eight bits: number = (256 · high + low) · step. Digits are
+multiplied by codes, four in one instruction (dp4a). A number of the vector is wrong by at most 1/64,000 of
+the largest. Words of codes are eight neighbours of a row each: 64 bits in int8, 32 in int4.
 """
 
 import triton
 import triton.language as tl
 
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # there is no processor with that instruction
-MOST = tl.constexpr(126 * 2**8)  # of the last digit's steps, on either side of 0
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # no processor then has the instruction dp4a
+MAX_STEPS = tl.constexpr(126 * 2**8)  # of the vector's largest number: both digits stay within -128 to 127
+# A float between 2**23 and 2**24 is a whole number, and its last bits are that number. So adding ROUNDER to a
+# smaller float rounds it, and subtracting ROUNDER's own bits leaves the whole number.
+ROUNDER = tl.constexpr(1.5 * 2**23)
+ROUNDER_BITS = tl.constexpr(0x4B400000)
+TWO_OFFSETS = tl.constexpr(0x8080)  # 128 for each of a number's two digits, so that none is negative
+HIGHEST_BITS = tl.constexpr(-0x7F7F7F80)  # 0x80808080 in 32 bits with a sign: the highest bit of four bytes
 
 
 @triton.jit
-def place(k, K: tl.constexpr):
-    """Where number k of a vector of K lies between two kernels: all 8i first, then all 8i + 1, and so on. So
-    a thread with words of a row, eight codes each, finds its numbers side by side.
+def strided_index(k, K: tl.constexpr):
+    """Where number k of a *strided* vector lies: all numbers 8i first, then all 8i + 1, and so on, as [8,
+    K/8]. Between two kernels a vector lies so: a thread that has words of a row side by side, eight codes
+    each, finds the numbers for their first codes side by side, those for their second codes, and so on.
     """
     return k % 8 * (K // 8) + k // 8
 
 
 @triton.jit
-def eight(x, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr):
-    """x[K], in `place`s -> the numbers 8i, 8i + 1, ... of it, [WORDS] each. A thread reads as many of each
-    as it has words side by side, 16 bytes of them.
+def load_strided(x, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr):
+    """A strided x[K] -> its numbers 8i, its numbers 8i + 1, ... 8i + 7, [WORDS] each; 0 beyond K. A thread
+    reads as many of each as it has words side by side, 16 bytes of them: 4 in int4, 2 in int8 (GROUP 0).
     """
-    i = tl.max_contiguous(tl.arange(0, WORDS), 4 if GROUP else 2)
+    i = tl.max_contiguous(tl.arange(0, WORDS), 4 if GROUP else 2)  # [WORDS]
     inside = i < K // 8
     x0 = tl.load(x + i, mask=inside, other=0.0).to(tl.float32)
     x1 = tl.load(x + 1 * (K // 8) + i, mask=inside, other=0.0).to(tl.float32)
@@ -39,8 +47,8 @@ def eight(x, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr):
 
 
 @triton.jit
-def split(x, K: tl.constexpr, WORDS: tl.constexpr):
-    """The same of an x[K] that lies as usual: attention's result."""
+def load_contiguous(x, K: tl.constexpr, WORDS: tl.constexpr):
+    """As `load_strided`, of an x[K] in the usual order: attention's result."""
     k = tl.arange(0, 8 * WORDS)
     numbers = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
     even, odd = tl.split(tl.reshape(numbers, [WORDS, 2, 2, 2]))
@@ -55,7 +63,7 @@ def split(x, K: tl.constexpr, WORDS: tl.constexpr):
 
 @triton.jit
 def _dp4a(a, b, c):
-    """c + Σ a · b over the four bytes of each: whole numbers with a sign."""
+    """c + Σ a · b over the four bytes of each, which are whole numbers with a sign."""
     if INTERPRETED:
         for shift in tl.static_range(0, 32, 8):
             c += ((a << shift) >> 24) * ((b << shift) >> 24)
@@ -67,63 +75,67 @@ def _dp4a(a, b, c):
 
 
 @triton.jit
-def _digits(a, b, c, d, steps):
-    """Four numbers, `steps` to 1 -> two words: each number's last digit, and the one before. A digit is -128
-    to 127; they count 1 and 256 steps.
+def _to_digits(a, b, c, d, steps):
+    """Four vectors of numbers, `steps` steps to 1 -> two words each: of low digits and of high digits. A
+    digit is -128 to 127; a low one counts 1 step, a high one 256.
     """
-    # A float between 2**23 and 2**24 is a whole number, and its last bits are that number. With 128 for each
-    # digit, none is negative.
-    a = (a * steps + 1.5 * 2**23).to(tl.int32, bitcast=True) - 0x4B400000 + 0x8080
-    b = (b * steps + 1.5 * 2**23).to(tl.int32, bitcast=True) - 0x4B400000 + 0x8080
-    c = (c * steps + 1.5 * 2**23).to(tl.int32, bitcast=True) - 0x4B400000 + 0x8080
-    d = (d * steps + 1.5 * 2**23).to(tl.int32, bitcast=True) - 0x4B400000 + 0x8080
-    return _together(a, b, c, d, 0), _together(a, b, c, d, 8)
+    a = (a * steps + ROUNDER).to(tl.int32, bitcast=True) - ROUNDER_BITS + TWO_OFFSETS
+    b = (b * steps + ROUNDER).to(tl.int32, bitcast=True) - ROUNDER_BITS + TWO_OFFSETS
+    c = (c * steps + ROUNDER).to(tl.int32, bitcast=True) - ROUNDER_BITS + TWO_OFFSETS
+    d = (d * steps + ROUNDER).to(tl.int32, bitcast=True) - ROUNDER_BITS + TWO_OFFSETS
+    return _pack_digits(a, b, c, d, 0), _pack_digits(a, b, c, d, 8)
 
 
 @triton.jit
-def _together(a, b, c, d, shift: tl.constexpr):
-    """A digit of each in one word, the 128 taken off: that turns a byte's highest bit."""
+def _pack_digits(a, b, c, d, shift: tl.constexpr):
+    """A digit of each in one word, less its offset of 128: that flips a byte's highest bit."""
     a, b, c, d = (a >> shift) & 255, (b >> shift) & 255, (c >> shift) & 255, (d >> shift) & 255
-    return (a | (b << 8) | (c << 16) | (d << 24)) ^ -0x7F7F7F80
+    return (a | (b << 8) | (c << 16) | (d << 24)) ^ HIGHEST_BITS
 
 
 @triton.jit
-def whole(x0, x1, x2, x3, x4, x5, x6, x7, WORDS: tl.constexpr, GROUP: tl.constexpr):
-    """The vector as digits: two words for the first four codes of a word of codes (int4: for its even ones),
-    two for the others; what a step stands for; and with groups the sum of x for each four words.
+def vector_digits(x0, x1, x2, x3, x4, x5, x6, x7, WORDS: tl.constexpr, GROUP: tl.constexpr):
+    """The vector as digits, from what `load_strided` gives: words[WORDS] of low and of high digits, a for the
+    first four codes of a word of codes (int4: for its even ones), b for the others; what a step stands for;
+    and in int4 the sum of x for each four words, [WORDS / 4].
     """
     low = tl.maximum(tl.maximum(tl.abs(x0), tl.abs(x1)), tl.maximum(tl.abs(x2), tl.abs(x3)))
     high = tl.maximum(tl.maximum(tl.abs(x4), tl.abs(x5)), tl.maximum(tl.abs(x6), tl.abs(x7)))
     largest = tl.maximum(tl.max(tl.maximum(low, high), 0), 1e-30)
-    steps = MOST / largest
+    steps = MAX_STEPS / largest
     if GROUP:
-        a0, a1 = _digits(x0, x2, x4, x6, steps)
-        b0, b1 = _digits(x1, x3, x5, x7, steps)
+        a_low, a_high = _to_digits(x0, x2, x4, x6, steps)
+        b_low, b_high = _to_digits(x1, x3, x5, x7, steps)
         total = x0 + x1 + x2 + x3 + x4 + x5 + x6 + x7
         total = tl.sum(tl.reshape(total, [WORDS // 4, 4]), 1)
     else:
-        a0, a1 = _digits(x0, x1, x2, x3, steps)
-        b0, b1 = _digits(x4, x5, x6, x7, steps)
+        a_low, a_high = _to_digits(x0, x1, x2, x3, steps)
+        b_low, b_high = _to_digits(x4, x5, x6, x7, steps)
         total = x0  # not read
-    return a0, a1, b0, b1, largest / MOST, total
+    return a_low, a_high, b_low, b_high, largest / MAX_STEPS, total
 
 
 @triton.jit
 def dot(
-    w, s, least, a0, a1, b0, b1, unit, total,
+    words, scale, low, a_low, a_high, b_low, b_high, step, total,
     ROWS: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Σ x · weight: [ROWS]."""
+    """Σ x · weight of each row: [ROWS]. `words`[ROWS, WORDS] of codes; int8: `scale`[ROWS]; int4: `scale` and
+    `low`[ROWS, WORDS / 4]. The rest is what `vector_digits` gives.
+    """
+    # 1. The eight codes of each word, in two words of four bytes.
     if GROUP:
-        a, b = w & 0x0F0F0F0F, (w >> 4) & 0x0F0F0F0F
+        a, b = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
     else:
-        a, b = w.to(tl.int32), (w >> 32).to(tl.int32)
+        a, b = words.to(tl.int32), (words >> 32).to(tl.int32)
+    # 2. Their products with the two digits, as whole numbers: below 8 · 128 · MAX_STEPS < 2**31.
     zero = tl.zeros([ROWS, WORDS], tl.int32)
-    y0 = _dp4a(b, b0[None, :], _dp4a(a, a0[None, :], zero))
-    y1 = _dp4a(b, b1[None, :], _dp4a(a, a1[None, :], zero))
-    y = y1 * 256 + y0  # of eight codes: less than 8 · 128 · MOST < 2**31
+    y_low = _dp4a(b, b_low[None, :], _dp4a(a, a_low[None, :], zero))
+    y_high = _dp4a(b, b_high[None, :], _dp4a(a, a_high[None, :], zero))
+    y = y_high * 256 + y_low  # [ROWS, WORDS]
+    # 3. As floats, with their scales.
     if GROUP:
         y = tl.sum(tl.reshape(y, [ROWS, WORDS // 4, 4]), 2).to(tl.float32)  # of 32 codes with one scale
-        return tl.sum(y * (s.to(tl.float32) * unit) + total[None, :] * least.to(tl.float32), 1)
+        return tl.sum(y * (scale.to(tl.float32) * step) + total[None, :] * low.to(tl.float32), 1)
     else:
-        return tl.sum(y.to(tl.float32), 1) * (s * unit)
+        return tl.sum(y.to(tl.float32), 1) * (scale * step)

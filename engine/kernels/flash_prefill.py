@@ -70,7 +70,7 @@ def _kernel(
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, DH_PADDED], tl.float32)
     for start in range(0, past + tl.minimum(first + ROWS, Tq), COLS):
-        # a. Scores of a tile of keys, in fp32. Nobody sees a later key, nor what is beyond the end.
+        # a. Scores of a tile of keys, in fp32. No query sees a later key, nor what is beyond the end.
         valid = start + col < Tk
         step = tl.cast(start, tl.int64)
         keys = tl.load(

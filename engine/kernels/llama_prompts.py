@@ -1,8 +1,8 @@
-"""Llama or Qwen3 over the tokens of prompts: the small work between products in few kernels. Part 20.
+"""Llama's or Qwen3's forward pass over the tokens of prompts, with the small work between the products in few
+kernels. Part 20.
 
-Promises the model's own hidden states up to rounding, called as the model is: the residual sum is kept in
-fp32. Where the model's file has a kernel for each small thing, this has those of `llama_rows.py`; attention
-is handed in, as it is to the model.
+Promises the model's own hidden states up to rounding, called as the model is: the residual sum is in fp32.
+The small kernels are those of `llama_rows.py`; attention is handed in, as it is to the model.
 """
 
 from collections.abc import Callable
@@ -16,22 +16,20 @@ from engine.kernels import prompt_rows
 from engine.kernels.llama_attend import blocks_of, gains_of
 from engine.kernels.llama_rows import (
     LlamaRows,
-    _add_norm,
-    _embed_norm,
+    add_norm,
+    embed_norm,
     norm_weights,
+    rotate_and_store,
     silu_mul,
-    turn_and_store,
 )
 from engine.models.llama import Model as Llama
 
 
-def prompts(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
-    """What computes steps that are not one new token each, called as the model is. For
-    `GraphForward(make_prompts=)`.
-    """
+def prompt_forward(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
+    """As `prompt_forward` of prompt_rows.py, for Llama and Qwen3, too."""
     if LlamaRows.fits(model) and model.embed.weight.is_cuda:
         return LlamaPrompts(model)
-    return prompt_rows.prompts(model)
+    return prompt_rows.prompt_forward(model)
 
 
 class LlamaPrompts:
@@ -53,13 +51,13 @@ class LlamaPrompts:
         inner = normed.new_empty(T, config.intermediate_size)
         cos, sin = config.rope.angles(positions, self.frequencies, torch.float32)  # [T, 1, Dh/2] each
         slots = torch.arange(T, device=x.device)  # where keys and values go: side by side
-        _embed_norm[(T,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
+        embed_norm[(T,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
         for layer, block in enumerate(self.blocks):
             attention, mlp = block.attention, block.mlp
             qkv = torch.mm(normed, attention.qkv.weight.t())
-            turn_and_store(config, qkv, q, k, v, slots, cos, sin, gains_of(attention))
+            rotate_and_store(config, qkv, q, k, v, slots, cos, sin, gains_of(attention))
             product = torch.mm(attend(layer, q, k, v).flatten(1), attention.proj.weight.t())
-            _add_norm[(T,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
+            add_norm[(T,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
             product = torch.mm(silu_mul(torch.mm(normed, mlp.gate_up.weight.t()), inner), mlp.down.weight.t())
-            _add_norm[(T,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
+            add_norm[(T,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
         return normed

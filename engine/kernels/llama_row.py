@@ -2,7 +2,7 @@
 `single_row.py` is for GPT-2.
 
 Promises the model's own logits up to rounding; residuals and sums are in fp32. A norm costs no kernel: a root
-mean square is one number, by which the product is divided afterwards. Where the model's file turns queries
+mean square is one number, by which the product is divided afterwards. Where the model's file rotates queries
 and keys, stores them and attends, `_attend_row` does it all for a key head and the queries that share it.
 Each kernel is launched before its predecessor has ended (`pdl.py`), and what no kernel of the step writes
 (weights, old keys) is on its way when `wait` returns. Several rows of one sequence must not be in such a
@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from engine.kernels.llama_attend import MIN_HEAD_DIM, blocks_of, gains_of, new_token
-from engine.kernels.paged_attention import ROWS, _share
+from engine.kernels.llama_attend import MIN_HEAD_DIM, blocks_of, gains_of, load_new_token
+from engine.kernels.paged_attention import MIN_DOT_ROWS, tokens_per_part
 from engine.kernels.pdl import has_pdl, release, wait
-from engine.kernels.running_softmax import add_tile, joined
+from engine.kernels.running_softmax import add_tile, merge_parts
 from engine.kernels.single_row import Tile, load_rows, num_multiprocessors
 from engine.models.llama import Attention
 from engine.models.llama import Model as Llama
@@ -31,8 +31,8 @@ TILES = {
     "down": Tile(2, 2, None),
     "head": Tile(4, 4, None),
 }
-ATTEND = {"TOKENS": 64, "num_warps": 4}  # tokens read at a time
-MAX_SPLITS = 16
+ATTEND_TILE = {"TOKENS": 64, "num_warps": 4}  # old tokens that a program reads at a time
+MAX_SPLITS = 16  # programs among which the sequence is split, at most, for each key head
 
 
 class LlamaRow:
@@ -47,10 +47,11 @@ class LlamaRow:
         self.blocks, self.frequencies = blocks_of(model), model.get_buffer("frequencies")
         self.pdl = has_pdl(device)
         self.multiprocessors = num_multiprocessors(device)
-        self.splits = max(1, triton.next_power_of_2(2 * self.multiprocessors // Hkv + 1) // 2)
-        self.splits = min(MAX_SPLITS, max(2, self.splits))
+        fitting = 2 * self.multiprocessors // Hkv  # programs a key head, with two on every multiprocessor
+        splits = triton.next_power_of_2(fitting + 1) // 2  # the largest power of two up to `fitting`
+        self.splits = min(MAX_SPLITS, max(2, splits))
         empty, numbers = partial(torch.empty, device=device, dtype=dtype), partial(torch.empty, device=device)
-        self.x, self.turn = numbers(config.hidden_size), numbers(2, Dh // 2)
+        self.x, self.cos_sin = numbers(config.hidden_size), numbers(2, Dh // 2)
         self.qkv, self.attended = empty(1, (Hq + 2 * Hkv) * Dh), empty(Hq * Dh)
         self.inner, self.logits = empty(config.intermediate_size), numbers(1, config.vocab_size)
         self.parts, self.stats = numbers(Hq, self.splits, Dh), numbers(2, Hq, self.splits)
@@ -68,8 +69,8 @@ class LlamaRow:
         model, config = self.model, self.config
         D, half = config.hidden_size, config.head_dim // 2
         _embed_row[(1,)](
-            token_ids, positions, model.embed.weight, self.frequencies, self.x, self.turn, config.rope.scale,
-            D=D, PADDED=triton.next_power_of_2(D), HALF=half, num_warps=8,
+            token_ids, positions, model.embed.weight, self.frequencies, self.x, self.cos_sin,
+            config.rope.scale, D=D, PADDED=triton.next_power_of_2(D), HALF=half, num_warps=8,
         )  # fmt: skip
         for layer, block in enumerate(self.blocks):
             attention, mlp = block.attention, block.mlp
@@ -101,26 +102,26 @@ class LlamaRow:
     ) -> None:
         config = self.config
         _attend_row[(config.num_kv_heads, self.splits)](
-            self.qkv, self.turn, *gains_of(attention), keys, values, slots, tables, lens, self.attended,
+            self.qkv, self.cos_sin, *gains_of(attention), keys, values, slots, tables, lens, self.attended,
             self.parts, *self.stats, self.arrived, config.norm_eps, config.head_dim**-0.5,
             HQ=config.num_heads, HKV=config.num_kv_heads, HALF=config.head_dim // 2, P=keys.shape[1],
-            ROWS=max(ROWS, triton.next_power_of_2(config.num_heads // config.num_kv_heads)),
-            NORM=config.qk_norm, SPLITS=self.splits, PDL=self.pdl, launch_pdl=self.pdl, **ATTEND,
+            ROWS=max(MIN_DOT_ROWS, triton.next_power_of_2(config.num_heads // config.num_kv_heads)),
+            NORM=config.qk_norm, SPLITS=self.splits, PDL=self.pdl, launch_pdl=self.pdl, **ATTEND_TILE,
         )  # fmt: skip
 
 
 @triton.jit
 def _embed_row(
-    token_ids, positions, embed, frequencies, x, turn, scale,
+    token_ids, positions, embed, frequencies, x, cos_sin, scale,
     D: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """x[D] = embed[token]; turn[2, HALF] = cosines and sines of the position's angles."""
+    """x[D] = embed[token]; cos_sin[2, HALF] = cosines and sines of the position's angles."""
     i, pair = tl.arange(0, PADDED), tl.arange(0, HALF)
     token = tl.load(token_ids).to(tl.int64)
     tl.store(x + i, tl.load(embed + token * D + i, mask=i < D, other=0.0).to(tl.float32), mask=i < D)
     angle = tl.load(positions).to(tl.float32) * tl.load(frequencies + pair)
-    tl.store(turn + pair, tl.cos(angle) * scale)
-    tl.store(turn + HALF + pair, tl.sin(angle) * scale)
+    tl.store(cos_sin + pair, tl.cos(angle) * scale)
+    tl.store(cos_sin + HALF + pair, tl.sin(angle) * scale)
 
 
 @triton.jit
@@ -129,9 +130,10 @@ def _norm_linear(
     N: tl.constexpr, K: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, PROGRAMS: tl.constexpr,
     GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[N] = norm(x[K]) · weight[N, K]ᵀ, without a pass for the norm: W·(g·x/s) = (W·(g·x))/s.
+    """out[N] = norm(x[K]) · weight[N, K]ᵀ, without a pass for the norm: W·(g·x/s) = (W·(g·x))/s, where g is
+    the norm's gain[K] and s the root mean square of x.
 
-    GATED: weight[2 N, K] has N rows that open the gate, and N whose products go through: silu(gate) · up.
+    GATED: weight[2 N, K] has the N rows of the gate, then the N of up; out = silu(gate) · up.
     """
     # 1. What my first rows need, before anything that depends on the step.
     k = tl.arange(0, PADDED)
@@ -178,17 +180,17 @@ def _linear_add(
     vector = tl.load(a + k, mask=k < K, other=0.0).to(tl.float32)
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
-        before = tl.load(x + row, mask=row < N, other=0.0)
+        residual = tl.load(x + row, mask=row < N, other=0.0)  # [ROWS]
         if PROGRAMS * ROWS < N:
             next_w = load_rows(weight, (row + PROGRAMS * ROWS).to(tl.int64), k, N, K)
-        tl.store(x + row, before + tl.sum(w.to(tl.float32) * vector[None, :], 1), mask=row < N)
+        tl.store(x + row, residual + tl.sum(w.to(tl.float32) * vector[None, :], 1), mask=row < N)
         if PROGRAMS * ROWS < N:
             w = next_w
 
 
 @triton.jit
 def _attend_row(
-    qkv, turn, q_gain, k_gain, keys, values, slots, tables, lens, out, parts, maxima, totals, arrived,
+    qkv, cos_sin, q_gain, k_gain, keys, values, slots, tables, lens, out, parts, maxima, totals, arrived,
     eps, scale,
     HQ: tl.constexpr, HKV: tl.constexpr, HALF: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr,
     NORM: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, PDL: tl.constexpr,
@@ -196,53 +198,53 @@ def _attend_row(
     """Program (key head, part): the queries that share this key head over a part of the old tokens; the new
     token belongs to the last part, which stores it. The program that ends last joins the parts.
     """
-    # 1. Which key head, and which old tokens are mine? Heads are halves of HALF numbers, turned in pairs.
+    # 1. Which key head, and which old tokens are mine? Of a query or a key, a and b are its two halves.
     DH: tl.constexpr = 2 * HALF
     GROUP: tl.constexpr = HQ // HKV
     head, part = tl.program_id(0), tl.program_id(1)
     length = tl.load(lens)
-    share = _share(length, SPLITS, TOKENS)
+    share = tokens_per_part(length, SPLITS, TOKENS)
     first = part * share
     release(PDL)
     if first >= length:
         return
     last = tl.minimum(first + share, length)
-    mine = last == length  # the new token
+    has_new = last == length
     end = tl.minimum(last, length - 1)
     # 2. My first old keys and values.
     t, i, d, g = tl.arange(0, TOKENS), tl.arange(0, HALF), tl.arange(0, DH), tl.arange(0, ROWS)
-    valid = first + t < end
-    block = tl.load(tables + (first + t) // P, mask=valid, other=0).to(tl.int64)
-    place = ((block * P + (first + t) % P) * HKV + head)[:, None] * DH
-    ka = tl.load(keys + place + i[None, :], mask=valid[:, None], other=0.0)
-    kb = tl.load(keys + place + HALF + i[None, :], mask=valid[:, None], other=0.0)
-    v = tl.load(values + place + d[None, :], mask=valid[:, None], other=0.0)
+    valid = first + t < end  # [TOKENS]
+    block = tl.load(tables + (first + t) // P, mask=valid, other=0).to(tl.int64)  # [TOKENS]
+    address = ((block * P + (first + t) % P) * HKV + head)[:, None] * DH  # [TOKENS, 1]
+    ka = tl.load(keys + address + i[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, HALF]
+    kb = tl.load(keys + address + HALF + i[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, HALF]
+    v = tl.load(values + address + d[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, DH]
     slot = tl.load(slots).to(tl.int64)
     dtype: tl.constexpr = keys.dtype.element_ty
-    # 3. What the qkv layer has computed, normed and turned; the new key and value go to their page.
+    # 3. What the qkv layer has computed, normed and rotated; the new key and value go to their page.
     wait(PDL)
-    qa, qb, na, nb, new_value = new_token(
-        qkv, turn, turn + HALF, q_gain, k_gain, head, eps, dtype, HQ, HKV, HALF, NORM, ROWS
-    )
+    qa, qb, new_ka, new_kb, new_value = load_new_token(
+        qkv, cos_sin, cos_sin + HALF, q_gain, k_gain, head, eps, dtype, HQ, HKV, HALF, NORM, ROWS
+    )  # [ROWS, HALF] twice, [1, HALF] twice, [DH]
     stored = (slot * HKV + head) * DH
-    keep = mine & (slot >= 0)
-    tl.store(keys + stored + i[None, :], na, mask=keep & (i < HALF)[None, :])
-    tl.store(keys + stored + HALF + i[None, :], nb, mask=keep & (i < HALF)[None, :])
-    tl.store(values + stored + d, new_value, mask=keep & (d < DH))
+    stores = has_new & (slot >= 0)
+    tl.store(keys + stored + i[None, :], new_ka, mask=stores)
+    tl.store(keys + stored + HALF + i[None, :], new_kb, mask=stores)
+    tl.store(values + stored + d, new_value, mask=stores)
     # 4. The running softmax begins with the new token, where it is mine, and goes on with the old ones.
-    score = tl.sum(qa.to(tl.float32) * na.to(tl.float32), 1)  # of the new token
-    score += tl.sum(qb.to(tl.float32) * nb.to(tl.float32), 1)
-    maximum = tl.where(mine, score * scale, -float("inf"))  # [ROWS]
-    total = tl.where(mine, 1.0, 0.0) + tl.zeros([ROWS], tl.float32)
-    weighted = tl.where(mine, new_value.to(tl.float32)[None, :], 0.0) + tl.zeros([ROWS, DH], tl.float32)
+    score = tl.sum(qa.to(tl.float32) * new_ka.to(tl.float32), 1)  # [ROWS]: of the new token
+    score += tl.sum(qb.to(tl.float32) * new_kb.to(tl.float32), 1)
+    maximum = tl.where(has_new, score * scale, -float("inf"))  # [ROWS]
+    total = tl.where(has_new, 1.0, 0.0) + tl.zeros([ROWS], tl.float32)
+    weighted = tl.where(has_new, new_value.to(tl.float32)[None, :], 0.0) + tl.zeros([ROWS, DH], tl.float32)
     for start in range(first, end, TOKENS):
         token = start + TOKENS + t
-        more = token < end
-        block = tl.load(tables + token // P, mask=more, other=0).to(tl.int64)
-        place = ((block * P + token % P) * HKV + head)[:, None] * DH
-        next_ka = tl.load(keys + place + i[None, :], mask=more[:, None], other=0.0)
-        next_kb = tl.load(keys + place + HALF + i[None, :], mask=more[:, None], other=0.0)
-        next_v = tl.load(values + place + d[None, :], mask=more[:, None], other=0.0)
+        valid = token < end
+        block = tl.load(tables + token // P, mask=valid, other=0).to(tl.int64)
+        address = ((block * P + token % P) * HKV + head)[:, None] * DH
+        next_ka = tl.load(keys + address + i[None, :], mask=valid[:, None], other=0.0)
+        next_kb = tl.load(keys + address + HALF + i[None, :], mask=valid[:, None], other=0.0)
+        next_v = tl.load(values + address + d[None, :], mask=valid[:, None], other=0.0)
         scores = tl.dot(qa, tl.trans(ka), input_precision="ieee")
         scores = tl.dot(qb, tl.trans(kb), scores, input_precision="ieee") * scale  # [ROWS, TOKENS]
         scores = tl.where((start + t < end)[None, :], scores, -float("inf"))
@@ -259,6 +261,6 @@ def _attend_row(
     if tl.atomic_add(arrived + head, 1) == count - 1:
         for query in range(GROUP):
             row = head * GROUP + query
-            mean = joined(parts, maxima, totals, row, count, d, SPLITS, DH)
+            mean = merge_parts(parts, maxima, totals, row, count, d, SPLITS, DH)  # [DH]
             tl.store(out + row * DH + d, mean.to(out.dtype.element_ty))
         tl.store(arrived + head, 0)

@@ -1,8 +1,8 @@
 """A decode step of Llama or Qwen3: PyTorch's matrix products, and Triton for all between them. Part 20.
 
-Promises the model's own logits up to rounding: the residual sum is kept in fp32. Where the model's file has a
-kernel for each small thing, this has four between the products: the residual sum with its norm; norm, turn
-and store of a token's heads (queries and keys are turned, keys and values go to their page); attention over
+Promises the model's own logits up to rounding: the residual sum is in fp32. Where the model's file has a
+kernel for each small thing, this has four between the products: the residual sum with its norm; norm, rotate
+and store of a token's heads (queries and keys are rotated, keys and values go to their page); attention over
 pages (Part 13's); and silu with its product.
 """
 
@@ -14,15 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from engine.kernels.llama_attend import Gains, attend_rows, attends, blocks_of, gains_of
+from engine.kernels.llama_attend import Gains, attend_rows, attend_rows_fits, blocks_of, gains_of
 from engine.kernels.paged_attention import num_splits, paged_attention
 from engine.kernels.single_row import has_plain_linears
 from engine.models.llama import Attention, LlamaConfig
 from engine.models.llama import Model as Llama
 
 MIN_HEAD_DIM = 16
-COLS = 1024  # numbers of the MLP's inner layer that a program takes
-HEADS = 8  # heads of a token that a program turns
+COLS = 1024  # numbers of the MLP's inner layer that a program of `_silu_mul` takes
+HEADS = 8  # heads of a token that a program of `_rotate_and_store` takes
 
 
 class LlamaRows:
@@ -32,8 +32,8 @@ class LlamaRows:
         self, model: Llama, keys: list[Tensor], values: list[Tensor], max_rows: int,
         stores_first: bool = False,
     ) -> None:  # fmt: skip
-        """keys and values by layer: [B, P, Hkv, Dh]. `stores_first`: rows of one sequence may be in a step,
-        and see each other's keys.
+        """keys and values by layer: [B, P, Hkv, Dh]. `stores_first`: keys and values of all rows are stored
+        before any row attends, so that rows of one sequence see each other.
         """
         self.stores_first = stores_first
         config = self.config = model.config
@@ -71,18 +71,18 @@ class LlamaRows:
         x, normed, product = self.x, self.normed[:S], self.product[:S]
         cos, sin = config.rope.angles(positions, self.frequencies, torch.float32)  # [S, 1, Dh/2] each
         norms = self.norms
-        _embed_norm[(S,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
+        embed_norm[(S,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
         for layer, block in enumerate(self.blocks):
             pages = self.keys[layer], self.values[layer], slots, tables, lens
-            attended = self._attended(normed, block.attention, cos, sin, *pages)  # [S, Hq, Dh]
+            attended = self._attend(normed, block.attention, cos, sin, *pages)  # [S, Hq, Dh]
             torch.mm(attended.view(S, -1), block.attention.proj.weight.t(), out=product)
-            _add_norm[(S,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
+            add_norm[(S,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
             gate_up = torch.mm(normed, block.mlp.gate_up.weight.t(), out=self.gate_up[:S])
             torch.mm(silu_mul(gate_up, self.inner[:S]), block.mlp.down.weight.t(), out=product)
-            _add_norm[(S,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
+            add_norm[(S,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
         return torch.mm(normed, model.head.weight.t(), out=self.logits[:S])
 
-    def _attended(
+    def _attend(
         self, normed: Tensor, attention: Attention, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor,
         slots: Tensor, tables: Tensor, lens: Tensor,
     ) -> Tensor:  # fmt: skip
@@ -90,10 +90,10 @@ class LlamaRows:
         config, S = self.config, len(normed)
         qkv = torch.mm(normed, attention.qkv.weight.t(), out=self.qkv[:S])
         gains = gains_of(attention)
-        if attends(config, S) and not self.stores_first:
+        if attend_rows_fits(config, S) and not self.stores_first:
             return attend_rows(config, qkv, cos, sin, gains, keys, values, slots, tables, lens)
         q = self.q[:S]
-        turn_and_store(config, qkv, q, keys, values, slots, cos, sin, gains)
+        rotate_and_store(config, qkv, q, keys, values, slots, cos, sin, gains)
         return paged_attention(q, keys, values, tables, lens, num_splits(S, config.num_kv_heads, q.device))
 
 
@@ -103,13 +103,15 @@ def norm_weights(model: Llama) -> list[Tensor]:
     return [norm.weight for norm in norms]
 
 
-def turn_and_store(
+def rotate_and_store(
     config: LlamaConfig, qkv: Tensor, q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, cos: Tensor,
     sin: Tensor, gains: Gains,
 ) -> None:  # fmt: skip
-    """qkv[S, (Hq + 2 Hkv) · Dh] -> q[S, Hq, Dh]; keys and values into rows slots[S] of theirs."""
+    """qkv[S, (Hq + 2 Hkv) · Dh] -> q[S, Hq, Dh], and rows slots[S] of keys and values, [Hkv · Dh] each.
+    Queries and keys are normed, where the model has gains, and rotated by cos and sin[S, 1, Dh/2].
+    """
     Hq, Hkv = config.num_heads, config.num_kv_heads
-    _turn_and_store[(triton.cdiv(Hq + 2 * Hkv, HEADS), len(qkv))](
+    _rotate_and_store[(triton.cdiv(Hq + 2 * Hkv, HEADS), len(qkv))](
         qkv, q, keys, values, slots, cos, sin, *gains, config.norm_eps,
         HQ=Hq, HKV=Hkv, HALF=config.head_dim // 2, NORM=config.qk_norm, HEADS=HEADS, num_warps=2,
     )  # fmt: skip
@@ -131,7 +133,7 @@ def _store_norm(a, gain, normed, row, i, eps, D: tl.constexpr):
 
 
 @triton.jit
-def _embed_norm(token_ids, embed, x, gain, normed, eps, D: tl.constexpr, PADDED: tl.constexpr):
+def embed_norm(token_ids, embed, x, gain, normed, eps, D: tl.constexpr, PADDED: tl.constexpr):
     """x[S, D] = embed[token]; normed = norm(x)."""
     row, i = tl.program_id(0), tl.arange(0, PADDED)
     token = tl.load(token_ids + row).to(tl.int64)
@@ -141,7 +143,7 @@ def _embed_norm(token_ids, embed, x, gain, normed, eps, D: tl.constexpr, PADDED:
 
 
 @triton.jit
-def _add_norm(x, product, gain, normed, eps, D: tl.constexpr, PADDED: tl.constexpr):
+def add_norm(x, product, gain, normed, eps, D: tl.constexpr, PADDED: tl.constexpr):
     """x[S, D] += product; normed = norm(x)."""
     row, i = tl.program_id(0), tl.arange(0, PADDED)
     a = tl.load(x + row * D + i, mask=i < D, other=0.0)
@@ -151,42 +153,45 @@ def _add_norm(x, product, gain, normed, eps, D: tl.constexpr, PADDED: tl.constex
 
 
 @triton.jit
-def _turn_and_store(
+def _rotate_and_store(
     qkv, q, keys, values, slots, cos, sin, q_gain, k_gain, eps,
     HQ: tl.constexpr, HKV: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Program (HEADS heads, sequence): these heads of the new token's qkv[S, (HQ + 2 HKV) · Dh], Dh = 2 HALF.
 
     A query goes to q[S, HQ, Dh], a key or a value to slot slots[S] of its pages, unless that is -1. Queries
-    and keys are normed (NORM) and turned on the way, by cos and sin[S, HALF].
+    and keys are normed (NORM) and rotated on the way, by cos and sin[S, HALF].
     """
     head, row = tl.program_id(0) * HEADS + tl.arange(0, HEADS), tl.program_id(1).to(tl.int64)
     i = tl.arange(0, HALF)[None, :]
-    query, value = (head < HQ)[:, None], (head >= HQ + HKV)[:, None]
-    valid = (head < HQ + 2 * HKV)[:, None]
-    address = qkv + (row * (HQ + 2 * HKV) + head)[:, None] * 2 * HALF + i
+    is_query, is_value = (head < HQ)[:, None], (head >= HQ + HKV)[:, None]  # [HEADS, 1] each
+    valid = (head < HQ + 2 * HKV)[:, None]  # [HEADS, 1]
+    # 1. The heads as they are: a and b are their halves.
+    address = qkv + (row * (HQ + 2 * HKV) + head)[:, None] * 2 * HALF + i  # [HEADS, HALF]
     a = tl.load(address, mask=valid, other=0.0).to(tl.float32)  # [HEADS, HALF]
-    b = tl.load(address + HALF, mask=valid, other=0.0).to(tl.float32)
+    b = tl.load(address + HALF, mask=valid, other=0.0).to(tl.float32)  # [HEADS, HALF]
+    # 2. Normed, as x and y; and rotated, if they are no values.
     x, y = a, b
     if NORM:
         rstd = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
-        x *= rstd * tl.where(query, tl.load(q_gain + i), tl.load(k_gain + i)).to(tl.float32)
-        y *= rstd * tl.where(query, tl.load(q_gain + HALF + i), tl.load(k_gain + HALF + i)).to(tl.float32)
-    c, s = tl.load(cos + row * HALF + i), tl.load(sin + row * HALF + i)
+        x *= rstd * tl.where(is_query, tl.load(q_gain + i), tl.load(k_gain + i)).to(tl.float32)
+        y *= rstd * tl.where(is_query, tl.load(q_gain + HALF + i), tl.load(k_gain + HALF + i)).to(tl.float32)
+    c, s = tl.load(cos + row * HALF + i), tl.load(sin + row * HALF + i)  # [1, HALF] each
     dtype: tl.constexpr = q.dtype.element_ty
-    a = tl.where(value, a, x * c - y * s).to(dtype)
-    b = tl.where(value, b, y * c + x * s).to(dtype)
-    out = q + (row * HQ + head)[:, None] * 2 * HALF + i
-    tl.store(out, a, mask=query)
-    tl.store(out + HALF, b, mask=query)
+    a = tl.where(is_value, a, x * c - y * s).to(dtype)
+    b = tl.where(is_value, b, y * c + x * s).to(dtype)
+    # 3. Queries to q; keys, then values, to their slot.
+    out = q + (row * HQ + head)[:, None] * 2 * HALF + i  # [HEADS, HALF]
+    tl.store(out, a, mask=is_query)
+    tl.store(out + HALF, b, mask=is_query)
     slot = tl.load(slots + row).to(tl.int64)
-    place = (slot * HKV + head - HQ)[:, None] * 2 * HALF + i
-    is_key, is_value = (slot >= 0) & valid & ~query & ~value, (slot >= 0) & valid & value
-    tl.store(keys + place, a, mask=is_key)
-    tl.store(keys + place + HALF, b, mask=is_key)
-    place -= HKV * 2 * HALF
-    tl.store(values + place, a, mask=is_value)
-    tl.store(values + place + HALF, b, mask=is_value)
+    stored = (slot * HKV + head - HQ)[:, None] * 2 * HALF + i  # [HEADS, HALF]: of a key
+    stores_key, stores_value = (slot >= 0) & valid & ~is_query & ~is_value, (slot >= 0) & valid & is_value
+    tl.store(keys + stored, a, mask=stores_key)
+    tl.store(keys + stored + HALF, b, mask=stores_key)
+    stored -= HKV * 2 * HALF  # of a value: its head comes HKV heads later
+    tl.store(values + stored, a, mask=stores_value)
+    tl.store(values + stored + HALF, b, mask=stores_value)
 
 
 @triton.jit

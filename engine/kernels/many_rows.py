@@ -1,11 +1,11 @@
 """A decode step of many sequences: PyTorch's matrix products, and Triton for everything between them.
 Part 13: what tuning adds for a batch.
 
-Promises GPT-2's numbers up to rounding. A product has no bias: whoever reads it next adds it, on numbers that
-are in registers anyway. The residual sum, the bias and the norm are one kernel. Up to SPLIT_ROWS rows the two
-products with few columns are cut along their inner dimension too (split-K), since else most of the GPU is
-idle; the kernel behind them sums the parts. The output layer's weights are a copy with a multiple of 128
-rows: GPT-2's own number, 50,257, is odd, and sends the product to a kernel several times slower.
+Promises GPT-2's numbers up to rounding. A product has no bias: the kernel that reads it adds it, to numbers
+that are in registers anyway. The residual sum, the bias and the norm are one kernel. Up to SPLIT_ROWS rows
+the two products with few columns are cut along their inner dimension too (split-K), since else most of the
+GPU is idle; the kernel behind them sums the parts. The output layer's weights are a copy with a multiple of
+128 rows: GPT-2's own number, 50,257, is odd, and sends the product to a kernel several times slower.
 """
 
 from functools import partial
@@ -22,12 +22,12 @@ from engine.kernels.pdl import has_pdl, release, wait
 from engine.kernels.single_row import blocks_of
 from engine.models.gpt2 import Model as GPT2
 
-SPLIT_ROWS = 128  # above, the library's products are faster
-SPLITS = 5  # divides 1,600 and 6,400, GPT-2 XL's inner dimensions, into whole tiles
-INNER = 64  # numbers of the inner dimension at a time
+SPLIT_ROWS = 128  # rows of a step up to which products are split: above, PyTorch's are faster
+SPLITS = 5  # parts of the inner dimension: divides 1,600 and 6,400, GPT-2 XL's, into whole tiles
+INNER = 64  # numbers of the inner dimension that a program reads at a time
 FEW_ROWS = 64
-FEW = {"COLS": 32, "num_warps": 4}  # a tile up to that many rows: columns of the product
-MANY = {"COLS": 64, "num_warps": 8}  # and above
+FEW_ROWS_TILE = {"COLS": 32, "num_warps": 4}  # columns of the product a program computes, up to FEW_ROWS rows
+MANY_ROWS_TILE = {"COLS": 64, "num_warps": 8}  # and above
 
 
 class ManyRows:
@@ -64,7 +64,7 @@ class ManyRows:
         pdl = self.pdl and S <= SPLIT_ROWS
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "PDL": pdl, "num_warps": 8, "launch_pdl": pdl}
         norms, eps = self.norms, self.config.norm_eps
-        _embed_norm[(S,)](
+        embed_norm[(S,)](
             token_ids, positions, model.embed.weight, model.embed_position.weight, x,
             norms[0].weight, norms[0].bias, normed, eps, **shape,
         )  # fmt: skip
@@ -74,15 +74,15 @@ class ManyRows:
                 qkv, block.attention.qkv.bias, self.keys[layer], self.values[layer], slots, tables, lens,
                 attended, pdl and S <= FEW_ROWS,
             )  # fmt: skip
-            self._add_norm(attended, block.attention.proj, norms[2 * layer + 1], **shape)
-            inner = _linear_gelu(normed, block.mlp.up)
-            self._add_norm(inner, block.mlp.down, norms[2 * layer + 2], **shape)
+            self._linear_add_norm(attended, block.attention.proj, norms[2 * layer + 1], **shape)
+            inner = linear_gelu(normed, block.mlp.up)
+            self._linear_add_norm(inner, block.mlp.down, norms[2 * layer + 2], **shape)
         return torch.mm(normed, self.head.t(), out=self.logits[:S])
 
-    def _add_norm(self, a: Tensor, linear: nn.Linear, norm: nn.LayerNorm, **shape: Any) -> None:
-        """x += linear(a), and its norm."""
+    def _linear_add_norm(self, a: Tensor, linear: nn.Linear, norm: nn.LayerNorm, **shape: Any) -> None:
+        """x[S, D] += linear(a[S, in]), and normed = norm(x); `shape`: the constants of `add_norm`."""
         S, D = len(a), self.config.hidden_size
-        tile = FEW if S <= FEW_ROWS else MANY
+        tile = FEW_ROWS_TILE if S <= FEW_ROWS else MANY_ROWS_TILE
         if S <= SPLIT_ROWS and linear.in_features % (SPLITS * INNER) == 0 and D % tile["COLS"] == 0:
             product, splits = self.parts, SPLITS
             _split_linear[(D // tile["COLS"], SPLITS)](
@@ -92,14 +92,14 @@ class ManyRows:
             )  # fmt: skip
         else:
             product, splits = torch.mm(a, linear.weight.t(), out=self.product[:S]), 1
-        _add_norm[(S,)](
+        add_norm[(S,)](
             self.x, product, linear.bias, norm.weight, norm.bias, self.normed, self.config.norm_eps, S * D,
             SPLITS=splits, **shape,
         )  # fmt: skip
 
 
-def _linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
-    """GPT-2's gelu is the one by tanh. PyTorch's fused product has that one on a GPU only."""
+def linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
+    """gelu(linear(x)), x[S, in] -> [S, out]. GPT-2's gelu is by tanh, which PyTorch fuses on a GPU only."""
     if x.is_cuda:
         return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)
     return F.gelu(F.linear(x, linear.weight, linear.bias), approximate="tanh")
@@ -107,20 +107,21 @@ def _linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
 
 @triton.jit
 def _norm(x, g, b, inside, eps, D: tl.constexpr):
-    """x[PADDED] in fp32, 0 beyond D; gain g and bias b[PADDED]."""
+    """LayerNorm of x[PADDED] in fp32, which is 0 beyond D; gain g and bias b[PADDED]."""
     mean = tl.sum(x, 0) / D
-    away = tl.where(inside, x - mean, 0.0)
-    rstd = tl.rsqrt(tl.sum(away * away, 0) / D + eps)
-    return away * rstd * g + b
+    centered = tl.where(inside, x - mean, 0.0)  # [PADDED]
+    rstd = tl.rsqrt(tl.sum(centered * centered, 0) / D + eps)
+    return centered * rstd * g + b
 
 
 @triton.jit
-def _row(weight, i, inside):
+def _load_row(weight, i, inside):
+    """weight[i] in fp32, 0 where not inside; i and inside[PADDED]."""
     return tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _embed_norm(
+def embed_norm(
     token_ids, positions, embed, embed_position, x, gain, bias, normed, eps,
     D: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -128,31 +129,31 @@ def _embed_norm(
     release(PDL)
     row, i = tl.program_id(0), tl.arange(0, PADDED)
     inside = i < D
-    g, b = _row(gain, i, inside), _row(bias, i, inside)
+    g, b = _load_row(gain, i, inside), _load_row(bias, i, inside)
     wait(PDL)
     token, position = tl.load(token_ids + row).to(tl.int64), tl.load(positions + row).to(tl.int64)
-    a = _row(embed + token * D, i, inside) + _row(embed_position + position * D, i, inside)
+    a = _load_row(embed + token * D, i, inside) + _load_row(embed_position + position * D, i, inside)
     tl.store(x + row * D + i, a, mask=inside)
     a = _norm(a, g, b, inside, eps, D)
     tl.store(normed + row * D + i, a.to(normed.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _add_norm(
-    x, product, linear_bias, gain, bias, normed, eps, part,
+def add_norm(
+    x, product, linear_bias, gain, bias, normed, eps, part_stride,
     SPLITS: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x[S, D] += sum of product[SPLITS, S, D] + linear_bias[D]; normed = norm(x). What no kernel writes is on
-    its way before the product is done.
+    """x[S, D] += sum of product[SPLITS, S, D] + linear_bias[D]; normed = norm(x). Split s of the product
+    begins s · `part_stride` numbers into it. What no kernel writes is on its way before the product is done.
     """
     release(PDL)
     row, i = tl.program_id(0), tl.arange(0, PADDED)
     inside = i < D
-    g, b, a = _row(gain, i, inside), _row(bias, i, inside), _row(linear_bias, i, inside)
+    g, b, a = _load_row(gain, i, inside), _load_row(bias, i, inside), _load_row(linear_bias, i, inside)
     wait(PDL)
-    a += _row(x + row * D, i, inside)
-    for s in tl.static_range(SPLITS):
-        a += _row(product + s * part + row * D, i, inside)
+    a += _load_row(x + row * D, i, inside)
+    for split in tl.static_range(SPLITS):
+        a += _load_row(product + split * part_stride + row * D, i, inside)
     tl.store(x + row * D + i, a, mask=inside)
     a = _norm(a, g, b, inside, eps, D)
     tl.store(normed + row * D + i, a.to(normed.dtype.element_ty), mask=inside)
@@ -173,8 +174,8 @@ def _split_linear(
     weight += col[None, :] * K + k[:, None]
     total = tl.zeros([ROWS, COLS], tl.float32)
     for start in range(0, K // SPLITS, INNER):
-        x = tl.load(a + start, mask=(row < S)[:, None], other=0.0)
-        w = tl.load(weight + start)
+        x = tl.load(a + start, mask=(row < S)[:, None], other=0.0)  # [ROWS, INNER]
+        w = tl.load(weight + start)  # [INNER, COLS]
         total = tl.dot(x, w, total, input_precision="ieee")
     out = parts + (tl.program_id(1) * S + row)[:, None] * N + col[None, :]
     tl.store(out, total, mask=(row < S)[:, None])

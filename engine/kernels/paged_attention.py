@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.attention.paged import Pages
 
 TILE = 64  # tokens a program reads at a time
-ROWS = 16  # the fewest rows a matrix product on tensor cores takes: fewer query heads are padded
+MIN_DOT_ROWS = 16  # of a matrix product on tensor cores: fewer query heads are padded
 MAX_SPLITS = 64
 MAX_HEAD_DIM = 256
 
@@ -44,7 +44,7 @@ def num_splits(num_sequences: int, num_kv_heads: int, device: torch.device) -> i
     Nothing but the batch's shape goes in, since a captured graph cannot change its grid.
     """
     if device.type != "cuda":
-        return 4  # the interpreter: slow whatever it is
+        return 4  # any number will do: the interpreter runs programs one after the other
     wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count
     return min(MAX_SPLITS, triton.next_power_of_2(triton.cdiv(wanted, num_sequences * num_kv_heads)))
 
@@ -65,7 +65,7 @@ def paged_attention(
     stats = q.new_empty(2, S, Hq, splits, dtype=torch.float32)  # maximum and total of each part
     _attend[(Hkv, S, splits)](
         q, keys, values, tables, lens, out, parts, stats[0], stats[1], tables.stride(0), Dh**-0.5,
-        HKV=Hkv, P=P, TOKENS=TILE, PADDED=max(ROWS, triton.next_power_of_2(Hq // Hkv)), **shape,
+        HKV=Hkv, P=P, TOKENS=TILE, PADDED=max(MIN_DOT_ROWS, triton.next_power_of_2(Hq // Hkv)), **shape,
         num_warps=4, num_stages=2,
     )  # fmt: skip
     if splits > 1:
@@ -74,7 +74,7 @@ def paged_attention(
 
 
 @triton.jit
-def _share(length, SPLITS: tl.constexpr, TOKENS: tl.constexpr):
+def tokens_per_part(length, SPLITS: tl.constexpr, TOKENS: tl.constexpr):
     """Tokens of each part: whole tiles, so that the last parts of a short sequence have nothing to do."""
     return tl.cdiv(tl.cdiv(length, SPLITS), TOKENS) * TOKENS
 
@@ -88,7 +88,7 @@ def _attend(
     """One part of the tokens of one sequence, for one key head and the query heads that share it: program
     (key head, sequence, part). tables[S, width]; PADDED and DH_PADDED are powers of two, at least 16.
 
-    A part is `_share` tokens; a part with none writes nothing. With SPLITS = 1 the mean goes to
+    A part is `tokens_per_part` tokens; a part with none writes nothing. With SPLITS = 1 the mean goes to
     out[S, HQ, DH]. Else each query head's weighted sum goes to parts[S, HQ, SPLITS, DH], the maximum to which
     it is relative to maxima[S, HQ, SPLITS], and its total to totals[S, HQ, SPLITS].
     """
@@ -96,7 +96,7 @@ def _attend(
     #    and in the grid.
     head, sequence, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + sequence)
-    share = _share(length, SPLITS, TOKENS)
+    share = tokens_per_part(length, SPLITS, TOKENS)
     first = part * share
     last = tl.minimum(first + share, length)
     if first >= length:
@@ -150,12 +150,12 @@ def _merge(
     """Program (query head, sequence): its parts, each relative to its own maximum, become a mean[DH] in out.
 
     parts[S, HQ, SPLITS, DH], maxima and totals[S, HQ, SPLITS]; SPLITS is a power of two. A part without
-    tokens (`_share`) was never written: what lies there may be anything.
+    tokens (`tokens_per_part`) was never written: what lies there may be anything.
     """
     head, sequence = tl.program_id(0), tl.program_id(1)
     part, d = tl.arange(0, SPLITS), tl.arange(0, DH_PADDED)
     length = tl.load(lens + sequence)
-    valid = part * _share(length, SPLITS, TOKENS) < length  # the others were never written
+    valid = part * tokens_per_part(length, SPLITS, TOKENS) < length  # the others were never written
     index = (sequence * HQ + head) * SPLITS + part  # [SPLITS]
     maximum = tl.load(maxima + index, mask=valid, other=-float("inf"))
     total = tl.load(totals + index, mask=valid, other=0.0)

@@ -2,7 +2,7 @@
 
 With PDL a kernel's first programs run while the last ones of its predecessor still do. What no kernel of the
 step writes (weights, old keys, block tables) may be read at once; before anything else is read, and before
-anything is written, a kernel must `wait`. `release` lets the next one be launched. Without PDL both are
+anything is written, a kernel must `wait`. `release` lets the next one be launched. Without PDL both do
 nothing. Needs compute capability 9.0. Document:
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization
 """

@@ -1,5 +1,5 @@
-"""GPT-2 over the tokens of prompts, with the small work between the products in few kernels. Part 13: what
-tuning adds to prompts.
+"""GPT-2's forward pass over the tokens of prompts, with the small work between the products in few kernels.
+Part 13: what tuning adds to prompts.
 
 Promises the model's own hidden states up to rounding, called as the model is. The residual sum, a bias and
 the norm are one kernel, and gelu is part of its product, as in `many_rows.py`; attention is handed in, as it
@@ -14,14 +14,14 @@ import triton
 from torch import Tensor, nn
 
 from engine.attention.interface import Attend
-from engine.kernels.many_rows import _add_norm, _embed_norm, _linear_gelu
+from engine.kernels.many_rows import add_norm, embed_norm, linear_gelu
 from engine.kernels.single_row import SingleRow, blocks_of
 from engine.models.gpt2 import Model as GPT2
 
 
-def prompts(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
-    """What computes steps that are not one new token each, called as the model is; without a GPU it is the
-    model.
+def prompt_forward(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
+    """The fastest forward pass over a prompt's tokens, called as the model is: `PromptRows` where it fits the
+    model and there is a GPU, else the model. For `EagerWay(forward=)`.
     """
     return PromptRows(model) if SingleRow.fits(model) and model.embed.weight.is_cuda else model
 
@@ -41,15 +41,15 @@ class PromptRows:
         x = token_ids.new_empty(T, D, dtype=torch.float32)
         normed = token_ids.new_empty(T, D, dtype=model.embed.weight.dtype)
         norms = self.norms
-        _embed_norm[(T,)](
+        embed_norm[(T,)](
             token_ids, positions, model.embed.weight, model.embed_position.weight, x,
             norms[0].weight, norms[0].bias, normed, eps, **shape,
         )  # fmt: skip
 
         def add(a: Tensor, linear: nn.Linear, norm: nn.LayerNorm) -> None:
-            """x += linear(a), and its norm."""
+            """x[T, D] += linear(a[T, in]), and normed = norm(x)."""
             product = torch.mm(a, linear.weight.t())
-            _add_norm[(T,)](
+            add_norm[(T,)](
                 x, product, linear.bias, norm.weight, norm.bias, normed, eps, T * D, SPLITS=1, **shape
             )
 
@@ -57,5 +57,5 @@ class PromptRows:
             qkv = F.linear(normed, block.attention.qkv.weight, block.attention.qkv.bias)
             attended = attend(layer, *qkv.view(T, *heads).unbind(1))  # [T, H, Dh]
             add(attended.flatten(1), block.attention.proj, norms[2 * layer + 1])
-            add(_linear_gelu(normed, block.mlp.up), block.mlp.down, norms[2 * layer + 2])
+            add(linear_gelu(normed, block.mlp.up), block.mlp.down, norms[2 * layer + 2])
         return normed

@@ -1,8 +1,9 @@
 """Linear layers whose weights are codes, in Triton: a weight becomes a number in registers. Part 17.
 
-Promises the products of engine/quantization/products.py up to rounding, in fp32 inside. One row of x is a
-sum over each row of W, read once, in wide loads. Several rows share a tile of W and go to the tensor
-cores. For the rows of a decode step; those of a prompt go another way (engine/quantization/gpu.py).
+Promises the products of engine/quantization/products.py up to rounding; sums are in fp32. For one row of x a
+program sums over some rows of W, which it reads once, in wide loads. Several rows of x share a tile of W and
+go to the tensor cores. For the rows of a decode step; engine/quantization/gpu.py computes a prompt's
+otherwise.
 """
 
 import torch
@@ -94,18 +95,18 @@ def _int4_row(
         at = start * HALF + byte
         even = tl.load(x + 2 * at, mask=2 * at < K, other=0.0).to(tl.float32)
         odd = tl.load(x + 2 * at + 1, mask=2 * at + 1 < K, other=0.0).to(tl.float32)
-        two = tl.load(
+        pair = tl.load(
             packed + row[:, None, None].to(tl.int64) * BYTES + at[None, :, :],
             mask=(row < N)[:, None, None] & (at < BYTES)[None, :, :],
             other=0,
         )
-        sums = tl.sum((two & 15).to(tl.float32) * even[None, :, :], 2)
-        sums += tl.sum((two >> 4).to(tl.float32) * odd[None, :, :], 2)  # [ROWS, GROUPS]
+        sums = tl.sum((pair & 15).to(tl.float32) * even[None, :, :], 2)
+        sums += tl.sum((pair >> 4).to(tl.float32) * odd[None, :, :], 2)  # [ROWS, GROUPS]
         index = row[:, None].to(tl.int64) * COUNT + start + g[None, :]
         valid = (row < N)[:, None] & (start + g < COUNT)[None, :]
         s = tl.load(scale + index, mask=valid, other=0.0).to(tl.float32)
-        least = tl.load(low + index, mask=valid, other=0.0).to(tl.float32)
-        total += sums * s + tl.sum(even + odd, 1)[None, :] * least
+        group_low = tl.load(low + index, mask=valid, other=0.0).to(tl.float32)
+        total += sums * s + tl.sum(even + odd, 1)[None, :] * group_low
     b = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
     tl.store(out + row, (tl.sum(total, 1) + b).to(out.dtype.element_ty), mask=row < N)
 
@@ -154,18 +155,19 @@ def _int4_tile(
         at = x + t[:, None] * K + 2 * byte[None, :]
         even = tl.load(at, mask=(t < T)[:, None] & (2 * byte < K)[None, :], other=0.0)
         odd = tl.load(at + 1, mask=(t < T)[:, None] & (2 * byte + 1 < K)[None, :], other=0.0)
-        two = tl.load(
+        pair = tl.load(
             packed + col[None, :].to(tl.int64) * BYTES + byte[:, None],
             mask=(col < N)[None, :] & (byte < BYTES)[:, None],
             other=0,
-        )
-        sums = tl.dot(even, (two & 15).to(even.dtype), input_precision="ieee")
-        sums = tl.dot(odd, (two >> 4).to(even.dtype), sums, input_precision="ieee")  # [ROWS, COLS]
+        )  # [HALF, COLS]: two codes each
+        sums = tl.dot(even, (pair & 15).to(even.dtype), input_precision="ieee")
+        sums = tl.dot(odd, (pair >> 4).to(even.dtype), sums, input_precision="ieee")  # [ROWS, COLS]
         index = col.to(tl.int64) * COUNT + group
         s = tl.load(scale + index, mask=col < N, other=0.0).to(tl.float32)
-        least = tl.load(low + index, mask=col < N, other=0.0).to(tl.float32)
+        group_low = tl.load(low + index, mask=col < N, other=0.0).to(tl.float32)
         total += sums * s[None, :]
-        total += (tl.sum(even.to(tl.float32), 1) + tl.sum(odd.to(tl.float32), 1))[:, None] * least[None, :]
+        x_sum = tl.sum(even.to(tl.float32), 1) + tl.sum(odd.to(tl.float32), 1)  # [ROWS]: of x in this group
+        total += x_sum[:, None] * group_low[None, :]
     b = tl.load(bias + col, mask=col < N, other=0.0).to(tl.float32)
     y = (total + b[None, :]).to(out.dtype.element_ty)
     tl.store(out + t[:, None] * N + col[None, :], y, mask=(t < T)[:, None] & (col < N)[None, :])

@@ -24,13 +24,11 @@ from engine.models.gpt2 import Model as GPT2
 
 
 class Tile(NamedTuple):
-    """How a matrix's rows are dealt out: `rows` at a time to programs of `warps` warps, of which each
-    multiprocessor has up to `resident` that walk over the matrix; None: a program for each tile.
-    """
+    """How a matrix's rows are dealt out to programs."""
 
-    rows: int
-    warps: int
-    resident: int | None
+    rows: int  # of the matrix that a program takes at a time
+    warps: int  # of a program
+    resident: int | None  # programs on a multiprocessor, which walk over the matrix; None: one for each tile
     registers: int | None = None  # of a thread, at most; None: as the compiler likes
 
     def programs(self, num_rows: int, multiprocessors: int) -> int:
@@ -63,16 +61,18 @@ TILES = {
 
 
 @triton.jit
-def _gelu(x):
-    """GPT-2's: tanh as 1 - 2 / (exp(2u) + 1), which neither overflows nor loses small numbers' sign."""
-    u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+def gelu(x):
+    """GPT-2's: x · (1 + tanh(u)) / 2, where u = √(2/π) · (x + 0.044715 · x³). tanh(u) = 1 - 2 / (exp(2u) + 1)
+    neither overflows nor loses small numbers' sign.
+    """
+    u = 0.7978845608028654 * (x + 0.044715 * x * x * x)  # the first number is √(2/π)
     return x * (1 - 1 / (tl.exp(2 * u) + 1))
 
 
 @triton.jit
 def load_rows(weight, row, k, N: tl.constexpr, K: tl.constexpr):
-    """Rows `row`[R] of weight[N, K], columns k[PADDED]; 0 beyond. Each is read once, so no cache keeps it.
-    `row` is of 64 bits where a matrix may have more than 2**31 numbers.
+    """[R, PADDED]: rows `row`[R] of weight[N, K], columns k[PADDED]; 0 beyond. Each is read once, so no cache
+    keeps it. `row` is of 64 bits where a matrix may have more than 2**31 numbers.
     """
     inside = (k < K)[None, :] & (row < N)[:, None]
     address = weight + row[:, None] * K + k[None, :]
@@ -85,9 +85,9 @@ def _embed(token_ids, positions, embed, embed_position, x, D: tl.constexpr, PADD
     i = tl.arange(0, PADDED)
     inside = i < D
     token, position = tl.load(token_ids).to(tl.int64), tl.load(positions).to(tl.int64)
-    word = tl.load(embed + token * D + i, mask=inside, other=0.0).to(tl.float32)
-    place = tl.load(embed_position + position * D + i, mask=inside, other=0.0).to(tl.float32)
-    tl.store(x + i, word + place, mask=inside)
+    token_row = tl.load(embed + token * D + i, mask=inside, other=0.0).to(tl.float32)  # [PADDED]
+    position_row = tl.load(embed_position + position * D + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x + i, token_row + position_row, mask=inside)
 
 
 @triton.jit
@@ -96,20 +96,23 @@ def _norm_linear(
     N: tl.constexpr, K: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, PROGRAMS: tl.constexpr,
     GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[N] = norm(x[K]) · weight[N, K]ᵀ + bias, without a pass for the norm:
-    W·(g·(x - m)/s + b) + c = (W·(g·x) - m·(W·g))/s + (W·b + c), where W·g and W·b + c are known at load.
+    """out[N] = norm(x[K]) · weight[N, K]ᵀ + c, without a pass for the norm; and gelu of that (GELU).
+
+    The norm has gain g[K] and bias b[K], the linear layer W and bias c[N]; m is x's mean, s its standard
+    deviation: W·(g·(x - m)/s + b) + c = (W·(g·x) - m·(W·g))/s + (W·b + c). W·g (`weight_gain`[N]) and W·b + c
+    (`weight_bias`[N]) do not depend on x: they are computed once, at load.
     """
     # 1. What my first rows need, before anything that depends on the step.
     k = tl.arange(0, PADDED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    w = load_rows(weight, row, k, N, K)
-    wg = tl.load(weight_gain + row, mask=row < N, other=0.0)
-    wb = tl.load(weight_bias + row, mask=row < N, other=0.0)
-    g = tl.load(gain + k, mask=k < K, other=0.0)
+    w = load_rows(weight, row, k, N, K)  # [ROWS, PADDED]
+    wg = tl.load(weight_gain + row, mask=row < N, other=0.0)  # [ROWS]
+    wb = tl.load(weight_bias + row, mask=row < N, other=0.0)  # [ROWS]
+    g = tl.load(gain + k, mask=k < K, other=0.0)  # [PADDED]
     release(PDL)
     # 2. The residual, and the norm's two numbers.
     wait(PDL)
-    a = tl.load(x + k, mask=k < K, other=0.0)
+    a = tl.load(x + k, mask=k < K, other=0.0)  # [PADDED]
     mean = tl.sum(a, 0) / K
     rstd = tl.rsqrt(tl.sum(a * a, 0) / K - mean * mean + eps)
     a = a * g.to(tl.float32)
@@ -117,14 +120,14 @@ def _norm_linear(
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
-            later = row + PROGRAMS * ROWS
-            next_w = load_rows(weight, later, k, N, K)
-            next_wg = tl.load(weight_gain + later, mask=later < N, other=0.0)
-            next_wb = tl.load(weight_bias + later, mask=later < N, other=0.0)
+            next_row = row + PROGRAMS * ROWS
+            next_w = load_rows(weight, next_row, k, N, K)
+            next_wg = tl.load(weight_gain + next_row, mask=next_row < N, other=0.0)
+            next_wb = tl.load(weight_bias + next_row, mask=next_row < N, other=0.0)
         y = tl.sum(w.to(tl.float32) * a[None, :], 1)
         y = (y - mean * wg) * rstd + wb
         if GELU:
-            y = _gelu(y)
+            y = gelu(y)
         tl.store(out + row, y.to(out.dtype.element_ty), mask=row < N)
         if PROGRAMS * ROWS < N:
             w, wg, wb = next_w, next_wg, next_wb
@@ -143,19 +146,19 @@ def _linear_add(
     b = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
     release(PDL)
     wait(PDL)
-    before = tl.load(x + row, mask=row < N, other=0.0)
-    vector = tl.load(a + k, mask=k < K, other=0.0).to(tl.float32)
+    residual = tl.load(x + row, mask=row < N, other=0.0)  # [ROWS]
+    vector = tl.load(a + k, mask=k < K, other=0.0).to(tl.float32)  # [PADDED]
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
-            later = row + PROGRAMS * ROWS
-            next_w = load_rows(weight, later, k, N, K)
-            next_b = tl.load(bias + later, mask=later < N, other=0.0).to(tl.float32)
-            next_before = tl.load(x + later, mask=later < N, other=0.0)
-        y = before + tl.sum(w.to(tl.float32) * vector[None, :], 1) + b
+            next_row = row + PROGRAMS * ROWS
+            next_w = load_rows(weight, next_row, k, N, K)
+            next_b = tl.load(bias + next_row, mask=next_row < N, other=0.0).to(tl.float32)
+            next_residual = tl.load(x + next_row, mask=next_row < N, other=0.0)
+        y = residual + tl.sum(w.to(tl.float32) * vector[None, :], 1) + b
         tl.store(x + row, y, mask=row < N)
         if PROGRAMS * ROWS < N:
-            w, b, before = next_w, next_b, next_before
+            w, b, residual = next_w, next_b, next_residual
 
 
 class Operands(NamedTuple):
@@ -197,12 +200,12 @@ class SingleRow:
         """
         return (
             isinstance(model, GPT2)
-            and SingleRow.knows(model.config)
+            and SingleRow.supports(model.config)
             and has_plain_linears(model, model.config.num_layers)
         )
 
     @staticmethod
-    def knows(config: ModelConfig) -> bool:
+    def supports(config: ModelConfig) -> bool:
         """Whether the kernels compute what such a GPT-2 does."""
         return (
             config.activation in ("gelu_new", "gelu_pytorch_tanh")
@@ -235,7 +238,7 @@ class SingleRow:
         )  # fmt: skip
 
     def norm_linear(self, name: str, operand: Operand, out: Tensor, gelu: bool = False) -> None:
-        """out[N] = the layer's product of the normed residual x[K], and of that gelu. `name`: in `tiles`."""
+        """out[N] = the layer's product of the normed residual x[K], and gelu of that. `name`: in `tiles`."""
         kernel, tile, N = self.kernels[1], self.tiles[name], operand.constants["N"]
         kernel[(tile.programs(N, self.multiprocessors),)](
             self.x, *operand.tensors, out, self.config.norm_eps, **operand.constants, GELU=gelu,
@@ -257,8 +260,8 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 def has_plain_linears(model: nn.Module, num_layers: int) -> bool:
-    """Whether all linear layers, four a block and the head, are as they were loaded: neither quantized, nor
-    wrapped, nor packed.
+    """Whether all linear layers (four in each block, and the head) are as they were loaded: not quantized,
+    not wrapped and not packed.
     """
     linears = [model.get_submodule(name) for name in linear_names(model)]
     return len(linears) == 4 * num_layers + 1 and all(isinstance(linear, nn.Linear) for linear in linears)
@@ -272,25 +275,27 @@ def blocks_of(model: GPT2) -> list[Block]:
 def _operands_of(model: GPT2) -> Operands:
     blocks = [
         (
-            _behind_norm(block.norm1, block.attention.qkv), _plain(block.attention.proj),
-            _behind_norm(block.norm2, block.mlp.up), _plain(block.mlp.down),
+            _norm_linear_operand(block.norm1, block.attention.qkv), _linear_operand(block.attention.proj),
+            _norm_linear_operand(block.norm2, block.mlp.up), _linear_operand(block.mlp.down),
         )
         for block in blocks_of(model)
     ]  # fmt: skip
     embeddings = model.embed.weight, model.embed_position.weight
-    return Operands(embeddings, blocks, _behind_norm(model.norm, model.head))
+    return Operands(embeddings, blocks, _norm_linear_operand(model.norm, model.head))
 
 
-def _behind_norm(norm: nn.LayerNorm, linear: nn.Linear) -> Operand:
-    """What no step changes: W, g, W·g, and W·b + c."""
-    weight, bias = linear.weight.float(), linear.bias
-    shift = weight @ norm.bias.float()
-    shift = shift if bias is None else shift + bias.float()
-    tensors = linear.weight, norm.weight, weight @ norm.weight.float(), shift
-    return Operand(tensors, _constants(linear))
+def _norm_linear_operand(norm: nn.LayerNorm, linear: nn.Linear) -> Operand:
+    """W[N, K], g[K], W·g[N] and W·b + c[N], as `_norm_linear` calls them."""
+    weight = linear.weight.float()
+    weight_gain = weight @ norm.weight.float()  # [N]
+    weight_bias = weight @ norm.bias.float()  # [N]
+    if linear.bias is not None:
+        weight_bias = weight_bias + linear.bias.float()
+    return Operand((linear.weight, norm.weight, weight_gain, weight_bias), _constants(linear))
 
 
-def _plain(linear: nn.Linear) -> Operand:
+def _linear_operand(linear: nn.Linear) -> Operand:
+    """W[N, K] and c[N], as `_linear_add` takes them."""
     return Operand((linear.weight, linear.bias), _constants(linear))
 
 

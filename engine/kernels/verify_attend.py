@@ -14,16 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.append_attend import _old
-from engine.kernels.paged_attention import _share
+from engine.kernels.append_attend import load_old_tokens
+from engine.kernels.paged_attention import MIN_DOT_ROWS, tokens_per_part
 from engine.kernels.pdl import release, wait
 from engine.kernels.running_softmax import add_tile
 
 MOST_NEW = 32  # new tokens of a sequence, at most
-FEWEST = 16  # rows that a matrix product on tensor cores takes, at least
-TOKENS = 64  # old tokens read at a time
-MOST_SPLITS = 32
-FILL = 16  # programs for each multiprocessor: most of them find that their row is not a sequence's last
+TOKENS = 64  # old tokens that a program reads at a time
+MAX_SPLITS = 32  # programs among which a sequence is split, at most
+PROGRAMS_PER_MULTIPROCESSOR = 16  # most of them find that their row is not its sequence's last, and end
 
 
 class VerifyAttend:
@@ -33,15 +32,17 @@ class VerifyAttend:
         self.heads, self.head_dim = num_heads, head_dim
         self.programs = 4 * num_heads  # the interpreter: a few splits, to show that they are right
         if device.type == "cuda":
-            self.programs = FILL * torch.cuda.get_device_properties(device).multi_processor_count
-        most = max(self.splits(rows) * rows * _new_of(rows) for rows in range(1, max_rows + 1))
+            multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+            self.programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
+        most = max(self.splits(rows) * rows * _new_token_lanes(rows) for rows in range(1, max_rows + 1))
         self.parts = torch.empty(most * num_heads, head_dim, device=device)
         self.stats = torch.empty(2, most * num_heads, device=device)  # maximum and total of each part's rows
         self.arrived = torch.zeros(max_rows * num_heads, device=device, dtype=torch.int32)
 
     def splits(self, rows: int) -> int:
         """Among how many programs a head of each row is split: a power of two."""
-        return min(MOST_SPLITS, max(1, triton.next_power_of_2(self.programs // (rows * self.heads) + 1) // 2))
+        fitting = self.programs // (rows * self.heads)
+        return min(MAX_SPLITS, max(1, triton.next_power_of_2(fitting + 1) // 2))
 
     def __call__(
         self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
@@ -55,22 +56,24 @@ class VerifyAttend:
         _verify[(self.heads, S, splits)](
             qkv, bias, keys, values, slots, tables, lens, out, self.parts, *self.stats, self.arrived,
             S, tables.stride(0), self.head_dim**-0.5,
-            H=self.heads, DH=self.head_dim, P=keys.shape[1], TOKENS=TOKENS, NEW=_new_of(S), SPLITS=splits,
-            BIAS=bias is not None, PDL=pdl, launch_pdl=pdl, num_warps=4, num_stages=2,
+            H=self.heads, DH=self.head_dim, P=keys.shape[1], TOKENS=TOKENS, NEW=_new_token_lanes(S),
+            SPLITS=splits, BIAS=bias is not None, PDL=pdl, launch_pdl=pdl, num_warps=4, num_stages=2,
         )  # fmt: skip
 
 
-def _new_of(rows: int) -> int:
-    """New tokens of a sequence that a program has room for, in a pass of so many rows."""
-    return MOST_NEW if rows > FEWEST else FEWEST
+def _new_token_lanes(rows: int) -> int:
+    """New tokens of a sequence that a program has room for, in a pass of so many rows: a power of two."""
+    return MOST_NEW if rows > MIN_DOT_ROWS else MIN_DOT_ROWS
 
 
 @triton.jit
-def _rows_of(qkv, bias, at, valid, dtype: tl.constexpr, BIAS: tl.constexpr):
-    """Some columns `at`[NEW, DH] of qkv with their bias, rounded as if they had been stored; 0 elsewhere."""
-    x = tl.load(qkv, mask=valid[:, None], other=0.0)
+def _load_rows(qkv, bias, column, valid, dtype: tl.constexpr, BIAS: tl.constexpr):
+    """The numbers at qkv[NEW, DH] plus those at bias + column[DH], rounded as if they had been stored; rows
+    that are not `valid`[NEW] may be anything.
+    """
+    x = tl.load(qkv, mask=valid[:, None], other=0.0)  # [NEW, DH]
     if BIAS:
-        x = (x.to(tl.float32) + tl.load(bias + at).to(tl.float32)[None, :]).to(dtype)
+        x = (x.to(tl.float32) + tl.load(bias + column).to(tl.float32)[None, :]).to(dtype)
     return x
 
 
@@ -87,46 +90,48 @@ def _verify(
     head, row, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + row)
     below = row + 1
-    before = tl.load(lens + below, mask=below < S, other=0) - 2  # the place of the token before that row's
-    block = tl.load(tables + below * width + before // P, mask=before >= 0, other=-1)
-    goes_on = (before >= 0) & (tl.load(slots + row) == block * P + before % P)
+    # The position of the token before that row's; and it lies in this row's slot if it is this row's token.
+    previous = tl.load(lens + below, mask=below < S, other=0) - 2
+    block = tl.load(tables + below * width + previous // P, mask=previous >= 0, other=-1)
+    goes_on = (previous >= 0) & (tl.load(slots + row) == block * P + previous % P)
     release(PDL)
     if (length == 0) | goes_on:
         return
     # 2. Which rows above are my sequence's? Row `row - n` has the n-th token before my last.
     n, d, i = tl.arange(0, NEW), tl.arange(0, DH), tl.arange(0, TOKENS)
     tables += row * width
-    above, position = row - n, length - 1 - n
-    valid = (above >= 0) & (position >= 0)
-    block = tl.load(tables + position // P, mask=valid, other=0)
-    slot = tl.load(slots + above, mask=valid, other=-1)
+    above, position = row - n, length - 1 - n  # [NEW] each
+    valid = (above >= 0) & (position >= 0)  # [NEW]
+    block = tl.load(tables + position // P, mask=valid, other=0)  # [NEW]
+    slot = tl.load(slots + above, mask=valid, other=-1)  # [NEW]
     valid = valid & (slot == block * P + position % P)
     # 3. My part of the old tokens: the first keys and values are on their way while the qkv layer computes.
     old = length - tl.sum(valid.to(tl.int32), 0)
-    share = tl.maximum(_share(old, SPLITS, TOKENS), TOKENS)
+    share = tl.maximum(tokens_per_part(old, SPLITS, TOKENS), TOKENS)
     first = part * share
     last = tl.minimum(first + share, old)
     if (part > 0) & (first >= old):
         return
-    k, v = _old(keys, values, tables, first + i, first + i < last, head, d, H, DH, P)
+    k, v = load_old_tokens(keys, values, tables, first + i, first + i < last, head, d, H, DH, P)
     wait(PDL)
     # 4. The queries; new keys and values, each seen by its own row and those below; they go to their pages.
     D: tl.constexpr = H * DH
-    at = head * DH + d
-    columns = qkv + above.to(tl.int64)[:, None] * 3 * D + at[None, :]
-    queries = _rows_of(columns, bias, at, valid, k.dtype, BIAS)  # [NEW, DH]
+    column = head * DH + d  # [DH]: of the queries, among D
+    numbers = qkv + above.to(tl.int64)[:, None] * 3 * D + column[None, :]  # [NEW, DH]
+    queries = _load_rows(numbers, bias, column, valid, k.dtype, BIAS)  # [NEW, DH]
     maximum = tl.full([NEW], -float("inf"), tl.float32)
     total = tl.zeros([NEW], tl.float32)
     weighted = tl.zeros([NEW, DH], tl.float32)
     if part == 0:
-        key = _rows_of(columns + D, bias, D + at, valid, k.dtype, BIAS)
-        value = _rows_of(columns + 2 * D, bias, 2 * D + at, valid, k.dtype, BIAS)
-        address = (slot.to(tl.int64) * H + head)[:, None] * DH + d[None, :]
+        key = _load_rows(numbers + D, bias, D + column, valid, k.dtype, BIAS)  # [NEW, DH]
+        value = _load_rows(numbers + 2 * D, bias, 2 * D + column, valid, k.dtype, BIAS)  # [NEW, DH]
+        address = (slot.to(tl.int64) * H + head)[:, None] * DH + d[None, :]  # [NEW, DH]
         tl.store(keys + address, key, mask=valid[:, None])
         tl.store(values + address, value, mask=valid[:, None])
         scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale  # [NEW, NEW]
-        sees = (valid[None, :] & (n[None, :] >= n[:, None])) | (n[None, :] == n[:, None])
-        scores = tl.where(sees, scores, -float("inf"))
+        # A row sees itself and those above it. One that is not valid sees itself, so that its sum is not 0.
+        visible = (valid[None, :] & (n[None, :] >= n[:, None])) | (n[None, :] == n[:, None])  # [NEW, NEW]
+        scores = tl.where(visible, scores, -float("inf"))
         maximum = tl.max(scores, 1)
         weights = tl.exp(scores - maximum[:, None])
         total = tl.sum(weights, 1)
@@ -134,13 +139,13 @@ def _verify(
     # 5. The old tokens, with a running softmax; the next ones are on their way meanwhile.
     for start in range(first, last, TOKENS):
         token = start + TOKENS + i
-        next_k, next_v = _old(keys, values, tables, token, token < last, head, d, H, DH, P)
+        next_k, next_v = load_old_tokens(keys, values, tables, token, token < last, head, d, H, DH, P)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [NEW, TOKENS]
         scores = tl.where((start + i < last)[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
         k, v = next_k, next_v
     # 6. Alone, the result is done. Else the program that ends last joins the parts.
-    result = out + (above * H + head)[:, None] * DH + d[None, :]
+    result = out + (above * H + head)[:, None] * DH + d[None, :]  # [NEW, DH]
     if SPLITS == 1:
         tl.store(result, (weighted / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
     else:
@@ -155,15 +160,15 @@ def _verify(
             maximum = tl.full([NEW], -float("inf"), tl.float32)
             total = tl.zeros([NEW], tl.float32)
             weighted = tl.zeros([NEW, DH], tl.float32)
-            for s in range(0, count):
-                part_rows = (index * SPLITS + s) * NEW + n
-                m = tl.load(maxima + part_rows, volatile=True)
-                t = tl.load(totals + part_rows, volatile=True)
-                w = tl.load(parts + part_rows[:, None] * DH + d[None, :], volatile=True)
-                new = tl.maximum(maximum, m)
-                shrink, factor = tl.exp(maximum - new), tl.exp(m - new)
-                total = total * shrink + t * factor
-                weighted = weighted * shrink[:, None] + w * factor[:, None]
+            for other in range(0, count):
+                part_rows = (index * SPLITS + other) * NEW + n  # [NEW]
+                part_maximum = tl.load(maxima + part_rows, volatile=True)  # [NEW]
+                part_total = tl.load(totals + part_rows, volatile=True)  # [NEW]
+                part_weighted = tl.load(parts + part_rows[:, None] * DH + d[None, :], volatile=True)
+                new = tl.maximum(maximum, part_maximum)
+                shrink, factor = tl.exp(maximum - new), tl.exp(part_maximum - new)
+                total = total * shrink + part_total * factor
+                weighted = weighted * shrink[:, None] + part_weighted * factor[:, None]
                 maximum = new
             tl.store(result, (weighted / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
             tl.store(arrived + index, 0)

@@ -1,21 +1,21 @@
-"""Python's collector of cycles, asked less often while steps run. Part 6.
+"""Python's garbage collector, run less often while steps run. Part 6.
 
-A step of many requests makes more objects than Python lets pass between two looks for cycles (700 by
-default), and none of them is in one. A program that serves may say so for good; a library puts back what it
-found.
+A step of many requests makes more objects than Python allows between two searches for cycles (700 by
+default), and none of them is in a cycle. The old threshold is put back afterwards: a library leaves its host
+as it was.
 """
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-NEW_OBJECTS = 10_000  # that Python looks for cycles after: more than one step's records
+NEW_OBJECTS = 10_000  # between two searches for cycles: more than the records of a step
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Meanwhile. A threshold that is higher, or 0 (never), stays as it is; so does one that is another's, who
-    puts it back.
+    """Inside the block Python searches for cycles after NEW_OBJECTS. A threshold that is higher already, or 0
+    (never), stays as it is.
     """
     before = gc.get_threshold()
     if not 0 < before[0] < NEW_OBJECTS:

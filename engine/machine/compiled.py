@@ -1,10 +1,10 @@
 """C files of this package, compiled by this machine's compiler when they are first needed. Part 12.
 
-Promises the library; or None where there is no compiler, where the compiler refuses (a source says which
-processors it is for), or where there is no folder to load from. The caller then computes without it, and
-`why_not` says why. A library is kept in the user's cache (XDG_CACHE_HOME, else ~/.cache), one for each
-source, compiler and processor; if others could write there, in a folder of this process alone. A library that
-cannot be loaded is not kept, and one that is damaged is compiled anew. `CC` names another compiler.
+Promises the library, or None: there is no compiler, the compiler refuses (a source says which processors it
+is for), or there is no folder to load from. The caller then computes without it, and `why_not` gives the
+reason. Libraries are cached for the user (XDG_CACHE_HOME, else ~/.cache), one for each source, compiler and
+processor; if others could write there, in a folder of this process alone. A library that cannot be loaded is
+not cached, and one that is damaged is compiled anew. The environment variable CC names another compiler.
 """
 
 import atexit
@@ -20,7 +20,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-TIMEOUT = 120  # seconds for the compiler
+COMPILER_TIMEOUT = 120  # seconds
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC"]
 CPU = Path("/proc/cpuinfo")
 
@@ -41,9 +41,9 @@ def _loaded(source: Path, flags: tuple[str, ...]) -> tuple[ctypes.CDLL | None, s
     try:
         command = [*compiler(), *FLAGS, *flags]
         folder, name = _folder(), _name(source, command)
-        for kept in folder.glob(f"{name}-*.so"):
-            if kept.name == _kept_as(name, kept):  # one that was cut short ends the process that loads it
-                return ctypes.CDLL(str(kept)), ""
+        for library in folder.glob(f"{name}-*.so"):
+            if library.name == _cached_name(name, library):  # a file cut short would end the process
+                return ctypes.CDLL(str(library)), ""
         return _compile(source, command, folder, name), ""
     except subprocess.CalledProcessError as error:
         errors = [line for line in error.stderr.splitlines() if "error" in line]
@@ -70,8 +70,8 @@ def compiler() -> list[str]:
 
 
 def _name(source: Path, command: list[str]) -> str:
-    """The library's name, with a digest of all that it depends on: source, command, and the processor, which
-    `-march=native` asks.
+    """The library's name, with a digest of all that it depends on: the source, the command, and the
+    processor, for which `-march=native` compiles.
     """
     lines = CPU.read_text("utf-8", errors="replace").splitlines() if CPU.exists() else []
     features = {line for line in lines if line.startswith(("flags", "Features"))}
@@ -79,8 +79,8 @@ def _name(source: Path, command: list[str]) -> str:
     return f"{source.stem}-{_digest(chr(0).join([*depends_on, *sorted(features)]).encode())}"
 
 
-def _kept_as(name: str, library: Path) -> str:
-    """The file's name in the cache, with a digest of its content."""
+def _cached_name(name: str, library: Path) -> str:
+    """The file's name in the cache, which ends with a digest of its content."""
     return f"{name}-{_digest(library.read_bytes())}.so"
 
 
@@ -89,32 +89,30 @@ def _digest(content: bytes) -> str:
 
 
 def _compile(source: Path, command: list[str], folder: Path, name: str) -> ctypes.CDLL:
-    """In a temporary folder first: other processes may compile it, or look for it, at the same time. Raises
-    OSError or subprocess.SubprocessError.
+    """Compile the source, and cache the library. In a temporary folder first: other processes may compile it,
+    or look for it, at the same time. Raises OSError or subprocess.SubprocessError.
     """
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         file = Path(temporary) / f"{name}.so"
         subprocess.run(
             [*command, str(source), "-o", str(file)], env={**os.environ, "LC_ALL": "C"},
             check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            text=True, errors="replace", timeout=TIMEOUT,
+            text=True, errors="replace", timeout=COMPILER_TIMEOUT,
         )  # fmt: skip
         try:
             library = ctypes.CDLL(str(file))
         except OSError as error:
             raise OSError(f"what {command[0]} made cannot be loaded: {error}") from None
-        file.replace(folder / _kept_as(name, file))
+        file.replace(folder / _cached_name(name, file))
         return library
 
 
 @cache
 def _folder() -> Path:
-    """Where libraries are kept. What is loaded from there may do all that this user may, so nobody else may
-    write there.
-    """
+    """Where libraries are cached. A library may do all that this user may, so nobody else may write there."""
     try:
         root = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        if not root.is_absolute():  # to be ignored then, says its specification
+        if not root.is_absolute():  # then it is to be ignored, says its specification
             root = Path.home().absolute() / ".cache"
         folder = root / "ruvon"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -128,7 +126,8 @@ def _folder() -> Path:
 
 
 def _only_ours(folder: Path) -> bool:
-    """This user may write there and nobody else; False where a system has no user ids to tell by."""
-    about = folder.stat()
-    is_owner = hasattr(os, "getuid") and about.st_uid == os.getuid()
-    return is_owner and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and os.access(folder, os.W_OK)
+    """Whether this user may write there and nobody else; False where the system has no user ids."""
+    status = folder.stat()
+    is_owner = hasattr(os, "getuid") and status.st_uid == os.getuid()
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return is_owner and not others_write and os.access(folder, os.W_OK)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ZOO = Path(__file__).parents[1] / "zoo"
 LARGEST_FILE = 1 << 28  # bytes of a file of settings or of a vocabulary; known ones have up to 40 million
-SMALL_FILES = ["*.json", "*.txt", "*.jinja"]
+SMALL_FILES = ["*.json", "*.txt", "*.jinja"]  # settings, vocabularies, chat templates: all but the weights
 
 
 class CheckpointError(Exception):
@@ -49,12 +49,14 @@ def resolve(name: str | Path, weights: bool = False) -> Path:
 
 
 def _readable(folder: Path) -> Path:
+    """The folder itself. Raises CheckpointError: this user may not read it."""
     if not os.access(folder, os.R_OK | os.X_OK):
         raise CheckpointError(f"{folder}: not readable by this user")
     return folder
 
 
 def _from_hub(repo_id: str, weights: bool) -> Path:
+    """The folder of a download, in the Hugging Face cache. Raises CheckpointError."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -75,7 +77,7 @@ def _from_hub(repo_id: str, weights: bool) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """What is in `path`. Raises CheckpointError naming the file when it cannot be read, or should not be: a
+    """The text in `path`. Raises CheckpointError naming the file when it cannot be read, or should not be: a
     pipe, which might never answer, a device, or more than LARGEST_FILE bytes.
     """
     try:

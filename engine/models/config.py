@@ -40,8 +40,8 @@ class ModelConfig:
     def from_pretrained(cls, name: str | Path) -> "ModelConfig":
         """Read the configuration of an embedded model, a folder or a hub id.
 
-        Raises CheckpointError: no such model, a file that is not JSON, an architecture or a setting we lack,
-        a number that is none.
+        Raises CheckpointError: no such model, a file that is not JSON, an architecture or a setting that is
+        not supported, a field that should be a number and is not.
         """
         folder = resolve(name)
         path = folder / "config.json"
@@ -55,12 +55,14 @@ class ModelConfig:
             raise CheckpointError(f"{path}: has no {error}") from None
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from None
-        except (TypeError, ValueError, ArithmeticError) as error:  # it had to compute with a text, or with 0
+        except (TypeError, ValueError, ArithmeticError) as error:  # a text for a number, or 0
             raise CheckpointError(f"{path}: {type(error).__name__}: {error}") from None
         return dataclasses.replace(config, eos_token_ids=_eos_token_ids(folder, raw))
 
     def _refuse_odd_numbers(self) -> None:
-        """Raises CheckpointError: a size that is no whole number from 1 on, a number that is none."""
+        """Raises CheckpointError: a size that is not a whole number from 1 to LARGEST, or a float field that
+        is negative or not a number.
+        """
         for spec in dataclasses.fields(self):
             value = getattr(self, spec.name)
             if spec.type is int and not (type(value) is int and value > 0):
@@ -78,12 +80,12 @@ class ModelConfig:
 def architecture(model_type: str) -> ModuleType:
     """The module `engine.models.<model_type>`: its `Model`, `config_from` and `places`, found by its name.
 
-    Raises CheckpointError, listing those there are.
+    Raises CheckpointError, which lists the supported ones.
     """
     module = _architecture(model_type) if str(model_type).isidentifier() else None
     if module is None:
-        known = ", ".join(architectures())
-        raise CheckpointError(f"model_type {model_type!r} is not supported; supported: {known}")
+        supported = ", ".join(architectures())
+        raise CheckpointError(f"model_type {model_type!r} is not supported; supported: {supported}")
     return module
 
 

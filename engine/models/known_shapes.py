@@ -2,10 +2,10 @@
 
     LLM("qwen3-0.6b", load_format="dummy")
 
-A shape is a config.json under engine/models/shapes. It has no weights, so it is no embedded model, and
-without `load_format="dummy"` its name means what it always does: a folder, or an id on the hub. Promises the
-model's arithmetic and memory; what it says is noise, in the words of the embedded tokenizer, and nothing at
-all for the many ids that this one lacks. `EngineArgs` asks here.
+A shape is a config.json under engine/models/shapes. It has no weights, so it is no embedded model: without
+`load_format="dummy"` its name is a folder or an id on the hub, as any other. Promises the model's arithmetic
+and memory. Its tokens are noise; the embedded tokenizer gives their texts, and an empty text for each id that
+is past its own vocabulary. `EngineArgs` asks here.
 """
 
 from pathlib import Path
@@ -15,13 +15,15 @@ TOKENIZER = "storyteller"  # where none is given
 
 
 def known_shapes() -> list[str]:
-    """Their names, found by scanning `engine/models/shapes`."""
+    """The shapes' names, found by scanning `engine/models/shapes`."""
     return sorted(path.parent.name for path in SHAPES.glob("*/config.json"))
 
 
 def shape_folder(name: str | Path) -> Path | None:
-    """The folder of a shape, by the model's name as the hub has it, with or without its owner, in any case of
-    letters: "Qwen/Qwen3-0.6B". None: there is no such shape, or a folder of the user's has this name.
+    """The folder of a shape, by the model's name on the hub, with or without its owner, in any case of
+    letters: "Qwen/Qwen3-0.6B". None: there is no such shape, or the user has a folder of this name.
     """
-    short = str(name).rpartition("/")[2].lower()
-    return None if Path(name).is_dir() or short not in known_shapes() else SHAPES / short
+    shape = str(name).rpartition("/")[2].lower()
+    if Path(name).is_dir() or shape not in known_shapes():
+        return None
+    return SHAPES / shape

@@ -10,9 +10,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,10 +23,12 @@ from engine.models.language_model import LanguageModel
 from engine.models.weights import Filler, refuse_not_finite
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "dummy")
-CODES = "quantization_config"  # the entry of config.json that says: this checkpoint holds codes, not weights
-CODES_READER = "quantization"  # the room whose checkpoint.py reads them, once Part 17 has added it
-NamedTensor = tuple[Path, str, Tensor]  # the file it is in, and its name there
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+CODES = "quantization_config"  # the entry of config.json that says: this checkpoint holds codes, not weights
+NamedTensor = tuple[Path, str, Tensor]  # the file it is in, and its name there
+# Fills a model that has no memory yet with codes: (model, CODES' entry, tensors, folder, device) -> the
+# model.
+RestoreQuantized = Callable[[LanguageModel, dict, Iterable[NamedTensor], Path, torch.device], LanguageModel]
 
 
 def load_model(
@@ -37,13 +37,15 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     load_format: str = "auto",
     transform: Callable[[LanguageModel], LanguageModel] | None = None,
+    restore_quantized: RestoreQuantized | None = None,
 ) -> LanguageModel:
     """Build and fill the model `name` (an embedded name, a folder or a hub id), ready for inference.
 
     dtype "auto" is float32 on a CPU, where half precision is slow, and the checkpoint's own elsewhere.
     load_format: "auto" takes safetensors, else pytorch_model.bin ("pt"); "dummy" draws random weights in the
     true shape (seed 0), for speed work without a download. `transform` changes the finished model: packed
-    weights (Part 3), quantization (17), adapters (18).
+    weights (Part 3), quantization (17), adapters (18). `restore_quantized` reads a checkpoint of codes:
+    Part 17's `restore`.
 
     Raises CheckpointError (a file or tensor), ValueError (an argument).
     """
@@ -55,55 +57,84 @@ def load_model(
         raise ValueError(f"device={str(device)!r} cannot be used: {str(error).splitlines()[0]}") from None
     folder = resolve(name, weights=load_format != "dummy")
     config = ModelConfig.from_pretrained(folder)
-    chosen, quantization = _dtype(dtype, config, device), config.raw.get(CODES)
-    if load_format != "dummy":
-        model = _filled(folder, config, chosen, device, list(_tensors(folder, load_format)))
-    elif quantization is not None:
-        raise ValueError("load_format='dummy': this checkpoint is quantized; quantize a plain one's noise")
-    else:
-        _refuse_too_large(folder, config, chosen.itemsize * _num_weights(folder, config), device)
-        model = _made(folder, config, chosen, device)
+    weight_dtype, is_quantized = _torch_dtype(dtype, config, device), config.raw.get(CODES) is not None
+    if load_format == "dummy":
+        if is_quantized:
+            raise ValueError(
+                "load_format='dummy': this checkpoint is quantized; quantize a plain one's noise"
+            )
+        _refuse_too_large(folder, config, weight_dtype.itemsize * _num_weights(folder, config), device)
+        model = _build(folder, config, weight_dtype, device)
         _fill_with_noise(model)
+    else:
+        tensors = list(_read_tensors(folder, load_format))
+        if is_quantized:
+            model = _load_codes(folder, config, weight_dtype, device, tensors, restore_quantized)
+        else:
+            model = _load_weights(folder, config, weight_dtype, device, tensors)
     model = model.eval().requires_grad_(False)
     return transform(model) if transform else model
 
 
-def _filled(
+def _load_weights(
     folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, tensors: list[NamedTensor]
 ) -> LanguageModel:
-    """The model with these tensors, of which the shapes alone are read until it is clear that all fits."""
-    family, quantization = architecture(config.model_type), config.raw.get(CODES)
-    # 1. What config.json asks for fits this machine, and is what the files hold. Nothing has been made yet.
-    if config.num_layers > len(tensors):
-        raise CheckpointError(
-            f"{folder / 'config.json'}: num_layers={config.num_layers}, and the files hold {len(tensors)} "
-            "tensors"
-        )
-    num_weights = _num_weights(folder, config)
-    if quantization is not None:
-        num_bytes = max(num_weights // 2, sum(tensor.nbytes for _, _, tensor in tensors))  # 4 bits at least
-        _refuse_too_large(folder, config, num_bytes, device)
-        skeleton = family.Model(config, device="meta", dtype=dtype)
-        return _reader_of_codes(folder).restore(skeleton, quantization, _finite(tensors), folder, device)
-    _refuse_too_large(folder, config, dtype.itemsize * num_weights, device)
-    places, wanted = family.places(config), []
+    """The model with these tensors, of which only the shapes are read until it is clear that all fits."""
+    family = architecture(config.model_type)
+    # 1. What config.json asks for fits this machine, and is what the files hold. No memory is taken yet.
+    _refuse_missing_layers(folder, config, tensors)
+    _refuse_too_large(folder, config, dtype.itemsize * _num_weights(folder, config), device)
+    places, used = family.places(config), []
     skeleton = Filler(family.Model(config, device="meta", dtype=dtype), places)
     for file, name, tensor in tensors:
         name = name.removeprefix(family.PREFIX)
         if name in places or not re.fullmatch(family.REDUNDANT, name):
             skeleton.target(str(file), name, tensor)
-            wanted.append((str(file), name, tensor))
+            used.append((str(file), name, tensor))
     skeleton.finish(str(folder))
     # 2. The model, and its weights.
-    model = _made(folder, config, dtype, device)
+    model = _build(folder, config, dtype, device)
     filler = Filler(model, places)
-    for file_name, name, tensor in wanted:
+    for file_name, name, tensor in used:
         filler.fill(file_name, name, tensor)
     return model
 
 
+def _load_codes(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    tensors: list[NamedTensor],
+    restore: RestoreQuantized | None,
+) -> LanguageModel:
+    """The model with the codes in these tensors. `dtype`: of the numbers that are no codes."""
+    _refuse_missing_layers(folder, config, tensors)
+    if restore is None:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: has a {CODES!r}: to read it, hand `restore` of Part 17's "
+            "engine.quantization.checkpoint to load_model as restore_quantized="
+        )
+    fewest_bytes = _num_weights(folder, config) // 2  # at four bits a weight
+    num_bytes = max(fewest_bytes, sum(tensor.nbytes for _, _, tensor in tensors))
+    _refuse_too_large(folder, config, num_bytes, device)
+    skeleton = architecture(config.model_type).Model(config, device="meta", dtype=dtype)
+    return restore(skeleton, config.raw[CODES], _check_finite(tensors), folder, device)
+
+
+def _refuse_missing_layers(folder: Path, config: ModelConfig, tensors: list[NamedTensor]) -> None:
+    """Raises CheckpointError: config.json has more layers than the files have tensors. (So a number of layers
+    that no checkpoint has is refused before anything is computed from it.)
+    """
+    if config.num_layers > len(tensors):
+        raise CheckpointError(
+            f"{folder / 'config.json'}: num_layers={config.num_layers}, and the files hold {len(tensors)} "
+            "tensors"
+        )
+
+
 def _num_weights(folder: Path, config: ModelConfig) -> int:
-    """How many numbers the parameters are, counted on a model of one layer without memory."""
+    """How many numbers the parameters have, counted on a model of one layer without memory."""
     try:
         model = architecture(config.model_type).Model(
             dataclasses.replace(config, num_layers=1), device="meta"
@@ -117,8 +148,9 @@ def _num_weights(folder: Path, config: ModelConfig) -> int:
 def _refuse_too_large(folder: Path, config: ModelConfig, num_bytes: int, device: torch.device) -> None:
     """Raises CheckpointError with both numbers: the weights need more memory than there is."""
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # free, for torch
-        free: int | None = torch.cuda.mem_get_info(device)[0] + kept
+        # Torch keeps memory that tensors have given back: it is free for other tensors.
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free: int | None = torch.cuda.mem_get_info(device)[0] + cached
     else:
         free = available_memory() if device.type == "cpu" else None
     if free is not None and num_bytes > free:
@@ -128,36 +160,24 @@ def _refuse_too_large(folder: Path, config: ModelConfig, num_bytes: int, device:
         )
 
 
-def _made(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LanguageModel:
-    """The model, not filled yet. Raises CheckpointError: its memory was not to be had after all."""
+def _build(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LanguageModel:
+    """The model, not filled yet. Raises CheckpointError: there is no memory for it after all."""
     try:
         return architecture(config.model_type).Model(config, device=device, dtype=dtype)
     except (RuntimeError, MemoryError) as error:
-        said, *_ = str(error).splitlines() or [""]
-        raise CheckpointError(f"{folder}: no memory for this model's weights on {device}: {said}") from None
+        reason, *_ = str(error).splitlines() or [""]
+        raise CheckpointError(f"{folder}: no memory for this model's weights on {device}: {reason}") from None
 
 
-def _finite(tensors: list[NamedTensor]) -> Iterator[NamedTensor]:
-    """The same, for one who fills by himself. Raises CheckpointError naming a tensor that is not finite."""
+def _check_finite(tensors: list[NamedTensor]) -> Iterator[NamedTensor]:
+    """The same tensors, each checked when taken. Raises CheckpointError naming one that is not finite."""
     for file, name, tensor in tensors:
         refuse_not_finite(str(file), name, tensor)
         yield file, name, tensor
 
 
-def _reader_of_codes(folder: Path) -> ModuleType:
-    """The module that fills a model with codes. Raises CheckpointError where its part is not there."""
-    package = f"engine.{CODES_READER}"
-    try:
-        return import_module(f"{package}.checkpoint")
-    except ModuleNotFoundError as error:
-        if error.name not in (package, f"{package}.checkpoint"):
-            raise  # it is there, and lacks something itself
-        raise CheckpointError(
-            f"{folder / 'config.json'}: has a {CODES!r}, which comes with Part 17"
-        ) from None
-
-
-def _dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.device) -> torch.dtype:
+def _torch_dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """Raises ValueError: `dtype` is none of DTYPES."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype not in DTYPES:
@@ -169,15 +189,16 @@ def _dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.device) 
 
 @torch.no_grad()
 def _fill_with_noise(model: nn.Module) -> None:
+    """Small random weights, biases of 0 and gains of 1, as before training."""
     generator = torch.Generator(next(model.parameters()).device).manual_seed(0)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             parameter.normal_(0.0, 0.02, generator=generator)
         else:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # a bias, or a norm's scale
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # a bias, or a norm's gain
 
 
-def _tensors(folder: Path, load_format: str) -> Iterator[NamedTensor]:
+def _read_tensors(folder: Path, load_format: str) -> Iterator[NamedTensor]:
     """Every (file, name, tensor) of a checkpoint. Their numbers are mapped, and read when they are copied,
     except from a pytorch_model.bin of before torch 1.6.
     """
@@ -196,7 +217,7 @@ def _tensors(folder: Path, load_format: str) -> Iterator[NamedTensor]:
         else:
             continue
         for file, names in shards.items():
-            _open(file)
+            _check_readable(file)
             yield from read(file, names)
         return
     raise CheckpointError(
@@ -216,16 +237,16 @@ def _shards(index: Path) -> dict[Path, list[str]]:
         shards.setdefault(index.parent / file, []).append(name)
     for file in shards:
         try:
-            held = file.is_file()
+            exists = file.is_file()
         except OSError as error:  # a name that is too long
             raise CheckpointError(f"{index}: {file.name!s:.80}: {error.strerror}") from None
-        if not held:
+        if not exists:
             raise CheckpointError(f"{file}: no such file, though {index.name} names it")
     return shards
 
 
-def _open(file: Path) -> None:
-    """Fail here, in the system's own words, where a reader of tensors would call the file damaged."""
+def _check_readable(file: Path) -> None:
+    """Raises CheckpointError in the system's words, where a reader of tensors would call the file damaged."""
     try:
         file.open("rb").close()
     except OSError as error:
@@ -233,17 +254,18 @@ def _open(file: Path) -> None:
 
 
 def _read_safetensors(file: Path, names: list[str] | None) -> Iterator[NamedTensor]:
+    """The tensors of a file; `names`: which it must have, by the index. Raises CheckpointError."""
     try:
         with safe_open(file, framework="pt") as tensors:
-            held = tensors.keys()
-            _check_listed(file, names, held)
-            for name in held:
+            _check_listed(file, names, tensors.keys())
+            for name in tensors.keys():  # noqa: SIM118  # a file that is open, not a dictionary
                 yield file, name, tensors.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: truncated or not a safetensors file ({error})") from None
 
 
 def _read_pickle(file: Path, names: list[str] | None) -> Iterator[NamedTensor]:
+    """As `_read_safetensors`; only tensors are unpickled."""
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, OSError, ValueError) as error:
@@ -255,7 +277,8 @@ def _read_pickle(file: Path, names: list[str] | None) -> Iterator[NamedTensor]:
         yield file, name, tensor
 
 
-def _check_listed(file: Path, names: list[str] | None, held: Iterable[str]) -> None:
-    missing = set(names or ()) - set(held)
+def _check_listed(file: Path, names: list[str] | None, in_file: Iterable[str]) -> None:
+    """Raises CheckpointError: the file lacks one of `names`, which an index lists for it (None: no index)."""
+    missing = set(names or ()) - set(in_file)
     if missing:
         raise CheckpointError(f"{file}: missing tensor {sorted(missing)[0]!r}, which the index says is here")

@@ -12,19 +12,32 @@ from engine.models.llama import PREFIX, REDUNDANT, LlamaConfig, Model, places
 
 __all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "places"]
 
-HEAD_DIM = 128  # where config.json does not say
+# Where config.json does not say, as in Hugging Face's Qwen3Config:
+HEAD_DIM = 128
+MAX_WINDOW_LAYERS = 28
 
 
 def config_from(raw: dict) -> LlamaConfig:
     """Qwen3's config.json in our vocabulary. Raises CheckpointError: as Llama's, or for a sliding window."""
-    layers, windowed = raw["num_hidden_layers"], raw.get("use_sliding_window") and raw.get("sliding_window")
-    kinds = raw.get("layer_types") or ["full_attention"] * layers
-    if windowed and not raw.get("layer_types") and raw.get("max_window_layers", 28) < layers:
-        kinds = ["sliding_attention"]
-    if others := set(kinds) - {"full_attention"}:
-        raise CheckpointError(
-            f"layer_types has {', '.join(sorted(others))}, which is not supported, only full_attention"
-            + (f" (use_sliding_window with sliding_window={windowed})" if windowed else "")
-        )
+    _refuse_sliding_windows(raw)
     config = llama.config_from({"head_dim": HEAD_DIM} | raw)
     return replace(config, qk_norm=True, raw=raw)
+
+
+def _refuse_sliding_windows(raw: dict) -> None:
+    """Raises CheckpointError: some layers see only their last tokens. `layer_types` names each layer's kind;
+    where a file has none, layers from `max_window_layers` on have the window, if `use_sliding_window` is
+    true.
+    """
+    window = raw.get("use_sliding_window") and raw.get("sliding_window")
+    if layer_types := raw.get("layer_types"):
+        unsupported = sorted(set(layer_types) - {"full_attention"})
+    elif window and raw.get("max_window_layers", MAX_WINDOW_LAYERS) < raw["num_hidden_layers"]:
+        unsupported = ["sliding_attention"]
+    else:
+        unsupported = []
+    if unsupported:
+        raise CheckpointError(
+            f"layer_types has {', '.join(unsupported)}, which is not supported, only full_attention"
+            + (f" (use_sliding_window with sliding_window={window})" if window else "")
+        )

@@ -1,10 +1,10 @@
-"""Rotary position embedding (RoPE): a token's place, told by turning its queries and keys. Part 20.
+"""Rotary position embedding (RoPE): a token's position, encoded by rotating its queries and keys. Part 20.
 
-Numbers i and i + Dh/2 of a head are a point in the plane, and the token at position p turns it by the angle
-p · f[i]. A query's product with a key then depends on how far apart the two are, not on where they stand.
-Nothing is learned and there is no table of positions. Promises Hugging Face's numbers for the ways in which
-Llama and Qwen3 checkpoints stretch the frequencies f to longer texts than they were trained on; other ways
-are refused by name. Sources: Su et al. 2021, https://arxiv.org/abs/2104.09864; YaRN: Peng et al. 2023,
+Numbers i and i + Dh/2 of a head are a point in the plane, and the token at position p rotates it by the angle
+p · f[i]. A query's product with a key then depends on the distance between the two tokens, not on where they
+stand. Nothing is learned and there is no table of positions. Promises Hugging Face's numbers for the ways in
+which Llama and Qwen3 checkpoints scale the frequencies f for longer texts than they were trained on; other
+ways are refused by name. Sources: Su et al. 2021, https://arxiv.org/abs/2104.09864; YaRN: Peng et al. 2023,
 https://arxiv.org/abs/2309.00071.
 """
 
@@ -22,17 +22,17 @@ DEFAULT_THETA = 10_000.0
 
 @dataclass(frozen=True)
 class Rope:
-    """How fast each pair of numbers turns."""
+    """How fast each pair of numbers rotates."""
 
     frequencies: tuple[float, ...]  # [Dh/2]: radians per position
-    scale: float = 1.0  # of what is turned, queries and keys alike
+    scale: float = 1.0  # by which rotated queries and keys are multiplied
 
     def angles(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """positions[T], `frequencies` as fp32[Dh/2] on their device -> cosines and sines, [T, 1, Dh/2] each:
         once a step, for all layers.
         """
-        turned = (positions[:, None].float() * frequencies)[:, None]  # [T, 1, Dh/2]
-        return (turned.cos() * self.scale).to(dtype), (turned.sin() * self.scale).to(dtype)
+        radians = (positions[:, None].float() * frequencies)[:, None]  # [T, 1, Dh/2]
+        return (radians.cos() * self.scale).to(dtype), (radians.sin() * self.scale).to(dtype)
 
 
 def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
@@ -47,9 +47,11 @@ def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def rope_from(raw: dict, head_dim: int) -> Rope:
-    """What config.json says: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`.
+    """The Rope of a config.json: of its `rope_parameters` (transformers 5), or `rope_theta` and
+    `rope_scaling`.
 
-    Raises CheckpointError for a way of scaling that is not computed here, or a number it lacks.
+    Raises CheckpointError for a kind of scaling that is not computed here, or a number that it needs and
+    lacks.
     """
     if head_dim % 2:
         raise CheckpointError(f"head_dim={head_dim} is odd: rotary embeddings need pairs")
@@ -67,12 +69,13 @@ def rope_from(raw: dict, head_dim: int) -> Rope:
     settings |= {"original_max_position_embeddings": trained or longest, "longest": longest}
     # fp32 all along, as Hugging Face: a frequency that differs in its last bit shows at position 100,000.
     theta, pairs = _number(settings, "rope_theta"), torch.arange(0, head_dim, 2, dtype=torch.float)
-    periods = theta ** (pairs / head_dim)  # [Dh/2]: positions until a pair has turned by 1
+    periods = theta ** (pairs / head_dim)  # [Dh/2]: positions in which a pair rotates by 1 radian
     frequencies, scale = SCALINGS[kind](periods, settings)
     return Rope(tuple(frequencies.tolist()), scale)
 
 
 def _number(settings: dict, name: str, default: float | None = None) -> float:
+    """settings[name], or `default`. Raises CheckpointError: neither is there, or it is no number above 0."""
     value = settings.get(name)
     value = default if value is None else value
     if value is None:
@@ -87,20 +90,20 @@ def _default(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
 
 
 def _linear(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
-    """Everything turns slower by `factor`: as if the positions were closer together."""
+    """All pairs rotate slower by `factor`: as if the positions were closer together."""
     return 1.0 / periods / _number(settings, "factor"), 1.0
 
 
 def _llama3(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
-    """What turns fast stays, since it tells neighbours apart; what has not come round once in the text it
-    was trained on turns slower by `factor`; between the two, some of both.
+    """Pairs that rotate fast stay, since they tell neighbours apart. Pairs that do not complete a rotation
+    within the length trained on rotate slower by `factor`. Between the two, a weighted mean.
     """
     factor, trained = _number(settings, "factor"), _number(settings, "original_max_position_embeddings")
     low, high = _number(settings, "low_freq_factor"), _number(settings, "high_freq_factor")
     if low >= high:
         raise CheckpointError(f"rope_parameters: low_freq_factor={low} must be below high_freq_factor={high}")
     plain = 1.0 / periods
-    wavelength = 2 * math.pi / plain  # positions until it has come round
+    wavelength = 2 * math.pi / plain  # [Dh/2]: positions of a complete rotation
     slow = torch.where(wavelength > trained / low, plain / factor, plain)
     share = (trained / wavelength - low) / (high - low)
     between = (wavelength >= trained / high) & (wavelength <= trained / low)
@@ -108,18 +111,19 @@ def _llama3(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
 
 
 def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
-    """As Llama 3's, with the border by the number of turns in the text it was trained on, a straight ramp
-    over the pairs between, and queries and keys a little longer, for sharper attention over more keys.
+    """As Llama 3's, but the borders are numbers of rotations within the length trained on, and between them
+    is a straight ramp over the pairs. Queries and keys get a little longer, for sharper attention over more
+    keys.
     """
     trained = _number(settings, "original_max_position_embeddings")
     factor = _number(settings, "factor", settings["longest"] / trained)
     Dh, theta = 2 * len(periods), _number(settings, "rope_theta")
 
-    def pair_of(turns: float) -> float:
-        """Which pair turns so often, as a number between pairs."""
-        return Dh * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+    def pair_of(rotations: float) -> float:
+        """The index of the pair that rotates so often, as a number between two indices."""
+        return Dh * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = (pair_of(_number(settings, name, turns)) for name, turns in YARN_TURNS.items())
+    low, high = (pair_of(_number(settings, name, default)) for name, default in YARN_ROTATIONS.items())
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, Dh - 1)
@@ -129,10 +133,12 @@ def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
     return slow * (1 - fast) + 1.0 / periods * fast, _yarn_scale(factor, settings)
 
 
-YARN_TURNS = {"beta_fast": 32.0, "beta_slow": 1.0}
+YARN_ROTATIONS = {"beta_fast": 32.0, "beta_slow": 1.0}  # the borders, where config.json does not say
 
 
 def _yarn_scale(factor: float, settings: dict) -> float:
+    """By how much queries and keys get longer."""
+
     def longer(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
@@ -143,7 +149,8 @@ def _yarn_scale(factor: float, settings: dict) -> float:
     return longer(1.0)
 
 
-# (positions until each pair has turned by 1, [Dh/2]; what config.json says) -> frequencies[Dh/2], scale
+# (positions in which each pair rotates by 1 radian, [Dh/2]; config.json's settings) -> frequencies[Dh/2],
+# scale
 SCALINGS: dict[str, Callable[[Tensor, dict], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,

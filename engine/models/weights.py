@@ -23,13 +23,14 @@ class Place:
 
 
 class Module(nn.Module):
-    """An nn.Module without its detours, which cost a small model more than the arithmetic of many a layer.
+    """An nn.Module whose calls and attributes are faster: in a small model nn.Module's own cost more than the
+    arithmetic of many layers.
 
-    A call goes straight to `forward`, unless a hook is registered. Layers and weights are attributes like any
-    other: nn.Module keeps them in dictionaries of its own, and `__getattr__` finds them there only after the
-    plain look-up has failed, ten times as slowly. A step of the storyteller has 131 such look-ups, a tenth of
-    its time on a CPU. So what nn.Module registers is kept in `__dict__` too; the three methods behind
-    `__call__` see to it that both always say the same.
+    A call goes straight to `forward`, unless a hook is registered. Layers and weights are plain attributes.
+    nn.Module keeps them in dictionaries of its own, where `__getattr__` finds them only after the plain
+    look-up has failed, ten times as slowly: a step of the storyteller has 131 such look-ups, a tenth of its
+    time on a CPU. So what nn.Module registers is in `__dict__`, too; the three methods below `__call__` keep
+    the two equal.
     """
 
     def __call__(self, *args, **options):
@@ -41,7 +42,7 @@ class Module(nn.Module):
         super().__setattr__(name, value)
         if isinstance(value, nn.Module | nn.Parameter):
             self.__dict__[name] = value
-        elif value is None and name in self._parameters | self._modules:  # a layer or weight is taken away
+        elif value is None and name in self._parameters | self._modules:  # a layer or weight is removed
             self.__dict__.pop(name, None)
 
     def __delattr__(self, name: str) -> None:
@@ -77,17 +78,17 @@ class LayerNorm(Module, nn.LayerNorm):
 
 
 def refuse_not_finite(file: str, name: str, tensor: Tensor) -> None:
-    """Raises CheckpointError naming file and tensor: there is a nan or an infinity among its numbers.
+    """Raises CheckpointError naming file and tensor: one of its numbers is nan or infinite.
 
-    A sum of such is never finite, and is the fastest way to read a tensor; only if it is not finite, which
-    large numbers do as well, are the numbers looked at one by one.
+    Then their sum is not finite either, and a sum is the fastest way to read a tensor. Large numbers can
+    overflow it, too: so only if the sum is not finite is each number looked at.
     """
     if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():
         raise CheckpointError(f"{file}: tensor {name!r} holds numbers that are not finite, as {tensor.dtype}")
 
 
 class Filler:
-    """Copies tensors into their places in a model and knows which places are still empty."""
+    """Copies tensors into their places in a model, and tracks which places are still empty."""
 
     def __init__(self, model: nn.Module, places: dict[str, Place]) -> None:
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())

@@ -1,11 +1,11 @@
-"""A quantized model as a folder: written once, loaded by `load_model` like any other. Part 17.
+"""A quantized model as a folder: written once, and loaded without its weights in full precision. Part 17.
 
     python -m engine.quantization.checkpoint storyteller out/storyteller-int4 --quantization int4
+    model = load_model("out/storyteller-int4", restore_quantized=restore)
 
-Promises a Hugging Face folder: config.json with a `quantization_config`, model.safetensors with the
-codes, and the tokenizer's files. A model is read without its weights in full precision ever being in
-memory. Tensors have this engine's names (`blocks.0.mlp.up.packed`), since no other program reads these
-codes.
+Promises a Hugging Face folder: config.json with a `quantization_config`, model.safetensors with the codes,
+and the tokenizer's files. When it is read, weights in full precision are never in memory. Tensors have this
+engine's names (`blocks.0.mlp.up.packed`), since no other program reads these codes.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from engine.layers.replace import AnyModel
 from engine.models.checkpoint import SMALL_FILES, CheckpointError, read_json, resolve
 from engine.quantization.layers import LINEARS, QuantizedLinear
 from engine.quantization.quantize import (
@@ -58,11 +59,12 @@ def save_quantized(model: nn.Module, source: str | Path, folder: str | Path) -> 
 
 
 def restore(
-    model: nn.Module, raw: dict, tensors: Iterable[tuple[Path, str, Tensor]], folder: Path,
+    model: AnyModel, raw: dict, tensors: Iterable[tuple[Path, str, Tensor]], folder: Path,
     device: torch.device,
-) -> nn.Module:  # fmt: skip
-    """Fill `model`, which is on the meta device, from what `save_quantized` wrote. `raw`: config.json's
-    `quantization_config`. Raises CheckpointError naming file, tensor and shapes.
+) -> AnyModel:  # fmt: skip
+    """Fill `model`, which is on the meta device, from what `save_quantized` wrote; for
+    `load_model(restore_quantized=)`. `raw`: config.json's `quantization_config`. `tensors`: each with its
+    file and its name there. Raises CheckpointError naming file, tensor and shapes.
     """
     try:
         config = QuantizationConfig.from_json(raw)
@@ -72,31 +74,32 @@ def restore(
         raise CheckpointError(f"{folder}: int8_dynamic runs on a CPU, not on {device}: use int8 there")
     skeleton(model, config).to_empty(device=device)
     tie(model)
-    places = _tensors(model)
-    empty = set(places)
+    targets = _tensors(model)
+    missing = set(targets)
     for file, name, tensor in tensors:
-        if name not in places:
+        if name not in targets:
             raise CheckpointError(f"{file}: tensor {name!r} has no place in this model")
-        place = places[name]
-        if tensor.shape != place.shape:
+        target = targets[name]
+        if tensor.shape != target.shape:
             raise CheckpointError(
                 f"{file}: tensor {name!r} has shape {tuple(tensor.shape)}, "
-                f"the model needs {tuple(place.shape)}"
+                f"the model needs {tuple(target.shape)}"
             )
-        if tensor.is_floating_point() != place.is_floating_point() or (
-            not place.is_floating_point() and tensor.dtype != place.dtype
-        ):
-            raise CheckpointError(f"{file}: tensor {name!r} is {tensor.dtype}, the model needs {place.dtype}")
+        both_float = tensor.is_floating_point() and target.is_floating_point()
+        if not both_float and tensor.dtype != target.dtype:  # codes are not converted
+            raise CheckpointError(
+                f"{file}: tensor {name!r} is {tensor.dtype}, the model needs {target.dtype}"
+            )
         with torch.no_grad():
-            place.copy_(tensor)
-        empty.discard(name)
-    if empty:
-        raise CheckpointError(f"{folder}: missing tensor {sorted(empty)[0]!r}, one of {len(empty)}")
+            target.copy_(tensor)
+        missing.discard(name)
+    if missing:
+        raise CheckpointError(f"{folder}: missing tensor {sorted(missing)[0]!r}, one of {len(missing)}")
     return model
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What is written: everything once. A tied head's codes are the embedding's."""
+    """All tensors of the model by name, each once: a tied head's codes are the embedding's."""
     tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if is_tied(model):
         tensors = {name: t for name, t in tensors.items() if name not in ("head.codes", "head.scale")}
@@ -115,7 +118,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         model = load_model(
-            options.model, transform=lambda m: quantize(m, options.quantization, options.group_size)
+            options.model,
+            transform=lambda m: quantize(m, options.quantization, options.group_size),
+            restore_quantized=restore,
         )
         folder = save_quantized(model, options.model, options.folder)
     except (CheckpointError, ValueError) as error:

@@ -3,17 +3,17 @@
 Two ways. By rows: weight ≈ code · scale, codes from -127 to 127, a scale for each output channel. By groups:
 weight ≈ low + code · scale, codes from 0 to 15, a scale and a low for each `group_size` neighbours of a row.
 
-Promises that a code is the nearest there is to its weight. So by rows an element is wrong by half its
-scale at most. By groups low and scale are kept in fp16, and codes are chosen for what is kept; an element
-that lies between low and low + 15 · scale is wrong by half a scale at most. Does not know layers.
+Promises that a code is the nearest there is to its weight. So by rows a weight is wrong by half its scale at
+most. By groups low and scale are stored in fp16, and codes are chosen for the stored numbers: a weight
+between low and low + 15 · scale is wrong by half a scale at most. Does not know layers.
 """
 
 import torch
 from torch import Tensor
 
-GROUP_SIZES = (32, 64, 128)  # what PyTorch's kernel and ours take
-SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a group's range, that are tried
-LARGEST = 65504  # that fp16 can hold
+GROUP_SIZES = (32, 64, 128)  # weights; what PyTorch's kernel and ours take
+RANGE_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a group's range: each is tried
+LARGEST_FP16 = 65504
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,27 +40,28 @@ def quantize_groups(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Te
     K = weight.shape[1]
     parts = _in_groups(weight.float(), group_size)  # [N, groups, group_size]
     least, most = parts.amin(2), parts.amax(2)
-    if max(-least.min(), most.max()) > LARGEST:
-        raise ValueError(f"a weight of {float(parts.abs().max()):g}: up to {LARGEST:,} are accepted")
-    best = _coded(parts, least, most, SHARES[0])
-    for share in SHARES[1:]:
-        tried = _coded(parts, least, most, share)
-        better = tried[0] < best[0]  # [N, groups]: group by group, the one with the smaller error stays
-        best = tuple(
-            torch.where(better[..., None] if new.dim() == 3 else better, new, old)
-            for new, old in zip(tried, best, strict=True)
-        )
-    _, codes, scale, low = best
+    if max(-least.min(), most.max()) > LARGEST_FP16:
+        raise ValueError(f"a weight of {float(parts.abs().max()):g}: up to {LARGEST_FP16:,} are accepted")
+    error, codes, scale, low = _quantized(parts, least, most, RANGE_SHARES[0])
+    for share in RANGE_SHARES[1:]:
+        new_error, new_codes, new_scale, new_low = _quantized(parts, least, most, share)
+        is_better = new_error < error  # [N, groups]: of each group, what has the smaller error stays
+        error = torch.where(is_better, new_error, error)
+        codes = torch.where(is_better[..., None], new_codes, codes)
+        scale = torch.where(is_better, new_scale, scale)
+        low = torch.where(is_better, new_low, low)
     return codes.flatten(1)[:, :K].to(torch.uint8), scale, low
 
 
-def _coded(parts: Tensor, least: Tensor, most: Tensor, share: float) -> tuple[Tensor, ...]:
-    """parts[N, groups, group_size], least and most[N, groups] -> with this share of each range: squared
-    error[N, groups], codes as `parts`, scale and low[N, groups] in fp16.
+def _quantized(
+    parts: Tensor, least: Tensor, most: Tensor, share: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """parts[N, groups, group_size], whose smallest and largest are least and most[N, groups] -> squared
+    error[N, groups], codes as `parts`, scale and low[N, groups] in fp16, with this share of each range.
     """
-    # 1. What would be kept: fp16 numbers.
-    reach = (most - least) / 2 * share
-    low, scale = ((least + most) / 2 - reach).half(), (2 * reach / 15).half()
+    # 1. Scale and low, as they are stored: in fp16.
+    half_range = (most - least) / 2 * share  # [N, groups]
+    low, scale = ((least + most) / 2 - half_range).half(), (2 * half_range / 15).half()
     # 2. The nearest codes for these. A group without a range has the scale 0, and any code will do.
     step = torch.where(scale > 0, scale, 1).float()[..., None]
     codes = ((parts - low.float()[..., None]) / step).round().clamp(0, 15)

@@ -1,8 +1,8 @@
 """Products over codes on a GPU. Part 17.
 
-Promises the products of products.py up to rounding. The rows of a decode step multiply codes
-(engine/kernels/quantized_matmul.py). Beyond MANY_ROWS (a prompt) weights are made once, and PyTorch's product
-takes them: then the arithmetic sets the pace. Needs the package triton.
+Promises the products of products.py up to rounding. The rows of a decode step are multiplied by codes
+(engine/kernels/quantized_matmul.py). More than MANY_ROWS rows (a prompt) are multiplied by weights, which are
+made from the codes each time: there arithmetic takes longer than memory. Needs the package triton.
 """
 
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from engine.kernels.quantized_matmul import int4_linear, int8_linear
 from engine.quantization.codes import dequantize_groups, unpack_nibbles
 from engine.quantization.packed import Product
 
-MANY_ROWS = 64
+MANY_ROWS = 64  # rows of x up to which codes are multiplied
 
 
 def by_rows(codes: Tensor, scale: Tensor, bias: Tensor) -> Product:

@@ -1,9 +1,9 @@
 """A model's layers over codes: linear layers, and the embedding. Part 17.
 
-Promises the interface of what they replace (`in_features`, `out_features`, x[T, in] -> [T, out]), so that
-LoRA wraps them (Part 18) and packing leaves them alone. A layer as it is made computes plainly
-(`products.py`), wherever its tensors are. `pack()` hands it to the fastest kernel for its device; a layer
-that is to be saved is saved before. Does not know which layer gets which kind (`quantize.py`).
+Promises the interface of the layers they replace (`in_features`, `out_features`, x[T, in] -> [T, out]), so
+that LoRA can wrap them (Part 18) and `pack_linears` leaves them alone. A new layer computes by `products.py`,
+on any device. `pack()` chooses the fastest kernel for its device; after that it cannot be saved. Does not
+know which layer gets which kind (`quantize.py`).
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ from engine.quantization.products import (
 
 
 class Int8Linear(Module):
-    """Weights in int8, a scale for each output channel; numbers come in and go out as they are."""
+    """Weights in int8, a scale for each output channel; x and the result are not quantized."""
 
     method = "int8"
     own_bytes = 0  # of weights in a kernel's own layout: then `codes` are gone
@@ -41,7 +41,7 @@ class Int8Linear(Module):
     def __init__(
         self, in_features: int, out_features: int, device: torch.device, dtype: torch.dtype, **_: Any
     ) -> None:
-        """Empty; `take` fills it, or a checkpoint."""
+        """Empty; `set_weight` fills it, or a checkpoint."""
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.product: Product | None = None
@@ -50,8 +50,8 @@ class Int8Linear(Module):
         self.register_buffer("bias", torch.empty(out_features, device=device, dtype=dtype))
 
     @torch.no_grad()
-    def take(self, weight: Tensor, bias: Tensor | None) -> None:
-        """weight[out, in], bias[out]."""
+    def set_weight(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Quantize weight[out, in]; bias[out] stays as it is."""
         codes, scale = quantize_rows(weight)
         self.codes.copy_(codes)
         self.scale.copy_(scale)
@@ -66,11 +66,12 @@ class Int8Linear(Module):
         return self.plain(x) if self.product is None else self.product(x)
 
     def plain(self, x: Tensor) -> Tensor:
+        """x[T, in] -> [T, out] by `products.py`: what every kernel must equal."""
         return linear_by_rows(x, self.codes, self.scale, self.bias)
 
     def pack(self, own_layout: bool = True) -> None:
-        """Choose the kernel; once. Without `own_layout` it reads the codes where they lie, as another layer
-        reads them, too.
+        """Choose the kernel; once. Without `own_layout` it reads the codes where they lie, since another
+        layer reads them, too.
         """
         if self.product is not None:
             return
@@ -89,8 +90,8 @@ class Int8Linear(Module):
 
 
 class Int8DynamicLinear(Int8Linear):
-    """The same weights; activations become int8, too, row by row as they come, and whole numbers are
-    multiplied. For CPUs.
+    """The same weights; activations become int8, too, row by row, when the layer is called, and whole numbers
+    are multiplied. For CPUs.
     """
 
     method = "int8_dynamic"
@@ -129,8 +130,10 @@ class Int4Linear(Module):
         self.register_buffer("bias", torch.empty(out_features, device=device, dtype=dtype))
 
     @torch.no_grad()
-    def take(self, weight: Tensor, bias: Tensor | None) -> None:
-        """weight[out, in], bias[out]. Raises ValueError: a weight that fp16 cannot hold."""
+    def set_weight(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Quantize weight[out, in]; bias[out] stays as it is. Raises ValueError: a weight that fp16 cannot
+        hold.
+        """
         codes, scale, low = quantize_groups(weight, self.group_size)
         self.packed.copy_(pack_nibbles(codes))
         self.scale.copy_(scale)
@@ -165,7 +168,7 @@ class Int4Linear(Module):
 
 
 class Int8Embedding(Module):
-    """A table in int8, a scale for each row: a token's row is looked up and becomes numbers."""
+    """A table in int8, a scale for each row: a token's codes are looked up and multiplied by their scale."""
 
     codes: Tensor  # [rows, width] in int8
     scale: Tensor  # [rows, 1] in fp32
@@ -177,8 +180,8 @@ class Int8Embedding(Module):
         self.register_buffer("scale", torch.empty(rows, 1, device=device))
 
     @torch.no_grad()
-    def take(self, weight: Tensor) -> None:
-        """weight[rows, width]."""
+    def set_weight(self, weight: Tensor) -> None:
+        """Quantize weight[rows, width]."""
         codes, scale = quantize_rows(weight)
         self.codes.copy_(codes)
         self.scale.copy_(scale[:, None])

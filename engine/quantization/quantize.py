@@ -1,8 +1,8 @@
-"""Which layer becomes what: the plan, made from a model and a method, with weights or without. Part 17.
+"""Replaces a model's layers by quantized ones, with weights or without. Part 17.
 
-Promises: every linear layer by the method; embeddings in int8 by rows, whatever the method; the output
-layer in int8 (`int8_dynamic`: dynamic). A head that is tied to the embedding shares its codes: a row of
-the table is an output channel of the head, so one scale serves both. Norms and biases stay as they are.
+Promises: every linear layer by the method; embeddings in int8 by rows, whatever the method; with int4 the
+output layer in int8. A head that is tied to the embedding shares its codes: a row of the table is an output
+channel of the head, so one scale serves both. Norms and biases stay as they are.
 
 Order at load: merge, quantize, wrap, pack. `quantize` first, then `pack_linears` (Part 3), which leaves these
 layers alone, and `pack_quantized` last.
@@ -93,12 +93,12 @@ def is_tied(model: nn.Module) -> bool:
 
 
 def skeleton(model: AnyModel, config: QuantizationConfig) -> AnyModel:
-    """The same without weights, for a model on the meta device: what a quantized checkpoint fills."""
+    """Replace the layers of a model on the meta device, for a quantized checkpoint to fill."""
     return _replace(model, config, fill=False)
 
 
 def tie(model: nn.Module) -> None:
-    """One table for the embedding and the head of a quantized model, where it has them so."""
+    """Make the head share the embedding's codes and scales, if the model's head is tied."""
     if is_tied(model):
         head, embed = model.get_submodule("head"), model.get_submodule("embed")
         assert isinstance(head, Int8Linear)
@@ -109,14 +109,14 @@ def tie(model: nn.Module) -> None:
 def pack_quantized(model: AnyModel) -> AnyModel:
     """Give every quantized layer its fastest kernel, in place, inside wrappers too; the last thing at load.
 
-    With int4, memory comes first: a tied head reads the embedding's codes. Otherwise it may get them once
-    more, in the layout of a faster kernel.
+    With int4 a tied head reads the embedding's codes, which saves memory. With other methods it may get a
+    copy of them, in the layout of a faster kernel.
     """
     config = quantization_of(model)
-    one_copy = config is not None and config.method == "int4" and is_tied(model)
+    head_shares_codes = config is not None and config.method == "int4" and is_tied(model)
     for name, layer in model.named_modules():
         if isinstance(layer, QuantizedLinear):
-            layer.pack(own_layout=not (one_copy and name.startswith("head")))
+            layer.pack(own_layout=not (head_shares_codes and name.startswith("head")))
     return model
 
 
@@ -128,24 +128,26 @@ def model_bytes(model: nn.Module) -> int:
 
 
 def _replace(model: AnyModel, config: QuantizationConfig, fill: bool) -> AnyModel:
+    """`quantize` without its checks. `fill`: quantize the weights; else codes and scales are left empty."""
     dtype = next(model.parameters()).dtype
 
     def make(name: str, linear: nn.Module) -> nn.Module:
         assert isinstance(linear, nn.Linear)  # a model is quantized before it is wrapped or packed
-        kind = LINEARS["int8" if config.method == "int4" and name == "head" else config.method]
-        device = linear.weight.device
-        layer = kind(linear.in_features, linear.out_features, device, dtype, group_size=config.group_size)
-        if fill and not (name == "head" and is_tied(model)):
-            layer.take(linear.weight, linear.bias)
+        method = "int8" if config.method == "int4" and name == "head" else config.method
+        device, shape = linear.weight.device, (linear.in_features, linear.out_features)
+        layer = LINEARS[method](*shape, device, dtype, group_size=config.group_size)
+        if fill and name == "head" and is_tied(model):
+            layer.bias.zero_()  # its codes are the embedding's (`tie`)
         elif fill:
-            layer.bias.zero_()  # a tied head's codes are the embedding's (`tie`)
+            layer.set_weight(linear.weight, linear.bias)
         return layer
 
     replace_linears(model, make)
-    for name, table in [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Embedding)]:
+    tables = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
+    for name, table in tables:
         new = Int8Embedding(table.num_embeddings, table.embedding_dim, table.weight.device, dtype)
         if fill:
-            new.take(table.weight)
+            new.set_weight(table.weight)
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, new)
     tie(model)

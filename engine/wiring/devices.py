@@ -26,6 +26,7 @@ from engine.machine.huge_pages import huge_pages
 from engine.models.config import ModelConfig
 from engine.models.language_model import LanguageModel
 from engine.models.loader import load_model
+from engine.quantization.checkpoint import restore
 from engine.quantization.quantize import pack_quantized, quantize
 from engine.speculation.config import MOST_TOKENS, SpeculativeConfig
 from engine.speculation.draft_model import DraftSampler
@@ -133,7 +134,9 @@ def _load(
     """The model, ready; on a CPU its weights are on huge pages."""
     ready = partial(_ready, args=args, sizes=sizes, quantization=quantization, slots=slots)
     with huge_pages() if str(args.device).startswith("cpu") else nullcontext():
-        return load_model(model, args.device, dtype, args.load_format, transform=ready)
+        return load_model(
+            model, args.device, dtype, args.load_format, transform=ready, restore_quantized=restore
+        )
 
 
 def _ready(
@@ -186,7 +189,7 @@ def _runner(
     from engine.execution.graphs import DecodeGraphs, GraphWay  # here: triton is optional
     from engine.execution.steps import steps, verifying_steps
     from engine.execution.verifying import num_rows
-    from engine.kernels.llama_prompts import prompts
+    from engine.kernels.llama_prompts import prompt_forward
     from engine.kernels.verify_attend import MOST_NEW
 
     V, seats = model.config.vocab_size, sizes.max_num_seqs
@@ -200,7 +203,7 @@ def _runner(
     if new > 1:
         rows = num_rows(seats, new, sizes.max_num_batched_tokens)
         ways.append(GraphWay(graphs(verifying_steps, rows), V, most_new=MOST_NEW))
-    ways.append(EagerWay(model, memory, prompts(model), last.upload))
+    ways.append(EagerWay(model, memory, prompt_forward(model), last.upload))
     return ModelRunner(ways, memory, last=last)
 
 

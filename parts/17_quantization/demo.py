@@ -27,8 +27,10 @@ from engine.cache.single import CachedForward  # noqa: E402
 from engine.decoding.greedy import generate  # noqa: E402
 from engine.decoding.params import SamplingParams  # noqa: E402
 from engine.models import gpt2  # noqa: E402
+from engine.models.checkpoint import CheckpointError  # noqa: E402
 from engine.models.config import ModelConfig  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
+from engine.quantization.checkpoint import restore  # noqa: E402
 from engine.quantization.codes import pack_nibbles, quantize_groups, quantize_rows  # noqa: E402
 from engine.quantization.quantize import (  # noqa: E402
     QuantizationConfig,
@@ -125,8 +127,8 @@ def alone(folder: str, load_format: str) -> None:
     torch.set_num_threads(1)
     start = time.perf_counter()
     try:
-        model = pack_quantized(load_model(folder, load_format=load_format))
-    except (RuntimeError, MemoryError) as error:
+        model = pack_quantized(load_model(folder, load_format=load_format, restore_quantized=restore))
+    except (CheckpointError, RuntimeError, MemoryError) as error:
         print(json.dumps({"fits": False, "why": str(error).splitlines()[0][:90]}))
         return
     loaded = time.perf_counter() - start

@@ -8,12 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.models import loader
 from engine.models.checkpoint import CheckpointError
 from engine.models.loader import load_model
 from tests.part01 import reference
-
-READER = f"engine.{loader.CODES_READER}"  # of codes: a later part's
 
 
 @pytest.fixture(scope="module")
@@ -68,23 +65,40 @@ def test_a_folder_without_weights_says_what_was_looked_for(folder):
     assert "pytorch_model.bin" not in refusal(folder, load_format="safetensors")
 
 
-@pytest.mark.parametrize(("missing", "error", "words"), [
-    (READER, CheckpointError, "'quantization_config', which comes with Part 17"),
-    (f"{READER}.checkpoint", CheckpointError, "'quantization_config', which comes with Part 17"),
-    ("bitsandbytes", ModuleNotFoundError, "No module named 'bitsandbytes'"),
-])  # fmt: skip
-def test_what_the_reader_of_codes_lacks_itself_is_told_as_it_is(folder, monkeypatch, missing, error, words):
-    """Only a reader that is not there comes with a later part."""
-
-    def lacking(name):
-        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
-
+@pytest.fixture
+def of_codes(folder):
+    """A checkpoint that says it holds codes."""
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     raw["quantization_config"] = {"quant_method": "gptq"}
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-    monkeypatch.setattr(loader, "import_module", lacking)
-    with pytest.raises(error, match=words):
-        load_model(folder)
+    return folder
+
+
+def test_codes_are_refused_unless_somebody_reads_them(of_codes):
+    message = refusal(of_codes)
+    assert str(of_codes / "config.json") in message
+    assert "has a 'quantization_config'" in message
+    assert "load_model as restore_quantized=" in message
+
+
+def test_who_reads_codes_gets_the_model_without_memory_and_the_tensors_and_fills_it(of_codes):
+    def restore(model, entry, tensors, where, device):
+        assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+        assert (entry, where, device) == ({"quant_method": "gptq"}, of_codes, torch.device("cpu"))
+        names.extend(name for _, name, _ in tensors)
+        return model.to_empty(device=device)
+
+    names: list[str] = []
+    model = load_model(of_codes, restore_quantized=restore)
+    assert sorted(names) == sorted(load_file(of_codes / "model.safetensors"))
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_who_reads_codes_gets_no_number_that_is_not_finite(of_codes):
+    change(of_codes, "transformer.ln_f.bias", torch.full((48,), torch.nan))
+    message = refusal(of_codes, restore_quantized=lambda model, entry, tensors, *where: list(tensors))
+    assert "'transformer.ln_f.bias' holds numbers that are not finite" in message
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engine.attention import flash
 from engine.attention.dense import causal_attention
-from engine.attention.flash import ROWS, sdpa_causal_attention, takes_packed
+from engine.attention.flash import MASK_QUERIES, sdpa_causal_attention, takes_packed
 from tests.part01.outcome import outcome
 from tests.part09.sequences import furthest, random_qkv
 
@@ -61,7 +61,7 @@ def masks_of(Tq: int, Tk: int, monkeypatch) -> list[torch.Size]:
     return shapes
 
 
-@pytest.mark.parametrize("length", [1, 5, ROWS + 1])
+@pytest.mark.parametrize("length", [1, 5, MASK_QUERIES + 1])
 def test_a_whole_sequence_and_a_single_query_need_no_mask(length, monkeypatch):
     assert masks_of(length, length, monkeypatch) == [], (
         "a whole sequence needs no mask: is_causal says it all"
@@ -69,11 +69,11 @@ def test_a_whole_sequence_and_a_single_query_need_no_mask(length, monkeypatch):
     assert masks_of(1, length, monkeypatch) == [], "a single query needs no mask: it sees every key"
 
 
-def test_a_mask_has_at_most_rows_queries(monkeypatch):
-    shapes = masks_of(2 * ROWS + 3, 2 * ROWS + 50, monkeypatch)
+def test_a_mask_has_at_most_mask_queries_rows(monkeypatch):
+    shapes = masks_of(2 * MASK_QUERIES + 3, 2 * MASK_QUERIES + 50, monkeypatch)
     most = max(shape[0] for shape in shapes)
-    assert most <= ROWS, (
-        f"ROWS = {ROWS} queries have a mask at a time; one had {most}: memory would grow with Tq · Tk"
+    assert most <= MASK_QUERIES, (
+        f"MASK_QUERIES = {MASK_QUERIES} queries share a mask; one had {most}: memory would grow with Tq · Tk"
     )
 
 

@@ -211,7 +211,7 @@ def test_a_compiler_that_never_ends_is_not_waited_for(source, tmp_path, monkeypa
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setenv("CC", str(slow))
-    monkeypatch.setattr(compiled, "TIMEOUT", 0.2)
+    monkeypatch.setattr(compiled, "COMPILER_TIMEOUT", 0.2)
     assert compiled.load(source) is None
     assert "timed out" in compiled.why_not(source)
 

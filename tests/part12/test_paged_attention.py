@@ -9,7 +9,7 @@ import torch
 from engine.attention import page_reader
 from engine.attention.dense import causal_attention
 from engine.attention.paged import Gathered, Pages, gather, paged_decode, ragged
-from engine.attention.together import Ragged
+from engine.attention.slot_decode import Ragged
 
 
 def test_a_token_lies_in_its_block_at_its_place():

@@ -8,7 +8,8 @@ pytest.importorskip("triton", reason="needs the package triton")
 
 KERNELS = {
     "_store", "_attend", "_merge", "_paged_prefill", "_best_of_part", "_best", "_fetch", "_embed",
-    "_norm_linear", "_linear_add", "_few", "_many", "_embed_norm", "_add_norm", "_split_linear",
+    "_norm_linear", "_linear_add", "_attend_split", "_attend_whole", "embed_norm", "add_norm",
+    "_split_linear",
 }  # fmt: skip
 
 

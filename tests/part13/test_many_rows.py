@@ -28,7 +28,7 @@ def model(request, tmp_path_factory):
 def small_tiles(monkeypatch):
     """In the interpreter, so that a small model's products are split, too."""
     tile = {"COLS": 16, "num_warps": 4}
-    small = {"SPLITS": 3, "INNER": 16, "FEW": tile, "MANY": tile}
+    small = {"SPLITS": 3, "INNER": 16, "FEW_ROWS_TILE": tile, "MANY_ROWS_TILE": tile}
     for name, value in small.items() if DEVICE == "cpu" else ():
         monkeypatch.setattr(many_rows, name, value)
 
@@ -125,8 +125,8 @@ def test_many_rows_are_split_into_other_tiles(model, monkeypatch):
     D = model.config.hidden_size
     monkeypatch.setattr(many_rows, "FEW_ROWS", 2)
     few, many = ({"COLS": cols, "num_warps": 4} for cols in (D // 3 if DEVICE == "cpu" else D // 5, 16))
-    monkeypatch.setattr(many_rows, "FEW", few)
-    monkeypatch.setattr(many_rows, "MANY", many)
+    monkeypatch.setattr(many_rows, "FEW_ROWS_TILE", few)
+    monkeypatch.setattr(many_rows, "MANY_ROWS_TILE", many)
     monkeypatch.setattr(many_rows, "_split_linear", Noting())
     Step(model, [5, 18]).check(max_rows=3)
     two, taken[:] = set(taken), []

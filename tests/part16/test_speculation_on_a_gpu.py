@@ -14,7 +14,7 @@ from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.execution.scores import logprobs_of
 from engine.execution.verifying import num_rows, verifying_steps
-from engine.kernels.prompt_rows import prompts
+from engine.kernels.prompt_rows import prompt_forward
 from engine.kernels.verify_attend import MOST_NEW
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
@@ -65,7 +65,9 @@ def runner_of(model, memory, how: str, longest: int, new: int, in_flight: int) -
     verifying = DecodeGraphs(verifying_steps(model, memory, rows), last, V, rows, width, **options)
     assert bool(plain._graphs) == bool(verifying._graphs) == (how == "captured")
     ways = [GraphWay(plain, V), GraphWay(verifying, V, most_new=MOST_NEW)]
-    return ModelRunner([*ways, EagerWay(model, memory, prompts(model), last.upload)], memory, last=last)
+    return ModelRunner(
+        [*ways, EagerWay(model, memory, prompt_forward(model), last.upload)], memory, last=last
+    )
 
 
 def engine_of(

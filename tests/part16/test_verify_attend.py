@@ -6,7 +6,9 @@ import torch
 
 pytest.importorskip("triton", reason="needs the package triton")
 
-from engine.kernels.verify_attend import FEWEST, MOST_NEW, VerifyAttend
+from engine.attention.paged import Pages
+from engine.kernels.paged_attention import MIN_DOT_ROWS
+from engine.kernels.verify_attend import MOST_NEW, VerifyAttend
 from tests.part13.attending import DH, D, H, Rows
 from tests.part13.compiling import compiled
 from tests.part13.test_paged_attention import DEVICE, P, scattered
@@ -19,7 +21,9 @@ class Pass(Rows):
         there = [(old, new) for old, new in work if new]
         pages, keys, values, generator = scattered([old + new for old, new in there], H, DH)
         positions = np.concatenate([np.arange(old, old + new) for old, new in there])
-        by_row = pages.by_row(np.array([new for _, new in there]), positions)
+        # A page for each new token: as if it were a sequence that ends with it.
+        tables = np.repeat(pages.tables, [new for _, new in there], axis=0)
+        by_row = Pages(tables, positions + 1, pages.block_size)
         rows = [bool(new) for _, new in work for _ in range(max(new, 1))]
         live = [row for row, somebody in enumerate(rows) if somebody]
         super().__init__(len(rows), live, by_row, keys, values, generator, biased)
@@ -33,7 +37,7 @@ WORK = {
     "at a block's end, and over it": [(P - 1, 1), (P, 1), (2 * P - 1, 2), (P - 2, 5)],
     "of all kinds": [(70, 3), (0, 2), (5, 1), (64, 4), (63, 1)],
     "rows of nobody": [(0, 0), (20, 2), (0, 0), (0, 0), (3, 1), (0, 0)],
-    "more rows than a tile": [(30, FEWEST + 1), (2, 2)],
+    "more rows than a tile": [(30, MIN_DOT_ROWS + 1), (2, 2)],
     "as many as there may be": [(7, MOST_NEW), (140, 1), (0, 2)],
 }
 
@@ -74,7 +78,7 @@ def test_scratch_memory_is_enough_for_every_number_of_rows():
     for rows in range(1, 41):
         splits = attend.splits(rows)
         assert splits & (splits - 1) == 0, "a power of two"
-        tile = FEWEST if rows <= FEWEST else MOST_NEW
+        tile = MIN_DOT_ROWS if rows <= MIN_DOT_ROWS else MOST_NEW
         assert rows * 3 * splits * tile <= len(attend.parts)
 
 

@@ -15,7 +15,7 @@ from engine.kernels.quantized_matmul import int4_linear, int8_linear
 from engine.kernels.single_row import Tile
 from engine.models.loader import load_model
 from engine.quantization.quantize import quantize
-from engine.quantization.row import QuantizedRow
+from engine.quantization.single_row import QuantizedSingleRow
 from tests.part13.compiled import compile_instead
 
 SHAPES = [(4096, 4096), (256, 1000)]  # N, K
@@ -30,7 +30,7 @@ def main() -> None:
     for method in ("int8", "int4"):
         transform = partial(quantize, method=method)
         folder = dummy_folder(Path(tempfile.mkdtemp()), SMALL)
-        row = QuantizedRow(load_model(folder, "cpu", "bfloat16", "dummy", transform=transform), [], [])
+        row = QuantizedSingleRow(load_model(folder, "cpu", "bfloat16", "dummy", transform=transform), [], [])
         row.multiprocessors, row.tiles = 132, dict.fromkeys(row.tiles, Tile(2, 4, 1))
         _, _, up, down = row.operands.blocks[0]
         row.embed(numbers(), numbers())

@@ -1,7 +1,8 @@
-"""A quantized model is written, and loaded again by the ordinary loader."""
+"""A quantized model is written, and loaded again by the ordinary loader, which is handed who reads codes."""
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -9,10 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from engine.models.checkpoint import CheckpointError
 from engine.models.loader import load_model
-from engine.quantization.checkpoint import main, save_quantized
+from engine.quantization.checkpoint import main, restore, save_quantized
 from engine.quantization.layers import LINEARS
 from engine.quantization.quantize import model_bytes, pack_quantized, quantize
 from engine.text.tokenizer import Tokenizer
+
+load_quantized = partial(load_model, restore_quantized=restore)
 
 
 def make(source, folder, method, **options):
@@ -32,7 +35,7 @@ def tensors(model):
 @pytest.mark.parametrize("method", LINEARS)
 def test_what_was_saved_comes_back(tiny_gpt2, tmp_path, method):
     model, folder = make(tiny_gpt2, tmp_path / "saved", method)
-    again = load_model(folder)
+    again = load_quantized(folder)
     assert again.quantization == model.quantization, "config.json says how"
     want, got = tensors(model), tensors(again)
     assert want.keys() == got.keys()
@@ -69,13 +72,13 @@ def test_loading_never_holds_the_weights_in_full_precision(saved, monkeypatch):
         original(self, *args, device=device, **options)
 
     monkeypatch.setattr(gpt2.Linear, "__init__", watched)
-    load_model(saved)
+    load_quantized(saved)
     assert devices == {"meta"}, "linear layers are made without memory, and replaced"
 
 
 def test_the_command(tiny_gpt2, tmp_path, capsys):
     main([str(tiny_gpt2), str(tmp_path / "out"), "--quantization", "int4", "--group-size", "128"])
-    assert load_model(tmp_path / "out").quantization.group_size == 128
+    assert load_quantized(tmp_path / "out").quantization.group_size == 128
     assert "bytes of weights" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="an empty folder is accepted, or a new one"):
         main([str(tiny_gpt2), str(tmp_path / "out"), "--quantization", "int8"])
@@ -110,7 +113,7 @@ def change_config(folder, **entries):
 def test_another_kind_is_refused_by_name(saved, entries, words):
     change_config(saved, **entries)
     with pytest.raises(CheckpointError, match=r"config\.json: quantization_config") as caught:
-        load_model(saved)
+        load_quantized(saved)
     assert words in str(caught.value)
 
 
@@ -143,20 +146,20 @@ def test_a_tensor_that_does_not_fit_is_named(saved, change, words):
     change(content)
     save_file(content, file)
     with pytest.raises(CheckpointError) as caught:
-        load_model(saved)
+        load_quantized(saved)
     assert words in str(caught.value)
     assert "int4" in str(caught.value), "the folder or file is named"
 
 
 def test_noise_is_no_codes(saved):
     with pytest.raises(ValueError, match="load_format='dummy': this checkpoint is quantized"):
-        load_model(saved, load_format="dummy")
+        load_quantized(saved, load_format="dummy")
 
 
 def test_codes_of_activations_are_for_a_cpu(tiny_gpt2, tmp_path):
     _, folder = make(tiny_gpt2, tmp_path / "dynamic", "int8_dynamic")
     with pytest.raises(CheckpointError, match="int8_dynamic runs on a CPU, not on meta"):
-        load_model(folder, device="meta")
+        load_quantized(folder, device="meta")
 
 
 def test_what_is_beside_the_weights_is_copied_and_their_index_is_not(tiny_gpt2, tmp_path):

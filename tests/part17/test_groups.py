@@ -15,7 +15,7 @@ def random(N, K, seed=0):
 
 def plain(monkeypatch):
     """Only the whole range is tried."""
-    monkeypatch.setattr(module, "SHARES", (1.0,))
+    monkeypatch.setattr(module, "RANGE_SHARES", (1.0,))
 
 
 def test_the_worked_example_of_the_article(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.machine import huge_pages
-from engine.machine.huge_pages import HUGE, beyond
+from engine.machine.huge_pages import HUGE_PAGE, new_regions
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from engine.machine.huge_pages import HUGE, beyond
     ids=["new", "known", "grown up", "grown both ways", "grown together", "overlapping", "neighbours"],
 )
 def test_what_was_there_before_is_left_alone(regions, before, new):
-    assert list(beyond(regions, before)) == new
+    assert list(new_regions(regions, before)) == new
 
 
 def has_huge_pages() -> bool:
@@ -48,7 +48,7 @@ def kib_on_huge_pages(address: int) -> int:
 
 @pytest.mark.skipif(not has_huge_pages(), reason="needs Linux 6.1 with transparent huge pages")
 def test_weights_that_come_inside_lie_on_huge_pages():
-    count = 20 * HUGE // 4
+    count = 20 * HUGE_PAGE // 4
     with huge_pages.huge_pages():
         # Straight from the system: malloc may have kept as much of earlier tests, which is not new.
         memory = mmap.mmap(-1, 4 * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -62,10 +62,10 @@ def test_a_file_with_a_name_in_another_encoding_is_no_trouble(monkeypatch, tmp_p
     maps = tmp_path / "maps"
     maps.write_bytes(b"1000-2000 r-xp 0 08:01 7 /home/j\xfcrgen/lib.so\n4000-5000 rw-p 0 00:00 0\n")
     monkeypatch.setattr(huge_pages, "MAPS", maps)
-    assert huge_pages._taken() == [(0x4000, 0x5000)]
+    assert huge_pages._writable_regions() == [(0x4000, 0x5000)]
 
 
 def test_a_system_that_does_not_say_is_left_as_it_is(monkeypatch, tmp_path):
     monkeypatch.setattr(huge_pages, "MAPS", tmp_path / "none")
     with huge_pages.huge_pages():
-        assert torch.ones(HUGE).sum() == HUGE
+        assert torch.ones(HUGE_PAGE).sum() == HUGE_PAGE

@@ -17,7 +17,7 @@ needs_fbgemm = pytest.mark.skipif(not fbgemm.is_here(), reason="int8 by int8 is 
 def layer(method, inputs, outputs, bias=True, group_size=32, seed=0):
     generator = torch.Generator().manual_seed(seed)
     made = LINEARS[method](inputs, outputs, torch.device("cpu"), torch.float32, group_size=group_size)
-    made.take(
+    made.set_weight(
         torch.randn(outputs, inputs, generator=generator) * 0.05,
         torch.randn(outputs, generator=generator) if bias else None,
     )
@@ -242,7 +242,7 @@ def test_the_fastest_way_is_kept(monkeypatch):
 
 def test_an_embeddings_row_is_code_times_scale():
     table = Int8Embedding(4, 3, torch.device("cpu"), torch.float32)
-    table.take(torch.tensor([[0.0, 0.0, 0.0], [1.27, -0.5, 0.0], [127.0, 1.0, -2.0], [0.1, 0.1, 0.1]]))
+    table.set_weight(torch.tensor([[0.0, 0.0, 0.0], [1.27, -0.5, 0.0], [127.0, 1.0, -2.0], [0.1, 0.1, 0.1]]))
     assert torch.allclose(table(torch.tensor([2, 1])), torch.tensor([[127.0, 1.0, -2.0], [1.27, -0.5, 0.0]]))
     with pytest.raises(IndexError):
         table(torch.tensor([4]))

@@ -216,7 +216,7 @@ def test_only_a_tied_head_in_four_bits_gets_no_layout_of_its_own(tiny_gpt2, monk
 
 def test_a_table_gives_numbers_of_the_models_dtype():
     table = Int8Embedding(4, 8, torch.device("cpu"), torch.bfloat16)
-    table.take(torch.randn(4, 8))
+    table.set_weight(torch.randn(4, 8))
     assert table(torch.tensor([1, 2])).dtype == torch.bfloat16
 
 

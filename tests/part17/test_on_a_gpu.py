@@ -10,7 +10,7 @@ from engine.execution.last_tokens import LastTokens
 from engine.execution.quantized_steps import steps
 from engine.models.loader import load_model
 from engine.quantization.quantize import pack_quantized, quantize
-from engine.quantization.row import QuantizedRow
+from engine.quantization.single_row import QuantizedSingleRow
 from tests.part13.test_on_a_gpu import memory_for
 
 pytestmark = [
@@ -28,7 +28,7 @@ def test_a_recorded_step_gives_the_logits_of_the_models_own_forward_pass(method,
     for make in (steps, lambda m, memory, rows: lambda _: ModelStep(m, memory.keys, memory.values)):
         memory, last = memory_for(model), LastTokens(1, torch.device("cuda", 0))
         graphs = DecodeGraphs(make(model, memory, 1), last, model.config.vocab_size, 1, 8, capture=True)
-        numbers = graphs._views(graphs._inputs, 1)
+        numbers = graphs._views(graphs._device_numbers, 1)
         replay, logits = graphs._graphs[1]
         found = []
         for position in range(40):
@@ -39,6 +39,6 @@ def test_a_recorded_step_gives_the_logits_of_the_models_own_forward_pass(method,
             replay()
             found.append(logits[0, : model.config.vocab_size].float().clone())
         sides.append(torch.stack(found))
-    assert isinstance(steps(model, memory, 1)(1), QuantizedRow)
+    assert isinstance(steps(model, memory, 1)(1), QuantizedSingleRow)
     got, want = sides
     assert float((got - want).norm() / want.norm()) < error

@@ -13,7 +13,7 @@ from engine.execution.quantized_steps import steps
 from engine.kernels.single_row import SingleRow, Tile
 from engine.models.loader import load_model
 from engine.quantization.quantize import quantize
-from engine.quantization.row import QuantizedRow
+from engine.quantization.single_row import QuantizedSingleRow
 from tests.part01.reference import random_gpt2, save
 from tests.part13.test_paged_attention import DEVICE, P
 
@@ -50,7 +50,7 @@ def test_logits_and_stored_keys_are_the_models(folder, how):
         return Gathered(pages, HEADS, memory[0, layer])(q, *memory[:, layer])
 
     with torch.inference_mode():
-        step = QuantizedRow(model, list(mine[0]), list(mine[1]))
+        step = QuantizedSingleRow(model, list(mine[0]), list(mine[1]))
         if DEVICE == "cpu":
             step.tiles = dict.fromkeys(step.tiles, QUICK)
         want = model.logits(model(token, position, attend))
@@ -68,7 +68,7 @@ def memory_for(model) -> PageMemory:
 def test_one_row_of_a_quantized_gpt2_goes_through_the_chain_and_more_do_not(folder, how):
     model = quantized(folder, *how)
     make = steps(model, memory_for(model), 3)
-    assert isinstance(make(1), QuantizedRow)
+    assert isinstance(make(1), QuantizedSingleRow)
     assert isinstance(make(2), ModelStep)
 
 

@@ -32,7 +32,7 @@ def main() -> None:
         model = load_model(folder, "cpu", "bfloat16", "dummy")
         keys, values = torch.zeros(2, 3, P, 8, model.config.head_dim, dtype=torch.bfloat16)
         tables, lens = Pages.of([[1], [2]], [5, 6], P).on(keys.device)
-        llama_attend.PROGRAMS = 1
+        llama_attend.MIN_PROGRAMS = 1
         step = llama_rows.LlamaRows(model, [keys], [values], 2)
         chain = llama_row.LlamaRow(model, [keys], [values])
         chain.pdl, chain.multiprocessors = True, 132
@@ -44,7 +44,7 @@ def main() -> None:
         else:  # the one kernel that is another without the norm
             angles = torch.zeros(2, 2, model.config.head_dim // 2)
             pages = keys, values, numbers(2), tables, lens
-            step._attended(step.normed, model.blocks[0].attention, *angles, *pages)
+            step._attend(step.normed, model.blocks[0].attention, *angles, *pages)
     print(*found)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("triton", reason="needs the package triton")
 
-from engine.kernels.llama_prompts import LlamaPrompts, prompts
+from engine.kernels.llama_prompts import LlamaPrompts, prompt_forward
 from tests.part13.test_paged_attention import DEVICE
 from tests.part13.test_prompt_rows import check
 from tests.part20.test_llama_rows import MODELS, made
@@ -20,4 +20,4 @@ def test_hidden_states_are_the_models(model):
 
 
 def test_without_a_gpu_the_model_itself_is_taken(model):
-    assert (prompts(model) is model) == (DEVICE == "cpu")
+    assert (prompt_forward(model) is model) == (DEVICE == "cpu")

@@ -16,7 +16,7 @@ from engine.layers.packed_linear import Transposed
 from engine.layers.replace import replace_linears
 from engine.models.loader import load_model
 from engine.quantization.quantize import quantize
-from engine.quantization.row import QuantizedRow
+from engine.quantization.single_row import QuantizedSingleRow
 from tests.part01.reference import random_gpt2, save
 from tests.part13.test_many_rows import TOLERANCE, VOCAB, Step
 from tests.part13.test_paged_attention import DEVICE
@@ -75,15 +75,15 @@ def test_logits_and_stored_keys_are_the_models(model):
 @pytest.mark.parametrize("lens", [[0, 18, 1], [70, 3]])
 def test_with_attention_in_one_kernel_they_are_too(model, lens, monkeypatch):
     """What many rows take: `llama_attend.py`."""
-    monkeypatch.setattr(llama_attend, "PROGRAMS", 1)
-    if not llama_attend.attends(model.config, len(lens)):
+    monkeypatch.setattr(llama_attend, "MIN_PROGRAMS", 1)
+    if not llama_attend.attend_rows_fits(model.config, len(lens)):
         pytest.skip("heads are too narrow for it")
     RowsStep(model, lens).check(max_rows=4)
 
 
 def test_rows_of_one_sequence_see_each_other_if_keys_are_stored_first(model, monkeypatch):
     """In whatever order: the last token is the first row here."""
-    monkeypatch.setattr(llama_attend, "PROGRAMS", 1)
+    monkeypatch.setattr(llama_attend, "MIN_PROGRAMS", 1)
     config = model.config
     memory = torch.zeros(2, config.num_layers, 2, 16, config.num_kv_heads, config.head_dim, device=DEVICE)
     ids = torch.arange(5, 8, device=DEVICE)
@@ -134,5 +134,5 @@ def test_one_row_of_a_quantized_gpt2_takes_part_17s_chain(tmp_path):
     folder = save(random_gpt2(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=2), tmp_path)
     model = load_model(folder, DEVICE, "float32", transform=lambda m: quantize(m, "int8"))
     make = steps(model, memory_for(model), 3)
-    assert isinstance(make(1), QuantizedRow)
+    assert isinstance(make(1), QuantizedSingleRow)
     assert isinstance(make(2), ModelStep)

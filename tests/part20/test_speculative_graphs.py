@@ -44,7 +44,7 @@ def test_speculation_in_graphs_changes_no_token(family, tmp_path, monkeypatch):
     for runner in (llm.engine.executor, speculation.proposer.runner):
         plain, drafts, _ = runner.ways
         assert isinstance(plain, GraphWay)
-        assert isinstance(drafts.graphs._step(2), LlamaRows)
+        assert isinstance(drafts.graphs.step_of(2), LlamaRows)
     asked = [{"prompt_token_ids": ids} for ids in PROMPTS]
     told = llm.generate(asked, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
     want = [generate(theirs, ids, max_new_tokens=4, eos_token_id=None) for ids in PROMPTS]

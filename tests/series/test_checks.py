@@ -11,7 +11,7 @@ from tests.series import checks
 from tests.series.tiny import write
 
 ROOT = Path(__file__).resolve().parents[2]
-HOUSE = [checks.rooms, checks.imports_upwards]
+HOUSE = [checks.rooms, checks.imports_upwards, checks.computed_imports]
 RULES = [checks.later_imports, checks.early_showcase, checks.broken_links]
 
 
@@ -193,6 +193,35 @@ def test_a_circle_of_rooms_is_caught_and_named_with_the_files_that_close_it(hous
 def test_a_program_that_is_started_and_a_field_of_an_engine_are_no_imports(house, code):
     write(house, "engine/low/base.py", code + "\n")
     assert crooked(checks.imports_upwards, house) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("ROOM = 'high'\nimport_module(f'engine.{ROOM}.top')", "f'engine.{ROOM}.top'"),
+        ("ROOM = 'high'\npackage = f'engine.{ROOM}'\nimport_module(f'{package}.top')", "f'{package}.top'"),
+        ("TOP = 'engine.high.top'\nimport_module(TOP)", "TOP"),
+        ("def load(name):\n    return import_module(name)", "name"),
+    ],
+)
+def test_a_computed_import_is_caught_since_no_rule_sees_where_it_goes(house, code, name):
+    write(house, "engine/low/base.py", f"from importlib import import_module\n\n{code}\n")
+    assert crooked(checks.computed_imports, house) == [
+        f"engine/low/base.py:{len(code.splitlines()) + 2}: imports {name}, which is computed"
+    ]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import_module('engine.high.top')",  # for `imports_upwards` to see
+        "import_module(f'engine.low.{kind}')",
+        "OTHER = f'{__package__}.other'\nimport_module(OTHER)",
+    ],
+)
+def test_what_is_computed_within_a_room_stays_there(house, code):
+    write(house, "engine/low/base.py", f"from importlib import import_module\n\n{code}\n")
+    assert crooked(checks.computed_imports, house) == []
 
 
 def test_an_import_of_a_room_above_is_caught_where_it_closes_no_circle(house):

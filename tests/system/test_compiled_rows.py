@@ -10,6 +10,6 @@ from tests.part13.compiling import compiled
 def test_every_kernel_compiles_for_a_gpu(tmp_path):
     """The interpreter takes what a GPU's compiler refuses."""
     assert compiled("tests.part20.compiled", tmp_path) == {
-        "_embed_norm", "_add_norm", "_turn_and_store", "_silu_mul", "_attend", "_merge",
+        "embed_norm", "add_norm", "_rotate_and_store", "_silu_mul", "_attend", "_merge",
         "_embed_row", "_norm_linear", "_linear_add", "_attend_row", "_attend_rows",
     }  # fmt: skip

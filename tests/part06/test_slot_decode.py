@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.attention.dense import causal_attention
-from engine.attention.together import Padded, Ragged, reads_only_its_own, together
+from engine.attention.slot_decode import Padded, Ragged, plan_decode, supports_ragged
 from engine.models.checkpoint import ZOO
 
 KINDS = {torch.float32: Ragged, torch.float64: Padded}  # on a CPU
@@ -35,7 +35,7 @@ def scene(heads, kv_heads, dtype, seed, left_behind=0.0):
 @pytest.mark.parametrize("seed", range(5))
 def test_each_sequence_gets_the_attention_it_would_get_alone(heads, kv_heads, dtype, seed):
     slots, lens, q, keys, values = scene(heads, kv_heads, dtype, seed, left_behind=3.0)
-    plan = together(slots, lens, heads, keys)
+    plan = plan_decode(slots, lens, heads, keys)
     assert type(plan) is KINDS[dtype]
     out = plan(q, keys, values)
     for s, (slot, n) in enumerate(zip(slots, lens, strict=True)):
@@ -45,13 +45,13 @@ def test_each_sequence_gets_the_attention_it_would_get_alone(heads, kv_heads, dt
 
 def test_what_others_left_behind_is_never_read_on_a_cpu():
     slots, lens, q, keys, values = scene(4, 2, torch.float32, 1, left_behind=torch.nan)
-    assert reads_only_its_own(keys)
-    assert torch.isfinite(together(slots, lens, 4, keys)(q, keys, values)).all()
+    assert supports_ragged(keys)
+    assert torch.isfinite(plan_decode(slots, lens, 4, keys)(q, keys, values)).all()
 
 
 def test_one_plan_serves_every_layer():
     slots, lens, q, keys, values = scene(4, 4, torch.float32, 2)
-    plan = together(slots, lens, 4, keys)
+    plan = plan_decode(slots, lens, 4, keys)
     first, other = plan(q, keys, values), plan(q, values, keys)
     assert torch.equal(plan(q, keys, values), first)
     assert not torch.equal(first, other)
@@ -60,12 +60,14 @@ def test_one_plan_serves_every_layer():
 def test_keys_may_lie_anywhere():
     """Pages in any order, as a block table gives them (Part 12): places are an argument."""
     slots, lens, q, keys, values = scene(4, 2, torch.float32, 3)
-    expected = together(slots, lens, 4, keys)(q, keys, values)
+    expected = plan_decode(slots, lens, 4, keys)(q, keys, values)
     order = torch.randperm(keys.shape[0] * keys.shape[2], generator=torch.Generator().manual_seed(0))
     moved = [cache.transpose(1, 2).flatten(0, 1)[order] for cache in (keys, values)]  # [tokens, Hkv, Dh]
     place = torch.argsort(order).numpy() * 2  # of a token's first head, in rows of Dh
-    token = np.concatenate([place[slot * 40 : slot * 40 + n] for slot, n in zip(slots, lens, strict=True)])
-    plan = Ragged(token, lens, num_heads=4, num_kv_heads=2, head_stride=1, cache=moved[0])
+    token_rows = np.concatenate(
+        [place[slot * 40 : slot * 40 + n] for slot, n in zip(slots, lens, strict=True)]
+    )
+    plan = Ragged(token_rows, lens, num_heads=4, num_kv_heads=2, head_stride=1, keys=moved[0])
     assert (plan(q, *moved) - expected).abs().max() <= 1e-6
 
 
@@ -75,8 +77,8 @@ def test_it_warns_of_nothing_and_leaves_its_hosts_filters_alone():
 import warnings, torch
 warnings.simplefilter("error")
 before = list(warnings.filters)
-from engine.attention.together import Ragged, together
-plan = together([0], [3], 1, torch.zeros(1, 1, 4, 8))
+from engine.attention.slot_decode import Ragged, plan_decode
+plan = plan_decode([0], [3], 1, torch.zeros(1, 1, 4, 8))
 assert type(plan) is Ragged
 plan(torch.zeros(1, 1, 8), *torch.zeros(2, 1, 1, 4, 8))
 assert warnings.filters == before
