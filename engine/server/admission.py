@@ -55,9 +55,9 @@ class AdmittedStream:
             self.end("shutting_down")
 
     def end(self, why: str) -> None:
-        """It must be over now."""
+        """Let the stream end now, for this reason (one of CUT_SHORT)."""
         self._ends_at, self._why = -math.inf, why
-        if self._reading and not self._reading.expired():  # else it is over already, and cannot be wound
+        if self._reading and not self._reading.expired():  # an expired timeout cannot be rescheduled
             self._reading.reschedule(self._ends_at)
 
     def __aiter__(self) -> Self:
@@ -213,7 +213,7 @@ class Admission:
             admitted.end("shutting_down")
 
     def _trouble(self) -> str | None:
-        """Why no request can be served, as a code; None: they can."""
+        """The code of why no request can be served; None if requests can."""
         if self._closes_at is not None:
             return "shutting_down"
         if not self.backend.health():
@@ -221,28 +221,31 @@ class Admission:
         return "engine_stuck" if self.watch and self.watch.is_stuck() else None
 
     def refusal(self, code: str, sequences: int = 0, tokens: int = 0) -> RequestError:
-        """One more request that is not served, and what its client is told."""
+        """`_error`, and one more refusal in the count."""
         self.refused[code] += 1
         return self._error(code, sequences, tokens)
 
     def _error(self, code: str, sequences: int = 0, tokens: int = 0) -> RequestError:
-        """`sequences`, `tokens`: what there was no room for."""
+        """The refusal with this code. `sequences`, `tokens`: what there was no room for."""
         limits = self.capacity.limits
         match code:
             case "queue_full" | "queue_timeout":
-                seconds = max(1, math.floor(self.capacity.retry_after(sequences, tokens)))  # never too late
-                late = "this request's time was over before its first token: the queue is long"
-                full = f"the queue is full: {self.capacity.sequences} sequences are in it"
-                status, why = (429, full) if code == "queue_full" else (503, late)
-                return RequestError(status, f"{why}; try again in {seconds} s", None, code, seconds)
+                if code == "queue_full":
+                    status, why = 429, f"the queue is full: {self.capacity.sequences} sequences are in it"
+                else:
+                    status = 503
+                    why = "this request's time was over before its first token: the queue is long"
+                # Rounded down: a client that comes too late leaves a seat empty.
+                seconds = max(1, math.floor(self.capacity.retry_after(sequences, tokens)))
+                message = f"{why}; try again in {seconds} s"
+                return RequestError(status, message, code=code, retry_after=seconds)
             case "request_too_large":
-                many = sequences > limits.max_num_queued_reqs
-                asked, limit, param = (
-                    (f"{sequences} sequences", limits.max_num_queued_reqs, "n")
-                    if many
-                    else (f"{tokens} tokens with its answers", limits.max_num_queued_tokens, "max_tokens")
-                )
-                message = f"this request comes to {asked}: the whole queue has room for {limit}"
+                if sequences > limits.max_num_queued_reqs:
+                    size, limit, param = f"{sequences} sequences", limits.max_num_queued_reqs, "n"
+                else:
+                    size = f"{tokens} tokens with its answers"
+                    limit, param = limits.max_num_queued_tokens, "max_tokens"
+                message = f"this request comes to {size}: the whole queue has room for {limit}"
                 return RequestError(400, message, param, code)
             case "shutting_down":
                 left = max(0.0, (self._closes_at or 0.0) - asyncio.get_running_loop().time())

@@ -217,7 +217,7 @@ Body = TypeVar("Body", bound=SamplingFields)
 
 
 class Completions(Generic[Body]):
-    """What a body asks of the engine, and how outputs are shown to its client. A subclass can do more: log
+    """What a body asks of the engine, and the JSON its client gets. A subclass can do more: log
     probabilities and the prompt's echo come that way (Part 10), and chats (Part 14).
     """
 
@@ -252,7 +252,7 @@ class Completions(Generic[Body]):
         return options
 
     def opening(self, body: Body) -> list[dict]:
-        """Choices that a stream shows before there is anything to show."""
+        """Choices that a stream sends before the first token."""
         return []
 
     def choice(
@@ -260,12 +260,12 @@ class Completions(Generic[Body]):
         body: Body,
         output: RequestOutput,
         sample: CompletionOutput,
-        shown: CompletionOutput | None = None,
+        previous: CompletionOutput | None = None,
     ) -> dict:
-        """OpenAI's choice, but for its index: what `sample`, one of `output`'s, has beyond what the client
-        was shown of it last.
+        """OpenAI's choice, but for its index: what `sample`, one of `output`'s, has beyond `previous`, its
+        state that was sent to the client last (None: nothing was).
         """
-        text = sample.text[len(shown.text) if shown else 0 :]
+        text = sample.text[len(previous.text) if previous else 0 :]
         return {"text": text, "logprobs": None, "finish_reason": sample.finish_reason}
 
     def usage(self, body: Body, outputs: Sequence[RequestOutput]) -> dict:
