@@ -60,12 +60,10 @@ def max_connections() -> int:
 
 
 class ChunkLimit(h11.Connection):
-    """h11's, but a body has at most MAX_CHUNKS chunks."""
+    """h11's, but a body may have MAX_CHUNKS chunks."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """h11's, or RemoteProtocolError for one chunk too many: a megabyte in chunks of a byte keeps all
-        others waiting for seconds.
-        """
+        """Against bodies in crumbs: a megabyte in chunks of a byte keeps all others waiting for seconds."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = 0
@@ -85,9 +83,7 @@ class PatientProtocol(H11Protocol):
     max_connections: int
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Start the deadline for the first request, and close a connection if there are too many: against
-        clients that connect and send nothing.
-        """
+        """Against clients that connect and say nothing: each has a deadline, and all have a number."""
         self.conn = ChunkLimit(h11.SERVER)
         super().connection_made(transport)
         self._stalled: asyncio.TimerHandle | None = None
@@ -114,9 +110,7 @@ class PatientProtocol(H11Protocol):
                 self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """End the connection. Bytes that are no HTTP may follow a request, which has its answer: there is no
-        second one.
-        """
+        """Against nonsense behind a request: it ends the connection, and is not answered a second time."""
         if self.cycle:
             self.cycle.disconnected = True  # the route that is at its answer need not send it
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -170,7 +164,7 @@ def _unless_cancelled(record: logging.LogRecord) -> bool:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, but a second Ctrl-C cuts off clients only, and the backend still stops in good order."""
+    """uvicorn's, but a second Ctrl-C cuts off clients only: the backend is still stopped in order."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's; after a second Ctrl-C, requests that are still under way are cancelled first."""
@@ -207,7 +201,7 @@ def serve(
     """Serve until Ctrl-C or SIGTERM; after that, answers under way have SHUTDOWN_SECONDS. Either is an end in
     good order: exit code 0.
     """
-    previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.collect()
     gc.freeze()  # what is loaded now stays loaded: the collector need not look at it again
     # The engine's thread asks for the interpreter after each of a step's operations. At Python's own 5 ms a
@@ -219,6 +213,6 @@ def serve(
     except KeyboardInterrupt:  # uvicorn has stopped, and passes the signal on; so it does with SIGTERM
         pass
     finally:
-        signal.signal(signal.SIGTERM, previous_handler)
+        signal.signal(signal.SIGTERM, before)
     if not server.started:
         sys.exit(1)  # uvicorn has logged why
