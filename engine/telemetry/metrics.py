@@ -300,14 +300,14 @@ class EngineMetrics(Listener):
             counter.add_metric(label_values, count)
             yield counter
         early = "Requests that were aborted, failed, or were refused by the engine."
-        for name, label_name, documentation, count_by_label in (
+        for name, label_name, documentation, amounts in (
             ("vllm:request_success", "finished_reason", "Requests that ended well.", succeeded),
             ("ruvon:requests_ended_early", "reason", early, ended_early),
             ("ruvon:executor", "counter", "What the executor told of its steps.", from_executor),
         ):
             counter = CounterMetricFamily(name, documentation, labels=(*LABEL_NAMES, label_name))
-            for label_value, count in count_by_label.items():
-                counter.add_metric((*label_values, label_value), count)
+            for label_value, amount in amounts.items():
+                counter.add_metric((*label_values, label_value), amount)
             yield counter
         for name, (bounds, cumulative, total) in observed.items():
             documentation, _ = self._histogram_specs[name]
