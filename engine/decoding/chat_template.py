@@ -19,7 +19,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from engine.decoding.prompts import prompt_token_ids
-from engine.decoding.template_sandbox import BoundedEnvironment, render, written
+from engine.decoding.template_sandbox import BoundedEnvironment, render, to_text
 from engine.models.checkpoint import CheckpointError, read_json, read_text, resolve
 from engine.models.config import ModelConfig
 from engine.text.tokenizer import Tokenizer
@@ -161,7 +161,7 @@ def _text(token: Any) -> str | None:
 
 
 def _refuse(message: object) -> NoReturn:
-    raise TemplateError(written(message))
+    raise TemplateError(to_text(message))
 
 
 def _now(form: str) -> str:
