@@ -70,7 +70,7 @@ def bench_serve(
     """Send requests to a running server, and say how long people waited."""
     import httpx
 
-    from engine.client.untrusted import shown
+    from engine.client.untrusted import printable
 
     with refusals("bench serve"):
         check_folder("--result-filename", result_filename)
@@ -97,7 +97,7 @@ def bench_serve(
     try:
         requests, name = asyncio.run(run())
     except (httpx.HTTPError, OSError, LookupError, ValueError) as error:
-        sys.exit(shown(with_hint(f"ruvon bench serve: {base_url}: {error}")))
+        sys.exit(printable(with_hint(f"ruvon bench serve: {base_url}: {error}")))
     measured = figures(requests.records, requests.start, requests.wakeup_delays, limits, (50, *percentiles))
     result = in_vllms_names(measured, metrics, percentiles)
     result |= {"model_id": name, "request_rate": str(request_rate), "max_concurrency": max_concurrency}

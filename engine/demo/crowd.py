@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from engine.client.top import sparkline
-from engine.client.untrusted import shown
+from engine.client.untrusted import printable
 from engine.load.client import event_data
 from engine.telemetry.history import DATA
 
@@ -64,7 +64,7 @@ class Person:
                         if self.waits:
                             self.waits = False
                             self.first_words.append(time.perf_counter() - start)
-                        self.text = (self.text + shown(piece)).replace("\n", " ")
+                        self.text = (self.text + printable(piece)).replace("\n", " ")
         self.answers += 1
         self.first = self.first or self.text
 

@@ -160,7 +160,7 @@ class EngineMetrics(Listener):
         self._process = ProcessCollector(registry=self.registry)  # memory and processor time of this process
         engine.listeners.add(self)
 
-    # What happens, as the engine tells it.
+    # What the engine tells its listeners.
 
     def on_arrival(self, request: Request) -> None:
         """A sample joins the group of its parent, which has arrived before it."""
@@ -270,7 +270,7 @@ class EngineMetrics(Listener):
         if request.parent is None:
             observed["vllm:request_params_n"].observe(params.n)
 
-    # What others read, in threads of their own.
+    # What other threads read.
 
     def _point(self) -> Point:
         """The counters and gauges of the dashboards as they are now."""
