@@ -256,8 +256,8 @@ def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
         if position < row.params.min_tokens:
             banned += [(i, token) for token in row.stop_ids]
     if banned:
-        index = _to(logits.device, np.array(banned)).unbind(1)
-        logits = logits.index_put(index, logits.new_full((), -torch.inf))
+        banned_index = _to(logits.device, np.array(banned)).unbind(1)  # rows, tokens
+        logits = logits.index_put(banned_index, logits.new_full((), -torch.inf))
     return logits
 
 
