@@ -41,10 +41,10 @@ CUT_SHORT = ("queue_timeout", "shutting_down")  # why a running request had to e
 
 
 class AdmittedStream:
-    """The stream of a request that was admitted: it holds its places until it is over."""
+    """The stream of an admitted request. It holds the request's places in the queue until it is over."""
 
     def __init__(self, admission: "Admission", stream: OutputStream, sequences: int, ends_at: float) -> None:
-        """`ends_at`: its deadline, by the event loop's clock."""
+        """`sequences`: its places. `ends_at`: its deadline, by the event loop's clock; infinity: none."""
         self.tokens = stream.tokens
         self._admission, self._stream, self._sequences = admission, stream, sequences
         self._ends_at, self._why = ends_at, "queue_timeout"
@@ -91,7 +91,9 @@ class AdmittedStream:
         return self._latest
 
     async def _cut_short(self) -> RequestOutput:
-        """What there is, as a last output: what runs still ends with "abort". RequestError: no token yet."""
+        """The latest output as the last: samples that still run get the reason "abort". Raises RequestError:
+        there is no token yet.
+        """
         await self.aclose()
         latest = self._latest
         if latest is None or not any(sample.token_ids for sample in latest.outputs):
@@ -101,7 +103,7 @@ class AdmittedStream:
         return replace(latest, outputs=samples, finished=True)
 
     async def aclose(self) -> None:
-        """Give the places back, and abort what is unfinished. Twice is fine."""
+        """Give the places back, and abort the request if it is unfinished. May be called twice."""
         if not self._over:
             self._over = True
             self._admission.give_back(self, self._sequences)
@@ -109,7 +111,7 @@ class AdmittedStream:
 
 
 class Admission:
-    """Takes on what there is room for, and turns the rest away."""
+    """A backend that admits the requests there is room for, and refuses the others."""
 
     def __init__(
         self,
@@ -149,7 +151,7 @@ class Admission:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is admitted, nor being looked at."""
+        """Whether no request is admitted, or being checked."""
         return not self.capacity.sequences
 
     async def abort(self, request_id: str) -> None:
@@ -203,11 +205,11 @@ class Admission:
         self.capacity.give_back(sequences, admitted.tokens, worked=admitted.begun)
 
     def begin_shutdown(self, seconds: float) -> None:
-        """From now on every new request is refused. Admitted ones go on; the server ends in `seconds`."""
+        """Refuse every new request from now on. Admitted ones go on; the server ends in `seconds`."""
         self._closes_at = asyncio.get_running_loop().time() + seconds
 
     def end_all(self) -> None:
-        """Every request still here ends with the tokens it has, those too that are just being checked."""
+        """End every request with the tokens it has, those too that are just being checked."""
         self.has_ended_all = True
         for admitted in list(self._admitted):
             admitted.end("shutting_down")

@@ -1,9 +1,9 @@
 """How much work the server takes on, and when there will be room again. Part 15.
 
-A request that is refused at once costs nothing; one that waits behind thousands costs its client the wait and
-the server the memory. So what is admitted is counted, in sequences and in tokens, against two bounds.
+A request that is refused at once takes no resources; one that waits behind thousands takes its client's time
+and the server's memory. So what is admitted is counted, in sequences and in tokens, against two bounds.
 Promises that neither is ever exceeded, and that a refused client is told to come back before a seat is empty:
-a second refusal costs nothing, an empty seat does. Pure counting: knows no engine, no HTTP, and the time by a
+being refused twice is better than an empty seat. Pure counting: knows no engine and no HTTP, and reads the
 clock it is given.
 """
 
