@@ -22,7 +22,7 @@ import httpx
 
 from engine.load.client import PATHS, Endpoint
 from engine.load.plan import Job, Span, endless, poisson, replay
-from engine.load.report import Limits, figures, own_lag, tables
+from engine.load.report import Limits, figures, generator_lag, tables
 from engine.load.run import Run, client, first_model
 
 CONTEXT = 1024  # storyteller's, and GPT-2's
@@ -113,8 +113,8 @@ async def load(options: argparse.Namespace, http: httpx.AsyncClient) -> tuple[di
             if jobs is not None
             else run.closed_loop(endless(*sizes), options.concurrency, options.seconds)
         )
-        await run.watched(work, tick)
-    return workload, figures(run.seen, run.start, run.wakeups, options.slo)
+        await run.watch(work, tick)
+    return workload, figures(run.records, run.start, run.wakeup_delays, options.slo)
 
 
 class Board:
@@ -141,8 +141,8 @@ class Board:
 
     def tick(self, run: Run) -> None:
         """The bar is full when the last answer is there; of a closed loop, when nobody asks any more."""
-        self.ok += sum(one.ok for one in run.seen[self.counted :])
-        self.counted = len(run.seen)
+        self.ok += sum(one.ok for one in run.records[self.counted :])
+        self.counted = len(run.records)
         passed = asyncio.get_running_loop().time() - run.start
         self.bar.update(
             self.task,
@@ -177,7 +177,7 @@ def main(given: list[str] | None = None) -> None:
     shown = tables(found)
     written = record(path.stem, "How does this server bear the load?", workload, found, shown, path.parent)
     show(written.resolve(), shown)
-    print(own_lag(found))
+    print(generator_lag(found))
 
 
 if __name__ == "__main__":

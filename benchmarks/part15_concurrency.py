@@ -18,7 +18,7 @@ from rich.progress import track
 
 from benchmarks.part08_http_latency import HOST, MODEL, Make, serve
 from benchmarks.record import record, show, whole_numbers
-from engine.load.client import Endpoint, Seen
+from engine.load.client import Endpoint, RequestRecord
 from engine.load.plan import Job, endless
 from engine.load.report import spread
 from engine.load.run import client
@@ -58,7 +58,7 @@ async def point(url: str, users: int) -> dict:
     async with client(url) as http:
         endpoint = Endpoint(http, MODEL, fields={"temperature": 0, "ignore_eos": True})
 
-        async def user(jobs: Sequence[Job]) -> list[Seen]:
+        async def user(jobs: Sequence[Job]) -> list[RequestRecord]:
             now = asyncio.get_running_loop().time
             return [await endpoint.ask(job, now()) for job in jobs]
 
@@ -82,7 +82,7 @@ async def point(url: str, users: int) -> dict:
     }
 
 
-def within(seen: Seen, start: float, end: float) -> float:
+def within(seen: RequestRecord, start: float, end: float) -> float:
     """How many of an answer's tokens came between two moments, if they came evenly."""
     whole = max(seen.last - seen.first, 1e-9)
     share = max(0.0, min(seen.last, end) - max(seen.first, start)) / whole

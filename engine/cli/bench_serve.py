@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from engine.cli.options import check_folder, refusals, with_hint
-from engine.load.client import Endpoint, Seen
+from engine.load.client import Endpoint, RequestRecord
 from engine.load.plan import Job, text
 from engine.load.report import Limits, figures
 from engine.load.run import Ask, Run, client, first_model
@@ -27,7 +27,7 @@ WORK, TIMES = "Workload", "What is told"
 NAMES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)"}
 NAMES |= {"itl": "Inter-token Latency", "e2el": "End-to-end Latency"}
 WIDTH = 50
-SECONDS = {name: f"{name}_seconds" for name in NAMES} | {"e2el": "e2e_seconds"}  # where `figures` has it
+FIGURES = {"ttft": "ttft_seconds", "tpot": "tpot_seconds", "itl": "itl_seconds", "e2el": "e2e_seconds"}
 BACKENDS = {"openai": "completions", "openai-chat": "chat"}
 
 
@@ -70,7 +70,7 @@ def bench_serve(
     """Send requests to a running server, and say how long people waited."""
     import httpx
 
-    from engine.client.untrusted import shown
+    from engine.client.untrusted import printable
 
     with refusals("bench serve"):
         check_folder("--result-filename", result_filename)
@@ -91,14 +91,14 @@ def bench_serve(
         async with client(base_url, os.environ.get("RUVON_API_KEY")) as http:
             name = model or await first_model(http)
             requests = Run(_in_turn(Endpoint(http, name, api, fields=fields), max_concurrency))
-            await requests.watched(requests.open_loop(jobs), _bar(len(jobs)))
+            await requests.watch(requests.open_loop(jobs), _bar(len(jobs)))
             return requests, name
 
     try:
         requests, name = asyncio.run(run())
     except (httpx.HTTPError, OSError, LookupError, ValueError) as error:
-        sys.exit(shown(with_hint(f"ruvon bench serve: {base_url}: {error}")))
-    measured = figures(requests.seen, requests.start, requests.wakeups, limits, (50, *percentiles))
+        sys.exit(printable(with_hint(f"ruvon bench serve: {base_url}: {error}")))
+    measured = figures(requests.records, requests.start, requests.wakeup_delays, limits, (50, *percentiles))
     result = in_vllms_names(measured, metrics, percentiles)
     result |= {"model_id": name, "request_rate": str(request_rate), "max_concurrency": max_concurrency}
     for line in lines(result, metrics, percentiles):
@@ -130,17 +130,19 @@ def in_vllms_names(measured: dict[str, Any], metrics: list[str], percentiles: li
         "output_throughput": measured["output_tokens_per_second"],
         "total_token_throughput": num_tokens / seconds if seconds else 0.0,
     }
-    kinds = {"mean": "mean", "median": "p50"} | {f"p{percent:g}": f"p{percent:g}" for percent in percentiles}
     for name in metrics:
-        times = measured[SECONDS[name]]
-        result |= {f"{kind}_{name}_ms": 1e3 * times[key] if times else 0.0 for kind, key in kinds.items()}
+        seconds_of_all = measured[FIGURES[name]]  # a `spread`; None where nobody was answered
+        statistics = {"mean": "mean", "median": "p50"}  # vLLM's name -> the spread's
+        statistics |= {f"p{percent:g}": f"p{percent:g}" for percent in percentiles}
+        for statistic, key in statistics.items():
+            result[f"{statistic}_{name}_ms"] = 1e3 * seconds_of_all[key] if seconds_of_all else 0.0
     return result
 
 
 def lines(result: dict[str, Any], metrics: list[str], percentiles: list[float]) -> list[str]:
     """What vLLM's benchmark prints of such a result, which has a request_rate and max_concurrency, too."""
     rate = result["request_rate"]
-    printed = ["{s:{c}^{n}}".format(s=" Serving Benchmark Result ", n=WIDTH, c="=")]
+    printed = [" Serving Benchmark Result ".center(WIDTH, "=")]
     rows = [
         ("Successful requests:", result["completed"]),
         ("Failed requests:", result["failed"]),
@@ -156,9 +158,10 @@ def lines(result: dict[str, Any], metrics: list[str], percentiles: list[float]) 
     ]
     printed += [_row(name, value) for name, value in rows if value is not None]
     for name in metrics:
-        printed.append("{s:{c}^{n}}".format(s=NAMES[name], n=WIDTH, c="-"))
-        for kind in ("Mean", "Median", *(f"P{percent:g}" for percent in percentiles)):
-            printed.append(_row(f"{kind} {name.upper()} (ms):", result[f"{kind.lower()}_{name}_ms"]))
+        printed.append(NAMES[name].center(WIDTH, "-"))
+        for statistic in ("Mean", "Median", *(f"P{percent:g}" for percent in percentiles)):
+            value = result[f"{statistic.lower()}_{name}_ms"]
+            printed.append(_row(f"{statistic} {name.upper()} (ms):", value))
     not_answered = [f"{outcome}: {count}" for outcome, count in result["outcomes"].items() if outcome != "ok"]
     if not_answered:
         printed.append(f"Not answered: {', '.join(not_answered)}")
@@ -191,7 +194,7 @@ def _in_turn(endpoint: Endpoint, max_concurrency: int | None) -> Ask:
         return endpoint.ask
     turns = asyncio.Semaphore(max_concurrency)
 
-    async def ask(job: Job, due: float) -> Seen:
+    async def ask(job: Job, due: float) -> RequestRecord:
         async with turns:
             return await endpoint.ask(job, asyncio.get_running_loop().time())
 
@@ -202,7 +205,7 @@ def _bar(total: int) -> Callable[[Run], None]:
     from tqdm import tqdm
 
     bar = tqdm(total=total, disable=None)
-    return lambda run: bar.update(len(run.seen) - bar.n)
+    return lambda run: bar.update(len(run.records) - bar.n)
 
 
 def _one_of(option: str, value: str, accepted: dict[str, str]) -> str:

@@ -77,11 +77,11 @@ def top(
 
     from engine.client.top import NoAnswer
     from engine.client.top import top as watch
-    from engine.client.untrusted import shown
+    from engine.client.untrusted import printable
 
     try:
         watch(url, Console(highlight=False), enough=lambda: once)
     except NoAnswer as error:
-        sys.exit(f"ruvon top: {shown(with_hint(str(error)))}")
+        sys.exit(f"ruvon top: {printable(with_hint(str(error)))}")
     except KeyboardInterrupt:
         pass

@@ -18,7 +18,7 @@ from engine.cli.options import refusals, takes_engine_args
 from engine.cli.replay import replay
 from engine.cli.serve import serve
 from engine.cli.tokenize import tokenize
-from engine.demo.server import HERE, environment
+from engine.demo.server import ROOT, environment
 from engine.wiring.engine_args import EngineArgs
 
 SERVER = ("fastapi", "uvicorn", "prometheus_client")  # what the extra `server` brings
@@ -97,7 +97,7 @@ for command in (tokenize, models, doctor, replay):
 )
 def parts(context: typer.Context) -> None:
     """The series: list, show, run, test, start, history (needs a checkout of the repository)."""
-    if not (HERE / "parts" / "__main__.py").exists():
+    if not (ROOT / "parts" / "__main__.py").exists():
         print(
             "ruvon parts: the parts (articles, notebooks, demos, tests) are not in the installed package. "
             "Clone the repository, run `pip install -e .` in it, and call this there.",

@@ -16,7 +16,7 @@ def replay(
     ] = None,
 ) -> None:
     """Run every step of a recording again, and say where its tokens differ. Exit status 1: somewhere."""
-    from engine.client.untrusted import for_stdout, shown
+    from engine.client.untrusted import for_stdout, printable
     from engine.execution.recording import Compared
     from engine.models.checkpoint import CheckpointError
     from engine.wiring.loading import one_thread_if_small
@@ -33,13 +33,13 @@ def replay(
                 tokens += sum(map(len, compared.again or ()))
                 if compared.error:
                     print(
-                        f"step {compared.step}: failed when it was recorded: {shown(compared.error)}",
+                        f"step {compared.step}: failed when it was recorded: {printable(compared.error)}",
                         file=sys.stderr,
                     )
                 if not compared.is_equal and first is None:
                     first = compared
         except (CheckpointError, ValueError, OSError) as error:  # a stranger's words may be in it
-            raise ValueError(shown(" ".join(str(error).split()))) from None
+            raise ValueError(printable(" ".join(str(error).split()))) from None
     if first is None:
         print(f"{steps:,} steps, {tokens:,} tokens: all as recorded")
         return

@@ -74,7 +74,7 @@ def serve(
         from engine.server.limits import SHUTDOWN_SECONDS
         from engine.server.run import serve as run
         from engine.server.shutdown import DrainingServer
-        from engine.telemetry.cost_shown import Costs
+        from engine.telemetry.cost_accounting import CostAccounting
     except ModuleNotFoundError as error:
         sys.exit(f"ruvon serve: {error.name} is not installed; pip install 'ruvon[server]'")
     from engine.machine.collector import rare_collections
@@ -87,7 +87,7 @@ def serve(
             raise ValueError(
                 "the API key is empty; leave out --api-key and RUVON_API_KEY to serve without one"
             )
-        costs = Costs.parse(price_per_hour, api_price, cost_log, cost_weights)
+        costs = CostAccounting.parse(price_per_hour, api_price, cost_log, cost_weights)
         with loading(args.model):
             service = Service(
                 args,

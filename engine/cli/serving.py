@@ -30,7 +30,7 @@ from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes
 from engine.server.usage_cost import usage_cost
 from engine.server.watch import StepWatch
 from engine.speculation.capability import Speculation
-from engine.telemetry.cost_shown import Costs
+from engine.telemetry.cost_accounting import CostAccounting
 from engine.telemetry.metrics import EngineMetrics
 from engine.telemetry.speculation import SpeculationMetrics
 from engine.wiring.compose import build_engine
@@ -89,7 +89,7 @@ class Service:
         )
 
     def app(
-        self, hosts: Collection[str], api_key: str | None, allow_priority: bool, costs: Costs | None
+        self, hosts: Collection[str], api_key: str | None, allow_priority: bool, costs: CostAccounting | None
     ) -> FastAPI:
         """What uvicorn runs. `hosts`: the names it answers to; empty: to any."""
         engine = self.engine

@@ -19,7 +19,7 @@ def lines(pieces: Iterable[bytes]) -> Iterator[str]:
     CR and LF, which are one end and not two. A byte order mark before everything is left out; bytes that are
     not UTF-8 become U+FFFD. What has no end when the pieces are over is no line.
     """
-    begun, after_cr = bytearray(), False  # the line under way; whether a CR was the last byte
+    begun, after_cr = bytearray(), False  # the line whose end has not come; whether the last byte was a CR
     encoding = "utf-8-sig"
     for piece in filter(None, pieces):
         rest = piece.removeprefix(b"\n") if after_cr else piece

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 import httpx
 
 from engine.client import sse
-from engine.client.untrusted import ByteLimit, is_this_machine, parse_json, shown, token_count
+from engine.client.untrusted import ByteLimit, is_this_machine, parse_json, printable, token_count
 
 CONNECT_SECONDS = 10
 SILENCE_SECONDS = 300  # for which a server may send nothing: a long queue
 MAX_MESSAGE_CHARACTERS = 1000  # of an error, in a server's words
-HALF = re.compile(r"[\ud800-\udfff]")  # of a character: JSON may say it, and no text can hold it
+SURROGATE = re.compile(r"[\ud800-\udfff]")  # half a character: JSON may have it, UTF-8 cannot express it
 
 
 class ChatFailed(Exception):
-    """What the server said, or why nobody answered: fit to be shown in a terminal."""
+    """What the server said, or why there was no answer; printable in a terminal."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(shown(message[:MAX_MESSAGE_CHARACTERS]))
+        super().__init__(printable(message[:MAX_MESSAGE_CHARACTERS]))
 
 
 @dataclass
@@ -51,11 +51,11 @@ class ChatAnswer:
 
 
 class ChatClient:
-    """A server's address, and who one is there."""
+    """A server with OpenAI's chat API: its address, the key and the model to ask for."""
 
     def __init__(self, url: str, api_key: str | None = None, model: str | None = None) -> None:
-        """`url`: with or without /v1. `model`: default: the first that the server has. Raises ChatFailed: the
-        address or the key cannot be one.
+        """`url`: with or without /v1. `model`: by default the server's first. Raises ChatFailed: `url` is no
+        address, or the key has characters that no header can have.
         """
         if not url.startswith(("http://", "https://")):
             raise ChatFailed(f"{url!r}: an address begins with http:// or https://")
@@ -64,8 +64,8 @@ class ChatClient:
         try:
             base = httpx.URL(url)
             base = base.copy_with(path="/v1") if base.path in ("", "/") else base
-            proxies = not is_this_machine(base.host)  # those that the environment names
-            self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout, trust_env=proxies)
+            use_proxies = not is_this_machine(base.host)  # those that the environment names
+            self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout, trust_env=use_proxies)
         except httpx.InvalidURL as error:
             raise ChatFailed(f"{url!r} is no address: {error}") from None
         except UnicodeEncodeError:
@@ -77,7 +77,7 @@ class ChatClient:
 
     @property
     def model(self) -> str:
-        """Raises ChatFailed: nobody is there, or no model."""
+        """The model to ask for. Raises ChatFailed: the server does not answer, or has none."""
         if self._model is None:
             with self._as_chat_failed(), self._http.stream("GET", "models") as response:
                 _raise_for_error(response)
@@ -112,7 +112,7 @@ class ChatClient:
                     answer.num_prompt_tokens = token_count(usage.get("prompt_tokens"))
                 for choice in chunk.get("choices") or ():
                     text = (choice.get("delta") or {}).get("content") or ""
-                    text = HALF.sub("\N{REPLACEMENT CHARACTER}", text)
+                    text = SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
                     answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
                     if text:
                         answer.text += text

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from engine.client.stream import ChatAnswer, ChatClient, ChatFailed
-from engine.client.untrusted import shown
+from engine.client.untrusted import printable
 
 with suppress(ImportError):  # Windows has none
     import readline  # noqa: F401  `input` edits with it, remembers, and takes pasted lines as one
@@ -30,7 +30,7 @@ Ctrl-C stops an answer. A pasted text of several lines is one question."""
 
 
 class TerminalChat:
-    """A conversation, and what it took."""
+    """A conversation in the terminal, with the times of its answers."""
 
     def __init__(self, client: ChatClient, console: Console, system: str | None = None, **options) -> None:
         """`options`: fields of every request, such as temperature."""
@@ -47,7 +47,7 @@ class TerminalChat:
 
     def run(self, read: Callable[[str], str] = input) -> None:
         """Questions and answers until /exit or the end of the input."""
-        model = shown(self.client.model)
+        model = printable(self.client.model)
         self.console.print(f"{model}. Ctrl-C stops an answer; /help", style="dim", markup=False)
         while True:
             try:
@@ -76,7 +76,7 @@ class TerminalChat:
             try:
                 for text, so_far in stream:
                     answer = so_far
-                    self.console.file.write(wrap.push(shown(text)))  # rich would take backspaces out
+                    self.console.file.write(wrap.push(printable(text)))  # rich would take backspaces out
                     self.console.file.flush()
             except KeyboardInterrupt:
                 self.console.print(" [stopped]", style="dim", markup=False, end="")
@@ -122,10 +122,10 @@ class TerminalChat:
                 file.write(text)
         except (OSError, ValueError, RuntimeError) as error:  # of no file's name, and of ~nobody, too
             reason = getattr(error, "strerror", None) or error
-            self.console.print(shown(f"/save {name}: {reason}"), style="red", markup=False)
+            self.console.print(printable(f"/save {name}: {reason}"), style="red", markup=False)
         else:
             self._saved.add(path)
-            self.console.print(shown(f"saved to {name}"), style="dim", markup=False, highlight=False)
+            self.console.print(printable(f"saved to {name}"), style="dim", markup=False, highlight=False)
 
 
 class Wrap:
@@ -135,18 +135,18 @@ class Wrap:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._column = 0  # cells taken of the line
-        self._word, self._cells = "", 0  # what stands behind its last blank, and how much of it that takes
+        self._column = 0  # cells of the line that are written
+        self._word, self._cells = "", 0  # the text behind the line's last blank, and its cells
 
     def push(self, text: str) -> str:
-        """What to write for this text."""
+        """What to write to the terminal so that this text comes next."""
         if not self._console.is_terminal:
             return text
         width = self._console.width - 1  # in the last column, terminals differ in what a backspace does
-        return "".join(self._place(character, width) for character in text.replace("\t", "    "))
+        return "".join(self._push(character, width) for character in text.replace("\t", "    "))
 
-    def _place(self, character: str, width: int) -> str:
-        """What to write for this character."""
+    def _push(self, character: str, width: int) -> str:
+        """The same for one character, on lines of `width` cells."""
         cells = cell_len(character)
         fits = self._column + cells <= width
         if character == "\n" or (character == " " and not fits):
@@ -157,30 +157,37 @@ class Wrap:
             self._column += 1
             return " "
         if fits:
-            taken_back = ""
-        elif self._cells < self._column:
-            taken_back = "\b \b" * self._cells + "\n" + self._word
+            line_break = ""
+        elif self._cells < self._column:  # the word is erased, and begun again on the next line
+            line_break = "\b \b" * self._cells + "\n" + self._word
             self._column = self._cells
-        else:  # the word has the whole line
-            taken_back = "\n"
+        else:  # the word has the whole line, and goes on in the next
+            line_break = "\n"
             self._word, self._cells, self._column = "", 0, 0
         self._word += character
         self._cells += cells
         self._column += cells
-        return taken_back + character
+        return line_break + character
 
 
 def stats(answers: list[ChatAnswer]) -> Iterator[str]:
-    """What each answer took, and the medians."""
-    rows = [(a.first_word, a.tokens_per_second, a.num_tokens) for a in answers if a.first_word is not None]
-    if not rows:
+    """A line for each answer that has a word, with its time and speed, and a line of medians."""
+    first_words, speeds = [], []
+    for answer in answers:
+        if answer.first_word is None:
+            continue
+        first_words.append(answer.first_word)
+        speed = answer.tokens_per_second
+        if speed:
+            speeds.append(speed)
+        milliseconds = f"{1e3 * answer.first_word:6.0f}"
+        tokens = answer.num_tokens or "?"
+        yield f"{len(first_words):3}  first word {milliseconds} ms  {_speed(speed)}  {tokens} tokens"
+    if not first_words:
         yield "no answer yet"
         return
-    for number, (first, speed, tokens) in enumerate(rows, 1):
-        yield f"{number:3}  first word {1e3 * first:6.0f} ms  {_speed(speed)}  {tokens or '?'} tokens"
-    speeds = [speed for _, speed, _ in rows if speed]
-    first = statistics.median(first for first, _, _ in rows)
-    yield f"median first word {1e3 * first:.0f} ms  {_speed(statistics.median(speeds) if speeds else None)}"
+    median_speed = statistics.median(speeds) if speeds else None
+    yield f"median first word {1e3 * statistics.median(first_words):.0f} ms  {_speed(median_speed)}"
 
 
 def _speed(tokens_per_second: float | None) -> str:

@@ -20,7 +20,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from engine.client.untrusted import MAX_ANSWER_BYTES, ByteLimit, is_this_machine, parse_json, shown
+from engine.client.untrusted import MAX_ANSWER_BYTES, ByteLimit, is_this_machine, parse_json, printable
 from engine.telemetry.histogram import quantile
 from engine.telemetry.history import DATA, PERCENTILES
 
@@ -73,9 +73,15 @@ def growth(column: Sequence[float]) -> list[float]:
 
 def sparkline(values: Sequence[float | None], width: int, top: float | None = None) -> str:
     """The last `width` values as bars up to `top`, by default the largest; a blank where there is none."""
-    shown = values[-width:]
-    top = top or max((value for value in shown if value is not None), default=0) or 1
-    bars = [" " if v is None else LEVELS[min(len(LEVELS) - 1, int(v / top * len(LEVELS)))] for v in shown]
+    latest = values[-width:]
+    top = top or max((value for value in latest if value is not None), default=0) or 1
+    bars = []
+    for value in latest:
+        if value is None:
+            bars.append(" ")
+        else:
+            level = int(value / top * len(LEVELS))
+            bars.append(LEVELS[min(level, len(LEVELS) - 1)])
     return "".join(bars).rjust(width)
 
 
@@ -83,7 +89,8 @@ def board(answer: dict, width: int) -> Panel:
     """The answer as something rich can print, `width` columns wide."""
     now, seconds = answer["now"], answer["seconds"]
     output, steps = growth(seconds["generation_tokens"]), growth(seconds["steps"])
-    batch = [n / s if s else None for n, s in zip(growth(seconds["step_sequences"]), steps, strict=True)]
+    sequences = growth(seconds["step_sequences"])
+    batch = [num / num_steps if num_steps else None for num, num_steps in zip(sequences, steps, strict=True)]
     lines = Table.grid(padding=(0, 2, 0, 0))
     lines.add_column(style="dim")
     lines.add_column(justify="right", min_width=8)
@@ -104,8 +111,8 @@ def board(answer: dict, width: int) -> Panel:
         f"failed, {ended['reject']:,} refused; {totals['vllm:prompt_tokens']:,} prompt and "
         f"{totals['vllm:generation_tokens']:,} output tokens; {totals['vllm:num_preemptions']:,} preemptions"
     )
-    title = Text(shown(f"{answer['model_name']}, up for {answer['uptime']:,.0f} s"))
-    panels = [Text(shown(f"{p['title']}: {p['value']}; {p['note']}")) for p in answer.get("panels", ())]
+    title = Text(printable(f"{answer['model_name']}, up for {answer['uptime']:,.0f} s"))
+    panels = [Text(printable(f"{p['title']}: {p['value']}; {p['note']}")) for p in answer.get("panels", ())]
     requests = Text(counts, style="dim")
     return Panel(Group(lines, Text(), _latencies(answer), Text(), *panels, requests), title=title)
 

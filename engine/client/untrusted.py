@@ -1,7 +1,7 @@
-"""What another machine says, read with care: by the terminal's board (Part 11), chats (14), loads (15).
+"""Answers of servers that are not trusted, for the terminal's board (Part 11), chats (14), loads (15).
 
-Promises that an answer is bounded, that JSON nested too deeply is an error like any other, and that text for
-a terminal commands nothing. Knows no HTTP.
+Promises that an answer is bounded, that JSON nested too deeply is a ValueError like any other, and that text
+cannot control a terminal. Knows no HTTP.
 """
 
 import json
@@ -11,25 +11,26 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_ANSWER_BYTES = 2**26  # some 250,000 tokens as events
-MAX_COUNT = 2**53  # whole numbers that JSON's readers agree on
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but a tab and a line's end
+MAX_COUNT = 2**53  # up to which all readers of JSON agree on whole numbers
+# Control characters but tab and line feed; halves of characters, which no terminal can show.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def is_this_machine(host: str | None) -> bool:
-    """Whether a server of this name is on this machine: then it is asked without a proxy, which the
-    environment may name, and which could not reach it.
+    """Whether a server of this name is on this machine. It is asked without a proxy, though the environment
+    may name one: that could not reach it.
     """
     return host in ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass
 class ByteLimit:
-    """How much of an answer may still come."""
+    """How many bytes of an answer may still come."""
 
     left: int = MAX_ANSWER_BYTES
 
     def take(self, piece: bytes) -> bytes:
-        """Gives it back. Raises ValueError: it is more than there may be."""
+        """The piece, once it is counted. Raises ValueError: the answer is too long."""
         self.left -= len(piece)
         if self.left < 0:
             raise ValueError(f"the answer is longer than {MAX_ANSWER_BYTES:,} bytes")
@@ -37,7 +38,7 @@ class ByteLimit:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Raises ValueError."""
+    """What the JSON says. Raises ValueError."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -45,17 +46,19 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def token_count(value: Any) -> int | None:
-    """A number of tokens, as JSON has it; None stays None. Raises ValueError."""
-    if value is not None and not (type(value) is int and 0 <= value <= MAX_COUNT):
+    """A number of tokens in JSON; None stays None. Raises ValueError."""
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
         raise ValueError("the number of tokens is no whole number from 0 on")
     return value
 
 
-def shown(text: str) -> str:
-    """Text for a terminal: characters that would command it, or are none, become a mark."""
+def printable(text: str) -> str:
+    """Text for a terminal, with U+FFFD for each of the CONTROL characters."""
     return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def for_stdout(text: str) -> str:
-    """As it is; but as `shown` if stdout is a terminal."""
-    return shown(text) if sys.stdout.isatty() else text
+    """`printable` if stdout is a terminal; else the text as it is."""
+    return printable(text) if sys.stdout.isatty() else text

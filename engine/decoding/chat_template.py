@@ -19,22 +19,22 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from engine.decoding.prompts import prompt_token_ids
-from engine.decoding.template_sandbox import BoundedEnvironment, render, written
+from engine.decoding.template_sandbox import BoundedEnvironment, render, to_text
 from engine.models.checkpoint import CheckpointError, read_json, read_text, resolve
 from engine.models.config import ModelConfig
 from engine.text.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-LONGEST = 1_000_000  # characters of a template
+MAX_TEMPLATE_CHARACTERS = 1_000_000
 GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters: Unicode keeps them out of every text
-# What a template may come to, beside what Jinja itself says.
+# What a template may raise, beside Jinja's own errors.
 FAILURES = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
 )  # fmt: skip
 
 
 class ChatError(ValueError):
-    """A conversation that the template refuses, in the template's own words."""
+    """The template refuses a conversation, in its own words, or fails."""
 
 
 def guarded(
@@ -55,13 +55,13 @@ def guarded(
         raise ChatError(f"the contents hold all {len(GUARDS)} noncharacters from U+FDD0 on")
     guarded_messages = []
     for message in messages:
-        content, places = message["content"], set()
+        content, cuts = message["content"], set()  # cuts: where a guard is put in
         for token in special_tokens:
             start = content.find(token)
             while start >= 0:
-                places.add(start + 1)
+                cuts.add(start + 1)
                 start = content.find(token, start + 1)  # what overlaps is found, too
-        pieces = (content[a:b] for a, b in pairwise([0, *sorted(places), len(content)]))
+        pieces = (content[a:b] for a, b in pairwise([0, *sorted(cuts), len(content)]))
         guarded_messages.append({**message, "content": guard.join(pieces)})
     return guarded_messages, guard
 
@@ -75,8 +75,10 @@ class ChatTemplate:
         """
         environment = BoundedEnvironment([loopcontrols, _Generation], {"tojson": _to_json})
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-        if len(source) > LONGEST:
-            raise CheckpointError(f"the chat template has {len(source):,} characters: at most {LONGEST:,}")
+        if len(source) > MAX_TEMPLATE_CHARACTERS:
+            raise CheckpointError(
+                f"the chat template has {len(source):,} characters: at most {MAX_TEMPLATE_CHARACTERS:,}"
+            )
         try:
             self._template = environment.from_string(source)
         except (TemplateError, SyntaxError, *FAILURES) as error:
@@ -134,8 +136,8 @@ def chat_prompt(
     config: ModelConfig,
     add_generation_prompt: bool = True,
 ) -> tuple[str, list[int]]:
-    """A conversation as the text the model reads, and as its token ids. The template writes special tokens
-    itself: none is added twice, and none comes out of a content. Raises ChatError or ParameterError.
+    """(text, token ids) of a conversation, as the model reads it. The template writes special tokens itself:
+    the tokenizer adds none, and contents give none. Raises ChatError or ParameterError.
     """
     special_tokens = [token.content for token in tokenizer.added.values() if token.special]
     messages, guard = guarded(messages, special_tokens)
@@ -161,7 +163,7 @@ def _text(token: Any) -> str | None:
 
 
 def _refuse(message: object) -> NoReturn:
-    raise TemplateError(written(message))
+    raise TemplateError(to_text(message))
 
 
 def _now(form: str) -> str:

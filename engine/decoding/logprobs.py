@@ -66,8 +66,8 @@ def perplexity(logprobs: Sequence[float]) -> float:
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as one shows it: its text; OpenAI's `bytes:\\xf0\\x9f` where its bytes are no text by
-    themselves; `token_id:N` for an id that the tokenizer does not know. No two tokens look the same.
+    """A token's text; OpenAI's `bytes:\\xf0\\x9f` where its bytes are no text by themselves; `token_id:N` for
+    an id that the tokenizer does not know. No two tokens have the same.
     """
     if token_id not in tokenizer:
         return f"token_id:{token_id}"
@@ -79,10 +79,9 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 class TokenScores(Mapping[int, Logprob]):
-    """Token id -> Logprob at one place: the token that stands there, then the likeliest that are not it.
+    """Token id -> Logprob at one position: the token that is there, then the likeliest that are not it.
 
-    A read-only dict whose entries are made when they are read, so that a step that collects thousands costs
-    little.
+    A read-only dict that makes its entries when they are read: a step collects thousands, and few are read.
     """
 
     __slots__ = ("_ids", "_logprobs", "_rank", "_text")
@@ -90,14 +89,14 @@ class TokenScores(Mapping[int, Logprob]):
     def __init__(
         self, token_ids: np.ndarray, logprobs: np.ndarray, rank: int, text: Callable[[int], str]
     ) -> None:
-        """`token_ids[1+n]` and `logprobs[1+n]`: of the token that stands there, then of the n likeliest in
-        order, where it may stand again. `rank`: its rank. `text`: how a token is shown.
+        """`token_ids[1+n]` and `logprobs[1+n]`: of the token that is there, then of the n likeliest in order,
+        among which it may be again. `rank`: its rank. `text`: from a token id to its text.
         """
         self._ids, self._logprobs, self._rank, self._text = token_ids, logprobs, rank, text
 
     @property
     def token_id(self) -> int:
-        """The token that stands there."""
+        """The token that is there."""
         return int(self._ids[0])
 
     @property
@@ -110,24 +109,27 @@ class TokenScores(Mapping[int, Logprob]):
         return list(zip(self._ids[1 : n + 1].tolist(), self._logprobs[1 : n + 1].tolist(), strict=True))
 
     def first(self, n: int) -> dict[int, Logprob]:
-        """The token that stands there, then the n likeliest: as `self[id]` has them, but all in one pass."""
+        """The token that is there, then the n likeliest: the entries of `self`, but made in one pass."""
         ids, logprobs = self._ids[: n + 1].tolist(), self._logprobs[: n + 1].tolist()
         records = {ids[0]: Logprob(logprobs[0], self._rank, self._text(ids[0]))}
         rank = 1
-        for place in range(1, len(ids)):
-            if logprobs[place] != logprobs[place - 1]:  # equals share a rank
-                rank = place  # at place 1: 1, whatever stands before it
-            if ids[place] not in records:
-                records[ids[place]] = Logprob(logprobs[place], rank, self._text(ids[place]))
+        for i in range(1, len(ids)):  # from the likeliest on
+            if i > 1 and logprobs[i] != logprobs[i - 1]:  # equals share a rank
+                rank = i
+            if ids[i] not in records:
+                records[ids[i]] = Logprob(logprobs[i], rank, self._text(ids[i]))
         return records
 
     def __getitem__(self, token_id: int) -> Logprob:
-        places = (self._ids == token_id).nonzero()[0]
-        if not len(places):
+        indices = (self._ids == token_id).nonzero()[0]
+        if not len(indices):
             raise KeyError(token_id)
-        place = places[0]
-        logprob = self._logprobs[place]
-        rank = int((self._logprobs[1:] > logprob).sum()) + 1 if place else self._rank
+        i = indices[0]
+        logprob = self._logprobs[i]
+        if i == 0:
+            rank = self._rank
+        else:
+            rank = int((self._logprobs[1:] > logprob).sum()) + 1
         return Logprob(float(logprob), rank, self._text(token_id))
 
     def __iter__(self) -> Iterator[int]:

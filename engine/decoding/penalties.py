@@ -12,60 +12,63 @@ from engine.decoding.params import SamplingParams
 
 
 class Changes:
-    """Entry c says what happens to the logit of token `tokens[c]`: `factors[c]` is (bias, repetition,
-    subtract).
+    """tokens[C] and factors[C, 3]: the logit of `tokens[c]` is changed by `factors[c]`, (bias, repetition,
+    subtract). Entries 0, 1 and 0 change nothing.
     """
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
         self._params = params
-        self._entry: dict[int, int] = {}  # token -> c
-        self._tokens = np.empty(16, np.int64)
+        self._row: dict[int, int] = {}  # token -> c
+        self._tokens = np.empty(16, np.int64)  # grows
         self._factors = np.empty((16, 3), np.float32)
-        self._counts: Counter[int] = Counter()  # of the output tokens taken in
-        self._taken_in = 0
+        self._counts: Counter[int] = Counter()  # how often each token is in the output so far
+        self._num_counted = 0  # of the output's tokens
         for token, bias in (params.logit_bias or {}).items():
-            self._of(token)[0] = bias
+            self._factors_of(token)[0] = bias
         if params.repetition_penalty != 1:
             for token in prompt_ids:
-                self._of(token)[1] = params.repetition_penalty
+                self._factors_of(token)[1] = params.repetition_penalty
 
     def after(self, output_ids: Sequence[int], guesses: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """tokens[C], factors[C, 3] once these are the output, which must begin with that of the last call;
-        and as if `guesses` came behind it (Part 16), which the next call does not remember.
+        """tokens[C], factors[C, 3] for this output, which begins with that of the last call. `guesses` count
+        as if they followed it (Part 16); the next call forgets them.
         """
         p = self._params
         if p.frequency_penalty or p.presence_penalty or p.repetition_penalty != 1:
-            for token in output_ids[self._taken_in :]:
+            for token in output_ids[self._num_counted :]:
                 self._counts[token] += 1
-                self._penalise(self._of(token), self._counts[token])
-            self._taken_in = len(output_ids)
+                self._penalise(self._factors_of(token), self._counts[token])
+            self._num_counted = len(output_ids)
             if guesses:
-                return self._with(Counter(guesses))
-        return self._tokens[: len(self._entry)], self._factors[: len(self._entry)]
+                return self._with_guesses(Counter(guesses))
+        C = len(self._row)
+        return self._tokens[:C], self._factors[:C]
 
-    def _with(self, guessed: Counter[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Copies, with so many more of these tokens."""
-        C, new = len(self._entry), [token for token in guessed if token not in self._entry]
-        tokens = np.concatenate([self._tokens[:C], np.array(new, np.int64)])
-        factors = np.concatenate([self._factors[:C], np.tile(np.array([0, 1, 0], np.float32), (len(new), 1))])
-        for token, more in guessed.items():
-            c = self._entry[token] if token in self._entry else C + new.index(token)
-            self._penalise(factors[c], self._counts[token] + more)
+    def _with_guesses(self, guesses: Counter[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of tokens[C], factors[C, 3], as if each guess were in the output so many times more."""
+        C = len(self._row)
+        new_tokens = [token for token in guesses if token not in self._row]
+        new_factors = np.tile(np.array([0, 1, 0], np.float32), (len(new_tokens), 1))  # [len(new_tokens), 3]
+        tokens = np.concatenate([self._tokens[:C], np.array(new_tokens, np.int64)])
+        factors = np.concatenate([self._factors[:C], new_factors])
+        for token, count in guesses.items():
+            c = self._row[token] if token in self._row else C + new_tokens.index(token)
+            self._penalise(factors[c], self._counts[token] + count)
         return tokens, factors
 
-    def _penalise(self, entry: np.ndarray, count: int) -> None:
-        """factors[3] of a token that the output has so often."""
+    def _penalise(self, factors: np.ndarray, count: int) -> None:
+        """Set factors[3] of a token that the output has so often."""
         p = self._params
-        entry[1] = p.repetition_penalty
+        factors[1] = p.repetition_penalty
         if p.frequency_penalty or p.presence_penalty:
-            entry[2] = p.frequency_penalty * count + p.presence_penalty
+            factors[2] = p.frequency_penalty * count + p.presence_penalty
 
-    def _of(self, token: int) -> np.ndarray:
-        """factors[3] of the token, to be changed; a new one's do nothing yet."""
-        if token not in self._entry:
-            c = self._entry[token] = len(self._entry)
+    def _factors_of(self, token: int) -> np.ndarray:
+        """factors[3] of the token, to be changed in place; a new token's change nothing yet."""
+        if token not in self._row:
+            c = self._row[token] = len(self._row)
             if c == len(self._tokens):
                 self._tokens = np.resize(self._tokens, 2 * c)
                 self._factors = np.resize(self._factors, (2 * c, 3))
             self._tokens[c], self._factors[c] = token, (0, 1, 0)
-        return self._factors[self._entry[token]]
+        return self._factors[self._row[token]]

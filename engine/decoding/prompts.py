@@ -1,6 +1,7 @@
 """A prompt as token ids, checked against the model. Part 2."""
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 from engine.decoding.params import ParameterError
 from engine.models.config import ModelConfig
@@ -25,13 +26,7 @@ def prompt_token_ids(
     """
     if not isinstance(prompt, str):
         _check_length(len(prompt), config)
-        if set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) < config.vocab_size:
-            return list(prompt)
-        for id in prompt:  # one is none, or of a kind of int
-            if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id < config.vocab_size:
-                raise ParameterError(
-                    "prompt", f"prompt has token id {id!r}; accepted are 0 to {config.vocab_size - 1}"
-                )
+        _check_ids(prompt, config.vocab_size)
         return list(prompt)
     fewest = tokenizer.fewest_tokens(prompt.replace(guard, ""))
     if fewest >= config.max_positions:
@@ -51,14 +46,28 @@ def prompt_token_ids(
     return token_ids
 
 
-def _check_length(number: int, config: ModelConfig) -> None:
-    if not 0 < number < config.max_positions:
-        _refuse_length(str(number), config)
+def _check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises ParameterError for the first that is no whole number from 0 to vocab_size - 1."""
+    # Nearly all prompts end here, without a loop in Python.
+    if set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size:
+        return
+    for token_id in token_ids:
+        is_whole = isinstance(token_id, int) and not isinstance(token_id, bool)  # NumPy's are none
+        if not (is_whole and 0 <= token_id < vocab_size):
+            raise ParameterError(
+                "prompt", f"prompt has token id {token_id!r}; accepted are 0 to {vocab_size - 1}"
+            )
 
 
-def _refuse_length(number: str, config: ModelConfig) -> None:
+def _check_length(num_tokens: int, config: ModelConfig) -> None:
+    """Raises ParameterError: no token, or too many."""
+    if not 0 < num_tokens < config.max_positions:
+        _refuse_length(str(num_tokens), config)
+
+
+def _refuse_length(num_tokens: str, config: ModelConfig) -> NoReturn:
     raise ParameterError(
         "prompt",
-        f"prompt has {number} tokens; accepted are 1 to {config.max_positions - 1}: this model sees "
+        f"prompt has {num_tokens} tokens; accepted are 1 to {config.max_positions - 1}: this model sees "
         f"{config.max_positions} tokens, and at least one is for the output",
     )

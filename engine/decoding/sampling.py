@@ -88,14 +88,14 @@ class Row(Protocol):
 
 @dataclass(slots=True)
 class SamplingState:
-    """What a row of logits needs to know about its request; one object serves the request's whole life."""
+    """What a row of logits needs to know about its request, as long as the request lives."""
 
     params: SamplingParams
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]  # the growing list itself, not a copy
     seed: int
     stop_ids: Sequence[int] = ()  # not to be chosen before `min_tokens`
-    guesses: Sequence[int] = ()  # taken as said behind the output (Part 16)
+    guesses: Sequence[int] = ()  # proposed tokens behind the output, counted as if they were in it (Part 16)
     temperature: float = field(init=False)
     is_adjusted: bool = field(init=False)  # whether `adjust` may have anything to do
     _changes: Changes = field(init=False)
@@ -121,7 +121,7 @@ class SamplingState:
         )
 
     def draw(self) -> Draw:
-        """The record of it as it is now: what comes later does not change it."""
+        """A record of the state as it is now, which later tokens do not change."""
         if not self.is_adjusted:
             return self._draw
         tokens, factors = self.changes()
@@ -136,7 +136,9 @@ class SamplingState:
         return self._changes.after(self.output_ids, self.guesses)
 
     def behind(self, guesses: Sequence[int]) -> "SamplingState":
-        """The request once these tokens are said, too. It shares what is known of its output."""
+        """The state as if these tokens were in the output, too. It shares the counts of the output with this
+        one.
+        """
         state = copy(self)
         state.guesses = guesses
         return state
@@ -184,8 +186,8 @@ def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] |
     """logits[R, V] -> probs[R, V] in fp32, what each next token is drawn from; one-hot for temperature 0.
 
     In order: bias and penalties, temperature, top-k, top-p, min-p, each over what the one before left. A
-    fence is a value: tokens equal to the border's stay. The likeliest always stays. What no row asks for
-    costs nothing.
+    fence is a value: all tokens that equal it stay. The likeliest always stays. What no row asks for is not
+    computed.
     """
 
     def column(values: list[float]) -> Tensor:
@@ -201,23 +203,22 @@ def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] |
         ascending = _sorted(logits)  # [R, V]
         V = logits.shape[-1]
         # 1. top-k: below the k-th largest value nothing stays.
-        kth = column([V - min(p.top_k, V) if p.top_k > 0 else 0 for p in params]).long()
+        kth = column([V - min(p.top_k, V) if p.top_k > 0 else 0 for p in params]).long()  # [R, 1]: its index
         ascending = ascending.masked_fill(ascending < ascending.gather(-1, kth), -torch.inf)
         # 2. top-p: the smallest set of the likeliest tokens whose probability reaches p; the very likeliest
         #    stays, and so do equals of the least likely one.
-        below = ascending.softmax(-1).cumsum(-1) <= column(
-            [1 - p.top_p if p.top_p < 1 else -1.0 for p in params]
-        )
-        first = below[:, :-1].sum(-1, keepdim=True)  # [R, 1]: place of the least likely token that stays
-        least = ascending.gather(-1, torch.maximum(first, kth))
-        logits = logits.masked_fill(logits < least, -torch.inf)
+        tail = column([1 - p.top_p if p.top_p < 1 else -1.0 for p in params])  # [R, 1]: -1: all stay
+        is_behind = ascending.softmax(-1).cumsum(-1) <= tail  # [R, V]
+        num_behind = is_behind[:, :-1].sum(-1, keepdim=True)  # [R, 1]: index of the least likely that stays
+        fence = ascending.gather(-1, torch.maximum(num_behind, kth))  # [R, 1]
+        logits = logits.masked_fill(logits < fence, -torch.inf)
     probs = logits.softmax(-1)
     if any(p.min_p > 0 for p in params):
         # 3. min-p: at least this share of the likeliest token's probability.
-        least = probs.amax(-1, keepdim=True) * column([p.min_p for p in params])
-        probs = logits.masked_fill(probs < least, -torch.inf).softmax(-1)
+        fence = probs.amax(-1, keepdim=True) * column([p.min_p for p in params])  # [R, 1]
+        probs = logits.masked_fill(probs < fence, -torch.inf).softmax(-1)
     if any(row.temperature == 0 for row in rows):
-        greedy = column([row.temperature == 0 for row in rows]).bool()
+        greedy = column([row.temperature == 0 for row in rows]).bool()  # [R, 1]
         probs = torch.where(greedy, torch.zeros_like(probs).scatter_(-1, likeliest, 1.0), probs)
     return probs
 
@@ -230,8 +231,7 @@ def _sorted(logits: Tensor) -> Tensor:
 
 
 def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
-    """logits[R, V] with each row's bias, penalties and bans applied, in fp32: few tokens per row, so only
-    those are touched.
+    """logits[R, V] in fp32, with each row's bias, penalties and bans applied to the few tokens they are for.
 
     A penalised token's logit x becomes, after its bias: x / r if x > 0 else x · r (repetition, prompt and
     output), then x − frequency · count − presence (output only). A row's stop tokens are banned, whatever
@@ -240,31 +240,29 @@ def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
     if not any(row.is_adjusted for row in rows):
         return logits
     logits = logits.float()  # as beside a sampled row: bf16 would depend on who else is in the batch
-    adjusted = [index for index, row in enumerate(rows) if row.is_adjusted]
-    tokens, factors = zip(*[rows[index].changes() for index in adjusted])  # of each such row
-    row_of = np.repeat(adjusted, [len(own) for own in tokens])
-    if len(row_of):
-        place = _to(logits.device, row_of), _to(logits.device, np.concatenate(tokens))  # each [C]
-        bias, repetition, subtract = _to(logits.device, np.concatenate(factors)).unbind(1)
-        x = logits[place] + bias  # [C]
+    adjusted = [i for i, row in enumerate(rows) if row.is_adjusted]
+    tokens, factors = zip(*[rows[i].changes() for i in adjusted])  # of each such row
+    row_indices = np.repeat(adjusted, [len(row_tokens) for row_tokens in tokens])  # [C], of all rows
+    if len(row_indices):
+        index = _to(logits.device, row_indices), _to(logits.device, np.concatenate(tokens))  # each [C]
+        bias, repetition, subtract = _to(logits.device, np.concatenate(factors)).unbind(1)  # each [C]
+        x = logits[index] + bias  # [C]
         x = torch.where(x > 0, x / repetition, x * repetition) - subtract
-        logits = logits.index_put(place, x)
+        logits = logits.index_put(index, x)
     if positions is None:
         positions = next_positions(rows)
-    banned = [
-        (index, token)
-        for index, (row, position) in enumerate(zip(rows, positions, strict=True))
-        if position < row.params.min_tokens
-        for token in row.stop_ids
-    ]
+    banned: list[tuple[int, int]] = []  # (row, token)
+    for i, (row, position) in enumerate(zip(rows, positions, strict=True)):
+        if position < row.params.min_tokens:
+            banned += [(i, token) for token in row.stop_ids]
     if banned:
-        places = _to(logits.device, np.array(banned)).unbind(1)
-        logits = logits.index_put(places, logits.new_full((), -torch.inf))
+        banned_index = _to(logits.device, np.array(banned)).unbind(1)  # rows, tokens
+        logits = logits.index_put(banned_index, logits.new_full((), -torch.inf))
     return logits
 
 
 def _to(device: torch.device, numbers: np.ndarray) -> Tensor:
-    """Host numbers on their way to the device, which nobody waits for."""
+    """Host numbers on the device. The host does not wait for the copy."""
     return torch.from_numpy(numbers).to(device, non_blocking=True)
 
 

@@ -32,7 +32,7 @@ class GrowingOutput:
         self.stop_reason: int | str | None = None
         self.eos_token_ids = () if params.ignore_eos else eos_token_ids
         room = max_positions - prompt_length
-        self.limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        self.limit = room if params.max_tokens is None else min(params.max_tokens, room)  # tokens
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
         self._last_ids = frozenset((*self.eos_token_ids, *params.stop_token_ids))
         self._longest_stop = max(map(len, params.stop), default=0)
@@ -40,8 +40,9 @@ class GrowingOutput:
     @property
     def banned_token_ids(self) -> tuple[int, ...]:
         """Tokens that must not be chosen next: the ones that end the output, until `min_tokens` are there."""
-        short = len(self.token_ids) < self.params.min_tokens
-        return (*self.eos_token_ids, *self.params.stop_token_ids) if short else ()
+        if len(self.token_ids) >= self.params.min_tokens:
+            return ()
+        return (*self.eos_token_ids, *self.params.stop_token_ids)
 
     @property
     def visible(self) -> str:
@@ -71,32 +72,40 @@ class GrowingOutput:
             return self._finish("stop", stop_reason, self._detokenizer.push(token_id) if wanted else "")
         # 2. Its text, and in it a stop string, which may have begun several tokens ago.
         piece = self._detokenizer.push(token_id)
-        text, self.text = self.text, ""  # if nobody else holds it, Python lengthens it where it is
-        before = len(text)
+        text, self.text = self.text, ""  # with no second reference, Python appends to a str in place
+        num_before = len(text)
         text += piece
         self.text = text
         may_stop = self._longest_stop and len(self.token_ids) >= self.params.min_tokens
-        if may_stop and (stop := self._find_stop(before)):
+        stop = self._find_stop(num_before) if may_stop else None
+        if stop is not None:
             start, string = stop
-            self.text = self.text[: start + len(string) if self.params.include_stop_str_in_output else start]
+            end = start + len(string) if self.params.include_stop_str_in_output else start
+            self.text = self.text[:end]
             return self._finish("stop", string, flush=False)
-        # 3. Enough.
+        # 3. The length.
         if len(self.token_ids) >= self.limit:
             return self._finish("length", None)
         return False
 
-    def _find_stop(self, before: int) -> tuple[int, str] | None:
-        """The stop string that ends first among those not complete in the first `before` characters."""
-        ends = []  # (end, start, string)
+    def _find_stop(self, num_before: int) -> tuple[int, str] | None:
+        """(start, stop string) of the one that ends first, among those that were not complete in the first
+        `num_before` characters; None: there is none.
+        """
+        matches = []  # (end, start, string)
         for string in self.params.stop:
-            start = self.text.find(string, max(0, before - len(string) + 1))
+            start = self.text.find(string, max(0, num_before - len(string) + 1))
             if start >= 0:
-                ends.append((start + len(string), start, string))
-        return min(ends)[1:] if ends else None
+                matches.append((start + len(string), start, string))
+        if not matches:
+            return None
+        _, start, string = min(matches)
+        return start, string
 
     def _finish(
         self, reason: FinishReason, stop_reason: int | str | None, text: str = "", flush: bool = True
     ) -> bool:
+        """End the output with `text`, and with half a character as U+FFFD if `flush`. Always True."""
         self.text += text + (self._detokenizer.flush() if flush else "")
         self.finish_reason, self.stop_reason = reason, stop_reason
         return True

@@ -1,10 +1,13 @@
 """Jinja's sandbox, with bounds on what a template takes: characters and time. Part 14.
 
-A chat template is a stranger's program. Jinja's own sandbox keeps it from this process and its files; this
-one also counts what it makes. Each loop, call, filter, operator and printed value is charged the characters
-that it may come to, before it is computed, and each step a few more: a render ends with `TooMuch` once LIMIT
-of them are used up, or SECONDS are over. So no thread has to be killed, and memory stays within a few times
-LIMIT. What is not charged is a single comparison of lists: nested for the purpose, two of them take long.
+A chat template is a stranger's program. Jinja's own sandbox keeps it from this process and its files. This
+one also bounds what a render makes: each item of a loop, call, filter, operator and printed value is charged
+to a `Budget`, with the characters that it may come to, before it is computed. `TooMuch` ends a render that
+has used up MAX_CHARACTERS or SECONDS. So no thread has to be killed, and memory stays within a few times
+MAX_CHARACTERS. One thing is not charged: a single comparison of lists. Lists that are nested for the purpose
+make it long.
+
+From top to bottom: the budget, `render`, the environment that charges it, and how much each thing is charged.
 """
 
 import functools
@@ -22,38 +25,39 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-LIMIT = (
-    1 << 25
-)  # characters, of all that is made on the way: a prompt of a million tokens has about 4 million
-STEP = 64  # characters that a step costs by itself: an item of a loop or of a list, a call, an operator
+MAX_CHARACTERS = 2**25  # made in a render, on the way too: a prompt of a million tokens has about 4 million
+STEP = 64  # characters that a step is charged by itself: an item of a loop or of a list, a call, an operator
 SECONDS = 10.0
-LARGEST_BITS = 4096  # of a whole number
-COUNTED, JOINED = "counted iterations", "joined pieces"  # filters: no template can write names with a space
-WRITES = {"format", "join", "pprint", "string", "sum", "tojson", "urlencode", "xmlattr"}  # all of their value
-WIDTHS = re.compile(r"%(?:\([^()%]*\))?[-+ #\d.*]*|:[^{}:]*\}")  # in formats: "%20d", "{:>20}"
+MAX_INT_BITS = 4096
 Text = str | bytes
+
+# Two filters of this sandbox. No template can call them: a name has no space there.
+COUNTED, JOINED = "counted iterations", "joined pieces"
+# Filters that write out all of their value.
+WRITING_FILTERS = {"format", "join", "pprint", "string", "sum", "tojson", "urlencode", "xmlattr"}
+FORMAT_FIELD = re.compile(r"%(?:\([^()%]*\))?[-+ #\d.*]*|:[^{}:]*\}")  # with its width: "%20d", "{:>20}"
 
 
 class TooMuch(TemplateError):
-    """A template that makes more than LIMIT characters, or takes more than SECONDS."""
+    """The template makes more than MAX_CHARACTERS, or takes more than SECONDS."""
 
 
 class Budget:
     """What one render may still use."""
 
     def __init__(self) -> None:
-        self.left, self.end = LIMIT, time.monotonic() + SECONDS
+        self.characters, self.deadline = MAX_CHARACTERS, time.monotonic() + SECONDS
 
     def charge(self, characters: int) -> None:
-        """Raises TooMuch: they are more than are left, or the time is over."""
-        self.left -= STEP + characters
-        if self.left < 0:
-            raise TooMuch(f"the chat template makes more than {LIMIT:,} characters")
-        if time.monotonic() > self.end:
+        """Take so many characters and a STEP. Raises TooMuch: not so many are left, or the time is over."""
+        self.characters -= STEP + characters
+        if self.characters < 0:
+            raise TooMuch(f"the chat template makes more than {MAX_CHARACTERS:,} characters")
+        if time.monotonic() > self.deadline:
             raise TooMuch(f"the chat template takes more than {SECONDS:g} seconds")
 
     def counted(self, items: Iterable[Any], characters: int = 0) -> Iterator[Any]:
-        """The items, each charged when it is taken, with what a loop's body writes by itself."""
+        """The items, each charged when it is taken. `characters`: that a loop's body writes by itself."""
         for item in items:
             self.charge(characters)
             yield item
@@ -62,111 +66,8 @@ class Budget:
 _budget: ContextVar[Budget] = ContextVar("budget")  # of the render that runs in this thread
 
 
-def length(value: Any, most: int = LIMIT) -> int:
-    """How many characters `value` has, written out, and a step for each part of it; `most` is enough."""
-    total, stack = 0, [value]
-    while stack and total <= most:
-        part = stack.pop()
-        total += STEP
-        if isinstance(part, Text):
-            total += len(part)
-        elif isinstance(part, int):
-            total += part.bit_length() // 3
-        elif isinstance(part, Mapping):
-            stack += [*part.keys(), *part.values()]
-        elif isinstance(part, list | tuple | set | frozenset | ItemsView | ValuesView):
-            stack += part
-            total += len(part)
-    return total
-
-
-def _whole(values: Iterable[Any]) -> int:
-    """The largest whole number among arguments: how wide, how many."""
-    return max((abs(value) for value in values if isinstance(value, int)), default=0)
-
-
-class _Namespace(Namespace):
-    """May hold itself: it is not written out."""
-
-    def __repr__(self) -> str:
-        return "<Namespace>"
-
-
-class _Hooked(NodeTransformer):
-    """Has loops and `a ~ b` go through filters of this sandbox, as Jinja has no hooks for the two."""
-
-    def __init__(self, environment: Environment) -> None:
-        self.environment = environment
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        written = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        self.generic_visit(node)
-        node.iter = self._filter(COUNTED, node.iter, nodes.Const(written, lineno=node.lineno))
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return self._filter(JOINED, nodes.List(node.nodes, lineno=node.lineno))
-
-    def _filter(self, name: str, value: nodes.Node, *arguments: nodes.Node) -> nodes.Filter:
-        return nodes.Filter(
-            value, name, list(arguments), [], None, None, lineno=value.lineno, environment=self.environment
-        )
-
-
-class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox in which `render` has bounds."""
-
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
-
-    def __init__(self, extensions: list[type[Extension]], filters: Mapping[str, Callable[..., Any]]) -> None:
-        # Nothing is computed while a template is read: what is printed depends on the render's budget.
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False, finalize=_printed
-        )
-        self.filters |= filters
-        for name, function in self.filters.items():
-            self.filters[name] = _charged(name, function)
-        self.filters |= {COUNTED: _counted, JOINED: _joined}
-        del self.globals["lipsum"]
-        self.globals["namespace"] = _Namespace
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        return _Hooked(self).visit(super()._parse(source, name, filename))
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """`left operator right`, once what it makes has been charged."""
-        budget = _budget.get()
-        if isinstance(left, int) and isinstance(right, int):
-            bits = {"*": left.bit_length() + right.bit_length(), "**": left.bit_length() * max(right, 0)}
-            if bits.get(operator, 0) > LARGEST_BITS:
-                raise TooMuch(f"the chat template makes a number of more than {LARGEST_BITS:,} bits")
-        elif operator == "*":
-            for value, times in ((left, right), (right, left)):
-                if isinstance(times, int) and isinstance(value, Sized):
-                    budget.charge(len(value) * max(times, 0))
-        elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
-            budget.charge(len(left) + len(right))
-        elif operator == "%" and isinstance(left, Text):
-            _charge_format(budget, left, right)
-        return super().call_binop(context, operator, left, right)
-
-    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """`obj(...)`, charged for what a method of a text may make of it, and for the text that comes."""
-        budget = _budget.get()
-        text = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)  # Jinja wraps str.format
-        if isinstance(obj, LoopContext):  # `loop(items)`: a recursive loop goes on with them
-            args = (budget.counted(args[0]), *args[1:]) if args else args
-        elif isinstance(text, Text | int):
-            args = tuple(list(islice(a, LIMIT)) if isinstance(a, Iterator) else a for a in args)
-            budget.charge(_method(budget, obj.__name__, text, (*args, *kwargs.values())))
-        value = super().call(context, obj, *args, **kwargs)
-        budget.charge(len(value) if isinstance(value, Text | list) else 0)
-        return value
-
-
 def render(template: Template, values: Mapping[str, Any]) -> str:
-    """The text of a template of a `BoundedEnvironment`. Raises TooMuch, or what the template does."""
+    """The text of a template of a `BoundedEnvironment`. Raises TooMuch, or what the template raises."""
     budget = Budget()
     token = _budget.set(budget)
     try:
@@ -179,43 +80,86 @@ def render(template: Template, values: Mapping[str, Any]) -> str:
         _budget.reset(token)
 
 
-def _method(budget: Budget, name: str, text: Any, arguments: tuple[Any, ...]) -> int:
-    """How many characters a method of a text (or of a number) may come to."""
-    own = len(text) if isinstance(text, Text) else 0
-    if name == "replace" and len(arguments) > 1:
-        old, new = arguments[:2]
-        times = text.count(old) if isinstance(old, type(text)) else 0
-        return own + (times * len(new) if isinstance(new, Text) else 0)
-    if name in ("format", "format_map"):
-        _charge_format(budget, text, arguments)
-        return own
-    if name in ("join", "translate"):
-        number = max((len(a) for a in arguments if isinstance(a, Sized)), default=0)
-        size = length(arguments)
-        return size + own * number if name == "join" else own * size
-    return own + _whole(arguments) * (own + 1 if name == "expandtabs" else 1)
-
-
-def _charge_format(budget: Budget, form: Any, values: Any) -> None:
-    """A format: itself, its values, and how wide it says that they are to be."""
-    form = form.decode("latin-1") if isinstance(form, bytes) else str(form)
-    widths = sum(int(digits[:12]) for span in WIDTHS.findall(form) for digits in re.findall(r"\d+", span))
-    named = "*" in form or re.search(r"\{[^{}]*\{", form)  # widths that are values themselves
-    values = values if isinstance(values, tuple) else (values,)
-    times = 1 + form.count("{") + form.count("%")
-    size = length(values) * times
-    budget.charge(len(form) + widths + size + (_whole(values) * times if named else 0))
-
-
-def written(value: Any) -> str:
-    """`value` as text, once that has been charged."""
-    _budget.get().charge(length(value))
+def to_text(value: Any) -> str:
+    """`value` written out, once that is charged."""
+    _budget.get().charge(written_length(value))
     return str(value)
 
 
-@pass_context
-def _printed(context: Context, value: Any) -> str:
-    return written(value)
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox whose templates charge the budget of `render`."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self, extensions: list[type[Extension]], filters: Mapping[str, Callable[..., Any]]) -> None:
+        """`filters`: by name, beside Jinja's own."""
+        # Not optimized: else Jinja would compute constants while it reads a template, without a budget.
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False, finalize=_printed
+        )
+        self.filters |= filters
+        for name, function in self.filters.items():
+            self.filters[name] = _charged_filter(name, function)
+        self.filters |= {COUNTED: _counted, JOINED: _joined}
+        del self.globals["lipsum"]  # makes text of any length
+        self.globals["namespace"] = _Namespace
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        return _ChargeLoopsAndConcats(self).visit(super()._parse(source, name, filename))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """`left operator right`, once its result is charged."""
+        budget = _budget.get()
+        if isinstance(left, int) and isinstance(right, int):
+            _refuse_large_int(operator, left, right)
+        elif operator == "*":
+            for value, times in ((left, right), (right, left)):
+                if isinstance(value, Sized) and isinstance(times, int):
+                    budget.charge(len(value) * max(times, 0))
+        elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
+            budget.charge(len(left) + len(right))
+        elif operator == "%" and isinstance(left, Text):
+            budget.charge(_format_characters(left, right))
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """`obj(...)`: a method of a text or a number is charged for what it may make, any other call for the
+        text or list that it returns.
+        """
+        budget = _budget.get()
+        method = getattr(obj, "__wrapped__", obj)  # Jinja wraps str.format
+        owner = getattr(method, "__self__", None)
+        if isinstance(obj, LoopContext):  # `loop(items)`: a recursive loop goes on with them
+            if args:
+                args = (budget.counted(args[0]), *args[1:])
+        elif isinstance(owner, Text | int):
+            args = tuple(_as_list(argument) for argument in args)
+            budget.charge(_method_characters(obj.__name__, owner, (*args, *kwargs.values())))
+        result = super().call(context, obj, *args, **kwargs)
+        budget.charge(len(result) if isinstance(result, Text | list) else 0)
+        return result
+
+
+class _ChargeLoopsAndConcats(NodeTransformer):
+    """Has loops and `a ~ b` go through the two filters of this sandbox: Jinja has no hooks for them."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        body_characters = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        self.generic_visit(node)
+        node.iter = self._filter(COUNTED, node.iter, nodes.Const(body_characters, lineno=node.lineno))
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return self._filter(JOINED, nodes.List(node.nodes, lineno=node.lineno))
+
+    def _filter(self, name: str, value: nodes.Node, *arguments: nodes.Node) -> nodes.Filter:
+        return nodes.Filter(
+            value, name, list(arguments), [], None, None, lineno=value.lineno, environment=self.environment
+        )
 
 
 def _counted(items: Iterable[Any], characters: int) -> Iterator[Any]:
@@ -223,35 +167,134 @@ def _counted(items: Iterable[Any], characters: int) -> Iterator[Any]:
 
 
 def _joined(pieces: list[Any]) -> str:
-    return "".join(map(written, pieces))
+    return "".join(map(to_text, pieces))
 
 
-def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that is charged before and behind."""
-    passed = 1 if hasattr(function, "jinja_pass_arg") else 0  # its first argument is Jinja's
+@pass_context
+def _printed(context: Context, value: Any) -> str:
+    """`{{ value }}`. With a context as its argument, Jinja calls it at each render, not while it reads."""
+    return to_text(value)
+
+
+class _Namespace(Namespace):
+    """Jinja's, but its contents are not written out: it may hold itself."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter, charged for what it may make before it runs, and for its result."""
+    num_leading = (
+        1 if hasattr(function, "jinja_pass_arg") else 0
+    )  # Jinja passes its context, or environment, first
 
     @functools.wraps(function)
-    def bounded(*args: Any, **kwargs: Any) -> Any:
+    def charged(*args: Any, **kwargs: Any) -> Any:
+        leading, (value, *others) = args[:num_leading], args[num_leading:]
+        if name in WRITING_FILTERS:
+            value = _as_list(value)
         budget = _budget.get()
-        value, *others = args[passed:]
-        arguments = (*others, *kwargs.values())
-        if isinstance(value, Iterator) and name in WRITES:
-            value = list(islice(value, LIMIT))
-            args = (*args[:passed], value, *others)
-        if name == "format":
-            _charge_format(budget, value, arguments)
-        elif name == "replace":
-            budget.charge(_method(budget, "replace", written(value), arguments))
-        elif name in WRITES:
-            items = len(value) if isinstance(value, Sized) else 1
-            budget.charge(length(value) + items * length(arguments) + length(value) * _whole(arguments))
-        elif name not in ("default", "d"):  # they give their argument as it is
-            own = len(value) if isinstance(value, Text) else 0
-            times = {"indent": own and value.count("\n"), "wordwrap": own, "urlize": own}.get(name, 0) + 1
-            widest = max((len(argument) for argument in arguments if isinstance(argument, Text)), default=0)
-            budget.charge(own + times * max(widest, _whole(arguments)))
-        result = function(*args, **kwargs)
+        _charge_filter(budget, name, value, (*others, *kwargs.values()))
+        result = function(*leading, value, *others, **kwargs)
         budget.charge(len(result) if isinstance(result, Text | list) else 0)
         return result
 
-    return bounded
+    return charged
+
+
+def _charge_filter(budget: Budget, name: str, value: Any, arguments: tuple[Any, ...]) -> None:
+    """Charge what `value | name(arguments)` may come to."""
+    if name in ("default", "d"):
+        return  # it makes nothing
+    if name == "format":
+        characters = _format_characters(value, arguments)
+    elif name == "replace":
+        characters = _method_characters("replace", to_text(value), arguments)
+    elif name in WRITING_FILTERS:
+        num_items = len(value) if isinstance(value, Sized) else 1
+        size = written_length(value)
+        characters = size + num_items * written_length(arguments) + size * _largest_int(arguments)
+    else:
+        size = len(value) if isinstance(value, Text) else 0
+        insertions = 1  # of an argument, or of as many spaces as one says
+        if name == "indent" and size:
+            insertions += value.count("\n")
+        elif name in ("wordwrap", "urlize"):
+            insertions += size
+        longest = max((len(argument) for argument in arguments if isinstance(argument, Text)), default=0)
+        characters = size + insertions * max(longest, _largest_int(arguments))
+    budget.charge(characters)
+
+
+def _method_characters(name: str, owner: Any, arguments: tuple[Any, ...]) -> int:
+    """How many characters a method of a text, or of a number, may come to."""
+    size = len(owner) if isinstance(owner, Text) else 0
+    if name == "replace" and len(arguments) > 1:
+        old, new = arguments[:2]
+        replacements = owner.count(old) if isinstance(old, type(owner)) else 0
+        return size + (replacements * len(new) if isinstance(new, Text) else 0)
+    if name in ("format", "format_map"):
+        return size + _format_characters(owner, arguments)
+    if name == "join":
+        num_items = max((len(argument) for argument in arguments if isinstance(argument, Sized)), default=0)
+        return written_length(arguments) + size * num_items
+    if name == "translate":
+        return size * written_length(arguments)
+    width = _largest_int(arguments)
+    return size + width * (size + 1 if name == "expandtabs" else 1)
+
+
+def _format_characters(template: Any, values: Any) -> int:
+    """How many characters a format (`%` or `str.format`) may come to: itself, its values, and its widths."""
+    text = template.decode("latin-1") if isinstance(template, bytes) else str(template)
+    widths = 0  # that the text says
+    for field in FORMAT_FIELD.findall(text):
+        for digits in re.findall(r"\d+", field):
+            widths += int(digits[:12])  # 12 digits are more than MAX_CHARACTERS
+    values = values if isinstance(values, tuple) else (values,)
+    num_fields = 1 + text.count("{") + text.count("%")  # at most; each may show all values
+    has_width_values = "*" in text or re.search(r"\{[^{}]*\{", text)  # "%*d", "{:>{}}"
+    value_widths = num_fields * _largest_int(values) if has_width_values else 0
+    return len(text) + widths + num_fields * written_length(values) + value_widths
+
+
+def written_length(value: Any) -> int:
+    """How many characters `value` has, written out, with a STEP for each part of it. The count ends once it
+    is more than MAX_CHARACTERS.
+    """
+    total, parts = 0, [value]
+    while parts and total <= MAX_CHARACTERS:
+        part = parts.pop()
+        total += STEP
+        if isinstance(part, Text):
+            total += len(part)
+        elif isinstance(part, int):
+            total += part.bit_length() // 3  # a digit has more than three bits
+        elif isinstance(part, Mapping):
+            parts += [*part.keys(), *part.values()]
+        elif isinstance(part, list | tuple | set | frozenset | ItemsView | ValuesView):
+            parts += part
+            total += len(part)
+    return total
+
+
+def _as_list(value: Any) -> Any:
+    """An iterator as a list, whose items can be counted before they are used; anything else as it is."""
+    return list(islice(value, MAX_CHARACTERS)) if isinstance(value, Iterator) else value
+
+
+def _largest_int(values: Iterable[Any]) -> int:
+    """The largest whole number among arguments, which may say how wide, or how many."""
+    return max((abs(value) for value in values if isinstance(value, int)), default=0)
+
+
+def _refuse_large_int(operator: str, left: int, right: int) -> None:
+    """Raises TooMuch: the product or the power has more than MAX_INT_BITS."""
+    bits = 0
+    if operator == "*":
+        bits = left.bit_length() + right.bit_length()
+    elif operator == "**":
+        bits = left.bit_length() * max(right, 0)
+    if bits > MAX_INT_BITS:
+        raise TooMuch(f"the chat template makes a number of more than {MAX_INT_BITS:,} bits")

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from engine.wiring.engine_args import EngineArgs
 
-HERE = Path(__file__).parents[2]  # where the package is
+ROOT = Path(__file__).parents[2]  # the folder that has the package
 START_SECONDS = 240  # for a server to load its model
 
 
 def to_flags(args: EngineArgs) -> list[str]:
-    """What a command line says that means `args`; what is as by default is left out."""
+    """The flags of `ruvon serve` that mean `args`, without those that say the default."""
     flags = []
     for spec in fields(EngineArgs):
         value, name = getattr(args, spec.name), spec.name.replace("_", "-")
@@ -38,13 +38,13 @@ def to_flags(args: EngineArgs) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """This process's, in which a child finds this very package."""
-    paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
+    """This process's environment, with which a child process imports this very package."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def free_port(wanted: int, host: str = "127.0.0.1") -> int:
-    """`wanted`, or 0, which stands for any that is free, where somebody has it."""
+    """`wanted` if it is free; else 0, with which a server takes any free port."""
     with socket.socket() as attempt:
         attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
         try:
@@ -58,9 +58,9 @@ def free_port(wanted: int, host: str = "127.0.0.1") -> int:
 def served(
     log: Path, *arguments: str, env: Mapping[str, str] | None = None, port: int = 0
 ) -> Iterator[tuple[str, int]]:
-    """`ruvon serve` with these arguments: its URL, its process id. What it says goes to `log`.
+    """Run `ruvon serve` with these arguments, and give its URL and process id. Its output goes to `log`.
 
-    Raises RuntimeError, with what it said: it did not start.
+    Raises RuntimeError, with that output: the server did not start.
     """
     command = [sys.executable, "-m", "engine.cli.main", "serve", "--port", str(port), *arguments]
     variables = (environment() if env is None else dict(env)) | {"PYTHONUNBUFFERED": "1"}

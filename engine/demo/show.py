@@ -28,19 +28,19 @@ from engine.wiring.loading import public_name
 
 PORT = 8000  # if it is free
 MAX_SECONDS = 40.0  # for the crowd, on a machine that is busy with something else
-LINGER = 12  # seconds in which who sits at the terminal may click
-NAME = 6  # columns
-SPECULATION = {"num_speculative_tokens": 4}
+LINGER_SECONDS = 12  # that the server stays for a user who wants to click
+NAME_COLUMNS = 6
+NUM_SPECULATIVE_TOKENS = 4
 
 
 def show_crowd(args: EngineArgs, seconds: float) -> None:
-    """A server, and people who ask it for so long. Raises CheckpointError, ValueError, or RuntimeError: the
-    server did not start, or somebody got no answer.
+    """Start a server, and show people who ask it for so many seconds. Raises CheckpointError, ValueError, or
+    RuntimeError: the server did not start, or a person got no answer.
     """
     console = Console(highlight=False)
     chat = ChatTemplate.from_pretrained(args.tokenizer or args.model) is not None
-    args = _speculating(args)
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server must end, too
+    args = _with_speculation(args)
+    previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server must end, too
     env = {name: value for name, value in environment().items() if name != "RUVON_API_KEY"}
     try:
         with ExitStack() as stack:
@@ -51,7 +51,7 @@ def show_crowd(args: EngineArgs, seconds: float) -> None:
                 try:
                     url, _ = stack.enter_context(server)
                 except RuntimeError as error:
-                    raise _in_its_words(error) from None
+                    raise _refusal(error) from None
             _introduce(console, url, args)
             crowd = Crowd(url, chat)
             try:
@@ -61,24 +61,27 @@ def show_crowd(args: EngineArgs, seconds: float) -> None:
             _sum_up(console, crowd)
             _linger(console, url)
     finally:
-        signal.signal(signal.SIGTERM, before)
-    if failed := [f"{person.name}: {person.failed}" for person in crowd.people if person.failed]:
-        raise RuntimeError("; ".join(failed))
+        signal.signal(signal.SIGTERM, previous_handler)
+    errors = [f"{person.name}: {person.error}" for person in crowd.people if person.error]
+    if errors:
+        raise RuntimeError("; ".join(errors))
 
 
-def _speculating(args: EngineArgs) -> EngineArgs:
-    """With a draft model where one shares the tokenizer, else with what the text itself has said."""
+def _with_speculation(args: EngineArgs) -> EngineArgs:
+    """The options with a draft model, where there is one with the same tokenizer, else with n-grams of the
+    text itself.
+    """
     if args.speculative_config is not None:
         return args
-    how = {"model": "storyteller-draft"} if args.model == "storyteller" else {"method": "ngram"}
-    return replace(args, speculative_config=how | SPECULATION)
+    method = {"model": "storyteller-draft"} if args.model == "storyteller" else {"method": "ngram"}
+    return replace(args, speculative_config={**method, "num_speculative_tokens": NUM_SPECULATIVE_TOKENS})
 
 
-def _in_its_words(error: RuntimeError) -> Exception:
-    """What the server refused, without the way it got here."""
-    *_, last = str(error).strip().splitlines()
-    name, _, why = last.partition("ruvon serve: ")
-    return ValueError(why) if why and not name else error
+def _refusal(error: RuntimeError) -> Exception:
+    """What `ruvon serve` refused, as a ValueError; any other failure as it is."""
+    *_, last_line = str(error).strip().splitlines()
+    prefix = "ruvon serve: "
+    return ValueError(last_line.removeprefix(prefix)) if last_line.startswith(prefix) else error
 
 
 def _introduce(console: Console, url: str, args: EngineArgs) -> None:
@@ -90,7 +93,7 @@ def _introduce(console: Console, url: str, args: EngineArgs) -> None:
 
 
 async def _watch(console: Console, crowd: Crowd, seconds: float) -> None:
-    """Everybody asks until the time is over; drawn where there is a terminal, else told at the end."""
+    """Let the people ask until the time is over: drawn meanwhile in a terminal, else printed at the end."""
     async with httpx.AsyncClient(timeout=MAX_SECONDS, trust_env=False) as http:
         if console.is_terminal:
             with Live(console=console, auto_refresh=False) as live:
@@ -104,17 +107,17 @@ async def _watch(console: Console, crowd: Crowd, seconds: float) -> None:
         await crowd.run(http, seconds, MAX_SECONDS)
         for person in crowd.people:
             console.print(f"{person.name}: {person.question}", markup=False)
-            console.print(f"  {person.first or person.text}\n", markup=False)
+            console.print(f"  {person.first_answer or person.text}\n", markup=False)
 
 
 def board(crowd: Crowd, width: int) -> Table:
-    """Who asks what, the end of what each is told, and the server's numbers below."""
+    """Each person's question and the end of the answer; below, the server's numbers."""
     table = Table.grid(padding=(0, 1))
-    room = max(20, width - NAME - 2)
-    table.add_column(style="bold", no_wrap=True, width=NAME)
+    room = max(20, width - NAME_COLUMNS - 2)
+    table.add_column(style="bold", no_wrap=True, width=NAME_COLUMNS)
     table.add_column(no_wrap=True, width=room)
     for person in crowd.people:
-        table.add_row(person.name, person.question, style="cyan" if person.waits else "")
+        table.add_row(person.name, person.question, style="cyan" if person.is_waiting else "")
         table.add_row("", _end(person, room))
     table.add_row()
     for line in crowd.numbers.lines(room):
@@ -129,27 +132,29 @@ def _end(person: Person, width: int) -> Text:
 
 def _sum_up(console: Console, crowd: Crowd) -> None:
     people, numbers = crowd.people, crowd.numbers
-    answers, firsts = sum(p.answers for p in people), [t for p in people for t in p.first_words]
+    num_answers = sum(person.num_answers for person in people)
+    first_words = [seconds for person in people for seconds in person.first_words]
     table = Table(show_header=False, box=None, padding=(0, 2))
-    table.add_row("people at once", f"{len(people)}, {answers} answers")
-    speed = f"up to {max(numbers.history):,.0f} tokens/s"
-    table.add_row("output", f"{numbers.tokens:,.0f} tokens in {numbers.seconds:.0f} s, {speed}")
-    if firsts:
-        table.add_row("time to first token", f"{statistics.median(firsts) * 1e3:,.0f} ms (median)")
-    table.add_row("requests in a step", f"{numbers.per_step:.1f} on average")
-    if numbers.drafted:
-        table.add_row("speculation", f"{numbers.accepted / numbers.drafted:.0%} of the drafts were right")
-    if numbers.cached:
-        known = numbers.cached / numbers.prompt_tokens
-        table.add_row("prefix cache", f"{known:.0%} of the prompts' tokens were there")
+    table.add_row("people at once", f"{len(people)}, {num_answers} answers")
+    speed = f"up to {max(numbers.speeds):,.0f} tokens/s"
+    table.add_row("output", f"{numbers.output_tokens:,.0f} tokens in {numbers.seconds:.0f} s, {speed}")
+    if first_words:
+        table.add_row("time to first token", f"{statistics.median(first_words) * 1e3:,.0f} ms (median)")
+    table.add_row("requests in a step", f"{numbers.requests_per_step:.1f} on average")
+    if numbers.draft_tokens:
+        share = numbers.accepted_tokens / numbers.draft_tokens
+        table.add_row("speculation", f"{share:.0%} of the drafts were right")
+    if numbers.cached_tokens:
+        share = numbers.cached_tokens / numbers.prompt_tokens
+        table.add_row("prefix cache", f"{share:.0%} of the prompts' tokens were there")
     console.print(table)
 
 
 def _linger(console: Console, url: str) -> None:
-    """Time to click, for who sits there."""
+    """Keep the server for LINGER_SECONDS, or until Enter, if a user sits at the terminal."""
     if console.is_terminal and sys.stdin.isatty():
-        console.print(f"\nThe server stays for {LINGER} seconds; Enter ends it. Click:")
+        console.print(f"\nThe server stays for {LINGER_SECONDS} seconds; Enter ends it. Click:")
         console.print(f"  chat {url}/   dashboard {url}/dashboard")
-        select.select([sys.stdin], [], [], LINGER)
+        select.select([sys.stdin], [], [], LINGER_SECONDS)
     console.print("\nNext: [cyan]make serve[/] keeps a server running; [cyan]ruvon --help[/] says what else")
     console.print("there is; [cyan]python -m parts list[/] shows how it is built, part by part.")

@@ -37,12 +37,12 @@ def tell_story(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
         "\n[bold]3. Story[/]   One token at a time, each the likeliest after all before it (greedy):\n"
     )
     console.print(prompt, style="bold", end="", highlight=False)
-    shown = 0
+    num_printed = 0  # characters
     for output in llm.stream(prompt, SamplingParams(temperature=0, max_tokens=max_tokens)):
         story = output.outputs[0]
         # rich would take longer over a token than the model does
-        print(for_stdout(story.text[shown:]), end="", flush=True)
-        shown = len(story.text)
+        print(for_stdout(story.text[num_printed:]), end="", flush=True)
+        num_printed = len(story.text)
 
     stats = output.stats
     assert stats is not None  # an engine's outputs have them

@@ -18,14 +18,14 @@ WORDS = [
     "one", "went", "but", "mom", "play", "like", "dog", "then", "were", "time", "there", "fun", "of",
 ]  # fmt: skip
 TEMPLATE_SHARE = 1 / 16  # of the context: left for a chat template, and for words of two tokens
-FIT = 0.99  # of a trace's requests are scaled to fit the context; the longest few are cut
+FITTING_SHARE = 0.99  # of a trace's requests: scaled until they fit; the prompts of the longest few are cut
 
-Span = tuple[int, int]  # from, to: both may come
+Span = tuple[int, int]  # least and most, both included
 
 
 @dataclass(frozen=True)
 class Job:
-    """One request, due `at` seconds after the start. A closed loop does not look at `at`."""
+    """One request, due `at` seconds after the start. A closed loop ignores `at`."""
 
     at: float
     prompt: str
@@ -33,7 +33,7 @@ class Job:
 
 
 def text(tokens: int, random: Random) -> str:
-    """About so many tokens, at least one."""
+    """A text of about so many tokens, at least one."""
     return " ".join(random.choices(WORDS, k=max(1, tokens)))
 
 
@@ -44,19 +44,21 @@ def endless(prompt_tokens: Span, max_tokens: Span, random: Random) -> Iterator[J
 
 
 def poisson(rate: float, seconds: float, prompt_tokens: Span, max_tokens: Span, random: Random) -> list[Job]:
-    """Arrivals that know nothing of each other, `rate` a second on average: the gaps between them are drawn
-    from an exponential distribution. Sizes as in `endless`.
+    """Independent arrivals, `rate` a second on average: the gaps between them are drawn from an exponential
+    distribution. Sizes as in `endless`.
     """
-    jobs, at = [], 0.0
-    sizes = endless(prompt_tokens, max_tokens, random)
-    while (at := at + random.expovariate(rate)) < seconds:
-        jobs.append(replace(next(sizes), at=at))
+    jobs = []
+    sized_jobs = endless(prompt_tokens, max_tokens, random)
+    at = random.expovariate(rate)
+    while at < seconds:
+        jobs.append(replace(next(sized_jobs), at=at))
+        at += random.expovariate(rate)
     return jobs
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A recording's jobs, and what was done to it to fit a smaller model."""
+    """A recording's jobs, and how they were changed to fit a smaller model."""
 
     jobs: list[Job]
     size_factor: float  # what its numbers of tokens were multiplied by
@@ -67,10 +69,10 @@ class Trace:
 def replay(path: Path, context: int, seconds: float, random: Random, rate: float | None = None) -> Trace:
     """The first `seconds` of a trace with the columns TIMESTAMP, ContextTokens, GeneratedTokens.
 
-    Prompts and outputs are multiplied by one factor, so that 99 of 100 requests fit `context` tokens and long
-    ones stay long beside short ones; of a longer one the prompt is cut. Nothing is made larger. `rate`
-    plays it faster or slower, so that the whole trace has so many arrivals a second on average; bursts stay
-    bursts. Raises ValueError: it has other columns, no rows, or no pace to be changed.
+    Prompts and outputs are multiplied by one factor of at most 1, so that 99 of 100 requests fit `context`
+    tokens and long ones stay long beside short ones; the prompts of the others are cut. `rate` plays the
+    trace faster or slower, so that all of it has so many arrivals a second on average; bursts stay bursts.
+    Raises ValueError: it has other columns, fewer than two rows, or no duration that `rate` could change.
     """
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
@@ -78,7 +80,7 @@ def replay(path: Path, context: int, seconds: float, random: Random, rate: float
         if not wanted <= set(reader.fieldnames or ()):
             raise ValueError(f"{path}: the columns {', '.join(sorted(wanted))} are needed")
         rows = [
-            (_when(row["TIMESTAMP"]), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+            (_to_seconds(row["TIMESTAMP"]), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
             for row in reader
         ]
     if len(rows) < 2:
@@ -89,20 +91,22 @@ def replay(path: Path, context: int, seconds: float, random: Random, rate: float
     speed = rate * (end - start) / (len(rows) - 1) if rate else 1.0
     room = int(context * (1 - TEMPLATE_SHARE))
     totals = sorted(prompt + output for _, prompt, output in rows)
-    factor = min(1.0, room / max(1, totals[int(FIT * (len(totals) - 1))]))
+    factor = min(1.0, room / max(1, totals[int(FITTING_SHARE * (len(totals) - 1))]))
 
     jobs, cut = [], 0
-    for when, prompt, output in rows:
-        at = (when - start) / speed
+    for moment, prompt, output in rows:
+        at = (moment - start) / speed
         if at >= seconds:
             break
-        output = min(max(1, round(output * factor)), room - 1)
-        scaled = max(1, round(prompt * factor))
-        cut += scaled > room - output
-        jobs.append(Job(at, text(min(scaled, room - output), random), output))
+        output_tokens = min(max(1, round(output * factor)), room - 1)
+        prompt_tokens = max(1, round(prompt * factor))
+        if prompt_tokens > room - output_tokens:
+            prompt_tokens = room - output_tokens
+            cut += 1
+        jobs.append(Job(at, text(prompt_tokens, random), output_tokens))
     return Trace(jobs, factor, speed, cut)
 
 
-def _when(stamp: str) -> float:
-    """Seconds of an ISO time with up to seven digits behind the point: Python takes six."""
+def _to_seconds(stamp: str) -> float:
+    """Seconds of an ISO time. It may have seven digits behind the point, of which Python reads six."""
     return datetime.fromisoformat(stamp[:26]).timestamp()

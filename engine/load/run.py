@@ -1,7 +1,7 @@
 """A run of a load generator: requests sent when they are due, or by so many users. Part 15.
 
-Promises that an open loop waits for nobody, and that how late the generator itself was is on record. Knows no
-HTTP but for `client`: who asks is handed in.
+Promises that an open loop waits for no answer, and that the generator's own delays are on record. Knows no
+HTTP but for `client` and `first_model`: a run is handed the function that sends a request.
 """
 
 import asyncio
@@ -10,75 +10,77 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 import httpx
 
 from engine.client.untrusted import ByteLimit, is_this_machine, parse_json
-from engine.load.client import Seen
+from engine.load.client import RequestRecord
 from engine.load.plan import Job
 
-Ask = Callable[[Job, float], Awaitable[Seen]]
+Ask = Callable[[Job, float], Awaitable[RequestRecord]]
 MODELS_SECONDS = 30  # to say which models there are
-TICK = 0.1  # seconds between two looks at the clock, and at the progress
+TICK = 0.1  # seconds between two measurements of the generator's delay, and two calls of `tick`
 
 
 class Run:
-    """A run: what has been seen so far, and by how much the generator itself was late."""
+    """A run: the records so far, and by how much the generator itself was late."""
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
-        self.seen: list[Seen] = []
-        self.sent = 0
-        self.wakeups: list[float] = []
+        self.records: list[RequestRecord] = []  # of requests that are over, in that order
+        self.sent = 0  # requests
+        self.wakeup_delays: list[float] = []  # seconds by which the event loop was late, every TICK
         self.start = asyncio.get_running_loop().time()
 
     async def open_loop(self, jobs: Iterable[Job]) -> None:
-        """Send each job when it is due, and wait for all in the end."""
+        """Send each job when it is due, however many are under way; then wait for all answers."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             for job in jobs:
                 due = self.start + job.at
                 await asyncio.sleep(max(0.0, due - loop.time()))
-                group.create_task(self._one(job, due))
+                group.create_task(self._send(job, due))
 
     async def closed_loop(self, jobs: Iterator[Job], users: int, seconds: float) -> None:
-        """So many users; who has an answer asks again, until `seconds` are over."""
+        """So many users, each of whom sends a job as soon as the last one is over, for so many `seconds`."""
         loop = asyncio.get_running_loop()
 
         async def user() -> None:
             while (now := loop.time()) < self.start + seconds:
-                await self._one(next(jobs), now)
+                await self._send(next(jobs), now)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(users):
                 group.create_task(user())
 
-    async def _one(self, job: Job, due: float) -> None:
+    async def _send(self, job: Job, due: float) -> None:
         self.sent += 1
-        self.seen.append(await self.ask(job, due))
+        self.records.append(await self.ask(job, due))
 
-    async def watched(self, work: Awaitable[None], tick: Callable[["Run"], None] = lambda run: None) -> None:
-        """Do `work`; meanwhile `tick` is called, and each time it is noted how late the call was."""
+    async def watch(self, work: Awaitable[None], tick: Callable[["Run"], None] = lambda run: None) -> None:
+        """Await `work`, one of the loops above. Meanwhile, every TICK, measure how late the event loop is,
+        and call `tick`.
+        """
 
-        async def watch() -> None:
+        async def tick_until_cancelled() -> None:
             loop, due = asyncio.get_running_loop(), self.start
             while True:
                 due += TICK
                 await asyncio.sleep(max(0.0, due - loop.time()))
-                self.wakeups.append(loop.time() - due)
+                self.wakeup_delays.append(loop.time() - due)
                 tick(self)
 
-        watching = asyncio.create_task(watch())
+        ticking = asyncio.create_task(tick_until_cancelled())
         try:
             await work
         finally:
-            watching.cancel()
+            ticking.cancel()
 
 
 def client(url: str, api_key: str | None = None, **options) -> httpx.AsyncClient:
-    """For `url`, with or without /v1; a server of this machine is never asked through a proxy."""
+    """An HTTP client for `url`, with or without /v1. It uses no proxy for a server on this machine."""
     base = httpx.URL(url)
     base = base.copy_with(path="/v1") if base.path in ("", "/") else base
     return httpx.AsyncClient(
         base_url=base,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-        timeout=None,  # a request has one of its own
+        timeout=None,  # `Endpoint.ask` bounds the whole answer
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         trust_env=not is_this_machine(base.host),
         **options,
@@ -86,7 +88,7 @@ def client(url: str, api_key: str | None = None, **options) -> httpx.AsyncClient
 
 
 async def first_model(http: httpx.AsyncClient) -> str:
-    """Its name. Raises httpx.HTTPError, OSError, ValueError: the server does not say."""
+    """The name of the server's first model. Raises httpx.HTTPError, OSError or ValueError: it names none."""
     limit = ByteLimit()
     async with asyncio.timeout(MODELS_SECONDS), http.stream("GET", "models") as answer:
         answer.raise_for_status()

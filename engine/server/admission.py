@@ -41,10 +41,10 @@ CUT_SHORT = ("queue_timeout", "shutting_down")  # why a running request had to e
 
 
 class AdmittedStream:
-    """The stream of a request that was admitted: it holds its places until it is over."""
+    """The stream of an admitted request. It holds the request's places in the queue until it is over."""
 
     def __init__(self, admission: "Admission", stream: OutputStream, sequences: int, ends_at: float) -> None:
-        """`ends_at`: its deadline, by the event loop's clock."""
+        """`sequences`: its places. `ends_at`: its deadline, by the event loop's clock; infinity: none."""
         self.tokens = stream.tokens
         self._admission, self._stream, self._sequences = admission, stream, sequences
         self._ends_at, self._why = ends_at, "queue_timeout"
@@ -55,9 +55,9 @@ class AdmittedStream:
             self.end("shutting_down")
 
     def end(self, why: str) -> None:
-        """It must be over now."""
+        """Let the stream end now, for this reason (one of CUT_SHORT)."""
         self._ends_at, self._why = -math.inf, why
-        if self._reading and not self._reading.expired():  # else it is over already, and cannot be wound
+        if self._reading and not self._reading.expired():  # an expired timeout cannot be rescheduled
             self._reading.reschedule(self._ends_at)
 
     def __aiter__(self) -> Self:
@@ -91,7 +91,9 @@ class AdmittedStream:
         return self._latest
 
     async def _cut_short(self) -> RequestOutput:
-        """What there is, as a last output: what runs still ends with "abort". RequestError: no token yet."""
+        """The latest output as the last: samples that still run get the reason "abort". Raises RequestError:
+        there is no token yet.
+        """
         await self.aclose()
         latest = self._latest
         if latest is None or not any(sample.token_ids for sample in latest.outputs):
@@ -101,7 +103,7 @@ class AdmittedStream:
         return replace(latest, outputs=samples, finished=True)
 
     async def aclose(self) -> None:
-        """Give the places back, and abort what is unfinished. Twice is fine."""
+        """Give the places back, and abort the request if it is unfinished. May be called twice."""
         if not self._over:
             self._over = True
             self._admission.give_back(self, self._sequences)
@@ -109,7 +111,7 @@ class AdmittedStream:
 
 
 class Admission:
-    """Takes on what there is room for, and turns the rest away."""
+    """A backend that admits the requests there is room for, and refuses the others."""
 
     def __init__(
         self,
@@ -149,7 +151,7 @@ class Admission:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is admitted, nor being looked at."""
+        """Whether no request is admitted, or being checked."""
         return not self.capacity.sequences
 
     async def abort(self, request_id: str) -> None:
@@ -203,17 +205,17 @@ class Admission:
         self.capacity.give_back(sequences, admitted.tokens, worked=admitted.begun)
 
     def begin_shutdown(self, seconds: float) -> None:
-        """From now on every new request is refused. Admitted ones go on; the server ends in `seconds`."""
+        """Refuse every new request from now on. Admitted ones go on; the server ends in `seconds`."""
         self._closes_at = asyncio.get_running_loop().time() + seconds
 
     def end_all(self) -> None:
-        """Every request still here ends with the tokens it has, those too that are just being checked."""
+        """End every request with the tokens it has, those too that are just being checked."""
         self.has_ended_all = True
         for admitted in list(self._admitted):
             admitted.end("shutting_down")
 
     def _trouble(self) -> str | None:
-        """Why no request can be served, as a code; None: they can."""
+        """The code of why no request can be served; None if requests can."""
         if self._closes_at is not None:
             return "shutting_down"
         if not self.backend.health():
@@ -221,28 +223,31 @@ class Admission:
         return "engine_stuck" if self.watch and self.watch.is_stuck() else None
 
     def refusal(self, code: str, sequences: int = 0, tokens: int = 0) -> RequestError:
-        """One more request that is not served, and what its client is told."""
+        """`_error`, and one more refusal in the count."""
         self.refused[code] += 1
         return self._error(code, sequences, tokens)
 
     def _error(self, code: str, sequences: int = 0, tokens: int = 0) -> RequestError:
-        """`sequences`, `tokens`: what there was no room for."""
+        """The refusal with this code. `sequences`, `tokens`: what there was no room for."""
         limits = self.capacity.limits
         match code:
             case "queue_full" | "queue_timeout":
-                seconds = max(1, math.floor(self.capacity.retry_after(sequences, tokens)))  # never too late
-                late = "this request's time was over before its first token: the queue is long"
-                full = f"the queue is full: {self.capacity.sequences} sequences are in it"
-                status, why = (429, full) if code == "queue_full" else (503, late)
-                return RequestError(status, f"{why}; try again in {seconds} s", None, code, seconds)
+                if code == "queue_full":
+                    status, why = 429, f"the queue is full: {self.capacity.sequences} sequences are in it"
+                else:
+                    status = 503
+                    why = "this request's time was over before its first token: the queue is long"
+                # Rounded down: a client that comes too late leaves a seat empty.
+                seconds = max(1, math.floor(self.capacity.retry_after(sequences, tokens)))
+                message = f"{why}; try again in {seconds} s"
+                return RequestError(status, message, code=code, retry_after=seconds)
             case "request_too_large":
-                many = sequences > limits.max_num_queued_reqs
-                asked, limit, param = (
-                    (f"{sequences} sequences", limits.max_num_queued_reqs, "n")
-                    if many
-                    else (f"{tokens} tokens with its answers", limits.max_num_queued_tokens, "max_tokens")
-                )
-                message = f"this request comes to {asked}: the whole queue has room for {limit}"
+                if sequences > limits.max_num_queued_reqs:
+                    size, limit, param = f"{sequences} sequences", limits.max_num_queued_reqs, "n"
+                else:
+                    size = f"{tokens} tokens with its answers"
+                    limit, param = limits.max_num_queued_tokens, "max_tokens"
+                message = f"this request comes to {size}: the whole queue has room for {limit}"
                 return RequestError(400, message, param, code)
             case "shutting_down":
                 left = max(0.0, (self._closes_at or 0.0) - asyncio.get_running_loop().time())

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from engine.scheduling.elastic import ElasticScheduler
 from engine.server.admission import Admission
-from engine.telemetry.metrics import ENGINE, LABELS
+from engine.telemetry.metrics import ENGINE, LABEL_NAMES
 
 
 class AdmissionMetrics:
@@ -22,36 +22,30 @@ class AdmissionMetrics:
         """For the registry: counters of refusals, by their code, of requests cut short, and of steps that ran
         out of memory; gauges of what is admitted (sequences, tokens), its bounds, and a step's tokens.
         """
-        labels, admission, scheduler = (self.model_name, ENGINE), self.admission, self.scheduler
-        for name, about, counts in (
-            (
-                "ruvon:requests_refused",
-                "Requests not served, by the error's code.",
-                admission.refused,
-            ),
-            (
-                "ruvon:requests_cut_short",
-                "Requests that ended with what they had, by what ended them.",
-                admission.cut_short,
-            ),
+        label_values = (self.model_name, ENGINE)
+        admission, scheduler = self.admission, self.scheduler
+        cut_short = "Requests that ended with the tokens they had, by the reason."
+        for name, documentation, counts in (
+            ("ruvon:requests_refused", "Requests not served, by the error's code.", admission.refused),
+            ("ruvon:requests_cut_short", cut_short, admission.cut_short),
         ):
-            counter = CounterMetricFamily(name, about, labels=(*LABELS, "reason"))
+            counter = CounterMetricFamily(name, documentation, labels=(*LABEL_NAMES, "reason"))
             for reason, count in dict(counts).items():
-                counter.add_metric((*labels, reason), count)
+                counter.add_metric((*label_values, reason), count)
             yield counter
         counter = CounterMetricFamily(
-            "ruvon:out_of_memory_steps", "Steps for which there was not enough memory.", labels=LABELS
+            "ruvon:out_of_memory_steps", "Steps for which there was not enough memory.", labels=LABEL_NAMES
         )
-        counter.add_metric(labels, scheduler.num_out_of_memory)
+        counter.add_metric(label_values, scheduler.num_out_of_memory)
         yield counter
         capacity = admission.capacity
-        for name, about, value in (
+        for name, documentation, value in (
             ("ruvon:admitted_sequences", "Sequences admitted, waiting or running.", capacity.sequences),
             ("ruvon:admitted_tokens", "Their prompts and longest outputs, in tokens.", capacity.tokens),
             ("ruvon:max_num_queued_reqs", "Bound on the sequences.", capacity.limits.max_num_queued_reqs),
             ("ruvon:max_num_queued_tokens", "Bound on the tokens.", capacity.limits.max_num_queued_tokens),
             ("ruvon:step_token_limit", "Tokens a step may have now.", scheduler.max_num_batched_tokens),
         ):
-            gauge = GaugeMetricFamily(name, about, labels=LABELS)
-            gauge.add_metric(labels, value)
+            gauge = GaugeMetricFamily(name, documentation, labels=LABEL_NAMES)
+            gauge.add_metric(label_values, value)
             yield gauge

@@ -28,7 +28,7 @@ from engine.server.gates import (
     RequestId,
     RequestLimit,
     host_names,
-    others_turn,
+    yield_to_others,
 )
 from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS, TURN_SECONDS
 from engine.server.protocol import Body, CompletionRequest, Completions
@@ -56,9 +56,9 @@ def create_app(
 
     With `api_key`, every route but /health and `open_paths` (pages of an extension) wants
     `Authorization: Bearer <key>`. With `allowed_hosts`, a request must be meant for one of them: a page in a
-    browser can send to this machine under a name of its own. `shape` settles how a completion is asked for
-    and shown. `parent_of` gives the model that an adapter changes (Part 18), and None for a model of its own.
-    Raises ValueError for an empty key, and for a host that is no name.
+    browser can send to this machine under a name of its own. `shape` turns a completion's body into
+    parameters and outputs into JSON. `parent_of` gives the model that an adapter changes (Part 18), and None
+    for a model of its own. Raises ValueError for an empty key, and for a host that is no name.
     """
     if api_key is not None and not api_key.strip():
         raise ValueError("api_key is empty: leave it out to serve without one")
@@ -135,9 +135,10 @@ async def complete(
     read_prompts: Callable[[], Awaitable[list[Prompt]]],
     shape: Completions[Body],
 ) -> Response:
-    """Answer a request: check it, have it admitted, and send what the engine finds, whole or as a stream.
+    """Check a request, have it admitted, and answer with the engine's outputs, whole or as a stream.
 
-    `read_prompts` gives what the engine is to continue, once the rest of the body has been found right.
+    `read_prompts` gives the prompts; it is called once the rest of the body has been checked. Raises
+    RequestError or ParameterError.
     """
     _refuse_unknown(body.model, backend)
     params, options = shape.params(body), shape.options(body)
@@ -147,19 +148,19 @@ async def complete(
         "created": int(time.time()),
         "model": body.model,
     }
-    # All prompts are admitted or none: what was admitted is closed in the end, whatever happens. Two requests
-    # that are both half admitted could refuse one another: of several prompts, one after another is admitted.
-    streams: list[OutputStream] = []
     prompts = await read_prompts()
+    # Two requests that are both half admitted could refuse one another: of those with several prompts, one at
+    # a time is admitted.
     lock = request.app.state.several_prompts if len(prompts) > 1 else nullcontext()
-    async with lock, AsyncExitStack() as admitting:
+    streams: list[OutputStream] = []
+    async with lock, AsyncExitStack() as admitting:  # all prompts are admitted or none
         for i, prompt in enumerate(prompts):
             stream = await backend.generate(prompt, params, f"{head['id']}-{i}", **options)
             admitting.push_async_callback(stream.aclose)
             streams.append(stream)
             await asyncio.sleep(0)  # others have their turn between two of many prompts
         admitted = admitting.pop_all()
-    async with admitted:
+    async with admitted:  # closes all streams, whatever happens
         if body.stream:
             return sse.stream(_chunks(head, streams, params.n, body, shape), admitted.pop_all())
         try:
@@ -167,14 +168,25 @@ async def complete(
         except Exception as error:
             # Answered here: past the routes, an unknown error would also close the connection.
             raise as_request_error(error) from error
+    return await _whole_response(head, outputs, params.n, body, shape)
+
+
+async def _whole_response(
+    head: dict, outputs: list[RequestOutput], n: int, body: Body, shape: Completions[Body]
+) -> Response:
+    """One JSON object with the choices of all prompts, n of each. It is written choice by choice: with a
+    prompt's log probabilities one takes long, and between two of them others have their turn.
+    """
     choices = []
     for i, output in enumerate(outputs):
         for sample in output.outputs:
-            index = {"index": i * params.n + sample.index}
-            choices.append(_json(index | shape.choice(body, output, sample)))
-            await others_turn()  # a choice with its prompt's log probabilities is long
-    parts = _json(head)[:-1], b",".join(choices), _json(shape.usage(body, outputs))
-    return Response(b'%b,"choices":[%b],"usage":%b}' % parts, media_type="application/json")
+            choice = {"index": i * n + sample.index} | shape.choice(body, output, sample)
+            choices.append(_json(choice))
+            await yield_to_others()
+    opening = _json(head).removesuffix(b"}")
+    usage = _json(shape.usage(body, outputs))
+    content = b'%b,"choices":[%b],"usage":%b}' % (opening, b",".join(choices), usage)
+    return Response(content, media_type="application/json")
 
 
 def _refuse_unknown(name: str, backend: Backend) -> None:
@@ -186,7 +198,7 @@ def _refuse_unknown(name: str, backend: Backend) -> None:
 
 
 def _json(data: dict) -> bytes:
-    """A piece of an answer that is written piece by piece, so that others have their turn between two."""
+    """`data` as an answer has it: short, in UTF-8."""
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -241,7 +253,7 @@ async def _chunks(
 ) -> AsyncGenerator[dict, None]:
     """OpenAI's chunks: what is new in each choice, in the order it comes; usage last, if asked for."""
     arriving: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(maxsize=len(streams))
-    shown: list[dict[int, CompletionOutput]] = [{} for _ in streams]
+    sent: list[dict[int, CompletionOutput]] = [{} for _ in streams]  # by the sample's index, as last sent
     latest: dict[int, RequestOutput] = {}
 
     async def forward(i: int, stream: OutputStream) -> None:
@@ -251,7 +263,7 @@ async def _chunks(
         except Exception as error:
             await arriving.put((i, error))
 
-    now = asyncio.get_running_loop().time
+    clock = asyncio.get_running_loop().time
     tasks = [asyncio.create_task(forward(i, stream)) for i, stream in enumerate(streams)]
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     extra = {"usage": None} if include_usage else {}
@@ -260,16 +272,16 @@ async def _chunks(
             yield head | {"choices": [choice]} | extra
         while len(latest) < len(streams) or not all(output.finished for output in latest.values()):
             i, output = await arriving.get()
-            since = now()
+            turn_start = clock()
             if isinstance(output, Exception):
                 raise output
             latest[i] = output
-            for sample, before in _news(output, shown[i]):
-                new = {"index": i * n + sample.index} | shape.choice(body, output, sample, before)
-                yield head | {"choices": [new]} | extra
-                if now() - since > TURN_SECONDS:  # those with their prompt's log probabilities are long
-                    await others_turn()
-                    since = now()
+            for sample, previous in _unsent(output, sent[i]):
+                choice = {"index": i * n + sample.index} | shape.choice(body, output, sample, previous)
+                yield head | {"choices": [choice]} | extra
+                if clock() - turn_start > TURN_SECONDS:  # a choice with a prompt's log probabilities is long
+                    await yield_to_others()
+                    turn_start = clock()
         if include_usage:
             outputs = [latest[i] for i in range(len(streams))]
             yield head | {"choices": [], "usage": shape.usage(body, outputs)}
@@ -279,18 +291,24 @@ async def _chunks(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _news(
-    output: RequestOutput, shown: dict[int, CompletionOutput]
+def _unsent(
+    output: RequestOutput, sent: dict[int, CompletionOutput]
 ) -> list[tuple[CompletionOutput, CompletionOutput | None]]:
-    """The samples of `output` with something new, each with what was `shown` of it (by its index), which is
-    brought up to date. A sample with nothing new is left out; a finished one comes once.
+    """The samples of `output` with something new, each with its state that was sent last, or None.
+
+    A sample with nothing new is left out; a finished one comes once. `sent`, by the sample's index, is
+    brought up to date.
     """
-    news = []
+    unsent = []
     for sample in output.outputs:
-        before = shown.get(sample.index)
-        finished = before is not None and before.finish_reason
-        sent = len(before.text) if before else 0
-        if not finished and (len(sample.text) > sent or sample.finish_reason):
-            shown[sample.index] = sample
-            news.append((sample, before))
-    return news
+        previous = sent.get(sample.index)
+        if previous is None:
+            is_new = bool(sample.text or sample.finish_reason)
+        elif previous.finish_reason:
+            is_new = False
+        else:
+            is_new = bool(len(sample.text) > len(previous.text) or sample.finish_reason)
+        if is_new:
+            sent[sample.index] = sample
+            unsent.append((sample, previous))
+    return unsent

@@ -21,17 +21,17 @@ from engine.text.tokenizer import Tokenizer
 class OutputStream(Protocol):
     """Outputs of one request as they grow, each with everything so far; the last one is finished.
 
-    A reader that comes late may find only the latest. An error of the request is raised in an output's place.
+    A slow reader may get only the latest. An error of the request is raised in an output's place.
     """
 
-    tokens: int  # that its samples may come to: of each, the prompt and the longest output
+    tokens: int  # that all its samples may have at most, prompts and outputs
 
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> RequestOutput: ...
 
     async def aclose(self) -> None:
-        """Abort the request and give back all it holds, read or unread, begun or not. Twice is fine."""
+        """Abort the request and free all it holds, read or unread, begun or not. May be called twice."""
 
 
 class Backend(Protocol):
@@ -115,7 +115,7 @@ def greedy_choice(params: SamplingParams, prompt_ids: Sequence[int], index: int)
 
 
 class LockedBackend:
-    """Parts 2 and 3's loop behind a lock: a second request waits until the first is done."""
+    """Parts 2 and 3's loop, one request at a time: a second one waits until the first is done."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class LockedBackend:
             self._live[request_id].aborted = True
 
     async def _work(self, output: RequestOutput, params: SamplingParams, stream: LockedStream) -> None:
-        """One request, from its turn to its end; what goes wrong is its reader's to know."""
+        """Compute one request once it is its turn. Its reader gets whatever goes wrong."""
         self._live[output.request_id] = stream
         try:
             async with self._lock:

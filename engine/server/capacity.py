@@ -1,9 +1,9 @@
 """How much work the server takes on, and when there will be room again. Part 15.
 
-A request that is refused at once costs nothing; one that waits behind thousands costs its client the wait and
-the server the memory. So what is admitted is counted, in sequences and in tokens, against two bounds.
+A request that is refused at once takes no resources; one that waits behind thousands takes its client's time
+and the server's memory. So what is admitted is counted, in sequences and in tokens, against two bounds.
 Promises that neither is ever exceeded, and that a refused client is told to come back before a seat is empty:
-a second refusal costs nothing, an empty seat does. Pure counting: knows no engine, no HTTP, and the time by a
+being refused twice is better than an empty seat. Pure counting: knows no engine and no HTTP, and reads the
 clock it is given.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from engine.server.limits import MAX_CHOICES
 
-ROUNDS = 16  # times that the running requests' seats, or memory, may be asked for: the rest are turned away
-PACE_ROUNDS = 4  # times that all the seats have been left: the pace is taken from so many ends
+QUEUE_ROUNDS = 16  # the default queue holds as many sequences, and tokens, as run at once in so many rounds
+PACE_ROUNDS = 4  # the pace is measured over the last ends of sequences: so many for each seat
 MAX_RETRY_SECONDS = 60.0  # a later answer is a guess; OpenAI's client would not wait for more than 120
 
 
@@ -40,13 +40,14 @@ class QueueLimits:
 def queue_limits(
     seats: int, cache_tokens: int, max_model_len: int, reqs: int | None = None, tokens: int | None = None
 ) -> QueueLimits:
-    """`reqs` and `tokens`, by default ROUNDS times what runs at once (`seats`) and what the cache holds; but
-    one request with the most choices there may be must have room. Raises ValueError.
+    """`reqs` and `tokens`; by default QUEUE_ROUNDS times what runs at once (`seats`) and what the cache
+    holds, and never less than a request with the most choices takes. Raises ValueError.
     """
-    return QueueLimits(
-        max(ROUNDS * seats, 2 * MAX_CHOICES) if reqs is None else reqs,
-        max(ROUNDS * cache_tokens, MAX_CHOICES * max_model_len) if tokens is None else tokens,
-    )
+    if reqs is None:
+        reqs = max(QUEUE_ROUNDS * seats, 2 * MAX_CHOICES)
+    if tokens is None:
+        tokens = max(QUEUE_ROUNDS * cache_tokens, MAX_CHOICES * max_model_len)
+    return QueueLimits(reqs, tokens)
 
 
 class Capacity:
@@ -56,7 +57,8 @@ class Capacity:
         """`seats`: how many sequences run at once. What is admitted beyond them waits."""
         self.limits, self.seats, self._clock = limits, seats, clock
         self.sequences = self.tokens = 0  # admitted and not given back
-        # Since every seat is taken and somebody waits: when that began, when each sequence left. Else empty.
+        # While every seat is taken and a sequence waits: when that began, then when each sequence left.
+        # Otherwise empty.
         self._times: deque[float] = deque(maxlen=PACE_ROUNDS * seats + 1)
 
     def could_ever_fit(self, sequences: int, tokens: int) -> bool:
@@ -76,7 +78,7 @@ class Capacity:
             self._times.append(self._clock())
 
     def give_back(self, sequences: int, tokens: int, worked: bool = True) -> None:
-        """`worked`: the engine had begun with them, so that their leaving tells of the pace."""
+        """Count so many as gone. `worked`: the engine had begun with them, so they count for the pace."""
         if self._times and worked:
             self._times.extend([self._clock()] * sequences)
         self.sequences -= sequences
@@ -85,10 +87,10 @@ class Capacity:
             self._times.clear()
 
     def pace(self) -> float:
-        """Sequences that leave in a second while every seat is taken and somebody waits; infinity: not known.
+        """Sequences that leave in a second while every seat is taken and one waits; infinity: not known.
 
-        With a free seat, what leaves tells of the demand, not of what the server can do. Those who run now
-        count as if they left now: rather too high than too low, and by one round of the seats at most.
+        With a free seat, what leaves tells of the demand, not of what the server can do. Sequences that run
+        now count as if they left now: that errs on the high side, by one round of the seats at most.
         """
         seconds = self._clock() - self._times[0] if self._times else 0.0
         return (len(self._times) - 1 + self.seats) / seconds if seconds > 0 else math.inf

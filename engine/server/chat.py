@@ -1,8 +1,8 @@
 """OpenAI's chat API: a conversation in, a message back, whole or in deltas. Part 14.
 
-Promises OpenAI's shapes. A conversation is the model's chat template away from a prompt: what comes after is
-Part 4's completion, shown otherwise. Every field has its effect or is refused by name: what these models
-cannot do (tools, images, audio) is no field here. Shapes: https://platform.openai.com/docs/api-reference/chat
+Promises OpenAI's shapes. The model's chat template makes a prompt of a conversation; the rest is Part 4's
+completion, in other JSON. Every field has its effect or is refused by name: what these models cannot do
+(tools, images, audio) is no field here. Shapes: https://platform.openai.com/docs/api-reference/chat
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from engine.server.errors import RequestError
 from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
 from engine.server.protocol import Completions, Fields, SamplingFields, bounds
 from engine.server.responses import described
-from engine.server.scored import entry, scores_of, tokens_shown
+from engine.server.scored import num_visible_tokens, scores_of, token_json
 from engine.text.tokenizer import Tokenizer
 
 
@@ -51,20 +51,20 @@ class TextPart(Fields):
 TextParts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True)]
 
 
-NOTHING: dict[str, list] = {"enum": [None, []]}
+NULL_SCHEMA: dict[str, list] = {"enum": [None, []]}
 
 
 def _only_null(value: Any, info: ValidationInfo) -> None:
-    if value not in NOTHING["enum"]:
+    if value not in NULL_SCHEMA["enum"]:
         raise Complaint("not_supported", f"{info.field_name} is not supported: null is accepted")
 
 
-Null = Annotated[None, BeforeValidator(_only_null), WithJsonSchema(NOTHING)]
+Null = Annotated[None, BeforeValidator(_only_null), WithJsonSchema(NULL_SCHEMA)]
 
 
 class Message(Fields):
-    """One turn. Several text parts are joined by line breaks; a developer is a system by another name. What
-    servers put into their answers beside these may come back with them, as long as it says nothing.
+    """One message of a conversation. Several text parts are joined by line breaks; `developer` is another
+    name of `system`. The other fields of an answer's message may be sent back with it, if they are empty.
     """
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -79,18 +79,18 @@ class Message(Fields):
     tool_calls: Null = None
 
     def plain(self) -> dict[str, str]:
-        """As templates want it."""
+        """{"role", "content"}, both as text: what a chat template reads."""
         content = self.content
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
-TEXT_FORMAT: dict[str, list] = {"enum": [None, {"type": "text"}]}
+TEXT_FORMAT_SCHEMA: dict[str, list] = {"enum": [None, {"type": "text"}]}
 
 
 def _text_format(value: Any) -> Any:
-    if value in TEXT_FORMAT["enum"]:
+    if value in TEXT_FORMAT_SCHEMA["enum"]:
         return None
     raise Complaint("not_supported", 'only {"type": "text"} is supported')
 
@@ -102,7 +102,7 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: Annotated[StrictInt, bounds(minimum=1)] | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[StrictInt, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
-    response_format: Annotated[None, BeforeValidator(_text_format), WithJsonSchema(TEXT_FORMAT)] = None
+    response_format: Annotated[None, BeforeValidator(_text_format), WithJsonSchema(TEXT_FORMAT_SCHEMA)] = None
 
     def sampling_params(self) -> SamplingParams:
         """As in SamplingFields; an answer may be as long as the model allows, unless `max_completion_tokens`
@@ -137,7 +137,7 @@ class ChatRequest(SamplingFields):
 
 
 class Chat(Completions[ChatRequest]):
-    """How a chat is asked of the engine, and shown."""
+    """What a chat asks of the engine, and the JSON its client gets."""
 
     id_prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -157,26 +157,27 @@ class Chat(Completions[ChatRequest]):
         body: ChatRequest,
         output: RequestOutput,
         sample: CompletionOutput,
-        shown: CompletionOutput | None = None,
+        previous: CompletionOutput | None = None,
     ) -> dict:
         """OpenAI's choice, but for its index: a whole `message`, or in a stream a `delta`, what is new of it.
 
-        A delta has `content` alone: the text that `sample` has beyond what was `shown` (None: nothing was);
-        who speaks, the opening has said. A message has role, content and `refusal`, which is null: models
-        here refuse in words. `logprobs` is null unless asked for, else {"content": [...], "refusal": null}
-        with an `entry` (of `scores_of(sample, i)`) for each token that `tokens_shown` counts now and did not
-        count when `shown` was, with as many of the likeliest as `top_logprobs` says. `finish_reason` is the
-        sample's.
+        A delta has `content` alone: the text that `sample` has beyond `previous`, its state that was sent
+        last (None: nothing was); who speaks, the opening has said. A message has role, content and `refusal`,
+        which is null: models here refuse in words. `logprobs` is null unless asked for, else {"content":
+        [...], "refusal": null} with a `token_json` (of `scores_of(sample, i)`) for each token that
+        `num_visible_tokens` counts in `sample` and not in `previous`, with as many of the likeliest as
+        `top_logprobs` says. `finish_reason` is the sample's.
         """
-        text = sample.text[len(shown.text) if shown else 0 :]
+        text = sample.text[len(previous.text) if previous else 0 :]
         message = (
             {"content": text} if body.stream else {"role": "assistant", "content": text, "refusal": None}
         )
         logprobs = None
         if body.logprobs:
-            new = range(tokens_shown(shown), tokens_shown(sample))
-            entries = [entry(self.tokenizer, scores_of(sample, i), body.top_logprobs or 0) for i in new]
-            logprobs = {"content": entries, "refusal": None}
+            new = range(num_visible_tokens(previous), num_visible_tokens(sample))
+            n = body.top_logprobs or 0
+            tokens = [token_json(self.tokenizer, scores_of(sample, i), n) for i in new]
+            logprobs = {"content": tokens, "refusal": None}
         name = "delta" if body.stream else "message"
         return {name: message, "logprobs": logprobs, "finish_reason": sample.finish_reason}
 
@@ -188,7 +189,8 @@ def chat_routes(
     shape: Chat | None = None,
 ) -> Extension:
     """The route. `config.max_positions` bounds prompt and answer; without a `template` the model has no chat,
-    and a request is told so. `shape`, by default a plain `Chat`, settles how it is asked for and shown.
+    and a request is told so. `shape`, by default a plain `Chat`, turns a body into parameters and outputs
+    into JSON.
     """
     chats = shape or Chat(tokenizer)
 

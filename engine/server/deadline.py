@@ -1,11 +1,10 @@
 """One HTTP request: when it came, when it must be over, and what it has asked for so far. Part 15.
 
-It must be over by the operator's bound or by the client's own, whichever is sooner.
-
-A client says in the header `X-Request-Timeout` how many seconds it has, counted from the request's arrival
-here. A header and not a field of the body: it holds for every route alike, a proxy can set or lower it, and
-OpenAI's shapes stay as they are. (OpenAI's client sends how long *it* will wait for the next byte; it then
-hangs up, which a server notices anyway.)
+It must be over by the operator's bound or the client's, whichever is sooner. A client says in the header
+`X-Request-Timeout` how many seconds it has, counted from the request's arrival here. It is a header and no
+field of the body, so that it works for every route, a proxy can set or lower it, and OpenAI's shapes stay as
+they are. (OpenAI's client sends how long it will wait for the next byte; it then hangs up, which a server
+notices anyway.)
 """
 
 import asyncio
@@ -49,19 +48,19 @@ _arrival: ContextVar[Arrival] = ContextVar("arrival")  # of the request being an
 
 
 def this_arrival() -> Arrival:
-    """That of the request being answered; a new one for a caller without HTTP."""
+    """The arrival of the request being answered; a new one for a caller without HTTP."""
     return _arrival.get(None) or Arrival(asyncio.get_running_loop().time())
 
 
 class NoteArrival:
-    """The gate that writes down when a request came, and what time it gives itself."""
+    """The gate that notes when a request came, and its header."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            values = Headers(scope=scope).getlist(HEADER)  # two of them together are no number
+            values = Headers(scope=scope).getlist(HEADER)  # two, joined, are refused as no number
             _arrival.set(Arrival(asyncio.get_running_loop().time(), ", ".join(values) if values else None))
         await self.app(scope, receive, send)
 
@@ -72,23 +71,24 @@ def deadlines(app: FastAPI, _: Backend) -> None:
     describe = app.openapi
 
     def described() -> dict[str, Any]:
-        fresh = app.openapi_schema is None  # else it is the one from last time
+        is_new = app.openapi_schema is None  # FastAPI makes it once
         description = describe()
-        for methods in description["paths"].values() if fresh else ():
-            if "post" in methods:
-                methods["post"].setdefault("parameters", []).append(PARAMETER)
+        if is_new:
+            for methods in description["paths"].values():
+                if "post" in methods:
+                    methods["post"].setdefault("parameters", []).append(PARAMETER)
         return description
 
     app.openapi = described  # type: ignore[method-assign]  # FastAPI's own way to extend the description
 
 
 def seconds_given(text: str) -> float:
-    """Raises RequestError: not a number of seconds above 0."""
+    """The header's number. Raises RequestError: it is no number of seconds above 0."""
     try:
-        seconds = math.nan if "_" in text else float(text)  # 1_000 is Python's, and no client's
+        seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not seconds > 0:
+    if "_" in text or not seconds > 0:  # Python alone reads 1_000 as a number
         message = f"{HEADER}={text!r}: a number of seconds above 0 is accepted"
         raise RequestError(400, message, param=HEADER)
     return seconds

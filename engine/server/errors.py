@@ -25,7 +25,10 @@ TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_e
 
 
 class RequestError(Exception):
-    """A request that is refused, with what the client needs to mend it."""
+    """A request that is refused: a status, and an error in OpenAI's shape that says how to mend it.
+
+    `retry_after`: seconds, for 429 and 503 (Part 15).
+    """
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class RequestError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
-        if retry_after is not None:  # seconds, for 429 and 503 (Part 15)
+        if retry_after is not None:
             self.headers["Retry-After"] = str(max(1, round(retry_after)))
 
     def body(self) -> dict:
@@ -70,7 +73,7 @@ def as_request_error(error: Exception) -> RequestError:
         if isinstance(error.__cause__, UnicodeDecodeError):
             return RequestError(400, f"the body is not valid UTF-8: {error.__cause__}")
         return RequestError(error.status_code, str(error.detail), headers=error.headers)
-    # What it says may tell of paths and data: that is for the log.
+    # Its message may contain paths and data: it goes to the log only.
     name = request_id.get()
     logger.error("%s failed", name, exc_info=error)
     message = f"the engine failed while working on this request; the server's log says why, under {name}"
@@ -120,18 +123,21 @@ class ErrorBody(BaseModel):
 
 
 def plain_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Its JSON schema in one piece, which can stand anywhere."""
+    """The model's JSON schema without references, so that it can stand in any other schema."""
     schema = model.model_json_schema()
-    parts = schema.pop("$defs", {})
+    definitions = schema.pop("$defs", {})
 
-    def plain(value: Any) -> Any:
+    def resolved(value: Any) -> Any:
         if isinstance(value, dict):
             if "$ref" in value:
-                return plain(parts[value["$ref"].rpartition("/")[2]])
-            return {name: plain(inner) for name, inner in value.items()}
-        return [plain(inner) for inner in value] if isinstance(value, list) else value
+                name = value["$ref"].rpartition("/")[2]
+                return resolved(definitions[name])
+            return {name: resolved(inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [resolved(inner) for inner in value]
+        return value
 
-    return plain(schema)
+    return resolved(schema)
 
 
 def _described(description: str, **more: Any) -> dict[str, Any]:

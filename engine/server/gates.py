@@ -22,12 +22,14 @@ from engine.server.limits import LARGE_BODY_BYTES
 
 HOST = re.compile(r"\*|(\*\.)?[^\s*/:\[\]]+|\[[0-9A-Fa-f:.]+\]")  # also *, *.example.com and [::1]
 POLICY_VIOLATION = 1008  # why a WebSocket was closed
-ROUNDS = 8
+# Turns of the event loop. An output goes from the engine's thread to its client's socket through several
+# tasks (a callback, the stream's reader, the queue of a response's chunks); each takes a turn: fewer than 8.
+LOOP_TURNS = 8
 
 
-async def others_turn() -> None:
-    """What wakes a stream takes some rounds of the event loop until its words are at the socket."""
-    for _ in range(ROUNDS):
+async def yield_to_others() -> None:
+    """Let the outputs of other requests that are there now be sent, before this request goes on."""
+    for _ in range(LOOP_TURNS):
         await asyncio.sleep(0)
 
 
@@ -41,16 +43,16 @@ class RequestId:
         name = f"req-{uuid.uuid4().hex}"
         request_id.set(name)
 
-        async def named(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = name
             await send(message)
 
-        await self.app(scope, receive, named)
+        await self.app(scope, receive, send_with_id)
 
 
 def host_names(names: Collection[str]) -> list[str]:
-    """For `KnownHost`. Raises ValueError: one that no request could be meant for."""
+    """The names as a list, for `KnownHost`. Raises ValueError for one that no Host header can match."""
     for name in names:
         if not HOST.fullmatch(name):
             raise ValueError(f"allowed_host={name!r}: a name without a port, or *.example.com, is accepted")
@@ -58,25 +60,25 @@ def host_names(names: Collection[str]) -> list[str]:
 
 
 class KnownHost:
-    """Wants a request to be meant for one of `names`: against DNS rebinding, a page in a browser that reaches
-    this machine under a name of its own. Starlette judges, and the refusal is in our shape.
+    """Refuses a request whose Host header is none of `names`: against DNS rebinding, where a web page reaches
+    this machine under a name of the attacker's. Starlette checks the header; the refusal is in our shape.
     """
 
     def __init__(self, app: ASGIApp, names: list[str]) -> None:
         self.app, self.names = app, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        known = False
+        is_known = False
 
-        async def let_in(*_: object) -> None:
-            nonlocal known
-            known = True
+        async def accept(*_: object) -> None:
+            nonlocal is_known
+            is_known = True
 
-        async def drop(_: Message) -> None:
+        async def discard(_: Message) -> None:
             """Starlette's own refusal is plain text."""
 
-        await TrustedHostMiddleware(let_in, self.names, www_redirect=False)(scope, receive, drop)
-        if known:
+        await TrustedHostMiddleware(accept, self.names, www_redirect=False)(scope, receive, discard)
+        if is_known:
             return await self.app(scope, receive, send)
         if scope["type"] == "websocket":
             return await WebSocketClose(POLICY_VIOLATION)(scope, receive, send)
@@ -159,17 +161,18 @@ class BodyLimit:
         self._large = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        seen = 0
+        num_bytes = 0
 
-        async def limited() -> Message:
-            nonlocal seen
+        async def receive_limited() -> Message:
+            nonlocal num_bytes
             message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self.max_bytes:  # FastAPI passes its own exception on while it reads a body
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self.max_bytes:  # FastAPI passes its own exception on while it reads a body
                 raise HTTPException(413, f"the body is larger than {self.max_bytes} bytes")
-            if seen > LARGE_BODY_BYTES and not message.get("more_body"):  # it is read when this returns
+            is_complete = not message.get("more_body")
+            if is_complete and num_bytes > LARGE_BODY_BYTES:  # its JSON is read when this returns
                 async with self._large:
-                    await others_turn()
+                    await yield_to_others()
             return message
 
-        await self.app(scope, limited if scope["type"] == "http" else receive, send)
+        await self.app(scope, receive_limited if scope["type"] == "http" else receive, send)

@@ -44,24 +44,28 @@ TOKEN_ID = "0|[1-9][0-9]{0,9}"  # as a key of a JSON object: written plainly
 
 
 def _kind(value: Any) -> str | None:
-    """Which of the kinds below a value is meant to be, by its first item. Only that kind's check is run."""
+    """Which of the tags of `Prompts` a value is meant to be, by its first item; None: none of them. pydantic
+    then checks it as that kind alone.
+    """
     if isinstance(value, str):
         return "text"
     if not isinstance(value, list):
         return None
     first = value[0] if value else ""
-    return "lists of ids" if isinstance(first, list) else "ids" if isinstance(first, int) else "texts"
+    if isinstance(first, list):
+        return "lists of ids"
+    return "ids" if isinstance(first, int) else "texts"
 
 
 def _not_too_many(entries: Any) -> Any:
-    """pydantic would look at each entry before it counts them."""
+    """The entries, or Complaint: too many. pydantic would check each entry before it counts them."""
     if isinstance(entries, dict) and len(entries) > MAX_LOGIT_BIAS:
         raise Complaint("too_long", f"at most {MAX_LOGIT_BIAS} entries are accepted, not {len(entries)}")
     return entries
 
 
 def _number(value: Any) -> Any:
-    """pydantic would say that an integer is wanted: the first of the two."""
+    """The number, or Complaint. pydantic's own would ask for an integer, the first type of the union."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Complaint("number_type", "Input should be a valid number")
     return value
@@ -110,7 +114,9 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _not_more_names_than_needed(cls, body: Any) -> Any:
-        """If there are more names than fields, one of the first ones is unknown: the rest need no look."""
+        """Keep one name more than there are fields: among these, one is unknown, and refused. The others
+        need no check.
+        """
         return dict(islice(body.items(), len(cls.model_fields) + 1)) if isinstance(body, dict) else body
 
 
@@ -159,13 +165,16 @@ class SamplingFields(Fields):
         return SamplingParams(**self._given())
 
     def _given(self) -> dict[str, Any]:
-        """The parameters that were given, by name; what was not has SamplingParams' default."""
-        names = SamplingFields.model_fields.keys() & SamplingParams.__dataclass_fields__
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        """The parameters that were given, by name. The others keep SamplingParams' defaults."""
+        given: dict[str, Any] = {}
+        for name in SamplingFields.model_fields.keys() & SamplingParams.__dataclass_fields__:
+            value = getattr(self, name)
+            if value is not None:
+                given[name] = value
         return given | {"logit_bias": self._bias()}
 
     def _bias(self) -> dict[int, float] | None:
-        """JSON's keys are strings; token ids are numbers, written plainly."""
+        """`logit_bias` with whole numbers as keys, which are strings in JSON. Raises ParameterError."""
         for key in self.logit_bias or ():
             if not re.fullmatch(TOKEN_ID, key):
                 raise ParameterError("logit_bias", f"logit_bias has key {key!r}: keys must be token ids")
@@ -217,7 +226,7 @@ Body = TypeVar("Body", bound=SamplingFields)
 
 
 class Completions(Generic[Body]):
-    """What a body asks of the engine, and how outputs are shown to its client. A subclass can do more: log
+    """What a body asks of the engine, and the JSON its client gets. A subclass can do more: log
     probabilities and the prompt's echo come that way (Part 10), and chats (Part 14).
     """
 
@@ -252,7 +261,7 @@ class Completions(Generic[Body]):
         return options
 
     def opening(self, body: Body) -> list[dict]:
-        """Choices that a stream shows before there is anything to show."""
+        """Choices that a stream sends before the first token."""
         return []
 
     def choice(
@@ -260,12 +269,12 @@ class Completions(Generic[Body]):
         body: Body,
         output: RequestOutput,
         sample: CompletionOutput,
-        shown: CompletionOutput | None = None,
+        previous: CompletionOutput | None = None,
     ) -> dict:
-        """OpenAI's choice, but for its index: what `sample`, one of `output`'s, has beyond what the client
-        was shown of it last.
+        """OpenAI's choice, but for its index: what `sample`, one of `output`'s, has beyond `previous`, its
+        state that was sent to the client last (None: nothing was).
         """
-        text = sample.text[len(shown.text) if shown else 0 :]
+        text = sample.text[len(previous.text) if previous else 0 :]
         return {"text": text, "logprobs": None, "finish_reason": sample.finish_reason}
 
     def usage(self, body: Body, outputs: Sequence[RequestOutput]) -> dict:

@@ -90,7 +90,9 @@ DOWN = {"model": HealthResponse | ErrorBody, "description": "Requests cannot be 
 
 
 def described(answer: type[BaseModel] | None, *events: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """A route's 200, for `responses`: a whole `answer`, or a stream of `events`, which ends with [DONE]."""
+    """What a route may answer with status 200, for FastAPI's `responses`: a whole `answer`, or a stream of
+    `events` that ends with [DONE].
+    """
     response: dict[str, Any] = {"description": "A whole answer" if answer else "Events"}
     if answer:
         response["model"] = answer

@@ -38,28 +38,28 @@ if sys.platform == "win32":
 else:
     import resource
 
-BACKLOG = 64  # connections the system holds ready, at most
-BATCHES = 3  # of as many that asyncio takes before the first of them can be turned away
-FILES_FOR_OTHERS = 64  # of those the system lends this process
-FILES_UNTOLD = 512  # where the system does not say how many it lends: what `select` takes on Windows
+MAX_BACKLOG = 64  # connections that the system has accepted and asyncio has not
+BACKLOGS_ACCEPTED = 3  # that asyncio may accept before the first connection above the limit is closed
+OTHER_FILES = 64  # that this process may open beside its connections
+WINDOWS_FILES = 512  # that `select` takes there, where the system states no limit
 
 
-def files() -> int:
-    """How many the system lends this process, connections among them."""
+def max_open_files() -> int:
+    """How many files this process may have open, connections among them."""
     if resource is None:
-        return FILES_UNTOLD
-    lent = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return sys.maxsize if lent == resource.RLIM_INFINITY else lent  # a negative number on Linux
+        return WINDOWS_FILES
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit  # RLIM_INFINITY is -1 on Linux
 
 
 def backlog() -> int:
-    """Fewer where files are few: connections taken before one is turned away need files, too."""
-    return max(1, min(BACKLOG, files() // 16))
+    """MAX_BACKLOG, or fewer where files are few: a connection needs one even if it is closed at once."""
+    return max(1, min(MAX_BACKLOG, max_open_files() // 16))
 
 
 def max_connections() -> int:
-    """How many may be open at once: MAX_CONNECTIONS, or as many as the system lends us files for."""
-    return max(1, min(MAX_CONNECTIONS, files() - BATCHES * backlog() - FILES_FOR_OTHERS))
+    """How many may be open at once: MAX_CONNECTIONS, or as many as there are files for."""
+    return max(1, min(MAX_CONNECTIONS, max_open_files() - BACKLOGS_ACCEPTED * backlog() - OTHER_FILES))
 
 
 class StrictConnection(h11.Connection):
@@ -93,7 +93,10 @@ class StrictConnection(h11.Connection):
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's protocol, patient up to a point. uvicorn itself closes one that idles after an answer."""
+    """uvicorn's protocol for one connection, with a deadline for whatever its client has to do.
+
+    uvicorn itself closes a connection that idles after an answer.
+    """
 
     max_connections: int
 
@@ -114,9 +117,8 @@ class PatientProtocol(H11Protocol):
             self._stalled.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Against clients that leave unnoticed, and against floods. While a request is being answered, what
-        comes is of the next one. uvicorn then stops reading, and would not notice that the client has left:
-        here it reads on, up to MAX_BYTES_AHEAD.
+        """Go on reading while a request is being answered, up to MAX_BYTES_AHEAD of the next one: uvicorn
+        would stop reading, and not notice that the client has left.
         """
         super().data_received(data)
         if self.conn.their_state is h11.DONE:
@@ -151,7 +153,9 @@ class PatientProtocol(H11Protocol):
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def _close_longest_waiting(self) -> None:
-        """The one that has kept us waiting longest goes: this one, if all others are being served."""
+        """Close the connection whose client has let us wait longest: this one, if all others are being
+        served.
+        """
         connections = cast(set[PatientProtocol], self.connections)  # uvicorn's; `config` makes no others
         still_open = [connection for connection in connections if not connection.transport.is_closing()]
         if len(still_open) > self.max_connections:
@@ -167,18 +171,18 @@ class PatientProtocol(H11Protocol):
             self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """Against clients that send their next request byte by byte: it has a deadline, too."""
+        """Start the deadline for the next request, which a client could send byte by byte."""
         self._deadline.cancel()
         self._wait_for_request()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Against clients that do not read their answer: it is held in memory as long as they like."""
+        """Close the connection after STALL_SECONDS: an answer that its client does not read takes memory."""
         super().pause_writing()
         self._stalled = self.loop.call_later(STALL_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client reads on in time: the deadline of `pause_writing` is off."""
+        """The client reads on: the deadline of `pause_writing` ends."""
         super().resume_writing()
         if self._stalled:
             self._stalled.cancel()
@@ -193,7 +197,7 @@ class Server(uvicorn.Server):
     """uvicorn's, but a second Ctrl-C cuts off clients only: the backend is still stopped in order."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Against clients that hold up the end: after a second Ctrl-C their requests are cancelled."""
+        """uvicorn's; after a second Ctrl-C, requests that are still under way are cancelled first."""
         await super().shutdown(sockets)
         if self.force_exit:
             for task in self.server_state.tasks:
@@ -229,7 +233,7 @@ def serve(
     """
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.collect()
-    gc.freeze()  # what was loaded stays: the collector need not look at it again while a body is read
+    gc.freeze()  # what is loaded now stays loaded: the collector need not look at it again
     # The engine's thread asks for the interpreter after each of a step's operations. At Python's own 5 ms a
     # time, a prompt being tokenized, or a burst of requests, makes a step of 10 ms one of 300.
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -241,4 +245,4 @@ def serve(
     finally:
         signal.signal(signal.SIGTERM, before)
     if not server.started:
-        sys.exit(1)  # it has said why
+        sys.exit(1)  # uvicorn has logged why

@@ -1,8 +1,8 @@
 """Completions with log probabilities, and with the prompt's echo. Part 10.
 
 Promises OpenAI's shape: four lists of one length, in which every token stands once, whole or streamed. A
-token goes with the text in which its first character is shown, so a chunk never tells of text held back.
-`entry` is one token in the shape of the chat API (Part 14).
+chunk has the tokens whose first character is in the text sent so far, so it never tells of text held back.
+`token_json` is one token in the shape of the chat API (Part 14).
 """
 
 from bisect import bisect_left
@@ -18,7 +18,7 @@ from engine.server.protocol import CompletionRequest, Completions
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 
-LEAST = -9999.0  # JSON has no infinity: what a logit of -inf is shown as
+MIN_LOGPROB = -9999.0  # stands for -inf, which JSON does not have; vLLM's choice
 
 
 class ScoredCompletions(Completions[CompletionRequest]):
@@ -32,7 +32,7 @@ class ScoredCompletions(Completions[CompletionRequest]):
         """What the engine is asked. Raises ParameterError or RequestError for a value out of range.
 
         `echo` with `logprobs` asks for the prompt's, too. `max_tokens` 0 asks for one token, which is not
-        shown: the engine has no step without one.
+        sent: the engine has no step without one.
         """
         for name, most in (("logprobs", MAX_COMPLETION_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS)):
             value = getattr(body, name)
@@ -57,57 +57,73 @@ class ScoredCompletions(Completions[CompletionRequest]):
         body: CompletionRequest,
         output: RequestOutput,
         sample: CompletionOutput,
-        shown: CompletionOutput | None = None,
+        previous: CompletionOutput | None = None,
     ) -> dict:
-        """OpenAI's choice; the prompt's share comes with what is shown first.
+        """OpenAI's choice. What is said of the prompt comes with the first chunk (`previous` is None).
 
         `prompt_logprobs`, if asked for, are vLLM's: token id -> logprob, rank, text, for each prompt token.
         """
-        choice = super().choice(body, output, sample, shown)
-        prompt_only = body.max_tokens == 0
-        if prompt_only:
-            reason = choice["finish_reason"]
-            choice |= {"text": "", "finish_reason": "length" if reason == "stop" else reason}
-        prompt = self._prompt(output) if body.echo else ""
-        if body.echo and shown is None:
-            choice["text"] = prompt + choice["text"]
+        is_first = previous is None
+        choice = super().choice(body, output, sample, previous)
+        if body.max_tokens == 0:  # the one token that the engine gave is not sent
+            choice["text"] = ""
+            if choice["finish_reason"] == "stop":
+                choice["finish_reason"] = "length"
+        if body.echo and is_first:
+            choice["text"] = self._prompt_text(output) + choice["text"]
         if body.logprobs is not None:
-            lists = _Lists(self.tokenizer, body.logprobs)
-            if body.echo and shown is None:
-                offsets = _offsets(self.tokenizer, output.prompt_token_ids, prompt)
-                lists.add(output.prompt_token_ids, prompt_scores(output), offsets)
-            if not prompt_only:
-                assert sample.text_offsets is not None  # they come with log probabilities
-                new = range(tokens_shown(shown), tokens_shown(sample))
-                offsets = [len(prompt) + min(sample.text_offsets[i], len(sample.text)) for i in new]
-                lists.add([sample.token_ids[i] for i in new], [scores_of(sample, i) for i in new], offsets)
-            choice["logprobs"] = lists.shown()
-        if body.prompt_logprobs is not None and shown is None:
+            choice["logprobs"] = self._logprobs(body, body.logprobs, output, sample, previous)
+        if body.prompt_logprobs is not None and is_first:
             choice["prompt_logprobs"] = [
-                scores and _entries(scores, body.prompt_logprobs) for scores in prompt_scores(output)
+                None if scores is None else _prompt_token_json(scores, body.prompt_logprobs)
+                for scores in prompt_scores(output)
             ]
         return choice
 
     def usage(self, body: CompletionRequest, outputs: Sequence[RequestOutput]) -> dict:
-        """As ever; a token that is not shown is not counted."""
+        """Part 4's; with `max_tokens` 0, the token that is not sent is not counted."""
         usage = super().usage(body, outputs)
         if body.max_tokens == 0:
             usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
         return usage
 
-    def _prompt(self, output: RequestOutput) -> str:
-        """The prompt's text: as it was sent, or of the token ids that were."""
+    def _logprobs(
+        self,
+        body: CompletionRequest,
+        num_likeliest: int,
+        output: RequestOutput,
+        sample: CompletionOutput,
+        previous: CompletionOutput | None,
+    ) -> dict:
+        """OpenAI's `logprobs` of one chunk: of an echoed prompt with the first, then of the new tokens."""
+        lists = _LogprobLists(self.tokenizer, num_likeliest)
+        prompt_text = self._prompt_text(output) if body.echo else ""
+        if body.echo and previous is None:
+            offsets = prompt_offsets(self.tokenizer, output.prompt_token_ids, prompt_text)
+            lists.add(output.prompt_token_ids, prompt_scores(output), offsets)
+        if body.max_tokens != 0:
+            assert sample.text_offsets is not None  # they come with log probabilities
+            new = range(num_visible_tokens(previous), num_visible_tokens(sample))
+            token_ids = [sample.token_ids[i] for i in new]
+            scores = [scores_of(sample, i) for i in new]
+            # A stop string may have cut the text off before the token.
+            offsets = [len(prompt_text) + min(sample.text_offsets[i], len(sample.text)) for i in new]
+            lists.add(token_ids, scores, offsets)
+        return lists.as_json()
+
+    def _prompt_text(self, output: RequestOutput) -> str:
+        """The prompt as it was sent; of token ids, their text."""
         if output.prompt is not None:
             return output.prompt
         ids = output.prompt_token_ids
         return self.tokenizer.decode(id for id in ids if id in self.tokenizer)
 
 
-class _Lists:
-    """OpenAI's four lists, token by token."""
+class _LogprobLists:
+    """OpenAI's four lists, which grow token by token."""
 
-    def __init__(self, tokenizer: Tokenizer, n: int) -> None:
-        self._tokenizer, self._n = tokenizer, n
+    def __init__(self, tokenizer: Tokenizer, num_likeliest: int) -> None:
+        self._tokenizer, self._num_likeliest = tokenizer, num_likeliest
         self._tokens: list[str] = []
         self._logprobs: list[float | None] = []
         self._top: list[dict[str, float] | None] = []
@@ -116,7 +132,7 @@ class _Lists:
     def add(
         self, token_ids: Sequence[int], scores: Sequence[TokenScores | None], offsets: Sequence[int]
     ) -> None:
-        """Tokens with their scores (None: the first of a prompt) and where they begin in the text shown."""
+        """Add tokens: their scores (None for the first of a prompt), and the characters before each."""
         for token_id, token_scores, offset in zip(token_ids, scores, offsets, strict=True):
             token = token_text(self._tokenizer, token_id)
             self._tokens.append(token)
@@ -125,13 +141,16 @@ class _Lists:
                 self._logprobs.append(None)
                 self._top.append(None)
                 continue
-            logprob = max(token_scores.logprob, LEAST)
-            top = {token_text(self._tokenizer, id): max(p, LEAST) for id, p in token_scores.top(self._n)}
+            logprob = max(token_scores.logprob, MIN_LOGPROB)
+            top = {
+                token_text(self._tokenizer, likely_id): max(likely_logprob, MIN_LOGPROB)
+                for likely_id, likely_logprob in token_scores.top(self._num_likeliest)
+            }
             self._logprobs.append(logprob)
             self._top.append(top | {token: logprob})
 
-    def shown(self) -> dict:
-        """As OpenAI's `logprobs` has them."""
+    def as_json(self) -> dict:
+        """The lists under OpenAI's names."""
         return {
             "tokens": self._tokens,
             "token_logprobs": self._logprobs,
@@ -141,68 +160,74 @@ class _Lists:
 
 
 def prompt_scores(output: RequestOutput) -> Sequence[TokenScores | None]:
-    """Of each prompt token, where they were asked for; None for the first."""
+    """The scores of each prompt token, where they were asked for; None for the first."""
     return cast(Sequence[TokenScores | None], output.prompt_logprobs)
 
 
 def scores_of(sample: CompletionOutput, i: int) -> TokenScores:
-    """Of the sample's token i, where they were asked for."""
+    """The scores of the sample's token i, where they were asked for."""
     return cast(Sequence[TokenScores], sample.logprobs)[i]
 
 
-def entry(tokenizer: Tokenizer, scores: TokenScores, n: int) -> dict:
-    """One token as the chat API shows it: `token`, `logprob`, `bytes` (null for an id the tokenizer does not
+def token_json(tokenizer: Tokenizer, scores: TokenScores, n: int) -> dict:
+    """One token in the chat API's shape: `token`, `logprob`, `bytes` (null for an id the tokenizer does not
     know), and in `top_logprobs` the same of the n likeliest.
     """
-
-    def shown(token_id: int, logprob: float) -> dict:
-        known = token_id in tokenizer
-        return {
-            "token": token_text(tokenizer, token_id),
-            "logprob": max(logprob, LEAST),
-            "bytes": list(tokenizer.token_bytes(token_id)) if known else None,
-        }
-
-    top = [shown(token_id, logprob) for token_id, logprob in scores.top(n)]
-    return shown(scores.token_id, scores.logprob) | {"top_logprobs": top}
+    likeliest = [_logprob_json(tokenizer, token_id, logprob) for token_id, logprob in scores.top(n)]
+    return _logprob_json(tokenizer, scores.token_id, scores.logprob) | {"top_logprobs": likeliest}
 
 
-def _entries(scores: TokenScores, n: int) -> dict[str, dict]:
-    """vLLM's entry of one prompt token: the token, and the n likeliest."""
+def _logprob_json(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict:
+    known = token_id in tokenizer
     return {
-        str(id): {
-            "logprob": max(score.logprob, LEAST),
-            "rank": score.rank,
-            "decoded_token": score.decoded_token,
-        }
-        for id, score in scores.first(n).items()
+        "token": token_text(tokenizer, token_id),
+        "logprob": max(logprob, MIN_LOGPROB),
+        "bytes": list(tokenizer.token_bytes(token_id)) if known else None,
     }
 
 
-def tokens_shown(sample: CompletionOutput | None) -> int:
-    """How many of a sample's tokens go with the text it shows: those that begin in it, and in the end all."""
+def _prompt_token_json(scores: TokenScores, n: int) -> dict[str, dict]:
+    """One prompt token in vLLM's shape: itself, then the n likeliest, by token id."""
+    return {
+        str(token_id): {
+            "logprob": max(score.logprob, MIN_LOGPROB),
+            "rank": score.rank,
+            "decoded_token": score.decoded_token,
+        }
+        for token_id, score in scores.first(n).items()
+    }
+
+
+def num_visible_tokens(sample: CompletionOutput | None) -> int:
+    """How many of a sample's tokens begin in its text; once it has finished, all of them. 0 for None."""
     if sample is None or sample.text_offsets is None:
         return 0
-    return (
-        len(sample.token_ids) if sample.finish_reason else bisect_left(sample.text_offsets, len(sample.text))
-    )
+    if sample.finish_reason:
+        return len(sample.token_ids)
+    return bisect_left(sample.text_offsets, len(sample.text))  # offsets rise
+
+
+def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
+    """[tokens]: the characters of a prompt's `text` before each of its tokens.
+
+    What the tokenizer put in front takes no room: a special token that `text` does not spell, and a space
+    before the first word.
+    """
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
+    pieces = [detokenizer.push(token_id) for token_id in token_ids]
+    offsets: list[int] = []
+    offset, is_before_first_word = 0, True
+    for i, (token_id, piece) in enumerate(zip(token_ids, pieces, strict=True)):
+        is_special = token_id in tokenizer.special_ids
+        if is_before_first_word and not is_special:
+            is_before_first_word = False
+            if offset == 0:  # negative if the tokens begin with a space that the text does not have
+                offset = _leading_spaces(text) - _leading_spaces("".join(pieces[i:]))
+        offsets.append(min(max(offset, 0), len(text)))
+        if not is_special or text.startswith(piece, offset):
+            offset += len(piece)
+    return offsets
 
 
 def _leading_spaces(text: str) -> int:
     return len(text) - len(text.lstrip(" "))
-
-
-def _offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
-    """Where each of a prompt's tokens begins in its text. A special token that is not written there, such as
-    one that the tokenizer puts in front, takes no room; nor does a space that it puts there.
-    """
-    detokenizer, offsets = Detokenizer(tokenizer, skip_special_tokens=False), []
-    offset, has_begun = 0, False
-    pieces = [detokenizer.push(token_id) for token_id in token_ids]
-    for i, (token_id, piece) in enumerate(zip(token_ids, pieces, strict=True)):
-        if not has_begun and token_id not in tokenizer.special_ids:
-            has_begun, offset = True, offset or _leading_spaces(text) - _leading_spaces("".join(pieces[i:]))
-        offsets.append(min(max(offset, 0), len(text)))
-        if token_id not in tokenizer.special_ids or text.startswith(piece, offset):
-            offset += len(piece)
-    return offsets

@@ -1,10 +1,9 @@
 """The server's windows on the engine: /metrics for Prometheus, /dashboard for people. Part 11.
 
 An extension for `create_app`. Both are open, with an API key too: vLLM guards /v1 alone, a scraper has no
-key, and what is shown are counts, times and the model's name, never a text. Whom the server answers at all,
-by the name it is asked for (`allowed_hosts`), holds for them as for every route. Clients may ask as often as
-they like: those that ask at once share one answer, so that it takes little of the engine's time. The page
-comes from files of this folder, read at the start, and asks no other host for anything; its
+key, and they tell counts, times and the model's name, never a text. `allowed_hosts` holds for them as for
+every route. Requests that come at once share one answer, so that it takes little of the engine's time. The
+page comes from files of this folder, read at the start, and asks no other host for anything; its
 Content-Security-Policy lets it do nothing else.
 """
 
@@ -28,7 +27,7 @@ FILES = {
     "/dashboard/dashboard.css": PAGES / "dashboard.css",
     "/dashboard/dashboard.js": PAGES / "dashboard.js",
 }
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 # Whatever a client accepts: as OpenMetrics, prometheus_client 0.26 would write a counter's colon as `_`.
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_PATHS = frozenset({"/metrics", DATA, *FILES})
@@ -45,18 +44,18 @@ def telemetry_routes(metrics: EngineMetrics) -> Extension:
     """Routes that show `metrics`. Hand OPEN_PATHS to `create_app` as `open_paths`."""
 
     def extend(app: FastAPI, _: Backend) -> None:
-        scraped = SharedAnswer(lambda: generate_latest(metrics.registry))
-        drawn = SharedAnswer(lambda: json.dumps(metrics.snapshot(), separators=(",", ":")).encode())
+        metrics_text = SharedAnswer(lambda: generate_latest(metrics.registry))
+        snapshot_json = SharedAnswer(lambda: json.dumps(metrics.snapshot(), separators=(",", ":")).encode())
 
         @app.get("/metrics", include_in_schema=False)
         async def scrape() -> Response:
-            return Response(await scraped.answer(), media_type=TEXT)
+            return Response(await metrics_text.answer(), media_type=TEXT)
 
         @app.get(DATA, include_in_schema=False)
         async def data() -> Response:
             """What the page and the terminal's board draw, once a second."""
             headers = {"Cache-Control": "no-store"}
-            return Response(await drawn.answer(), media_type="application/json", headers=headers)
+            return Response(await snapshot_json.answer(), media_type="application/json", headers=headers)
 
         for path, file in FILES.items():
             app.get(path, include_in_schema=False)(page(file))
@@ -65,29 +64,32 @@ def telemetry_routes(metrics: EngineMetrics) -> Extension:
 
 
 class SharedAnswer:
-    """An answer that `make` takes milliseconds for, in a thread: one at a time, and one for all that wait."""
+    """An answer that `make` takes milliseconds for. It runs in a thread, one at a time; requests that wait
+    meanwhile share the next answer.
+    """
 
     def __init__(self, make: Callable[[], bytes]) -> None:
-        self._make, self._turn = make, asyncio.Lock()
-        self._begun = 0  # how many have been begun
-        self._latest = (0, b"")  # the number of the last that was made, and what it is
+        self._make, self._lock = make, asyncio.Lock()
+        self._num_begun = 0  # calls of `make`
+        self._latest_number, self._latest = 0, b""  # which call it was, and what it returned
 
     async def answer(self) -> bytes:
-        """Made from numbers that are not older than the asking."""
-        older = self._begun
-        async with self._turn:
-            if self._latest[0] <= older:  # else it was begun while we waited, for us too
-                self._begun += 1
-                number = self._begun
-                self._latest = (number, await asyncio.to_thread(self._make))
-            return self._latest[1]
+        """What a call of `make` returned that began after this one was asked for."""
+        num_before = self._num_begun
+        async with self._lock:
+            if self._latest_number <= num_before:  # no other request began one meanwhile
+                self._num_begun += 1
+                number = self._num_begun
+                content = await asyncio.to_thread(self._make)
+                self._latest_number, self._latest = number, content
+            return self._latest
 
 
 def page(file: Path):
     """A route that sends this file, with headers that keep its page to this server."""
-    content, kind = file.read_bytes(), KINDS[file.suffix]
+    content, media_type = file.read_bytes(), MEDIA_TYPES[file.suffix]
 
     async def send() -> Response:
-        return Response(content, media_type=kind, headers=HEADERS)
+        return Response(content, media_type=media_type, headers=HEADERS)
 
     return send

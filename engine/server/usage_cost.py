@@ -1,7 +1,7 @@
 """What an answer has cost, in its `usage`: an extension of OpenAI's shape. Part 19.
 
-Promises that `cost` covers all prompts and choices of the answer, whole or streamed, and stands there only
-where a meter has an account of each. Source of the name: OpenRouter's `usage.cost`.
+Promises that `cost` covers all prompts and choices of the answer, whole or streamed. It is left out where one
+of them was not metered. Source of the name: OpenRouter's `usage.cost`.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,9 +20,12 @@ def usage_cost(
 
     def fields(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """`cost` in dollars; in `cost_details` its parts, and the device's nanoseconds it comes from."""
-        accounts = [account for output in outputs if (account := _account(output))]
-        if len(accounts) < len(outputs):
-            return {}
+        accounts = []
+        for output in outputs:
+            account = _account(output)
+            if account is None:
+                return {}
+            accounts.append(account)
         ns = {kind: sum(account.ns[kind] for account in accounts) for kind in PAID}
         tokens = {kind: sum(account.tokens[kind] for account in accounts) for kind in PAID}
         total_ns = sum(ns.values())
@@ -41,8 +44,9 @@ def usage_cost(
 
 
 def _account(output: RequestOutput) -> Account | None:
-    account = output.stats and output.stats.account
-    return account if isinstance(account, Account) else None  # None: it was not metered
+    """The account of the output's request; None: it was not metered."""
+    account = None if output.stats is None else output.stats.account
+    return account if isinstance(account, Account) else None
 
 
 def _dollars(exact: Fraction) -> float:

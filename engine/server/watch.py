@@ -1,7 +1,7 @@
 """Whether the engine is at work or hangs: a listener that remembers its last sign of life. Part 15.
 
-A step that never comes back (a kernel that waits for ever, a driver that is gone) raises nothing and ends
-nothing; the thread is alive. All that can be noticed is silence where there is work.
+A step that never comes back (a kernel that waits for ever, a driver that is gone) raises no error, and its
+thread stays alive. It is noticed by the silence: no call of a listener while there is work.
 """
 
 import time

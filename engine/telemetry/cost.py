@@ -1,7 +1,7 @@
 """Who pays for the device's time: a listener that gives each nanosecond to a request, or to none. Part 19.
 
-Promises that at any moment all it has given out, and what is under way, is the time since its start: none
-counted twice, none left out, under any schedule. Two rules do it:
+Promises that at any moment the time it has given out, and the time under way, add up to the time since its
+start: none counted twice, none left out, under any schedule. Two rules do it:
 
 - It is idle while there are no requests. All other time belongs to the step that ends it.
 - A step's time is shared among its requests by the work they caused (shares.py).
@@ -43,10 +43,10 @@ class MeteredSample:
 
     request: Request
     account: Account
-    counts_prompt: bool = True  # of several samples the first: there is one prompt
+    counts_prompt: bool = True  # only for the first of several samples: there is one prompt
     cached: int = 0  # tokens found in the cache
-    reached: int = 0  # tokens computed or found, and known to be right
-    num_output_tokens: int = 0  # that have been counted
+    reached: int = 0  # tokens computed, or found in the cache, and known to be right
+    num_output_tokens: int = 0  # that the account has
 
 
 class CostMeter(Listener):
@@ -63,7 +63,7 @@ class CostMeter(Listener):
         self.price, self.weights, self.api_price = price, weights or Weights(), api_price
         self.closed: list[Callable[[Account], None]] = []  # called with each account that is complete
         self._clock, self._lock = clock, threading.Lock()  # between the engine's thread and readers
-        self._given_until = self.started = self._now()  # everything before is given out
+        self._given_until = self.started = self._now()  # the time before this is given out
         self._ns = dict.fromkeys([*PAID, *UNPAID[:-1]], 0)
         self._tokens = dict.fromkeys(PAID, 0)
         self._requests = 0
@@ -74,12 +74,12 @@ class CostMeter(Listener):
         return nanoseconds(self._clock())
 
     def _take(self, until: int) -> int:
-        """Nanoseconds up to `until` that are not given out yet; from here on they are."""
+        """Nanoseconds up to `until` that are not given out yet; they count as given out from now on."""
         took = max(until - self._given_until, 0)
         self._given_until += took
         return took
 
-    # What happens, as the engine tells it.
+    # What the engine tells its listeners.
 
     def on_arrival(self, request: Request) -> None:
         """A sample of a request, which has one account for all of them; the first one ends idle time."""
@@ -125,17 +125,20 @@ class CostMeter(Listener):
                     account.ns[kind] += ns
 
     def _work(self, sample: MeteredSample, start: int, end: int) -> list[tuple[str, int]]:
-        """(kind, weight) of what a step did for a sample: tokens `start` to `end`. It counts its tokens."""
+        """(kind, weight) of the work that a step did for a sample, its tokens `start` to `end`; the new ones
+        are added to the account.
+        """
         request = sample.request
         prompt, num_output_tokens = request.num_prompt_tokens, len(request.stats.token_times)
-        one_more = num_output_tokens == sample.num_output_tokens + 1
-        if start == sample.reached >= prompt and end == start + 1 and one_more:
-            # One more output token: what follows gives the same, slower, and all of a crowd come this way.
+        is_one_step = start == sample.reached and end == start + 1
+        has_one_more = num_output_tokens == sample.num_output_tokens + 1
+        if is_one_step and has_one_more and start >= prompt:
+            # One more output token, as for nearly all samples: the code below gives the same, slower.
             sample.reached, sample.num_output_tokens = end, num_output_tokens
             self._tokens["output"] += 1
             sample.account.tokens["output"] += 1
             return [("output", self.weights.output + end * self.weights.held)]
-        # 1. It begins behind what it had reached: another request had computed that, and the cache has it.
+        # 1. A step that begins behind what was reached: the cache has the tokens between.
         newly_cached = max(start - sample.reached, 0)
         sample.cached, sample.reached = sample.cached + newly_cached, sample.reached + newly_cached
         work = work_of(
@@ -177,7 +180,7 @@ class CostMeter(Listener):
         for callback in self.closed:
             callback(account)
 
-    # What others read, in threads of their own.
+    # What other threads read.
 
     def read(self) -> Bill:
         """The bill as it stands. Steps under way are in it as time that is not given to a request yet."""
@@ -195,5 +198,5 @@ class CostMeter(Listener):
 
 
 def nanoseconds(seconds: float) -> int:
-    """A moment on a ruler of whole nanoseconds: differences of moments then add up."""
+    """A moment in whole nanoseconds, so that differences of moments add up."""
     return round(seconds * 1e9)

@@ -31,7 +31,7 @@ COLUMNS = (
     "dollars",
     "api_dollars",  # what the tokens would cost at the price given for comparison; empty without one
 )
-PLACES = 12  # behind the point of dollars: a trillionth
+DECIMALS = 12  # of dollars
 
 
 class CostLog:
@@ -44,7 +44,7 @@ class CostLog:
         try:
             self._file = open(path, "ab+", buffering=0)  # noqa: SIM115
             self._file.seek(0)
-            beginning = self._file.read(2 * len(header))  # enough to tell, however long the first line is
+            beginning = self._file.read(2 * len(header))  # enough to compare the first line with the header
             if not beginning:
                 self._append(header)
             elif beginning.splitlines()[0] != header.rstrip():
@@ -124,4 +124,4 @@ def _csv(cells: Iterable[object]) -> bytes:
 
 
 def _decimal(dollars: Fraction) -> str:
-    return f"{float(dollars):.{PLACES}f}"
+    return f"{float(dollars):.{DECIMALS}f}"

@@ -26,8 +26,8 @@ from engine.requests.request import Request
 from engine.telemetry.histogram import Histogram
 from engine.telemetry.history import History, Point
 
-LABELS = ("model_name", "engine")
-ENGINE = "0"  # vLLM numbers its replicas; one server here is one engine
+LABEL_NAMES = ("model_name", "engine")
+ENGINE = "0"  # the value of `engine`: vLLM numbers its replicas; one server here is one engine
 
 COUNTERS = {
     "vllm:prompt_tokens": "Prompt tokens, counted when the prompt's first answer token is there.",
@@ -40,11 +40,11 @@ COUNTERS = {
     "ruvon:step_sequences": "Requests in all steps together; divided by the steps: the batch size.",
     "ruvon:step_tokens": "Tokens computed in all steps together, prompts and outputs.",
 }
-SUCCESS = ("stop", "length")  # how a request ends well
-EARLY = ("abort", "error", "reject")  # how else; vLLM counts such requests in none of its request metrics
-ENDED_EARLY = "Requests that were aborted, failed, or were refused by the engine."
+SUCCESS_REASONS = ("stop", "length")
+EARLY_REASONS = ("abort", "error", "reject")  # vLLM counts such requests in none of its request metrics
 
-FIRST_TOKEN = (  # buckets, in seconds
+# The upper bounds of histograms' buckets, in seconds if nothing else is said.
+FIRST_TOKEN = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
     640, 2560,
 )  # fmt: skip
@@ -62,11 +62,15 @@ TTFT, TPOT = "vllm:time_to_first_token_seconds", "vllm:request_time_per_output_t
 
 def one_two_five(most: int) -> tuple[int, ...]:
     """1, 2, 5, 10, 20, 50, … up to `most`: vLLM's buckets for counts that the model's length bounds."""
-    return tuple(m * 10**e for e in range(len(str(most))) for m in (1, 2, 5) if m * 10**e <= most)
+    bounds, power = [], 1
+    while power <= most:
+        bounds += [factor * power for factor in (1, 2, 5) if factor * power <= most]
+        power *= 10
+    return tuple(bounds)
 
 
 def histograms(max_model_len: int) -> dict[str, tuple[str, tuple[float, ...]]]:
-    """name -> (what it is of, its buckets)."""
+    """name -> (documentation, the upper bounds of its buckets)."""
     lengths = one_two_five(max_model_len)
     return {
         "vllm:iteration_tokens_total": ("Tokens computed in a step.", TOKENS_PER_STEP),
@@ -128,7 +132,7 @@ class RequestProgress:
 
     request: Request
     scheduled: float | None = None  # when it was first chosen for a step
-    seen: int = 0  # of its output tokens, how many have been counted
+    num_counted: int = 0  # of its output tokens, how many the metrics have
     group: SampleGroup = field(default_factory=SampleGroup)
 
 
@@ -140,14 +144,14 @@ class EngineMetrics(Listener):
         self.engine, self.model_name = engine, model_name
         self.started = time.perf_counter()
         self.counters = dict.fromkeys(COUNTERS, 0)
-        self.succeeded: dict[str, int] = dict.fromkeys(SUCCESS, 0)
-        self.ended_early: dict[str, int] = dict.fromkeys(EARLY, 0)
+        self.succeeded: dict[str, int] = dict.fromkeys(SUCCESS_REASONS, 0)
+        self.ended_early: dict[str, int] = dict.fromkeys(EARLY_REASONS, 0)
         self.from_executor: dict[str, float] = {}  # StepRecord.counters, added up
-        # What others add to the dashboards: title, value and note as text, rows of
-        # [label, share, text, colour "a" or "b"].
+        # What other parts add to the dashboards: each gives title, value and note as text, and rows of
+        # [label, share of the bar, text, colour], where a colour is a class of dashboard.css, "a" or "b".
         self.panels: list[Callable[[], dict]] = []
-        self._about = histograms(engine.max_model_len)
-        self.histograms = {name: Histogram(bounds) for name, (_, bounds) in self._about.items()}
+        self._histogram_specs = histograms(engine.max_model_len)
+        self.histograms = {name: Histogram(bounds) for name, (_, bounds) in self._histogram_specs.items()}
         self.history = History(self.started)
         self._in_progress: dict[str, RequestProgress] = {}  # by the request's own id
         self._lock = threading.Lock()  # between the engine's thread and readers
@@ -156,7 +160,7 @@ class EngineMetrics(Listener):
         self._process = ProcessCollector(registry=self.registry)  # memory and processor time of this process
         engine.listeners.add(self)
 
-    # What happens, as the engine tells it.
+    # What the engine tells its listeners.
 
     def on_arrival(self, request: Request) -> None:
         """A sample joins the group of its parent, which has arrived before it."""
@@ -189,7 +193,7 @@ class EngineMetrics(Listener):
                     progress.scheduled = record.start + record.schedule_seconds
                     counters["vllm:prefix_cache_queries"] += progress.request.num_prompt_tokens
                     counters["vllm:prefix_cache_hits"] += record.tokens_cached[s]
-                if len(progress.request.stats.token_times) > progress.seen:
+                if len(progress.request.stats.token_times) > progress.num_counted:
                     self._observe_tokens(progress)
             # 2. The step itself.
             tokens = sum(record.tokens_computed)
@@ -201,31 +205,31 @@ class EngineMetrics(Listener):
                 self.from_executor[name] = self.from_executor.get(name, 0) + amount
             self.histograms["vllm:iteration_tokens_total"].observe(tokens)
             self.histograms["ruvon:step_seconds"].observe(record.end - record.start)
-            # 3. Where that leaves us, for the dashboard.
+            # 3. The dashboard's history.
             self.history.note(record.end, self._point())
 
     def _observe_tokens(self, progress: RequestProgress) -> None:
-        """Count what is new of a request: `stats.token_times` beyond the `seen` first, one at least.
+        """Count what is new of a request: `stats.token_times` beyond the `num_counted` first, one at least.
 
         1. All of it goes to vllm:generation_tokens.
         2. With the first output token, the wait for it is observed twice: in the histogram TTFT, for
            Prometheus, and one by one for the dashboards (`history.sample`, kind "ttft", when it came, how
            long). The prompt's tokens go to vllm:prompt_tokens. No gap yet, whatever came with that token.
-        3. In any later step, one inter-token latency is observed: from the last token that was seen to the
-           newest, as in vLLM, however many came at once (Part 16).
-        4. `seen` is brought up to date.
+        3. In any later step, one inter-token latency is observed: from the last token that was counted to
+           the newest, as in vLLM, however many came at once (Part 16).
+        4. `num_counted` is brought up to date.
         """
         stats, counters = progress.request.stats, self.counters
         times = stats.token_times
-        counters["vllm:generation_tokens"] += len(times) - progress.seen
-        if progress.seen:
-            gap = times[-1] - times[progress.seen - 1]
+        counters["vllm:generation_tokens"] += len(times) - progress.num_counted
+        if progress.num_counted:
+            gap = times[-1] - times[progress.num_counted - 1]
             self.histograms["vllm:inter_token_latency_seconds"].observe(gap)
         else:
             counters["vllm:prompt_tokens"] += progress.request.num_prompt_tokens
             self.histograms[TTFT].observe(stats.time_to_first_token)
             self.history.sample("ttft", times[0], stats.time_to_first_token)
-        progress.seen = len(times)
+        progress.num_counted = len(times)
 
     def on_finish(self, request: Request) -> None:
         """A request that ended well is in every request metric; any other only in ours."""
@@ -266,10 +270,10 @@ class EngineMetrics(Listener):
         if request.parent is None:
             observed["vllm:request_params_n"].observe(params.n)
 
-    # What others read, in threads of their own.
+    # What other threads read.
 
     def _point(self) -> Point:
-        """Where things stand now."""
+        """The counters and gauges of the dashboards as they are now."""
         scheduler, counters = self.engine.scheduler, self.counters
         return Point(
             counters["vllm:generation_tokens"],
@@ -290,38 +294,44 @@ class EngineMetrics(Listener):
             succeeded, ended_early = dict(self.succeeded), dict(self.ended_early)
             from_executor = dict(self.from_executor)
             observed = {name: (h.bounds, h.cumulative(), h.sum) for name, h in self.histograms.items()}
-        labels = (self.model_name, ENGINE)
+        label_values = (self.model_name, ENGINE)
         for name, count in counters.items():
-            counter = CounterMetricFamily(name, COUNTERS[name], labels=LABELS)
-            counter.add_metric(labels, count)
+            counter = CounterMetricFamily(name, COUNTERS[name], labels=LABEL_NAMES)
+            counter.add_metric(label_values, count)
             yield counter
-        for name, label, about, by_label in (
+        early = "Requests that were aborted, failed, or were refused by the engine."
+        for name, label_name, documentation, amounts in (
             ("vllm:request_success", "finished_reason", "Requests that ended well.", succeeded),
-            ("ruvon:requests_ended_early", "reason", ENDED_EARLY, ended_early),
+            ("ruvon:requests_ended_early", "reason", early, ended_early),
             ("ruvon:executor", "counter", "What the executor told of its steps.", from_executor),
         ):
-            counter = CounterMetricFamily(name, about, labels=(*LABELS, label))
-            for label_value, amount in by_label.items():
-                counter.add_metric((*labels, label_value), amount)
+            counter = CounterMetricFamily(name, documentation, labels=(*LABEL_NAMES, label_name))
+            for label_value, amount in amounts.items():
+                counter.add_metric((*label_values, label_value), amount)
             yield counter
         for name, (bounds, cumulative, total) in observed.items():
-            histogram = HistogramMetricFamily(name, self._about[name][0], labels=LABELS)
-            les = [*(str(float(bound)) for bound in bounds), "+Inf"]
-            histogram.add_metric(labels, list(zip(les, cumulative, strict=True)), total)
+            documentation, _ = self._histogram_specs[name]
+            histogram = HistogramMetricFamily(name, documentation, labels=LABEL_NAMES)
+            upper_bounds = [*(str(float(bound)) for bound in bounds), "+Inf"]
+            histogram.add_metric(label_values, list(zip(upper_bounds, cumulative, strict=True)), total)
             yield histogram
-        for name, about, value in self._gauges():
-            gauge = GaugeMetricFamily(name, about, labels=LABELS)
-            gauge.add_metric(labels, value)
+        for name, documentation, value in self._gauges():
+            gauge = GaugeMetricFamily(name, documentation, labels=LABEL_NAMES)
+            gauge.add_metric(label_values, value)
             yield gauge
+        yield from self._gpu_gauges()
+
+    def _gpu_gauges(self) -> Iterator[Metric]:
+        """Memory in bytes of each GPU that this process has touched."""
         for kind, about in (("used", "in use, by anyone"), ("total", "there is")):
-            gauge = GaugeMetricFamily(
-                f"ruvon:gpu_memory_{kind}_bytes", f"GPU memory that is {about}.", labels=(*LABELS, "device")
-            )
+            name, documentation = f"ruvon:gpu_memory_{kind}_bytes", f"GPU memory that is {about}."
+            gauge = GaugeMetricFamily(name, documentation, labels=(*LABEL_NAMES, "device"))
             for gpu in gpus():
-                gauge.add_metric((*labels, gpu["device"]), gpu[kind])
+                gauge.add_metric((self.model_name, ENGINE, gpu["device"]), gpu[kind])
             yield gauge
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
+        """(name, documentation, value), as they are now."""
         point = self._point()
         yield "vllm:num_requests_running", "Requests that hold memory in the cache.", point.running
         yield "vllm:num_requests_waiting", "Requests in the queue.", point.waiting

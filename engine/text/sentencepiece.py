@@ -1,16 +1,16 @@
 """The other kind of BPE: SentencePiece's, as tokenizer.json has it (Llama 1 and 2, TinyLlama). Part 20.
 
-Where byte-level BPE begins with bytes, this begins with characters, and a space is one of them, written "▁".
-A word is told by the "▁" before it, so one is put before the first word, too, and taken off again when text
-is decoded. A character that has no token falls back to the tokens of its UTF-8 bytes, "<0xE2>": no text is
-unknown here either. Promises the ids of Hugging Face's `tokenizers`, and its text of all ids whose bytes are
+Byte-level BPE begins with bytes; this begins with characters, and writes a space as "▁". A "▁" marks the
+beginning of a word, so one is put before the first word, too, and taken off again when text is decoded. A
+character that has no token falls back to the tokens of its UTF-8 bytes, "<0xE2>": no text is unknown here
+either. Promises the ids of Hugging Face's `tokenizers`, and its text of all ids whose bytes are
 UTF-8. Bytes that are not become U+FFFD as everywhere in this engine, one for each broken character, so that a
 stream can show a character once it is whole; `tokenizers` writes one for each byte of the run they are in.
 Source: Kudo and Richardson 2018, https://arxiv.org/abs/1808.06226.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import regex
 
@@ -19,8 +19,11 @@ from engine.text.tokenizer_files import AddedToken, added_tokens, affixes, merge
 
 SPACE = "▁"
 BYTE = regex.compile(r"<0x([0-9A-Fa-f]{2})>")
-# Before which stretch of text a "▁" is put: every one; every one that does not begin with a space; of these
-# the first alone, if the text begins with it; none. A stretch is what stands between added tokens ("</s>").
+# A stretch is the text between two added tokens ("</s>"). A "▁" is put before
+# - "every" stretch;
+# - "always": every stretch that does not begin with a space;
+# - "first": the first stretch, if it does not begin with a space, and no added token is before it;
+# - "never": none.
 Prepend = Literal["every", "always", "first", "never"]
 
 
@@ -39,8 +42,8 @@ class SentencePieceTokenizer(Tokenizer):
         affixes: tuple[Sequence[int], Sequence[int]] = ((), ()),
         eos_token: str | None = None,
     ) -> None:
-        """`split`: each "▁" begins a word, and nothing is merged across. `strip`: `decode` takes off the
-        space that a text begins with. Raises ValueError: a byte has no token.
+        """`split`: each "▁" begins a word, and nothing is merged across its beginning. `strip`: `decode`
+        takes off the space that a text begins with. Raises ValueError: a byte has no token.
         """
         self._know_added(added_tokens, vocab, eos_token)
         self._prepend, self._strip = prepend, strip
@@ -55,36 +58,41 @@ class SentencePieceTokenizer(Tokenizer):
         self._longest = max(len(token.encode()) for token in spellings)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
-        """Text of `ids`, without the one space that was put before it: for a whole text. What a model goes on
-        with begins in the middle of one, and keeps its space (`Detokenizer`).
+        """Text of `ids`, a whole text, without the space that was put before it. A model's output begins in
+        the middle of a text, and keeps its space (`Detokenizer`).
         """
         text = super().decode(ids, skip_special_tokens)
         return text.removeprefix(" ") if self._strip else text
 
     def _split_specials(self, text: str) -> Iterator[str | AddedToken]:
-        for place, piece in enumerate(super()._split_specials(text)):
-            yield piece if isinstance(piece, AddedToken) else self._marked(piece, first=place == 0)
+        for i, piece in enumerate(super()._split_specials(text)):
+            yield piece if isinstance(piece, AddedToken) else self._marked(piece, is_first=i == 0)
 
-    def _marked(self, text: str, first: bool) -> str:
-        """A stretch of text with "▁" for spaces, and one before it where it is due."""
+    def _marked(self, text: str, is_first: bool) -> str:
+        """A stretch of text with "▁" for spaces, and with one before it if `_prepend` says so."""
         text = text.replace(" ", SPACE)
-        due = self._prepend == "every" or (
-            not text.startswith(SPACE) and (self._prepend == "always" or (self._prepend == "first" and first))
-        )
-        return SPACE + text if due else text
+        if self._prepend == "every":
+            return SPACE + text
+        if text.startswith(SPACE):
+            return text
+        if self._prepend == "always" or (self._prepend == "first" and is_first):
+            return SPACE + text
+        return text
 
     def _encode_word(self, word: str) -> list[int]:
         if self._ignore_merges and word in self._vocab:
             return [self._vocab[word]]
         ids: list[int] = []
         for char in word:
-            id = self._vocab.get(char)
-            ids += [self._byte_ids[byte] for byte in char.encode()] if id is None else [id]
+            if char in self._vocab:
+                ids.append(self._vocab[char])
+            else:
+                ids += [self._byte_ids[byte] for byte in char.encode()]
         return self.merge(ids)
 
 
 def _spelled(token: str) -> bytes:
-    """What a token stands for: a byte, or its characters with spaces in the place of "▁"."""
+    """The bytes of a token: one byte, "<0xE2>", or its characters with spaces in the place of "▁"."""
     byte = BYTE.fullmatch(token)
     return bytes.fromhex(byte[1]) if byte else token.replace(SPACE, " ").encode()
 
@@ -113,15 +121,21 @@ def from_tokenizer_json(raw: dict) -> dict[str, Any]:
 
 
 def _spaces(normalizer: dict | None, pre_tokenizer: dict | None) -> tuple[Prepend, bool]:
-    """Where "▁" is put, and whether it splits: by a normalizer (older files), or by Metaspace."""
-    normal, before = steps_of(normalizer, "normalizers"), steps_of(pre_tokenizer, "pretokenizers")
-    marks = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    if not before and normal in ([marks], [{"type": "Prepend", "prepend": SPACE}, marks]):
-        return "every" if len(normal) == 2 else "never", False
-    if not normal and [step["type"] for step in before] == ["Metaspace"]:
-        step = before[0]
+    """(where "▁" is put, whether it splits), as a normalizer says (older files), or Metaspace. Raises
+    ValueError for anything else.
+    """
+    normal_steps = steps_of(normalizer, "normalizers")
+    split_steps = steps_of(pre_tokenizer, "pretokenizers")
+    prepend = {"type": "Prepend", "prepend": SPACE}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    if not split_steps and normal_steps == [prepend, replace]:
+        return "every", False
+    if not split_steps and normal_steps == [replace]:
+        return "never", False
+    if not normal_steps and [step["type"] for step in split_steps] == ["Metaspace"]:
+        step = split_steps[0]
         scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
-        if step["replacement"] == SPACE and scheme in get_args(Prepend)[1:]:
+        if step["replacement"] == SPACE and scheme in ("always", "first", "never"):
             return scheme, step.get("split", True)
     raise ValueError(
         f"a byte_fallback model with normalizer {normalizer} and pre_tokenizer {pre_tokenizer} is not "
@@ -130,11 +144,13 @@ def _spaces(normalizer: dict | None, pre_tokenizer: dict | None) -> tuple[Prepen
 
 
 def _strips(decoder: dict | None) -> bool:
-    """Whether the space before a text is taken off."""
+    """Whether the decoder takes off the space before a text. Raises ValueError for an unknown decoder."""
     steps = steps_of(decoder, "decoders")
-    spaces = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
-    wanted = [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    replace = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    accepted = [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-    if steps not in (wanted, [*wanted, strip]):
-        raise ValueError(f"decoder {decoder} is not supported with byte_fallback, only {wanted} and {strip}")
-    return len(steps) == len(wanted) + 1
+    if steps == accepted:
+        return False
+    if steps == [*accepted, strip]:
+        return True
+    raise ValueError(f"decoder {decoder} is not supported with byte_fallback, only {accepted} and {strip}")

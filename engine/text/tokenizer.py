@@ -20,7 +20,7 @@ from engine.text.tokenizer_files import GPT2_PATTERN, AddedToken, NormalForm, re
 
 CACHED_WORDS = 1 << 16  # a word is merged once, then looked up
 CACHED_WORD_LENGTH = 64
-MANY_MARKS = regex.compile(r"\p{M}{101}")
+MANY_MARKS = regex.compile(r"\p{M}{101}")  # combining marks, whose reordering takes time with their square
 
 
 def byte_alphabet() -> dict[int, str]:
@@ -74,7 +74,7 @@ class Tokenizer:
         """
         self._know_added(added_tokens, vocab, eos_token)
         self._normal_form, self._add_prefix_space = normal_form, add_prefix_space
-        self._ignore_merges, self._affixes = ignore_merges, affixes
+        self._affixes = affixes
         self._words = regex.compile(pattern)
 
         alphabet = byte_alphabet()
@@ -88,15 +88,15 @@ class Tokenizer:
         self._longest = max(map(len, self.bytes_of.values()))
         self._byte_ids = ids_of_bytes(vocab, [alphabet[byte] for byte in range(256)])
         self._merges = ranked(vocab, merges)
-        self._whole = (
-            {self.bytes_of[id].decode(errors="replace"): id for id in vocab.values()} if ignore_merges else {}
-        )
+        self._ids_of_words: dict[str, int] = {}  # for `ignore_merges`: by the token's text
+        if ignore_merges:
+            self._ids_of_words = {self.bytes_of[id].decode(errors="replace"): id for id in vocab.values()}
         self._cache: dict[str, list[int]] = {}
 
     def _know_added(
         self, added_tokens: Iterable[AddedToken], vocab: dict[str, int], eos_token: str | None
     ) -> None:
-        """Tokens that are found in a text as a whole, and which one ends it."""
+        """Keep the tokens that are found in a text as a whole, and the id of the one that ends a text."""
         self.added = {token.content: token for token in added_tokens}
         self.special_ids = frozenset(token.id for token in self.added.values() if token.special)
         self.eos_token_id: int | None = None
@@ -194,7 +194,7 @@ class Tokenizer:
             return
         piece = piece.replace(guard, "")
         if self._normal_form:
-            if MANY_MARKS.search(piece):  # the time to put them in order grows with their square
+            if MANY_MARKS.search(piece):
                 raise ValueError("text has more than 100 combining marks in a row: not a character")
             piece = unicodedata.normalize(self._normal_form, piece)
         if self._add_prefix_space and not piece.startswith(" "):
@@ -221,8 +221,8 @@ class Tokenizer:
             yield text[end:]
 
     def _encode_word(self, word: str) -> list[int]:
-        if self._ignore_merges and word in self._whole:
-            return [self._whole[word]]
+        if word in self._ids_of_words:
+            return [self._ids_of_words[word]]
         return self.merge([self._byte_ids[byte] for byte in word.encode()])
 
     def merge(self, ids: list[int]) -> list[int]:

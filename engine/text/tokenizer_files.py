@@ -72,17 +72,18 @@ def _ids_of_model(folder: Path) -> int | None:
 
 
 def _refuse_odd_ids(fields: dict[str, Any], num_ids: int | None) -> None:
-    """Raises ValueError, naming token or field: an id that is no whole number from 0 on, or that the model
-    does not have though every prompt gets it. A vocabulary may be larger than the model's.
+    """Raises ValueError, naming token or field: an id that is no whole number from 0 on, or one that every
+    prompt gets and the model does not have. A vocabulary may be larger than the model's.
     """
-    added = {token.content: token.id for token in fields["added_tokens"]}
-    around = [("post_processor", id) for side in fields.get("affixes", ()) for id in side]
-    for ids in (fields["vocab"].items(), added.items(), around):
-        for name, id in ids:
-            if type(id) is not int or id < 0:
-                raise ValueError(f"{name!r:.80} has id {id!r:.40}: a whole number from 0 on is accepted")
-            if ids is around and num_ids is not None and id >= num_ids:
-                raise ValueError(f"{name!r:.80} has id {id!r:.40}: config.json's vocab_size is {num_ids}")
+    vocab = list(fields["vocab"].items())
+    added = [(token.content, token.id) for token in fields["added_tokens"]]
+    affix_ids = [("post_processor", id) for side in fields.get("affixes", ()) for id in side]
+    for name, id in [*vocab, *added, *affix_ids]:
+        if type(id) is not int or id < 0:
+            raise ValueError(f"{name!r:.80} has id {id!r:.40}: a whole number from 0 on is accepted")
+    for name, id in affix_ids:
+        if num_ids is not None and id >= num_ids:
+            raise ValueError(f"{name!r:.80} has id {id!r:.40}: config.json's vocab_size is {num_ids}")
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -91,6 +92,7 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _from_vocab_and_merges(raw: dict) -> dict[str, Any]:
+    """The arguments of `Tokenizer` in GPT-2's original files."""
     vocab = raw["vocab"]
     special = [AddedToken(vocab[token], token) for token in ("<|endoftext|>",) if token in vocab]
     return {"vocab": vocab, "merges": merge_pairs(raw["merges"]), "added_tokens": special}
@@ -109,9 +111,8 @@ def merge_pairs(merges: list) -> list[tuple[str, str]]:
 
 
 def _from_tokenizer_json(raw: dict) -> dict[str, Any]:
-    """The parts of a `tokenizers` file a byte-level BPE has; anything else is refused by name.
-
-    With "byte_fallback" a BPE begins with characters and not with bytes: that is SentencePiece's.
+    """The arguments of `Tokenizer` in a `tokenizers` file. Raises ValueError, which names what is no part of
+    a byte-level BPE. One with "byte_fallback" is SentencePiece's, which begins with characters.
     """
     model = raw["model"]
     byte_fallback = model.get("byte_fallback")
@@ -143,11 +144,16 @@ def added_tokens(raw: dict) -> list[AddedToken]:
 
 
 def steps_of(node: dict | None, inner: str) -> list[dict]:
-    """`tokenizers` nests steps in a Sequence; a lone step, or none, becomes a list as well."""
-    return [] if node is None else node[inner] if node["type"] == "Sequence" else [node]
+    """The steps of a normalizer, a pre-tokenizer and so on: of a Sequence, which has them under `inner`, of a
+    single step, or of none.
+    """
+    if node is None:
+        return []
+    return node[inner] if node["type"] == "Sequence" else [node]
 
 
 def _normal_form(node: dict | None) -> str | None:
+    """Unicode's normal form; None: none is asked for. Raises ValueError for any other normalizer."""
     forms = [step["type"] for step in steps_of(node, "normalizers")]
     if len(forms) > 1 or not set(forms) <= set(NORMAL_FORMS):
         raise ValueError(
@@ -157,21 +163,24 @@ def _normal_form(node: dict | None) -> str | None:
 
 
 def _splitting(node: dict | None) -> dict[str, Any]:
-    """ByteLevel alone (GPT-2), or Split by a regex and then ByteLevel (Llama 3, Qwen)."""
+    """The arguments `pattern` and `add_prefix_space`, of ByteLevel alone (GPT-2), or of Split by a regex and
+    then ByteLevel (Llama 3, Qwen). Raises ValueError for anything else.
+    """
     steps = steps_of(node, "pretokenizers")
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"] and steps[0].get("use_regex", True):
         return {"pattern": GPT2_PATTERN, "add_prefix_space": steps[0].get("add_prefix_space", False)}
     if kinds == ["Split", "ByteLevel"]:
-        split: dict[str, Any] = {"behavior": "Isolated", "invert": False}
-        wanted = split, {"use_regex": False, "add_prefix_space": False}
-        for step, settings in zip(steps, wanted, strict=True):
-            for name, value in settings.items():
-                if step.get(name) != value:
-                    raise ValueError(
-                        f"pre_tokenizer {step['type']}.{name}={step.get(name)!r} is not supported"
-                    )
-        pattern = steps[0]["pattern"].get("Regex") or regex.escape(steps[0]["pattern"]["String"])
+        split, byte_level = steps
+        for step, name, accepted in (
+            (split, "behavior", "Isolated"),
+            (split, "invert", False),
+            (byte_level, "use_regex", False),
+            (byte_level, "add_prefix_space", False),
+        ):
+            if step.get(name) != accepted:
+                raise ValueError(f"pre_tokenizer {step['type']}.{name}={step.get(name)!r} is not supported")
+        pattern = split["pattern"].get("Regex") or regex.escape(split["pattern"]["String"])
         try:
             regex.compile(pattern)
         except regex.error as error:

@@ -5,7 +5,12 @@
         print(output.outputs[0].text)
     engine.shutdown()
 
-Who reads slowly finds the latest output, and misses those between.
+A slow reader gets the latest output, and misses those between.
+
+It leaves Python's garbage collector as it finds it: the event loop is another program's, which may tune the
+collector itself. `ruvon serve` has the process to itself: there, Python looks for cycles less often all the
+time (`rare_collections` in engine/machine/collector.py), and never among what was loaded (`gc.freeze`). `LLM`
+does the first of the two during a call. A program that only serves may wrap its loop in `rare_collections()`.
 """
 
 from collections.abc import AsyncIterator
@@ -23,10 +28,10 @@ AsyncEngineArgs = EngineArgs
 
 
 class AsyncLLMEngine:
-    """An engine with all that EngineArgs names, in Part 6's EngineThread."""
+    """The engine that EngineArgs describe, in Part 6's EngineThread."""
 
     def __init__(self, args: EngineArgs) -> None:
-        """Raises CheckpointError or ValueError."""
+        """Load the model and start the thread. Raises CheckpointError or ValueError."""
         self.args, self.engine = args, build_engine(args)
         load_adapters_on_demand(self.engine)
         self._thread = EngineThread(self.engine, str(args.model))
@@ -66,7 +71,7 @@ class AsyncLLMEngine:
             await outputs.aclose()
 
     async def abort(self, request_id: str) -> None:
-        """Whoever reads it gets a last output with the finish reason "abort"."""
+        """End a request: its reader gets a last output with the finish reason "abort"."""
         await self._thread.abort(request_id)
 
     async def get_tokenizer(self) -> Tokenizer:
@@ -77,5 +82,5 @@ class AsyncLLMEngine:
         return self._thread.health()
 
     def shutdown(self) -> None:
-        """Unfinished requests are aborted."""
+        """Abort unfinished requests, and stop the thread."""
         self._thread.stop()

@@ -1,8 +1,8 @@
 """Which varlen kernel a name stands for, and whether it can run here. Part 9.
 
-Promises a kernel that runs on this device, with this type and this width of heads, or a ValueError with the
-reason. The names: `eager` holds all scores at once, `tiled` a tile of them, in plain PyTorch, `sdpa` is
-PyTorch's own kernels, `triton` is ours.
+Promises a kernel that runs on this device, with this dtype and width of heads, or a ValueError with the
+reason. The names: `eager` computes all scores at once in plain PyTorch, `tiled` a tile of them at a time;
+`sdpa` is PyTorch's own kernels, `triton` is ours.
 """
 
 import torch
@@ -12,20 +12,20 @@ from engine.attention.flash import sdpa_attention
 from engine.attention.interface import VarlenKernel
 from engine.attention.tiled import tiled_attention
 
-PLAIN = {"eager": dense_attention, "tiled": tiled_attention, "sdpa": sdpa_attention}
-NAMES = (*PLAIN, "triton")
+PYTORCH_KERNELS = {"eager": dense_attention, "tiled": tiled_attention, "sdpa": sdpa_attention}
+NAMES = (*PYTORCH_KERNELS, "triton")
 
 
 def attention_kernel(
     name: str, head_dim: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> VarlenKernel:
-    """The kernel called `name`. Raises ValueError: unknown, or why it cannot run here."""
-    if name in PLAIN:
-        return PLAIN[name]
+    """The kernel called `name`. Raises ValueError: the name is unknown, or the kernel cannot run here."""
+    if name in PYTORCH_KERNELS:
+        return PYTORCH_KERNELS[name]
     if name not in NAMES:
         raise ValueError(f"attention={name!r}: {', '.join(NAMES)} are accepted")
     if reason := why_no_triton(head_dim, torch.device(device), dtype):
-        raise ValueError(f"attention='triton' {reason}; {', '.join(PLAIN)} run here")
+        raise ValueError(f"attention='triton' {reason}; {', '.join(PYTORCH_KERNELS)} run here")
     if dtype.itemsize == 2 and torch.device(device).type == "cuda" and _capability(device) >= (9, 0):
         from engine.kernels.flash_prefill_tma import flash_prefill_tma
 
@@ -36,7 +36,7 @@ def attention_kernel(
 
 
 def why_no_triton(head_dim: int, device: torch.device, dtype: torch.dtype) -> str:
-    """Why our Triton kernels cannot run here; empty when they can."""
+    """Why our Triton kernels cannot run here; "" if they can."""
     try:
         from triton import knobs
     except ImportError:

@@ -1,6 +1,8 @@
-"""An engine from `EngineArgs`: every part put together. Part 20's wiring, the one place that knows them all.
+"""An engine from `EngineArgs`: the one place that knows every part. Part 20's wiring.
 
 Promises an engine whose every option has its effect, or a CheckpointError or ValueError that says why not.
+The way there: `EngineArgs` checks the options (engine_args.py), `load_devices` makes all that computes
+(devices.py; its memory: compose_cache.py), and `build_engine` adds what runs on the host.
 """
 
 from collections.abc import Sequence
@@ -34,20 +36,21 @@ from engine.wiring.replay import about
 
 
 def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEngine:
-    """Load the model and compose the parts. Raises CheckpointError or ValueError."""
-    recording = _recording(args.record) if args.record is not None else None
+    """Load the models and put an engine together. Raises CheckpointError or ValueError."""
+    recording = _open_recording(args.record) if args.record is not None else None
     devices = load_devices(args)
     args, slots, sizes = devices.args, devices.slots, devices.sizes
-    # 1. What computes; all it does is written down, if that is asked.
+    # 1. Executors: the runners, or recorders around them.
     executor: Executor = devices.runner
-    reader: Executor | None = devices.draft
+    draft_executor: Executor | None = devices.draft
     if recording is not None:
         recording.about(about(args))
         executor = RecordedExecutor(executor, recording, "model")
-        reader = reader and RecordedExecutor(reader, recording, "draft")
+        if draft_executor is not None:
+            draft_executor = RecordedExecutor(draft_executor, recording, "draft")
         if slots:
             slots.on_assign = lambda slot, adapter: recording.adapter(slot, adapter.folder)
-    # 2. Who runs next.
+    # 2. The scheduler, with a plan of the model's memory.
     scheduler = ElasticScheduler(
         plan_of(args, devices.memory),
         sizes.max_num_seqs,
@@ -55,21 +58,27 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
         adapter_slots=slots,
         spoken_of=spoken_of,
     )
-    # 3. What is asked around each step.
+    # 3. Capabilities: what is called around each step.
+    engine_class = AheadEngine if args.async_scheduling else LLMEngine
     capabilities: list[Capability] = []
-    engine = AheadEngine if args.async_scheduling else LLMEngine
-    if how := devices.speculative:
-        costs = how.costs or _measured(devices, how, engine)
-        capabilities.append(_speculation(devices, how, scheduler, reader, costs))
-    supports = SUPPORTS | {"priority"} | ({"cache_salt"} if args.kv_cache == "paged" else set())
-    return engine(
+    if devices.speculative:
+        costs = devices.speculative.costs or _measured_costs(devices, devices.speculative, engine_class)
+        speculation = _speculation(devices, devices.speculative, scheduler, draft_executor, costs)
+        capabilities.append(speculation)
+    # 4. The engine.
+    supports = SUPPORTS | {"priority"}
+    if args.kv_cache == "paged":
+        supports |= {"cache_salt"}
+    if slots:
+        supports |= {"adapter"}
+    return engine_class(
         devices.tokenizer,
         devices.config,
         scheduler,
         executor,
         Listeners(listeners),
         recover=scheduler.recover,
-        supports=supports | ({"adapter"} if slots else set()),
+        supports=supports,
         max_model_len=sizes.max_model_len,
         adapters=AdapterManager(slots, scheduler) if slots else None,
         capabilities=capabilities,
@@ -82,28 +91,45 @@ def load_adapters_on_demand(engine: LLMEngine) -> None:
         engine.adapters = OnDemand(engine.adapters, engine.config)
 
 
+def _open_recording(path: str | Path) -> Recording:
+    """A recording, opened before a model is loaded. Raises ValueError: no file can be written there."""
+    try:
+        return Recording(path)
+    except OSError as error:
+        raise ValueError(f"record={str(path)!r}: {error.strerror}") from None
+
+
 def _speculation(
-    devices: Devices, how: SpeculativeConfig, scheduler: Scheduler, reader: Executor | None, costs: CostTable
+    devices: Devices,
+    config: SpeculativeConfig,
+    scheduler: Scheduler,
+    draft_executor: Executor | None,
+    costs: CostTable,
 ) -> Speculation:
-    """Who proposes: a draft model, or the text itself."""
-    proposer: Proposer = NgramProposer(
-        partial(lookup, longest=how.prompt_lookup_max, shortest=how.prompt_lookup_min)
-    )
-    if reader is not None and devices.draft_config is not None:
-        longest = devices.draft_config.max_positions
-        proposer = DraftModel(reader, scheduler.cache, devices.proposals, longest)
-    return Speculation(proposer, scheduler, Lengths(how.num_speculative_tokens, costs))
+    """Speculation for one scheduler, with proposals by a draft model, or by lookup in the text itself.
+    `costs`: the seconds that steps with drafts take.
+    """
+    proposer: Proposer
+    if draft_executor is not None and devices.draft_config is not None:
+        max_positions = devices.draft_config.max_positions
+        proposer = DraftModel(draft_executor, scheduler.cache, devices.proposals, max_positions)
+    else:
+        proposer = NgramProposer(
+            partial(lookup, longest=config.prompt_lookup_max, shortest=config.prompt_lookup_min)
+        )
+    return Speculation(proposer, scheduler, Lengths(config.num_speculative_tokens, costs))
 
 
-def _measured(devices: Devices, how: SpeculativeConfig, engine: type[LLMEngine]) -> CostTable:
-    """What steps with drafts cost here, in an engine of this class that has a plan of its own."""
+def _measured_costs(devices: Devices, config: SpeculativeConfig, engine_class: type[LLMEngine]) -> CostTable:
+    """The seconds that steps with drafts take here, measured in a trial engine over the same memory."""
     sizes, args = devices.sizes, devices.args
-    if args.kv_cache == "paged":  # then no blocks are copied
+    if args.kv_cache == "paged":  # no copies of blocks: the memory counts them, and must still be at 0
         args = replace(args, preemption_mode="recompute", swap_space=0)
-    plan = plan_of(args, devices.memory)
-    scheduler = ContinuousScheduler(plan, sizes.max_num_seqs, sizes.max_num_batched_tokens)
-    speculation = _speculation(devices, how, scheduler, devices.draft, FREE)
-    trial = engine(
+    scheduler = ContinuousScheduler(
+        plan_of(args, devices.memory), sizes.max_num_seqs, sizes.max_num_batched_tokens
+    )
+    speculation = _speculation(devices, config, scheduler, devices.draft, FREE)
+    trial_engine = engine_class(
         devices.tokenizer,
         devices.config,
         scheduler,
@@ -111,12 +137,4 @@ def _measured(devices: Devices, how: SpeculativeConfig, engine: type[LLMEngine])
         max_model_len=sizes.max_model_len,
         capabilities=[speculation],
     )
-    return measure(trial, speculation, sizes.max_num_seqs)
-
-
-def _recording(path: str | Path) -> Recording:
-    """Opened before a model is loaded. Raises ValueError: no file can be written there."""
-    try:
-        return Recording(path)
-    except OSError as error:
-        raise ValueError(f"record={str(path)!r}: {error.strerror}") from None
+    return measure(trial_engine, speculation, sizes.max_num_seqs)

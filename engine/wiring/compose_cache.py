@@ -1,8 +1,14 @@
-"""The cache that `EngineArgs` asks for: pages or slots, as many as memory holds. Part 20's wiring."""
+"""Memory for keys and values, as `EngineArgs` asks for it: in pages or in slots. Part 20's wiring.
+
+Promises memory for at least one sequence of `max_model_len` tokens, or a ValueError that says how much there
+is. In the order of use: how many bytes (`kv_cache_bytes`), the tensors in them (`make_memory`), the plan that
+gives them to requests (`plan_of`).
+"""
 
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,28 +23,42 @@ from engine.wiring.attention_kernel import attention_kernel
 from engine.wiring.engine_args import EngineArgs
 
 MEMORY_SHARE = 0.5  # of what is free once the model is loaded, for keys and values
-DEFAULT_BLOCK_SIZE = 16
-
-
+DEFAULT_BLOCK_SIZE = 16  # tokens
 Memory = PageMemory | SlotMemory
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large steps and sequences may be, with nothing left open."""
+    """How large steps and sequences may be."""
 
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
+    max_num_seqs: int  # in a step
+    max_num_batched_tokens: int  # in a step
+    max_model_len: int  # tokens of a sequence, prompt and output; 0 until the model is loaded
 
 
-def plan_of(args: EngineArgs, memory: Memory) -> KVCacheManager:
-    """Whose is what of this memory."""
-    if isinstance(memory, SlotMemory):
-        return memory.plan()
-    return memory.plan(
-        enable_prefix_caching=args.enable_prefix_caching is not False, preemption_mode=args.preemption_mode
-    )
+def kv_cache_bytes(
+    args: EngineArgs, configs: Sequence[ModelConfig], sizes: Sizes, parameter: torch.Tensor
+) -> int:
+    """Bytes for the keys and values of these models, on `parameter`'s device and in its dtype.
+
+    They are what `kv_cache_memory_bytes` says; else a share of the device's memory. Raises ValueError: more
+    than the device has.
+    """
+    if args.kv_cache_memory_bytes:
+        num_bytes = args.kv_cache_memory_bytes
+        _refuse_too_much("kv_cache_memory_bytes", num_bytes, num_bytes, parameter.device)
+        return num_bytes
+    free, total = memory_of(parameter.device)
+    share = args.gpu_memory_utilization
+    if parameter.is_cuda:
+        if share is None:
+            return int(MEMORY_SHARE * free)
+        in_use = total - free  # by the model, and by other processes
+        return max(0, int(share * total) - in_use)
+    # Other programs use a CPU's memory, too: no more than all sequences of a step can fill.
+    tokens_per_sequence = _num_blocks(args, sizes.max_model_len) * _block_size(args)
+    useful = sizes.max_num_seqs * tokens_per_sequence * _token_bytes(configs, parameter)
+    return min(useful, int((share or MEMORY_SHARE) * free))
 
 
 def make_memory(
@@ -46,40 +66,67 @@ def make_memory(
     config: ModelConfig,
     sizes: Sizes,
     parameter: torch.Tensor,
-    together: Sequence[ModelConfig],
+    configs: Sequence[ModelConfig],
 ) -> Memory:
-    """Pages or slots for a model, as many as the memory for them holds. `together`: the configurations of all
-    models that share it; each has as many. Raises ValueError: no room for one sequence.
+    """Tensors for the keys and values of one model, on `parameter`'s device and in its dtype.
+
+    `configs`: of all models that share the bytes, this one among them; each gets as many blocks, or slots.
+    Raises ValueError: no room for one sequence, or others have taken the memory.
     """
-    max_model_len = sizes.max_model_len
-    kernel = attention_kernel(args.attention, config.head_dim, parameter.device, parameter.dtype)
-    token_bytes = _token_bytes(together, parameter)
-    block_bytes = _block_size(args) * token_bytes
-    there = kv_cache_bytes(args, together, sizes, parameter)
-    if there < (need := _blocks(args, max_model_len) * block_bytes):
-        blocks = "" if args.kv_cache == "slots" else f" in blocks of {_block_size(args)} tokens"
+    block_size, max_model_len = _block_size(args), sizes.max_model_len
+    token_bytes = _token_bytes(configs, parameter)
+    block_bytes = block_size * token_bytes
+    available = kv_cache_bytes(args, configs, sizes, parameter)
+    needed = _num_blocks(args, max_model_len) * block_bytes  # by one sequence
+    if available < needed:
+        blocks = "" if args.kv_cache == "slots" else f" in blocks of {block_size} tokens"
         raise ValueError(
-            f"max_model_len={max_model_len} needs {need:,} bytes of cache{blocks}; "
-            f"there are {there:,}, enough for max_model_len={there // block_bytes * _block_size(args)}"
+            f"max_model_len={max_model_len} needs {needed:,} bytes of cache{blocks}; "
+            f"there are {available:,}, enough for max_model_len={available // block_bytes * block_size}"
         )
-    how = parameter.device, parameter.dtype, kernel
+    device, dtype = parameter.device, parameter.dtype
+    kernel = attention_kernel(args.attention, config.head_dim, device, dtype)
+    make: Callable[[], Memory]
     if args.kv_cache == "slots":
-        num_slots = min(sizes.max_num_seqs, there // (max_model_len * token_bytes))
-        return _allocated(lambda: SlotMemory(config, num_slots, max_model_len, *how), args, there)
-    num_swap_blocks = _swap_bytes(args) // block_bytes
-    if args.swap_space and not num_swap_blocks:
-        raise ValueError(f"swap_space={args.swap_space}: a block takes {block_bytes:,} bytes")
-    kernels: dict[str, Any] = _kernels_for_pages(args.attention)
+        num_slots = min(sizes.max_num_seqs, available // (max_model_len * token_bytes))
+        make = partial(SlotMemory, config, num_slots, max_model_len, device, dtype, kernel)
+    else:
+        make = partial(
+            PageMemory,
+            config,
+            available // block_bytes,
+            block_size,
+            device,
+            dtype,
+            kernel,
+            num_swap_blocks=_num_swap_blocks(args, block_bytes),
+            **_page_kernels(args.attention),
+        )
+    return _allocate(make, args, available)
 
-    def make() -> PageMemory:
-        num_blocks, P = there // block_bytes, _block_size(args)
-        return PageMemory(config, num_blocks, P, *how, num_swap_blocks=num_swap_blocks, **kernels)
 
-    return _allocated(make, args, there)
+def plan_of(args: EngineArgs, memory: Memory) -> KVCacheManager:
+    """A new plan of this memory: which request has which blocks, or which slot."""
+    if isinstance(memory, SlotMemory):
+        return memory.plan()
+    return memory.plan(
+        enable_prefix_caching=args.enable_prefix_caching is not False, preemption_mode=args.preemption_mode
+    )
 
 
-def _allocated(make: Callable[[], Memory], args: EngineArgs, num_bytes: int) -> Memory:
-    """What `make` makes. Raises ValueError: others have the memory."""
+def memory_of(device: torch.device) -> tuple[int, int]:
+    """(free, total) of the device's memory, in bytes. What a system does not say counts as without bound: an
+    allocation then fails if it is too large.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)
+    free, total = host_memory()
+    total = sys.maxsize if total is None else total
+    return total if free is None else free, total
+
+
+def _allocate(make: Callable[[], Memory], args: EngineArgs, num_bytes: int) -> Memory:
+    """What `make` returns. Raises ValueError: other programs have the memory."""
     try:
         return make()
     except (MemoryError, RuntimeError) as error:
@@ -90,29 +137,41 @@ def _allocated(make: Callable[[], Memory], args: EngineArgs, num_bytes: int) -> 
 
 
 def _block_size(args: EngineArgs) -> int:
-    """Tokens that memory is given out by."""
-    return 1 if args.kv_cache == "slots" else args.block_size or DEFAULT_BLOCK_SIZE
+    """Tokens in a block; in a slot, any number of tokens may be in use."""
+    if args.kv_cache == "slots":
+        return 1
+    return args.block_size or DEFAULT_BLOCK_SIZE
 
 
-def _blocks(args: EngineArgs, tokens: int) -> int:
-    return -(-tokens // _block_size(args))
+def _num_blocks(args: EngineArgs, num_tokens: int) -> int:
+    """Blocks that so many tokens take."""
+    return -(-num_tokens // _block_size(args))  # rounded up
 
 
-def _swap_bytes(args: EngineArgs) -> int:
-    """Raises ValueError: more than there is."""
-    return _there_is("swap_space", args.swap_space, int(args.swap_space * 2**30), torch.device("cpu"))
+def _token_bytes(configs: Sequence[ModelConfig], parameter: torch.Tensor) -> int:
+    """Bytes of one token's keys and values, in all these models."""
+    return sum(config.kv_bytes_per_token(parameter.element_size()) for config in configs)
 
 
-def _there_is(name: str, value: float, num_bytes: int, device: torch.device) -> int:
-    """`num_bytes`. Raises ValueError: the device has less memory in all."""
+def _num_swap_blocks(args: EngineArgs, block_bytes: int) -> int:
+    """Blocks in `swap_space`. Raises ValueError: more than the host's memory, or less than a block."""
+    num_bytes = int(args.swap_space * 2**30)
+    _refuse_too_much("swap_space", args.swap_space, num_bytes, torch.device("cpu"))
+    num_blocks = num_bytes // block_bytes
+    if args.swap_space and not num_blocks:
+        raise ValueError(f"swap_space={args.swap_space}: a block takes {block_bytes:,} bytes")
+    return num_blocks
+
+
+def _refuse_too_much(name: str, value: float, num_bytes: int, device: torch.device) -> None:
+    """Raises ValueError, naming the option and its value: the device has less memory in all."""
     _, total = memory_of(device)
     if num_bytes > total:
         raise ValueError(f"{name}={value}: {device.type} has {total:,} bytes of memory")
-    return num_bytes
 
 
-def _kernels_for_pages(attention: str) -> dict[str, Callable]:
-    """Who reads pages; by default PyTorch does."""
+def _page_kernels(attention: str) -> dict[str, Any]:
+    """`PageMemory`'s arguments for the kernels that read and write pages; none: PyTorch does."""
     if attention != "triton":
         return {}
     from engine.kernels.paged_attention import PagedAttention
@@ -120,41 +179,3 @@ def _kernels_for_pages(attention: str) -> dict[str, Callable]:
     from engine.kernels.store_kv import store_kv
 
     return {"decode": PagedAttention, "prefill": PagedPrefill, "store": store_kv}
-
-
-def kv_cache_bytes(
-    args: EngineArgs, configs: Sequence[ModelConfig], sizes: Sizes, parameter: torch.Tensor
-) -> int:
-    """Bytes for the keys and values of these models. Raises ValueError: more than there are."""
-    if budget := args.kv_cache_memory_bytes:
-        return _there_is("kv_cache_memory_bytes", budget, budget, parameter.device)
-    longest = _blocks(args, sizes.max_model_len) * _block_size(args)
-    most = sizes.max_num_seqs * longest * _token_bytes(configs, parameter)
-    return _memory_bytes(args.gpu_memory_utilization, most, parameter)
-
-
-def _token_bytes(configs: Sequence[ModelConfig], parameter: torch.Tensor) -> int:
-    """What a token takes in the caches of all these models."""
-    return sum(config.kv_bytes_per_token(parameter.element_size()) for config in configs)
-
-
-def _memory_bytes(share: float | None, most: int, parameter: torch.Tensor) -> int:
-    """A share of what is free, for keys and values; on a CPU, others use that memory, too: not more than
-    `most`, with which no request ever waits for memory. A `share` of a GPU is of all it has, and what is in
-    use already counts: the model, and what others have there.
-    """
-    free, total = memory_of(parameter.device)
-    if not parameter.is_cuda:
-        return min(most, int(free * (share or MEMORY_SHARE)))
-    return int(free * MEMORY_SHARE) if share is None else max(0, int(share * total) - (total - free))
-
-
-def memory_of(device: torch.device) -> tuple[int, int]:
-    """(free, there is) of the device's memory, in bytes. What a system does not say bounds nothing here: who
-    takes too much finds out when it is taken.
-    """
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)
-    free, total = host_memory()
-    total = sys.maxsize if total is None else total
-    return total if free is None else free, total

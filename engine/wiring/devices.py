@@ -1,9 +1,8 @@
-"""What computes, from `EngineArgs`: models, their memories, and a runner for each. Part 20's wiring.
+"""The models that `EngineArgs` names, loaded, each with its memory and its runner. Part 20's wiring.
 
-Promises runners whose every option has its effect, or a CheckpointError or ValueError that says why not.
-Order at load: merge, quantize, wrap, pack. Who asks them is composed in engine/wiring/compose.py; what was
-recorded is run again on them alone (engine/wiring/replay.py). The memory for keys and values:
-compose_cache.py.
+Promises runners whose every option has its effect, or a CheckpointError or ValueError that says why not. A
+model is loaded in this order: merge, quantize, wrap, pack. `compose.py` makes an engine of the result;
+`replay.py` runs recorded steps on it without one. The memory is made in `compose_cache.py`.
 """
 
 import sys
@@ -35,59 +34,73 @@ from engine.text.tokenizer import Tokenizer
 from engine.wiring.compose_cache import Memory, Sizes, kv_cache_bytes, make_memory, memory_of
 from engine.wiring.engine_args import EngineArgs
 
-CHAIN = MOST_TOKENS + 1  # passes of a draft model that follow one another before the host waits
+MAX_DRAFT_PASSES = MOST_TOKENS + 1  # of a draft model, submitted before the host reads the first one's tokens
 
 
 @dataclass(frozen=True)
 class Devices:
-    """All that computes, on one device."""
+    """What `load_devices` made, all of it on one device."""
 
-    args: EngineArgs  # nothing is left open: made with these, all of it is the same again
+    args: EngineArgs  # with no option left open: made with these, everything is the same again
     tokenizer: Tokenizer
     config: ModelConfig  # the model's
     sizes: Sizes
-    memory: Memory
-    runner: ModelRunner
-    slots: AdapterSlots | None
-    speculative: SpeculativeConfig | None
-    proposals: Proposals  # from the draft model's runner to the model's
-    draft: ModelRunner | None = None
+    memory: Memory  # the model's keys and values
+    runner: ModelRunner  # the model's
+    slots: AdapterSlots | None  # None: no adapters
+    speculative: SpeculativeConfig | None  # None: no speculation
+    proposals: Proposals  # tokens that the draft model's runner proposed to the model's runner
+    draft: ModelRunner | None = None  # the draft model's
     draft_config: ModelConfig | None = None
 
 
 def load_devices(args: EngineArgs) -> Devices:
-    """Load the models, take their memory, compose their runners. Raises CheckpointError or ValueError."""
+    """Load the models, allocate memory for their keys and values, and make a runner for each.
+
+    Raises CheckpointError or ValueError.
+    """
+    # 1. The options that were left open.
     args, sizes = _settled(args)
     tokenizer = Tokenizer.from_pretrained(args.tokenizer or args.model)
+    speculative = None
+    if args.speculative_config is not None:
+        speculative = SpeculativeConfig.of(args.speculative_config)
     slots = None
     if args.enable_lora:
         slots = AdapterSlots(args.max_loras, args.max_lora_rank, sizes.max_num_batched_tokens)
+    # 2. The model, and the draft model if there is one.
     model = _load(args, sizes, args.model, args.dtype, args.quantization, slots)
-    parameter, longest = next(model.parameters()), model.config.max_positions
+    longest = model.config.max_positions
     sizes = replace(sizes, max_model_len=sizes.max_model_len or longest)
     if sizes.max_model_len > longest:  # said before memory is taken for it
         raise ValueError(f"max_model_len={sizes.max_model_len}: the model sees {longest} tokens")
-    how = SpeculativeConfig.of(args.speculative_config) if args.speculative_config is not None else None
-    draft = _draft_of(args, sizes, how.model, model) if how and how.model is not None else None
-    # 1. Memory for keys and values; a draft model's are more layers over the same plan.
+    draft = None
+    if speculative is not None and speculative.model is not None:
+        draft = _load_draft(args, sizes, speculative.model, model)
+    # 3. Memory for keys and values. The draft model's are more layers over the same plan.
     configs = [model.config] if draft is None else [model.config, draft.config]
-    shared = kv_cache_bytes(args, configs, sizes, parameter)
-    args = replace(args, kv_cache_memory_bytes=max(1, shared), gpu_memory_utilization=None)
-    memory, *others = (make_memory(args, config, sizes, parameter, configs) for config in configs)
-    # 2. A runner for each model.
-    new, in_flight = how.num_speculative_tokens + 1 if how else 1, 2 if args.async_scheduling else 1
-    runner = _runner(args, model, memory, sizes, new, in_flight)
+    parameter = next(model.parameters())  # its device and dtype are all memory's
+    num_bytes = kv_cache_bytes(args, configs, sizes, parameter)
+    args = replace(args, kv_cache_memory_bytes=max(1, num_bytes), gpu_memory_utilization=None)
+    memory = make_memory(args, model.config, sizes, parameter, configs)
+    # 4. The model's runner, with what adapters, log probabilities and speculation hand in.
+    max_new_tokens = speculative.num_speculative_tokens + 1 if speculative else 1
+    in_flight = 2 if args.async_scheduling else 1
+    runner = _runner(args, model, memory, sizes, max_new_tokens, in_flight)
     runner.scores = [*logprobs_of(tokenizer, model.logits)]
     if slots:
         runner.before.append(slots.prepare)
-    proposals, reader = Proposals(), None
-    if how:
+    proposals = Proposals()
+    if speculative:
         runner.select = RejectionSampler(proposals, runner.select)
-    if draft is not None:
-        # It reads what came since it was asked: mostly a token, two when all its guesses stood.
-        reader = _runner(args, draft, others[0], sizes, new=2, in_flight=CHAIN)
-        reader.select = DraftSampler(proposals)
-        runner.before.append(lambda batch: others[0].apply(batch.copies))
+    if draft is None:
+        return Devices(args, tokenizer, model.config, sizes, memory, runner, slots, speculative, proposals)
+    # 5. The draft model's runner. It reads the tokens since its last pass: mostly one, two when all its
+    #    proposals were accepted.
+    draft_memory = make_memory(args, draft.config, sizes, parameter, configs)
+    runner.before.append(lambda batch: draft_memory.apply(batch.copies))
+    draft_runner = _runner(args, draft, draft_memory, sizes, max_new_tokens=2, in_flight=MAX_DRAFT_PASSES)
+    draft_runner.select = DraftSampler(proposals)
     return Devices(
         args,
         tokenizer,
@@ -96,31 +109,44 @@ def load_devices(args: EngineArgs) -> Devices:
         memory,
         runner,
         slots,
-        how,
+        speculative,
         proposals,
-        reader,
-        draft.config if draft is not None else None,
+        draft_runner,
+        draft.config,
     )
 
 
 def _settled(args: EngineArgs) -> tuple[EngineArgs, Sizes]:
-    """What was left open, by what there is here; but how long a sequence may be (0) the model says."""
-    gpu = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0) and find_spec("triton")
-    device = ("cuda" if gpu else "cpu") if args.device == "auto" else args.device
+    """The options with values for those that were left open, by what this machine has. `max_model_len` may
+    stay 0: what it is then, only the loaded model can say.
+    """
+    has_gpu = (
+        torch.cuda.is_available()
+        and torch.cuda.get_device_capability() >= (8, 0)
+        and find_spec("triton") is not None
+    )
+    device, attention, async_scheduling = args.device, args.attention, args.async_scheduling
+    if device == "auto":
+        device = "cuda" if has_gpu else "cpu"
     on_gpu = str(device).startswith("cuda")
-    seats, tokens = args.max_num_seqs, args.max_num_batched_tokens
-    if seats is None:  # each needs a token in every step
-        seats = min(256 if on_gpu else 16, tokens or sys.maxsize)
-    tokens = tokens or max(seats, 8192 if on_gpu else 512)
+    if attention == "auto":
+        attention = "triton" if on_gpu else "sdpa"
+    if async_scheduling is None:
+        async_scheduling = on_gpu
+    max_num_seqs, max_num_batched_tokens = args.max_num_seqs, args.max_num_batched_tokens
+    if max_num_seqs is None:  # each needs a token in every step
+        max_num_seqs = min(256 if on_gpu else 16, max_num_batched_tokens or sys.maxsize)
+    if max_num_batched_tokens is None:
+        max_num_batched_tokens = max(max_num_seqs, 8192 if on_gpu else 512)
     settled = replace(
         args,
         device=device,
-        attention=("triton" if on_gpu else "sdpa") if args.attention == "auto" else args.attention,
-        max_num_seqs=seats,
-        max_num_batched_tokens=tokens,
-        async_scheduling=on_gpu if args.async_scheduling is None else args.async_scheduling,
+        attention=attention,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        async_scheduling=async_scheduling,
     )
-    return settled, Sizes(seats, tokens, args.max_model_len or 0)
+    return settled, Sizes(max_num_seqs, max_num_batched_tokens, args.max_model_len or 0)
 
 
 def _load(
@@ -131,38 +157,42 @@ def _load(
     quantization: str | None = None,
     slots: AdapterSlots | None = None,
 ) -> LanguageModel:
-    """The model, ready; on a CPU its weights are on huge pages."""
-    ready = partial(_ready, args=args, sizes=sizes, quantization=quantization, slots=slots)
+    """The model, ready to run; on a CPU, on huge pages. Raises CheckpointError or ValueError."""
+    transform = partial(_transformed, args=args, sizes=sizes, quantization=quantization, slots=slots)
     with huge_pages() if str(args.device).startswith("cpu") else nullcontext():
         return load_model(
-            model, args.device, dtype, args.load_format, transform=ready, restore_quantized=restore
+            model, args.device, dtype, args.load_format, transform=transform, restore_quantized=restore
         )
 
 
-def _ready(
+def _transformed(
     model: LanguageModel,
     args: EngineArgs,
     sizes: Sizes,
     quantization: str | None,
     slots: AdapterSlots | None,
 ) -> LanguageModel:
-    """What is done to a model that has been loaded: quantize, wrap, and packing comes last."""
+    """A loaded model, quantized, wrapped for adapters, and packed: the layers that will run are packed last.
+    Raises ValueError: no memory for the adapters.
+    """
     if quantization is not None:
         model = quantize(model, quantization)
     if slots is not None:
         device = next(model.parameters()).device
-        free, total = memory_of(device)  # what a CPU's system keeps of files is there, too
-        need, there = slots.num_bytes(model), free if device.type == "cuda" else total
-        if need > there:
+        free, total = memory_of(device)
+        # A CPU's free memory does not count what the system keeps of files, and gives back when asked.
+        available = free if device.type == "cuda" else total
+        needed = slots.num_bytes(model)
+        if needed > available:
             raise ValueError(
-                f"max_loras={args.max_loras} of max_lora_rank={args.max_lora_rank} need {need:,} bytes; "
-                f"there are {there:,}"
+                f"max_loras={args.max_loras} of max_lora_rank={args.max_lora_rank} need {needed:,} bytes; "
+                f"there are {available:,}"
             )
         model = slots.wrap(model)
     return pack_quantized(pack_linears(model, rows=sizes.max_num_seqs))
 
 
-def _draft_of(args: EngineArgs, sizes: Sizes, name: str | Path, model: LanguageModel) -> LanguageModel:
+def _load_draft(args: EngineArgs, sizes: Sizes, name: str | Path, model: LanguageModel) -> LanguageModel:
     """The draft model, without adapters. Raises CheckpointError or ValueError."""
     draft = _load(args, sizes, name, next(model.parameters()).dtype)
     if draft.config.vocab_size != model.config.vocab_size:
@@ -174,38 +204,44 @@ def _draft_of(args: EngineArgs, sizes: Sizes, name: str | Path, model: LanguageM
 
 
 def _runner(
-    args: EngineArgs, model: LanguageModel, memory: Memory, sizes: Sizes, new: int, in_flight: int
+    args: EngineArgs,
+    model: LanguageModel,
+    memory: Memory,
+    sizes: Sizes,
+    max_new_tokens: int,
+    in_flight: int,
 ) -> ModelRunner:
-    """Who computes steps with up to `new` tokens of a sequence, prompts apart. `in_flight`: how many may be
-    submitted before the first is read.
+    """A runner for steps with up to `max_new_tokens` of a sequence, prompts apart. `in_flight`: how many
+    steps may be submitted before the first is read.
     """
     device = next(model.parameters()).device
     last = LastTokens(sizes.max_num_seqs, device)
-    if not (_as_graphs(args) and isinstance(memory, PageMemory)):
+    if not (_runs_graphs(args) and isinstance(memory, PageMemory)):
         if in_flight == 1:  # every token is known when its step is launched
             return ModelRunner([EagerWay(model, memory)], memory)
         return ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last=last)
-    # With kernels that read pages, passes of few rows run as graphs, where there is a GPU.
     from engine.execution.graphs import DecodeGraphs, GraphWay  # here: triton is optional
     from engine.execution.steps import steps, verifying_steps
     from engine.execution.verifying import num_rows
     from engine.kernels.llama_prompts import prompt_forward
     from engine.kernels.verify_attend import MOST_NEW
 
-    V, seats = model.config.vocab_size, sizes.max_num_seqs
-    width = -(-sizes.max_model_len // memory.block_size)  # blocks of the longest sequence
+    V, max_seqs = model.config.vocab_size, sizes.max_num_seqs
+    max_blocks = -(-sizes.max_model_len // memory.block_size)  # of a sequence
 
-    def graphs(make_steps: Callable, rows: int) -> DecodeGraphs:
-        step = make_steps(model, memory, rows)
-        return DecodeGraphs(step, last, V, rows, width, device.type == "cuda", max(2, in_flight))
+    def graphs(make_steps: Callable, max_rows: int) -> DecodeGraphs:
+        step = make_steps(model, memory, max_rows)
+        return DecodeGraphs(step, last, V, max_rows, max_blocks, device.type == "cuda", max(2, in_flight))
 
-    ways: list[Way] = [GraphWay(graphs(steps, seats), V)]
-    if new > 1:
-        rows = num_rows(seats, new, sizes.max_num_batched_tokens)
-        ways.append(GraphWay(graphs(verifying_steps, rows), V, most_new=MOST_NEW))
+    # The first way that fits a step computes it: a graph for a few rows, else kernel by kernel.
+    ways: list[Way] = [GraphWay(graphs(steps, max_seqs), V)]
+    if max_new_tokens > 1:
+        max_rows = num_rows(max_seqs, max_new_tokens, sizes.max_num_batched_tokens)
+        ways.append(GraphWay(graphs(verifying_steps, max_rows), V, most_new=MOST_NEW))
     ways.append(EagerWay(model, memory, prompt_forward(model), last.upload))
     return ModelRunner(ways, memory, last=last)
 
 
-def _as_graphs(args: EngineArgs) -> bool:
+def _runs_graphs(args: EngineArgs) -> bool:
+    """Whether steps of few rows run as CUDA graphs, which need kernels that read pages."""
     return args.attention == "triton" and args.kv_cache == "paged" and not args.enforce_eager

@@ -116,7 +116,7 @@ class EngineArgs:
             object.__setattr__(self, "model", folder)
             object.__setattr__(self, "tokenizer", self.tokenizer or TOKENIZER)
         self._check_values()
-        self._check_together()
+        self._check_combinations()
 
     def _check_values(self) -> None:
         """Each field by itself."""
@@ -139,8 +139,8 @@ class EngineArgs:
         if self.speculative_config is not None:
             SpeculativeConfig.of(self.speculative_config)
 
-    def _check_together(self) -> None:
-        """What asks for one another, and what excludes one another."""
+    def _check_combinations(self) -> None:
+        """Fields that need another, and fields that exclude one another."""
         if self.preemption_mode == "swap" and not self.swap_space:
             raise ValueError("preemption_mode='swap' needs a swap_space; it is 0")
         if self.swap_space and self.preemption_mode == "recompute":

@@ -8,24 +8,27 @@ from tqdm import tqdm
 
 from engine.decoding.outputs import RequestOutput
 
-REFRESH = 0.1  # seconds
+REFRESH_SECONDS = 0.1
 
 
 class Progress:
-    """Counts outputs as they come; shows them where somebody looks."""
+    """Counts outputs as they come, and shows prompts done and tokens per second."""
 
     def __init__(self, total: int, use_tqdm: bool | Callable[..., tqdm] = True) -> None:
-        """`use_tqdm`: False for no bar, or what makes it, such as a `partial(tqdm, desc=…)`. By default there
-        is one in a terminal alone.
+        """`use_tqdm`: False for no bar, True for one if stderr is a terminal, or a function that makes the
+        bar, such as a `partial(tqdm, desc=…)`.
         """
+        # tqdm reads disable=None as "not on a terminal".
         make = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=None if use_tqdm else True)
         self.bar = make(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
         self.num_input_tokens = self.num_output_tokens = 0
         self._counted: dict[str, int] = {}  # output tokens of each request under way
-        self._start = self._shown = time.perf_counter()
+        self._start = self._refreshed = time.perf_counter()
 
     def count(self, output: RequestOutput) -> None:
-        """One more output of a request, or its last. Where nobody looks, nothing is counted."""
+        """Count the new tokens of an output, which has all of its request's so far. Without a bar, nothing is
+        counted.
+        """
         if self.bar.disable:
             return
         num_tokens = sum(len(sample.token_ids) for sample in output.outputs)
@@ -34,11 +37,11 @@ class Progress:
         self.num_output_tokens += num_tokens - self._counted.get(output.request_id, 0)
         self._counted[output.request_id] = num_tokens
         now = time.perf_counter()
-        if output.finished or now - self._shown > REFRESH:
-            self._shown = now
+        if output.finished or now - self._refreshed > REFRESH_SECONDS:
+            self._refreshed = now
             seconds = now - self._start
-            read, written = self.num_input_tokens / seconds, self.num_output_tokens / seconds
-            speed = f"input: {read:,.0f} tokens/s, output: {written:,.0f} tokens/s"
+            input_speed, output_speed = self.num_input_tokens / seconds, self.num_output_tokens / seconds
+            speed = f"input: {input_speed:,.0f} tokens/s, output: {output_speed:,.0f} tokens/s"
             self.bar.set_postfix_str(speed, refresh=not output.finished)
             self.bar.update(output.finished)
 

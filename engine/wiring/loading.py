@@ -1,4 +1,4 @@
-"""Around the loading of a model by a command: its name, its threads, what a waiting user reads. Part 20."""
+"""What a command does beside loading a model: names it, shows that it waits, sets its threads. Part 20."""
 
 import os
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from engine.models.checkpoint import embedded_models
 from engine.models.config import ModelConfig
 
-SMALL = 512  # hidden_size
+SMALL_HIDDEN_SIZE = 512  # up to which a model is faster on one thread than on two
 
 
 def public_name(model: str | Path) -> str:
-    """What clients are told of a model: of a folder its last name, and not where it is."""
+    """The name of a model for clients; of a folder only the last part of its path."""
     folder = Path(os.path.expanduser(model))
     if str(model) in embedded_models() or not folder.is_dir():
         return str(model)
@@ -24,7 +24,7 @@ def public_name(model: str | Path) -> str:
 
 @contextmanager
 def loading(model: str | Path) -> Iterator[None]:
-    """Say on stderr that it is loaded, and for how long already; only to who sits at a terminal."""
+    """While the model is loaded, show on stderr its name and the seconds so far, if that is a terminal."""
     console = Console(stderr=True)
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -33,10 +33,10 @@ def loading(model: str | Path) -> Iterator[None]:
 
 
 def one_thread_if_small(model: str | Path) -> None:
-    """A small model is slower on two threads than on one: benchmarks, part03_kv_cache and one_request.
-    Raises CheckpointError: there is no such model.
+    """Have PyTorch compute on one thread if the model is small: it is slower on two (the benchmarks
+    part03_kv_cache and one_request). Raises CheckpointError: there is no such model.
     """
-    if ModelConfig.from_pretrained(model).hidden_size <= SMALL:
-        import torch  # here: what is wrong with the model is said at once
+    if ModelConfig.from_pretrained(model).hidden_size <= SMALL_HIDDEN_SIZE:
+        import torch  # here: an error in the model's name is said before this slow import
 
         torch.set_num_threads(1)

@@ -1,4 +1,8 @@
-"""What an engine recorded (`EngineArgs.record`), run again on the same models, and compared. Part 20."""
+"""A recording (`EngineArgs.record`), run again on the same models and compared. Part 20.
+
+Promises that the steps are computed by runners made with the recorded options, without a scheduler, and that
+a file from a stranger is checked before anything of it is run: a ValueError says what is wrong in which line.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -21,7 +25,7 @@ MAX_ABOUT = 2**20  # characters of a recording's first line
 
 
 def about(args: EngineArgs) -> dict[str, Any]:
-    """The first line of a recording: how the engine was made, all options settled."""
+    """The first line of a recording: the options, with none left open, and the versions."""
     values = {
         name: value if isinstance(value, int | float | Mapping | None) else str(value).removeprefix("torch.")
         for name, value in asdict(args).items()
@@ -35,21 +39,20 @@ def about(args: EngineArgs) -> dict[str, Any]:
 
 
 def replay(path: str | Path, model: str | None = None) -> Iterator[Compared]:
-    """Every step of the recording, run again. `model`: in place of the one it names, whose folder may lie
-    elsewhere here. Raises ValueError, CheckpointError: no recording, or what it needs is not here.
+    """Every step of the recording, run again. `model`: loaded in place of the recorded one, whose folder may
+    be elsewhere on this machine. Raises ValueError, CheckpointError: no recording, or what it needs is not
+    here.
     """
+    # 1. The same models, memory and runners, without an engine.
     args = args_of(path)
-    devices = _made(replace(args, model=model) if model else args)
-    positions = devices.sizes.max_model_len
-    runners: dict[str, tuple[Executor, Bounds]] = {
-        "model": (
-            devices.runner,
-            _bounds(devices, devices.runner, positions, devices.sizes.max_num_batched_tokens),
-        )
-    }
+    devices = _load(replace(args, model=model) if model else args)
+    # 2. What a recorded step may contain, for each runner.
+    max_positions = devices.sizes.max_model_len
+    bounds = _bounds(devices, devices.runner, max_positions, devices.sizes.max_num_batched_tokens)
+    runners: dict[str, tuple[Executor, Bounds]] = {"model": (devices.runner, bounds)}
     if devices.draft is not None and devices.draft_config is not None:
-        positions = min(positions, devices.draft_config.max_positions)
-        runners["draft"] = devices.draft, _bounds(devices, devices.draft, positions, None)
+        max_positions = min(max_positions, devices.draft_config.max_positions)
+        runners["draft"] = devices.draft, _bounds(devices, devices.draft, max_positions, None)
 
     def write_adapter(slot: int, folder: str) -> None:
         slots = devices.slots
@@ -62,21 +65,24 @@ def replay(path: str | Path, model: str | None = None) -> Iterator[Compared]:
         except (CheckpointError, OSError) as error:
             raise ValueError(str(error)) from None
 
+    # 3. The steps, line by line.
     with open(path, encoding="utf-8", errors="replace") as file:
-        file.readline(MAX_ABOUT)
+        file.readline(MAX_ABOUT)  # `args_of` has read it
         yield from run_again(file, runners, write_adapter)
 
 
-def _made(args: EngineArgs) -> Devices:
-    """Raises ValueError, CheckpointError: no such engine can be made here."""
+def _load(args: EngineArgs) -> Devices:
+    """`load_devices` with a stranger's options: whatever they break is a ValueError, or a CheckpointError."""
     try:
         return load_devices(args)
-    except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:  # a stranger's values
+    except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
         raise ValueError(f"line 1: {str(error).splitlines()[0]}") from None
 
 
-def _bounds(devices: Devices, runner: ModelRunner, positions: int, num_tokens: int | None) -> Bounds:
-    """Of the memory, which is the same for both models; a sequence may be longer than a draft model reads."""
+def _bounds(devices: Devices, runner: ModelRunner, max_positions: int, num_tokens: int | None) -> Bounds:
+    """What a recorded step may contain. Blocks, slots and sequences have the same bounds for both models; a
+    draft model may see fewer positions. `num_tokens`: at most in a step; None: no bound.
+    """
     memory = devices.memory
     if isinstance(memory, SlotMemory):
         blocks = memory.num_slots, memory.slot_tokens, 0
@@ -84,7 +90,7 @@ def _bounds(devices: Devices, runner: ModelRunner, positions: int, num_tokens: i
         blocks = memory.num_blocks, memory.block_size, memory.num_swap_blocks
     return Bounds(
         devices.config.vocab_size,
-        positions,
+        max_positions,
         *blocks,
         devices.slots.max_loras if devices.slots else 0,
         devices.sizes.max_num_seqs,
@@ -94,7 +100,7 @@ def _bounds(devices: Devices, runner: ModelRunner, positions: int, num_tokens: i
 
 
 def args_of(path: str | Path) -> EngineArgs:
-    """How the engine was made that recorded this. Raises ValueError: it is no recording."""
+    """The options of the engine that wrote this recording. Raises ValueError: it is no recording."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             given = json.loads(file.readline(MAX_ABOUT))["about"]["args"]

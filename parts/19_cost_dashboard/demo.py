@@ -36,7 +36,8 @@ from engine.server.protocol import Completions  # noqa: E402
 from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes  # noqa: E402
 from engine.server.usage_cost import usage_cost  # noqa: E402
 from engine.telemetry.bill import PAID, Bill, money  # noqa: E402
-from engine.telemetry.cost_shown import LABEL, Costs  # noqa: E402
+from engine.telemetry.cost_accounting import CostAccounting  # noqa: E402
+from engine.telemetry.cost_metrics import KIND_TITLES  # noqa: E402
 from engine.telemetry.metrics import EngineMetrics  # noqa: E402
 from engine.telemetry.shares import share_out  # noqa: E402
 from engine.text.tokenizer import Tokenizer  # noqa: E402
@@ -50,9 +51,9 @@ SERVERS = {"one guest": ((9, 1),), "a crowd": ((9, 24),)}  # seconds, people
 WIDTH = 34  # of a bar
 
 
-def build(log: Path | None = None) -> tuple[Costs, object]:
-    """What is metered, and the app that serves and shows it."""
-    costs = Costs.parse(PRICE, API, log and str(log))
+def build(log: Path | None = None) -> tuple[CostAccounting, object]:
+    """The meter's accounts, and the app that serves and shows them."""
+    costs = CostAccounting.parse(PRICE, API, log and str(log))
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=SEATS))
     memory = PageMemory(model.config, SEATS * model.config.max_positions // BLOCK, BLOCK)
@@ -82,7 +83,7 @@ def board(bill: Bill) -> Group:
         if ns:
             share = ns / bill.total_ns
             colour = "green" if kind in PAID else "yellow"
-            lines.add_row(LABEL[kind], f"{share:.1%}", Text("█" * round(share * WIDTH), style=colour))
+            lines.add_row(KIND_TITLES[kind], f"{share:.1%}", Text("█" * round(share * WIDTH), style=colour))
     said = f"{bill.total_ns / 1e9:5.1f} s at ${PRICE} an hour: {money(bill.total)}; "
     said += f"{money(bill.per_output_token)} per output token, idle time included"
     return Group(lines, Text(said, style="bold"))
@@ -168,9 +169,9 @@ def hours(bills: dict[str, Bill]) -> Table:
     for name in bills:
         shown.add_column(name, justify="right")
     cents = [in_cents(bill) for bill in bills.values()]
-    for kind in LABEL:
+    for kind in KIND_TITLES:
         if any(one[kind] for one in cents):
-            shown.add_row(LABEL[kind], *(f"{one[kind] / 100:.2f}" for one in cents))
+            shown.add_row(KIND_TITLES[kind], *(f"{one[kind] / 100:.2f}" for one in cents))
     shown.add_row("together", *(f"[bold]{sum(one.values()) / 100:.2f}[/]" for one in cents))
     for name, value in (
         ("time that requests pay for", lambda bill: f"{bill.used:.0%}"),

@@ -15,7 +15,7 @@ from fastapi import Request
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.server import app as server_app
 from engine.server.app import create_app
-from engine.server.gates import ROUNDS, BodyLimit
+from engine.server.gates import LOOP_TURNS, BodyLimit
 from engine.server.limits import LARGE_BODY_BYTES, MAX_BYTES_AHEAD, MAX_CHUNKS
 from engine.server.protocol import CompletionRequest, Completions
 from tests.part04.serving import DEADLINE, ScriptedBackend, serve, wait_until
@@ -154,10 +154,10 @@ def test_between_two_large_bodies_others_have_their_turn():
     asyncio.run(run())
     assert len(read) == 5
     between = [later - earlier for earlier, later in pairwise(read)]
-    assert min(between) >= ROUNDS, f"rounds of the event loop between two bodies: {between}"
+    assert min(between) >= LOOP_TURNS, f"rounds of the event loop between two bodies: {between}"
 
 
-@pytest.mark.parametrize(("seconds", "least"), [(-1.0, ROUNDS), (DEADLINE, 0)])
+@pytest.mark.parametrize(("seconds", "least"), [(-1.0, LOOP_TURNS), (DEADLINE, 0)])
 def test_between_long_pieces_of_a_stream_others_have_their_turn(monkeypatch, seconds, least):
     """An echo with log probabilities, n=128 times, as a stream: others waited for seconds."""
     monkeypatch.setattr(server_app, "TURN_SECONDS", seconds)

@@ -225,16 +225,16 @@ def test_as_many_connections_as_the_system_has_files_for(monkeypatch):
     monkeypatch.setattr(run, "resource", lent)
     for files, backlog, connections in (
         (64, 4, 1),
-        (256, 16, 256 - 3 * 16 - run.FILES_FOR_OTHERS),
-        (1024, 64, 1024 - 3 * 64 - run.FILES_FOR_OTHERS),
+        (256, 16, 256 - 3 * 16 - run.OTHER_FILES),
+        (1024, 64, 1024 - 3 * 64 - run.OTHER_FILES),
         (2**20, 64, run.MAX_CONNECTIONS),
         (-1, 64, run.MAX_CONNECTIONS),
     ):
         lent.getrlimit = lambda kind, files=files: (files, files)
         assert run.max_connections() == connections, f"the system lends {files} files"
-        assert run.backlog() == backlog, f"the system lends {files} files, and three batches are open at once"
+        assert run.backlog() == backlog, f"the system lends {files} files, of which three backlogs take some"
     monkeypatch.setattr(run, "resource", None)
-    assert run.max_connections() == run.FILES_UNTOLD - 3 * 32 - run.FILES_FOR_OTHERS, "Windows does not say"
+    assert run.max_connections() == run.WINDOWS_FILES - 3 * 32 - run.OTHER_FILES, "Windows does not say"
 
 
 @pytest.mark.parametrize("sent", [HEAD % 100 + b"{", FLOOD], ids=["half a body", "never reads"])

@@ -12,7 +12,7 @@ import pytest
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import ParameterError
 from engine.server import sse
-from engine.server.app import _chunks, _news, create_app
+from engine.server.app import _chunks, _unsent, create_app
 from engine.server.errors import RequestError
 from engine.server.protocol import CompletionRequest, Completions
 from tests.part04.serving import (
@@ -77,7 +77,7 @@ def test_a_choice_is_sent_when_it_has_something_new_and_once_when_it_is_finished
     def sent(*samples) -> list[tuple]:
         return [
             (new.index, new.text[len(before.text) if before else 0 :], new.finish_reason)
-            for new, before in _news(output(*samples), shown)
+            for new, before in _unsent(output(*samples), shown)
         ]
 
     shown: dict[int, CompletionOutput] = {}
@@ -96,10 +96,10 @@ class Echo(Completions):
     def params(self, body):
         return body.model_copy(update={"echo": None}).sampling_params()
 
-    def choice(self, body, output, sample, shown=None):
-        plain = super().choice(body, output, sample, shown)
-        echoed = output.prompt if body.echo and not shown else ""
-        new = len(sample.token_ids) - (len(shown.token_ids) if shown else 0)
+    def choice(self, body, output, sample, previous=None):
+        plain = super().choice(body, output, sample, previous)
+        echoed = output.prompt if body.echo and not previous else ""
+        new = len(sample.token_ids) - (len(previous.token_ids) if previous else 0)
         return plain | {"text": echoed + plain["text"], "logprobs": {"tokens": new}}
 
 

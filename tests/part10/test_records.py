@@ -7,7 +7,7 @@ import pytest
 
 from engine.decoding.logprobs import TokenScores, token_text
 from engine.decoding.outputs import Logprob
-from engine.server.scored import entry
+from engine.server.scored import token_json
 from tests.part06.fakes import EOS, TOKENIZER
 
 
@@ -82,7 +82,7 @@ def test_no_two_tokens_look_the_same():
 
 def test_the_chat_apis_entry_has_bytes_and_the_likeliest():
     own = scores([0xF0, 97, 400], [-3, -0.5, -math.inf], rank=4)
-    assert entry(TOKENIZER, own, 2) == {
+    assert token_json(TOKENIZER, own, 2) == {
         "token": "bytes:\\xf0",
         "logprob": -3.0,
         "bytes": [0xF0],
@@ -91,4 +91,4 @@ def test_the_chat_apis_entry_has_bytes_and_the_likeliest():
             {"token": "token_id:400", "logprob": -9999.0, "bytes": None},
         ],
     }
-    assert [top["token"] for top in entry(TOKENIZER, own, 1)["top_logprobs"]] == ["a"]
+    assert [top["token"] for top in token_json(TOKENIZER, own, 1)["top_logprobs"]] == ["a"]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from engine.telemetry.history import MOST, SECONDS, WINDOW, History, Point, percentile
+from engine.telemetry.history import MAX_SAMPLES, SECONDS, WINDOW, History, Point, percentile
 
 START = 1000.0
 
@@ -43,7 +43,7 @@ def test_what_is_kept_is_bounded_and_enough_for_what_is_shown():
             history.sample("ttft", START + second + 0.5, 1.0)
     recent = history.copy()
     assert len(recent.points) <= SECONDS + 4
-    assert len(recent.samples["ttft"]) <= MOST
+    assert len(recent.samples["ttft"]) <= MAX_SAMPLES
     columns = recent.read(START + 1000.0)
     assert columns["second"] == list(range(999 - SECONDS, 1000))
     assert columns["generation_tokens"] == [second * 10 + 4 for second in columns["second"]]

@@ -29,9 +29,10 @@ def sample(tokens, text, reason=None, scored=True):
     return CompletionOutput(0, text, ids, reason, **extra)
 
 
-def choice(now, shown=None, **body):
+def choice(now, previous=None, **body):
     asked = ChatRequest(model="m", messages=[{"role": "user", "content": "Hi"}], **body)
-    return CHAT.choice(asked, RequestOutput("r", None, [7], [now], now.finish_reason is not None), now, shown)
+    output = RequestOutput("r", None, [7], [now], now.finish_reason is not None)
+    return CHAT.choice(asked, output, now, previous)
 
 
 WHOLE = sample(6, "Hi é!", "stop", scored=False)
@@ -51,7 +52,7 @@ def test_a_delta_has_what_is_new_and_no_role():
     assert "message" not in got, "in a stream, the choice has a `delta` and no `message`"
     assert got["delta"].get("content") == "H", "nothing was shown yet: all of the text is new"
     assert got["delta"] == {"content": "H"}, "a delta has content alone: the opening has said who speaks"
-    got = choice(WHOLE, shown=sample(2, "Hi", scored=False), stream=True)
+    got = choice(WHOLE, previous=sample(2, "Hi", scored=False), stream=True)
     assert got["delta"]["content"] == " é!", "a delta is what the text has beyond what was shown"
     assert got["finish_reason"] == "stop", "the finish reason is the sample's"
 
@@ -67,7 +68,7 @@ def test_the_deltas_are_the_message():
 
 def test_the_last_delta_may_be_empty():
     """A text that was complete before the model said that it is."""
-    got = choice(WHOLE, shown=sample(6, "Hi é!", scored=False), stream=True)
+    got = choice(WHOLE, previous=sample(6, "Hi é!", scored=False), stream=True)
     assert got == {"delta": {"content": ""}, "logprobs": None, "finish_reason": "stop"}
 
 
@@ -95,20 +96,20 @@ def test_logprobs_only_if_asked_for():
 
 def test_logprobs_of_a_delta_are_those_of_new_tokens():
     one, three = sample(1, "H"), sample(3, "Hi ")
-    got = choice(three, shown=one, logprobs=True, stream=True)["logprobs"]["content"]
+    got = choice(three, previous=one, logprobs=True, stream=True)["logprobs"]["content"]
     assert [entry["token"] for entry in got] == ["i", " "], (
         "tokens that went with an earlier delta are not told again"
     )
 
 
 def test_a_token_goes_with_the_text_that_it_begins():
-    """Half a character is held back, and so is its token: `tokens_shown` counts those whose text is shown."""
+    """Half a character is held back, and so is its token: `num_visible_tokens` does not count it yet."""
     three, half, five = sample(3, "Hi "), sample(4, "Hi "), sample(5, "Hi é")
-    got = choice(half, shown=sample(2, "Hi"), logprobs=True, stream=True)["logprobs"]["content"]
+    got = choice(half, previous=sample(2, "Hi"), logprobs=True, stream=True)["logprobs"]["content"]
     assert [entry["token"] for entry in got] == [" "], (
-        "a token whose text is held back goes with a later delta: count with `tokens_shown`"
+        "a token whose text is held back goes with a later delta: count with `num_visible_tokens`"
     )
-    got = choice(five, shown=half, logprobs=True, stream=True)["logprobs"]["content"]
+    got = choice(five, previous=half, logprobs=True, stream=True)["logprobs"]["content"]
     assert got[0]["bytes"] == [0xC3], "the token that was held back is told with the text that it begins"
     deltas = [(None, three), (three, half), (half, five), (five, sample(6, "Hi é!", "stop"))]
     told = [

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from engine.client.stream import ChatAnswer, ChatClient, ChatFailed
-from engine.client.terminal import TerminalChat, shown, stats
+from engine.client.terminal import TerminalChat, printable, stats
 from engine.decoding.params import SamplingParams
 from tests.part04.serving import DEADLINE, wait_until
 from tests.part06.fakes import TOKENIZER, told_alone
@@ -179,7 +179,7 @@ def test_an_answer_that_is_none_is_told(scripted, status, kind, body, words):
 
 def test_a_conversation_goes_on_from_what_was_said(talk):
     screen, chat = talk([QUESTION[0]["content"], "And then?"])
-    assert shown(ALONE.text) in screen
+    assert printable(ALONE.text) in screen
     history = [
         *QUESTION,
         {"role": "assistant", "content": ALONE.text},
@@ -212,7 +212,7 @@ def test_an_error_leaves_the_conversation_as_it_was(talk):
 
 
 def test_what_a_model_says_commands_no_terminal():
-    assert shown("a\x1b[2Jb\x9b1m\r\x07\n\tc 🐉\u200d") == "a\ufffd[2Jb\ufffd1m\ufffd\ufffd\n\tc 🐉\u200d"
+    assert printable("a\x1b[2Jb\x9b1m\r\x07\n\tc 🐉\u200d") == "a\ufffd[2Jb\ufffd1m\ufffd\ufffd\n\tc 🐉\u200d"
 
 
 def test_speeds():

@@ -9,7 +9,7 @@ import pytest
 
 from engine.client import stream
 from engine.client.stream import ChatClient, ChatFailed
-from engine.client.untrusted import ByteLimit, shown
+from engine.client.untrusted import ByteLimit, printable
 
 HI = [{"role": "user", "content": "Hi"}]
 SSE = {"content-type": "text/event-stream"}
@@ -121,7 +121,7 @@ def test_half_a_character_is_a_mark():
 )
 def test_an_error_commands_no_terminal_and_is_no_book(answer):
     said = failed(answer)
-    assert shown(said) == said
+    assert printable(said) == said
     assert len(said) <= stream.MAX_MESSAGE_CHARACTERS
 
 

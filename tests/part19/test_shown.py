@@ -13,8 +13,9 @@ from engine.scheduling.continuous import ContinuousScheduler
 from engine.server.app import create_app
 from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes
 from engine.telemetry.bill import PAID, UNPAID, ApiPrice, Bill
+from engine.telemetry.cost_accounting import CostAccounting, parse_weights
 from engine.telemetry.cost_log import COLUMNS
-from engine.telemetry.cost_shown import Costs, CostShown, parse_weights
+from engine.telemetry.cost_metrics import CostMetrics
 from engine.telemetry.metrics import EngineMetrics
 from engine.telemetry.shares import Weights
 from tests.part04.serving import http, serve
@@ -30,7 +31,7 @@ def shown(metered):
     engine, meter = metered(lambda cache: ContinuousScheduler(cache, 4, 16))
     meter.api_price = ApiPrice.parse("1,10,100")
     metrics = EngineMetrics(engine, "fake")
-    CostShown(meter, metrics)
+    CostMetrics(meter, metrics)
     return engine, meter, metrics
 
 
@@ -107,13 +108,13 @@ def test_the_panel_in_numbers(shown, monkeypatch):
 
 
 def test_without_a_price_nothing_is_metered():
-    assert Costs.parse(None) is None
+    assert CostAccounting.parse(None) is None
 
 
 @pytest.mark.parametrize("name", ["api_price", "cost_log", "cost_weights"])
 def test_what_needs_a_price_says_so(name):
     with pytest.raises(ValueError, match=rf"{name}='1,2,3' needs price_per_hour"):
-        Costs.parse(None, **{name: "1,2,3"})
+        CostAccounting.parse(None, **{name: "1,2,3"})
 
 
 def test_weights_as_an_operator_writes_them():
@@ -126,7 +127,7 @@ def test_weights_as_an_operator_writes_them():
 
 
 def test_from_the_words_of_a_command_line_to_the_last_line_of_the_log(fake_engine, tmp_path):
-    costs = Costs.parse("2.50", "1,10,100", str(tmp_path / "costs.csv"), "1,2,3")
+    costs = CostAccounting.parse("2.50", "1,10,100", str(tmp_path / "costs.csv"), "1,2,3")
     assert costs.weights == Weights(1, 2, 3)
     engine = fake_engine()
     meter = costs.begin(engine, EngineMetrics(engine, "fake"))

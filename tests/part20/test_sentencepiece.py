@@ -8,7 +8,7 @@ import tokenizers
 
 from engine.decoding.chat_template import GUARDS, guarded
 from engine.models.checkpoint import CheckpointError
-from engine.server.scored import _offsets
+from engine.server.scored import prompt_offsets
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from tests.part01.unicode_fuzz import WORDS, assigned, strings
@@ -252,6 +252,6 @@ def test_a_prompts_tokens_begin_where_they_stand_in_the_text(pair):
     for text in ["the cat", " the cat", "  the dog's 123", "東京都 the", "a"]:
         ids = ours.encode(text)
         pieces = [ours.token_bytes(id).decode(errors="replace") for id in ids]
-        for id, piece, offset in list(zip(ids, pieces, _offsets(ours, ids, text), strict=True))[2:]:
+        for id, piece, offset in list(zip(ids, pieces, prompt_offsets(ours, ids, text), strict=True))[2:]:
             if id not in ours.special_ids and "\ufffd" not in piece:
                 assert text[offset : offset + len(piece)] == piece

@@ -12,7 +12,7 @@ import pytest
 
 from engine import LLM
 from engine.cli import bench, bench_serve
-from engine.load.client import Seen
+from engine.load.client import RequestRecord
 from engine.load.report import Limits, figures
 from engine.server.app import create_app
 from engine.text.tokenizer import Tokenizer
@@ -121,13 +121,14 @@ def test_with_a_bound_a_request_is_due_when_it_is_its_turn():
 
 
 def test_known_times_in_known_numbers_out():
-    seen = [
-        Seen(0.0, 0.0, "ok", first, first + 0.4, 2.0, prompt_tokens=10, tokens=5, gaps=[0.1] * 4)
+    records = [
+        RequestRecord(0.0, 0.0, "ok", first, first + 0.4, 2.0, prompt_tokens=10, tokens=5, gaps=[0.1] * 4)
         for first in (0.1, 0.2, 0.3)
     ]
-    seen.append(Seen(0.0, 0.0, "ok", 0.2, 0.2, 2.0, prompt_tokens=10, tokens=1))  # no time between tokens
-    seen.append(Seen(0.0, 0.0, "broken off", end=8.0, prompt_tokens=10, tokens=3))
-    measured = figures(seen, 0.0, [], Limits(ttft=0.2), [50, 99])
+    # A single token: no time between tokens.
+    records.append(RequestRecord(0.0, 0.0, "ok", 0.2, 0.2, 2.0, prompt_tokens=10, tokens=1))
+    records.append(RequestRecord(0.0, 0.0, "broken off", end=8.0, prompt_tokens=10, tokens=3))
+    measured = figures(records, 0.0, [], Limits(ttft=0.2), [50, 99])
     found = bench_serve.in_vllms_names(measured, ["ttft", "tpot", "itl"], [99])
     assert (found["completed"], found["failed"]) == (4, 1)
     assert found["outcomes"] == {"broken off": 1, "ok": 4}

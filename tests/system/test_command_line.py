@@ -110,7 +110,7 @@ def test_parts_lists_the_series():
 
 
 def test_parts_in_an_installed_package_says_what_it_needs(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(engine.cli.main, "HERE", tmp_path)
+    monkeypatch.setattr(engine.cli.main, "ROOT", tmp_path)
     with pytest.raises(SystemExit) as caught:
         app(["parts", "list"], prog_name="ruvon")
     assert caught.value.code == 2

@@ -44,9 +44,9 @@ def test_the_first_answer_is_kept_and_the_last_is_shown():
             await person.ask(http, "http://x", {})
 
     asked(lambda request: next(answers), three_times)
-    assert person.first == "One dog.", "on one line"
-    assert (person.answers, len(person.first_words)) == (2, 2), "a first word for each answer"
-    assert person.failed == "429: come again"
+    assert person.first_answer == "One dog.", "on one line"
+    assert (person.num_answers, len(person.first_words)) == (2, 2), "a first word for each answer"
+    assert person.error == "429: come again"
 
 
 def test_an_answer_that_ends_in_an_error_is_none():
@@ -55,7 +55,7 @@ def test_an_answer_that_ends_in_an_error_is_none():
     person = Person("Ann", "?")
     text = "".join(f"data: {line}\n\n" for line in lines)
     asked(lambda request: httpx.Response(200, text=text), lambda http: person.ask(http, "http://x", {}))
-    assert (person.answers, person.failed) == (0, "the engine failed")
+    assert (person.num_answers, person.error) == (0, "the engine failed")
 
 
 def test_who_heard_no_word_in_all_the_time_there_was_got_no_answer():
@@ -67,10 +67,10 @@ def test_who_heard_no_word_in_all_the_time_there_was_got_no_answer():
         return httpx.Response(503)
 
     crowd = Crowd("http://x", chat=True)
-    crowd.people[2:], crowd.numbers.look = [], lambda http: asyncio.sleep(0)
-    crowd.people[1].answers = 1  # one without words, as a model with random weights gives
+    crowd.people[2:], crowd.numbers.update = [], lambda http: asyncio.sleep(0)
+    crowd.people[1].num_answers = 1  # one without words, as a model with random weights gives
     asked(answer, lambda http: crowd.run(http, seconds=0, max_seconds=0.1))
-    assert [person.failed for person in crowd.people] == ["no word in 0.1 s", ""]
+    assert [person.error for person in crowd.people] == ["no word in 0.1 s", ""]
 
 
 def test_the_servers_counters_are_told_as_speeds_and_shares(monkeypatch):
@@ -94,24 +94,30 @@ def test_the_servers_counters_are_told_as_speeds_and_shares(monkeypatch):
     numbers = Numbers("http://x")
 
     async def twice(http: httpx.AsyncClient) -> None:
-        await numbers.look(http)
-        await numbers.look(http)
+        await numbers.update(http)
+        await numbers.update(http)
 
     asked(answer, twice)
-    assert numbers.history[1:] == [10.0, 20.0], "tokens a second, between two looks"
-    assert (numbers.tokens, numbers.seconds) == (30, 2.0)
-    assert (numbers.prompt_tokens, numbers.cached) == (200, 50)
-    assert numbers.per_step == 10 / 4
+    assert numbers.speeds[1:] == [10.0, 20.0], "tokens a second, between two updates"
+    assert (numbers.output_tokens, numbers.seconds) == (30, 2.0)
+    assert (numbers.prompt_tokens, numbers.cached_tokens) == (200, 50)
+    assert numbers.requests_per_step == 10 / 4
     assert numbers.lines(60)[0].startswith("20 tokens/s")
     assert numbers.lines(60)[1] == "running 2, waiting 1, KV cache 25.0%, drafts kept 75%"
 
 
 def test_what_is_said_in_the_end():
     crowd = Crowd("http://x", chat=True)
-    crowd.people[0].answers, crowd.people[0].first_words = 3, [0.1, 0.2, 0.6]
+    crowd.people[0].num_answers, crowd.people[0].first_words = 3, [0.1, 0.2, 0.6]
     numbers = crowd.numbers
-    numbers.history, numbers.tokens, numbers.seconds, numbers.per_step = [0.0, 120.0, 80.0], 300, 4.0, 2.5
-    numbers.drafted, numbers.accepted, numbers.prompt_tokens, numbers.cached = 40, 30, 200, 50
+    numbers.speeds, numbers.output_tokens, numbers.seconds, numbers.requests_per_step = (
+        [0.0, 120.0, 80.0],
+        300,
+        4.0,
+        2.5,
+    )
+    numbers.draft_tokens, numbers.accepted_tokens = 40, 30
+    numbers.prompt_tokens, numbers.cached_tokens = 200, 50
     console = Console(width=100, force_terminal=False)
     with console.capture() as shown:
         show._sum_up(console, crowd)
@@ -136,7 +142,8 @@ def test_what_is_said_in_the_end():
     ids=str,
 )
 def test_it_speculates_unless_told_otherwise(options, config):
-    assert show._speculating(EngineArgs(**options)) == EngineArgs(**options | {"speculative_config": config})
+    speculating = EngineArgs(**options | {"speculative_config": config})
+    assert show._with_speculation(EngineArgs(**options)) == speculating
 
 
 def test_who_got_no_answer_is_an_error(monkeypatch):
@@ -145,7 +152,7 @@ def test_who_got_no_answer_is_an_error(monkeypatch):
         yield "http://x", 1
 
     async def watch(console, crowd, seconds):
-        crowd.people[1].failed = "500: broken"
+        crowd.people[1].error = "500: broken"
 
     monkeypatch.setattr(show, "served", served)
     monkeypatch.setattr(show, "_watch", watch)

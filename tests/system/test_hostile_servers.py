@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from engine.client.untrusted import shown
+from engine.client.untrusted import printable
 from engine.text.tokenizer import Tokenizer
 from tests.system.ready import Popen, ruvon
 
@@ -121,4 +121,4 @@ def test_tokens_are_text_in_a_terminal_and_as_they_are_in_a_pipe():
     ids = json.dumps(Tokenizer.from_pretrained("storyteller").encode(ESCAPES))
     decode = ("tokenize", "--decode", ids)
     assert ruvon(*decode).stdout == ESCAPES + "\n"
-    assert in_a_terminal(*decode).decode() == shown(ESCAPES) + "\r\n"
+    assert in_a_terminal(*decode).decode() == printable(ESCAPES) + "\r\n"

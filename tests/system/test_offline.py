@@ -146,7 +146,7 @@ def test_what_is_no_conversation_is_refused_in_words(llm, messages, words):
 
 
 def test_the_bar_counts_prompts_and_says_how_fast(llm, monkeypatch):
-    monkeypatch.setattr(engine.wiring.llm_progress, "REFRESH", -1.0)  # after each token
+    monkeypatch.setattr(engine.wiring.llm_progress, "REFRESH_SECONDS", -1.0)  # after each token
     shown, bars = io.StringIO(), []
 
     def make(**given) -> tqdm:

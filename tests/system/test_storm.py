@@ -19,7 +19,7 @@ import pytest
 from benchmarks.load_process import Held, at_rest, held, more
 from engine import LLM, SamplingParams
 from engine.core.engine_thread import EngineThread
-from engine.load.client import OK, Endpoint, Seen
+from engine.load.client import OK, Endpoint, RequestRecord
 from engine.load.plan import Job
 from engine.load.run import client
 from engine.server.app import create_app
@@ -85,7 +85,7 @@ def alone() -> list[str]:
 Refused = Callable[[], None]  # called when a user is refused for the first time
 
 
-async def ask(http: httpx.AsyncClient, user: User, patiently: bool, refused: Refused) -> list[Seen]:
+async def ask(http: httpx.AsyncClient, user: User, patiently: bool, refused: Refused) -> list[RequestRecord]:
     """What became of a user's tries: one, or as many as it takes, each when the server said to come again."""
     endpoint, tries = Endpoint(http, "storyteller", timeout=DEADLINE, fields=user.fields), []
     async with asyncio.timeout(DEADLINE):
@@ -110,7 +110,7 @@ async def leave(http: httpx.AsyncClient, random: Random) -> None:
 
 async def storm(
     url: str, seed: int, leavers: int = LEAVERS, patiently: bool = False, refused: Refused = lambda: None
-) -> list[list[Seen]]:
+) -> list[list[RequestRecord]]:
     """All users at once, and between them those who leave. Each user's tries."""
     random = Random(seed)
     async with client(url) as http, asyncio.TaskGroup() as group:
@@ -122,7 +122,7 @@ async def storm(
     return [asking[user].result() for user in CROWD]
 
 
-def refusals(stormed: list[list[Seen]], alone: list[str]) -> Counter:
+def refusals(stormed: list[list[RequestRecord]], alone: list[str]) -> Counter:
     """How often who was refused, by status; everything else must be the user's own text."""
     refused = Counter()
     for user, tries, text in zip(CROWD, stormed, alone, strict=True):
@@ -182,7 +182,7 @@ def test_who_is_refused_is_told_when_to_come_again_and_is_served_then(server, al
     who come again when they were told to are all served in the end.
     """
 
-    async def full_then_not() -> list[list[Seen]]:
+    async def full_then_not() -> list[list[RequestRecord]]:
         everybody, waiting = asyncio.Event(), [USERS]
 
         def refused() -> None:
