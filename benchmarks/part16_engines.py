@@ -151,7 +151,7 @@ class Seen:
 def watch(engine: LLMEngine) -> list[Seen]:
     """A list that grows with each step of an engine that speculates for one request."""
     seen, speculation = [], speculation_of(engine)
-    landed = speculation.landed
+    landed = speculation.after_result
 
     def watched(step, result):
         drafts = list(step.requests[0].draft_ids)
@@ -159,5 +159,5 @@ def watch(engine: LLMEngine) -> list[Seen]:
         seen.append(Seen(drafts, found.tokens[0]))
         return found
 
-    speculation.landed = watched
+    speculation.after_result = watched
     return seen

@@ -98,7 +98,7 @@ class Queues:
             if drafts is not None or request.draft_ids:
                 request.num_computed_tokens = min(request.num_computed_tokens, len(request.token_ids) - 1)
                 request.draft_ids = drafts[s] if drafts else []
-            known = len(request.token_ids) - request.num_expected
+            known = len(request.token_ids) - request.num_output_placeholders
             self.cache.commit(request, min(step.batch.context_lens[s], known - 1))
 
     def rollback(self, step: Step) -> None:
@@ -109,7 +109,7 @@ class Queues:
         self.cache.retry(batch.copies)
         for s, request in enumerate(step.requests):
             request.num_computed_tokens = batch.context_lens[s] - batch.num_new_tokens(s)
-            request.withdraw()
+            request.drop_placeholders()
 
     def finish(self, request: Request) -> None:
         """Forget a request, waiting or running, and free its memory."""

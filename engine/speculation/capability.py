@@ -74,17 +74,17 @@ class Speculation:
         self.tally = Tally([0] * lengths.most)
         self._lent = False  # whether room was taken for guesses
 
-    def launching(self, step: Step) -> Batch:
+    def before_submit(self, step: Step) -> Batch:
         return step.batch
 
-    def lands_first(self, step: Step) -> bool:
+    def must_land_first(self, step: Step) -> bool:
         """A step with drafts does, and one behind which something is to be proposed: that takes its tokens,
         of which it is known beforehand how many there are.
         """
         counts = step.batch.rows.counts
         return step.batch.has_drafts or any(self._wanted(step.requests, counts))
 
-    def landed(self, step: Step, result: StepResult) -> StepResult:
+    def after_result(self, step: Step, result: StepResult) -> StepResult:
         """The tokens that stand, what is proposed behind them, and how it went. Of a step that was overtaken
         the next is under way, with these tokens in it: then `drafts` is None.
         """
@@ -110,10 +110,10 @@ class Speculation:
         if self._lent:
             for request, kept in zip(step.requests, tokens, strict=True):
                 if request.state is State.RUNNING:
-                    known = len(request.token_ids) - request.num_expected
+                    known = len(request.token_ids) - request.num_output_placeholders
                     self.scheduler.take_back(request, known + len(kept))
         self._lent = False
-        drafts = None if step.overtaken else self._propose(step.requests, tokens)
+        drafts = None if step.overlapped else self._propose(step.requests, tokens)
         counters = {"draft_tokens": float(proposed), "accepted_tokens": float(accepted)}
         return replace(
             result,

@@ -77,7 +77,7 @@ def request(name="a", known=10, drafts=(), limit=100, said=1, stop_ids=(), compu
         num_computed_tokens=known - 1 if computed is None else computed, wants_every_row=False,
         output=SimpleNamespace(limit=limit, token_ids=[0] * said),
         sampling=SimpleNamespace(stop_ids=stop_ids, is_adjusted=False, draw=lambda: None), adapter=None,
-        state=State.RUNNING, num_expected=0, params=SimpleNamespace(logprobs=None, prompt_logprobs=None),
+        state=State.RUNNING, num_output_placeholders=0, params=SimpleNamespace(logprobs=None, prompt_logprobs=None),
     )  # fmt: skip
 
 
@@ -88,13 +88,13 @@ def made(total=1000, wanted=None) -> Speculation:
     return Speculation(Watched(), Room(total), lengths)
 
 
-def step_of(requests, overtaken=False) -> Step:
+def step_of(requests, overlapped=False) -> Step:
     work = [(r, len(r.token_ids) + len(r.draft_ids) - r.num_computed_tokens) for r in requests]
-    return Step(make_batch(work, BlockCache(99, 8)), tuple(requests), overtaken=overtaken)
+    return Step(make_batch(work, BlockCache(99, 8)), tuple(requests), overlapped=overlapped)
 
 
 def landed(speculation, requests, tokens, **result) -> StepResult:
-    return speculation.landed(step_of(requests), StepResult(tokens, **result))
+    return speculation.after_result(step_of(requests), StepResult(tokens, **result))
 
 
 def test_behind_a_draft_that_was_not_accepted_there_is_nothing():
@@ -197,14 +197,14 @@ def test_what_stood_is_told_to_lengths():
 def test_before_a_step_has_landed_it_is_known_whether_it_must_land_first():
     for drafts, wanted, first in (((), 2, True), ((1,), 0, True), ((), 0, False)):
         speculation = made(wanted=(wanted,))
-        assert speculation.lands_first(step_of([request(drafts=drafts)])) == first
+        assert speculation.must_land_first(step_of([request(drafts=drafts)])) == first
         assert speculation.proposer.asked == speculation.scheduler.asked == [], "to ask changes nothing"
-    assert not made().lands_first(step_of([request(limit=2)])), "behind the last token, none is proposed"
+    assert not made().must_land_first(step_of([request(limit=2)])), "behind the last token, none is proposed"
 
 
-def test_behind_a_step_that_was_overtaken_nothing_is_proposed():
+def test_behind_an_overlapped_step_nothing_is_proposed():
     speculation = made()
-    result = speculation.landed(step_of([request()], overtaken=True), StepResult([[5]]))
+    result = speculation.after_result(step_of([request()], overlapped=True), StepResult([[5]]))
     assert result.drafts is None, "its tokens are in the next step already"
     assert speculation.proposer.asked == []
 

@@ -35,7 +35,7 @@ def allowed_after(token_id: int) -> np.ndarray:
 class Grammar:
     """A fake of Part B, handed in: output that must fit, for requests whose names begin with "fits"."""
 
-    def launching(self, step):
+    def before_submit(self, step):
         """Each row's mask, by the token before: with drafts, the draft before."""
         batch, rows, row = step.batch, [], 0
         for name, count in zip(batch.ids, batch.rows.counts, strict=True):
@@ -48,10 +48,10 @@ class Grammar:
                 row += 1
         return replace(batch, draws=replace(batch.draws, rows=tuple(rows)))
 
-    def lands_first(self, step):
+    def must_land_first(self, step):
         return any(name.startswith("fits") for name in step.batch.ids)
 
-    def landed(self, step, result):
+    def after_result(self, step, result):
         return result
 
 
@@ -192,16 +192,16 @@ def test_a_place_taken_by_a_request_that_was_never_read_comes_back():
     asyncio.run(run())
 
 
-def test_finishing_twice_and_withdrawing_nothing_change_nothing():
+def test_placeholders_are_added_replaced_and_dropped():
     (request,) = fake_engine().make_requests("a", "hello", params(1))
     before = list(request.token_ids)
-    request.withdraw()
+    request.drop_placeholders()
     assert request.token_ids == before
-    request.expect(), request.expect()
+    request.add_placeholder(), request.add_placeholder()
     assert request.token_ids == [*before, PLACEHOLDER, PLACEHOLDER]
     request.confirm(65, 0.0)
     assert request.token_ids == [*before, 65, PLACEHOLDER]
-    request.withdraw()
+    request.drop_placeholders()
     assert request.token_ids == [*before, 65]
     assert request.state is State.WAITING
     assert request.output.token_ids == [65]
