@@ -102,7 +102,7 @@ def make_batch(
             prompt_counts=tuple(prompt_counts),
         )
     ids = tuple(request.id for request, _ in work)
-    tables, slots = cache.places(ids, query_start, positions)
+    tables, slots = cache.locate(ids, query_start, positions)
     adapters = adapter_slots or {}
     return Batch(
         ids,

@@ -69,7 +69,7 @@ class DraftModel:
         """How many of its tokens a proposal has to read first: at least the last one, for what comes behind
         it. A guess that stood is read already.
         """
-        drafted = self.cache.drafted[request.id]
+        drafted = self.cache.draft_progress[request.id]
         read = drafted.num_tokens
         for guess, token_id in zip(drafted.guesses, ids[read:], strict=False):
             if guess != token_id:
@@ -79,7 +79,7 @@ class DraftModel:
 
     def propose(self, texts: Sequence[tuple[Request, list[int]]], most: Sequence[int]) -> list[list[int]]:
         """For each (request, its tokens), at most so many tokens: with 0 they are only read."""
-        self.proposals.retain(self.cache.drafted)
+        self.proposals.retain(self.cache.draft_progress)
         drafts: list[list[int]] = [[] for _ in texts]
         # 1. What it has not read yet, of everybody. Keys of guesses that did not stand are written over.
         starts = [len(ids) - self.unread(request, ids) for request, ids in texts]
@@ -119,7 +119,7 @@ class DraftModel:
         return drafts
 
     def _has_read(self, request: Request, ids: list[int], guesses: list[int]) -> None:
-        drafted = self.cache.drafted[request.id]
+        drafted = self.cache.draft_progress[request.id]
         drafted.num_tokens, drafted.guesses = len(ids), list(guesses)
 
     def _batch(self, work: Sequence[_Reading]) -> Batch:
@@ -129,7 +129,7 @@ class DraftModel:
         positions = tuple(
             position for part in work for position in range(part.start, part.start + len(part.new))
         )
-        tables, slots = self.cache.places(ids, query_start, positions)
+        tables, slots = self.cache.locate(ids, query_start, positions)
         wanted = [part.guesses is not None for part in work]
         chosen = [end - 1 for end, chooses in zip(query_start[1:], wanted, strict=True) if chooses]
         choosing = [part for part in work if part.guesses is not None]

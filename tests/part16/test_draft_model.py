@@ -173,7 +173,7 @@ def test_a_beginning_that_is_shared_is_read_as_far_as_it_was_read(model, draft):
     draft.cache.commit(one, len(wrong) - 1)  # the target has read it all; the draft TEXT, and its guesses
     draft.cache.release(one)
     again = request(draft, wrong, "b")
-    assert draft.cache.held["b"].committed == 2 * P, "the target finds two blocks"
+    assert draft.cache.allocations["b"].num_committed == 2 * P, "the target finds two blocks"
     assert draft.unread(again, wrong) == len(wrong) - P, "the draft one: keys of guesses are not to be shared"
     assert draft.propose([(again, wrong)], [2]) == [alone(model, wrong, 2)]
 
@@ -191,7 +191,7 @@ def test_what_the_target_has_is_not_what_the_draft_has(draft):
     one = request(draft, TEXT)
     draft.cache.commit(one, len(TEXT))  # the target has its prompt; the draft was never asked
     again = admitted(draft, "b")
-    assert draft.cache.held["b"].committed == P, "one full block, which the target has read"
+    assert draft.cache.allocations["b"].num_committed == P, "one full block, which the target has read"
     assert draft.unread(again, TEXT) == len(TEXT), "and the draft has not"
     child = admitted(draft, "c", parent=one)
     assert draft.unread(child, TEXT) == len(TEXT), "nor does a sample wait for what the draft has read"
@@ -201,7 +201,7 @@ def test_preempted_is_forgotten(draft):
     one = request(draft, TEXT)
     draft.propose([(one, TEXT)], [3])
     draft.cache.preempt(one)
-    assert not draft.cache.drafted
+    assert not draft.cache.draft_progress
     draft.cache.begin(one)
     assert draft.unread(one, TEXT) >= 2, "what it had read is gone with its memory"
     draft.cache.release(one)

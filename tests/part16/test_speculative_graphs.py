@@ -297,5 +297,5 @@ def test_proposals_are_those_of_passes_without_graphs(relu_model, params):
             texts.append((request, request.token_ids))
         guesses = proposer.propose(texts, [6, 3])
         drawn = [[proposals.get(name, place) is not None for place in range(7)] for name in "ab"]
-        found.append((guesses, dict(plan.drafted), drawn))
+        found.append((guesses, dict(plan.draft_progress), drawn))
     assert found[0] == found[1]

@@ -216,7 +216,7 @@ def test_what_was_measured_leaves_no_trace(config, kv_cache, ahead):
     assert (speculation.tally.proposed, speculation.lengths.num_requests) == (0, 0)
     assert (recorded.steps, engine._steps) == ([], 0), "nobody heard of it"
     cache = engine.scheduler.cache
-    assert cache.drafted == {}
+    assert cache.draft_progress == {}
     if kv_cache == "paged":
         assert (cache.queried_tokens, cache.hit_tokens, len(cache.prefixes)) == (0, 0, 0), "nothing is found"
 
