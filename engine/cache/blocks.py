@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Contents(Protocol):
-    """Which blocks hold something that can still be found, although nobody refers to them (a prefix cache)."""
+    """Which blocks hold something that can still be found, though nobody refers to them (a prefix cache)."""
 
     def __contains__(self, block: int) -> bool: ...
     def forget(self, block: int) -> None: ...

@@ -24,8 +24,8 @@ class Invariants:
         self._before: dict[str, tuple[BlockTable, list[int]]] = {}
 
     def check(self, step: Step | None = None) -> None:
-        """Check them all; with a step that is about to run, also that it writes only blocks of its own. Raises
-        InvariantError.
+        """Check them all; with a step that is about to run, also that it writes only blocks of its own.
+        Raises InvariantError.
         """
         block_tables = {seq_id: allocation.table for seq_id, allocation in self.cache.allocations.items()}
         tables = {seq_id: table.blocks.tolist() for seq_id, table in block_tables.items()}

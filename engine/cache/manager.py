@@ -1,9 +1,9 @@
 """The two interfaces of a KV cache for many sequences: a plan on the host, and memory on the device. Part 6.
 
 The plan decides which memory is whose: the scheduler asks it for memory, and each step's record gets from it
-where keys and values lie. The memory holds them, and knows the record alone: so one plan serves one memory, or
-one on each of several devices, or one for each of several models. Slots (Part 6) and pages (Part 12) are such
-pairs.
+where keys and values lie. The memory holds them, and knows the record alone: so one plan serves one memory,
+or one on each of several devices, or one for each of several models. Slots (Part 6) and pages (Part 12) are
+such pairs.
 """
 
 from collections.abc import Sequence

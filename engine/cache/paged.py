@@ -154,8 +154,8 @@ class PagedCache:
         return True
 
     def commit(self, seq: CachedSequence, total: int) -> None:
-        """As in `KVCacheManager`. The prefix cache learns of blocks that have become full, and of those that a
-        draft model has computed, too.
+        """As in `KVCacheManager`. The prefix cache learns of blocks that have become full, and of those that
+        a draft model has computed, too.
         """
         allocation, P = self.allocations[seq.id], self.block_size
         allocation.num_committed = total
@@ -196,8 +196,8 @@ class PagedCache:
         self._free(seq)
 
     def release(self, seq: CachedSequence) -> None:
-        """Free a finished sequence's blocks. Those of a failed one are found no longer: what is in them may be
-        what made it fail.
+        """Free a finished sequence's blocks. Those of a failed one are found no longer: what is in them may
+        be what made it fail.
         """
         self.swap.drop(seq.id)
         if seq.error is not None and seq.id in self.allocations:

@@ -67,7 +67,7 @@ class PrefixCache:
         return self._prefix.setdefault(known, prefix)
 
     def forget(self, block: int) -> None:
-        """A block is about to be overwritten: it is known no longer. Does nothing for one that is not known."""
+        """A block will be overwritten: it is known no longer. Does nothing for one that is not known."""
         prefix = self._prefix.pop(block, None)
         if prefix is not None:
             del self._block[prefix]

@@ -112,9 +112,9 @@ class SlotMemory:
     def attention(self, batch: Batch) -> Attend:
         """The `attend` of one step. What is the same in every layer is worked out here, once.
 
-        Prompts computed from their start share a call of the kernel with their neighbours (`_prompts`). Two or
-        more sequences with one new token each are attended together (`_decode`). Each other sequence, also a
-        lone one with one new token, gets a call of its own (`_one_sequence`).
+        Prompts computed from their start share a call of the kernel with their neighbours (`_prompts`). Two
+        or more sequences with one new token each are attended together (`_decode`). Each other sequence, also
+        a lone one with one new token, gets a call of its own (`_one_sequence`).
         """
         single: list[_Part] = []  # one new token each
         prompts: list[list[_Part]] = []  # computed from their start; in each list, of neighbouring rows
@@ -151,9 +151,9 @@ class SlotMemory:
         self._written[part.slot] = max(part.end, written)
 
     def _one_sequence(self, part: "_Part") -> Attend:
-        """Attention of one sequence. In each layer, the keys and values of its `num_new` new tokens are stored
-        in its slot, at their positions; then its queries see the first `end` tokens of the slot. The kernel
-        gets views of the slot, so nothing is copied.
+        """Attention of one sequence. In each layer, the keys and values of its `num_new` new tokens are
+        stored in its slot, at their positions; then its queries see the first `end` tokens of the slot. The
+        kernel gets views of the slot, so nothing is copied.
         """
         slot = self._memory[:, :, part.slot, :, : part.end].transpose(2, 3)  # [2, L, end, Hkv, Dh]
         new_keys, new_values = (layers.unbind() for layers in slot[:, :, part.end - part.num_new :])
@@ -191,8 +191,8 @@ class SlotMemory:
         return attend
 
     def _store(self, parts: "list[_Part]") -> Callable[[int, Tensor, Tensor], None]:
-        """A function that stores one layer's k[T, Hkv, Dh] and v[T, Hkv, Dh] of the parts' T new tokens in their
-        slots, at their positions.
+        """A function that stores one layer's k[T, Hkv, Dh] and v[T, Hkv, Dh] of the parts' T new tokens in
+        their slots, at their positions.
         """
         _, Hkv, M, Dh = self.keys[0].shape
         first_head = [

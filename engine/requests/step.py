@@ -47,7 +47,7 @@ class Step:
             raise self.error or RuntimeError("the step was never submitted")
         return self.pending.result()
 
-    def choosing(self) -> list[Request]:
+    def sampled_requests(self) -> list[Request]:
         """Those that get a new token from this step: all but those whose prompt it does not complete."""
         return [
             request for request, count in zip(self.requests, self.batch.rows.counts, strict=True) if count

@@ -13,7 +13,7 @@ from engine.cache.manager import KVCacheManager
 from engine.requests.listeners import Listeners
 from engine.requests.request import Request, State
 from engine.requests.step import Step
-from engine.scheduling.batching import SpokenOf, Work, make_batch, next_tokens
+from engine.scheduling.batching import SelectRows, Work, make_batch, sampled_rows
 
 
 class Scheduler(Protocol):
@@ -44,11 +44,11 @@ class Queues:
         self,
         cache: KVCacheManager,
         adapter_slots: Mapping[str, int] | None = None,
-        spoken_of: SpokenOf = next_tokens,
+        select_rows: SelectRows = sampled_rows,
     ) -> None:
-        """`adapter_slots` and `spoken_of`: as for `make_batch`."""
+        """`adapter_slots` and `select_rows`: as for `make_batch`."""
         self.cache, self.listeners = cache, Listeners()
-        self._adapter_slots, self._spoken_of = adapter_slots, spoken_of
+        self._adapter_slots, self._select_rows = adapter_slots, select_rows
         self.waiting: list[Request] = []  # best rank first
         self.running: list[Request] = []  # in order of admission
         self._arrivals = 0
@@ -83,7 +83,7 @@ class Queues:
         """The step of these (request, new tokens). From here on they count as computed; `rollback` takes it
         back.
         """
-        batch = make_batch(work, self.cache, self._adapter_slots, self._spoken_of)
+        batch = make_batch(work, self.cache, self._adapter_slots, self._select_rows)
         for request, n in work:
             request.num_computed_tokens += n
         return Step(batch, tuple(request for request, _ in work))

@@ -18,7 +18,7 @@ from engine.requests.listeners import Listener, Listeners
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.elastic import ElasticScheduler
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from engine.speculation.capability import NgramProposer, Proposer, Speculation
 from engine.speculation.config import SpeculativeConfig
 from engine.speculation.costs import CostTable
@@ -52,7 +52,7 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
         sizes.max_num_seqs,
         sizes.max_num_batched_tokens,
         adapter_slots=slots.slot_of if slots else None,
-        spoken_of=spoken_of,
+        select_rows=scored_rows,
     )
     # 3. What is asked around each step.
     capabilities: list[Capability] = []

@@ -133,7 +133,9 @@ def is_known_for_other_tokens(cache, a, b, child):
 
 
 def is_known_after_another_beginning(cache, a, b, child):
-    cache.allocations["b"].chain[1] = cache.allocations["b"].chain[1].__class__(None, cache.allocations["b"].chain[1].token_ids)
+    cache.allocations["b"].chain[1] = (
+        cache.allocations["b"].chain[1].__class__(None, cache.allocations["b"].chain[1].token_ids)
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from engine.requests.batch import Batch
 from engine.requests.listeners import Listeners
 from engine.requests.request import State
 from engine.scheduling.elastic import CALM_STEPS, ElasticScheduler, is_out_of_memory
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from tests.part06.fakes import (
     CONFIG,
     TOKENIZER,
@@ -309,7 +309,7 @@ def test_pages_and_a_step_in_flight_are_right_whenever_memory_runs_out(seed, mon
             fake.fake.fail_next = NO_MEMORY
 
     runner.ways[0] = Guarded(fake, short)
-    scheduler = ElasticScheduler(cache, 5, 24, spoken_of=spoken_of)
+    scheduler = ElasticScheduler(cache, 5, 24, select_rows=scored_rows)
     engine = AheadEngine(TOKENIZER, CONFIG, scheduler, runner, supports=SUPPORTS, recover=scheduler.recover)
     prompts = {str(i): "the same beginning "[: 4 * rng.randint(0, 4)] + "abc"[i % 3] * 9 for i in range(16)}
     waiting, done = list(prompts), {}

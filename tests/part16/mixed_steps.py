@@ -13,7 +13,7 @@ from engine.execution.runner import Logits, ModelRunner
 from engine.requests.batch import PLACEHOLDER
 from engine.requests.listeners import Listener
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from engine.speculation.capability import NgramProposer, Speculation
 from engine.speculation.draft_model import DraftModel, DraftSampler
 from engine.speculation.lengths import Lengths
@@ -104,7 +104,7 @@ def mixing(
         proposer = DraftModel(reader, cache, proposals, CONFIG.max_positions)
         if isinstance(other, WatchedCache):
             runner.before.append(lambda batch: other.memory.apply(batch.copies))
-    scheduler = ContinuousScheduler(cache, seats, budget, spoken_of=spoken_of)
+    scheduler = ContinuousScheduler(cache, seats, budget, select_rows=scored_rows)
     capabilities = [Speculation(proposer, scheduler, policy)]
     engine = engine_class(
         TOKENIZER, CONFIG, scheduler, runner, supports=SUPPORTS, capabilities=capabilities, **options

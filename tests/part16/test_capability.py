@@ -77,7 +77,8 @@ def request(name="a", known=10, drafts=(), limit=100, said=1, stop_ids=(), compu
         num_computed_tokens=known - 1 if computed is None else computed, wants_every_row=False,
         output=SimpleNamespace(limit=limit, token_ids=[0] * said),
         sampling=SimpleNamespace(stop_ids=stop_ids, is_adjusted=False, draw=lambda: None), adapter=None,
-        state=State.RUNNING, num_output_placeholders=0, params=SimpleNamespace(logprobs=None, prompt_logprobs=None),
+        state=State.RUNNING, num_output_placeholders=0,
+        params=SimpleNamespace(logprobs=None, prompt_logprobs=None),
     )  # fmt: skip
 
 

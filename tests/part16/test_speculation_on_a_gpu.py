@@ -18,7 +18,7 @@ from engine.kernels.prompt_rows import prompts
 from engine.kernels.verify_attend import MOST_NEW
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from engine.speculation.capability import Speculation
 from engine.speculation.config import MOST_TOKENS
 from engine.speculation.draft_model import DraftModel, DraftSampler
@@ -79,7 +79,7 @@ def engine_of(
     runner.select, reader.select = RejectionSampler(proposals, runner.select), DraftSampler(proposals)
     runner.scores = [*logprobs_of(tokenizer, target.logits)]
     runner.before.append(lambda batch: second.apply(batch.copies))
-    scheduler = ContinuousScheduler(memory.plan(), ROWS, 64, spoken_of=spoken_of)
+    scheduler = ContinuousScheduler(memory.plan(), ROWS, 64, select_rows=scored_rows)
     proposer = DraftModel(reader, scheduler.cache, proposals, draft.config.max_positions)
     speculation = Speculation(proposer, scheduler, lengths or Lengths(DRAFTS, FREE))
     engine = (engine_class or (AheadEngine if lengths else LLMEngine))(

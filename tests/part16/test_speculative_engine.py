@@ -14,7 +14,7 @@ from engine.models.loader import load_model
 from engine.requests.listeners import Listener
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.fifo import FIFOScheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from engine.scheduling.static import StaticScheduler
 from engine.speculation.capability import NgramProposer, Speculation
 from engine.speculation.draft_model import DraftModel, DraftSampler
@@ -52,9 +52,9 @@ def memory_of(config, kind: str) -> SlotMemory | PageMemory:
 
 
 SCHEDULERS = {
-    "continuous": lambda plan, budget: ContinuousScheduler(plan, 4, budget, spoken_of=spoken_of),
-    "static": lambda plan, budget: StaticScheduler(plan, 4, spoken_of=spoken_of),
-    "fifo": lambda plan, budget: FIFOScheduler(plan, spoken_of=spoken_of),
+    "continuous": lambda plan, budget: ContinuousScheduler(plan, 4, budget, select_rows=scored_rows),
+    "static": lambda plan, budget: StaticScheduler(plan, 4, select_rows=scored_rows),
+    "fifo": lambda plan, budget: FIFOScheduler(plan, select_rows=scored_rows),
 }
 
 

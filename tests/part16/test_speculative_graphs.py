@@ -25,7 +25,7 @@ from engine.models.loader import load_model
 from engine.requests.batch import Batch
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.scheduler import Queues
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from engine.speculation.capability import Speculation
 from engine.speculation.draft_model import DraftModel, DraftSampler
 from engine.speculation.lengths import Lengths
@@ -204,7 +204,7 @@ def engine_of(
     plan = memory.plan(enable_prefix_caching=False)
     runner, capabilities = runner_of(model, memory, how, make_steps), []
     runner.scores = [*logprobs_of(TOKENIZER, model.logits)]
-    scheduler = ContinuousScheduler(plan, 3, 9, spoken_of=spoken_of)
+    scheduler = ContinuousScheduler(plan, 3, 9, select_rows=scored_rows)
     if how != "plain":
         runner.select = RejectionSampler(proposals)
         runner.before.append(lambda batch: second.apply(batch.copies))
