@@ -21,11 +21,11 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.scored_rows import scored_rows
 from engine.speculation.capability import NgramProposer, Proposer, Speculation
 from engine.speculation.config import SpeculativeConfig
-from engine.speculation.costs import CostTable
 from engine.speculation.draft_model import DraftModel
-from engine.speculation.lengths import Lengths
-from engine.speculation.measuring import FREE, measure
+from engine.speculation.lengths import DraftLengths
+from engine.speculation.measuring import ALWAYS_DRAFT, measure
 from engine.speculation.ngram import lookup
+from engine.speculation.step_times import StepTimes
 from engine.wiring.compose_cache import plan_of
 from engine.wiring.devices import Devices, load_devices
 from engine.wiring.engine_args import EngineArgs
@@ -58,8 +58,8 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     capabilities: list[Capability] = []
     engine = AheadEngine if args.async_scheduling else LLMEngine
     if how := devices.speculative:
-        costs = how.costs or _measured(devices, how, engine)
-        capabilities.append(_speculation(devices, how, scheduler, reader, costs))
+        times = how.step_times or _measured(devices, how, engine)
+        capabilities.append(_speculation(devices, how, scheduler, reader, times))
     supports = SUPPORTS | {"priority"} | ({"cache_salt"} if args.kv_cache == "paged" else set())
     return engine(
         devices.tokenizer,
@@ -76,7 +76,7 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
 
 
 def _speculation(
-    devices: Devices, how: SpeculativeConfig, scheduler: Scheduler, reader: Executor | None, costs: CostTable
+    devices: Devices, how: SpeculativeConfig, scheduler: Scheduler, reader: Executor | None, times: StepTimes
 ) -> Speculation:
     """Who proposes: a draft model, or the text itself."""
     proposer: Proposer = NgramProposer(
@@ -84,18 +84,18 @@ def _speculation(
     )
     if reader is not None and devices.draft_config is not None:
         longest = devices.draft_config.max_positions
-        proposer = DraftModel(reader, scheduler.cache, devices.proposals, longest)
-    return Speculation(proposer, scheduler, Lengths(how.num_speculative_tokens, costs))
+        proposer = DraftModel(reader, scheduler.cache, longest)
+    return Speculation(proposer, scheduler, DraftLengths(how.num_speculative_tokens, times))
 
 
-def _measured(devices: Devices, how: SpeculativeConfig, engine: type[LLMEngine]) -> CostTable:
-    """What steps with drafts cost here, in an engine of this class that has a plan of its own."""
+def _measured(devices: Devices, how: SpeculativeConfig, engine: type[LLMEngine]) -> StepTimes:
+    """How long steps with drafts take here, in an engine of this class that has a plan of its own."""
     sizes, args = devices.sizes, devices.args
     if args.kv_cache == "paged":  # then no blocks are copied
         args = replace(args, preemption_mode="recompute", swap_space=0)
     plan = plan_of(args, devices.memory)
     scheduler = ContinuousScheduler(plan, sizes.max_num_seqs, sizes.max_num_batched_tokens)
-    speculation = _speculation(devices, how, scheduler, devices.draft, FREE)
+    speculation = _speculation(devices, how, scheduler, devices.draft, ALWAYS_DRAFT)
     trial = engine(
         devices.tokenizer,
         devices.config,

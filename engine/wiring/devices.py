@@ -27,14 +27,14 @@ from engine.models.config import ModelConfig
 from engine.models.language_model import LanguageModel
 from engine.models.loader import load_model
 from engine.quantization.quantize import pack_quantized, quantize
-from engine.speculation.config import MOST_TOKENS, SpeculativeConfig
+from engine.speculation.config import MAX_DRAFTS, SpeculativeConfig
 from engine.speculation.draft_model import DraftSampler
-from engine.speculation.rejection_sampler import Proposals, RejectionSampler
+from engine.speculation.rejection_sampler import DraftProbs, RejectionSampler
 from engine.text.tokenizer import Tokenizer
 from engine.wiring.compose_cache import Memory, Sizes, kv_cache_bytes, make_memory, memory_of
 from engine.wiring.engine_args import EngineArgs
 
-CHAIN = MOST_TOKENS + 1  # passes of a draft model that follow one another before the host waits
+CHAIN = MAX_DRAFTS + 1  # passes of a draft model that follow one another before the host waits
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,6 @@ class Devices:
     runner: ModelRunner
     slots: AdapterSlots | None
     speculative: SpeculativeConfig | None
-    proposals: Proposals  # from the draft model's runner to the model's
     draft: ModelRunner | None = None
     draft_config: ModelConfig | None = None
 
@@ -78,13 +77,13 @@ def load_devices(args: EngineArgs) -> Devices:
     runner.scores = [*logprobs_of(tokenizer, model.logits)]
     if slots:
         runner.before.append(slots.prepare)
-    proposals, reader = Proposals(), None
+    draft_probs, reader = DraftProbs(), None
     if how:
-        runner.select = RejectionSampler(proposals, runner.select)
+        runner.select = RejectionSampler(draft_probs, runner.select)
     if draft is not None:
         # It reads what came since it was asked: mostly a token, two when all its guesses stood.
         reader = _runner(args, draft, others[0], sizes, new=2, in_flight=CHAIN)
-        reader.select = DraftSampler(proposals)
+        reader.select = DraftSampler(draft_probs)
         runner.before.append(lambda batch: others[0].apply(batch.copies))
     return Devices(
         args,
@@ -95,7 +94,6 @@ def load_devices(args: EngineArgs) -> Devices:
         runner,
         slots,
         how,
-        proposals,
         reader,
         draft.config if draft is not None else None,
     )

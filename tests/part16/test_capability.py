@@ -11,9 +11,9 @@ from engine.requests.step import Step, StepResult
 from engine.scheduling.batching import make_batch
 from engine.speculation.capability import CATCH_UP, NgramProposer, Speculation, Tally
 from engine.speculation.config import SpeculativeConfig
-from engine.speculation.costs import CostTable
-from engine.speculation.lengths import Lengths
-from engine.speculation.measuring import FREE
+from engine.speculation.lengths import DraftLengths
+from engine.speculation.measuring import ALWAYS_DRAFT
+from engine.speculation.step_times import StepTimes
 from engine.telemetry.speculation import SpeculationMetrics
 from tests.part06.fakes import BlockCache
 
@@ -51,13 +51,13 @@ class Room:
         self.trimmed.append((request.id, total))
 
 
-class Chosen(Lengths):
-    """Lengths that the test chooses; it remembers what it is told."""
+class Chosen(DraftLengths):
+    """DraftLengths that the test chooses; it remembers what it is told."""
 
     wanted = (MOST,) * 9
 
     def __init__(self) -> None:
-        super().__init__(MOST, FREE)
+        super().__init__(MOST, ALWAYS_DRAFT)
         self.told, self.late = [], []
 
     def choose(self, request_ids, caps):
@@ -67,7 +67,7 @@ class Chosen(Lengths):
     def observe(self, *about):
         self.told.append(about)
 
-    def proposing(self, late):
+    def observe_proposals(self, late):
         self.late.append(late)
 
 
@@ -269,9 +269,9 @@ def test_metrics_have_vllms_names():
 def test_a_configuration_says_how():
     assert SpeculativeConfig.of({"num_speculative_tokens": 2}).method == "ngram"
     assert SpeculativeConfig.of({"num_speculative_tokens": 16, "model": "x"}).method == "draft_model"
-    costs = {"sequences": [1], "drafts": [0, 2], "steps": [[1.0, 1.5]]}
-    given = SpeculativeConfig.of({"num_speculative_tokens": 2, "costs": costs}).costs
-    assert given == CostTable((1,), (0, 2), ((1.0, 1.5),)), "a table, in place of one that is measured"
+    times = {"sequences": [1], "drafts": [0, 2], "step_seconds": [[1.0, 1.5]]}
+    given = SpeculativeConfig.of({"num_speculative_tokens": 2, "step_times": times}).step_times
+    assert given == StepTimes((1,), (0, 2), ((1.0, 1.5),)), "a table, in place of one that is measured"
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,10 @@ def test_a_configuration_says_how():
         ({"num_speculative_tokens": 2, "model": 5}, "model=5: a name or a folder"),
         ({"num_speculative_tokens": 2, "model": "x", "prompt_lookup_max": 3}, "prompt_lookup_max=3 needs"),
         ({"num_speculative_tokens": 2, "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "is more than"),
-        ({"num_speculative_tokens": 2, "costs": {"drafts": [0]}}, "costs=.* a mapping with sequences"),
+        (
+            {"num_speculative_tokens": 2, "step_times": {"drafts": [0]}},
+            "step_times=.* a mapping with sequences",
+        ),
     ],
     ids=str,
 )

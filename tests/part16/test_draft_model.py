@@ -12,7 +12,7 @@ from engine.execution.runner import EagerWay, ModelRunner
 from engine.models.loader import load_model
 from engine.requests.request import Request
 from engine.speculation.draft_model import PROPOSE, DraftModel, DraftSampler
-from engine.speculation.rejection_sampler import Proposals
+from engine.speculation.rejection_sampler import DraftProbs
 
 P, TEXT = 8, [300, 310, 265, 280, 301, 299, 350, 420, 265, 333]
 
@@ -27,10 +27,10 @@ class Watched(DraftModel):
 
     def __init__(self, model) -> None:
         memory = PageMemory(model.config, 40, P)
-        last, proposals = LastTokens(4, torch.device("cpu")), Proposals()
+        last, self.draft_probs = LastTokens(4, torch.device("cpu")), DraftProbs()
         way = EagerWay(model, memory, upload=last.upload)
-        runner = ModelRunner([way], memory, [self.watch], DraftSampler(proposals), last=last)
-        super().__init__(runner, memory.plan(), proposals, model.config.max_positions)
+        runner = ModelRunner([way], memory, [self.watch], DraftSampler(self.draft_probs), last=last)
+        super().__init__(runner, memory.plan(), model.config.max_positions)
         self.passes: list[int] = []
         self.broken = False
 
@@ -41,7 +41,7 @@ class Watched(DraftModel):
 
     def probs(self, name: str, count: int = 9) -> list:
         """What its first output tokens were drawn from, where that is known."""
-        found = (self.proposals.get(name, position) for position in range(count))
+        found = (self.draft_probs.get(name, position) for position in range(count))
         return [probs for probs in found if probs is not None]
 
 
@@ -145,14 +145,11 @@ def test_who_names_a_seed_gets_the_tokens_that_the_plain_sampler_would_draw(mode
     assert not draft.probs("a"), "nobody asks what it was drawn from"
 
 
-def test_origins_are_kept_until_they_are_used_and_no_longer(draft):
+def test_what_one_is_proposed_forgets_nothing_of_the_others(draft):
     one, other = (request(draft, TEXT, name, by=1, temperature=1.0) for name in "ab")
     draft.propose([(one, TEXT), (other, TEXT)], [2, 2])
     draft.propose([(one, [*TEXT, 5])], [1])
-    assert [len(draft.probs(name)) for name in "ab"] == [2, 2], "b's proposals still wait to be judged"
-    draft.cache.release(other)
-    draft.propose([(one, [*TEXT, 5, 6])], [0])
-    assert not draft.probs("b"), "nothing is kept of who has left"
+    assert [len(draft.probs(name)) for name in "ab"] == [2, 2], "b's drafts still wait to be verified"
 
 
 def test_a_pass_that_fails_was_not_read(model, draft):

@@ -19,7 +19,7 @@ from engine.execution.runner import ModelRunner
 from engine.lora.adapter import read_adapter
 from engine.requests.request import PLACEHOLDER, State
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.speculation.measuring import FREE
+from engine.speculation.measuring import ALWAYS_DRAFT
 from engine.wiring.compose import build_engine
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, read
 from tests.system.ready import ROOT
@@ -70,7 +70,10 @@ def masked(select):
     return choose
 
 
-ALWAYS = {"num_speculative_tokens": 3, "costs": FREE.plain()}  # drafts cost nothing: some in every step
+ALWAYS = {
+    "num_speculative_tokens": 3,
+    "step_times": ALWAYS_DRAFT.as_dict(),
+}  # drafts cost nothing: some in every step
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1} | ALWAYS
 DRAFT = {"model": "storyteller-draft"} | ALWAYS
 ASKED = {
