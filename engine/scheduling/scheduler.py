@@ -17,7 +17,7 @@ from engine.scheduling.batching import SelectRows, Work, make_batch, sampled_row
 
 
 class Scheduler(Protocol):
-    """Called by one thread, in a circle: schedule, (the step runs), update or rollback, finish."""
+    """Called by one thread, again and again: schedule, (the step runs), update or rollback, finish."""
 
     cache: KVCacheManager
     listeners: Listeners  # the engine's own, once it has one
@@ -80,8 +80,8 @@ class Queues:
         return request
 
     def take(self, work: Work) -> Step:
-        """The step of these (request, new tokens). From here on they count as computed; `rollback` takes it
-        back.
+        """Make the step of these (request, new tokens), which count as computed from here on. If the step
+        fails, `rollback` undoes this.
         """
         batch = make_batch(work, self.cache, self._adapter_slots, self._select_rows)
         for request, n in work:
@@ -89,8 +89,9 @@ class Queues:
         return Step(batch, tuple(request for request, _ in work))
 
     def update(self, step: Step, drafts: list[list[int]] | None = None) -> None:
-        """The step succeeded and confirmed tokens were appended: rejected drafts were never computed. Whoever
-        has left the running requests since the step began is not concerned.
+        """Called when a step has succeeded and its tokens are appended: commit them in the cache, and set
+        `draft_ids` to drafts[S]. Rejected drafts do not count as computed. Requests of the step that run no
+        longer are left as they are.
         """
         for s, request in enumerate(step.requests):
             if request.state is not RUNNING:
@@ -102,8 +103,8 @@ class Queues:
             self.cache.commit(request, min(step.batch.context_lens[s], known - 1))
 
     def rollback(self, step: Step) -> None:
-        """The step failed: its tokens are not in the cache after all, and what it would have brought is not
-        expected any more. Copies that it may not have made come with the next step.
+        """Called when a step has failed: its tokens do not count as computed, and the placeholders of those
+        it was to bring are removed. Its copies come with the next step, since it may not have made them.
         """
         batch = step.batch
         self.cache.retry(batch.copies)
@@ -123,16 +124,16 @@ class Queues:
         self.cache.release(request)
 
     def lend(self, request: Request, total: int) -> bool:
-        """Room for `total` tokens of a running request, guesses included, if it is free now: nobody is
-        preempted for guesses (Part 16).
+        """Reserve memory for `total` tokens of a running request, drafts included, if there is some now (Part
+        16). No request is preempted for drafts.
         """
         return self.cache.reserve(request, total)
 
     def take_back(self, request: Request, total: int) -> None:
-        """A running request needs room for `total` tokens only: what was lent beyond goes to others."""
+        """Free what was lent to a running request beyond `total` tokens."""
         self.cache.trim(request, total)
 
 
 def fail_all(step: Step, error: Exception) -> list[Request]:
-    """Everyone who was in the step."""
+    """All requests of the step: the default of LLMEngine's `recover`."""
     return list(step.requests)
