@@ -1,4 +1,8 @@
-"""What an engine recorded (`EngineArgs.record`), run again on the same models, and compared. Part 20."""
+"""Replay: runs what an engine recorded (`EngineArgs.record`) again on the same models, and compares. Part 20.
+
+Promises that every recorded step is run by a runner like the one that ran it: the same model, options and
+adapters, and as much memory. Who scheduled the steps does not matter: only records are run.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -35,11 +39,12 @@ def about(args: EngineArgs) -> dict[str, Any]:
 
 
 def replay(path: str | Path, model: str | None = None) -> Iterator[Compared]:
-    """Every step of the recording, run again. `model`: in place of the one it names, whose folder may lie
-    elsewhere here. Raises ValueError, CheckpointError: no recording, or what it needs is not here.
+    """Run every step of the recording again, and give it with its result. `model`: in place of the one that
+    the recording names, whose folder may be elsewhere here. Raises ValueError, CheckpointError: no recording,
+    or what it needs is not here.
     """
     args = args_of(path)
-    devices = _made(replace(args, model=model) if model else args)
+    devices = _load_devices(replace(args, model=model) if model else args)
     positions = devices.sizes.max_model_len
     runners: dict[str, tuple[Executor, Bounds]] = {
         "model": (devices.runner, _bounds(devices, positions, devices.sizes.max_num_batched_tokens))
@@ -64,8 +69,8 @@ def replay(path: str | Path, model: str | None = None) -> Iterator[Compared]:
         yield from run_again(file, runners, lay_adapter)
 
 
-def _made(args: EngineArgs) -> Devices:
-    """Raises ValueError, CheckpointError: no such engine can be made here."""
+def _load_devices(args: EngineArgs) -> Devices:
+    """`load_devices`. Raises ValueError, CheckpointError: no such engine can be made here."""
     try:
         return load_devices(args)
     except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:  # a stranger's values
@@ -73,7 +78,9 @@ def _made(args: EngineArgs) -> Devices:
 
 
 def _bounds(devices: Devices, positions: int, num_tokens: int | None) -> Bounds:
-    """Of the memory, which is the same for both models; a sequence may be longer than a draft model reads."""
+    """What a record may name: of the memory, which is the same for both models, and of the `positions` that
+    the model of this runner reads, which are fewer for a draft model.
+    """
     memory = devices.memory
     if isinstance(memory, SlotMemory):
         blocks = memory.num_slots, memory.slot_tokens, 0

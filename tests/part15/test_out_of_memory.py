@@ -185,9 +185,7 @@ def test_after_calm_steps_a_step_may_be_twice_as_large():
         for request in scheduler.running:
             request.token_ids.append(7)
     changes = [i for i in range(1, len(sizes)) if sizes[i] != sizes[i - 1]]
-    assert changes == [GROWTH_STEPS, 2 * GROWTH_STEPS, 3 * GROWTH_STEPS], (
-        "so many that succeed, then it grows"
-    )
+    assert changes == [GROWTH_STEPS, 2 * GROWTH_STEPS, 3 * GROWTH_STEPS], "so many succeed, then it grows"
     assert [sizes[i] for i in (0, *changes)] == [(1, 1), (2, 2), (4, 4), (4, 8)], (
         "twice as many seats and tokens each time, up to what they were"
     )
