@@ -1,4 +1,4 @@
-"""Simulated machines: what steps cost there, how often drafts stand, and a clock that adds it up."""
+"""Simulated machines: what steps take there, how often drafts stand, and a clock that adds it up."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ PROMPT = 20  # tokens that a proposer has to read before the first draft of a re
 
 @dataclass(frozen=True)
 class Machine:
-    """It is its own table of costs, as if that had been measured without any error."""
+    """It is its own table of step times, as if they had been measured without any error."""
 
     step: Callable[[int], float]  # rows -> seconds of the target's pass
     draft: float = 0.1  # a pass of the proposer

@@ -14,9 +14,9 @@ best_fixed = cache(best_fixed)
 PEOPLE = [1, 4]
 
 
-def known(costs, **rates: float) -> DraftLengths:
+def known(times, **rates: float) -> DraftLengths:
     """DraftLengths that have seen drafts of each request stand so often."""
-    lengths = DraftLengths(MOST, costs)
+    lengths = DraftLengths(MOST, times)
     for name, rate in rates.items():
         for i in range(400):
             lengths.observe(name, 1, int((i + 1) * rate) - int(i * rate))
@@ -69,13 +69,13 @@ def test_a_dear_first_row_is_looked_past():
 @pytest.mark.parametrize("people", [1, 2, 4, 16])
 def test_the_length_is_the_best_of_all(people):
     """Against every length tried by hand: tokens of the geometric series by seconds of the step."""
-    costs = rows(SOME.step, 0.1)
+    times = rows(SOME.step, 0.1)
     names = [f"r{i}" for i in range(people)]
-    lengths = known(costs, **dict.fromkeys(names, 0.75))
+    lengths = known(times, **dict.fromkeys(names, 0.75))
     rate = lengths._rates["r0"]
 
     def by_hand(k: int) -> float:
-        return people * sum(rate**j for j in range(k + 1)) / costs.seconds(people, k)
+        return people * sum(rate**j for j in range(k + 1)) / times.seconds(people, k)
 
     best = max(range(MOST + 1), key=by_hand)
     assert lengths.choose(names, [MOST] * people) == [best] * people, "tokens per second decide"
@@ -105,23 +105,23 @@ def steps_to_the_next_try(lengths: DraftLengths, people: int, limit: int = 10_00
 
 @pytest.mark.parametrize("people", [1, 4])
 def test_all_tries_together_cost_their_share(people):
-    costs = rows(lambda rows: 1 + 0.1 * rows, 0.1)
-    lengths = known(costs, **{str(i): 0.0 for i in range(people)})
+    times = rows(lambda rows: 1 + 0.1 * rows, 0.1)
+    lengths = known(times, **{str(i): 0.0 for i in range(people)})
     lengths.observe_proposals(0)
     steps = steps_to_the_next_try(lengths, people)
     chosen = lengths.choose([str(i) for i in range(people)], [MOST] * people)
     assert sum(chosen) == 1, "where none pays, the cheapest is tried: one draft for one request"
-    plain = costs.seconds(people, 0)
+    plain = times.seconds(people, 0)
     assert steps == pytest.approx((0.1 + 0.1) / (module.TRY_SHARE * plain), abs=1.01), (
         "a try is due when a share of the plain steps since the last one pays for it"
     )
 
 
 def test_who_has_much_to_read_is_tried_less_often():
-    costs = Machine(lambda rows: 1 + 0.1 * rows, 0.1, read=0.05)
+    times = Machine(lambda rows: 1 + 0.1 * rows, 0.1, read=0.05)
     waits = []
     for late in (0, 40):
-        lengths = known(costs, **{"0": 0.0})
+        lengths = known(times, **{"0": 0.0})
         lengths.observe_proposals(late)
         waits.append(steps_to_the_next_try(lengths, 1))
     assert waits[1] - waits[0] == pytest.approx(40 * 0.05 / (module.TRY_SHARE * 1.1), abs=1.01), (

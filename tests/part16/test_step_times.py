@@ -1,4 +1,4 @@
-"""What steps with drafts cost: a table, given or measured."""
+"""How long steps with drafts take: a table, given or measured."""
 
 import json
 import re
@@ -20,24 +20,24 @@ from tests.part16.mixed_steps import mixing, speculation_of
 GIVEN = {"sequences": [1, 4], "drafts": [0, 1, 3], "step_seconds": [[1.0, 2.0, 2.2], [1.6, 3.2, 4.4]]}
 
 
-def test_between_what_was_measured_lies_a_line():
+def test_between_measured_sizes_times_are_interpolated_linearly():
     table = StepTimes.of(GIVEN)
     assert table.seconds(1, 0) == 1.0
     assert table.seconds(4, 3) == 4.4
     assert table.seconds(1, 2) == pytest.approx(2.1)
     assert table.seconds(2, 0) == pytest.approx(1.2)
     assert table.seconds(2, 2) == pytest.approx(2.1 + (3.8 - 2.1) / 3)
-    assert table.seconds(7, 5) == pytest.approx((5.6 - 2.4) * 2 + 2.4), "and it goes on behind"
-    assert table.seconds(1, 1) / table.seconds(1, 0) == 2, "a dear second row is seen"
+    assert table.seconds(7, 5) == pytest.approx((5.6 - 2.4) * 2 + 2.4), "beyond it the last segment goes on"
+    assert table.seconds(1, 1) / table.seconds(1, 0) == 2, "a slow second row is seen"
 
 
-def test_no_step_costs_less_than_the_smallest():
+def test_no_step_takes_less_than_the_smallest():
     assert StepTimes((1, 2), (0,), ((1.0,), (0.5,))).seconds(9, 0) == 1.0, (
-        "such a line is an error of measuring"
+        "times that fall with more sequences are an error of measuring"
     )
 
 
-def test_what_a_text_costs_to_read():
+def test_to_read_a_text_takes_its_time_for_each_token():
     assert StepTimes.of(GIVEN | {"read_seconds": 0.5}).seconds_to_read(4) == 2.0
     assert StepTimes.of(GIVEN).seconds_to_read(4) == 0.0
 
@@ -131,7 +131,7 @@ def test_what_a_proposer_has_to_read_first_is_measured(monkeypatch):
 def test_where_steps_are_slow_two_crowds_are_enough(monkeypatch):
     _, table = trial(monkeypatch, SLOW)
     assert table.sequences == (1, 8), "one sequence, and as many as there are seats"
-    assert table.seconds(4, 2) == pytest.approx(SLOW.seconds(4, 2), rel=0.1), "what lies between is on a line"
+    assert table.seconds(4, 2) == pytest.approx(SLOW.seconds(4, 2), rel=0.1), "between: interpolated"
 
 
 def test_where_there_is_no_room_fewer_are_measured(monkeypatch):

@@ -196,15 +196,15 @@ class Recorded(Listener):
 
 @pytest.mark.parametrize("config", [MODEL, NGRAM], ids=["model", "ngram"])
 @pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
-def test_with_a_table_of_costs_two_runs_have_the_same_steps(config, ahead):
+def test_with_a_table_of_step_times_two_runs_have_the_same_steps(config, ahead):
     """It reads no clock: the same requests give the same lengths."""
     if config is NGRAM:  # which has drafts, or has none, by the text
-        prompts, costs = ["Mom said no. Dad said no. Mom said no. Dad said no. Mom said no."], ALWAYS_DRAFT
+        prompts, times = ["Mom said no. Dad said no. Mom said no. Dad said no. Mom said no."], ALWAYS_DRAFT
     else:
-        prompts, costs = PROMPTS, SOME
+        prompts, times = PROMPTS, SOME
     runs = []
     for _ in range(2):
-        llm = LLM("storyteller", speculative_config=config | costs, async_scheduling=ahead)
+        llm = LLM("storyteller", speculative_config=config | times, async_scheduling=ahead)
         llm.engine.listeners.add(recorded := Recorded())
         llm.generate(prompts, GREEDY)
         runs.append(recorded.steps)
