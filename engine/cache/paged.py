@@ -75,34 +75,35 @@ class PagedCache:
 
         It starts behind what is there already: its own blocks if they were swapped out, else what it shares
         with its parent, else the beginning that the prefix cache knows; nothing if it wants every row. Of a
-        block that is not full, which it will write next, it gets a copy (`_allocated`, `_move`).
+        block that is not full, which it will write next, it gets a copy (`_allocate`, `_move`).
         """
-        needed = self.num_blocks_for(len(seq.token_ids))
+        num_needed = self.num_blocks_for(len(seq.token_ids))
         if not self.blocks.num_free:  # at least one block is never shared
             return None
         if seq.id in self.swap:
-            return self._swap_in(seq, needed)
+            return self._swap_in(seq, num_needed)
         # 1. What is there already.
-        found, tokens, chain = self._shared(seq)
-        if found is None:
+        found_blocks, num_cached, chain = self._shared(seq)
+        if found_blocks is None:
             return None
         # 2. Is there room for the rest? A found block without a reference is one of the free ones, too.
-        idle = sum(not self.blocks.references[block] for block in found)
-        if needed - tokens // self.block_size + idle > self.blocks.num_free:
+        num_idle = sum(not self.blocks.references[block] for block in found_blocks)
+        if num_needed - num_cached // self.block_size + num_idle > self.blocks.num_free:
             return None
         # 3. Full blocks are shared. One that is not full will be written next, so it is copied.
-        allocation = self.allocations[seq.id] = Allocation(num_committed=tokens, chain=chain)
-        full = found[: tokens // self.block_size]
-        self.blocks.fork(full)
-        allocation.table.append(full)
-        if tokens % self.block_size:
-            copy = self._allocated(1)
-            self._move("fork", found[-1:], copy)
+        allocation = self.allocations[seq.id] = Allocation(num_committed=num_cached, chain=chain)
+        full_blocks = found_blocks[: num_cached // self.block_size]
+        self.blocks.fork(full_blocks)
+        allocation.table.append(full_blocks)
+        if num_cached % self.block_size:
+            copy = self._allocate(1)
+            self._move("fork", found_blocks[-1:], copy)
             allocation.table.append(copy)
         self.queried_tokens += len(seq.token_ids)
-        self.hit_tokens += tokens
-        self.draft_progress[seq.id] = DraftProgress(self.block_size * self.prefixes.num_draft_computed(full))
-        return tokens
+        self.hit_tokens += num_cached
+        num_draft_computed = self.prefixes.num_draft_computed(full_blocks)
+        self.draft_progress[seq.id] = DraftProgress(num_draft_computed * self.block_size)
+        return num_cached
 
     def _shared(self, seq: CachedSequence) -> tuple[list[int] | None, int, list[Prefix]]:
         """Blocks that hold the sequence's first tokens, how many tokens, and the chain of the full ones. None
@@ -123,19 +124,19 @@ class PagedCache:
         blocks = self.prefixes.match(seq.token_ids, seq.adapter, seq.cache_salt)
         return blocks, len(blocks) * self.block_size, [self.prefixes.prefix(block) for block in blocks]
 
-    def _swap_in(self, seq: CachedSequence, needed: int) -> int | None:
-        """Admit a sequence that was swapped out; as `begin`, if `needed` blocks are free."""
-        if needed > self.blocks.num_free:
+    def _swap_in(self, seq: CachedSequence, num_needed: int) -> int | None:
+        """Admit a sequence that was swapped out; as `begin`, if `num_needed` blocks are free."""
+        if num_needed > self.blocks.num_free:
             return None
         swapped = self.swap.take(seq.id)
-        blocks = self._allocated(len(swapped.blocks))
+        blocks = self._allocate(len(swapped.blocks))
         self._move("in", swapped.blocks, blocks)
         allocation = self.allocations[seq.id] = Allocation(num_committed=swapped.num_tokens)
         allocation.table.append(blocks)
         self.draft_progress[seq.id] = DraftProgress(swapped.num_draft_tokens)
         return swapped.num_tokens
 
-    def _allocated(self, count: int) -> list[int]:
+    def _allocate(self, count: int) -> list[int]:
         """`count` blocks; the caller has checked that so many are free."""
         blocks = self.blocks.allocate(count)
         assert blocks is not None, f"{count} blocks are not free"

@@ -26,12 +26,12 @@ class Prefix:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Prefix):
             return NotImplemented
-        mine: Prefix | None = self
-        theirs: Prefix | None = other
-        while mine is not theirs:  # down to the block where both are one record; mostly that is the parent
-            if mine is None or theirs is None or mine.token_ids != theirs.token_ids:
+        prefix: Prefix | None = self
+        other_prefix: Prefix | None = other
+        while prefix is not other_prefix:  # back to the block where both are one object: often the parent's
+            if prefix is None or other_prefix is None or prefix.token_ids != other_prefix.token_ids:
                 return False
-            mine, theirs = mine.parent, theirs.parent
+            prefix, other_prefix = prefix.parent, other_prefix.parent
         return True
 
 
