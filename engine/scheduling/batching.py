@@ -57,8 +57,11 @@ def make_batch(
     prompt: list[int] = []  # [N]
     prompt_ids: list[int] = []  # [N]
     prompt_counts: list[int] = []  # [S]
+    is_scored = False  # whether a request asks for log probabilities
     for (request, n), offset in zip(work, query_start, strict=False):
         start, end = request.num_computed_tokens, request.num_computed_tokens + n
+        params = request.params
+        is_scored = is_scored or params.logprobs is not None or params.prompt_logprobs is not None
         context_lens.append(end)
         if n == 1 and end == len(request.token_ids):  # most often: the other branch does the same, slower
             token_ids.append(request.token_ids[start])
@@ -82,7 +85,7 @@ def make_batch(
         prompt_ids += rows.prompt_ids
         prompt_counts.append(len(rows.prompt_ids))
     rows_read = Rows(tuple(chosen), tuple(counts))
-    if any(r.params.logprobs is not None or r.params.prompt_logprobs is not None for r, _ in work):
+    if is_scored:
         rows_read = replace(
             rows_read,
             logprobs=tuple(_num_likeliest(request.params.logprobs) for request, _ in work),

@@ -91,10 +91,10 @@ class RejectionSampler:
 
 
 def _sampled(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
-    """logits[R, V] -> token ids[R]: each row's draft if that is accepted, else a token drawn from `residual`; a
-    row without a draft is drawn from the target's distribution. NO_TOKEN where the largest logit is no finite
-    number. Acceptance is decided by the number of `seed ^ ACCEPT` at the row's position, the draw by that of
-    `seed`.
+    """logits[R, V] -> token ids[R]: each row's draft if that is accepted, else a token drawn from
+    `residual`; a row without a draft is drawn from the target's distribution. NO_TOKEN where the largest
+    logit is no finite number. Acceptance is decided by the number of `seed ^ ACCEPT` at the row's position,
+    the draw by that of `seed`.
     """
     draws, positions = [row.draw for row in rows], [row.position for row in rows]
     p = distribution(logits, draws, positions)  # [R, V]
@@ -122,8 +122,9 @@ def _greedy(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """p[R, V], q[R, V] -> [R, V]: what the token in place of a rejected draft is drawn from: p - q, where that
-    is positive; p itself if it is so nowhere (in exact arithmetic no draft is rejected then). Not normalized.
+    """p[R, V], q[R, V] -> [R, V]: what the token in place of a rejected draft is drawn from: p - q, where
+    that is positive; p itself if it is so nowhere (in exact arithmetic no draft is rejected then). Not
+    normalized.
     """
     difference = (p - q).clamp(min=0)
     return torch.where(difference.sum(-1, keepdim=True) > 0, difference, p)
