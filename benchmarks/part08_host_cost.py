@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.part06_queue import ReadyMade
 from benchmarks.record import record, whole_numbers
 from benchmarks.shapes import no_model
-from engine.cache.manager import Places, Usage
+from engine.cache.manager import Locations, Usage
 from engine.core.engine_thread import EngineThread
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
@@ -60,8 +60,8 @@ class Room:
     def usage(self):
         return Usage(0, 0, 1)
 
-    def places(self, ids, query_start, positions):
-        return Places(np.zeros((len(ids), 1), dtype=np.int64), np.zeros(len(positions), dtype=np.int64))
+    def locate(self, ids, query_start, positions):
+        return Locations(np.zeros((len(ids), 1), dtype=np.int64), np.zeros(len(positions), dtype=np.int64))
 
     def take_copies(self):
         return ()

@@ -34,7 +34,7 @@ from engine.layers.packed_linear import pack_linears
 from engine.machine.collector import rare_collections
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from engine.text.tokenizer import Tokenizer
 
 MODELS = {"storyteller": None, "GPT-2 124M's shape": (12, 768, 12, 50257)}
@@ -65,7 +65,7 @@ class Bench:
         return LLMEngine(
             self.tokenizer,
             self.model.config,
-            ContinuousScheduler(self.memory.plan(), self.seats, budget, spoken_of=spoken_of),
+            ContinuousScheduler(self.memory.plan(), self.seats, budget, select_rows=scored_rows),
             ModelRunner([EagerWay(self.model, self.memory)], self.memory, scores=scores),
             supports=SUPPORTS,
             max_model_len=self.room,

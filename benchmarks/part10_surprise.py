@@ -26,7 +26,7 @@ from engine.execution.scores import logprobs_of
 from engine.layers.packed_linear import pack_linears
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from engine.text.tokenizer import Tokenizer
 
 MODEL = "storyteller"
@@ -68,7 +68,7 @@ def make_engine(seats: int = 4) -> LLMEngine:
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=seats))
     memory = SlotMemory(model.config, seats)
-    scheduler = ContinuousScheduler(memory.plan(), seats, 256, spoken_of=spoken_of)
+    scheduler = ContinuousScheduler(memory.plan(), seats, 256, select_rows=scored_rows)
     scores = logprobs_of(tokenizer, model.logits)
     runner = ModelRunner([EagerWay(model, memory)], memory, scores=scores)
     return LLMEngine(tokenizer, model.config, scheduler, runner, supports=SUPPORTS)

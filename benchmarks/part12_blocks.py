@@ -88,8 +88,8 @@ class Played(Listener):
 def owners(cache: PagedCache) -> list[int]:
     """Of each block."""
     owner = [KEPT if block in cache.prefixes else FREE for block in range(cache.num_blocks)]
-    for seq_id, held in cache.held.items():
-        for block in held.table.blocks.tolist():
+    for seq_id, allocation in cache.allocations.items():
+        for block in allocation.table.blocks.tolist():
             owner[block] = SHARED if cache.blocks.references[block] > 1 else int(seq_id.split("/")[0])
     return owner
 

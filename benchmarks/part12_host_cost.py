@@ -53,7 +53,7 @@ def cost(sequences: int, windows: int) -> dict[str, float]:
         step = scheduler.schedule()
         scheduled = time.process_time()
         batch = step.batch
-        cache.places(batch.ids, batch.query_start, batch.positions)
+        cache.locate(batch.ids, batch.query_start, batch.positions)
         mapped = time.process_time()
         for request in step.requests:
             request.confirm(number % 4096, 0.0)

@@ -20,10 +20,10 @@ from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.speculation.capability import NgramProposer, Speculation
 from engine.speculation.draft_model import DraftModel, DraftSampler
-from engine.speculation.lengths import Lengths
-from engine.speculation.measuring import FREE, measure
+from engine.speculation.lengths import DraftLengths
+from engine.speculation.measuring import ALWAYS_DRAFT, measure
 from engine.speculation.ngram import lookup
-from engine.speculation.rejection_sampler import Proposals, RejectionSampler
+from engine.speculation.rejection_sampler import DraftProbs, RejectionSampler
 from engine.text.tokenizer import Tokenizer
 
 TARGET, DRAFT = "storyteller", "storyteller-draft"
@@ -46,14 +46,14 @@ PROMPTS = (
 )
 
 
-class Fixed(Lengths):
+class Fixed(DraftLengths):
     """So many, whatever it costs and however many stand."""
 
     def __init__(self, most: int) -> None:
-        super().__init__(most, FREE)
+        super().__init__(most, ALWAYS_DRAFT)
 
     def choose(self, request_ids: Sequence[str], caps: Sequence[int]) -> list[int]:
-        return [min(self.most, cap) for cap in caps]
+        return [min(self.max_drafts, cap) for cap in caps]
 
 
 @dataclass(frozen=True)
@@ -77,28 +77,28 @@ def plain(models: Models, seats: int = 1) -> LLMEngine:
     return _engine(models, runner, _scheduler(runner, seats))
 
 
-def with_draft_model(models: Models, lengths: Lengths, seats: int = 1) -> LLMEngine:
+def with_draft_model(models: Models, lengths: DraftLengths, seats: int = 1) -> LLMEngine:
     """storyteller-draft proposes: a second runner, over the same plan."""
-    runner, reader, proposals = _runner(models.target, seats), _runner(models.draft, seats), Proposals()
-    runner.select, reader.select = RejectionSampler(proposals), DraftSampler(proposals)
+    runner, reader, draft_probs = _runner(models.target, seats), _runner(models.draft, seats), DraftProbs()
+    runner.select, reader.select = RejectionSampler(draft_probs), DraftSampler(draft_probs)
     runner.before.append(lambda batch: reader.memory.apply(batch.copies))
     scheduler = _scheduler(runner, seats)
-    proposer = DraftModel(reader, scheduler.cache, proposals, models.draft.config.max_positions)
+    proposer = DraftModel(reader, scheduler.cache, models.draft.config.max_positions)
     return _engine(models, runner, scheduler, [Speculation(proposer, scheduler, lengths)])
 
 
-def with_ngrams(models: Models, lengths: Lengths, seats: int = 1) -> LLMEngine:
+def with_ngrams(models: Models, lengths: DraftLengths, seats: int = 1) -> LLMEngine:
     """The request's own text proposes."""
     runner = _runner(models.target, seats)
-    runner.select = RejectionSampler(Proposals())
+    runner.select = RejectionSampler(DraftProbs())
     scheduler = _scheduler(runner, seats)
     return _engine(models, runner, scheduler, [Speculation(NgramProposer(lookup), scheduler, lengths)])
 
 
 def adaptive(make: Callable[..., LLMEngine], models: Models, most: int, seats: int = 1) -> LLMEngine:
     """`make` is one of the two above; what steps cost is measured first, on an engine of its own."""
-    trial = make(models, Lengths(most, FREE), seats)
-    return make(models, Lengths(most, measure(trial, speculation_of(trial), seats)), seats)
+    trial = make(models, DraftLengths(most, ALWAYS_DRAFT), seats)
+    return make(models, DraftLengths(most, measure(trial, speculation_of(trial), seats)), seats)
 
 
 def speculation_of(engine: LLMEngine) -> Speculation:
@@ -151,7 +151,7 @@ class Seen:
 def watch(engine: LLMEngine) -> list[Seen]:
     """A list that grows with each step of an engine that speculates for one request."""
     seen, speculation = [], speculation_of(engine)
-    landed = speculation.landed
+    landed = speculation.after_result
 
     def watched(step, result):
         drafts = list(step.requests[0].draft_ids)
@@ -159,5 +159,5 @@ def watch(engine: LLMEngine) -> list[Seen]:
         seen.append(Seen(drafts, found.tokens[0]))
         return found
 
-    speculation.landed = watched
+    speculation.after_result = watched
     return seen

@@ -39,9 +39,9 @@ from engine.scheduling.batching import make_batch
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.speculation.capability import Speculation
 from engine.speculation.draft_model import DraftModel, DraftSampler
-from engine.speculation.lengths import Lengths
-from engine.speculation.measuring import FREE
-from engine.speculation.rejection_sampler import Proposals, RejectionSampler
+from engine.speculation.lengths import DraftLengths
+from engine.speculation.measuring import ALWAYS_DRAFT
+from engine.speculation.rejection_sampler import DraftProbs, RejectionSampler
 from engine.text.tokenizer import Tokenizer
 from engine.wiring.attention_kernel import attention_kernel
 
@@ -54,13 +54,13 @@ TINY = {
 }  # fmt: skip
 
 
-class Fixed(Lengths):
+class Fixed(DraftLengths):
     """So many drafts, whatever they bring."""
 
     drafts = 0
 
     def __init__(self):
-        super().__init__(MOST, FREE)
+        super().__init__(MOST, ALWAYS_DRAFT)
 
     def choose(self, request_ids, caps):
         return [min(self.drafts, cap) for cap in caps]
@@ -205,13 +205,13 @@ def main() -> None:
     def scheduler() -> ContinuousScheduler:
         return ContinuousScheduler(memory.plan(enable_prefix_caching=False), people, 8192)
 
-    proposals, lengths, queues = Proposals(), Fixed(), scheduler()
+    draft_probs, lengths, queues = DraftProbs(), Fixed(), scheduler()
     runner, reader = (
         runner_of(target, memory, last, verifying),
         runner_of(draft, second, draft_last, reading),
     )
-    runner.select, reader.select = RejectionSampler(proposals), DraftSampler(proposals)
-    proposer = DraftModel(reader, queues.cache, proposals, draft.config.max_positions)
+    runner.select, reader.select = RejectionSampler(draft_probs), DraftSampler(draft_probs)
+    proposer = DraftModel(reader, queues.cache, draft.config.max_positions)
     speculation = Speculation(proposer, queues, lengths)
     speculating = engine_of(LLMEngine, runner, queues, speculation)
     ahead = engine_of(AheadEngine, runner_of(target, memory, last, plain), scheduler())

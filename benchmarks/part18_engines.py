@@ -18,7 +18,7 @@ from engine.lora.merge import merge
 from engine.lora.slots import AdapterSlots
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from engine.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -60,7 +60,7 @@ def _engine(model, seats: int, slots: AdapterSlots | None):
     memory = PageMemory(model.config, seats * 256 // BLOCK, BLOCK, parameter.device, parameter.dtype)
     scheduler = ContinuousScheduler(
         memory.plan(enable_prefix_caching=False), seats, BUDGET,
-        adapter_slots=slots, spoken_of=spoken_of,
+        adapter_slots=slots, select_rows=scored_rows,
     )  # fmt: skip
     manager = AdapterManager(slots, scheduler) if slots else None
     tokenizer = Tokenizer.from_pretrained(MODEL)

@@ -12,14 +12,14 @@ import numpy as np
 
 
 class Contents(Protocol):
-    """What somebody may still look for in free blocks (a prefix cache)."""
+    """Which blocks hold something that can still be found, though nobody refers to them (a prefix cache)."""
 
     def __contains__(self, block: int) -> bool: ...
     def forget(self, block: int) -> None: ...
 
 
 class NoContents:
-    """Free blocks hold nothing of worth."""
+    """No block can be found."""
 
     def __contains__(self, block: int) -> bool:
         return False
@@ -33,9 +33,9 @@ class BlockManager:
 
     def __init__(self, num_blocks: int, contents: Contents | None = None) -> None:
         self.num_blocks = num_blocks
-        self.contents = NoContents() if contents is None else contents  # one that is empty counts
+        self.contents = NoContents() if contents is None else contents  # an empty PrefixCache is false, too
         self.references = [0] * num_blocks
-        # The free blocks in the order in which they are given away. A block can leave from the middle.
+        # The free blocks in the order in which they are allocated. A block can leave from the middle.
         self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     @property
@@ -45,27 +45,27 @@ class BlockManager:
     def allocate(self, count: int, after: int | None = None) -> list[int] | None:
         """`count` free blocks, each with one reference; `after`: the block that they are to follow, if any.
 
-        Each is the one right behind the last if that is free and nobody can look for what it holds: so blocks
+        Each is the one right behind the last if that is free and its contents cannot be found: so blocks
         mostly follow one another, and no contents are lost for the sake of order. Else it is the front of the
-        free queue, and what it still held is forgotten. None: fewer are free, and nothing has changed.
+        free queue, and its contents are forgotten. None: fewer are free, and nothing has changed.
         """
         if count > len(self.free_queue):
             return None
         blocks: list[int] = []
-        behind = -1 if after is None else after + 1
+        next_block = -1 if after is None else after + 1
         for _ in range(count):
-            ordered = behind in self.free_queue and behind not in self.contents
-            block = behind if ordered else next(iter(self.free_queue))
+            in_order = next_block in self.free_queue and next_block not in self.contents
+            block = next_block if in_order else next(iter(self.free_queue))
             del self.free_queue[block]
             self.contents.forget(block)
             self.references[block] = 1
             blocks.append(block)
-            behind = block + 1
+            next_block = block + 1
         return blocks
 
     def fork(self, blocks: Sequence[int]) -> None:
-        """One reference more to each: they get another owner. A free block among them is free no longer, and
-        keeps what it holds.
+        """Add a reference to each block, for another owner. A free block among them is free no longer, and
+        keeps its contents.
         """
         for block in blocks:
             if not self.references[block]:
@@ -73,9 +73,9 @@ class BlockManager:
             self.references[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
-        """One reference less to each, `blocks` being in the order of a sequence. Who loses its last reference
-        joins the free queue: at the end if its contents may be looked for, a sequence's last block first, so
-        that a beginning, which more requests can share, is kept longest; else at the front.
+        """Take a reference from each block; `blocks` are in the order of a sequence. A block without
+        references joins the free queue: at the end if its contents can be found, a sequence's last block
+        first, so that a beginning, which more requests can share, is kept longest; else at the front.
 
         Raises ValueError for a block that is free already.
         """
@@ -90,12 +90,12 @@ class BlockManager:
 
 
 class BlockTable:
-    """The blocks of one sequence, in order: with P tokens per block, token i lies at place i % P of block
-    i // P of the table. It only ever grows at its end.
+    """The blocks of one sequence, in order: with P tokens per block, token i lies at offset i % P in block
+    i // P of the table. It grows at its end only.
     """
 
     def __init__(self) -> None:
-        self._numbers = np.empty(8, dtype=np.int64)  # room for more: doubled when it is full
+        self._numbers = np.empty(8, dtype=np.int64)  # longer than the table: doubled when it is full
         self._length = 0
         self.last: int | None = None
 

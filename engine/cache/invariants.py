@@ -1,6 +1,6 @@
-"""What must hold of a paged cache at all times, checked by counting everything anew.
+"""Checks what must hold of a paged cache at all times, by counting everything anew.
 
-Slow, and meant so: it trusts no count that the cache keeps. Tests run it at every step. Part 12.
+Slow on purpose: it trusts no count that the cache has. Tests call it at every step. Part 12.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ class InvariantError(AssertionError):
 
 
 class Invariants:
-    """Watches one cache: some promises are about what was before."""
+    """Checks one cache, again and again: tables are compared with those of the last check."""
 
     def __init__(self, cache: PagedCache) -> None:
         self.cache = cache
@@ -24,47 +24,46 @@ class Invariants:
         self._before: dict[str, tuple[BlockTable, list[int]]] = {}
 
     def check(self, step: Step | None = None) -> None:
-        """All of them; with a step that is about to run, also that it may write what it will write. Raises
-        InvariantError.
+        """Check them all; with a step that is about to run, also that it writes only blocks of its own.
+        Raises InvariantError.
         """
-        tables = {seq_id: held.table.blocks.tolist() for seq_id, held in self.cache.held.items()}
+        block_tables = {seq_id: allocation.table for seq_id, allocation in self.cache.allocations.items()}
+        tables = {seq_id: table.blocks.tolist() for seq_id, table in block_tables.items()}
         _check_counts("the cache", self.cache.blocks, list(tables.values()))
         swap = self.cache.swap
-        _check_counts("the swap space", swap.blocks, [away.blocks for away in swap._away.values()])
+        _check_counts("the swap space", swap.blocks, [swapped.blocks for swapped in swap.sequences.values()])
         for seq_id, table in tables.items():
-            same, before = self._before.get(seq_id, (None, []))
-            if same is self.cache.held[seq_id].table:
+            table_before, before = self._before.get(seq_id, (None, []))
+            if table_before is block_tables[seq_id]:
                 _must(
                     table[: len(before)] == before,
                     f"{seq_id}'s table was {before}, now {table}: tables only grow",
                 )
             _must(len(set(table)) == len(table), f"a block stands twice in {seq_id}'s table {table}")
             _must(seq_id not in swap, f"{seq_id} is here and in the swap space")
-            self._check_held(seq_id, table)
-        self._before = {seq_id: (self.cache.held[seq_id].table, table) for seq_id, table in tables.items()}
+            self._check_allocation(seq_id, table)
+        self._before = {seq_id: (block_tables[seq_id], table) for seq_id, table in tables.items()}
         if step is not None:
             self._check_step(step)
 
-    def _check_held(self, seq_id: str, table: list[int]) -> None:
-        """A shared block holds committed tokens for everyone who has it."""
-        held, P = self.cache.held[seq_id], self.cache.block_size
-        _must(
-            held.committed <= len(table) * P, f"{seq_id} has {held.committed} tokens in {len(table)} blocks"
-        )
+    def _check_allocation(self, seq_id: str, table: list[int]) -> None:
+        """A block that several sequences share is full of committed tokens in each of them."""
+        num_committed, P = self.cache.allocations[seq_id].num_committed, self.cache.block_size
+        _must(num_committed <= len(table) * P, f"{seq_id} has {num_committed} tokens in {len(table)} blocks")
         for i, block in enumerate(table):
             if self.cache.blocks.references[block] > 1:
                 _must(
-                    (i + 1) * P <= held.committed, f"block {block} is shared, and {seq_id} has not filled it"
+                    (i + 1) * P <= num_committed, f"block {block} is shared, and {seq_id} has not filled it"
                 )
 
     def _check_step(self, step: Step) -> None:
-        """Each new token has a place in its sequence's table, in a block of its own, and the record says so;
-        a known block holds what it is known for.
+        """The record's slots are those of each sequence's table; no block that is written is shared or known;
+        and a known block is known for the tokens it holds.
         """
         batch, P = step.batch, self.cache.block_size
         for s, request in enumerate(step.requests):
-            held = self.cache.held[request.id]
-            table, end = held.table.blocks.tolist(), batch.context_lens[s]
+            allocation = self.cache.allocations[request.id]
+            table, end = allocation.table.blocks.tolist(), batch.context_lens[s]
             start = end - batch.num_new_tokens(s)
             _must(end <= len(table) * P, f"{request.id} has no room for its {end} tokens")
             slots = batch.slots[batch.query_start[s] : batch.query_start[s + 1]].tolist()
@@ -82,7 +81,7 @@ class Invariants:
                     f"{request.id} writes block {block}, which others may find",
                 )
             parent = root(request.adapter, request.cache_salt)
-            for i, prefix in enumerate(held.chain):
+            for i, prefix in enumerate(allocation.chain):
                 expected = tuple(request.token_ids[i * P : (i + 1) * P])
                 _must(prefix.token_ids == expected, f"block {i} of {request.id} is known for other tokens")
                 _must(prefix.parent == parent, f"block {i} of {request.id} is known after another beginning")
@@ -91,11 +90,11 @@ class Invariants:
 
 def _check_counts(where: str, manager: BlockManager, tables: list[list[int]]) -> None:
     """Each block is free or referred to, never both, never neither; references are as many as tables say."""
-    held = Counter(block for table in tables for block in table)
+    in_tables = Counter(block for table in tables for block in table)
     for block, references in enumerate(manager.references):
         _must(
-            references == held[block],
-            f"{where}: block {block} has {references} references, and stands in {held[block]} tables",
+            references == in_tables[block],
+            f"{where}: block {block} has {references} references, and stands in {in_tables[block]} tables",
         )
         _must(
             (block in manager.free_queue) == (references == 0),
@@ -104,8 +103,8 @@ def _check_counts(where: str, manager: BlockManager, tables: list[list[int]]) ->
         )
     free = len(manager.free_queue)
     _must(
-        free + len(held) == manager.num_blocks,
-        f"{where}: {free} free blocks and {len(held)} in use are not {manager.num_blocks} in all",
+        free + len(in_tables) == manager.num_blocks,
+        f"{where}: {free} free blocks and {len(in_tables)} in use are not {manager.num_blocks} in all",
     )
 
 

@@ -1,8 +1,9 @@
-"""What a KV cache of many sequences is: a plan on the host, and memory on the device. Part 6.
+"""The two interfaces of a KV cache for many sequences: a plan on the host, and memory on the device. Part 6.
 
-The plan decides whose memory is whose; the scheduler asks it, and it writes into each step's record where
-keys and values lie. The memory holds them, and reads the record alone: so there may be one memory, or one on
-each of several devices, or one for each of several models. Slots (Part 6) and pages (Part 12) are such pairs.
+The plan decides which memory is whose: the scheduler asks it for memory, and each step's record gets from it
+where keys and values lie. The memory holds them, and knows the record alone: so one plan serves one memory,
+or one on each of several devices, or one for each of several models. Slots (Part 6) and pages (Part 12) are
+such pairs.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ class CachedSequence(Protocol):
     def wants_every_row(self) -> bool: ...
     @property
     def error(self) -> str | None:
-        """Why it failed: what it computed may be wrong (Part 12)."""
+        """Why it failed, if it did: then its keys and values may be wrong, and are not shared (Part 12)."""
 
 
 @dataclass(frozen=True)
@@ -51,71 +52,68 @@ class Usage:
 
 
 @dataclass(slots=True)
-class Drafted:
-    """What a second model over the same places has of a sequence: a draft model, which reads along and says
-    how far it is (Part 16).
+class DraftProgress:
+    """How much of a sequence a draft model has computed (Part 16). Its keys and values are in a memory of its
+    own, at the places that the plan gives the target's.
     """
 
-    num_tokens: int  # the sequence's first tokens whose keys it has
-    guesses: list[int] = field(default_factory=list)  # its own behind these, whose keys lie there, too
+    num_tokens: int  # the sequence's first tokens whose keys and values the draft model has computed
+    guesses: list[int] = field(default_factory=list)  # its own tokens behind these: computed, not confirmed
 
 
-class Places(NamedTuple):
-    """Where a step's sequences lie: fields of its `Batch`."""
+class Locations(NamedTuple):
+    """Where a step's sequences and new tokens lie: two fields of its `Batch`."""
 
-    tables: np.ndarray  # [S, W]
-    slots: np.ndarray  # [T]
+    tables: np.ndarray  # [S, W]: each sequence's blocks (or slot) in order; 0 beyond its end
+    slots: np.ndarray  # [T]: where each new token's keys and values go: block · P + offset in the block
 
 
 class KVCacheManager(Protocol):
     """The plan: which memory is whose, by sequence. Knows no tensor."""
 
-    drafted: dict[str, Drafted]  # by admitted sequence; `begin` says what is there already
+    draft_progress: dict[str, DraftProgress]  # by id of admitted sequences: `begin` adds an entry
 
     def begin(self, seq: CachedSequence) -> int | None:
-        """Admit a sequence. How many of its tokens are there already (0; with a prefix cache up to all but
-        one), or None: no room now.
+        """Admit a sequence, and say how many of its first tokens are computed already: 0, or with a prefix
+        cache up to all but one. None: there is no room now, and nothing has changed.
         """
 
     def reserve(self, seq: CachedSequence, total: int) -> bool:
         """Make room for `total` tokens of an admitted sequence. False: no room now; nothing has changed."""
 
     def commit(self, seq: CachedSequence, total: int) -> None:
-        """The keys and values of an admitted sequence's first `total` tokens are computed, and its tokens
-        known: from here on they may be shared (Part 12). A step that failed, or that is still under way, is
-        never committed.
+        """Note that an admitted sequence's first `total` tokens are known, and their keys and values
+        computed: from here on they may be shared (Part 12). Never called for a step that failed, or that has
+        not landed.
         """
 
     def trim(self, seq: CachedSequence, total: int) -> None:
-        """An admitted sequence needs room for `total` tokens, no more: what it reserved beyond may go to
-        others (Part 16).
-        """
+        """Free what an admitted sequence has reserved beyond `total` tokens (Part 16)."""
 
     def preempt(self, seq: CachedSequence) -> None:
         """Give up a sequence's memory, to `begin` again later. What was computed may be lost."""
 
     def release(self, seq: CachedSequence) -> None:
-        """The sequence is finished. Does nothing for one that was never admitted."""
+        """Free all that a finished sequence has. Does nothing for one that was never admitted."""
 
     def fits(self, total: int) -> bool:
-        """False: a sequence of `total` tokens will never fit, however long it waits."""
+        """Whether one sequence of `total` tokens fits, if it has the cache for itself."""
 
     def usage(self) -> Usage:
         """How full it is."""
 
-    def places(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Places:
-        """For a step of these admitted sequences: where each lies, up to its last new token, and where its
-        new tokens go.
+    def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
+        """Where the sequences of a step lie, up to their last new tokens, and where the new tokens go.
 
-        ids[S]; query_start[S+1]: sequence s has the new tokens query_start[s]:query_start[s+1] of
-        positions[T].
+        ids[S]: admitted sequences, with room reserved. query_start[S+1]: sequence s has the new tokens
+        query_start[s]:query_start[s+1] of positions[T].
         """
 
     def take_copies(self) -> tuple[Copy, ...]:
-        """All that have been planned since the last step: the next one makes them first."""
+        """The copies planned since the last step, for the next step's record: it makes them first."""
 
     def retry(self, copies: Sequence[Copy]) -> None:
-        """A step failed: its copies come again with the next one, before all that were planned since."""
+        """Plan a failed step's copies again, before all that were planned since."""
 
 
 class KVMemory(Protocol):

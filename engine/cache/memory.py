@@ -1,8 +1,8 @@
-"""The memory of a KV cache in pages: blocks of P tokens in one tensor, and room beside it to swap them to.
+"""The memory of a KV cache in pages: blocks of P tokens in one tensor, and a swap space in the host's memory.
 
 Promises the attention that slots give, wherever a step's record says that sequences lie, and that a copy is
-made once. Takes the mathematics as arguments: a varlen kernel, and how single tokens read pages. Knows no
-sequence beyond the record: engine/cache/paged.py decides whose block is whose. Part 12.
+made once. The mathematics are arguments: a varlen kernel, and how single tokens read pages. Knows no sequence
+beyond the record: engine/cache/paged.py decides which block is whose. Part 12.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from engine.attention.paged import (
     store_by_index,
 )
 from engine.attention.slot_decode import combined_attend
-from engine.cache.alone import Alone
+from engine.cache.contiguous import ContiguousPages
 from engine.cache.paged import PagedCache
 from engine.machine.device import on_device
 from engine.models.config import ModelConfig
 from engine.requests.batch import Batch, Copy
 
-FEW = 8  # new tokens of a sequence that are attended row by row: a call of its own costs more
+MAX_ROW_BY_ROW = 8  # new tokens of a sequence on a CPU: with more, a call of the varlen kernel is faster
 
 
 class PageMemory:
@@ -48,33 +48,33 @@ class PageMemory:
         store: Store = store_by_index,
         num_swap_blocks: int = 0,
     ) -> None:
-        """`prefill` reads the pages of sequences with several new tokens; else `kernel` gets them
-        gathered.
+        """`decode` reads pages for single tokens, `prefill` for sequences with several new tokens. Without
+        `prefill`, `kernel` gets the keys and values gathered from their pages.
         """
         self.num_blocks, self.block_size, self.num_swap_blocks = num_blocks, block_size, num_swap_blocks
         shape = (2, config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.memory = torch.zeros(shape, device=device, dtype=dtype)  # [2, L, B, P, Hkv, Dh]
-        away = (*shape[:2], num_swap_blocks, *shape[3:])
-        self.swapped = torch.zeros(away, dtype=dtype, pin_memory=self.memory.is_cuda)
+        swap_shape = (*shape[:2], num_swap_blocks, *shape[3:])
+        self.swapped = torch.zeros(swap_shape, dtype=dtype, pin_memory=self.memory.is_cuda)
         self.keys, self.values = (layers.unbind() for layers in self.memory)  # by layer: [B, P, Hkv, Dh]
         self._num_heads, self._kernel = config.num_heads, kernel
         self._decode, self._prefill, self._store = decode, prefill, store
         self._kernels_read_pages = self.memory.is_cuda or prefill is not None
-        self._alone = Alone(self.memory, kernel)
+        self._contiguous = ContiguousPages(self.memory, kernel)
         self._num_copies = 0  # made so far
 
     def plan(self, **options) -> PagedCache:
-        """Who has which of these blocks: nobody has one yet. `options`: as for `PagedCache`."""
-        self._num_copies = 0  # it counts its copies anew
+        """A plan of these blocks, all of them free. `options`: as for `PagedCache`."""
+        self._num_copies = 0  # a new plan counts its copies from 0
         return PagedCache(self.num_blocks, self.block_size, self.num_swap_blocks, **options)
 
     def apply(self, copies: Sequence[Copy]) -> None:
-        """Make a step's copies, in order. Those that are made already come again where a step has failed."""
+        """Make a step's copies, in order, but those that are made already: a failed step's come again."""
         for copy in copies:
             if copy.number >= self._num_copies:
                 self.move(copy)
                 self._num_copies = copy.number + 1
-                self._alone.forget()
+                self._contiguous.forget()
 
     def move(self, copy: Copy) -> None:
         """Copy blocks, of all layers: within the device's memory, out to the host's, or back in."""
@@ -92,51 +92,52 @@ class PageMemory:
     def attention(self, batch: Batch) -> Attend:
         """The `attend` of one step. What is the same in every layer is worked out here, once.
 
-        1. A sequence alone goes to the varlen kernel in one piece, unless there are kernels that read pages.
-        2. Else all new keys and values are stored by their slot mapping (block · P + place). Then sequences
-           with one new token each read pages together (`_decode`); on a CPU so do those with few, each token
-           as a row that sees what is before it. Everybody else goes to the varlen kernel in one call, on keys
-           that were computed just now, or that are gathered from the pages if some were there before.
+        1. One sequence goes to the varlen kernel in one piece, unless there are kernels that read pages.
+        2. Else all new keys and values are stored by their slot mapping (block · P + offset in the block).
+           Then sequences with one new token each read pages in one call (`_decode`); on a CPU so do those
+           with up to MAX_ROW_BY_ROW, each token as a row that sees what is before it. All others go to the
+           varlen kernel in one call: on the new keys alone, or on keys gathered from the pages if some were
+           there before.
         """
         if len(batch.ids) == 1 and not self._kernels_read_pages:
-            return self._alone.attention(batch)
-        self._alone.forget()
-        pages, new = self.pages(batch), np.diff(batch.query_start)
-        sequence = np.repeat(np.arange(len(new)), new)  # [T]
+            return self._contiguous.attention(batch)
+        self._contiguous.forget()
+        pages, num_new = self.pages(batch), np.diff(batch.query_start)  # num_new[S]
+        sequence = np.repeat(np.arange(len(num_new)), num_new)  # [T]
         positions = np.array(batch.positions)  # [T]
         (slots,) = on_device(self.memory.device, batch.slots)
-        # Who attends how: the rows of the step, and their plan.
-        single = new <= (1 if self._kernels_read_pages else FEW)  # [S]
-        mask = single[sequence]  # [T]
-        looks: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
-        if single.any():
-            by_row = Pages(pages.tables[sequence[mask]], positions[mask] + 1, self.block_size)
-            plan = self._decode(by_row, self._num_heads, self.keys[0])
-            one_by_one = self._rows(mask)
-            looks.append((one_by_one, lambda layer, q, k, v: plan(q, self.keys[layer], self.values[layer])))
-        if not single.all():
-            looks.append((self._rows(~mask), self._several(pages.select(~single), new[~single])))
-        look = combined_attend(looks)
+        # Which sequences are attended row by row, and which of the T rows are theirs.
+        by_row = num_new <= (1 if self._kernels_read_pages else MAX_ROW_BY_ROW)  # [S]
+        row_mask = by_row[sequence]  # [T]
+        groups: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
+        if by_row.any():
+            row_pages = Pages(pages.tables[sequence[row_mask]], positions[row_mask] + 1, self.block_size)
+            plan = self._decode(row_pages, self._num_heads, self.keys[0])
+            rows = self._rows(row_mask)
+            groups.append((rows, lambda layer, q, k, v: plan(q, self.keys[layer], self.values[layer])))
+        if not by_row.all():
+            groups.append((self._rows(~row_mask), self._several(pages.select(~by_row), num_new[~by_row])))
+        attend_groups = combined_attend(groups)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._store(k, v, self.keys[layer], self.values[layer], slots)
-            return look(layer, q, k, v)
+            return attend_groups(layer, q, k, v)
 
         return attend
 
     def _rows(self, mask: np.ndarray) -> slice | Tensor:
-        """The rows of a step for which mask[T] is true: a slice, whose tensors are views, where they are
-        neighbours.
+        """The rows of a step for which mask[T] is true: a slice where they are neighbours, so that to index
+        with it copies nothing; else their numbers, on the device.
         """
         rows = np.flatnonzero(mask)
         if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
             return slice(int(rows[0]), int(rows[-1]) + 1)
         return on_device(self.memory.device, rows)[0]
 
-    def _several(self, pages: Pages, new: np.ndarray) -> Attend:
-        """Sequences with several new tokens each, by the varlen kernel."""
-        query_start = (0, *np.cumsum(new).tolist())
-        if (new == pages.lens).all():  # prompts from their start: all they see was computed just now
+    def _several(self, pages: Pages, num_new: np.ndarray) -> Attend:
+        """Attention of sequences with num_new[S] new tokens, several each."""
+        query_start = (0, *np.cumsum(num_new).tolist())
+        if (num_new == pages.lens).all():  # prompts computed from their start: all keys they see are new
             spans = Spans(query_start, query_start)
             return lambda layer, q, k, v: self._kernel(q, k, v, spans)
         if self._prefill is not None:

@@ -15,26 +15,27 @@ from typing import Literal
 import numpy as np
 
 from engine.cache.blocks import BlockManager, BlockTable
-from engine.cache.manager import CachedSequence, Drafted, Places, Usage
+from engine.cache.manager import CachedSequence, DraftProgress, Locations, Usage
 from engine.cache.prefix import Prefix, PrefixCache, root
 from engine.cache.swap import SwapSpace
 from engine.requests.batch import Copy
 
 PreemptionMode = Literal["recompute", "swap"]
-SWAP_FROM = 32  # tokens: who loses fewer leaves the swap space to those who lose more
+SWAP_FROM = 32  # computed tokens: sequences with fewer leave the swap space to longer ones
 
 
 @dataclass(slots=True)
-class Held:
-    """What an admitted sequence has."""
+class Allocation:
+    """The memory of one admitted sequence."""
 
     table: BlockTable = field(default_factory=BlockTable)
-    room: int = 0  # tokens that `reserve` found room for, and up to the end of the last block
-    committed: int = 0  # its first tokens whose keys are computed, and known: these alone may be shared
-    # Of its committed full blocks, as the prefix cache has it.
-    chain: list[Prefix] = field(default_factory=list)
-    drafted: Drafted = field(default_factory=lambda: Drafted(0))  # what a draft model has of it (Part 16)
-    num_marked: int = 0  # blocks that the prefix cache has been told a draft model has read (Part 16)
+    num_reserved: int = 0  # tokens for which its blocks have room, once `reserve` was called
+    num_committed: int = 0  # its first tokens that are known and computed: these alone may be shared
+    chain: list[Prefix] = field(default_factory=list)  # of its committed full blocks, in order
+    draft_progress: DraftProgress = field(
+        default_factory=lambda: DraftProgress(0)
+    )  # a draft model's (Part 16)
+    num_draft_computed: int = 0  # its first blocks that are marked so in the prefix cache (Part 16)
 
 
 class PagedCache:
@@ -59,8 +60,8 @@ class PagedCache:
         self.prefixes = PrefixCache(block_size)
         self.blocks = BlockManager(num_blocks, self.prefixes)
         self.swap = SwapSpace(num_swap_blocks)
-        self.held: dict[str, Held] = {}
-        self.drafted: dict[str, Drafted] = {}
+        self.allocations: dict[str, Allocation] = {}
+        self.draft_progress: dict[str, DraftProgress] = {}
         self.queried_tokens = self.hit_tokens = 0  # of sequences admitted, as vLLM counts its prefix cache
         self.num_swapped = 0  # preempted sequences whose blocks were copied out
         self._copies: list[Copy] = []  # planned since the last step
@@ -76,157 +77,167 @@ class PagedCache:
 
         It starts behind what is there already: its own blocks if they were swapped out, else what it shares
         with its parent, else the beginning that the prefix cache knows; nothing if it wants every row. Of a
-        block that is not full, which it will write next, it gets a copy (`_allocated`, `_move`).
+        block that is not full, which it will write next, it gets a copy (`_allocate`, `_move`).
         """
-        needed = self.num_blocks_for(len(seq.token_ids))
+        num_needed = self.num_blocks_for(len(seq.token_ids))
         if not self.blocks.num_free:  # at least one block is never shared
             return None
         if seq.id in self.swap:
-            return self._swap_in(seq, needed)
+            return self._swap_in(seq, num_needed)
         # 1. What is there already.
-        found, tokens, chain = self._shared(seq)
-        if found is None:
+        found_blocks, num_cached, chain = self._shared(seq)
+        if found_blocks is None:
             return None
-        # 2. Is there room for the rest? A found block that nobody has is taken from the free ones, too.
-        idle = sum(not self.blocks.references[block] for block in found)
-        if needed - tokens // self.block_size + idle > self.blocks.num_free:
+        # 2. Is there room for the rest? A found block without a reference is one of the free ones, too.
+        num_idle = sum(not self.blocks.references[block] for block in found_blocks)
+        if num_needed - num_cached // self.block_size + num_idle > self.blocks.num_free:
             return None
         # 3. Full blocks are shared. One that is not full will be written next, so it is copied.
-        held = self.held[seq.id] = Held(committed=tokens, chain=chain)
-        full = found[: tokens // self.block_size]
-        self.blocks.fork(full)
-        held.table.append(full)
-        if tokens % self.block_size:
-            copy = self._allocated(1)
-            self._move("fork", found[-1:], copy)
-            held.table.append(copy)
+        allocation = self.allocations[seq.id] = Allocation(num_committed=num_cached, chain=chain)
+        full_blocks = found_blocks[: num_cached // self.block_size]
+        self.blocks.fork(full_blocks)
+        allocation.table.append(full_blocks)
+        if num_cached % self.block_size:
+            copy = self._allocate(1)
+            self._move("fork", found_blocks[-1:], copy)
+            allocation.table.append(copy)
         self.queried_tokens += len(seq.token_ids)
-        self.hit_tokens += tokens
-        held.drafted = self.drafted[seq.id] = Drafted(self.block_size * self.prefixes.num_drafted(full))
-        return tokens
+        self.hit_tokens += num_cached
+        num_draft_computed = self.prefixes.num_draft_computed(full_blocks)
+        allocation.draft_progress = DraftProgress(num_draft_computed * self.block_size)
+        self.draft_progress[seq.id] = allocation.draft_progress
+        return num_cached
 
     def _shared(self, seq: CachedSequence) -> tuple[list[int] | None, int, list[Prefix]]:
-        """Blocks that hold the sequence's first tokens, how many tokens, and their chain. None: wait for
-        them.
+        """Blocks that hold the sequence's first tokens, how many tokens, and the chain of the full ones. None
+        for the blocks: its parent is still computing them, so it has to wait.
         """
         if seq.wants_every_row:
             return [], 0, []
-        parent = self.held.get(seq.parent.id) if seq.parent is not None else None
+        parent = self.allocations.get(seq.parent.id) if seq.parent is not None else None
         if seq.parent is not None and parent is not None:
             pairs = zip(seq.parent.token_ids, seq.token_ids, strict=False)
-            same = takewhile(lambda pair: pair[0] == pair[1], pairs)
-            tokens = min(sum(1 for _ in same), len(seq.token_ids) - 1)
-            if parent.committed < tokens - 1:  # its prompt is being computed
+            num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            tokens = min(num_equal, len(seq.token_ids) - 1)
+            if parent.num_committed < tokens - 1:  # its prompt is being computed
                 return None, 0, []
-            tokens = min(tokens, parent.committed)
+            tokens = min(tokens, parent.num_committed)
             blocks = parent.table.blocks[: self.num_blocks_for(tokens)].tolist()
             return blocks, tokens, parent.chain[: tokens // self.block_size]
         blocks = self.prefixes.match(seq.token_ids, seq.adapter, seq.cache_salt)
         return blocks, len(blocks) * self.block_size, [self.prefixes.prefix(block) for block in blocks]
 
-    def _swap_in(self, seq: CachedSequence, needed: int) -> int | None:
-        if needed > self.blocks.num_free:
+    def _swap_in(self, seq: CachedSequence, num_needed: int) -> int | None:
+        """Admit a sequence that was swapped out; as `begin`, if `num_needed` blocks are free."""
+        if num_needed > self.blocks.num_free:
             return None
-        away = self.swap.take(seq.id)
-        blocks = self._allocated(len(away.blocks))
-        self._move("in", away.blocks, blocks)
-        held = self.held[seq.id] = Held(committed=away.num_tokens)
-        held.table.append(blocks)
-        held.drafted = self.drafted[seq.id] = Drafted(away.drafted)
-        return away.num_tokens
+        swapped = self.swap.take(seq.id)
+        blocks = self._allocate(len(swapped.blocks))
+        self._move("in", swapped.blocks, blocks)
+        allocation = self.allocations[seq.id] = Allocation(num_committed=swapped.num_tokens)
+        allocation.table.append(blocks)
+        allocation.draft_progress = DraftProgress(swapped.num_draft_tokens)
+        self.draft_progress[seq.id] = allocation.draft_progress
+        return swapped.num_tokens
 
-    def _allocated(self, count: int) -> list[int]:
-        """So many blocks, which are known to be free."""
+    def _allocate(self, count: int) -> list[int]:
+        """`count` blocks; the caller has checked that so many are free."""
         blocks = self.blocks.allocate(count)
         assert blocks is not None, f"{count} blocks are not free"
         return blocks
 
     def reserve(self, seq: CachedSequence, total: int) -> bool:
-        held = self.held[seq.id]
-        if total <= held.room:  # mostly: a block lasts for many steps
+        allocation = self.allocations[seq.id]
+        if total <= allocation.num_reserved:  # in most steps: a block lasts for many
             return True
-        missing = max(0, self.num_blocks_for(total) - len(held.table))
-        blocks = self.blocks.allocate(missing, held.table.last)
+        missing = max(0, self.num_blocks_for(total) - len(allocation.table))
+        blocks = self.blocks.allocate(missing, allocation.table.last)
         if blocks is None:
             return False
-        held.table.append(blocks)
-        held.room = len(held.table) * self.block_size
+        allocation.table.append(blocks)
+        allocation.num_reserved = len(allocation.table) * self.block_size
         return True
 
     def commit(self, seq: CachedSequence, total: int) -> None:
-        """Blocks that are full by now can be found by their tokens, and those that a draft model has read,
-        too, by it.
+        """As in `KVCacheManager`. The prefix cache learns of blocks that have become full, and of those that
+        a draft model has computed, too.
         """
-        held, P = self.held[seq.id], self.block_size
-        held.committed = total
+        allocation, P = self.allocations[seq.id], self.block_size
+        allocation.num_committed = total
         if not self._enable_prefix_caching:
             return
-        if total >= (len(held.chain) + 1) * P:  # a block has become full
-            for i in range(len(held.chain), total // P):
-                parent = held.chain[-1] if held.chain else root(seq.adapter, seq.cache_salt)
+        if total >= (len(allocation.chain) + 1) * P:  # a block has become full
+            for i in range(len(allocation.chain), total // P):
+                parent = allocation.chain[-1] if allocation.chain else root(seq.adapter, seq.cache_salt)
                 prefix = Prefix(parent, tuple(seq.token_ids[i * P : (i + 1) * P]))
-                held.chain.append(self.prefixes.add(prefix, int(held.table.blocks[i])))
-        if not held.drafted.num_tokens:
+                allocation.chain.append(self.prefixes.add(prefix, int(allocation.table.blocks[i])))
+        if not allocation.draft_progress.num_tokens:
             return
-        drafted = min(held.drafted.num_tokens, total) // P
-        if drafted > held.num_marked:
-            self.prefixes.mark_drafted(held.table.blocks[held.num_marked : drafted].tolist())
-            held.num_marked = drafted
+        marked = allocation.num_draft_computed
+        draft_computed = min(allocation.draft_progress.num_tokens, total) // P
+        if draft_computed > marked:
+            self.prefixes.mark_draft_computed(allocation.table.blocks[marked:draft_computed].tolist())
+            allocation.num_draft_computed = draft_computed
 
     def trim(self, seq: CachedSequence, total: int) -> None:
-        held, keep = self.held[seq.id], self.num_blocks_for(total)
-        if keep >= len(held.table):
+        allocation, num_blocks = self.allocations[seq.id], self.num_blocks_for(total)
+        if num_blocks >= len(allocation.table):
             return
-        blocks, held.table = held.table.blocks.tolist(), BlockTable()
-        held.table.append(blocks[:keep])
-        held.room = keep * self.block_size
-        self.blocks.free(blocks[keep:])
+        blocks, allocation.table = allocation.table.blocks.tolist(), BlockTable()
+        allocation.table.append(blocks[:num_blocks])
+        allocation.num_reserved = num_blocks * self.block_size
+        self.blocks.free(blocks[num_blocks:])
 
     def preempt(self, seq: CachedSequence) -> None:
-        """Its blocks are free; what is committed was copied out first, if `preemption_mode` says so."""
-        held = self.held[seq.id]
-        least = {"swap": 1, None: SWAP_FROM}.get(self._mode)
-        if least and held.committed >= least and not seq.wants_every_row:
-            blocks = held.table.blocks[: self.num_blocks_for(held.committed)].tolist()
-            drafted = min(self.drafted[seq.id].num_tokens, held.committed)
-            away = self.swap.put(seq.id, len(blocks), held.committed, drafted)
-            if away is not None:
-                self._move("out", blocks, away.blocks)
+        """Free a sequence's blocks; what is committed is copied out first, if `preemption_mode` says so."""
+        num_committed = self.allocations[seq.id].num_committed
+        swap_from = {"swap": 1, None: SWAP_FROM}.get(self._mode)  # tokens; None: never swap
+        if swap_from and num_committed >= swap_from and not seq.wants_every_row:
+            table = self.allocations[seq.id].table
+            blocks = table.blocks[: self.num_blocks_for(num_committed)].tolist()
+            num_draft_tokens = min(self.draft_progress[seq.id].num_tokens, num_committed)
+            swapped = self.swap.put(seq.id, len(blocks), num_committed, num_draft_tokens)
+            if swapped is not None:
+                self._move("out", blocks, swapped.blocks)
                 self.num_swapped += 1
-        self._give_up(seq)
+        self._free(seq)
 
     def release(self, seq: CachedSequence) -> None:
-        """What a failed sequence computed is not to be found again: it may be what made it fail."""
+        """Free a finished sequence's blocks. Those of a failed one are found no longer: what is in them may
+        be what made it fail.
+        """
         self.swap.drop(seq.id)
-        if seq.error is not None and seq.id in self.held:
-            for block in self.held[seq.id].table.blocks.tolist():
+        if seq.error is not None and seq.id in self.allocations:
+            for block in self.allocations[seq.id].table.blocks.tolist():
                 self.prefixes.forget(block)
-        self._give_up(seq)
+        self._free(seq)
 
-    def _give_up(self, seq: CachedSequence) -> None:
-        held = self.held.pop(seq.id, None)
-        self.drafted.pop(seq.id, None)
-        if held is not None:
-            self.blocks.free(held.table.blocks.tolist())
+    def _free(self, seq: CachedSequence) -> None:
+        allocation = self.allocations.pop(seq.id, None)
+        self.draft_progress.pop(seq.id, None)
+        if allocation is not None:
+            self.blocks.free(allocation.table.blocks.tolist())
 
     def fits(self, total: int) -> bool:
         return self.num_blocks_for(total) <= self.num_blocks
 
     def usage(self) -> Usage:
         in_use = self.num_blocks - self.blocks.num_free
-        return Usage(len(self.held), in_use * self.block_size, self.num_blocks * self.block_size)
+        return Usage(len(self.allocations), in_use * self.block_size, self.num_blocks * self.block_size)
 
-    def places(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Places:
+    def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
         P = self.block_size
-        counts = [positions[end - 1] // P + 1 for end in query_start[1:]]  # [S]: blocks
+        counts = [
+            positions[end - 1] // P + 1 for end in query_start[1:]
+        ]  # [S]: blocks up to the last new token
         tables = np.zeros((len(ids), max(counts)), dtype=np.int64)
         for row, name, count in zip(tables, ids, counts, strict=True):
-            row[:count] = self.held[name].table.blocks[:count]
+            row[:count] = self.allocations[name].table.blocks[:count]
         sequence = np.arange(len(ids))
         if len(positions) > len(ids):  # mostly each has one new token
             sequence = sequence.repeat(np.diff(query_start))  # [T]
         block, offset = np.divmod(positions, P)  # [T]
-        return Places(tables, tables[sequence, block] * P + offset)
+        return Locations(tables, tables[sequence, block] * P + offset)
 
     def take_copies(self) -> tuple[Copy, ...]:
         copies, self._copies = tuple(self._copies), []
@@ -236,8 +247,8 @@ class PagedCache:
         self._copies = [*copies, *self._copies]
 
     def _move(self, kind: Literal["fork", "out", "in"], source: Sequence[int], target: Sequence[int]) -> None:
-        """Blocks are copied before the next step computes. Until then nobody else writes what they hold: it
-        is given to others in that step at the earliest, whose copies come behind this one.
+        """Plan a copy of `source` blocks to `target`, made before the next step computes. The source may be
+        freed at once: whoever gets it writes it in that step at the earliest, or by a later copy.
         """
         self._copies.append(Copy(self._num_copies, kind, tuple(source), tuple(target)))
         self._num_copies += 1

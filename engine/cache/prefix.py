@@ -26,12 +26,12 @@ class Prefix:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Prefix):
             return NotImplemented
-        mine: Prefix | None = self
-        theirs: Prefix | None = other
-        while mine is not theirs:  # down to the block where both are one record; mostly that is the parent
-            if mine is None or theirs is None or mine.token_ids != theirs.token_ids:
+        prefix: Prefix | None = self
+        other_prefix: Prefix | None = other
+        while prefix is not other_prefix:  # back to the block where both are one object: often the parent's
+            if prefix is None or other_prefix is None or prefix.token_ids != other_prefix.token_ids:
                 return False
-            mine, theirs = mine.parent, theirs.parent
+            prefix, other_prefix = prefix.parent, other_prefix.parent
         return True
 
 
@@ -41,13 +41,13 @@ def root(adapter: str | None, cache_salt: str | None) -> Prefix:
 
 
 class PrefixCache:
-    """A block for each prefix that is known."""
+    """A map from known prefixes to the blocks that hold their last tokens, and back."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._block: dict[Prefix, int] = {}
         self._prefix: dict[int, Prefix] = {}
-        self._drafted: set[int] = set()  # known blocks whose tokens a draft model has read, too (Part 16)
+        self._draft_computed: set[int] = set()  # known blocks that a draft model has computed, too (Part 16)
 
     def __len__(self) -> int:
         return len(self._block)
@@ -56,30 +56,30 @@ class PrefixCache:
         return block in self._prefix
 
     def prefix(self, block: int) -> Prefix:
-        """What a block holds that is known."""
+        """The prefix whose last tokens a known block holds."""
         return self._prefix[block]
 
     def add(self, prefix: Prefix, block: int) -> Prefix:
-        """`block` holds this prefix's last tokens. If another block does so already, that one stays known.
-        Gives the record that is kept: the parent of what comes next.
+        """Make a block known: it holds this prefix's last tokens. If another block is known for them already,
+        that one stays. Returns the prefix under which the block is known: the next block's parent.
         """
         known = self._block.setdefault(prefix, block)
         return self._prefix.setdefault(known, prefix)
 
     def forget(self, block: int) -> None:
-        """Its memory is given to somebody else. Does nothing for a block that is not known."""
+        """A block will be overwritten: it is known no longer. Does nothing for one that is not known."""
         prefix = self._prefix.pop(block, None)
         if prefix is not None:
             del self._block[prefix]
-            self._drafted.discard(block)
+            self._draft_computed.discard(block)
 
-    def mark_drafted(self, blocks: Sequence[int]) -> None:
-        """A draft model has read the tokens of these blocks, too, in a row from a sequence's beginning."""
-        self._drafted.update(block for block in blocks if block in self._prefix)
+    def mark_draft_computed(self, blocks: Sequence[int]) -> None:
+        """Note that a draft model has computed these blocks, too, and all before them in their sequence."""
+        self._draft_computed.update(block for block in blocks if block in self._prefix)
 
-    def num_drafted(self, blocks: Sequence[int]) -> int:
-        """How many of a sequence's first blocks a draft model has read."""
-        return next((i for i, block in enumerate(blocks) if block not in self._drafted), len(blocks))
+    def num_draft_computed(self, blocks: Sequence[int]) -> int:
+        """How many of a sequence's first blocks a draft model has computed, too."""
+        return next((i for i, block in enumerate(blocks) if block not in self._draft_computed), len(blocks))
 
     def match(
         self, token_ids: Sequence[int], adapter: str | None = None, cache_salt: str | None = None

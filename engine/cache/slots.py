@@ -16,47 +16,47 @@ from torch import Tensor
 from engine.attention.dense import dense_attention
 from engine.attention.interface import Attend, Spans, VarlenKernel
 from engine.attention.slot_decode import combined_attend, plan_decode, supports_ragged
-from engine.cache.manager import CachedSequence, Drafted, Places, Usage
+from engine.cache.manager import CachedSequence, DraftProgress, Locations, Usage
 from engine.machine.device import on_device
 from engine.models.config import ModelConfig
 from engine.requests.batch import Batch, Copy
 
 
 class SlotCache:
-    """The plan: which of `num_slots` slots of `slot_tokens` tokens is whose."""
+    """The plan: which of `num_slots` slots, of `slot_tokens` tokens each, belongs to which sequence."""
 
     def __init__(self, num_slots: int, slot_tokens: int) -> None:
         self.num_slots, self.slot_tokens = num_slots, slot_tokens
-        self.drafted: dict[str, Drafted] = {}
+        self.draft_progress: dict[str, DraftProgress] = {}
         self._free = list(reversed(range(num_slots)))  # the lowest free slot is taken first
         self._slot: dict[str, int] = {}
 
     def begin(self, seq: CachedSequence) -> int | None:
-        """A free slot, in which nothing of the sequence is there yet. None: all are taken."""
+        """Take a free slot; 0, since it holds nothing of the sequence yet. None: no slot is free."""
         if not self._free:
             return None
         self._slot[seq.id] = self._free.pop()
-        self.drafted[seq.id] = Drafted(0)
+        self.draft_progress[seq.id] = DraftProgress(0)
         return 0
 
     def reserve(self, seq: CachedSequence, total: int) -> bool:
         return total <= self.slot_tokens
 
     def trim(self, seq: CachedSequence, total: int) -> None:
-        pass  # a slot is whole
+        """Does nothing: no part of a slot can be freed."""
 
     def commit(self, seq: CachedSequence, total: int) -> None:
-        """Slots share nothing."""
+        """Does nothing: sequences in slots share no memory."""
 
     def release(self, seq: CachedSequence) -> None:
-        """Its slot is free. Does nothing for a sequence that has none."""
+        """Free the sequence's slot. Does nothing for a sequence that has none."""
         slot = self._slot.pop(seq.id, None)
-        self.drafted.pop(seq.id, None)
+        self.draft_progress.pop(seq.id, None)
         if slot is not None:
             self._free.append(slot)
             self._free.sort(reverse=True)
 
-    preempt = release  # what is given up is computed anew
+    preempt = release  # its keys and values are lost, and computed again
 
     def fits(self, total: int) -> bool:
         return total <= self.slot_tokens
@@ -64,22 +64,23 @@ class SlotCache:
     def usage(self) -> Usage:
         return Usage(len(self._slot), len(self._slot) * self.slot_tokens, self.num_slots * self.slot_tokens)
 
-    def places(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Places:
+    def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
         slot = np.array([self._slot[name] for name in ids])  # [S]
         first_token = np.repeat(slot * self.slot_tokens, np.diff(query_start))  # [T]
-        return Places(slot[:, None], first_token + np.array(positions))
+        return Locations(slot[:, None], first_token + np.array(positions))
 
     def take_copies(self) -> tuple[Copy, ...]:
         return ()
 
     def retry(self, copies: Sequence[Copy]) -> None:
-        """Slots are never copied."""
+        """Does nothing: slots are never copied."""
 
 
 class SlotMemory:
-    """The memory: `num_slots` sequences of up to `slot_tokens` tokens each, allocated once.
+    """The memory: keys and values of `num_slots` sequences of up to `slot_tokens` tokens, allocated once.
 
-    What a sequence left behind is cleared, when another begins there, wherever a mask might let it through.
+    When a sequence begins in a slot, what the last one left there is set to zero, unless the attention reads
+    a sequence's own tokens only.
     """
 
     def __init__(
@@ -98,28 +99,28 @@ class SlotMemory:
         self._memory = torch.zeros(shape, device=device, dtype=dtype)  # [2, L, N, Hkv, M, Dh]
         self.keys, self.values = (layers.unbind() for layers in self._memory)  # by layer: [N, Hkv, M, Dh]
         self._num_heads, self._kernel = config.num_heads, kernel
-        self._head = np.arange(config.num_kv_heads) * self.slot_tokens  # [Hkv]: where each begins in a slot
-        self._written: dict[int, int] = {}  # slot -> tokens of it that may be something else than zero
+        self._head_starts = np.arange(config.num_kv_heads) * self.slot_tokens  # [Hkv]: token rows in a slot
+        self._written: dict[int, int] = {}  # by slot: how many of its first tokens may not be zero
 
     def plan(self) -> SlotCache:
-        """Who has which of these slots: nobody has one yet."""
+        """A plan of these slots, all of them free."""
         return SlotCache(self.num_slots, self.slot_tokens)
 
     def apply(self, copies: Sequence[Copy]) -> None:
-        """Slots are never copied."""
+        """Does nothing: slots are never copied."""
 
     def attention(self, batch: Batch) -> Attend:
         """The `attend` of one step. What is the same in every layer is worked out here, once.
 
-        Prompts read from their start share a call of the kernel with their neighbours (`_whole`). Two or more
-        sequences with one new token each are attended together (`_together`). Anyone else, also a single
-        token with nobody like it, gets a call of its own (`_alone`).
+        Prompts computed from their start share a call of the kernel with their neighbours (`_prompts`). Two
+        or more sequences with one new token each are attended together (`_decode`). Each other sequence, also
+        a lone one with one new token, gets a call of its own (`_one_sequence`).
         """
-        single: list[_Part] = []
-        prompts: list[list[_Part]] = []  # read from their start, neighbours together
+        single: list[_Part] = []  # one new token each
+        prompts: list[list[_Part]] = []  # computed from their start; in each list, of neighbouring rows
         others: list[_Part] = []
-        rows_of = pairwise(batch.query_start)
-        for slot, rows, end in zip(batch.tables[:, 0].tolist(), rows_of, batch.context_lens, strict=True):
+        row_ranges = pairwise(batch.query_start)
+        for slot, rows, end in zip(batch.tables[:, 0].tolist(), row_ranges, batch.context_lens, strict=True):
             part = _Part(slot, *rows, end)
             self._clear(part)
             if part.num_new == 1:
@@ -131,17 +132,17 @@ class SlotMemory:
             else:
                 prompts.append([part])
         if len(single) == 1:
-            others += single  # a plan for one costs more than a call
-        looks: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
+            others += single  # to plan for one sequence takes longer than a call of its own
+        groups: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
         if len(single) > 1:
-            (places,) = on_device(self._memory.device, [part.first_row for part in single])
-            looks.append((places, self._together(single)))
-        looks += [(slice(run[0].first_row, run[-1].last_row), self._whole(run)) for run in prompts]
-        looks += [(slice(part.first_row, part.last_row), self._alone(part)) for part in others]
-        return combined_attend(looks)
+            (row_index,) = on_device(self._memory.device, [part.first_row for part in single])
+            groups.append((row_index, self._decode(single)))
+        groups += [(slice(run[0].first_row, run[-1].last_row), self._prompts(run)) for run in prompts]
+        groups += [(slice(part.first_row, part.last_row), self._one_sequence(part)) for part in others]
+        return combined_attend(groups)
 
     def _clear(self, part: "_Part") -> None:
-        """Who begins in a slot finds it as if nobody had been there: a NaN would pass a mask."""
+        """When a sequence begins in a slot, set to zero what the last one left there: a NaN passes a mask."""
         written = self._written.get(part.slot, 0)
         if part.num_new == part.end and written:
             if not supports_ragged(self._memory):
@@ -149,14 +150,14 @@ class SlotMemory:
             written = 0
         self._written[part.slot] = max(part.end, written)
 
-    def _alone(self, part: "_Part") -> Attend:
-        """One sequence. The keys and values of its `num_new` new tokens are stored in its slot, at their
-        positions, in the layer at hand; then its queries see the first `end` places of that layer. The kernel
-        reads views of the slot, which copy nothing.
+    def _one_sequence(self, part: "_Part") -> Attend:
+        """Attention of one sequence. In each layer, the keys and values of its `num_new` new tokens are
+        stored in its slot, at their positions; then its queries see the first `end` tokens of the slot. The
+        kernel gets views of the slot, so nothing is copied.
         """
-        own = self._memory[:, :, part.slot, :, : part.end].transpose(2, 3)  # [2, L, end, Hkv, Dh]
-        new_keys, new_values = (layers.unbind() for layers in own[:, :, part.end - part.num_new :])
-        keys, values = (layers.unbind() for layers in own)
+        slot = self._memory[:, :, part.slot, :, : part.end].transpose(2, 3)  # [2, L, end, Hkv, Dh]
+        new_keys, new_values = (layers.unbind() for layers in slot[:, :, part.end - part.num_new :])
+        keys, values = (layers.unbind() for layers in slot)
         spans = Spans.of_one(part.num_new, part.end)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -166,8 +167,8 @@ class SlotMemory:
 
         return attend
 
-    def _whole(self, parts: "list[_Part]") -> Attend:
-        """Prompts from their start: all they see was computed just now, so the slots need not be read."""
+    def _prompts(self, parts: "list[_Part]") -> Attend:
+        """Attention of prompts computed from their start: all keys they see are new, so no slot is read."""
         store, starts = self._store(parts), tuple(accumulate((part.end for part in parts), initial=0))
         spans = Spans(starts, starts)
 
@@ -177,8 +178,8 @@ class SlotMemory:
 
         return attend
 
-    def _together(self, parts: "list[_Part]") -> Attend:
-        """One new token each: everybody's attention in one go."""
+    def _decode(self, parts: "list[_Part]") -> Attend:
+        """Attention of several sequences with one new token each, in one call."""
         store = self._store(parts)
         slots, ends = [part.slot for part in parts], [part.end for part in parts]
         plan = plan_decode(slots, ends, self._num_heads, self.keys[0])
@@ -190,22 +191,28 @@ class SlotMemory:
         return attend
 
     def _store(self, parts: "list[_Part]") -> Callable[[int, Tensor, Tensor], None]:
-        """Puts new keys and values into their sequences' slots, at their positions."""
+        """A function that stores one layer's k[T, Hkv, Dh] and v[T, Hkv, Dh] of the parts' T new tokens in
+        their slots, at their positions.
+        """
         _, Hkv, M, Dh = self.keys[0].shape
-        tokens = [p.slot * Hkv * M + i for p in parts for i in range(p.end - p.num_new, p.end)]
+        first_head = [
+            part.slot * Hkv * M + position
+            for part in parts
+            for position in range(part.end - part.num_new, part.end)
+        ]
         # Where each head of each new token goes, in one layer's keys seen as [N·Hkv·M, Dh].
-        rows = (np.array(tokens)[:, None] + self._head).ravel()  # [T·Hkv]
-        (row_of,) = on_device(self._memory.device, rows)
+        rows = (np.array(first_head)[:, None] + self._head_starts).ravel()  # [T·Hkv]
+        (index,) = on_device(self._memory.device, rows)
 
         def store(layer: int, k: Tensor, v: Tensor) -> None:
-            self.keys[layer].view(-1, Dh).index_copy_(0, row_of, k.reshape(-1, Dh))
-            self.values[layer].view(-1, Dh).index_copy_(0, row_of, v.reshape(-1, Dh))
+            self.keys[layer].view(-1, Dh).index_copy_(0, index, k.reshape(-1, Dh))
+            self.values[layer].view(-1, Dh).index_copy_(0, index, v.reshape(-1, Dh))
 
         return store
 
 
 class _Part(NamedTuple):
-    """A sequence's share of a step."""
+    """One sequence in a step: its slot, and which of the step's T rows are its new tokens."""
 
     slot: int
     first_row: int

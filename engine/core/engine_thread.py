@@ -24,7 +24,7 @@ from engine.requests.request import Request
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-SHORT = 1000  # characters or ids: a prompt tokenized sooner than a thread is asked to
+SHORT_PROMPT = 1000  # characters or ids: tokenized here, which takes less time than to ask a thread
 STOP_SECONDS = 30  # for the step under way, once the engine is to stop: one that takes longer hangs
 
 
@@ -95,7 +95,7 @@ class EngineThread:
             return self.engine.make_requests(request_id, prompt, params, **options)
 
         try:
-            if len(prompt) <= SHORT:
+            if len(prompt) <= SHORT_PROMPT:
                 samples = make()
             else:
                 samples = await asyncio.get_running_loop().run_in_executor(self._tokenizing, make)

@@ -35,16 +35,26 @@ Recover = Callable[[Step, Exception], list[Request]]  # who fails when a step do
 
 
 class Capability(Protocol):
-    """What is done around each step, on the host: speculation (Part 16), grammars (Part B)."""
+    """Hooks around each step, on the host: speculation (Part 16), grammars (Part B). Several capabilities are
+    called in the engine's order, each with what the one before returned. A step whose `before_submit` or
+    `after_result` raises has failed.
+    """
 
-    def launching(self, step: Step) -> Batch:
-        """The step is about to be submitted: its record, or one to take its place."""
+    def before_submit(self, step: Step) -> Batch:
+        """Called once a step, after it was scheduled and before it is submitted. Returns the record to be
+        submitted: `step.batch`, or a copy of it with other draws. Changes neither step nor requests.
+        """
 
-    def lands_first(self, step: Step) -> bool:
-        """Whether the tokens of this step, which is in flight, are needed before the next is launched."""
+    def must_land_first(self, step: Step) -> bool:
+        """Called by an engine one step ahead (Part 13), before it schedules the next step: `step` is in
+        flight. True: its tokens are needed for that, so it lands first. Changes nothing.
+        """
 
-    def landed(self, step: Step, result: StepResult) -> StepResult:
-        """What the step found, before anybody hears of it: the result, or one to take its place."""
+    def after_result(self, step: Step, result: StepResult) -> StepResult:
+        """Called once a step, when its result was read and no token of it is appended yet. Returns the result
+        that counts: `result`, or one with other tokens, log probabilities, drafts, counters. Not called for a
+        step that failed. May change the capability's own state, and reserve memory for drafts.
+        """
 
 
 class Adapters(Protocol):
@@ -58,7 +68,7 @@ class Adapters(Protocol):
 
 @dataclass
 class Submission:
-    """What one user asked for."""
+    """A request as one user sent it: `n` samples of one prompt."""
 
     prompt: str | None  # None: it came as token ids
     samples: list[Request]
@@ -84,7 +94,8 @@ class LLMEngine:
         capabilities: Sequence[Capability] = (),
     ) -> None:
         """`max_model_len` bounds prompt plus output; default: what the model sees. `adapters`: needed where
-        `supports` has "adapter". `capabilities` are asked in their order. Raises ValueError: no room.
+        `supports` has "adapter". `capabilities` are called in their order. Raises ValueError: the model or
+        the cache has no room for `max_model_len` tokens.
         """
         self.max_model_len = max_model_len or config.max_positions
         if self.max_model_len > config.max_positions or not scheduler.cache.fits(self.max_model_len):
@@ -96,7 +107,7 @@ class LLMEngine:
         self.scheduler, self.executor, self.recover = scheduler, executor, recover
         self.listeners = scheduler.listeners = Listeners() if listeners is None else listeners
         self.supports, self.adapters, self.capabilities = supports, adapters, list(capabilities)
-        self._asked: dict[str, Submission] = {}  # by request id, until it has finished
+        self._submissions: dict[str, Submission] = {}  # by request id, until it has finished
         self._steps = self._empty_steps = 0
         self._process = os.getpid()
 
@@ -166,7 +177,7 @@ class LLMEngine:
         """Queue what `make_requests` made. Raises ParameterError: its id is in use, or its adapter is not
         there (and whatever else `Adapters.key` raises).
         """
-        if request_id in self._asked:
+        if request_id in self._submissions:
             raise ParameterError(
                 "request_id", f"request_id={request_id!r} is in use by an unfinished request"
             )
@@ -174,36 +185,36 @@ class LLMEngine:
             key = self.adapters.key(samples[0].adapter)
             for request in samples:
                 request.adapter = key
-        self._asked[request_id] = Submission(prompt if isinstance(prompt, str) else None, samples)
+        self._submissions[request_id] = Submission(prompt if isinstance(prompt, str) else None, samples)
         for request in samples:
             self.listeners.tell("on_arrival", request)
             self.scheduler.add(request)
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """Stop a request, waiting or running; its last output. None: it is not here, perhaps finished."""
-        asked = self._asked.get(request_id)
-        if asked is None:
+        submission = self._submissions.get(request_id)
+        if submission is None:
             return None
-        for request in asked.samples:
+        for request in submission.samples:
             if request.state is not FINISHED:
                 self._end(request, None if request.output.finish_reason else "abort")
                 self.listeners.tell("on_finish", request)
         return self._output(request_id)
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._asked)
+        return bool(self._submissions)
 
     def unfinished_request_ids(self) -> list[str]:
-        return list(self._asked)
+        return list(self._submissions)
 
     def step(self) -> list[RequestOutput]:
-        """One forward pass for whoever is scheduled; an output for each of their requests."""
+        """Run one step, and give an output for each request that was in it."""
         step = self.launch()
         return self.land(step) if step else self._stuck()
 
     def launch(self) -> Step | None:
-        """Schedule a step and send it to the device. None: nobody can run. One that fails at once has its
-        `error`, and fails when its turn to land comes.
+        """Schedule a step and submit it. None: no request can run. A step whose submission fails comes back
+        with its `error`, and `land` deals with it.
         """
         start = time.perf_counter()
         step = self.scheduler.schedule()
@@ -214,46 +225,48 @@ class LLMEngine:
         self.listeners.tell("on_schedule", step.batch)
         try:
             for capability in self.capabilities:
-                step.batch = capability.launching(step)
+                step.batch = capability.before_submit(step)
             step.pending = self.executor.submit(step.batch)
         except Exception as error:
             step.error = error
         return step
 
     def land(self, step: Step) -> list[RequestOutput]:
-        """Wait for a step's result and work it in; an output for each request that was in it and still is
-        here.
+        """Wait for a step's result, append its tokens, and give an output for each request that was in it and
+        has not finished meanwhile.
         """
-        # 1. What the device found, and what the capabilities make of it. If the step failed, it is taken
-        #    back.
+        # 1. The result, as the capabilities return it. If the step failed, it is rolled back.
         try:
             result = step.result()
             for capability in self.capabilities:
-                result = capability.landed(step, result)
+                result = capability.after_result(step, result)
         except Exception as error:
             return self._recover(step, error)
         executed = time.perf_counter()
-        # 2. Confirmed tokens are appended, with stop checks: nothing after the last token counts.
+        # 2. Its tokens are appended, with stop checks: nothing after the last token counts.
         live = [(s, r) for s, r in enumerate(step.requests) if r.state is not FINISHED]
         ended = [request for s, request in live if _confirm(request, s, result, executed)]
-        # 3. The scheduler learns what was confirmed; the finished leave, and their memory is free.
+        # 3. The scheduler learns what was appended. Finished requests leave, and their memory is free.
         self.scheduler.update(step, result.drafts)
         for request in ended:
             self._end(request)
-        return self._told(step, executed, [request for _, request in live], ended, result.counters)
+        return self._report(step, executed, [request for _, request in live], ended, result.counters)
 
     def _recover(self, step: Step, error: Exception) -> list[RequestOutput]:
+        """Roll back a step that failed, and end the requests that `recover` names. Outputs as of `land`."""
         executed = time.perf_counter()
         self.scheduler.rollback(step)
         failed = [r for r in self.recover(step, error) if r.state is not FINISHED]
         live = [r for r in step.requests if r.state is not FINISHED]
         for request in failed:
-            request.error = _words(error)
+            request.error = _error_text(error)
             self._end(request, "error")
-        return self._told(step, executed, [*live, *failed], failed, error=_words(error))
+        return self._report(step, executed, [*live, *failed], failed, error=_error_text(error))
 
     def _stuck(self) -> list[RequestOutput]:
-        """Nobody ran. If that happens twice, nothing will ever change: who is first in line fails."""
+        """Called when no request could run. At the second time in a row nothing will ever change: the first
+        request in line fails, and gets its last output.
+        """
         queue = [*self.scheduler.running, *self.scheduler.waiting]
         self._empty_steps += 1
         if not queue or self._empty_steps < 2:
@@ -267,10 +280,10 @@ class LLMEngine:
     def _end(self, request: Request, reason: FinishReason | None = None) -> None:
         if reason:
             request.output.finish_reason = reason
-        request.withdraw()
+        request.drop_placeholders()
         self.scheduler.finish(request)
 
-    def _told(
+    def _report(
         self,
         step: Step,
         executed: float,
@@ -279,7 +292,7 @@ class LLMEngine:
         counters: dict[str, float] | None = None,
         error: str | None = None,
     ) -> list[RequestOutput]:
-        """The outputs of a step that is done. Listeners hear of the step first, then of who ended with it."""
+        """The outputs of a step that has landed. Listeners hear of the step, then of requests that ended."""
         batch = step.batch
         outputs = [self._output(request_id) for request_id in dict.fromkeys([r.request_id for r in live])]
         self._steps += 1
@@ -307,37 +320,37 @@ class LLMEngine:
         return outputs
 
     def _output(self, request_id: str) -> RequestOutput:
-        """Where the request stands, nothing copied that still grows. One that has finished is forgotten."""
-        asked = self._asked[request_id]
+        """A request's output so far; lists that still grow are not copied. A finished one is forgotten."""
+        submission = self._submissions[request_id]
         completions, finished, error = list[CompletionOutput](), True, None
-        for request in asked.samples:
+        for request in submission.samples:
             grown = request.output
             reason = grown.finish_reason
-            seen: Callable[[list], Sequence] = list if reason else Snapshot  # finished: nothing grows
+            snapshot: Callable[[list], Sequence] = list if reason else Snapshot  # finished: nothing grows
             completion = CompletionOutput(
-                len(completions), grown.visible, seen(grown.token_ids), reason, grown.stop_reason
+                len(completions), grown.visible, snapshot(grown.token_ids), reason, grown.stop_reason
             )
             if request.logprobs:
                 completion.cumulative_logprob = request.cumulative_logprob
-                completion.logprobs = seen(request.logprobs)
-                completion.text_offsets = seen(request.text_offsets)
+                completion.logprobs = snapshot(request.logprobs)
+                completion.text_offsets = snapshot(request.text_offsets)
             completions.append(completion)
             if not reason:
                 finished = False
             error = error or request.error
         if finished:
-            del self._asked[request_id]
-        first = asked.samples[0]
+            del self._submissions[request_id]
+        first = submission.samples[0]
         scores = first.prompt_logprobs
-        if scores and asked.prompt_logprobs is None and len(scores) == first.num_prompt_tokens:
-            asked.prompt_logprobs = scores
+        if scores and submission.prompt_logprobs is None and len(scores) == first.num_prompt_tokens:
+            submission.prompt_logprobs = scores
         return RequestOutput(
             request_id,
-            asked.prompt,
+            submission.prompt,
             first.sampling.prompt_ids,
             completions,
             finished,
-            asked.prompt_logprobs,
+            submission.prompt_logprobs,
             first.num_cached_tokens,
             error,
             first.stats,
@@ -357,13 +370,13 @@ def _refuse_forked(process: int) -> None:
 
 
 def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
-    """Give sequence s of the step its confirmed tokens; True when it has ended, also by an error of its own:
-    its neighbours do not notice.
+    """Append the tokens of sequence s of the step, read at `now`. True: the request has ended, by its last
+    token or by an error, which ends no other request.
     """
     try:
         if result.prompt_logprobs and request.state is State.RUNNING:  # else preempted: found again later
             request.prompt_logprobs += result.prompt_logprobs[s]
-        scores = result.logprobs[s] if result.logprobs else None  # none, or empty: not asked for
+        scores = result.logprobs[s] if result.logprobs else None  # none, or empty: not submission for
         for i, token_id in enumerate(result.tokens[s]):
             if token_id == NO_TOKEN:
                 raise ArithmeticError("the model's logits are not finite numbers")
@@ -376,11 +389,11 @@ def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
                 return True
     except Exception as error:
         logger.exception("request %s failed", request.id)
-        request.error = _words(error)
+        request.error = _error_text(error)
         request.output.finish_reason = "error"
         return True
     return False
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -1,8 +1,8 @@
-"""Outputs on their way from the engine's thread to whoever reads them, in an event loop each. Part 6.
+"""How outputs get from the engine's thread to the event loops in which they are read. Part 6.
 
 Promises that the thread never waits for a reader; that an output is replaced only by one that contains it;
-and that a step wakes a loop once, however many read there. Knows no engine: how a request is begun and
-aborted is handed in.
+and that a step wakes a loop once, however many requests are read there. Knows no engine: functions that begin
+and abort a request are handed in.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ class EngineError(RuntimeError):
 
 
 class Post:
-    """The way from the engine's thread into one event loop: however much there is, one call wakes it."""
+    """Sends outputs from the engine's thread into one event loop: one call wakes the loop for all of them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self._lock = loop, threading.Lock()
         self._news: dict[Mailbox, RequestOutput | Exception] = {}
 
     def send(self, news: "dict[Mailbox, RequestOutput | Exception]") -> None:
-        """Raises RuntimeError when the loop has closed."""
+        """Have the loop put these outputs into their mailboxes. Raises RuntimeError: the loop has closed."""
         with self._lock:
-            asleep = not self._news
+            is_first = not self._news  # else the loop is awake already, and takes these, too
             self._news |= news
-        if asleep or self.loop.is_closed():
+        if is_first or self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._hand_out)
 
     def _hand_out(self) -> None:
@@ -47,27 +47,28 @@ class Mailbox:
         self._filled: asyncio.Future | None = None  # what the reader waits for
 
     def put(self, output: RequestOutput | Exception) -> None:
-        """An output that was not read yet is replaced: the new one contains it."""
+        """Store an output, in place of one that was not read yet: the new one contains it."""
         self.unread = output
         if self._filled and not self._filled.done():
             self._filled.set_result(None)
 
     def filled(self) -> asyncio.Future:
-        """To be awaited while nothing is unread."""
+        """A future that is done when an output comes; to be awaited while `unread` is None."""
         self._filled = self.post.loop.create_future()
         return self._filled
 
 
 class Reader:
-    """One request's outputs, each with everything so far; the last one is finished.
+    """An asynchronous iterator over one request's outputs, each with everything so far; the last is finished.
 
-    Iterating begins the request. Leaving early (`aclose`, cancelled, or dropped) aborts it.
+    The first output that is asked for begins the request. Whoever leaves early (`aclose`, cancelled, or the
+    iterator is dropped) aborts it.
     """
 
     def __init__(
         self, mailbox: Mailbox, begin: Callable[[], None], abort: Callable[[], None], tokens: int
     ) -> None:
-        """`tokens`: what its samples may come to, prompts included."""
+        """`tokens`: of all samples of the request at most, prompts included (Part 15 counts them)."""
         self._mailbox, self._begin, self._abort, self.tokens = mailbox, begin, abort, tokens
         self._begun = self._ended = False
 
@@ -75,7 +76,9 @@ class Reader:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """The latest output, once there is one that was not read. Raises what was put in its place."""
+        """The latest output, once there is one that was not read. Raises EngineError: the request failed; or
+        the exception that was put in the output's place.
+        """
         if self._ended:
             raise StopAsyncIteration
         if not self._begun:

@@ -1,7 +1,7 @@
-"""The tokens chosen last, on the device: the next step finds them there before anybody has read them.
-Part 13.
+"""The tokens of the last step, kept on the device: the next step reads them there. Part 13.
 
-The field calls it a future map. A placeholder in a step's record stands for such a token.
+So it can be launched before the host has read them: in its record, a placeholder stands for such a token.
+SGLang calls this a future map.
 """
 
 import torch
@@ -13,23 +13,25 @@ from engine.requests.batch import PLACEHOLDER, Batch
 
 
 class LastTokens:
-    """Of the last step; of one with drafts nothing, since none is launched on top of it."""
+    """Keeps the tokens of the last step; none of a step with drafts, which lands before the next is
+    launched.
+    """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self.chosen = torch.zeros(max_rows, dtype=torch.long, device=device)  # [max_rows], at one address
         self._row: dict[str, int] = {}  # by sequence
 
     def remember(self, batch: Batch, token_ids: Tensor) -> None:
-        """token_ids[R]: one for each row that chooses."""
+        """Keep token_ids[R] of this step, at most one of each sequence, in place of the last step's."""
         if batch.has_drafts:
             self._row = {}
             return
         self.chosen[: len(token_ids)].copy_(token_ids)
-        choosing = (name for name, count in zip(batch.ids, batch.rows.counts, strict=True) if count)
-        self._row = {name: row for row, name in enumerate(choosing)}
+        sampled = (name for name, count in zip(batch.ids, batch.rows.counts, strict=True) if count)
+        self._row = {name: row for row, name in enumerate(sampled)}
 
     def sources(self, batch: Batch) -> list[int]:
-        """[T]: the place in `chosen` of each token that is a placeholder, and -1 for the others."""
+        """[T]: the index in `chosen` of each token that is a placeholder, and -1 for the others."""
         sources = [-1] * batch.num_tokens
         if PLACEHOLDER not in batch.token_ids:
             return sources
@@ -39,11 +41,13 @@ class LastTokens:
         return sources
 
     def upload(self, batch: Batch, device: torch.device) -> Inputs:
-        """As ever, but placeholders become the tokens they stand for; the host waits for nobody."""
+        """The record's numbers on the device, with placeholders replaced by the tokens they stand for. Does
+        not wait for the device.
+        """
         inputs = upload(batch, device)
         sources = [(t, source) for t, source in enumerate(self.sources(batch)) if source >= 0]
         if sources:
-            places, rows = on_device(device, *zip(*sources, strict=True))
+            placeholders, rows = on_device(device, *zip(*sources, strict=True))
             # A row that chose no token (NO_TOKEN) fails when its step lands; until then it reads token 0.
-            inputs.token_ids[places] = self.chosen[rows].clamp(min=0)
+            inputs.token_ids[placeholders] = self.chosen[rows].clamp(min=0)
         return inputs

@@ -1,8 +1,9 @@
 """Steps written to a file as they run, and run again from it: a bug report that can be sent. Part 20.
 
-A line of JSON each: how the engine was made; each record when it was submitted, by which runner; the tokens
-that came of it, or the error. Promises that what is run again is what ran, in the same order. Knows no
-request: a prompt is in the file as token ids, so whoever sends it sends what was said.
+Each line is JSON: first how the engine was made; then each step's record when it was submitted, with its
+runner's name, and its tokens, or its error, when they were read. Promises that the same steps are run again
+in the same order. Knows no request. Prompts are in the file, as token ids: whoever sends the file sends
+them.
 """
 
 import json
@@ -22,34 +23,34 @@ MAX_LINE = 2**28  # characters
 
 
 class Recording:
-    """The file. Closed with the process: each line is written out at once."""
+    """The file, open to be written. Each line is written out at once; it is closed with the process."""
 
     def __init__(self, path: str | Path) -> None:
-        """What was in the file is gone. Raises OSError."""
+        """Overwrites the file. Raises OSError."""
         self._file: TextIO = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
         self._steps = 0
 
     def about(self, values: Mapping[str, Any]) -> None:
-        """The first line: how the engine was made. What JSON does not know is written as text."""
+        """Write the first line: how the engine was made. What JSON does not know is written as text."""
         self.write({"about": dict(values)})
 
     def write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line, separators=(",", ":"), default=str) + "\n")
 
     def adapter(self, slot: int, folder: str) -> None:
-        """An adapter, read from `folder`, lies in this slot from here on."""
+        """Write that an adapter, read from `folder`, is in this slot from here on."""
         self.write({"adapter": slot, "folder": folder})
 
     def submitted(self, runner: str, batch: Batch) -> int:
-        """The step's number."""
+        """Write a step's record and its runner's name. Returns the step's number in the file, from 1 on."""
         self._steps += 1
         self._file.write(f'{{"step":{self._steps},"runner":"{runner}","batch":{to_bytes(batch).decode()}}}\n')
         return self._steps
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """A step under way, whose result is written down."""
+class RecordedStep:
+    """A `Pending` step whose result is written to the file when it is read."""
 
     pending: Pending
     recording: Recording
@@ -66,10 +67,10 @@ class Recorded:
 
 
 class RecordedExecutor:
-    """Another executor, all of whose steps are written down."""
+    """An executor around another one, which writes all its steps to a file."""
 
     def __init__(self, executor: Executor, recording: Recording, runner: str) -> None:
-        """`runner`: what it is called in the file."""
+        """`runner`: the executor's name in the file."""
         self.executor, self.recording, self.runner = executor, recording, runner
 
     def submit(self, batch: Batch) -> Pending:
@@ -79,12 +80,12 @@ class RecordedExecutor:
         except Exception as error:
             self.recording.write({"result": step, "error": f"{type(error).__name__}: {error}"})
             raise
-        return Recorded(pending, self.recording, step)
+        return RecordedStep(pending, self.recording, step)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What there is on a device: a record that names more would read memory that is not its own."""
+    """How much there is on a device: a record that exceeds it would read memory that is not its own."""
 
     vocab_size: int
     positions: int  # tokens of the longest sequence
@@ -97,13 +98,13 @@ class Bounds:
     has_last_tokens: bool  # a placeholder stands for a token that the step before chose
 
     def check(self, batch: Batch) -> None:
-        """Raises ValueError, which says what there is not."""
-        rows, S, V, ends = batch.rows, len(batch.ids), self.vocab_size, np.array(batch.context_lens)
-        table = batch.tables
-        # 1. What is looked up somewhere.
+        """Raises ValueError, which names the field that exceeds the bounds."""
+        rows, S, V, tables = batch.rows, len(batch.ids), self.vocab_size, batch.tables
+        context_lens = np.array(batch.context_lens)  # [S]
+        # 1. Numbers by which something is looked up.
         _within("sequences", [S], self.num_seqs + 1)
         _within("tokens", [batch.num_tokens], (self.num_tokens or batch.num_tokens) + 1)
-        _within("context_lens", ends, self.positions + 1)
+        _within("context_lens", context_lens, self.positions + 1)
         _within("token_ids", batch.token_ids, V, PLACEHOLDER if self.has_last_tokens else 0)
         _within("prompt_ids", rows.prompt_ids, V)
         _within("logprobs", rows.logprobs + rows.prompt_logprobs, V, UNSCORED)
@@ -112,31 +113,31 @@ class Bounds:
             if row.tokens is not None:
                 _within("penalties", row.tokens, V)
         _within("adapters", batch.adapters, self.num_adapters, NO_ADAPTER)
-        _within("tables", table, self.num_blocks)
+        _within("tables", tables, self.num_blocks)
         for copy in batch.copies:
             _within("copies", copy.source, self.num_swap_blocks if copy.kind == "in" else self.num_blocks)
             _within("copies", copy.target, self.num_swap_blocks if copy.kind == "out" else self.num_blocks)
-        # 2. Blocks for all tokens, and the new ones' places in them.
-        P = self.block_size
-        if table.shape[1] != -(-ends.max() // P):
-            raise ValueError(f"tables: {table.shape[1]} blocks each, for up to {ends.max()} tokens")
-        sequence = np.repeat(np.arange(S), np.diff(batch.query_start))
-        position = np.array(batch.positions)
-        if (batch.slots != table[sequence, position // P] * P + position % P).any():
+        # 2. As many blocks as tokens need, and the slots of the new tokens in them.
+        P, longest = self.block_size, context_lens.max()
+        if tables.shape[1] != -(-longest // P):
+            raise ValueError(f"tables: {tables.shape[1]} blocks each, for up to {longest} tokens")
+        sequence = np.repeat(np.arange(S), np.diff(batch.query_start))  # [T]
+        position = np.array(batch.positions)  # [T]
+        if (batch.slots != tables[sequence, position // P] * P + position % P).any():
             raise ValueError("slots: the places of the new tokens in their blocks are expected")
 
 
 def _within(name: str, values: Sequence[int] | np.ndarray, end: int, start: int = 0) -> None:
-    """Raises ValueError: some are not in start..end-1."""
+    """Raises ValueError: some of the values are not in range(start, end)."""
     numbers = np.asarray(values, dtype=np.int64)
-    wrong = numbers[(numbers < start) | (numbers >= end)]
-    if wrong.size:
-        raise ValueError(f"{name}: {wrong[0]}, and there are {end}")
+    outside = numbers[(numbers < start) | (numbers >= end)]
+    if outside.size:
+        raise ValueError(f"{name}: {outside[0]}, and there are {end}")
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A step that was run again."""
+    """A recorded step, and what it gave when it was run again."""
 
     step: int
     runner: str
@@ -148,7 +149,7 @@ class Compared:
 
     @property
     def is_equal(self) -> bool:
-        """The same tokens. A step that failed then says nothing: memory was short, say."""
+        """Whether the tokens are the same. A step that failed when it was recorded counts as equal."""
         return self.recorded is None or self.recorded == self.again
 
 
@@ -157,28 +158,29 @@ def run_again(
     runners: Mapping[str, tuple[Executor, Bounds]],
     write_adapter: Callable[[int, str], None],
 ) -> Iterator[Compared]:
-    """Every step of a recording whose result was read, run in the order in which they were submitted.
+    """Run the steps of a recording in the order in which they were submitted. Gives those whose results were
+    read, in the order in which they were read.
 
-    `file`: its first line has been read. `runners`: by their names there; `write_adapter`: reads the adapter
-    of a folder into a slot. Raises ValueError: a line that is none of a recording's, with its number.
+    `file`: its first line has been read. `runners`: by their names in the file. `write_adapter(slot, folder)`
+    reads an adapter into a slot. Raises ValueError, with the line's number: no line of a recording.
     """
-    under_way: dict[int, tuple[str, Batch, Pending | Exception]] = {}
+    submitted: dict[int, tuple[str, Batch, Pending | Exception]] = {}  # by step, until its result is read
     number = 1
     while line := file.readline(MAX_LINE):
         number += 1
         try:
-            said = _read(line)
-            if "batch" in said:
-                runner, batch = said["runner"], from_json(said["batch"])
+            entry = _read(line)
+            if "batch" in entry:
+                runner, batch = entry["runner"], from_json(entry["batch"])
                 executor, bounds = runners[runner]
                 bounds.check(batch)
-                under_way[said["step"]] = runner, batch, _submitted(executor, batch)
-            elif "adapter" in said:
-                write_adapter(said["adapter"], said["folder"])
+                submitted[entry["step"]] = runner, batch, _submit(executor, batch)
+            elif "adapter" in entry:
+                write_adapter(entry["adapter"], entry["folder"])
             else:
-                runner, batch, pending = under_way.pop(said["result"])
-                _check_result(said, batch)
-                yield _compared(said, runner, batch, pending)
+                runner, batch, pending = submitted.pop(entry["result"])
+                _check_result(entry, batch)
+                yield _compare(entry, runner, batch, pending)
         except KeyError as error:
             raise ValueError(f"line {number}: nothing is known of {error}") from None
         except (ValueError, TypeError) as error:
@@ -186,41 +188,43 @@ def run_again(
 
 
 def _read(line: str) -> dict[str, Any]:
-    """Raises ValueError."""
+    """The JSON object in a line. Raises ValueError."""
     if len(line) >= MAX_LINE:
         raise ValueError(f"longer than {MAX_LINE:,} characters")
     try:
-        said = json.loads(line)
+        entry = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg}, character {error.pos}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if not isinstance(said, dict):
+    if not isinstance(entry, dict):
         raise ValueError("neither a step nor an adapter nor a result")
-    return said
+    return entry
 
 
-def _check_result(said: Mapping[str, Any], batch: Batch) -> None:
-    """Raises ValueError: neither the step's tokens nor an error."""
-    tokens, S = said.get("tokens"), len(batch.ids)
-    if tokens is None and isinstance(said.get("error"), str):
+def _check_result(entry: Mapping[str, Any], batch: Batch) -> None:
+    """Raises ValueError: the entry has neither the step's tokens nor an error."""
+    tokens, S = entry.get("tokens"), len(batch.ids)
+    if tokens is None and isinstance(entry.get("error"), str):
         return
     if (
         not isinstance(tokens, list)
         or len(tokens) != S
-        or not all(isinstance(of_one, list) for of_one in tokens)
+        or not all(isinstance(sequence, list) for sequence in tokens)
     ):
         raise ValueError(f"tokens: a list for each of {S} sequences is expected")
 
 
-def _submitted(executor: Executor, batch: Batch) -> Pending | Exception:
+def _submit(executor: Executor, batch: Batch) -> Pending | Exception:
+    """Submit a step; the error if that fails."""
     try:
         return executor.submit(batch)
     except Exception as error:  # it may have failed when it was recorded, too
         return error
 
 
-def _compared(said: Mapping[str, Any], runner: str, batch: Batch, pending: Pending | Exception) -> Compared:
+def _compare(entry: Mapping[str, Any], runner: str, batch: Batch, pending: Pending | Exception) -> Compared:
+    """Wait for the step, and compare it with the result in the file."""
     again = error_now = None
     try:
         if isinstance(pending, Exception):
@@ -228,4 +232,4 @@ def _compared(said: Mapping[str, Any], runner: str, batch: Batch, pending: Pendi
         again = pending.result().tokens
     except Exception as error:
         error_now = f"{type(error).__name__}: {error}"
-    return Compared(said["result"], runner, batch, said.get("tokens"), again, said.get("error"), error_now)
+    return Compared(entry["result"], runner, batch, entry.get("tokens"), again, entry.get("error"), error_now)

@@ -1,8 +1,9 @@
 """Runs steps on one device: the record of a step in, tokens out. Part 6.
 
-A runner is made of parts that are handed in, so that what later parts bring is one more item: a way to
-compute a pass (a CUDA graph, Part 13), something to do before it (LoRA's rows, Part 18), who chooses (a
-rejection sampler, Part 16), what is scored (Part 10). `submit` does not wait for the device; `result` does.
+A runner is made of items that are handed in, so that what later parts bring is one more item: a way to
+compute a pass (a CUDA graph, Part 13), something to do before it (LoRA's rows, Part 18), how tokens are
+chosen (a rejection sampler, Part 16), scores (Part 10). `submit` does not wait for the device; `result`
+does.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,31 +22,31 @@ from engine.requests.step import Pending, StepResult
 
 
 class Executor(Protocol):
-    """Who has a step computed, on one device or on several (Part A)."""
+    """Has steps computed, on one device or on several (Part A)."""
 
     def submit(self, batch: Batch) -> Pending:
-        """Begin the step, without waiting for it. Raises what goes wrong at once."""
+        """Begin the step, and do not wait for it. Raises what goes wrong at once."""
 
 
 class Logits(NamedTuple):
-    """What a pass of the model says."""
+    """What a pass of the model gives."""
 
-    values: Tensor  # [R, V], a row for each token to be chosen
-    likeliest: Tensor | None = None  # [R]: where the pass has them by the way (NO_TOKEN: none is finite)
-    prompt_hidden: Tensor | None = None  # [N, D]: of the rows that speak of the prompt's tokens (Part 10)
+    values: Tensor  # [R, V]: of the rows `Rows.chosen`
+    likeliest: Tensor | None = None  # [R]: if the pass computes them anyway (NO_TOKEN: none is finite)
+    prompt_hidden: Tensor | None = None  # [N, D]: hidden states of the rows `Rows.prompt` (Part 10)
 
 
 class Way(Protocol):
     """How a pass is computed."""
 
     def fits(self, batch: Batch) -> bool:
-        """Whether it can compute this one."""
+        """Whether this way can compute the step."""
 
     def __call__(self, batch: Batch) -> Logits: ...
 
 
 class Inputs(NamedTuple):
-    """The record's numbers, on the device."""
+    """The model's inputs, and the rows that are read, on the device."""
 
     token_ids: Tensor  # [T]
     positions: Tensor  # [T]
@@ -54,7 +55,7 @@ class Inputs(NamedTuple):
 
 
 def upload(batch: Batch, device: torch.device) -> Inputs:
-    """As they are, in one copy."""
+    """The record's numbers on the device, brought there in one copy."""
     rows = batch.rows
     return Inputs(*on_device(device, batch.token_ids, batch.positions, rows.chosen, rows.prompt))
 
@@ -69,8 +70,8 @@ class EagerWay:
         forward: Callable[..., Tensor] | None = None,
         upload: Callable[[Batch, torch.device], Inputs] = upload,
     ) -> None:
-        """`forward`: called as the model is; default: the model itself. `upload`: who brings the record's
-        numbers to the device; where steps run ahead, it knows what placeholders stand for (Part 13).
+        """`forward`: called as the model is; default: the model itself. `upload`: brings the record's numbers
+        to the device; where steps run ahead, it replaces placeholders by the tokens they stand for (Part 13).
         """
         self.model, self.memory, self.upload = model, memory, upload
         self.forward = forward or model
@@ -88,11 +89,11 @@ class EagerWay:
         return Logits(self.model.logits(chosen), prompt_hidden=prompt)
 
 
-Select = Callable[[Logits, Batch], Tensor]  # token ids[R]: the choice
+Select = Callable[[Logits, Batch], Tensor]  # -> token ids[R], one for each row that is chosen from
 
 
 def choose(logits: Logits, batch: Batch) -> Tensor:
-    """token ids[R], by each row's own parameters."""
+    """token ids[R], each sampled by its row's parameters."""
     draws = batch.draws
     if logits.likeliest is not None and not any(row.temperature or row.is_adjusted for row in draws.rows):
         return logits.likeliest
@@ -100,20 +101,20 @@ def choose(logits: Logits, batch: Batch) -> Tensor:
 
 
 class Score(Protocol):
-    """Something else to find out about a step's rows, for who asks (Part 10)."""
+    """Something else that is computed from a step's logits, for requests that ask for it (Part 10)."""
 
     def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
-        """token ids[R] -> what is to come home with them; None: nobody asks."""
+        """token ids[R] -> tensors to copy to the host with them. None: no request of the step asks."""
 
-    def told(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
-        """The result with what came home: token ids[R], then those tensors, in their shapes."""
+    def add_to(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
+        """The result, with what the arrays say: token ids[R], then those tensors, on the host."""
 
 
 class LastTokens(Protocol):
-    """Where chosen tokens stay, for steps that are launched before anybody has read them (Part 13)."""
+    """Keeps chosen tokens on the device, for a step that is launched before they are read (Part 13)."""
 
     def remember(self, batch: Batch, token_ids: Tensor) -> None:
-        """token_ids[R] of this step."""
+        """Keep token_ids[R] of this step, in place of the last one's."""
 
 
 class ModelRunner:
@@ -135,7 +136,7 @@ class ModelRunner:
     @torch.inference_mode()
     def submit(self, batch: Batch) -> Pending:
         """Give the device all it has to do for a step. Raises what goes wrong at once: out of memory, say."""
-        # 1. What must be there before: blocks in their places, and whatever was handed in.
+        # 1. Copies of blocks, and whatever else was handed in to be done before.
         if self.memory is not None:
             self.memory.apply(batch.copies)
         elif batch.copies:
@@ -147,28 +148,28 @@ class ModelRunner:
         token_ids = self.select(logits, batch)  # [R]
         if self.last is not None:
             self.last.remember(batch, token_ids)
-        # 3. What is asked beside: it goes home together with the tokens.
-        beside = [(score, score(logits, token_ids, batch)) for score in self.scores]
-        asked = [(score, tensors) for score, tensors in beside if tensors is not None]
-        return Submitted(batch, token_ids, asked)
+        # 3. Scores, for requests that ask: they are copied to the host together with the tokens.
+        computed = [(score, score(logits, token_ids, batch)) for score in self.scores]
+        scores = [(score, tensors) for score, tensors in computed if tensors is not None]
+        return SubmittedStep(batch, token_ids, scores)
 
 
-class Submitted:
-    """A step on the device, whose tokens are on their way home."""
+class SubmittedStep:
+    """A `Pending` step: the device computes it, and copies its tokens to the host."""
 
-    def __init__(self, batch: Batch, token_ids: Tensor, beside: list[tuple[Score, list[Tensor]]]) -> None:
-        self.batch, self.beside = batch, beside
-        self._tensors = [token_ids, *(tensor for _, tensors in beside for tensor in tensors)]
-        self._home = OnItsWay(_packed(self._tensors) if beside else token_ids)
+    def __init__(self, batch: Batch, token_ids: Tensor, scores: list[tuple[Score, list[Tensor]]]) -> None:
+        self.batch, self.scores = batch, scores
+        self._tensors = [token_ids, *(tensor for _, tensors in scores for tensor in tensors)]
+        self._host_copy = HostCopy(_pack(self._tensors) if scores else token_ids)
 
     def result(self) -> StepResult:
-        """The tokens that were chosen, by sequence, and what was asked beside."""
+        """The tokens that were chosen, by sequence, with scores."""
         # 1. The one place that waits for the device.
-        if self.beside:
-            token_ids, *arrays = _unpacked(self._home.read(), self._tensors)
+        if self.scores:
+            token_ids, *arrays = _unpack(self._host_copy.read(), self._tensors)
         else:
-            token_ids, arrays = self._home.read(), []
-        # 2. Tokens by sequence: mostly one each.
+            token_ids, arrays = self._host_copy.read(), []
+        # 2. Tokens by sequence: in most steps one each.
         chosen, counts = token_ids.tolist(), self.batch.rows.counts
         if len(chosen) == len(counts) and all(counts):
             tokens = [[token_id] for token_id in chosen]
@@ -177,17 +178,17 @@ class Submitted:
             for count in counts:
                 tokens.append(chosen[start : start + count])
                 start += count
-        # 3. What was asked beside.
+        # 3. Each score takes its own arrays, which come in the same order.
         result = StepResult(tokens)
-        for score, tensors in self.beside:
-            result = score.told(result, self.batch, [token_ids, *arrays[: len(tensors)]])
+        for score, tensors in self.scores:
+            result = score.add_to(result, self.batch, [token_ids, *arrays[: len(tensors)]])
             arrays = arrays[len(tensors) :]
         return result
 
 
-class OnItsWay:
-    """A tensor whose copy to the host has begun. Who reads it waits for this copy alone, not for what the
-    device was given to do since.
+class HostCopy:
+    """A copy of a tensor on the host, under way. `read` waits for this copy alone, not for work that the
+    device was given since.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -198,16 +199,17 @@ class OnItsWay:
             self._arrived = torch.cuda.Event()
             self._arrived.record()
         else:
-            self._host = tensor.clone()  # where it lies, the next step may write
+            self._host = tensor.clone()  # the next step may write the tensor itself
 
     def read(self) -> np.ndarray:
+        """The tensor's numbers, once the copy is done."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._host.numpy()
 
 
-def _packed(tensors: Sequence[Tensor]) -> Tensor:
-    """int32[N]: all numbers of these tensors, fp32 by its bits: they come home in one copy."""
+def _pack(tensors: Sequence[Tensor]) -> Tensor:
+    """int32[n]: all numbers of these tensors, fp32 as its bits, so that one copy takes them to the host."""
     device = tensors[0].device
     flat = [
         (t if t.is_floating_point() else t.int()).to(device).reshape(-1).view(torch.int32) for t in tensors
@@ -215,12 +217,12 @@ def _packed(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(flat)
 
 
-def _unpacked(numbers: np.ndarray, like: Sequence[Tensor]) -> list[np.ndarray]:
-    """The numbers that were packed, in the shapes and kinds of these tensors."""
+def _unpack(numbers: np.ndarray, like: Sequence[Tensor]) -> list[np.ndarray]:
+    """The numbers that were packed, int32[n], in the shapes and dtypes of these tensors."""
     arrays, start = [], 0
     for tensor in like:
         part = numbers[start : start + tensor.numel()]
-        kind = np.float32 if tensor.is_floating_point() else np.int32
-        arrays.append(part.view(kind).reshape(tensor.shape))
+        dtype = np.float32 if tensor.is_floating_point() else np.int32
+        arrays.append(part.view(dtype).reshape(tensor.shape))
         start += tensor.numel()
     return arrays

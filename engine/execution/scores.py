@@ -1,8 +1,9 @@
 """Log probabilities of a step's tokens, for the requests that ask for them. Part 10.
 
-Promises that the tokens are those of a runner without it; that a step in which nobody asks does nothing more;
-that all of a step's numbers come from the device at once; and that a prompt's logits are never there all
-together: the output layer gets its rows in chunks. Which row speaks of which token the step's record says.
+Promises that the tokens are those of a runner without it; that a step in which nobody asks does nothing
+more; that all of a step's numbers come from the device at once; and that a prompt's logits are never there
+all together: the output layer gets its rows in chunks. Which row is scored for which token the step's
+record says.
 """
 
 import math
@@ -45,7 +46,7 @@ class ChosenLogprobs:
         # NO_TOKEN is no place.
         return [*score_in_chunks(values.__getitem__, token_ids.clamp(min=0), n, values.shape[-1])]
 
-    def told(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
+    def add_to(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
         """With `logprobs`: an entry for each token of who asks, and an empty list for others."""
         token_ids, *scores = arrays
         rows = ScoredRows(token_ids[self._rows(batch)], scores, self.text)
@@ -69,8 +70,8 @@ class PromptLogprobs:
         self.text, self.to_logits = partial(token_text, tokenizer), to_logits
 
     def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
-        """`Scores` of the rows that speak of a prompt's token, a chunk of them through the output layer at a
-        time.
+        """`Scores` of the rows that are scored for a prompt's token, a chunk of them through the output layer
+        at a time.
         """
         hidden, asked = logits.prompt_hidden, batch.rows.prompt_logprobs
         if not asked or max(asked) == UNSCORED:
@@ -81,7 +82,7 @@ class PromptLogprobs:
         n, V = max(asked), logits.values.shape[-1]
         return [*score_in_chunks(lambda rows: self.to_logits(hidden[rows]), prompt_ids, n, V)]
 
-    def told(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
+    def add_to(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
         """A prompt's first token has nothing before it: None. A request some of whose scores are no numbers
         fails, as it does where no token can be chosen.
         """

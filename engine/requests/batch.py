@@ -1,9 +1,9 @@
-"""The record of one step: everything a device must know to compute it, in whole numbers. Part 6.
+"""The record of one step: everything a device must know to compute it, in numbers. Part 6.
 
 Frozen, on the host, passed as an argument; it holds no `Request` and no tensor, so a step can be logged, run
 again, or sent to another process, which computes the same tokens from it. Several sequences lie end to end on
-one flat token axis, without padding. The scheduler writes it (scheduling/scheduler.py); whoever computes
-reads it (execution/runner.py).
+one flat token axis, without padding. The scheduler writes it (engine/scheduling/batching.py); an executor
+reads it (engine/execution/runner.py).
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ UNSCORED = -1  # the number of likeliest tokens to score where no log probabilit
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Blocks to be copied before a step computes, in the order of their numbers (Part 12)."""
+    """Blocks to be copied before a step computes; copies are made in the order of their numbers (Part 12)."""
 
-    number: int  # counts the copies of one cache: memory that has made a copy does not make it again
+    number: int  # from 0 on, by cache: a memory makes no copy twice
     kind: Literal["fork", "out", "in"]  # within the device's memory, to the host's, from the host's
     source: Ints  # blocks
     target: Ints  # as many blocks
@@ -31,38 +31,40 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which of the T tokens' successors are wanted: some are to be chosen, others are known and scored."""
+    """Which of the step's T rows of logits are read. Row t is of the token that comes after token t: it is to
+    be chosen, or it is a known token of the prompt, to be scored.
+    """
 
-    chosen: Ints  # [R]: tokens whose successor is to be chosen, sequence by sequence
+    chosen: Ints  # [R]: rows from which a token is chosen, sequence by sequence
     counts: Ints  # [S]: how many of these each has: 0 inside its prompt, 1, or 1 + k where k are drafts (16)
-    logprobs: Ints = ()  # [S]: how many likeliest tokens to score beside each chosen one, or UNSCORED; ()
-    # where nobody asks. The same for the prompt's tokens, beside the rows that speak of them (Part 10):
-    prompt_logprobs: Ints = ()  # [S] or ()
-    prompt: Ints = ()  # [N]: tokens whose successor is a known token of the prompt, to be scored
-    prompt_ids: Ints = ()  # [N]: these successors
-    prompt_counts: Ints = ()  # [S] or (): how many of them each sequence has
+    # Log probabilities (Part 10); all () where no request of the step asks for any.
+    logprobs: Ints = ()  # [S] or (): how many likeliest tokens to score beside each chosen one, or UNSCORED
+    prompt_logprobs: Ints = ()  # [S] or (): the same, beside each token of the prompt
+    prompt: Ints = ()  # [N]: rows that are scored for a token of the prompt, sequence by sequence
+    prompt_ids: Ints = ()  # [N]: these tokens
+    prompt_counts: Ints = ()  # [S] or (): how many of these rows each sequence has
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How the R rows' tokens are chosen (Part 5)."""
+    """How the tokens of the R rows `Rows.chosen` are drawn (Part 5)."""
 
     rows: tuple[Draw, ...]  # [R]
     positions: Ints  # [R]: which output token of its request each row gives, counted from 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # two steps are never the same one
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity: no two steps are the same
 class Batch:
-    """S sequences, T tokens."""
+    """One step: T new tokens of S sequences."""
 
-    ids: tuple[str, ...]  # [S]: whose
-    token_ids: Ints  # [T]
-    positions: Ints  # [T]
+    ids: tuple[str, ...]  # [S]: the sequences, by their requests' `id`
+    token_ids: Ints  # [T]: PLACEHOLDER for a token that is still on the device
+    positions: Ints  # [T]: in its sequence
     query_start: Ints  # [S+1]: sequence s owns tokens query_start[s]:query_start[s+1]
     context_lens: Ints  # [S]: tokens in the cache once this step is done
     tables: np.ndarray  # [S, W]: the blocks (or the slot) of each sequence in order; 0 beyond its end
-    slots: np.ndarray  # [T]: where each token's keys and values go: block · P + place in it
-    copies: tuple[Copy, ...]  # to be made first
+    slots: np.ndarray  # [T]: where each token's keys and values go: block · P + offset in the block
+    copies: tuple[Copy, ...]  # made before the step computes
     rows: Rows
     draws: Draws
     adapters: Ints  # [S]: the slot of each sequence's adapter, or NO_ADAPTER
@@ -73,9 +75,9 @@ class Batch:
 
     @property
     def has_drafts(self) -> bool:
-        """Whether some rows verify drafts: then a sequence has more than one (Part 16)."""
+        """Whether the step verifies drafts: then a sequence has more than one row in `chosen` (Part 16)."""
         return len(self.rows.chosen) > sum(map(bool, self.rows.counts))
 
     def num_new_tokens(self, s: int) -> int:
-        """Tokens of sequence s in this step."""
+        """How many of the T tokens are of sequence s."""
         return self.query_start[s + 1] - self.query_start[s]

@@ -1,6 +1,6 @@
-"""What happens in the engine, told to whoever listens: logs, metrics (Part 11), cost (Part 19). Part 6.
+"""Listeners: objects that the engine tells of its events: logs, metrics (Part 11), cost (Part 19). Part 6.
 
-Listeners watch; they change nothing, and an exception in one never fails it.
+They change nothing in the engine, and an exception in one is logged and fails nothing.
 """
 
 import logging
@@ -15,25 +15,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step, for the record. Times are seconds of the monotonic clock."""
+    """What listeners are told of one step. Times are seconds of the monotonic clock."""
 
     number: int
     start: float
     end: float
-    schedule_seconds: float  # deciding who runs
+    schedule_seconds: float  # to decide who runs
     execute_seconds: float  # forward pass and sampling; the rest of the step is bookkeeping
     request_ids: tuple[str, ...]  # [S]
     tokens_computed: tuple[int, ...]  # [S]: new tokens of each request in this step
-    tokens_cached: tuple[int, ...]  # [S]: of its prompt, found in the cache at the start (Part 12)
+    tokens_cached: tuple[int, ...]  # [S]: of its prompt, those that the cache had when it began (Part 12)
     tokens_held: tuple[int, ...]  # [S]: tokens in the cache after this step
-    num_running: int
+    num_running: int  # requests, after this step
     num_waiting: int
-    error: str | None = None  # why the step failed: its work was for nothing
-    counters: dict[str, float] = field(default_factory=dict)  # open: what an executor tells of it
+    error: str | None = None  # why the step failed: then none of its tokens counts
+    counters: dict[str, float] = field(default_factory=dict)  # by name: of `StepResult.counters`
 
 
 class Listener:
-    """Override what you want to hear."""
+    """Does nothing; a subclass overrides the events it wants to be told of."""
 
     def on_arrival(self, request: Request) -> None: ...
     def on_schedule(self, batch: Batch) -> None: ...
@@ -57,7 +57,7 @@ class Listeners:
         return bool(self._listeners)
 
     def tell(self, event: str, *details: object) -> None:
-        """Call each listener's method of this name. What one raises is logged, and raised no further."""
+        """Call the method named `event` of each listener, with `details`. What one raises is logged only."""
         for listener in self._listeners:
             try:
                 getattr(listener, event)(*details)

@@ -1,7 +1,7 @@
 """One request on its way through the engine. Part 6.
 
-A record that everyone reads and few write: the scheduler moves `state` and `num_computed_tokens`, the engine
-appends tokens. It carries every field the finished engine needs, from the first day.
+Many rooms read it and two write it: the scheduler sets `state`, `rank` and `num_computed_tokens`, the engine
+appends tokens. It has the fields of all parts from the start; those of a later part name that part.
 """
 
 import enum
@@ -21,12 +21,12 @@ class State(enum.Enum):
     FINISHED = "finished"  # stopped, aborted or failed
 
 
-@dataclass(eq=False, slots=True)  # a request is itself: equal to no other
+@dataclass(eq=False, slots=True)  # compared by identity: two requests are never equal
 class Request:
-    """A prompt being continued.
+    """A prompt and the output that continues it.
 
-    The tokens are one list, prompt and output, because to the scheduler they are the same thing: tokens whose
-    keys and values are computed already (the first `num_computed_tokens`) or are not yet.
+    Both are in one list, `token_ids`, since the scheduler treats them alike: keys and values of the first
+    `num_computed_tokens` are computed, those of the others are not yet.
     """
 
     id: str  # unique: of n > 1 samples, each has its own
@@ -41,11 +41,11 @@ class Request:
     cache_salt: str | None = None  # requests with different salts share no cached prefix (Part 12)
     parent: "Request | None" = None  # of n > 1 samples, the first: they may share its prompt (Part 12)
     state: State = State.WAITING
-    rank: tuple[float, int] = (0.0, 0)  # its place in the queue, given by the scheduler: lowest goes first
+    rank: tuple[float, int] = (0.0, 0)  # its order in the queue, set by the scheduler: lowest goes first
     num_computed_tokens: int = 0  # tokens whose keys and values are in the cache, or will be after this step
     num_cached_tokens: int = 0  # of these, how many the cache had at the start (Part 12)
     num_preemptions: int = 0
-    num_expected: int = 0  # the last tokens that are placeholders: chosen, still on the device (Part 13)
+    num_output_placeholders: int = 0  # at the end of token_ids: chosen, but still on the device (Part 13)
     draft_ids: list[int] = field(default_factory=list)  # proposed, not yet confirmed (Part 16)
     stats: RequestStats = field(default_factory=lambda: RequestStats(arrival=time.perf_counter()))
     logprobs: list[TokenLogprobs] = field(
@@ -63,40 +63,40 @@ class Request:
 
     @property
     def num_tokens_to_compute(self) -> int:
-        """The whole of scheduling: computed tokens catch up with known ones. There is no prefill or decode
-        phase.
+        """Known tokens and drafts whose keys and values are not computed yet. Those of a prompt and of an
+        output count alike: there is no prefill or decode phase.
         """
         return len(self.token_ids) + len(self.draft_ids) - self.num_computed_tokens
 
     @property
     def wants_every_row(self) -> bool:
-        """Its prompt's logits are asked for, so a cached prefix must not be taken as computed (Part 12). Of n
-        samples, the first finds them for all.
+        """Whether the logits of every prompt token are needed, for prompt log probabilities (Part 10): then a
+        cached prefix must be computed again (Part 12). Of n samples, the first computes them for all.
         """
         return self.params.prompt_logprobs is not None and self.parent is None
 
-    def expect(self) -> None:
-        """A token is on its way: a placeholder (-1) takes its place, so that the next step can be scheduled
-        before this one's result is read (Part 13). The output's last possible token has no next step.
+    def add_placeholder(self) -> None:
+        """Append PLACEHOLDER for a token that is chosen but not read yet, so that the next step can be
+        scheduled (Part 13). Does nothing for the last token the output may have: no step follows it.
         """
-        if len(self.output.token_ids) + self.num_expected + 1 < self.output.limit:
+        if len(self.output.token_ids) + self.num_output_placeholders + 1 < self.output.limit:
             self.token_ids.append(PLACEHOLDER)
-            self.num_expected += 1
+            self.num_output_placeholders += 1
 
     def confirm(self, token_id: int, now: float) -> bool:
-        """Take an output token that has come, at the oldest placeholder or at the end; True when the request
-        is finished by it.
+        """Store an output token that was read, in place of the oldest placeholder or at the end, at `now`
+        (seconds of the monotonic clock). True: the request has finished with it.
         """
-        if self.num_expected:
-            self.token_ids[-self.num_expected] = token_id
-            self.num_expected -= 1
+        if self.num_output_placeholders:
+            self.token_ids[-self.num_output_placeholders] = token_id
+            self.num_output_placeholders -= 1
         else:
             self.token_ids.append(token_id)
         self.stats.token_times.append(now)
         return self.output.append(token_id)
 
-    def withdraw(self) -> None:
-        """Nothing that was expected will come: the placeholders go."""
-        if self.num_expected:
-            del self.token_ids[-self.num_expected :]
-            self.num_expected = 0
+    def drop_placeholders(self) -> None:
+        """Remove all placeholders: the tokens they stand for will not come."""
+        if self.num_output_placeholders:
+            del self.token_ids[-self.num_output_placeholders :]
+            self.num_output_placeholders = 0

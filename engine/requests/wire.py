@@ -1,7 +1,7 @@
-"""A step's record as bytes and back: to be logged, sent to another process, and computed there. Part 20.
+"""A step's record as bytes and back: to be logged, or sent to another process and computed there. Part 20.
 
 Promises a record that computes the same tokens, or a ValueError that says what is wrong with it. The bytes
-are JSON: people can read them, and those of a stranger command nothing.
+are JSON: people can read them, and reading those of a stranger runs no code.
 """
 
 import json
@@ -23,18 +23,18 @@ from engine.requests.batch import (
     Rows,
 )
 
-KINDS = {"tables": np.int64, "slots": np.int64, "tokens": np.int64, "factors": np.float32, "mask": np.int32}
+DTYPES = {"tables": np.int64, "slots": np.int64, "tokens": np.int64, "factors": np.float32, "mask": np.int32}
 FIELDS = {kind: [spec.name for spec in fields(kind)] for kind in (Batch, Rows, Draws, Copy, Draw)}
-MOST = 2**40  # no position, token or block has a larger number
+MAX_INT = 2**40  # accepted: no token, position or block has a larger number
 
 
 def to_bytes(batch: Batch) -> bytes:
     """A line of JSON, without its end."""
-    return json.dumps(batch, separators=(",", ":"), default=_plain).encode()
+    return json.dumps(batch, separators=(",", ":"), default=_to_plain).encode()
 
 
 def from_bytes(data: bytes | str) -> Batch:
-    """What `to_bytes` was given. Raises ValueError: it is no record of a step."""
+    """The record that `to_bytes` was given. Raises ValueError: these bytes are no record of a step."""
     try:
         return from_json(json.loads(data))
     except RecursionError:
@@ -42,43 +42,43 @@ def from_bytes(data: bytes | str) -> Batch:
 
 
 def from_json(given: Any) -> Batch:
-    """The same of what JSON says. Raises ValueError."""
+    """The record, from what `json.loads` gives. Raises ValueError: it is no record of a step."""
     try:
         rows, draws = given["rows"], given["draws"]
-        batch = _record(
+        batch = _from_fields(
             Batch,
             given
             | {
-                "copies": tuple(_record(Copy, copy) for copy in given["copies"]),
-                "rows": _record(Rows, rows),
+                "copies": tuple(_from_fields(Copy, copy) for copy in given["copies"]),
+                "rows": _from_fields(Rows, rows),
                 "draws": Draws(tuple(map(_draw, draws["rows"])), tuple(draws["positions"])),
             },
         )
         _check(batch)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        words = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-        raise ValueError(f"no record of a step: {words}") from None
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ValueError(f"no record of a step: {reason}") from None
     return batch
 
 
-def _plain(value: Any) -> Any:
-    """What JSON does not know."""
+def _to_plain(value: Any) -> Any:
+    """An array as lists, a dataclass as a dict of its fields: JSON knows neither."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     return {name: getattr(value, name) for name in FIELDS[type(value)]}
 
 
 def _draw(given: dict[str, Any]) -> Draw:
-    return _record(Draw, given | {"params": Limits(*given["params"])})
+    return _from_fields(Draw, given | {"params": Limits(*given["params"])})
 
 
-def _record(kind: type, given: dict[str, Any]) -> Any:
-    """One of these classes: lists become arrays where the field is one, and tuples elsewhere."""
+def _from_fields(kind: type, given: dict[str, Any]) -> Any:
+    """An object of this class: lists become arrays where the field is an array, and tuples elsewhere."""
     values = {}
     for name, value in given.items():
         if isinstance(value, list):
-            with np.errstate(over="ignore"):  # what is too large becomes infinite
-                value = np.array(value, dtype=KINDS[name]) if name in KINDS else tuple(value)
+            with np.errstate(over="ignore"):  # a number that is too large becomes infinite: refused later
+                value = np.array(value, dtype=DTYPES[name]) if name in DTYPES else tuple(value)
         values[name] = value
     if "factors" in values and values["factors"] is not None:
         values["factors"] = values["factors"].reshape(-1, 3)
@@ -86,42 +86,44 @@ def _record(kind: type, given: dict[str, Any]) -> Any:
 
 
 def _check(batch: Batch) -> None:
-    """Numbers are what they should be, and what belongs together fits together. Raises ValueError. What there
-    is to be named (tokens, blocks, adapters) a record does not know: whoever computes it does.
+    """Raises ValueError where a number is out of range or two fields do not fit. How many tokens, blocks and
+    adapters there are, only the one who computes the record knows (engine/execution/recording.py).
     """
     S, T, R, N = len(batch.ids), batch.num_tokens, len(batch.rows.chosen), len(batch.rows.prompt)
     rows, draws = batch.rows, batch.draws
-    # 1. Sequences: each has new tokens, the last ones of its context.
+    # 1. Each sequence has new tokens, which are the last ones of its context.
     if not S or not all(type(name) is str for name in batch.ids) or len(set(batch.ids)) < S:
         raise ValueError("ids: different names are expected")
-    start = _whole("query_start", batch.query_start, S + 1)
-    ends = _whole("context_lens", batch.context_lens, S)
-    new, token_ids = np.diff(start), _whole("token_ids", batch.token_ids, T, PLACEHOLDER)
-    if start[0] != 0 or start[-1] != T or new.min() < 1:
+    start = _check_ints("query_start", batch.query_start, S + 1)  # [S+1]
+    context_lens = _check_ints("context_lens", batch.context_lens, S)  # [S]
+    num_new = np.diff(start)  # [S]
+    token_ids = _check_ints("token_ids", batch.token_ids, T, PLACEHOLDER)  # [T]
+    if start[0] != 0 or start[-1] != T or num_new.min() < 1:
         raise ValueError(f"query_start: from 0 to {T} is expected, a token or more for each")
     if (np.delete(token_ids, start[1:] - 1) == PLACEHOLDER).any():
         raise ValueError("token_ids: a placeholder is the last token of its sequence")
-    wanted = np.arange(T) + np.repeat(ends - start[1:], new)
-    if wanted[start[:-1]].min() < 0 or (_whole("positions", batch.positions, T) != wanted).any():
+    expected = np.arange(T) + np.repeat(context_lens - start[1:], num_new)  # [T]
+    positions = _check_ints("positions", batch.positions, T)
+    if expected[start[:-1]].min() < 0 or (positions != expected).any():
         raise ValueError("positions: the last ones of each sequence are expected")
-    _shaped("tables", batch.tables, 2, S)
-    _shaped("slots", batch.slots, 1, T)
-    _whole("adapters", batch.adapters, S, NO_ADAPTER)
+    _check_array("tables", batch.tables, 2, S)
+    _check_array("slots", batch.slots, 1, T)
+    _check_ints("adapters", batch.adapters, S, NO_ADAPTER)
     for copy in batch.copies:
-        _whole("number", (copy.number,), 1)
-        _whole("target", copy.target, len(_whole("source", copy.source)))
+        _check_ints("number", (copy.number,), 1)
+        _check_ints("target", copy.target, len(_check_ints("source", copy.source)))
         if copy.kind not in ("fork", "out", "in"):
             raise ValueError(f"copies: {copy.kind!r} is no kind")
-    # 2. Rows, each in its sequence; what is scored; how tokens are drawn.
+    # 2. Rows that are read, each in its sequence; what is scored; how tokens are drawn.
     _check_rows("rows.chosen", rows.chosen, rows.counts, start)
     if rows.prompt or rows.prompt_counts:
         _check_rows("rows.prompt", rows.prompt, rows.prompt_counts, start)
-        _whole("rows.prompt_logprobs", rows.prompt_logprobs, S, UNSCORED)
+        _check_ints("rows.prompt_logprobs", rows.prompt_logprobs, S, UNSCORED)
     if rows.logprobs or rows.prompt_logprobs:
-        _whole("rows.logprobs", rows.logprobs, S, UNSCORED)
-        _whole("rows.prompt_counts", rows.prompt_counts, S)
-    _whole("rows.prompt_ids", rows.prompt_ids, N)
-    _whole("draws.positions", draws.positions, R)
+        _check_ints("rows.logprobs", rows.logprobs, S, UNSCORED)
+        _check_ints("rows.prompt_counts", rows.prompt_counts, S)
+    _check_ints("rows.prompt_ids", rows.prompt_ids, N)
+    _check_ints("draws.positions", draws.positions, R)
     if len(draws.rows) != R:
         raise ValueError(f"draws.rows: {len(draws.rows)}, where {R} are expected")
     for row in draws.rows:
@@ -129,15 +131,17 @@ def _check(batch: Batch) -> None:
 
 
 def _check_rows(name: str, rows: Ints, counts: Ints, start: np.ndarray) -> None:
-    """In order, as many of each sequence as counted."""
-    tokens, of_each = _whole(name, rows), _whole(f"counts of {name}", counts, len(start) - 1)
-    if (np.diff(tokens) < 1).any() or (tokens >= start[-1]).any():
+    """Raises ValueError: rows not in order, or not counts[S] of each sequence. `start`: query_start[S+1]."""
+    row_numbers = _check_ints(name, rows)
+    expected = _check_ints(f"counts of {name}", counts, len(start) - 1)
+    if (np.diff(row_numbers) < 1).any() or (row_numbers >= start[-1]).any():
         raise ValueError(f"{name}: tokens of the step are expected, in order")
-    if (np.diff(np.searchsorted(tokens, start)) != of_each).any():
+    if (np.diff(np.searchsorted(row_numbers, start)) != expected).any():
         raise ValueError(f"{name}: others than were counted")
 
 
 def _check_draw(row: Draw) -> None:
+    """Raises ValueError: a parameter of another type, or out of its range."""
     params = row.params
     if not all(type(value) is int for value in (row.seed, params.top_k, params.min_tokens)):
         raise ValueError("seed, top_k, min_tokens: whole numbers are expected")
@@ -146,28 +150,28 @@ def _check_draw(row: Draw) -> None:
             raise ValueError("temperature, top_p, min_p: numbers from 0 on are expected")
     if type(row.names_seed) is not bool or type(row.is_adjusted) is not bool:
         raise ValueError("names_seed, is_adjusted: true or false is expected")
-    _whole("stop_ids", row.stop_ids)
+    _check_ints("stop_ids", row.stop_ids)
     if row.is_adjusted or row.tokens is not None or row.factors is not None:
-        tokens = _shaped("tokens", row.tokens, 1)
-        if not np.isfinite(_shaped("factors", row.factors, 2, len(tokens))).all():
+        tokens = _check_array("tokens", row.tokens, 1)
+        if not np.isfinite(_check_array("factors", row.factors, 2, len(tokens))).all():
             raise ValueError("factors: finite numbers are expected")
     if row.mask is not None:
-        _shaped("mask", row.mask, 1)
+        _check_array("mask", row.mask, 1)
 
 
-def _whole(name: str, values: Ints, length: int | None = None, least: int = 0) -> np.ndarray:
-    """int64[length]. Raises ValueError: others, more or fewer, smaller than `least`."""
+def _check_ints(name: str, values: Ints, length: int | None = None, least: int = 0) -> np.ndarray:
+    """The values, int64[length]. Raises ValueError: no whole numbers from `least` on, or not as many."""
     if type(values) is not tuple or not all(type(value) is int for value in values):
         raise ValueError(f"{name}: whole numbers are expected")
     if length is not None and len(values) != length:
         raise ValueError(f"{name}: {len(values)}, where {length} are expected")
-    if values and not (min(values) >= least and max(values) <= MOST):
-        raise ValueError(f"{name}: numbers from {least} to {MOST} are expected")
+    if values and not (min(values) >= least and max(values) <= MAX_INT):
+        raise ValueError(f"{name}: numbers from {least} to {MAX_INT} are expected")
     return np.array(values, dtype=np.int64)
 
 
-def _shaped(name: str, values: np.ndarray | None, dim: int, length: int | None = None) -> np.ndarray:
-    """As they are. Raises ValueError: no array of so many dimensions, and rows."""
+def _check_array(name: str, values: np.ndarray | None, dim: int, length: int | None = None) -> np.ndarray:
+    """The values. Raises ValueError: no array of `dim` dimensions, or not `length` rows."""
     if not isinstance(values, np.ndarray) or values.ndim != dim:
         raise ValueError(f"{name}: an array of {dim} dimensions is expected")
     if length is not None and len(values) != length:

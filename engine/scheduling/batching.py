@@ -1,4 +1,4 @@
-"""The record of a step, made of requests: which tokens, where they lie, which rows choose. Part 6."""
+"""Makes the record of a step from its requests: new tokens, and the rows whose logits are read. Part 6."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -6,93 +6,89 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from engine.cache.manager import KVCacheManager
-from engine.decoding.sampling import Draw
+from engine.decoding.sampling import Draw, SamplingState
 from engine.requests.batch import NO_ADAPTER, UNSCORED, Batch, Draws, Rows
 from engine.requests.request import Request
 
 Work = Sequence[tuple[Request, int]]  # [S]: requests, and how many new tokens of each
 
 
-class Spoken(NamedTuple):
-    """What the rows of one sequence speak of: the first ones of `prompt_ids`, one each; the last `num_next`
-    of tokens to be chosen.
+class LogitsRows(NamedTuple):
+    """Of one sequence's new tokens in a step, those whose logits are read. The logits at a token are of the
+    token that comes after it.
     """
 
-    prompt_ids: list[int]
-    num_next: int
+    prompt_ids: list[int]  # known next tokens, to be scored: of the first len(prompt_ids) new tokens
+    num_sampled: int  # the last num_sampled new tokens: the token after each is to be chosen
 
 
-SpokenOf = Callable[[Request, range], Spoken]  # a request, and the positions of its tokens in the step
+SelectRows = Callable[[Request, range], LogitsRows]  # of a request, whose new tokens are at these positions
 
 
-def next_tokens(request: Request, positions: range) -> Spoken:
-    """A row speaks of the token that comes after its own. If nobody knows it yet, it is to be chosen: after
-    the last of `request.token_ids`, and after each draft behind that one (Part 16).
+def sampled_rows(request: Request, positions: range) -> LogitsRows:
+    """The rows from which tokens are chosen: at the last known token, and at each draft behind it (Part 16).
+    The token after any other is known already. No row is scored.
     """
     last_known = len(request.token_ids) - 1
-    return Spoken([], max(0, positions.stop - max(positions.start, last_known)))
+    return LogitsRows([], max(0, positions.stop - max(positions.start, last_known)))
 
 
 def make_batch(
     work: Work,
     cache: KVCacheManager,
     adapter_slots: Mapping[str, int] | None = None,
-    spoken_of: SpokenOf = next_tokens,
+    select_rows: SelectRows = sampled_rows,
 ) -> Batch:
     """The next `n` uncomputed tokens of each (request, n), end to end, for which `cache` has reserved room.
 
-    `adapter_slots`: by key, where an adapter lies (Part 18). `spoken_of` says which rows are wanted, and for
-    what (Part 10 scores those of a prompt, too).
+    `adapter_slots`: the slot of each adapter, by its key (Part 18). `select_rows`: whose logits are read
+    (Part 10 has prompts scored, too).
     """
-    token_ids: list[int] = []
-    positions: list[int] = []
-    context_lens: list[int] = []
+    token_ids: list[int] = []  # [T]
+    positions: list[int] = []  # [T]
+    context_lens: list[int] = []  # [S]
     query_start = (0, *accumulate(n for _, n in work))
-    # Of each row that chooses: its token, how it is drawn, and which output token it gives.
-    chosen: list[int] = []
-    counts: list[int] = []
-    draws: list[Draw] = []
-    drawn_at: list[int] = []
-    prompt: list[int] = []
-    prompt_ids: list[int] = []
-    prompt_counts = [0] * len(work)
-    scored = False
+    # Rows from which a token is chosen: the token they are at, how it is drawn, which output token it gives.
+    chosen: list[int] = []  # [R]
+    counts: list[int] = []  # [S]
+    draws: list[Draw] = []  # [R]
+    draw_positions: list[int] = []  # [R]
+    # Rows that are scored: the token they are at, and the prompt's token that comes after it.
+    prompt: list[int] = []  # [N]
+    prompt_ids: list[int] = []  # [N]
+    prompt_counts = [0] * len(work)  # [S]
+    is_scored = False  # whether a request asks for log probabilities
     for (request, n), offset in zip(work, query_start, strict=False):
         start, end = request.num_computed_tokens, request.num_computed_tokens + n
-        known = len(request.token_ids)
-        scored = scored or request.is_scored
+        is_scored = is_scored or request.is_scored
         context_lens.append(end)
-        if n == 1 and end == known:  # what follows does the same, slower
+        if n == 1 and end == len(request.token_ids):  # most often: the other branch does the same, slower
             token_ids.append(request.token_ids[start])
             positions.append(start)
             chosen.append(offset)
             counts.append(1)
             draws.append(request.sampling.draw())
-            drawn_at.append(end - request.num_prompt_tokens)
+            draw_positions.append(end - request.num_prompt_tokens)
             continue
-        new = (
-            request.token_ids[start:end] if end <= known else [*request.token_ids[start:], *request.draft_ids]
-        )
-        token_ids += new[:n]
+        token_ids += _new_tokens(request, start, end)
         positions += range(start, end)
-        spoken = spoken_of(request, range(start, end))
-        prompt += range(offset, offset + len(spoken.prompt_ids))
-        prompt_ids += spoken.prompt_ids
-        prompt_counts[len(counts)] = len(spoken.prompt_ids)
-        counts.append(spoken.num_next)
-        for i in range(spoken.num_next):
-            row = n - spoken.num_next + i
-            state, guesses = request.sampling, request.draft_ids[:i]  # penalties count them as output
+        rows = select_rows(request, range(start, end))
+        prompt_counts[len(counts)] = len(rows.prompt_ids)
+        counts.append(rows.num_sampled)
+        for i in range(rows.num_sampled):
+            row = n - rows.num_sampled + i
             chosen.append(offset + row)
-            draws.append((state.behind(guesses) if guesses and state.is_adjusted else state).draw())
-            drawn_at.append(start + row + 1 - request.num_prompt_tokens)
-    rows = Rows(tuple(chosen), tuple(counts))
-    if scored:
-        rows = replace(
-            rows,
-            logprobs=tuple(_asked(request.params.logprobs) for request, _ in work),
+            draws.append(_sampling_after(request, i).draw())
+            draw_positions.append(start + row + 1 - request.num_prompt_tokens)
+        prompt += range(offset, offset + len(rows.prompt_ids))
+        prompt_ids += rows.prompt_ids
+    rows_read = Rows(tuple(chosen), tuple(counts))
+    if is_scored:
+        rows_read = replace(
+            rows_read,
+            logprobs=tuple(_num_likeliest(request.params.logprobs) for request, _ in work),
             prompt_logprobs=tuple(
-                _asked(request.params.prompt_logprobs) if request.wants_every_row else UNSCORED
+                _num_likeliest(request.params.prompt_logprobs) if request.wants_every_row else UNSCORED
                 for request, _ in work
             ),
             prompt=tuple(prompt),
@@ -100,7 +96,7 @@ def make_batch(
             prompt_counts=tuple(prompt_counts),
         )
     ids = tuple(request.id for request, _ in work)
-    tables, slots = cache.places(ids, query_start, positions)
+    tables, slots = cache.locate(ids, query_start, positions)
     adapters = (NO_ADAPTER,) * len(work)
     if adapter_slots:
         adapters = tuple(
@@ -115,11 +111,25 @@ def make_batch(
         tables,
         slots,
         cache.take_copies(),
-        rows,
-        Draws(tuple(draws), tuple(drawn_at)),
+        rows_read,
+        Draws(tuple(draws), tuple(draw_positions)),
         adapters,
     )
 
 
-def _asked(logprobs: int | None) -> int:
+def _new_tokens(request: Request, start: int, end: int) -> list[int]:
+    """Tokens start to end of a request: known ones, then its drafts."""
+    if end <= len(request.token_ids):
+        return request.token_ids[start:end]
+    return [*request.token_ids[start:], *request.draft_ids][: end - start]
+
+
+def _sampling_after(request: Request, num_drafts: int) -> SamplingState:
+    """By which the token after so many drafts is drawn: penalties count the drafts as output."""
+    drafts, state = request.draft_ids[:num_drafts], request.sampling
+    return state.behind(drafts) if drafts and state.is_adjusted else state
+
+
+def _num_likeliest(logprobs: int | None) -> int:
+    """For the record: how many likeliest tokens to score; UNSCORED where no log probability is asked for."""
     return UNSCORED if logprobs is None else logprobs

@@ -67,10 +67,10 @@ class ContinuousScheduler(Queues):
         self.running.sort(key=by_rank)
         preempted = False
         queue, running = list(self.running), State.RUNNING  # an Enum's member takes as long to find as a call
-        for place, request in enumerate(queue):
+        for i, request in enumerate(queue):
             if request.state is not running:  # preempted a moment ago
                 continue
-            later = len(queue) - place - 1  # each of them is left a token: a long prompt holds nobody up
+            later = len(queue) - i - 1  # each of them is left a token: a long prompt holds nobody up
             new = min(request.num_tokens_to_compute, budget - later)
             if not new:  # its last token is still on its way
                 continue

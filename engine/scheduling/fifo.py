@@ -1,4 +1,4 @@
-"""First in, first out, one request at a time: the queue in its plainest form. Part 6."""
+"""First in, first out, one request at a time. Part 6."""
 
 from engine.requests.step import Step
 from engine.scheduling.scheduler import Queues
@@ -8,9 +8,9 @@ class FIFOScheduler(Queues):
     """Runs the oldest request to its end before it looks at the next."""
 
     def schedule(self) -> Step | None:
-        """The whole prompt in one step, then a token a step, drafts included; room for all of it is reserved
-        before. None, and nothing has changed: nobody runs or can be admitted, the running request has nothing
-        to compute, or the cache has no room for it.
+        """The whole prompt in one step, then one token (and the drafts behind it) in each; room in the
+        cache is reserved before. None, and nothing has changed: no request runs or can be admitted, the
+        running one has nothing to compute, or the cache has no room for it.
         """
         if not self.running and self.waiting:
             self.admit_next()

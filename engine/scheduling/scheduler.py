@@ -13,11 +13,11 @@ from engine.cache.manager import KVCacheManager
 from engine.requests.listeners import Listeners
 from engine.requests.request import Request, State
 from engine.requests.step import Step
-from engine.scheduling.batching import SpokenOf, Work, make_batch, next_tokens
+from engine.scheduling.batching import SelectRows, Work, make_batch, sampled_rows
 
 
 class Scheduler(Protocol):
-    """Called by one thread, in a circle: schedule, (the step runs), update or rollback, finish."""
+    """Called by one thread, again and again: schedule, (the step runs), update or rollback, finish."""
 
     cache: KVCacheManager
     listeners: Listeners  # the engine's own, once it has one
@@ -53,13 +53,13 @@ class Queues:
         self,
         cache: KVCacheManager,
         adapter_slots: AdapterSlots | None = None,
-        spoken_of: SpokenOf = next_tokens,
+        select_rows: SelectRows = sampled_rows,
     ) -> None:
-        """`adapter_slots`: who gives the adapters of running requests a slot. `spoken_of`: as for
+        """`adapter_slots`: who gives the adapters of running requests a slot. `select_rows`: as for
         `make_batch`.
         """
         self.cache, self.listeners = cache, Listeners()
-        self._adapter_slots, self._spoken_of = adapter_slots, spoken_of
+        self._adapter_slots, self._select_rows = adapter_slots, select_rows
         self.waiting: list[Request] = []  # best rank first
         self.running: list[Request] = []  # in order of admission
         self._arrivals = 0
@@ -113,18 +113,19 @@ class Queues:
         return None
 
     def take(self, work: Work) -> Step:
-        """The step of these (request, new tokens). From here on they count as computed; `rollback` takes it
-        back.
+        """Make the step of these (request, new tokens), which count as computed from here on. If the step
+        fails, `rollback` undoes this.
         """
         adapter_slots = self._adapter_slots.slot_of if self._adapter_slots else None
-        batch = make_batch(work, self.cache, adapter_slots, self._spoken_of)
+        batch = make_batch(work, self.cache, adapter_slots, self._select_rows)
         for request, n in work:
             request.num_computed_tokens += n
         return Step(batch, tuple(request for request, _ in work))
 
     def update(self, step: Step, drafts: list[list[int]] | None = None) -> None:
-        """The step succeeded and confirmed tokens were appended: rejected drafts were never computed. Whoever
-        has left the running requests since the step began is not concerned.
+        """Called when a step has succeeded and its tokens are appended: commit them in the cache, and set
+        `draft_ids` to drafts[S]. Rejected drafts do not count as computed. Requests of the step that run no
+        longer are left as they are.
         """
         for s, request in enumerate(step.requests):
             if request.state is not RUNNING:
@@ -132,18 +133,18 @@ class Queues:
             if drafts is not None or request.draft_ids:
                 request.num_computed_tokens = min(request.num_computed_tokens, len(request.token_ids) - 1)
                 request.draft_ids = drafts[s] if drafts else []
-            known = len(request.token_ids) - request.num_expected
+            known = len(request.token_ids) - request.num_output_placeholders
             self.cache.commit(request, min(step.batch.context_lens[s], known - 1))
 
     def rollback(self, step: Step) -> None:
-        """The step failed: its tokens are not in the cache after all, and what it would have brought is not
-        expected any more. Copies that it may not have made come with the next step.
+        """Called when a step has failed: its tokens do not count as computed, and the placeholders of those
+        it was to bring are removed. Its copies come with the next step, since it may not have made them.
         """
         batch = step.batch
         self.cache.retry(batch.copies)
         for s, request in enumerate(step.requests):
             request.num_computed_tokens = batch.context_lens[s] - batch.num_new_tokens(s)
-            request.withdraw()
+            request.drop_placeholders()
 
     def finish(self, request: Request) -> None:
         """Forget a request, waiting or running, and free its memory."""
@@ -157,16 +158,16 @@ class Queues:
         self.cache.release(request)
 
     def lend(self, request: Request, total: int) -> bool:
-        """Room for `total` tokens of a running request, guesses included, if it is free now: nobody is
-        preempted for guesses (Part 16).
+        """Reserve memory for `total` tokens of a running request, drafts included, if there is some now (Part
+        16). No request is preempted for drafts.
         """
         return self.cache.reserve(request, total)
 
     def take_back(self, request: Request, total: int) -> None:
-        """A running request needs room for `total` tokens only: what was lent beyond goes to others."""
+        """Free what was lent to a running request beyond `total` tokens."""
         self.cache.trim(request, total)
 
 
 def fail_all(step: Step, error: Exception) -> list[Request]:
-    """Everyone who was in the step."""
+    """All requests of the step: the default of LLMEngine's `recover`."""
     return list(step.requests)

@@ -1,1 +1,1 @@
-"""Drafts: who proposes them, and which of them stand."""
+"""Drafts: who proposes them, how many, and which are accepted."""

@@ -1,8 +1,8 @@
-"""Speculation on the host: what stood is kept, and something is proposed for the next step. Part 16.
+"""Speculative decoding, a capability of the engine: rejected drafts are cut, new ones proposed. Part 16.
 
-Promises what rejection sampling promises; that proposals take only memory that is free and that nobody's next
-token needs; and that none is made behind an output's last possible token. A capability of the engine's loop:
-steps run one ahead (Part 13) while nothing is proposed, and one with drafts is alone on the device.
+Promises what rejection sampling promises; that drafts take only memory that is free and that no request needs
+for its next token; and that none is proposed behind an output's last possible token. Steps run one ahead
+(Part 13) while nothing is proposed; a step with drafts lands before the next is launched.
 """
 
 import math
@@ -14,27 +14,27 @@ from engine.requests.batch import Batch
 from engine.requests.request import Request, State
 from engine.requests.step import Step, StepResult
 from engine.scheduling.scheduler import Scheduler
-from engine.speculation.lengths import Lengths
-from engine.speculation.rejection_sampler import standing
+from engine.speculation.lengths import DraftLengths
+from engine.speculation.rejection_sampler import confirmed_tokens
 
-CATCH_UP = 256  # tokens that a proposer reads in a step beside those that the last one brought
+CATCH_UP = 256  # tokens that a proposer may read in a step, beyond those of the last step
 Text = tuple[Request, list[int]]  # a request, and all of its tokens that are known
 
 
 class Proposer(Protocol):
     @property
     def max_positions(self) -> float:
-        """It reads no text that is longer."""
+        """It reads no text that is longer, in tokens."""
 
     def unread(self, request: Request, ids: Sequence[int]) -> int:
-        """How many tokens of this text it has to read before it can propose what comes behind."""
+        """How many tokens of this text it has to read before it can propose what follows."""
 
-    def propose(self, texts: Sequence[Text], most: Sequence[int]) -> list[list[int]]:
-        """At most so many tokens for each; with 0 the text is only read."""
+    def propose(self, texts: Sequence[Text], max_tokens: Sequence[int]) -> list[list[int]]:
+        """For each text at most so many tokens that may follow it; with 0 the text is only read."""
 
 
 class NgramProposer:
-    """A proposer that has no memory: it looks at each text alone."""
+    """A proposer without a memory: it looks at each text as it is, so it has nothing to read before."""
 
     max_positions = math.inf
 
@@ -45,20 +45,21 @@ class NgramProposer:
     def unread(self, request: Request, ids: Sequence[int]) -> int:
         return 0
 
-    def propose(self, texts: Sequence[Text], most: Sequence[int]) -> list[list[int]]:
-        return [self._find(ids, n) for (_, ids), n in zip(texts, most, strict=True)]
+    def propose(self, texts: Sequence[Text], max_tokens: Sequence[int]) -> list[list[int]]:
+        return [self._find(ids, n) for (_, ids), n in zip(texts, max_tokens, strict=True)]
 
 
 @dataclass
 class Tally:
-    """Since the start. `accepted_at[i]`: how often the i-th draft of a row of them stood."""
+    """Counts since the start. A draft is one proposal for one request, of several tokens."""
 
-    accepted_at: list[int]
-    drafts: int = 0  # how often something was proposed
+    accepted_at: list[int]  # [K]: how often the token at this position of a draft was accepted
+    drafts: int = 0
     proposed: int = 0  # tokens
-    accepted: int = 0
+    accepted: int = 0  # tokens
 
     def add(self, proposed: int, accepted: int) -> None:
+        """A draft of `proposed` tokens, of which the first `accepted` were accepted."""
         self.drafts += proposed > 0
         self.proposed += proposed
         self.accepted += accepted
@@ -67,117 +68,139 @@ class Tally:
 
 
 class Speculation:
-    """Cut what did not stand, then propose. The runner's `select` must be a `RejectionSampler`."""
+    """A `Capability` of the engine. The runner's `select` must be a `RejectionSampler`."""
 
-    def __init__(self, proposer: Proposer, scheduler: Scheduler, lengths: Lengths) -> None:
+    def __init__(self, proposer: Proposer, scheduler: Scheduler, lengths: DraftLengths) -> None:
         self.proposer, self.scheduler, self.lengths = proposer, scheduler, lengths
-        self.tally = Tally([0] * lengths.most)
-        self._lent = False  # whether room was taken for guesses
+        self.tally = Tally([0] * lengths.max_drafts)
+        self._has_lent = False  # whether the scheduler has lent memory for drafts since it was given back
 
-    def launching(self, step: Step) -> Batch:
+    def before_submit(self, step: Step) -> Batch:
         return step.batch
 
-    def lands_first(self, step: Step) -> bool:
-        """A step with drafts does, and one behind which something is to be proposed: that takes its tokens,
-        of which it is known beforehand how many there are.
+    def must_land_first(self, step: Step) -> bool:
+        """Whether the step has drafts, or something is to be proposed behind it. To propose takes its tokens,
+        but how many there will be is known before.
         """
         counts = step.batch.rows.counts
-        return step.batch.has_drafts or any(self._wanted(step.requests, counts))
+        return step.batch.has_drafts or any(self._num_wanted(step.requests, counts))
 
-    def landed(self, step: Step, result: StepResult) -> StepResult:
-        """The tokens that stand, what is proposed behind them, and how it went. Of a step that was overtaken
-        the next is under way, with these tokens in it: then `drafts` is None.
+    def after_result(self, step: Step, result: StepResult) -> StepResult:
+        """The result with confirmed tokens only, with drafts behind them, and with counters. `drafts` is None
+        for a step that was overlapped: the next step is under way already, without drafts.
         """
-        # 1. Behind a draft that was not accepted there is nothing.
+        # 1. Behind a draft that was rejected there is nothing.
         tokens, logprobs = result.tokens, result.logprobs
         if step.batch.has_drafts:
-            tokens = [standing(*pair) for pair in zip(tokens, drafts_of(step.batch), strict=True)]
-            logprobs = logprobs and [s[: len(kept)] for s, kept in zip(logprobs, tokens, strict=True)]
-        # 2. What became of each request's drafts. Now and then, those that have left are forgotten.
-        queues = self.scheduler.running, self.scheduler.waiting
-        if self.lengths.num_requests > 2 * sum(map(len, queues)):
-            self.lengths.retain({request.id for queue in queues for request in queue})
-        proposed = accepted = 0
+            tokens = [confirmed_tokens(*pair) for pair in zip(tokens, drafts_of(step.batch), strict=True)]
+            logprobs = logprobs and [
+                scores[: len(confirmed)] for scores, confirmed in zip(logprobs, tokens, strict=True)
+            ]
+        # 2. What became of each request's drafts.
+        self._forget_requests()
+        proposed_before, accepted_before = self.tally.proposed, self.tally.accepted
         if step.batch.has_drafts:
-            for request, before, after in zip(step.requests, result.tokens, tokens, strict=True):
-                if before and request.state is not State.FINISHED:  # else it was launched once too often
-                    self.lengths.observe(request.id, len(before) - 1, len(after) - 1)
-                    self.tally.add(len(before) - 1, len(after) - 1)
-                    proposed, accepted = proposed + len(before) - 1, accepted + len(after) - 1
+            self._count(step.requests, result.tokens, tokens)
         else:
-            self.lengths.passed(sum(map(bool, tokens)))
-        # 3. What is proposed behind them, once the room of guesses that did not stand is given back.
-        if self._lent:
-            for request, kept in zip(step.requests, tokens, strict=True):
-                if request.state is State.RUNNING:
-                    known = len(request.token_ids) - request.num_expected
-                    self.scheduler.take_back(request, known + len(kept))
-        self._lent = False
-        drafts = None if step.overtaken else self._propose(step.requests, tokens)
-        counters = {"draft_tokens": float(proposed), "accepted_tokens": float(accepted)}
+            self.lengths.observe_plain_step(sum(map(bool, tokens)))
+        counters = {
+            "draft_tokens": float(self.tally.proposed - proposed_before),
+            "accepted_tokens": float(self.tally.accepted - accepted_before),
+        }
+        # 3. New drafts, once the memory of rejected ones is given back.
+        self._give_back(step.requests, tokens)
         return replace(
             result,
             tokens=tokens,
             logprobs=logprobs,
-            drafts=drafts,
+            drafts=None if step.overlapped else self._propose(step.requests, tokens),
             counters=(result.counters or {}) | counters,
         )
 
-    def _wanted(self, requests: Sequence[Request], new: Sequence[int]) -> list[int]:
-        """[S]: how many tokens to propose for each, once a step has brought it so many."""
+    def _forget_requests(self) -> None:
+        """Have `lengths` forget requests that have left, once it knows twice as many as there are."""
+        queues = self.scheduler.running, self.scheduler.waiting
+        if self.lengths.num_requests > 2 * sum(map(len, queues)):
+            self.lengths.retain({request.id for queue in queues for request in queue})
+
+    def _count(
+        self, requests: Sequence[Request], sampled: Sequence[list[int]], confirmed: Sequence[list[int]]
+    ) -> None:
+        """Count the drafts of a step: of the tokens of each request's rows, those that were confirmed."""
+        for request, rows, tokens in zip(requests, sampled, confirmed, strict=True):
+            if rows and request.state is not State.FINISHED:  # else it ended while this step was in flight
+                num_proposed, num_accepted = len(rows) - 1, len(tokens) - 1
+                self.lengths.observe(request.id, num_proposed, num_accepted)
+                self.tally.add(num_proposed, num_accepted)
+
+    def _give_back(self, requests: Sequence[Request], tokens: Sequence[list[int]]) -> None:
+        """Give back memory that was lent for drafts, beyond each request's known and confirmed tokens."""
+        if self._has_lent:
+            for request, confirmed in zip(requests, tokens, strict=True):
+                if request.state is State.RUNNING:
+                    known = len(request.token_ids) - request.num_output_placeholders
+                    self.scheduler.take_back(request, known + len(confirmed))
+        self._has_lent = False
+
+    def _num_wanted(self, requests: Sequence[Request], num_new: Sequence[int]) -> list[int]:
+        """[S]: how many tokens to propose for each request, after a step that brings it num_new[S] tokens."""
         wanted = [0] * len(requests)
-        # Mostly drafts pay for nobody, however many they might be. Then it does not matter how many may be.
-        decoding = [request.id for request, count in zip(requests, new, strict=True) if count]
-        if not any(self.lengths.choose(decoding, [self.lengths.most] * len(decoding))):
+        # In most steps drafts pay for no request, even if each may have the most. Then caps do not matter.
+        decoding = [request.id for request, count in zip(requests, num_new, strict=True) if count]
+        if not any(self.lengths.choose(decoding, [self.lengths.max_drafts] * len(decoding))):
             return wanted
-        caps = [self.cap(request, count) for request, count in zip(requests, new, strict=True)]
-        going = [s for s, cap in enumerate(caps) if cap is not None]
-        lengths = self.lengths.choose([requests[s].id for s in going], [caps[s] or 0 for s in going])
-        for s, k in zip(going, lengths, strict=True):
+        caps = [self.cap(request, count) for request, count in zip(requests, num_new, strict=True)]
+        continuing = [s for s, cap in enumerate(caps) if cap is not None]
+        lengths = self.lengths.choose(
+            [requests[s].id for s in continuing], [caps[s] or 0 for s in continuing]
+        )
+        for s, k in zip(continuing, lengths, strict=True):
             wanted[s] = k
         return wanted
 
-    def cap(self, request: Request, new: int) -> int | None:
-        """How many may be proposed at most, if a step brings it so many tokens. None: its prompt is still
-        being read, or these are its last, or it has left the running ones.
+    def cap(self, request: Request, num_new: int) -> int | None:
+        """How many tokens may be proposed at most, after a step that brings the request `num_new` tokens.
+        None: its prompt is not complete, these are its last tokens, or it runs no longer.
         """
-        left = request.output.limit - len(request.output.token_ids) - new
-        if not new or left < 1 or request.state is not State.RUNNING:
+        left = request.output.limit - len(request.output.token_ids) - num_new
+        if not num_new or left < 1 or request.state is not State.RUNNING:
             return None
-        return min(self.lengths.most, left - 1)
+        return min(self.lengths.max_drafts, left - 1)
 
     def _propose(self, requests: Sequence[Request], tokens: Sequence[list[int]]) -> list[list[int]]:
-        """[S]: proposals for whoever goes on."""
+        """[S]: drafts for each request, behind its confirmed tokens of this step."""
         drafts: list[list[int]] = [[] for _ in tokens]
-        # 1. Who goes on, and how many tokens may come behind the one that the next step gives anyway.
-        new = [0 if _ends(r, kept) else len(kept) for r, kept in zip(requests, tokens, strict=True)]
-        wanted = self._wanted(requests, new)
-        if not any(wanted):  # nobody: the proposer falls behind, and that costs nothing
+        # 1. Who continues, and how many tokens to propose behind the one that the next step gives anyway.
+        num_new = [0 if _ends(r, new) else len(new) for r, new in zip(requests, tokens, strict=True)]
+        wanted = self._num_wanted(requests, num_new)
+        if not any(wanted):  # the proposer reads nothing, and has more to read later
             return drafts
-        # 2. Everybody's next token first: there is room for it, or nothing is proposed. Then for guesses.
-        going = [s for s, count in enumerate(new) if count and self.cap(requests[s], count) is not None]
-        known = {s: [*requests[s].token_ids, *tokens[s]] for s in going}
-        fits = {s: self.scheduler.lend(requests[s], len(known[s])) for s in going}
-        self._lent = True
+        # 2. Memory for the next token of each request; then for drafts, where there is some for all of them.
+        continuing = [
+            s for s, count in enumerate(num_new) if count and self.cap(requests[s], count) is not None
+        ]
+        known = {s: [*requests[s].token_ids, *tokens[s]] for s in continuing}
+        has_room = {s: self.scheduler.lend(requests[s], len(known[s])) for s in continuing}
+        self._has_lent = True
         work: list[tuple[int, Text, int]] = []
-        for s in going:
+        for s in continuing:
             k = int(min(wanted[s], self.proposer.max_positions - len(known[s])))
-            if k > 0 and fits[s] and self.scheduler.lend(requests[s], len(known[s]) + k):
+            if k > 0 and has_room[s] and self.scheduler.lend(requests[s], len(known[s]) + k):
                 work.append((s, (requests[s], known[s]), k))
-        # 3. Who has not been asked for long is far behind, and catches up by and by.
-        late = [max(0, self.proposer.unread(*text) - (self.lengths.most + 1)) for _, text, _ in work]
-        work = list(_in_reach(work, late))
-        self.lengths.proposing(min(CATCH_UP, sum(late)))
+        # 3. A proposer that was not asked for long has much to read, and does so over several steps.
+        backlog = [max(0, self.proposer.unread(*text) - (self.lengths.max_drafts + 1)) for _, text, _ in work]
+        self.lengths.observe_proposals(min(CATCH_UP, sum(backlog)))
+        work = list(_within_catch_up(work, backlog))
         proposals = self.proposer.propose([text for _, text, _ in work], [k for *_, k in work])
         for (s, (request, _), k), proposal in zip(work, proposals, strict=True):
             drafts[s] = proposal
-            if k and not proposal:  # asked for, and there was none: as good as one that did not stand
+            if k and not proposal:  # nothing was found: counts as a draft that was rejected
                 self.lengths.observe(request.id, 1, 0)
         return drafts
 
 
 def drafts_of(batch: Batch) -> Iterator[list[int]]:
-    """Of each sequence: the tokens that the step's rows verify."""
+    """Of each sequence: the drafts that the step verifies, which are the tokens behind its first row."""
     row = 0
     for count in batch.rows.counts:
         yield [batch.token_ids[at + 1] for at in batch.rows.chosen[row : row + max(0, count - 1)]]
@@ -185,16 +208,20 @@ def drafts_of(batch: Batch) -> Iterator[list[int]]:
 
 
 def _ends(request: Request, tokens: Sequence[int]) -> bool:
-    """Whether its output ends with these tokens, by a stop token or because there is none."""
+    """Whether its output ends with these tokens, by a stop token or because there is none (NO_TOKEN)."""
     return any(token_id < 0 or token_id in request.sampling.stop_ids for token_id in tokens)
 
 
-def _in_reach(work: list[tuple[int, Text, int]], late: list[int]) -> Iterator[tuple[int, Text, int]]:
-    """`work`, but of who is `late`, CATCH_UP tokens altogether: a piece of the text, and no proposal."""
+def _within_catch_up(
+    work: list[tuple[int, Text, int]], backlog: list[int]
+) -> Iterator[tuple[int, Text, int]]:
+    """The part of `work` that reads at most CATCH_UP tokens of backlog, in order: where a request's backlog
+    is longer than what is left, a piece of its text is read, and nothing is proposed for it.
+    """
     left = CATCH_UP
-    for (s, (request, ids), k), behind in zip(work, late, strict=True):
-        if behind <= left:
+    for (s, (request, ids), k), num_unread in zip(work, backlog, strict=True):
+        if num_unread <= left:
             yield s, (request, ids), k
         elif left:
-            yield s, (request, ids[: len(ids) - behind + left]), 0
-        left -= min(behind, left)
+            yield s, (request, ids[: len(ids) - num_unread + left]), 0
+        left -= min(num_unread, left)

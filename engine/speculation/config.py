@@ -5,10 +5,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from engine.speculation.costs import CostTable
+from engine.speculation.step_times import StepTimes
 
 METHODS = ("draft_model", "ngram")
-MOST_TOKENS = 16  # proposed at once: the next would hardly ever stand, and costs what the first does
+MAX_DRAFTS = (
+    16  # of a request in a step: the next would hardly ever be accepted, and takes as long as the first
+)
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,9 @@ class SpeculativeConfig:
     model: str | Path | None = None  # the draft model; it shares the target's tokenizer
     prompt_lookup_max: int = 4  # for ngram: the longest end of the text that is looked up
     prompt_lookup_min: int = 2  # and the shortest
-    costs: CostTable | None = None  # what steps take; None: measured. Given, it decides alike in every run
+    step_times: StepTimes | None = (
+        None  # None: measured at the start. With a given table all runs decide alike
+    )
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "SpeculativeConfig":
@@ -33,8 +37,8 @@ class SpeculativeConfig:
                 raise ValueError(f"speculative_config: {name!r} is unknown; accepted are {', '.join(known)}")
         if "num_speculative_tokens" not in given:
             raise ValueError("speculative_config needs num_speculative_tokens")
-        costs = given.get("costs")
-        config = cls(**{**given, "costs": CostTable.of(costs) if costs is not None else None})
+        times = given.get("step_times")
+        config = cls(**{**given, "step_times": StepTimes.of(times) if times is not None else None})
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             if config.method != "ngram" and name in given:
                 raise ValueError(f"speculative_config: {name}={given[name]!r} needs method='ngram'")
@@ -42,9 +46,9 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         for name, most in (
-            ("num_speculative_tokens", MOST_TOKENS),
-            ("prompt_lookup_max", MOST_TOKENS),
-            ("prompt_lookup_min", MOST_TOKENS),
+            ("num_speculative_tokens", MAX_DRAFTS),
+            ("prompt_lookup_max", MAX_DRAFTS),
+            ("prompt_lookup_min", MAX_DRAFTS),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:

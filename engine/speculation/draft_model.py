@@ -1,11 +1,11 @@
-"""Proposals from a small model that reads along. Part 16.
+"""Drafts from a small model that reads along. Part 16.
 
 Its keys and values are more layers over the target's block tables: wherever the target's lie, the draft's do,
 in a memory of its own. So whatever the plan shares, forks, or swaps, is shared, forked and swapped for both.
 
-Promises one or more passes of the draft model per call, each for all sequences together; that it reads no
-token twice, its own guesses included, if they stood; and that what it says it drew a token from is what it
-drew it from. Passes follow one another without the host, which reads all guesses at the end. Knows nothing of
+Promises one or more passes of the draft model per call, each for all sequences at once; that it computes no
+token twice, its own guesses included, if they are confirmed; and that the distributions it reports are those
+it drew from. Passes follow one another without the host, which reads all guesses at the end. Knows nothing of
 the target.
 """
 
@@ -22,19 +22,21 @@ from engine.execution.runner import Executor, Logits, choose
 from engine.requests.batch import NO_ADAPTER, PLACEHOLDER, Batch, Draws, Rows
 from engine.requests.request import Request
 from engine.requests.step import Pending
-from engine.speculation.rejection_sampler import Proposals
+from engine.speculation.rejection_sampler import DraftProbs
 
-PROPOSE = 0x2545F4914F6CDD1D  # makes of a request's seed another, whose numbers choose the proposals
+PROPOSE = 0x2545F4914F6CDD1D  # XORed to a seed: drafts are not drawn by the target's numbers
 
 
 class DraftSampler:
-    """A draft model's `select`: it remembers what sampled proposals were drawn from."""
+    """A draft model's `select`: it notes what sampled drafts were drawn from."""
 
-    def __init__(self, proposals: Proposals) -> None:
-        self.proposals = proposals
+    def __init__(self, draft_probs: DraftProbs) -> None:
+        self.draft_probs = draft_probs
 
     def __call__(self, logits: Logits, batch: Batch) -> Tensor:
-        """token ids[R]. The likeliest is certain; so is, for the target, what a named seed gives."""
+        """token ids[R]. No distribution is noted for the likeliest token, nor for one drawn by a seed that
+        the request names: the target takes them as certain.
+        """
         draws = batch.draws
         if not any(row.temperature for row in draws.rows):
             return choose(logits, batch)
@@ -42,127 +44,127 @@ class DraftSampler:
         drawing = [name for name, count in zip(batch.ids, batch.rows.counts, strict=True) if count]
         for name, row, position, p in zip(drawing, draws.rows, draws.positions, probs, strict=True):
             if row.temperature and not row.names_seed:
-                self.proposals.put(name, position, p)
+                self.draft_probs.put(name, position, p)
         return draw(probs, [row.seed for row in draws.rows], draws.positions)
 
 
-class _Reading(NamedTuple):
-    """A sequence's part of a pass."""
+class _SequencePass(NamedTuple):
+    """One sequence in a pass of the draft model."""
 
     request: Request
-    ids: list[int]  # its tokens that are known
-    start: int  # where the new ones of this pass begin
-    new: list[int]
-    guesses: list[int] | None  # so far; None: what follows is not wanted
+    ids: list[int]  # all of its known tokens
+    start: int  # the position of the first new token
+    new: list[int]  # tokens to compute in this pass
+    guesses: list[int] | None  # its guesses so far; None: no token is to be chosen
 
 
 class DraftModel:
-    """Reads what the target has confirmed, and goes on from there."""
+    """A `Proposer` that reads the confirmed tokens, and goes on from there."""
 
-    def __init__(
-        self, runner: Executor, cache: KVCacheManager, proposals: Proposals, max_positions: int
-    ) -> None:
+    def __init__(self, runner: Executor, cache: KVCacheManager, max_positions: int) -> None:
         """`runner`: the draft model's, with a `DraftSampler` and `LastTokens`. `cache`: the target's plan."""
-        self.runner, self.cache, self.proposals, self.max_positions = runner, cache, proposals, max_positions
+        self.runner, self.cache, self.max_positions = runner, cache, max_positions
 
     def unread(self, request: Request, ids: Sequence[int]) -> int:
-        """How many of its tokens a proposal has to read first: at least the last one, for what comes behind
-        it. A guess that stood is read already.
+        """How many of the known tokens `ids` are to be computed before a draft: at least the last one, for
+        its logits. A guess that was confirmed is computed already.
         """
-        drafted = self.cache.drafted[request.id]
-        read = drafted.num_tokens
-        for guess, token_id in zip(drafted.guesses, ids[read:], strict=False):
+        progress = self.cache.draft_progress[request.id]
+        computed = progress.num_tokens
+        for guess, token_id in zip(progress.guesses, ids[computed:], strict=False):
             if guess != token_id:
                 break
-            read += 1
-        return max(1, len(ids) - read)
+            computed += 1
+        return max(1, len(ids) - computed)
 
-    def propose(self, texts: Sequence[tuple[Request, list[int]]], most: Sequence[int]) -> list[list[int]]:
-        """For each (request, its tokens), at most so many tokens: with 0 they are only read."""
-        self.proposals.retain(self.cache.drafted)
+    def propose(
+        self, texts: Sequence[tuple[Request, list[int]]], max_tokens: Sequence[int]
+    ) -> list[list[int]]:
+        """For each (request, its known tokens), at most so many drafts: with 0 the text is only read."""
         drafts: list[list[int]] = [[] for _ in texts]
-        # 1. What it has not read yet, of everybody. Keys of guesses that did not stand are written over.
+        # 1. What is not computed yet, of all texts. Keys of rejected guesses are written over.
         starts = [len(ids) - self.unread(request, ids) for request, ids in texts]
         new = [ids[start:] for (_, ids), start in zip(texts, starts, strict=True)]
-        reading = list(range(len(texts)))
+        computing = list(range(len(texts)))
         passes: list[tuple[list[int], Pending]] = []  # whose guesses are still on the device, and these
-        while reading:
-            going = [s for s in reading if most[s] > len(drafts[s])]
-            pending = self.runner.submit(
-                self._batch(
-                    [
-                        _Reading(*texts[s], starts[s], new[s], drafts[s] if s in going else None)
-                        for s in reading
-                    ]
-                )
-            )
-            for s in reading:
-                self._has_read(*texts[s], drafts[s])
-            # 2. A token more for each that may have one. It is read only if another is to follow. Penalties
-            #    count guesses on the host.
-            if any(texts[s][0].sampling.is_adjusted for s in going):
+        while computing:
+            drafting = [s for s in computing if max_tokens[s] > len(drafts[s])]
+            work = [
+                _SequencePass(*texts[s], starts[s], new[s], drafts[s] if s in drafting else None)
+                for s in computing
+            ]
+            pending = self.runner.submit(self._batch(work))
+            for s in computing:
+                self._note_progress(*texts[s], drafts[s])
+            # 2. Each of `drafting` has a guess more, which is computed only if another is to follow. It is
+            #    read now if penalties have to count it on the host, else at the end.
+            if any(texts[s][0].sampling.is_adjusted for s in drafting):
                 guesses = _chosen(pending)
             else:
-                guesses = [PLACEHOLDER] * len(going)
-                passes.append((going, pending))
-            for s, guess in zip(going, guesses, strict=True):
+                guesses = [PLACEHOLDER] * len(drafting)
+                passes.append((drafting, pending))
+            for s, guess in zip(drafting, guesses, strict=True):
                 starts[s] += len(new[s])
                 drafts[s].append(guess)
                 new[s] = [guess]
-            reading = [s for s in going if most[s] > len(drafts[s])]
-        # 3. What the guesses are, and which of them it has read: all but the last.
-        for going, pending in passes:
-            for s, guess in zip(going, _chosen(pending), strict=True):
+            computing = [s for s in drafting if max_tokens[s] > len(drafts[s])]
+        # 3. Read the guesses. All but the last of each sequence are computed.
+        for drafting, pending in passes:
+            for s, guess in zip(drafting, _chosen(pending), strict=True):
                 drafts[s][drafts[s].index(PLACEHOLDER)] = guess
         for (request, ids), guesses in zip(texts, drafts, strict=True):
-            self._has_read(request, ids, guesses[:-1])
+            self._note_progress(request, ids, guesses[:-1])
         return drafts
 
-    def _has_read(self, request: Request, ids: list[int], guesses: list[int]) -> None:
-        drafted = self.cache.drafted[request.id]
-        drafted.num_tokens, drafted.guesses = len(ids), list(guesses)
+    def _note_progress(self, request: Request, ids: list[int], guesses: list[int]) -> None:
+        """The known tokens `ids` and these guesses behind them are computed."""
+        progress = self.cache.draft_progress[request.id]
+        progress.num_tokens, progress.guesses = len(ids), list(guesses)
 
-    def _batch(self, work: Sequence[_Reading]) -> Batch:
+    def _batch(self, work: Sequence[_SequencePass]) -> Batch:
         """The record of a pass."""
-        query_start = (0, *accumulate(len(part.new) for part in work))
-        ids = tuple(part.request.id for part in work)
+        query_start = (0, *accumulate(len(sequence.new) for sequence in work))
+        ends = tuple(sequence.start + len(sequence.new) for sequence in work)
+        ids = tuple(sequence.request.id for sequence in work)
         positions = tuple(
-            position for part in work for position in range(part.start, part.start + len(part.new))
+            position
+            for sequence, end in zip(work, ends, strict=True)
+            for position in range(sequence.start, end)
         )
-        tables, slots = self.cache.places(ids, query_start, positions)
-        wanted = [part.guesses is not None for part in work]
-        chosen = [end - 1 for end, chooses in zip(query_start[1:], wanted, strict=True) if chooses]
-        choosing = [part for part in work if part.guesses is not None]
+        tables, slots = self.cache.locate(ids, query_start, positions)
+        counts = tuple(int(sequence.guesses is not None) for sequence in work)
+        choosing = [s for s, count in enumerate(counts) if count]
         return Batch(
             ids,
-            tuple(token_id for part in work for token_id in part.new),
+            tuple(token_id for sequence in work for token_id in sequence.new),
             positions,
             query_start,
-            tuple(part.start + len(part.new) for part in work),
+            ends,
             tables,
             slots,
             (),
-            Rows(tuple(chosen), tuple(map(int, wanted))),
+            Rows(tuple(query_start[s + 1] - 1 for s in choosing), counts),
             Draws(
-                tuple(map(_draw_of, choosing)),
-                tuple(part.start + len(part.new) - part.request.num_prompt_tokens for part in choosing),
+                tuple(_draw_of(work[s]) for s in choosing),
+                tuple(ends[s] - work[s].request.num_prompt_tokens for s in choosing),
             ),
             (NO_ADAPTER,) * len(work),
         )
 
 
-def _draw_of(part: _Reading) -> Draw:
-    """By the same parameters as the target's. Who names a seed gets the target's own number: so they often
-    agree. What came in the last step is no output yet, and counts for penalties, as guesses do.
+def _draw_of(sequence: _SequencePass) -> Draw:
+    """How its guess is drawn: by the target's parameters. For a request that names a seed, by the target's
+    own number, too, so that they often agree; else by another one. Penalties count the last step's tokens,
+    which are no output yet, and guesses as output.
     """
-    request, state = part.request, part.request.sampling
+    request, state = sequence.request, sequence.request.sampling
     if state.is_adjusted:
-        said = request.num_prompt_tokens + len(state.output_ids)
-        state = state.behind([*part.ids[said:], *(part.guesses or ())])
+        num_counted = request.num_prompt_tokens + len(state.output_ids)
+        state = state.behind([*sequence.ids[num_counted:], *(sequence.guesses or ())])
     row = state.draw()
     return row if row.names_seed else replace(row, seed=row.seed ^ PROPOSE)
 
 
 def _chosen(pending: Pending) -> list[int]:
-    """The guesses of a pass, of those that choose; 0 where there was no token to be had."""
+    """The guesses of a pass, in the order of its sequences; 0 where no token could be chosen."""
     return [max(0, token_id) for tokens in pending.result().tokens for token_id in tokens]

@@ -1,6 +1,6 @@
-"""Proposals from the request's own text: what followed the last time these words stood there. Part 16.
+"""Drafts from the request's own text: what followed the last time these words stood there. Part 16.
 
-Costs no model. Good where answers repeat their prompt: code, summaries, tables. Knows tokens only.
+Runs no model. Good where answers repeat their prompt: code, summaries, tables. Knows tokens only.
 Source: prompt lookup decoding, A. Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding
 """
 
@@ -9,16 +9,16 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def lookup(token_ids: Sequence[int], most: int, longest: int = 4, shortest: int = 2) -> list[int]:
-    """At most `most` tokens that followed the latest earlier place of the text's last n tokens, for the
-    largest n from `longest` to `shortest` that has one; none if there is none. That place may overlap the
-    end, but is not the end itself; what followed it ends where the text does.
+def lookup(token_ids: Sequence[int], max_tokens: int, longest: int = 4, shortest: int = 2) -> list[int]:
+    """At most `max_tokens` tokens that followed the latest earlier match of the text's last n tokens, for the
+    largest n from `longest` to `shortest` that has one; none if there is none. A match may overlap the end of
+    the text, but is not the end itself; what followed it ends where the text does.
     """
     text = np.array(token_ids, np.int64)
     for n in range(min(longest, len(text) - 1), shortest - 1, -1):
         windows = np.lib.stride_tricks.sliding_window_view(text[:-1], n)  # [len-n, n], each has a successor
-        found = np.flatnonzero((windows == text[-n:]).all(1))
-        if len(found):
-            after = int(found[-1]) + n
-            return text[after : after + most].tolist()
+        matches = np.flatnonzero((windows == text[-n:]).all(1))
+        if len(matches):
+            successor = int(matches[-1]) + n
+            return text[successor : successor + max_tokens].tolist()
     return []

@@ -1,13 +1,14 @@
-"""Which of the proposed tokens stand: exact rejection sampling, for a whole batch at once. Part 16.
+"""Which drafts are accepted: exact rejection sampling, for a whole batch at once. Part 16.
 
 Promises that greedy output is the target's own, and that a sampled token has exactly the target's
-distribution, whoever proposed and however badly. Where a request names a seed it is the plain sampler's: how
-many drafts come depends on time, and a seed's text must not. Does not know where proposals come from.
+distribution, whatever the drafts are. A request that names a seed gets the tokens that the plain sampler
+would draw: how many drafts it has depends on times, and a seed's text must not. Does not know where drafts
+come from.
 Source: Leviathan et al. 2023, https://arxiv.org/abs/2211.17192; Chen et al. 2023,
 https://arxiv.org/abs/2302.01318.
 """
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,87 +17,91 @@ from torch import Tensor
 from engine.decoding.sampling import NO_TOKEN, Draw, adjust, distribution, draw, uniform
 from engine.execution.runner import Logits, Select, choose
 from engine.requests.batch import Batch
-from engine.speculation.config import MOST_TOKENS
+from engine.speculation.config import MAX_DRAFTS
 
-ACCEPT = 0x5DEECE66D1CE4E5B  # makes of a request's seed another, whose numbers decide what is accepted
+ACCEPT = 0x5DEECE66D1CE4E5B  # XORed to a seed: acceptance is not decided by the numbers that draw tokens
 
 
-class Proposals:
-    """What the drafts of sampled requests were drawn from: until they are verified."""
+class DraftProbs:
+    """The distributions that drafts were drawn from, until the drafts are verified."""
 
     def __init__(self) -> None:
         self._probs: dict[str, dict[int, Tensor]] = {}  # by sequence and position: [V]
 
     def put(self, seq_id: str, position: int, probs: Tensor) -> None:
-        """The draft of output token `position` was drawn from probs[V]. What lies there, behind it, or far
-        before it is of an older proposal.
+        """The draft of output token `position` was drawn from probs[V]. Entries at this position, behind
+        it, or more than MAX_DRAFTS before it are of an older proposal, and removed.
         """
         older = self._probs.get(seq_id, {}).items()
-        before = {place: p for place, p in older if position - MOST_TOKENS < place < position}
+        before = {i: probs for i, probs in older if position - MAX_DRAFTS < i < position}
         self._probs[seq_id] = before | {position: probs}
 
     def get(self, seq_id: str, position: int) -> Tensor | None:
-        """[V]; None: that draft was not drawn, it was certain."""
+        """[V]; None: the draft was not drawn from a distribution, it was certain."""
         return self._probs.get(seq_id, {}).get(position)
 
-    def retain(self, seq_ids: Container[str]) -> None:
-        """Of all others nothing will be verified any more."""
-        for seq_id in [seq_id for seq_id in self._probs if seq_id not in seq_ids]:
-            del self._probs[seq_id]
+    def retain(self, seq_ids: Collection[str]) -> None:
+        """Remove the entries of all sequences but these."""
+        if self._probs:
+            retained = set(seq_ids)
+            self._probs = {seq_id: probs for seq_id, probs in self._probs.items() if seq_id in retained}
 
 
-class Verified(NamedTuple):
-    """One row of logits."""
+class VerifiedRow(NamedTuple):
+    """One row of logits, and the draft of the token that it gives."""
 
     draw: Draw
     position: int  # which output token it gives
-    draft: int | None  # what is proposed there, to be accepted or not; None: the token is drawn afresh
-    proposal: Tensor | None  # [V]: what the draft was drawn from; None: it was certain
+    draft: int | None  # to be accepted or not; None: the token is drawn without one
+    draft_probs: Tensor | None  # [V]: what the draft was drawn from; None: it was certain
 
 
 class RejectionSampler:
     """A runner's `select`: a sequence with k drafts in the step has k + 1 rows, each of which gets the token
-    that stands there if all before it do.
+    that comes there if all drafts before it are accepted.
     """
 
-    def __init__(self, proposals: Proposals, plain: Select = choose) -> None:
-        """`plain`: who chooses in steps in which nobody has drafts."""
-        self.proposals, self.plain = proposals, plain
+    def __init__(self, draft_probs: DraftProbs, plain: Select = choose) -> None:
+        """`plain`: the `select` of steps without drafts."""
+        self.draft_probs, self.plain = draft_probs, plain
 
     def __call__(self, logits: Logits, batch: Batch) -> Tensor:
         """token ids[R]"""
+        # A sequence with drafts is in the next step or loses them. This step's stay: if it fails, it may be
+        # verified again.
+        self.draft_probs.retain(batch.ids)
         if not batch.has_drafts:
             return self.plain(logits, batch)
         rows = list(self._rows(batch))
         greedy = all(row.draw.temperature == 0 for row in rows)
         return (_greedy if greedy else _sampled)(logits.values, rows)
 
-    def _rows(self, batch: Batch) -> Iterator[Verified]:
+    def _rows(self, batch: Batch) -> Iterator[VerifiedRow]:
         row = 0
         for name, count in zip(batch.ids, batch.rows.counts, strict=True):
             for i in range(count):
                 draw, position = batch.draws.rows[row], batch.draws.positions[row]
                 draft = batch.token_ids[batch.rows.chosen[row] + 1] if i < count - 1 else None
-                if draw.names_seed:  # drawn afresh, and compared with the draft afterwards
+                if draw.names_seed:  # drawn without the draft, and compared with it afterwards
                     draft = None
-                drawn = draft is not None and draw.temperature > 0
-                proposal = self.proposals.get(name, position) if drawn else None
-                yield Verified(draw, position, draft, proposal)
+                is_drawn = draft is not None and draw.temperature > 0
+                draft_probs = self.draft_probs.get(name, position) if is_drawn else None
+                yield VerifiedRow(draw, position, draft, draft_probs)
                 row += 1
 
 
-def _sampled(logits: Tensor, rows: Sequence[Verified]) -> Tensor:
-    """logits[R, V] -> token ids[R]: each row's draft if that is accepted, else one drawn from what the draft
-    leaves over; where there is no draft, one drawn from the target's distribution. NO_TOKEN where the largest
-    logit is no finite number. Acceptance takes the number of `seed ^ ACCEPT` at the row's position, the draw
-    that of `seed`.
+def _sampled(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
+    """logits[R, V] -> token ids[R]: each row's draft if that is accepted, else a token drawn from
+    `residual`; a row without a draft is drawn from the target's distribution. NO_TOKEN where the largest
+    logit is no finite number. Acceptance is decided by the number of `seed ^ ACCEPT` at the row's position,
+    the draw by that of `seed`.
     """
     draws, positions = [row.draw for row in rows], [row.position for row in rows]
     p = distribution(logits, draws, positions)  # [R, V]
     q = torch.zeros_like(p)  # without a draft: nothing
     for i, row in enumerate(rows):
-        if row.proposal is not None:
-            q[i] = row.proposal
+        if row.draft_probs is not None:
+            q[i] = row.draft_probs
         elif row.draft is not None:
             q[i, row.draft] = 1.0
     # A draft is accepted with probability min(1, p / q).
@@ -110,24 +115,23 @@ def _sampled(logits: Tensor, rows: Sequence[Verified]) -> Tensor:
     return torch.where(finite, torch.where(accepted, drafts, drawn), NO_TOKEN)
 
 
-def _greedy(logits: Tensor, rows: Sequence[Verified]) -> Tensor:
+def _greedy(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
     """logits[R, V] -> token ids[R]"""
     best, token_ids = adjust(logits, [row.draw for row in rows], [row.position for row in rows]).max(-1)
     return torch.where(best.isfinite(), token_ids, NO_TOKEN)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """p[R, V], q[R, V] -> [R, V]: what a rejected draft's successor is drawn from, where p is larger than q;
-    p itself where nothing is (in exact arithmetic nothing is rejected there). Not normalized.
+    """p[R, V], q[R, V] -> [R, V]: what the token in place of a rejected draft is drawn from: p - q, where
+    that is positive; p itself if it is so nowhere (in exact arithmetic no draft is rejected then). Not
+    normalized.
     """
-    left = (p - q).clamp(min=0)
-    return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
+    difference = (p - q).clamp(min=0)
+    return torch.where(difference.sum(-1, keepdim=True) > 0, difference, p)
 
 
-def standing(tokens: Sequence[int], drafts: Sequence[int]) -> list[int]:
-    """Of the k + 1 tokens of a sequence's rows those that stand: behind the first that is not its draft there
-    is nothing.
-    """
+def confirmed_tokens(tokens: Sequence[int], drafts: Sequence[int]) -> list[int]:
+    """Of the k + 1 tokens of a sequence's rows, those up to the first that is not its draft."""
     for i, draft in enumerate(drafts):
         if tokens[i] != draft:
             return list(tokens[: i + 1])

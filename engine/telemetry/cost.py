@@ -150,7 +150,7 @@ class CostMeter(Listener):
             weights=self.weights,
         )
         # 2. What is new of it: tokens of the prompt, and output tokens.
-        known = len(request.token_ids) - request.num_expected
+        known = len(request.token_ids) - request.num_output_placeholders
         reached = max(sample.reached, min(end, known - 1))  # rejected drafts are computed anew (Part 16)
         new_tokens = {
             "cached": newly_cached,

@@ -21,14 +21,14 @@ from engine.requests.listeners import Listener, Listeners
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.elastic import ElasticScheduler
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from engine.speculation.capability import NgramProposer, Proposer, Speculation
 from engine.speculation.config import SpeculativeConfig
-from engine.speculation.costs import CostTable
 from engine.speculation.draft_model import DraftModel
-from engine.speculation.lengths import Lengths
-from engine.speculation.measuring import FREE, measure
+from engine.speculation.lengths import DraftLengths
+from engine.speculation.measuring import ALWAYS_DRAFT, measure
 from engine.speculation.ngram import lookup
+from engine.speculation.step_times import StepTimes
 from engine.wiring.compose_cache import plan_of
 from engine.wiring.devices import Devices, load_devices
 from engine.wiring.engine_args import EngineArgs
@@ -56,14 +56,16 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
         sizes.max_num_seqs,
         sizes.max_num_batched_tokens,
         adapter_slots=slots,
-        spoken_of=spoken_of,
+        select_rows=scored_rows,
     )
     # 3. Capabilities: what is called around each step.
     engine_class = AheadEngine if args.async_scheduling else LLMEngine
     capabilities: list[Capability] = []
     if devices.speculative:
-        costs = devices.speculative.costs or _measured_costs(devices, devices.speculative, engine_class)
-        speculation = _speculation(devices, devices.speculative, scheduler, draft_executor, costs)
+        step_times = devices.speculative.step_times or _measured_step_times(
+            devices, devices.speculative, engine_class
+        )
+        speculation = _speculation(devices, devices.speculative, scheduler, draft_executor, step_times)
         capabilities.append(speculation)
     # 4. The engine.
     supports = SUPPORTS | {"priority"}
@@ -104,23 +106,25 @@ def _speculation(
     config: SpeculativeConfig,
     scheduler: Scheduler,
     draft_executor: Executor | None,
-    costs: CostTable,
+    step_times: StepTimes,
 ) -> Speculation:
     """Speculation for one scheduler, with proposals by a draft model, or by lookup in the text itself.
-    `costs`: the seconds that steps with drafts take.
+    `step_times`: the seconds that steps with drafts take.
     """
     proposer: Proposer
     if draft_executor is not None and devices.draft_config is not None:
         max_positions = devices.draft_config.max_positions
-        proposer = DraftModel(draft_executor, scheduler.cache, devices.proposals, max_positions)
+        proposer = DraftModel(draft_executor, scheduler.cache, max_positions)
     else:
         proposer = NgramProposer(
             partial(lookup, longest=config.prompt_lookup_max, shortest=config.prompt_lookup_min)
         )
-    return Speculation(proposer, scheduler, Lengths(config.num_speculative_tokens, costs))
+    return Speculation(proposer, scheduler, DraftLengths(config.num_speculative_tokens, step_times))
 
 
-def _measured_costs(devices: Devices, config: SpeculativeConfig, engine_class: type[LLMEngine]) -> CostTable:
+def _measured_step_times(
+    devices: Devices, config: SpeculativeConfig, engine_class: type[LLMEngine]
+) -> StepTimes:
     """The seconds that steps with drafts take here, measured in a trial engine over the same memory."""
     sizes, args = devices.sizes, devices.args
     if args.kv_cache == "paged":  # no copies of blocks: the memory counts them, and must still be at 0
@@ -128,7 +132,7 @@ def _measured_costs(devices: Devices, config: SpeculativeConfig, engine_class: t
     scheduler = ContinuousScheduler(
         plan_of(args, devices.memory), sizes.max_num_seqs, sizes.max_num_batched_tokens
     )
-    speculation = _speculation(devices, config, scheduler, devices.draft, FREE)
+    speculation = _speculation(devices, config, scheduler, devices.draft, ALWAYS_DRAFT)
     trial_engine = engine_class(
         devices.tokenizer,
         devices.config,

@@ -27,14 +27,14 @@ from engine.models.language_model import LanguageModel
 from engine.models.loader import load_model
 from engine.quantization.checkpoint import restore
 from engine.quantization.quantize import pack_quantized, quantize
-from engine.speculation.config import MOST_TOKENS, SpeculativeConfig
+from engine.speculation.config import MAX_DRAFTS, SpeculativeConfig
 from engine.speculation.draft_model import DraftSampler
-from engine.speculation.rejection_sampler import Proposals, RejectionSampler
+from engine.speculation.rejection_sampler import DraftProbs, RejectionSampler
 from engine.text.tokenizer import Tokenizer
 from engine.wiring.compose_cache import Memory, Sizes, kv_cache_bytes, make_memory, memory_of
 from engine.wiring.engine_args import EngineArgs
 
-MAX_DRAFT_PASSES = MOST_TOKENS + 1  # of a draft model, submitted before the host reads the first one's tokens
+MAX_DRAFT_PASSES = MAX_DRAFTS + 1  # of a draft model, submitted before the host reads the first one's tokens
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,6 @@ class Devices:
     runner: ModelRunner  # the model's
     slots: AdapterSlots | None  # None: no adapters
     speculative: SpeculativeConfig | None  # None: no speculation
-    proposals: Proposals  # tokens that the draft model's runner proposed to the model's runner
     draft: ModelRunner | None = None  # the draft model's
     draft_config: ModelConfig | None = None
 
@@ -90,17 +89,17 @@ def load_devices(args: EngineArgs) -> Devices:
     runner.scores = [*logprobs_of(tokenizer, model.logits)]
     if slots:
         runner.before.append(slots.prepare)
-    proposals = Proposals()
+    draft_probs = DraftProbs()
     if speculative:
-        runner.select = RejectionSampler(proposals, runner.select)
+        runner.select = RejectionSampler(draft_probs, runner.select)
     if draft is None:
-        return Devices(args, tokenizer, model.config, sizes, memory, runner, slots, speculative, proposals)
+        return Devices(args, tokenizer, model.config, sizes, memory, runner, slots, speculative)
     # 5. The draft model's runner. It reads the tokens since its last pass: mostly one, two when all its
     #    proposals were accepted.
     draft_memory = make_memory(args, draft.config, sizes, parameter, configs)
     runner.before.append(lambda batch: draft_memory.apply(batch.copies))
     draft_runner = _runner(args, draft, draft_memory, sizes, max_new_tokens=2, in_flight=MAX_DRAFT_PASSES)
-    draft_runner.select = DraftSampler(proposals)
+    draft_runner.select = DraftSampler(draft_probs)
     return Devices(
         args,
         tokenizer,
@@ -110,7 +109,6 @@ def load_devices(args: EngineArgs) -> Devices:
         runner,
         slots,
         speculative,
-        proposals,
         draft_runner,
         draft.config,
     )

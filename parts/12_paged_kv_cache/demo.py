@@ -188,8 +188,8 @@ def samples(console: Console, tokenizer: Tokenizer, model, memory: PageMemory) -
 def by_sample(cache: PagedCache) -> list[int]:
     """As `owners`, with the sample's number for the request's."""
     found = owners(cache)
-    for seq_id, held in cache.held.items():
-        for block in held.table.blocks.tolist():
+    for seq_id, allocation in cache.allocations.items():
+        for block in allocation.table.blocks.tolist():
             if found[block] != SHARED:
                 found[block] = int(seq_id.split("/")[1])
     return found

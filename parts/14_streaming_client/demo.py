@@ -33,7 +33,7 @@ from engine.layers.packed_linear import pack_linears  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
 from engine.requests.listeners import Listener, StepRecord  # noqa: E402
 from engine.scheduling.continuous import ContinuousScheduler  # noqa: E402
-from engine.scheduling.spoken import spoken_of  # noqa: E402
+from engine.scheduling.scored_rows import scored_rows  # noqa: E402
 from engine.server.app import create_app  # noqa: E402
 from engine.server.chat import chat_routes  # noqa: E402
 from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS  # noqa: E402
@@ -70,7 +70,7 @@ def build() -> tuple[LLMEngine, Counted, object]:
     tokenizer = Tokenizer.from_pretrained(MODEL)
     model = load_model(MODEL, transform=partial(pack_linears, rows=SEATS))
     memory = PageMemory(model.config, BLOCKS)
-    scheduler = ContinuousScheduler(memory.plan(), SEATS, 512, spoken_of=spoken_of)
+    scheduler = ContinuousScheduler(memory.plan(), SEATS, 512, select_rows=scored_rows)
     scores = logprobs_of(tokenizer, model.logits)
     runner = ModelRunner([EagerWay(model, memory)], memory, scores=scores)
     engine = LLMEngine(tokenizer, model.config, scheduler, runner, supports=SUPPORTS)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cache.manager import Drafted, Places, Usage
+from engine.cache.manager import DraftProgress, Locations, Usage
 from engine.core.engine_thread import EngineThread
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.greedy import decode_steps
@@ -60,7 +60,7 @@ class BlockCache:
         self.num_blocks, self.block_tokens = num_blocks, block_tokens
         self.blocks: dict[str, int] = {}  # sequence -> how many it holds
         self.tokens: dict[str, list[int]] = {}  # sequence -> what was computed for it
-        self.drafted: dict[str, Drafted] = {}
+        self.draft_progress: dict[str, DraftProgress] = {}
 
     @property
     def free_blocks(self) -> int:
@@ -70,7 +70,7 @@ class BlockCache:
         assert seq.id not in self.blocks, f"{seq.id} was admitted twice"
         if not self.free_blocks:
             return None
-        self.blocks[seq.id], self.tokens[seq.id], self.drafted[seq.id] = 0, [], Drafted(0)
+        self.blocks[seq.id], self.tokens[seq.id], self.draft_progress[seq.id] = 0, [], DraftProgress(0)
         return 0
 
     def reserve(self, seq, total: int) -> bool:
@@ -93,7 +93,7 @@ class BlockCache:
     def release(self, seq) -> None:
         self.blocks.pop(seq.id, None)
         self.tokens.pop(seq.id, None)
-        self.drafted.pop(seq.id, None)
+        self.draft_progress.pop(seq.id, None)
 
     def preempt(self, seq) -> None:
         assert seq.id in self.blocks, f"{seq.id} was preempted but never admitted"
@@ -102,9 +102,9 @@ class BlockCache:
     def fits(self, total: int) -> bool:
         return total <= self.num_blocks * self.block_tokens
 
-    def places(self, ids, query_start, positions) -> Places:
+    def locate(self, ids, query_start, positions) -> Locations:
         """Nowhere: the fake model finds its tokens by name."""
-        return Places(np.zeros((len(ids), 1), dtype=np.int64), np.zeros(len(positions), dtype=np.int64))
+        return Locations(np.zeros((len(ids), 1), dtype=np.int64), np.zeros(len(positions), dtype=np.int64))
 
     def take_copies(self):
         return ()

@@ -55,7 +55,7 @@ def play(scheduler) -> Batch | None:
         left = [request.id for request in (*scheduler.running, *scheduler.waiting)]
         assert not left, f"schedule() returned None, nothing to do, yet these are not done: {', '.join(left)}"
     else:
-        done = [request for request in step.choosing() if request.confirm(7, 0.0)]
+        done = [request for request in step.sampled_requests() if request.confirm(7, 0.0)]
         scheduler.update(step)
         for request in done:
             scheduler.finish(request)

@@ -8,7 +8,7 @@ import torch
 
 from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState
-from engine.execution.runner import Submitted
+from engine.execution.runner import SubmittedStep
 from engine.requests.batch import NO_ADAPTER, Batch
 from engine.requests.request import Request
 from engine.scheduling import batching
@@ -94,7 +94,7 @@ def test_a_draft_cut_off_by_the_budget_keeps_the_rows_that_are_left():
 def test_a_result_has_a_token_for_each_row_whose_successor_is_not_known(work, told):
     """As many rows as requests, each time; only in the first case each request has one of its own."""
     batch = make_batch([(request(**fields), n) for fields, n in work])
-    got = Submitted(batch, torch.tensor([90, 91]), []).result().tokens
+    got = SubmittedStep(batch, torch.tensor([90, 91]), []).result().tokens
     assert got == told, f"tokens by sequence: {told}, not {got}"
 
 

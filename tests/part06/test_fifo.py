@@ -124,10 +124,10 @@ def test_tokens_count_as_computed_until_the_step_is_taken_back(fifo):
     assert (request.state, request.num_computed_tokens) == (State.RUNNING, 0)
     assert chosen(play(fifo)) == {"a": 5}
     step = fifo.schedule()
-    request.expect()
+    request.add_placeholder()
     fifo.rollback(step)
     assert request.num_computed_tokens == 5
-    assert (request.num_expected, request.token_ids) == (0, [*range(5), 7]), (
+    assert (request.num_output_placeholders, request.token_ids) == (0, [*range(5), 7]), (
         "what the step would have brought is not expected any more: its placeholder goes"
     )
     assert chosen(play(fifo)) == {"a": 1}
@@ -152,7 +152,7 @@ def test_no_more_is_committed_than_is_computed_and_confirmed(fifo, monkeypatch):
     request.draft_ids = [91, 92, 93]
     step = fifo.schedule()
     request.confirm(7, 0.0)
-    request.expect()
+    request.add_placeholder()
     committed = []
     monkeypatch.setattr(fifo.cache, "commit", lambda seq, total: committed.append(total))
     fifo.update(step)

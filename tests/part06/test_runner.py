@@ -61,7 +61,7 @@ def test_what_scores_find_comes_home_as_it_was(batch):
         def __call__(self, logits, token_ids, batch):
             return self.tensors
 
-        def told(self, result, batch, arrays):
+        def add_to(self, result, batch, arrays):
             self.told_of = arrays
             return replace(result, counters={"told": 1.0})
 

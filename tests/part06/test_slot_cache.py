@@ -67,17 +67,17 @@ def test_the_lowest_free_slot_is_taken_first(cache):
     a, b, c, d = map(sequence, "abcd")
     for seq in (a, b, c):
         cache.begin(seq)
-    assert cache.places("abc", (0, 1, 2, 3), (0, 0, 0)).tables.tolist() == [[0], [1], [2]]
+    assert cache.locate("abc", (0, 1, 2, 3), (0, 0, 0)).tables.tolist() == [[0], [1], [2]]
     cache.release(a)
     cache.release(c)
     cache.begin(d)
-    assert cache.places("d", (0, 1), (0,)).tables.tolist() == [[0]], "0 and 2 are free: 0"
+    assert cache.locate("d", (0, 1), (0,)).tables.tolist() == [[0]], "0 and 2 are free: 0"
 
 
 def test_places_are_slots_and_tokens_in_them(cache):
     a, b = sequence("a"), sequence("b")
     cache.begin(a), cache.begin(b)
-    tables, slots = cache.places(("b", "a"), (0, 1, 3), (7, 0, 1))
+    tables, slots = cache.locate(("b", "a"), (0, 1, 3), (7, 0, 1))
     assert (tables.tolist(), slots.tolist()) == ([[1], [0]], [57, 0, 1]), "slots of 50 tokens"
 
 

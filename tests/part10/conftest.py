@@ -8,7 +8,7 @@ from engine.decoding.logprobs import SUPPORTS
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.execution.scores import logprobs_of
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from tests.part04.conftest import alone, model, tokenizer  # noqa: F401
 from tests.part06.conftest import fake_engine, passed, pytest_runtest_makereport  # noqa: F401
 from tests.part06.fakes import TOKENIZER, BlockCache, assert_idle
@@ -24,7 +24,7 @@ def scoring_engine(fake_engine):  # noqa: F811
         forward = forward or ScoringFake(cache)
         forward.cache = cache
         return fake_engine(
-            lambda cache: ContinuousScheduler(cache, seats, budget, spoken_of=spoken_of),
+            lambda cache: ContinuousScheduler(cache, seats, budget, select_rows=scored_rows),
             cache,
             executor=ModelRunner([forward], scores=logprobs_of(TOKENIZER, forward.logits)),
             supports=SUPPORTS,
@@ -41,7 +41,7 @@ def engine_over(passed):  # noqa: F811
 
     def make(model, tokenizer, seats=4, budget=64) -> LLMEngine:  # noqa: F811
         memory = SlotMemory(model.config, seats)
-        scheduler = ContinuousScheduler(memory.plan(), seats, budget, spoken_of=spoken_of)
+        scheduler = ContinuousScheduler(memory.plan(), seats, budget, select_rows=scored_rows)
         scores = logprobs_of(tokenizer, model.logits)
         runner = ModelRunner([EagerWay(model, memory)], memory, scores=scores)
         made.append(LLMEngine(tokenizer, model.config, scheduler, runner, supports=SUPPORTS))

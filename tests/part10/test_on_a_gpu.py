@@ -10,7 +10,7 @@ from engine.execution.runner import EagerWay, ModelRunner
 from engine.execution.scores import logprobs_of
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from tests.part08.on_a_gpu import full_precision, on_a_gpu, run_without_waiting  # noqa: F401
 from tests.part10.scored import finish
 
@@ -22,7 +22,7 @@ def make_engine(tokenizer, device: str, dtype: str = "float32") -> LLMEngine:
     """Continuous batching in small chunks; the first request is scored, the second quiet, and so on."""
     model = load_model("storyteller", device=device, dtype=dtype)
     memory = SlotMemory(model.config, 4, device=device, dtype=next(model.parameters()).dtype)
-    scheduler = ContinuousScheduler(memory.plan(), 4, max_num_batched_tokens=8, spoken_of=spoken_of)
+    scheduler = ContinuousScheduler(memory.plan(), 4, max_num_batched_tokens=8, select_rows=scored_rows)
     scores = logprobs_of(tokenizer, model.logits)
     runner = ModelRunner([EagerWay(model, memory)], memory, scores=scores)
     engine = LLMEngine(tokenizer, model.config, scheduler, runner, supports=SUPPORTS)

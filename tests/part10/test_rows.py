@@ -6,8 +6,8 @@ from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import SamplingState
 from engine.requests.batch import UNSCORED
 from engine.requests.request import Request
-from engine.scheduling.batching import Spoken, make_batch
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.batching import LogitsRows, make_batch
+from engine.scheduling.scored_rows import scored_rows
 from tests.part06.fakes import BlockCache
 
 OFF_BY_ONE = "a row speaks of the token after its own: the row at position p of token p + 1"
@@ -24,79 +24,79 @@ def request(prompt: int, output: int = 0, computed: int = 0, asks: bool = True, 
 
 
 def test_a_row_speaks_of_the_token_after_its_own():
-    assert spoken_of(request(prompt=5), range(0, 2)).prompt_ids == [11, 12], OFF_BY_ONE
+    assert scored_rows(request(prompt=5), range(0, 2)).prompt_ids == [11, 12], OFF_BY_ONE
 
 
 def test_of_a_whole_prompt_the_last_row_speaks_of_what_comes_next():
-    assert spoken_of(request(prompt=4), range(0, 4)) == Spoken([11, 12, 13], 1), (
+    assert scored_rows(request(prompt=4), range(0, 4)) == LogitsRows([11, 12, 13], 1), (
         f"{OFF_BY_ONE}; nothing speaks of the first token, and the last row's token is to be chosen"
     )
 
 
 @pytest.mark.parametrize(
-    ("positions", "spoken"),
+    ("positions", "rows"),
     [
-        (range(0, 3), Spoken([11, 12, 13], 0)),
-        (range(3, 6), Spoken([14, 15, 16], 0)),
-        (range(6, 8), Spoken([17], 1)),
+        (range(0, 3), LogitsRows([11, 12, 13], 0)),
+        (range(3, 6), LogitsRows([14, 15, 16], 0)),
+        (range(6, 8), LogitsRows([17], 1)),
     ],
     ids=["first", "middle", "last"],
 )
-def test_a_chunk_of_a_prompt_speaks_beyond_its_own_end(positions, spoken):
-    assert spoken_of(request(prompt=8), positions) == spoken, (
+def test_a_chunk_of_a_prompt_speaks_beyond_its_own_end(positions, rows):
+    assert scored_rows(request(prompt=8), positions) == rows, (
         f"{OFF_BY_ONE}, also where the next chunk begins; only the prompt's last row has a token to be chosen"
     )
 
 
 def test_a_prompt_of_one_token_has_nothing_to_score():
-    assert spoken_of(request(prompt=1), range(0, 1)) == Spoken([], 1)
+    assert scored_rows(request(prompt=1), range(0, 1)) == LogitsRows([], 1)
 
 
 def test_a_growing_output_is_no_prompt():
-    assert spoken_of(request(prompt=3, output=4), range(6, 7)) == Spoken([], 1), (
+    assert scored_rows(request(prompt=3, output=4), range(6, 7)) == LogitsRows([], 1), (
         "a row behind the prompt speaks of no prompt token"
     )
 
 
 def test_a_preempted_request_is_not_told_its_own_words_again():
-    assert spoken_of(request(prompt=3, output=4), range(0, 7)) == Spoken([11, 12], 1), (
+    assert scored_rows(request(prompt=3, output=4), range(0, 7)) == LogitsRows([11, 12], 1), (
         "rows between the prompt's last and the last known token speak of output that is there: one token is "
         "to be chosen, from the last row"
     )
 
 
 def test_a_preempted_request_whose_chunk_ends_in_its_output_chooses_nothing():
-    assert spoken_of(request(prompt=3, output=4), range(0, 5)) == Spoken([11, 12], 0), (
+    assert scored_rows(request(prompt=3, output=4), range(0, 5)) == LogitsRows([11, 12], 0), (
         "a token is chosen only after the last one that is known"
     )
 
 
 def test_of_who_does_not_ask_every_row_is_one_to_choose_from():
-    assert spoken_of(request(prompt=3, asks=False), range(2, 3)) == Spoken([], 1)
-    assert spoken_of(request(prompt=3, output=1, asks=False), range(3, 6)) == Spoken([], 3), (
+    assert scored_rows(request(prompt=3, asks=False), range(2, 3)) == LogitsRows([], 1)
+    assert scored_rows(request(prompt=3, output=1, asks=False), range(3, 6)) == LogitsRows([], 3), (
         "rows after drafts choose, too: who does not want every row gets none that does not"
     )
 
 
 def test_after_drafts_there_are_tokens_to_choose():
     drafting = request(prompt=3, output=2, draft_ids=[91, 92])
-    assert spoken_of(drafting, range(4, 7)) == Spoken([], 3), "a token is chosen after each draft, too"
+    assert scored_rows(drafting, range(4, 7)) == LogitsRows([], 3), "a token is chosen after each draft, too"
 
 
 def test_no_rows_speak_of_nothing():
-    assert spoken_of(request(prompt=9), range(0)) == Spoken([], 0)
+    assert scored_rows(request(prompt=9), range(0)) == LogitsRows([], 0)
 
 
 def test_of_n_samples_the_first_scores_the_prompt():
     first = request(prompt=4)
     second = request(prompt=4, parent=first)
-    assert spoken_of(second, range(3, 4)) == Spoken([], 1)
+    assert scored_rows(second, range(3, 4)) == LogitsRows([], 1)
     assert (first.wants_every_row, second.wants_every_row) == (True, False)
 
 
 def rows_of(*work):
     """The rows of a step of these (request, new tokens)."""
-    return make_batch(work, BlockCache(1, 1), spoken_of=spoken_of).rows
+    return make_batch(work, BlockCache(1, 1), select_rows=scored_rows).rows
 
 
 def test_a_step_says_which_rows_choose_and_which_are_scored():

@@ -163,7 +163,7 @@ def test_preemption_neither_counts_a_prompt_twice_nor_begins_the_clock_anew(meas
     arrivals = {}
     for name in "abc":
         engine.add_request(name, f"prompt {name}", replace(GREEDY, max_tokens=16))
-        arrivals[f"{name}/0"] = engine._asked[name].samples[0].stats.arrival
+        arrivals[f"{name}/0"] = engine._submissions[name].samples[0].stats.arrival
     run_to_end(engine)
     preempted = [about for event, about in recorder.heard if event == "preempt"]
     assert preempted, "this cache is too small for all three"

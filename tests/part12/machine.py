@@ -115,7 +115,7 @@ class PagedEngine(RuleBasedStateMachine):
         if hasattr(self, "cache"):
             self.cache.invariants.check()
             for request in self.engine.scheduler.waiting:
-                assert request.id not in self.cache.held, "who waits holds no blocks"
+                assert request.id not in self.cache.allocations, "who waits holds no blocks"
                 assert request.state is State.WAITING
             done["checks"] += 1
 

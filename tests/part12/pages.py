@@ -105,7 +105,7 @@ def admitted(cache: WatchedCache, seq: Request, compute: bool = True) -> Request
 
 
 def table(cache: PagedCache, seq: Request) -> list[int]:
-    return cache.held[seq.id].table.blocks.tolist()
+    return cache.allocations[seq.id].table.blocks.tolist()
 
 
 def tokens_in_pages(cache: WatchedCache, seq: Request, length: int | None = None) -> list[int]:

@@ -54,17 +54,17 @@ def keeps_a_freed_block_out_of_the_queue(cache, a, b, child):
 def replaces_a_block_of_a_table(cache, a, b, child):
     (fresh,) = cache.blocks.allocate(1)
     cache.blocks.free([table(cache, b)[2]])
-    cache.held["b"].table._numbers[2] = fresh
+    cache.allocations["b"].table._numbers[2] = fresh
 
 
 def cuts_a_table(cache, a, b, child):
     cache.blocks.free([table(cache, b)[2]])
-    cache.held["b"].table._length = 2
+    cache.allocations["b"].table._length = 2
 
 
 def takes_a_block_twice(cache, a, b, child):
     cache.blocks.fork([table(cache, b)[2]])
-    cache.held["b"].table.append([table(cache, b)[2]])
+    cache.allocations["b"].table.append([table(cache, b)[2]])
 
 
 def shares_a_block_that_is_not_full(cache, a, b, child):
@@ -73,7 +73,7 @@ def shares_a_block_that_is_not_full(cache, a, b, child):
     cache.blocks.free([table(cache, child)[2]])
     fresh = BlockTable()
     fresh.append([*table(cache, child)[:2], block])
-    cache.held["a/1"].table = fresh
+    cache.allocations["a/1"].table = fresh
 
 
 def swaps_and_keeps(cache, a, b, child):
@@ -81,7 +81,7 @@ def swaps_and_keeps(cache, a, b, child):
 
 
 def commits_what_it_has_no_room_for(cache, a, b, child):
-    cache.held["b"].committed = 13
+    cache.allocations["b"].num_committed = 13
 
 
 def frees_a_block_that_there_is_not(cache, a, b, child):
@@ -90,7 +90,7 @@ def frees_a_block_that_there_is_not(cache, a, b, child):
 
 def loses_a_block_of_the_swap_space(cache, a, b, child):
     cache.preempt(b)
-    cache.swap._away.clear()
+    cache.swap.sequences.clear()
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,9 @@ def is_known_for_other_tokens(cache, a, b, child):
 
 
 def is_known_after_another_beginning(cache, a, b, child):
-    cache.held["b"].chain[1] = cache.held["b"].chain[1].__class__(None, cache.held["b"].chain[1].token_ids)
+    cache.allocations["b"].chain[1] = (
+        cache.allocations["b"].chain[1].__class__(None, cache.allocations["b"].chain[1].token_ids)
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_a_step_that_must_not_run_is_seen(breaks, words):
 
 
 def loses_its_room(cache, b, step):
-    cache.held["b"].committed = 8
+    cache.allocations["b"].num_committed = 8
     cache.trim(b, 8)
 
 

@@ -206,7 +206,7 @@ def test_request_in_a_mixed_batch_has_the_logits_of_the_same_request_alone(model
         cache.memory.apply(taken.batch.copies)
         with torch.inference_mode():
             logits = way(taken.batch).values
-        for seq, row in zip(taken.choosing(), logits, strict=True):
+        for seq, row in zip(taken.sampled_requests(), logits, strict=True):
             expected = alone[seq.id](seq.token_ids)
             assert (row - expected).abs().max() <= 1e-4
             seq.token_ids.append(int(expected.argmax()))

@@ -39,7 +39,7 @@ def test_only_what_is_committed_is_swapped():
     cache.reserve(seq, 10)
     cache.commit(seq, 6)
     cache.preempt(seq)
-    assert cache.swap.num_blocks_of("a") == 2
+    assert len(cache.swap.sequences["a"].blocks) == 2
     assert back(cache, seq) == 6
 
 

@@ -16,14 +16,14 @@ from engine.execution.runner import Logits, ModelRunner
 from engine.execution.scores import logprobs_of
 from engine.requests.batch import Batch
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from tests.part06.fakes import (
     CONFIG,
     TOKENIZER,
     FakeForward,
     told_alone,
 )
-from tests.part10.test_scoring_executor import assert_right
+from tests.part10.test_scored_engine import assert_right
 from tests.part12.pages import PageReader, WatchedCache
 
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ def fake_runner(cache: KVCacheManager, seats: int, runner_class=ModelRunner) -> 
 
 def ahead(cache, seats=5, budget=24, runner_class=ModelRunner, **options) -> AheadEngine:
     runner = fake_runner(cache, seats, runner_class)
-    scheduler = ContinuousScheduler(cache, seats, budget, spoken_of=spoken_of)
+    scheduler = ContinuousScheduler(cache, seats, budget, select_rows=scored_rows)
     return AheadEngine(TOKENIZER, CONFIG, scheduler, runner, supports=SUPPORTS, **options)
 
 

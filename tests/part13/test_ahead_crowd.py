@@ -17,7 +17,7 @@ from engine.execution.scores import logprobs_of
 from engine.models.loader import load_model
 from engine.requests.listeners import Listeners
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from tests.part01.reference import random_gpt2, save
 from tests.part06.fakes import (
     CONFIG,
@@ -124,7 +124,7 @@ def test_a_models_tokens_and_scores_are_those_of_one_step_at_a_time(model, name)
         memory, cache = memory_and_plan(model, name)
         way = EagerWay(model, memory, upload=last.upload) if last else EagerWay(model, memory)
         runner = ModelRunner([way], memory, scores=logprobs_of(TOKENIZER, model.logits), last=last)
-        scheduler = ContinuousScheduler(cache, 6, 20, spoken_of=spoken_of)
+        scheduler = ContinuousScheduler(cache, 6, 20, select_rows=scored_rows)
         return kind(TOKENIZER, model.config, scheduler, runner, supports=SUPPORTS)
 
     want = told(engine(LLMEngine, None))

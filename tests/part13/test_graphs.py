@@ -181,7 +181,7 @@ def test_a_step_gets_its_sequences_own_numbers(plain_model):
     graphs, look, _ = watched(told)
     logits = graphs(told.tell(21, "c", "a", "b"))
     token_ids, positions, slots, lens, tables = look.given[-1]
-    blocks = [told.cache.held[name].table.blocks.tolist() for name in "cab"]
+    blocks = [told.cache.allocations[name].table.blocks.tolist() for name in "cab"]
     assert token_ids[:3] == [21, 32, 43]
     assert positions[:3] == [12, 9, 2]
     assert lens[:3] == [13, 10, 3]

@@ -152,16 +152,16 @@ class Waiting:
 
     def __init__(self) -> None:
         self.needs: set[int] = set()  # steps
-        self.overtaken: list[bool] = []  # of each step that landed
+        self.overlapped: list[bool] = []  # of each step that landed
 
-    def launching(self, step: Step) -> Batch:
+    def before_submit(self, step: Step) -> Batch:
         return step.batch
 
-    def lands_first(self, step: Step) -> bool:
-        return len(self.overtaken) + 1 in self.needs
+    def must_land_first(self, step: Step) -> bool:
+        return len(self.overlapped) + 1 in self.needs
 
-    def landed(self, step: Step, result: StepResult) -> StepResult:
-        self.overtaken.append(step.overtaken)
+    def after_result(self, step: Step, result: StepResult) -> StepResult:
+        self.overlapped.append(step.overlapped)
         return result
 
 
@@ -172,18 +172,18 @@ def test_a_step_that_a_capability_waits_for_lands_before_the_next_is_launched():
     engine.add_request("a", "hello", greedy(4))
     done = run(engine)
     want = ["launch 1", "launch 2", "read 1", "read 2", "launch 3", "launch 4", "read 3", "read 4"]
-    assert engine.executor.log == want, "`_lands_first` of step 2: it lands, and none is launched then"
+    assert engine.executor.log == want, "`_must_land_first` of step 2: it lands, and none is launched then"
     assert done["a"].outputs[0].token_ids == told_alone("hello", greedy(4)).token_ids
 
 
-def test_a_capability_learns_which_steps_were_overtaken():
+def test_a_capability_learns_which_steps_were_overlapped():
     waiting = Waiting()
     waiting.needs = {2}
     engine = made(capabilities=[waiting])
     engine.add_request("a", "hello", greedy(4))
     run(engine)
-    assert waiting.overtaken[:3] == [True, False, True], (
-        "a step on top of which another is scheduled is `overtaken`; step 2, which landed first, is not"
+    assert waiting.overlapped[:3] == [True, False, True], (
+        "a step on top of which another is scheduled is `overlapped`; step 2, which landed first, is not"
     )
 
 

@@ -16,8 +16,8 @@ from engine.execution.runner import ModelRunner
 from engine.requests.batch import Batch
 from engine.requests.listeners import Listeners
 from engine.requests.request import State
-from engine.scheduling.elastic import CALM_STEPS, ElasticScheduler, is_out_of_memory
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.elastic import GROWTH_STEPS, ElasticScheduler, is_out_of_memory
+from engine.scheduling.scored_rows import scored_rows
 from tests.part06.fakes import (
     CONFIG,
     TOKENIZER,
@@ -179,13 +179,13 @@ def test_after_calm_steps_a_step_may_be_twice_as_large():
     running(scheduler, 0, 0)
     fail(scheduler)
     sizes = []
-    for _ in range(3 * CALM_STEPS + 1):
+    for _ in range(3 * GROWTH_STEPS + 1):
         sizes.append((scheduler.max_num_seqs, scheduler.max_num_batched_tokens))
         scheduler.update(scheduler.schedule() or make_empty())
         for request in scheduler.running:
             request.token_ids.append(7)
     changes = [i for i in range(1, len(sizes)) if sizes[i] != sizes[i - 1]]
-    assert changes == [CALM_STEPS, 2 * CALM_STEPS, 3 * CALM_STEPS], "CALM_STEPS that succeed, then it grows"
+    assert changes == [GROWTH_STEPS, 2 * GROWTH_STEPS, 3 * GROWTH_STEPS], "so many succeed, then it grows"
     assert [sizes[i] for i in (0, *changes)] == [(1, 1), (2, 2), (4, 4), (4, 8)], (
         "twice as many seats and tokens each time, up to what they were"
     )
@@ -296,7 +296,7 @@ def test_what_the_failed_step_held_is_free_before_the_next_one():
 @pytest.mark.parametrize("seed", range(3))
 def test_pages_and_a_step_in_flight_are_right_whenever_memory_runs_out(seed, monkeypatch):
     """Over pages with garbage left by each failed step, with a step in flight, in memory that changes."""
-    monkeypatch.setattr("engine.scheduling.elastic.CALM_STEPS", 2)  # so it is soon too large again
+    monkeypatch.setattr("engine.scheduling.elastic.GROWTH_STEPS", 2)  # so it is soon too large again
     rng = random.Random(seed)
     cache = WatchedCache(TWO_LAYERS, 60, 4)
     runner, steps = fake_runner(cache, 5), []
@@ -309,7 +309,7 @@ def test_pages_and_a_step_in_flight_are_right_whenever_memory_runs_out(seed, mon
             fake.fake.fail_next = NO_MEMORY
 
     runner.ways[0] = Guarded(fake, short)
-    scheduler = ElasticScheduler(cache, 5, 24, spoken_of=spoken_of)
+    scheduler = ElasticScheduler(cache, 5, 24, select_rows=scored_rows)
     engine = AheadEngine(TOKENIZER, CONFIG, scheduler, runner, supports=SUPPORTS, recover=scheduler.recover)
     prompts = {str(i): "the same beginning "[: 4 * rng.randint(0, 4)] + "abc"[i % 3] * 9 for i in range(16)}
     waiting, done = list(prompts), {}

@@ -1,10 +1,10 @@
-"""Simulated machines: what steps cost there, how often drafts stand, and a clock that adds it up."""
+"""Simulated machines: what steps take there, how often drafts stand, and a clock that adds it up."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from engine.speculation.lengths import Lengths
+from engine.speculation.lengths import DraftLengths
 
 MOST = 5  # drafts
 PROMPT = 20  # tokens that a proposer has to read before the first draft of a request
@@ -12,7 +12,7 @@ PROMPT = 20  # tokens that a proposer has to read before the first draft of a re
 
 @dataclass(frozen=True)
 class Machine:
-    """It is its own table of costs, as if that had been measured without any error."""
+    """It is its own table of step times, as if they had been measured without any error."""
 
     step: Callable[[int], float]  # rows -> seconds of the target's pass
     draft: float = 0.1  # a pass of the proposer
@@ -26,9 +26,9 @@ class Machine:
             return max(self.host, self.step(sequences))
         verifying = self.host + self.step(round(sequences * (drafts + 1)))
         readers = min(1, drafts) * sequences  # less than one draft each: some have none
-        return verifying + drafts * self.draft + readers * self.reading(1 + int(drafts) // 2)
+        return verifying + drafts * self.draft + readers * self.seconds_to_read(1 + int(drafts) // 2)
 
-    def reading(self, tokens: int) -> float:
+    def seconds_to_read(self, tokens: int) -> float:
         return self.read * tokens
 
     def rate(self, number: int, is_late: bool) -> float:
@@ -61,14 +61,14 @@ OTHERS = {
 }
 
 
-class Fixed(Lengths):
+class Fixed(DraftLengths):
     """Always as many."""
 
     def choose(self, request_ids, caps):
-        return [min(self.most, cap) for cap in caps]
+        return [min(self.max_drafts, cap) for cap in caps]
 
 
-def speed(machine: Machine, people: int, lengths: Lengths, steps: int = 1000) -> float:
+def speed(machine: Machine, people: int, lengths: DraftLengths, steps: int = 1000) -> float:
     """Tokens per second, as multiples of those without drafts, until each of so many people has got as many
     tokens as in so many plain steps. Requests of 40 to 120 tokens follow one another.
     """
@@ -85,8 +85,8 @@ def speed(machine: Machine, people: int, lengths: Lengths, steps: int = 1000) ->
         # 1. What the step takes, and what was proposed for it.
         if asked:
             unread = [PROMPT + request.said - request.read for request, _ in asked]
-            lengths.proposing(sum(max(0, tokens - MOST - 1) for tokens in unread))
-            now += machine.host + machine.draft * max(drafts) + machine.reading(sum(unread))
+            lengths.observe_proposals(sum(max(0, tokens - MOST - 1) for tokens in unread))
+            now += machine.host + machine.draft * max(drafts) + machine.seconds_to_read(sum(unread))
             now += machine.step(people + sum(drafts))
         else:
             now += machine.seconds(people, 0)

@@ -13,12 +13,12 @@ from engine.execution.runner import Logits, ModelRunner
 from engine.requests.batch import PLACEHOLDER
 from engine.requests.listeners import Listener
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from engine.speculation.capability import NgramProposer, Speculation
 from engine.speculation.draft_model import DraftModel, DraftSampler
-from engine.speculation.lengths import Lengths
-from engine.speculation.measuring import FREE
-from engine.speculation.rejection_sampler import Proposals, RejectionSampler
+from engine.speculation.lengths import DraftLengths
+from engine.speculation.measuring import ALWAYS_DRAFT
+from engine.speculation.rejection_sampler import DraftProbs, RejectionSampler
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, fake_logits
 from tests.part12.pages import WatchedCache
 from tests.part13.aheads import CPU, FakeAhead, fake_runner
@@ -27,15 +27,15 @@ DRAFTS = 3
 WRONG = 4  # every fourth guess or so
 
 
-class Policy(Lengths, Listener):
+class Policy(DraftLengths, Listener):
     """As many as may be behind the steps that it is told of, whatever they cost; it hears of each step."""
 
     def __init__(self, answer: Callable[[int], bool], most: int = DRAFTS) -> None:
-        super().__init__(most, FREE)
+        super().__init__(most, ALWAYS_DRAFT)
         self.answer, self.step = answer, 1
 
     def choose(self, request_ids, caps):
-        return [min(self.most, cap) if self.answer(self.step) else 0 for cap in caps]
+        return [min(self.max_drafts, cap) if self.answer(self.step) else 0 for cap in caps]
 
     def on_step(self, record):
         self.step += 1
@@ -91,20 +91,20 @@ def beside(cache: BlockCache | WatchedCache) -> BlockCache | WatchedCache:
 
 
 def mixing(
-    cache, policy: Lengths, how: str = "lookup", seats: int = 5, budget: int = 24,
+    cache, policy: DraftLengths, how: str = "lookup", seats: int = 5, budget: int = 24,
     runner_class: type = ModelRunner, engine_class: type = AheadEngine, **options,
 ) -> AheadEngine:  # fmt: skip
     """`how`: "lookup" guesses from each text alone, "model" has a memory beside the target's."""
-    runner, proposals = fake_runner(cache, seats, runner_class), Proposals()
-    runner.select = Telling(proposals)
+    runner, draft_probs = fake_runner(cache, seats, runner_class), DraftProbs()
+    runner.select = Telling(draft_probs)
     proposer = NgramProposer(guesses)
     if how == "model":
         other, last = beside(cache), LastTokens(seats, CPU)
-        reader = ModelRunner([Guessing(other, last)], select=DraftSampler(proposals), last=last)
-        proposer = DraftModel(reader, cache, proposals, CONFIG.max_positions)
+        reader = ModelRunner([Guessing(other, last)], select=DraftSampler(draft_probs), last=last)
+        proposer = DraftModel(reader, cache, CONFIG.max_positions)
         if isinstance(other, WatchedCache):
             runner.before.append(lambda batch: other.memory.apply(batch.copies))
-    scheduler = ContinuousScheduler(cache, seats, budget, spoken_of=spoken_of)
+    scheduler = ContinuousScheduler(cache, seats, budget, select_rows=scored_rows)
     capabilities = [Speculation(proposer, scheduler, policy)]
     engine = engine_class(
         TOKENIZER, CONFIG, scheduler, runner, supports=SUPPORTS, capabilities=capabilities, **options

@@ -11,9 +11,9 @@ from engine.requests.step import Step, StepResult
 from engine.scheduling.batching import make_batch
 from engine.speculation.capability import CATCH_UP, NgramProposer, Speculation, Tally
 from engine.speculation.config import SpeculativeConfig
-from engine.speculation.costs import CostTable
-from engine.speculation.lengths import Lengths
-from engine.speculation.measuring import FREE
+from engine.speculation.lengths import DraftLengths
+from engine.speculation.measuring import ALWAYS_DRAFT
+from engine.speculation.step_times import StepTimes
 from engine.telemetry.speculation import SpeculationMetrics
 from tests.part06.fakes import BlockCache
 
@@ -51,13 +51,13 @@ class Room:
         self.trimmed.append((request.id, total))
 
 
-class Chosen(Lengths):
-    """Lengths that the test chooses; it remembers what it is told."""
+class Chosen(DraftLengths):
+    """DraftLengths that the test chooses; it remembers what it is told."""
 
     wanted = (MOST,) * 9
 
     def __init__(self) -> None:
-        super().__init__(MOST, FREE)
+        super().__init__(MOST, ALWAYS_DRAFT)
         self.told, self.late = [], []
 
     def choose(self, request_ids, caps):
@@ -67,7 +67,7 @@ class Chosen(Lengths):
     def observe(self, *about):
         self.told.append(about)
 
-    def proposing(self, late):
+    def observe_proposals(self, late):
         self.late.append(late)
 
 
@@ -77,7 +77,7 @@ def request(name="a", known=10, drafts=(), limit=100, said=1, stop_ids=(), compu
         num_computed_tokens=known - 1 if computed is None else computed, wants_every_row=False,
         output=SimpleNamespace(limit=limit, token_ids=[0] * said),
         sampling=SimpleNamespace(stop_ids=stop_ids, is_adjusted=False, draw=lambda: None), adapter=None,
-        state=State.RUNNING, num_expected=0, is_scored=False,
+        state=State.RUNNING, num_output_placeholders=0, is_scored=False,
     )  # fmt: skip
 
 
@@ -88,13 +88,13 @@ def made(total=1000, wanted=None) -> Speculation:
     return Speculation(Watched(), Room(total), lengths)
 
 
-def step_of(requests, overtaken=False) -> Step:
+def step_of(requests, overlapped=False) -> Step:
     work = [(r, len(r.token_ids) + len(r.draft_ids) - r.num_computed_tokens) for r in requests]
-    return Step(make_batch(work, BlockCache(99, 8)), tuple(requests), overtaken=overtaken)
+    return Step(make_batch(work, BlockCache(99, 8)), tuple(requests), overlapped=overlapped)
 
 
 def landed(speculation, requests, tokens, **result) -> StepResult:
-    return speculation.landed(step_of(requests), StepResult(tokens, **result))
+    return speculation.after_result(step_of(requests), StepResult(tokens, **result))
 
 
 def test_behind_a_draft_that_was_not_accepted_there_is_nothing():
@@ -197,14 +197,14 @@ def test_what_stood_is_told_to_lengths():
 def test_before_a_step_has_landed_it_is_known_whether_it_must_land_first():
     for drafts, wanted, first in (((), 2, True), ((1,), 0, True), ((), 0, False)):
         speculation = made(wanted=(wanted,))
-        assert speculation.lands_first(step_of([request(drafts=drafts)])) == first
+        assert speculation.must_land_first(step_of([request(drafts=drafts)])) == first
         assert speculation.proposer.asked == speculation.scheduler.asked == [], "to ask changes nothing"
-    assert not made().lands_first(step_of([request(limit=2)])), "behind the last token, none is proposed"
+    assert not made().must_land_first(step_of([request(limit=2)])), "behind the last token, none is proposed"
 
 
-def test_behind_a_step_that_was_overtaken_nothing_is_proposed():
+def test_behind_an_overlapped_step_nothing_is_proposed():
     speculation = made()
-    result = speculation.landed(step_of([request()], overtaken=True), StepResult([[5]]))
+    result = speculation.after_result(step_of([request()], overlapped=True), StepResult([[5]]))
     assert result.drafts is None, "its tokens are in the next step already"
     assert speculation.proposer.asked == []
 
@@ -268,9 +268,9 @@ def test_metrics_have_vllms_names():
 def test_a_configuration_says_how():
     assert SpeculativeConfig.of({"num_speculative_tokens": 2}).method == "ngram"
     assert SpeculativeConfig.of({"num_speculative_tokens": 16, "model": "x"}).method == "draft_model"
-    costs = {"sequences": [1], "drafts": [0, 2], "steps": [[1.0, 1.5]]}
-    given = SpeculativeConfig.of({"num_speculative_tokens": 2, "costs": costs}).costs
-    assert given == CostTable((1,), (0, 2), ((1.0, 1.5),)), "a table, in place of one that is measured"
+    times = {"sequences": [1], "drafts": [0, 2], "step_seconds": [[1.0, 1.5]]}
+    given = SpeculativeConfig.of({"num_speculative_tokens": 2, "step_times": times}).step_times
+    assert given == StepTimes((1,), (0, 2), ((1.0, 1.5),)), "a table, in place of one that is measured"
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,10 @@ def test_a_configuration_says_how():
         ({"num_speculative_tokens": 2, "model": 5}, "model=5: a name or a folder"),
         ({"num_speculative_tokens": 2, "model": "x", "prompt_lookup_max": 3}, "prompt_lookup_max=3 needs"),
         ({"num_speculative_tokens": 2, "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "is more than"),
-        ({"num_speculative_tokens": 2, "costs": {"drafts": [0]}}, "costs=.* a mapping with sequences"),
+        (
+            {"num_speculative_tokens": 2, "step_times": {"drafts": [0]}},
+            "step_times=.* a mapping with sequences",
+        ),
     ],
     ids=str,
 )

@@ -12,7 +12,7 @@ from engine.execution.runner import EagerWay, ModelRunner
 from engine.models.loader import load_model
 from engine.requests.request import Request
 from engine.speculation.draft_model import PROPOSE, DraftModel, DraftSampler
-from engine.speculation.rejection_sampler import Proposals
+from engine.speculation.rejection_sampler import DraftProbs
 
 P, TEXT = 8, [300, 310, 265, 280, 301, 299, 350, 420, 265, 333]
 
@@ -27,10 +27,10 @@ class Watched(DraftModel):
 
     def __init__(self, model) -> None:
         memory = PageMemory(model.config, 40, P)
-        last, proposals = LastTokens(4, torch.device("cpu")), Proposals()
+        last, self.draft_probs = LastTokens(4, torch.device("cpu")), DraftProbs()
         way = EagerWay(model, memory, upload=last.upload)
-        runner = ModelRunner([way], memory, [self.watch], DraftSampler(proposals), last=last)
-        super().__init__(runner, memory.plan(), proposals, model.config.max_positions)
+        runner = ModelRunner([way], memory, [self.watch], DraftSampler(self.draft_probs), last=last)
+        super().__init__(runner, memory.plan(), model.config.max_positions)
         self.passes: list[int] = []
         self.broken = False
 
@@ -41,7 +41,7 @@ class Watched(DraftModel):
 
     def probs(self, name: str, count: int = 9) -> list:
         """What its first output tokens were drawn from, where that is known."""
-        found = (self.proposals.get(name, position) for position in range(count))
+        found = (self.draft_probs.get(name, position) for position in range(count))
         return [probs for probs in found if probs is not None]
 
 
@@ -145,14 +145,11 @@ def test_who_names_a_seed_gets_the_tokens_that_the_plain_sampler_would_draw(mode
     assert not draft.probs("a"), "nobody asks what it was drawn from"
 
 
-def test_origins_are_kept_until_they_are_used_and_no_longer(draft):
+def test_what_one_is_proposed_forgets_nothing_of_the_others(draft):
     one, other = (request(draft, TEXT, name, by=1, temperature=1.0) for name in "ab")
     draft.propose([(one, TEXT), (other, TEXT)], [2, 2])
     draft.propose([(one, [*TEXT, 5])], [1])
-    assert [len(draft.probs(name)) for name in "ab"] == [2, 2], "b's proposals still wait to be judged"
-    draft.cache.release(other)
-    draft.propose([(one, [*TEXT, 5, 6])], [0])
-    assert not draft.probs("b"), "nothing is kept of who has left"
+    assert [len(draft.probs(name)) for name in "ab"] == [2, 2], "b's drafts still wait to be verified"
 
 
 def test_a_pass_that_fails_was_not_read(model, draft):
@@ -173,7 +170,7 @@ def test_a_beginning_that_is_shared_is_read_as_far_as_it_was_read(model, draft):
     draft.cache.commit(one, len(wrong) - 1)  # the target has read it all; the draft TEXT, and its guesses
     draft.cache.release(one)
     again = request(draft, wrong, "b")
-    assert draft.cache.held["b"].committed == 2 * P, "the target finds two blocks"
+    assert draft.cache.allocations["b"].num_committed == 2 * P, "the target finds two blocks"
     assert draft.unread(again, wrong) == len(wrong) - P, "the draft one: keys of guesses are not to be shared"
     assert draft.propose([(again, wrong)], [2]) == [alone(model, wrong, 2)]
 
@@ -191,7 +188,7 @@ def test_what_the_target_has_is_not_what_the_draft_has(draft):
     one = request(draft, TEXT)
     draft.cache.commit(one, len(TEXT))  # the target has its prompt; the draft was never asked
     again = admitted(draft, "b")
-    assert draft.cache.held["b"].committed == P, "one full block, which the target has read"
+    assert draft.cache.allocations["b"].num_committed == P, "one full block, which the target has read"
     assert draft.unread(again, TEXT) == len(TEXT), "and the draft has not"
     child = admitted(draft, "c", parent=one)
     assert draft.unread(child, TEXT) == len(TEXT), "nor does a sample wait for what the draft has read"
@@ -201,7 +198,7 @@ def test_preempted_is_forgotten(draft):
     one = request(draft, TEXT)
     draft.propose([(one, TEXT)], [3])
     draft.cache.preempt(one)
-    assert not draft.cache.drafted
+    assert not draft.cache.draft_progress
     draft.cache.begin(one)
     assert draft.unread(one, TEXT) >= 2, "what it had read is gone with its memory"
     draft.cache.release(one)

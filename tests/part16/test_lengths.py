@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from engine.speculation import lengths as module
-from engine.speculation.costs import CostTable
-from engine.speculation.lengths import Lengths, expected_tokens
+from engine.speculation.lengths import DraftLengths, expected_tokens
+from engine.speculation.step_times import StepTimes
 from tests.part16.machines import MACHINES, MOST, OTHERS, SOME, Machine, best_fixed, speed
 
 best_fixed = cache(best_fixed)
 PEOPLE = [1, 4]
 
 
-def known(costs, **rates: float) -> Lengths:
-    """Lengths that have seen drafts of each request stand so often."""
-    lengths = Lengths(MOST, costs)
+def known(times, **rates: float) -> DraftLengths:
+    """DraftLengths that have seen drafts of each request stand so often."""
+    lengths = DraftLengths(MOST, times)
     for name, rate in rates.items():
         for i in range(400):
             lengths.observe(name, 1, int((i + 1) * rate) - int(i * rate))
@@ -69,13 +69,13 @@ def test_a_dear_first_row_is_looked_past():
 @pytest.mark.parametrize("people", [1, 2, 4, 16])
 def test_the_length_is_the_best_of_all(people):
     """Against every length tried by hand: tokens of the geometric series by seconds of the step."""
-    costs = rows(SOME.step, 0.1)
+    times = rows(SOME.step, 0.1)
     names = [f"r{i}" for i in range(people)]
-    lengths = known(costs, **dict.fromkeys(names, 0.75))
+    lengths = known(times, **dict.fromkeys(names, 0.75))
     rate = lengths._rates["r0"]
 
     def by_hand(k: int) -> float:
-        return people * sum(rate**j for j in range(k + 1)) / costs.seconds(people, k)
+        return people * sum(rate**j for j in range(k + 1)) / times.seconds(people, k)
 
     best = max(range(MOST + 1), key=by_hand)
     assert lengths.choose(names, [MOST] * people) == [best] * people, "tokens per second decide"
@@ -83,17 +83,17 @@ def test_the_length_is_the_best_of_all(people):
 
 def test_to_choose_changes_nothing():
     lengths = known(SOME, a=0.7)
-    before = dict(lengths._rates), lengths._usual, lengths._plain, lengths._late
+    before = dict(lengths._rates), lengths._mean_rate, lengths._plain_tokens, lengths._unread_tokens
     first = lengths.choose(["a", "new"], [MOST, 3])
     assert lengths.choose(["a", "new"], [MOST, 3]) == first, "it is asked twice in a step"
-    assert before == (lengths._rates, lengths._usual, lengths._plain, lengths._late)
+    assert before == (lengths._rates, lengths._mean_rate, lengths._plain_tokens, lengths._unread_tokens)
     assert lengths.choose([], []) == [], "nobody decodes, and nothing is chosen"
 
 
 # 2. Tries.
 
 
-def steps_to_the_next_try(lengths: Lengths, people: int, limit: int = 10_000) -> int:
+def steps_to_the_next_try(lengths: DraftLengths, people: int, limit: int = 10_000) -> int:
     names = [str(i) for i in range(people)]
     for step in range(limit):
         if any(lengths.choose(names, [MOST] * people)):
@@ -105,26 +105,26 @@ def steps_to_the_next_try(lengths: Lengths, people: int, limit: int = 10_000) ->
 
 @pytest.mark.parametrize("people", [1, 4])
 def test_all_tries_together_cost_their_share(people):
-    costs = rows(lambda rows: 1 + 0.1 * rows, 0.1)
-    lengths = known(costs, **{str(i): 0.0 for i in range(people)})
-    lengths.proposing(0)
+    times = rows(lambda rows: 1 + 0.1 * rows, 0.1)
+    lengths = known(times, **{str(i): 0.0 for i in range(people)})
+    lengths.observe_proposals(0)
     steps = steps_to_the_next_try(lengths, people)
     chosen = lengths.choose([str(i) for i in range(people)], [MOST] * people)
     assert sum(chosen) == 1, "where none pays, the cheapest is tried: one draft for one request"
-    plain = costs.seconds(people, 0)
-    assert steps == pytest.approx((0.1 + 0.1) / (module.SHARE * plain), abs=1.01), (
+    plain = times.seconds(people, 0)
+    assert steps == pytest.approx((0.1 + 0.1) / (module.TRY_SHARE * plain), abs=1.01), (
         "a try is due when a share of the plain steps since the last one pays for it"
     )
 
 
 def test_who_has_much_to_read_is_tried_less_often():
-    costs = Machine(lambda rows: 1 + 0.1 * rows, 0.1, read=0.05)
+    times = Machine(lambda rows: 1 + 0.1 * rows, 0.1, read=0.05)
     waits = []
     for late in (0, 40):
-        lengths = known(costs, **{"0": 0.0})
-        lengths.proposing(late)
+        lengths = known(times, **{"0": 0.0})
+        lengths.observe_proposals(late)
         waits.append(steps_to_the_next_try(lengths, 1))
-    assert waits[1] - waits[0] == pytest.approx(40 * 0.05 / (module.SHARE * 1.1), abs=1.01), (
+    assert waits[1] - waits[0] == pytest.approx(40 * 0.05 / (module.TRY_SHARE * 1.1), abs=1.01), (
         "what the last try had to read first is paid for, too"
     )
 
@@ -133,7 +133,7 @@ def test_who_has_much_to_read_is_tried_less_often():
 
 
 def test_a_record_begins_with_what_is_usual():
-    lengths = Lengths(MOST, FREE)
+    lengths = DraftLengths(MOST, FREE)
     assert lengths.choose(["a"], [MOST]) == [MOST], "what was never tried looks good"
     for _ in range(100):
         lengths.observe("a", 2, 0)
@@ -145,7 +145,7 @@ def test_a_record_begins_with_what_is_usual():
 
 
 def test_what_is_behind_a_rejected_draft_says_nothing():
-    one, many = Lengths(MOST, FREE), Lengths(MOST, FREE)
+    one, many = DraftLengths(MOST, FREE), DraftLengths(MOST, FREE)
     one.observe("a", 1, 0)
     many.observe("a", 5, 0)
     assert one._rates == many._rates, "the first draft failed, the others were not judged"
@@ -167,7 +167,7 @@ def test_tokens_of_a_step_are_the_drafts_that_stand_and_one_more():
 
 
 def test_a_step_in_which_some_have_drafts_takes_what_these_take_and_what_the_others_add():
-    seconds = Lengths(MOST, rows(SOME.step, 0.1)).seconds(4)
+    seconds = DraftLengths(MOST, rows(SOME.step, 0.1)).seconds(4)
     for m in range(1, 5):
         for k in range(1, MOST + 1):
             assert seconds[m - 1, k] == pytest.approx(SOME.step(4 + m * k) + 0.1 * k)
@@ -176,7 +176,7 @@ def test_a_step_in_which_some_have_drafts_takes_what_these_take_and_what_the_oth
 def test_but_no_less_than_as_many_drafts_of_all():
     """Where a number of rows takes another form, what a few take alone says too little."""
     cliff = MACHINES["many rows take another form"]
-    seconds = Lengths(MOST, cliff).seconds(4)
+    seconds = DraftLengths(MOST, cliff).seconds(4)
     assert seconds[0, 4] >= cliff.seconds(4, 1), "four drafts of one are eight rows, as are one of each"
 
 
@@ -188,21 +188,21 @@ def test_but_no_less_than_as_many_drafts_of_all():
 def test_it_is_nearly_as_fast_as_the_best_fixed_length(name, people):
     """Of which nobody knows beforehand which it is. The promise is 0.9, and 0.95 of no drafts."""
     best, k = best_fixed(MACHINES[name], people)
-    reached = speed(MACHINES[name], people, Lengths(MOST, MACHINES[name]))
+    reached = speed(MACHINES[name], people, DraftLengths(MOST, MACHINES[name]))
     assert reached > 0.9 * best, f"{reached:.2f} of plain steps' speed; with {k} drafts always {best:.2f}"
     assert reached > 0.95, f"{reached:.2f} of the speed without drafts"
 
 
 def test_in_a_crowd_as_well():
     for name, machine in (MACHINES | OTHERS).items():
-        reached = speed(machine, 16, Lengths(MOST, machine), 500)
+        reached = speed(machine, 16, DraftLengths(MOST, machine), 500)
         assert reached > 0.95, f"{name}: {reached:.2f} of the speed without drafts"
 
 
 @pytest.mark.parametrize("people", PEOPLE)
 @pytest.mark.parametrize("name", OTHERS)
 def test_nor_is_it_slower_where_texts_differ_or_change(name, people):
-    reached = speed(OTHERS[name], people, Lengths(MOST, OTHERS[name]))
+    reached = speed(OTHERS[name], people, DraftLengths(MOST, OTHERS[name]))
     assert reached > 0.95, f"{reached:.2f} of the speed without drafts"
     if len(OTHERS[name].stands) > 1 or OTHERS[name].later:
         best, k = best_fixed(OTHERS[name], people)
@@ -212,20 +212,20 @@ def test_nor_is_it_slower_where_texts_differ_or_change(name, people):
 @pytest.mark.parametrize(
     ("constant", "value", "name", "people"),
     [
-        ("SHARE", 0.0, "texts become easy", 1),
-        ("SHARE", 0.2, "to catch up is dear, and for nothing", 4),
+        ("TRY_SHARE", 0.0, "texts become easy", 1),
+        ("TRY_SHARE", 0.2, "to catch up is dear, and for nothing", 4),
         ("WEIGHT", 0.2, "steps run ahead", 1),
         ("WEIGHT", 0.01, "some requests are easy, some are not", 1),
     ],
 )
 def test_each_constant_earns_its_place(monkeypatch, constant, value, name, people):
     """Without tries, or with many; with a short memory, or a long one: somewhere more is lost."""
-    kept = speed(OTHERS[name], people, Lengths(MOST, OTHERS[name]))
+    kept = speed(OTHERS[name], people, DraftLengths(MOST, OTHERS[name]))
     monkeypatch.setattr(module, constant, value)
-    assert speed(OTHERS[name], people, Lengths(MOST, OTHERS[name])) < 0.95 * kept
+    assert speed(OTHERS[name], people, DraftLengths(MOST, OTHERS[name])) < 0.95 * kept
 
 
 def test_a_table_that_is_given_decides_alike_every_time():
-    table = CostTable((1, 4), (0, MOST), ((1.0, 1.9), (1.2, 3.0)), 0.01)
-    once, again = (speed(SOME, 4, Lengths(MOST, table)) for _ in range(2))
+    table = StepTimes((1, 4), (0, MOST), ((1.0, 1.9), (1.2, 3.0)), 0.01)
+    once, again = (speed(SOME, 4, DraftLengths(MOST, table)) for _ in range(2))
     assert once == again, "it reads no clock"

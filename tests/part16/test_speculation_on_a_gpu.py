@@ -18,13 +18,13 @@ from engine.kernels.prompt_rows import prompt_forward
 from engine.kernels.verify_attend import MOST_NEW
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from engine.speculation.capability import Speculation
-from engine.speculation.config import MOST_TOKENS
+from engine.speculation.config import MAX_DRAFTS
 from engine.speculation.draft_model import DraftModel, DraftSampler
-from engine.speculation.lengths import Lengths
-from engine.speculation.measuring import FREE, measure
-from engine.speculation.rejection_sampler import Proposals, RejectionSampler
+from engine.speculation.lengths import DraftLengths
+from engine.speculation.measuring import ALWAYS_DRAFT, measure
+from engine.speculation.rejection_sampler import DraftProbs, RejectionSampler
 from tests.part06.fakes import assert_idle
 from tests.part13.test_on_a_gpu import MAX_LEN, PROMPTS, full_precision, memory_for  # noqa: F401
 from tests.part13.test_on_a_gpu import engine_of as plain_engine
@@ -71,19 +71,24 @@ def runner_of(model, memory, how: str, longest: int, new: int, in_flight: int) -
 
 
 def engine_of(
-    tokenizer, models, how: str, lengths: Lengths | None = None, longest: int = MAX_LEN, engine_class=None
+    tokenizer,
+    models,
+    how: str,
+    lengths: DraftLengths | None = None,
+    longest: int = MAX_LEN,
+    engine_class=None,
 ) -> LLMEngine:
     """By default as many drafts as may be, and no step ahead; with a policy, steps run ahead as well."""
     target, draft = models
-    memory, second, proposals = memory_for(target), memory_for(draft), Proposals()
+    memory, second, draft_probs = memory_for(target), memory_for(draft), DraftProbs()
     runner = runner_of(target, memory, how, longest, DRAFTS + 1, in_flight=2)
-    reader = runner_of(draft, second, how, longest, 2, in_flight=MOST_TOKENS + 1)
-    runner.select, reader.select = RejectionSampler(proposals, runner.select), DraftSampler(proposals)
+    reader = runner_of(draft, second, how, longest, 2, in_flight=MAX_DRAFTS + 1)
+    runner.select, reader.select = RejectionSampler(draft_probs, runner.select), DraftSampler(draft_probs)
     runner.scores = [*logprobs_of(tokenizer, target.logits)]
     runner.before.append(lambda batch: second.apply(batch.copies))
-    scheduler = ContinuousScheduler(memory.plan(), ROWS, 64, spoken_of=spoken_of)
-    proposer = DraftModel(reader, scheduler.cache, proposals, draft.config.max_positions)
-    speculation = Speculation(proposer, scheduler, lengths or Lengths(DRAFTS, FREE))
+    scheduler = ContinuousScheduler(memory.plan(), ROWS, 64, select_rows=scored_rows)
+    proposer = DraftModel(reader, scheduler.cache, draft.config.max_positions)
+    speculation = Speculation(proposer, scheduler, lengths or DraftLengths(DRAFTS, ALWAYS_DRAFT))
     engine = (engine_class or (AheadEngine if lengths else LLMEngine))(
         tokenizer, target.config, scheduler, runner, supports=SUPPORTS, max_model_len=longest,
         capabilities=[speculation],

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.speculation.lengths import Lengths
+from engine.speculation.lengths import DraftLengths
 from tests.part06.fakes import BlockCache, assert_idle, told_alone
 from tests.part13.aheads import GREEDY, assert_told, forward_of, log_of, mixed, run_to_end, steps_of
 from tests.part13.test_ahead import LosingRunner
@@ -100,9 +100,9 @@ def test_room_of_guesses_nobody_made_goes_back_while_the_next_step_is_under_way(
 
 @pytest.mark.parametrize(("stands", "kind"), [(0.9, "drafts"), (0.3, "ahead")])
 def test_lengths_decide_which_it_is(stands, kind):
-    """By a table in which a step with drafts costs the host's time beside the device's."""
-    costs = Machine(lambda rows: 1 + 0.05 * rows, host=0.6, read=0.0)
-    engine = mixing(BlockCache(60, 8), Lengths(DRAFTS, costs))
+    """By a table in which a step with drafts takes the host's time on top of the device's."""
+    times = Machine(lambda rows: 1 + 0.05 * rows, host=0.6, read=0.0)
+    engine = mixing(BlockCache(60, 8), DraftLengths(DRAFTS, times))
     lengths = speculation_of(engine).lengths
     for i in range(400):
         lengths.observe("before", 1, int((i + 1) * stands) - int(i * stands))

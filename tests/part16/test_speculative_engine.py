@@ -14,14 +14,14 @@ from engine.models.loader import load_model
 from engine.requests.listeners import Listener
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.fifo import FIFOScheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from engine.scheduling.static import StaticScheduler
 from engine.speculation.capability import NgramProposer, Speculation
 from engine.speculation.draft_model import DraftModel, DraftSampler
-from engine.speculation.lengths import Lengths
-from engine.speculation.measuring import FREE
+from engine.speculation.lengths import DraftLengths
+from engine.speculation.measuring import ALWAYS_DRAFT
 from engine.speculation.ngram import lookup
-from engine.speculation.rejection_sampler import Proposals, RejectionSampler
+from engine.speculation.rejection_sampler import DraftProbs, RejectionSampler
 from engine.text.tokenizer import Tokenizer
 
 PROMPTS = [
@@ -52,9 +52,9 @@ def memory_of(config, kind: str) -> SlotMemory | PageMemory:
 
 
 SCHEDULERS = {
-    "continuous": lambda plan, budget: ContinuousScheduler(plan, 4, budget, spoken_of=spoken_of),
-    "static": lambda plan, budget: StaticScheduler(plan, 4, spoken_of=spoken_of),
-    "fifo": lambda plan, budget: FIFOScheduler(plan, spoken_of=spoken_of),
+    "continuous": lambda plan, budget: ContinuousScheduler(plan, 4, budget, select_rows=scored_rows),
+    "static": lambda plan, budget: StaticScheduler(plan, 4, select_rows=scored_rows),
+    "fifo": lambda plan, budget: FIFOScheduler(plan, select_rows=scored_rows),
 }
 
 
@@ -64,28 +64,28 @@ def runner_of(model, memory) -> ModelRunner:
 
 
 def make(
-    models, tokenizer, how: str, kind="pages", budget: int = 64, lengths: Lengths | None = None,
+    models, tokenizer, how: str, kind="pages", budget: int = 64, lengths: DraftLengths | None = None,
     scheduler="continuous", engine_class=LLMEngine,
 ) -> LLMEngine:  # fmt: skip
     """`how`: "plain" proposes nothing, "lookup" and "model" do; by default as much as may be, whatever it
     costs.
     """
     target, draft = models
-    memory, proposals = memory_of(target.config, kind), Proposals()
+    memory, draft_probs = memory_of(target.config, kind), DraftProbs()
     caching = {} if kind == "slots" else {"enable_prefix_caching": kind == "pages"}
     plan, runner = memory.plan(**caching), runner_of(target, memory)
     runner.scores = [*logprobs_of(tokenizer, target.logits)]
     queues, capabilities = SCHEDULERS[scheduler](plan, budget), []
     if how != "plain":
-        runner.select = RejectionSampler(proposals)
+        runner.select = RejectionSampler(draft_probs)
         proposer = NgramProposer(lookup)
         if how == "model":
             second = memory_of(draft.config, kind)
             runner.before.append(lambda batch: second.apply(batch.copies))
             reader = runner_of(draft, second)
-            reader.select = DraftSampler(proposals)
-            proposer = DraftModel(reader, plan, proposals, draft.config.max_positions)
-        capabilities.append(Speculation(proposer, queues, lengths or Lengths(4, FREE)))
+            reader.select = DraftSampler(draft_probs)
+            proposer = DraftModel(reader, plan, draft.config.max_positions)
+        capabilities.append(Speculation(proposer, queues, lengths or DraftLengths(4, ALWAYS_DRAFT)))
     return engine_class(
         tokenizer, target.config, queues, runner, supports=SUPPORTS | {"priority"},
         max_model_len=256 if kind == "slots" else 96, capabilities=capabilities,
@@ -178,7 +178,7 @@ def test_sampled_text_is_the_same_for_a_seed_with_however_many_drafts(models, to
         for i in range(len(PROMPTS))
     ]
     plain, _ = told(make(models, tokenizer, "plain"), wishes)
-    engine = make(models, tokenizer, how, "few pages", lengths=Lengths(most, FREE))
+    engine = make(models, tokenizer, how, "few pages", lengths=DraftLengths(most, ALWAYS_DRAFT))
     outputs, _ = told(engine, wishes)
     assert plain_words(outputs) == plain_words(plain)
     tally = engine.capabilities[0].tally

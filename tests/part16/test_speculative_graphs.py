@@ -25,12 +25,12 @@ from engine.models.loader import load_model
 from engine.requests.batch import Batch
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.scheduler import Queues
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from engine.speculation.capability import Speculation
 from engine.speculation.draft_model import DraftModel, DraftSampler
-from engine.speculation.lengths import Lengths
-from engine.speculation.measuring import FREE
-from engine.speculation.rejection_sampler import Proposals, RejectionSampler
+from engine.speculation.lengths import DraftLengths
+from engine.speculation.measuring import ALWAYS_DRAFT
+from engine.speculation.rejection_sampler import DraftProbs, RejectionSampler
 from tests.part01.reference import random_gpt2, save
 from tests.part06.fakes import TOKENIZER, assert_idle, run_to_end
 from tests.part12.pages import sequence
@@ -196,22 +196,22 @@ def runner_of(model, memory, how: str, make_steps=in_rows) -> ModelRunner:
 
 
 def engine_of(
-    model, draft, how: str, blocks: int = 40, max_model_len: int = LENGTH, lengths: Lengths | None = None,
-    make_steps=in_rows,
+    model, draft, how: str, blocks: int = 40, max_model_len: int = LENGTH,
+    lengths: DraftLengths | None = None, make_steps=in_rows,
 ) -> LLMEngine:  # fmt: skip
     """`how`: "plain" proposes nothing; "eager" and "graphs" do. With a policy, steps run ahead as well."""
-    memory, second, proposals = memory_of(model, blocks), memory_of(draft, blocks), Proposals()
+    memory, second, draft_probs = memory_of(model, blocks), memory_of(draft, blocks), DraftProbs()
     plan = memory.plan(enable_prefix_caching=False)
     runner, capabilities = runner_of(model, memory, how, make_steps), []
     runner.scores = [*logprobs_of(TOKENIZER, model.logits)]
-    scheduler = ContinuousScheduler(plan, 3, 9, spoken_of=spoken_of)
+    scheduler = ContinuousScheduler(plan, 3, 9, select_rows=scored_rows)
     if how != "plain":
-        runner.select = RejectionSampler(proposals)
+        runner.select = RejectionSampler(draft_probs)
         runner.before.append(lambda batch: second.apply(batch.copies))
         reader = runner_of(draft, second, how, make_steps)
-        reader.select = DraftSampler(proposals)
-        proposer = DraftModel(reader, plan, proposals, draft.config.max_positions)
-        capabilities.append(Speculation(proposer, scheduler, lengths or Lengths(2, FREE)))
+        reader.select = DraftSampler(draft_probs)
+        proposer = DraftModel(reader, plan, draft.config.max_positions)
+        capabilities.append(Speculation(proposer, scheduler, lengths or DraftLengths(2, ALWAYS_DRAFT)))
     engine_class = AheadEngine if lengths else LLMEngine
     engine = engine_class(
         TOKENIZER, model.config, scheduler, runner, supports=SUPPORTS, max_model_len=max_model_len,
@@ -282,11 +282,11 @@ def test_proposals_are_those_of_passes_without_graphs(relu_model, params):
     """Two go on with one token each, over blocks' ends, until only one is left; then that one goes on."""
     found = []
     for how in ("graphs", "eager"):
-        memory, proposals = memory_of(relu_model), Proposals()
+        memory, draft_probs = memory_of(relu_model), DraftProbs()
         plan, texts = memory.plan(), []
         reader = runner_of(relu_model, memory, how, verifying_steps)
-        reader.select = DraftSampler(proposals)
-        proposer = DraftModel(reader, plan, proposals, MAX_LEN)
+        reader.select = DraftSampler(draft_probs)
+        proposer = DraftModel(reader, plan, MAX_LEN)
         for name, n in {"a": 3, "b": 2}.items():
             request = sequence(name, prompt(name, n))
             settings = SamplingParams(**{"temperature": 0} | params)
@@ -296,6 +296,6 @@ def test_proposals_are_those_of_passes_without_graphs(relu_model, params):
             assert plan.reserve(request, n + 6)
             texts.append((request, request.token_ids))
         guesses = proposer.propose(texts, [6, 3])
-        drawn = [[proposals.get(name, place) is not None for place in range(7)] for name in "ab"]
-        found.append((guesses, dict(plan.drafted), drawn))
+        drawn = [[draft_probs.get(name, place) is not None for place in range(7)] for name in "ab"]
+        found.append((guesses, dict(plan.draft_progress), drawn))
     assert found[0] == found[1]

@@ -11,7 +11,7 @@ from engine.decoding.sampling import NO_TOKEN, SamplingState, adjust, distributi
 from engine.execution.runner import Logits
 from engine.requests.batch import Batch, Draws, Rows
 from engine.speculation.draft_model import PROPOSE
-from engine.speculation.rejection_sampler import Proposals, RejectionSampler, residual, standing
+from engine.speculation.rejection_sampler import DraftProbs, RejectionSampler, confirmed_tokens, residual
 
 V, MANY = 12, 4000
 CRITICAL = 38.6  # of chi-squared with up to 13 degrees of freedom: passed by chance once in 5,000 times
@@ -24,7 +24,7 @@ def asker(params: SamplingParams, seed: int = 0, drafts=(), prompt=(1, 2), outpu
     )
 
 
-def verified(logits: torch.Tensor, requests: list, proposals=None) -> list[list[int]]:
+def verified(logits: torch.Tensor, requests: list, proposals=None, draft_probs=None) -> list[list[int]]:
     """The tokens that stand for each of these, whose rows are k + 1 each."""
     counts = [len(request.draft_ids) + 1 for request in requests]
     starts = np.cumsum([0, *counts]).tolist()
@@ -41,13 +41,13 @@ def verified(logits: torch.Tensor, requests: list, proposals=None) -> list[list[
         Rows(tuple(range(starts[-1])), tuple(counts)), Draws(tuple(rows), tuple(positions)),
         (-1,) * len(counts),
     )  # fmt: skip
-    kept = Proposals()
+    draft_probs = draft_probs or DraftProbs()
     for request in requests if proposals else ():
         for i, probs in enumerate(proposals[request.id]):
-            kept.put(request.id, len(request.sampling.output_ids) + i, probs)
-    tokens = RejectionSampler(kept)(Logits(logits), batch).tolist()
+            draft_probs.put(request.id, len(request.sampling.output_ids) + i, probs)
+    tokens = RejectionSampler(draft_probs)(Logits(logits), batch).tolist()
     return [
-        standing(tokens[start : start + count], request.draft_ids)
+        confirmed_tokens(tokens[start : start + count], request.draft_ids)
         for start, count, request in zip(starts, counts, requests, strict=False)
     ]
 
@@ -219,20 +219,30 @@ def test_guesses_count_as_if_they_had_been_said_and_are_forgotten():
 
 
 def test_behind_the_first_that_is_not_its_draft_there_is_nothing():
-    assert standing([5, 6, 7], [5, 6]) == [5, 6, 7], "all stood: one token more"
-    assert standing([5, 6, 7], [5, 9]) == [5, 6], "the token in place of the draft is the last"
-    assert standing([4, 6, 7], [5, 6]) == [4]
-    assert standing([4], []) == [4]
+    assert confirmed_tokens([5, 6, 7], [5, 6]) == [5, 6, 7], "all stood: one token more"
+    assert confirmed_tokens([5, 6, 7], [5, 9]) == [5, 6], "the token in place of the draft is the last"
+    assert confirmed_tokens([4, 6, 7], [5, 6]) == [4]
+    assert confirmed_tokens([4], []) == [4]
 
 
 def test_what_a_draft_was_drawn_from_is_kept_until_something_newer_is_there():
-    kept, p = Proposals(), [torch.full((1,), i) for i in range(5)]
+    draft_probs, p = DraftProbs(), [torch.full((1,), i) for i in range(5)]
     for position in (3, 4, 5):
-        kept.put("a", position, p[0])
-    kept.put("a", 4, p[1])
-    assert kept.get("a", 3) is p[0]
-    assert kept.get("a", 4) is p[1]
-    assert kept.get("a", 5) is None, "behind the newest lies what was proposed before it"
-    assert kept.get("b", 4) is None, "certain: nobody drew it"
-    kept.retain({"b"})
-    assert kept.get("a", 4) is None
+        draft_probs.put("a", position, p[0])
+    draft_probs.put("a", 4, p[1])
+    assert draft_probs.get("a", 3) is p[0]
+    assert draft_probs.get("a", 4) is p[1]
+    assert draft_probs.get("a", 5) is None, "behind the newest lies what was proposed before it"
+    assert draft_probs.get("b", 4) is None, "certain: nobody drew it"
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2], ids=["a plain step", "a step with drafts"])
+def test_nothing_is_kept_of_sequences_that_are_not_in_the_step(num_drafts):
+    """A step that fails is verified again, so what its own drafts were drawn from stays."""
+    request = asker(SamplingParams(temperature=1.0), 5, drafts=[3, 4][:num_drafts])
+    draft_probs, p = DraftProbs(), torch.full((V,), 1 / V)
+    for name in (request.id, "another"):
+        draft_probs.put(name, 0, p)
+    verified(logits_of(0, num_drafts + 1), [request], draft_probs=draft_probs)
+    assert draft_probs.get("another", 0) is None, "another was not in the step: its drafts are not verified"
+    assert draft_probs.get(request.id, 0) is p

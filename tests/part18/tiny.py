@@ -22,7 +22,7 @@ from engine.lora.slots import AdapterSlots
 from engine.models.config import ModelConfig
 from engine.models.loader import load_model
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.scheduling.spoken import spoken_of
+from engine.scheduling.scored_rows import scored_rows
 from tests.part01.reference import random_gpt2, save
 from tests.part06.fakes import TOKENIZER
 
@@ -100,7 +100,7 @@ def composed(base: Path, max_loras: int = 2, seats: int = 4, blocks: int = 60, e
     model, slots = adapted_model(base, max_loras)
     memory = PageMemory(model.config, blocks, P)
     scheduler = ContinuousScheduler(
-        memory.plan(), seats, MAX_TOKENS, adapter_slots=slots, spoken_of=spoken_of
+        memory.plan(), seats, MAX_TOKENS, adapter_slots=slots, select_rows=scored_rows
     )
     manager = AdapterManager(slots, scheduler)
     scores = logprobs_of(TOKENIZER, model.logits)

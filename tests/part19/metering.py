@@ -39,7 +39,7 @@ class Asked:
     id: str
     num_prompt_tokens: int = 10
     request_id: str = ""
-    num_expected: int = 0
+    num_output_placeholders: int = 0
     computed: int = 0
     token_ids: list[int] = field(default_factory=list)
     stats: RequestStats = field(default_factory=lambda: RequestStats(0.0))

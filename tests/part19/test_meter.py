@@ -186,7 +186,7 @@ def test_rejected_drafts_are_not_computed_again_but_for_the_first_time(played, e
     played.arrive(0, one)
     played.step(0, 1, {one: 10})
     one.token_ids += [-1] * expected
-    one.num_expected = expected
+    one.num_output_placeholders = expected
     played.step(1, 2, {one: 4})
     one.computed = 11
     played.step(2, 3, {one: 4})

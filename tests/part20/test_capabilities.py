@@ -12,7 +12,7 @@ from benchmarks.part20_models import random_model
 from engine import LLM, SamplingParams, run_prefill
 from engine.cache.single import CachedForward
 from engine.models.loader import load_model
-from engine.speculation.measuring import FREE
+from engine.speculation.measuring import ALWAYS_DRAFT
 from tests.part01 import reference
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9], [3, 1, 4, 1, 5, 9, 2, 6]]
@@ -63,7 +63,7 @@ def test_log_probabilities_of_output_and_prompt(model):
 @pytest.mark.parametrize("how", ["ngram", "a draft of the same family"])
 def test_speculation_changes_no_token(model, how, tmp_path):
     folder, _, told = model
-    config = {"method": "ngram", "num_speculative_tokens": 3, "costs": FREE.plain()}
+    config = {"method": "ngram", "num_speculative_tokens": 3, "step_times": ALWAYS_DRAFT.as_dict()}
     if how != "ngram":
         draft = random_model(
             json.loads((folder / "config.json").read_text())["model_type"], num_hidden_layers=1

@@ -17,7 +17,7 @@ from tests.part01.reference import generate, save
 from tests.part13.test_paged_attention import DEVICE
 from tests.part16.test_speculative_graphs import made, memory_of
 
-FREE = {"sequences": [1], "drafts": [0, 1], "steps": [[1.0, 1.0]]}  # as many drafts as may be
+ALWAYS_DRAFT = {"sequences": [1], "drafts": [0, 1], "step_seconds": [[1.0, 1.0]]}  # as many drafts as may be
 PROMPTS = [[5, 6, 7, 5, 6, 7, 9], [3]]
 OPTIONS = {
     "device": DEVICE, "dtype": "float32", "max_num_seqs": 2, "max_num_batched_tokens": 6,
@@ -38,7 +38,11 @@ def test_speculation_in_graphs_changes_no_token(family, tmp_path, monkeypatch):
     with torch.no_grad():
         for parameter in draft.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
-    config = {"model": str(save(draft, tmp_path / "draft")), "num_speculative_tokens": 2, "costs": FREE}
+    config = {
+        "model": str(save(draft, tmp_path / "draft")),
+        "num_speculative_tokens": 2,
+        "step_times": ALWAYS_DRAFT,
+    }
     llm = LLM(save(theirs, tmp_path / "target", tokenizer=True), speculative_config=config, **OPTIONS)
     (speculation,) = llm.engine.capabilities
     for runner in (llm.engine.executor, speculation.proposer.runner):
@@ -54,13 +58,13 @@ def test_speculation_in_graphs_changes_no_token(family, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("option", [{"enforce_eager": True}, {"kv_cache": "slots"}, {"attention": "sdpa"}])
 def test_passes_without_graphs(tiny_gpt2, option):
-    config = {"method": "ngram", "num_speculative_tokens": 2, "costs": FREE}
+    config = {"method": "ngram", "num_speculative_tokens": 2, "step_times": ALWAYS_DRAFT}
     llm = LLM(tiny_gpt2, speculative_config=config, **OPTIONS | option)
     assert not any(isinstance(way, GraphWay) for way in llm.engine.executor.ways)
 
 
 def test_graphs_have_rows_for_drafts(tiny_gpt2):
-    config = {"method": "ngram", "num_speculative_tokens": 3, "costs": FREE}
+    config = {"method": "ngram", "num_speculative_tokens": 3, "step_times": ALWAYS_DRAFT}
     llm = LLM(tiny_gpt2, speculative_config=config, **OPTIONS | {"max_num_batched_tokens": 100})
     plain, drafts, _ = llm.engine.executor.ways
     assert (plain.graphs.sizes[-1], drafts.graphs.sizes[-1]) == (2, 2 * (3 + 1))

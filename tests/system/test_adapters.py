@@ -8,7 +8,7 @@ import pytest
 from engine import LLM, LoRARequest, SamplingParams
 from engine.decoding.params import ParameterError
 from engine.models.checkpoint import CheckpointError
-from engine.speculation.measuring import FREE
+from engine.speculation.measuring import ALWAYS_DRAFT
 from tests.system.attack import Process
 
 ADAPTERS = Path(__file__).parents[2] / "adapters"
@@ -16,7 +16,7 @@ POETRY = LoRARequest("poetry", 1, ADAPTERS / "poetry")
 BUSINESS = LoRARequest("business", 2, ADAPTERS / "business")
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 PROMPTS = ["When I", "Dear Mr.", "Once upon a time"]
-DRAFTS = {"num_speculative_tokens": 3, "costs": FREE.plain()}  # in every step
+DRAFTS = {"num_speculative_tokens": 3, "step_times": ALWAYS_DRAFT.as_dict()}  # in every step
 MIXED = [POETRY, BUSINESS, None]
 
 

@@ -14,7 +14,7 @@ from engine.cache.invariants import Invariants
 from engine.decoding.outputs import CompletionOutput, Logprobs, RequestOutput
 from engine.models.config import ModelConfig
 from engine.requests.listeners import Listener
-from engine.speculation.measuring import FREE
+from engine.speculation.measuring import ALWAYS_DRAFT
 
 DEADLINE = 120.0  # seconds after which what we wait for will never come: not a promise about speed
 CLOSE = 2e-3  # between two log probabilities of a token: who is beside a row changes its last digits
@@ -29,7 +29,11 @@ BEGINNINGS = (
     "Ça va? 日本語 😀 ", "",
 )  # fmt: skip
 ENDS = ("She said", "The dog", "Then a cat came and", "He was very", '"Yes,', "😀")
-DRAFTS = {"model": "storyteller-draft", "num_speculative_tokens": 3, "costs": FREE.plain()}  # in every step
+DRAFTS = {
+    "model": "storyteller-draft",
+    "num_speculative_tokens": 3,
+    "step_times": ALWAYS_DRAFT.as_dict(),
+}  # in every step
 MEMORY = 2 * MAX_LEN * ModelConfig.from_pretrained("storyteller").kv_bytes_per_token(4)  # the draft's, too
 EVERYTHING = {
     "max_model_len": MAX_LEN, "max_num_seqs": SEATS, "max_num_batched_tokens": 48, "swap_space": 0.01,

@@ -11,7 +11,7 @@ from engine.lora.adapter import read_adapter
 from engine.requests.batch import Batch
 from engine.requests.request import Request
 from engine.requests.wire import from_bytes, to_bytes
-from engine.speculation.measuring import FREE
+from engine.speculation.measuring import ALWAYS_DRAFT
 from engine.wiring.compose import build_engine
 from engine.wiring.devices import load_devices
 from tests.system.ready import ROOT
@@ -20,7 +20,9 @@ BLOCK, SEATS = 16, 6
 ARGS = EngineArgs(
     model="storyteller", device="cpu", max_num_seqs=SEATS, max_num_batched_tokens=24, max_model_len=160,
     enable_lora=True, max_loras=2, swap_space=0.02, preemption_mode="swap", async_scheduling=True,
-    speculative_config={"model": "storyteller-draft", "num_speculative_tokens": 3, "costs": FREE.plain()},
+    speculative_config={
+        "model": "storyteller-draft", "num_speculative_tokens": 3, "step_times": ALWAYS_DRAFT.as_dict(),
+    },
 )  # fmt: skip
 ADAPTERS = {"poetry": ROOT / "adapters/poetry", "business": ROOT / "adapters/business"}
 PARK = "One day, Lily went to the park with her mom. They saw a big tree and a little bird. "

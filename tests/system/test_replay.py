@@ -13,7 +13,7 @@ from engine import LLM, LoRARequest, SamplingParams
 from engine.cli.replay import replay as command
 from engine.execution.recording import Compared
 from engine.requests.wire import from_json, to_bytes
-from engine.speculation.measuring import FREE
+from engine.speculation.measuring import ALWAYS_DRAFT
 from engine.wiring import replay as wiring
 from engine.wiring.devices import Devices, load_devices
 from engine.wiring.replay import args_of, replay
@@ -30,7 +30,7 @@ TOKEN_BYTES = 2 * 6 * 256 * 4  # keys and values, layers, width, fp32
 DRAFT = {
     "model": Path(__file__).parents[2] / "engine/zoo/storyteller-draft",
     "num_speculative_tokens": 3,
-    "costs": FREE.plain(),  # something is proposed in every step
+    "step_times": ALWAYS_DRAFT.as_dict(),  # something is proposed in every step
 }
 
 
@@ -120,6 +120,17 @@ def test_a_recorded_run_replays_equal(options, happened, tmp_path):
     again = list(replay(file))
     assert len(again) == sum("result" in line for line in lines) > 20
     assert all(compared.is_equal and compared.error_now is None for compared in again)
+
+
+def test_a_long_replay_keeps_no_more_than_the_drafts_of_a_step(tmp_path, monkeypatch):
+    """What drafts were drawn from is vocab_size numbers each, on the device."""
+    file, seats = tmp_path / "run.jsonl", 2
+    llm = LLM("storyteller", record=file, max_num_seqs=seats, max_model_len=64, speculative_config=DRAFT)
+    llm.generate([LILY] * 3 * seats, SamplingParams(temperature=1, max_tokens=4), use_tqdm=False)
+    loaded = []
+    monkeypatch.setattr(wiring, "load_devices", lambda args: loaded.append(load_devices(args)) or loaded[0])
+    kept = [len(loaded[0].runner.select.draft_probs._probs) for _ in replay(file)]
+    assert 0 < max(kept) <= seats
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from engine.execution.runner import ModelRunner
 from engine.lora.adapter import read_adapter
 from engine.requests.request import PLACEHOLDER, State
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.speculation.measuring import FREE
+from engine.speculation.measuring import ALWAYS_DRAFT
 from engine.wiring.compose import build_engine
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, read
 from tests.system.ready import ROOT
@@ -35,7 +35,7 @@ def allowed_after(token_id: int) -> np.ndarray:
 class Grammar:
     """A fake of Part B, handed in: output that must fit, for requests whose names begin with "fits"."""
 
-    def launching(self, step):
+    def before_submit(self, step):
         """Each row's mask, by the token before: with drafts, the draft before."""
         batch, rows, row = step.batch, [], 0
         for name, count in zip(batch.ids, batch.rows.counts, strict=True):
@@ -48,10 +48,10 @@ class Grammar:
                 row += 1
         return replace(batch, draws=replace(batch.draws, rows=tuple(rows)))
 
-    def lands_first(self, step):
+    def must_land_first(self, step):
         return any(name.startswith("fits") for name in step.batch.ids)
 
-    def landed(self, step, result):
+    def after_result(self, step, result):
         return result
 
 
@@ -70,7 +70,10 @@ def masked(select):
     return choose
 
 
-ALWAYS = {"num_speculative_tokens": 3, "costs": FREE.plain()}  # drafts cost nothing: some in every step
+ALWAYS = {
+    "num_speculative_tokens": 3,
+    "step_times": ALWAYS_DRAFT.as_dict(),
+}  # drafts cost nothing: some in every step
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1} | ALWAYS
 DRAFT = {"model": "storyteller-draft"} | ALWAYS
 ASKED = {
@@ -188,16 +191,16 @@ def test_a_place_taken_by_a_request_that_was_never_read_comes_back():
     asyncio.run(run())
 
 
-def test_finishing_twice_and_withdrawing_nothing_change_nothing():
+def test_placeholders_are_added_replaced_and_dropped():
     (request,) = fake_engine().make_requests("a", "hello", params(1))
     before = list(request.token_ids)
-    request.withdraw()
+    request.drop_placeholders()
     assert request.token_ids == before
-    request.expect(), request.expect()
+    request.add_placeholder(), request.add_placeholder()
     assert request.token_ids == [*before, PLACEHOLDER, PLACEHOLDER]
     request.confirm(65, 0.0)
     assert request.token_ids == [*before, 65, PLACEHOLDER]
-    request.withdraw()
+    request.drop_placeholders()
     assert request.token_ids == [*before, 65]
     assert request.state is State.WAITING
     assert request.output.token_ids == [65]

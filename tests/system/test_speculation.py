@@ -17,7 +17,7 @@ from engine.decoding.sampling import SamplingState, distribution
 from engine.models.checkpoint import CheckpointError
 from engine.requests.listeners import Listener
 from engine.speculation.capability import Speculation
-from engine.speculation.costs import CostTable
+from engine.speculation.step_times import StepTimes
 from engine.wiring.compose import build_engine
 from engine.wiring.engine_args import EngineArgs
 from tests.part06.fakes import assert_idle
@@ -29,9 +29,17 @@ GREEDY = SamplingParams(temperature=0, max_tokens=30)
 MODEL = {"model": "storyteller-draft", "num_speculative_tokens": 4}
 FOUR = (5, 300, 1000, 2500)  # tokens
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
-FREE = {"costs": {"sequences": [1], "drafts": [0, 1], "steps": [[1.0, 1.0]]}}  # as many drafts as may be
+ALWAYS_DRAFT = {
+    "step_times": {"sequences": [1], "drafts": [0, 1], "step_seconds": [[1.0, 1.0]]}
+}  # as many drafts as may be
 # Drafts pay only where nearly all of them stand: at first that is hoped for.
-SOME = {"costs": {"sequences": [1, 3], "drafts": [0, 1, 4], "steps": [[1.0, 2.0, 3.9], [1.4, 2.8, 5.5]]}}
+SOME = {
+    "step_times": {
+        "sequences": [1, 3],
+        "drafts": [0, 1, 4],
+        "step_seconds": [[1.0, 2.0, 3.9], [1.4, 2.8, 5.5]],
+    }
+}
 
 
 def speculation_of(llm: LLM) -> Speculation:
@@ -47,7 +55,7 @@ def plain() -> list[str]:
 @pytest.mark.parametrize("config", [MODEL, NGRAM], ids=["model", "ngram"])
 @pytest.mark.parametrize("kv_cache", ["paged", "slots"])
 def test_greedy_text_is_the_same_with_and_without(plain, config, kv_cache):
-    llm = LLM("storyteller", speculative_config=config | FREE, kv_cache=kv_cache)
+    llm = LLM("storyteller", speculative_config=config | ALWAYS_DRAFT, kv_cache=kv_cache)
     assert [output.outputs[0].text for output in llm.generate(PROMPTS, GREEDY)] == plain
     again = [output.outputs[0].text for output in llm.generate(PROMPTS, GREEDY)]  # prefixes are cached now
     assert again == plain
@@ -69,8 +77,11 @@ def test_greedy_text_is_the_same_with_and_without(plain, config, kv_cache):
         ([1], "a mapping"),
         (MODEL | {"model": ""}, "model=''"),
         (MODEL | {"model": "nowhere"}, "nowhere"),
-        (MODEL | {"costs": {"drafts": [0]}}, "costs={'drafts': [0]}: a mapping with sequences"),
-        (MODEL | {"costs": FREE["costs"] | {"steps": [[1, -1]]}}, "1 rows of 2 positive numbers of seconds"),
+        (MODEL | {"step_times": {"drafts": [0]}}, "step_times={'drafts': [0]}: a mapping with sequences"),
+        (
+            MODEL | {"step_times": ALWAYS_DRAFT["step_times"] | {"step_seconds": [[1, -1]]}},
+            "1 rows of 2 positive numbers of seconds",
+        ),
     ],
     ids=str,
 )
@@ -89,7 +100,9 @@ def test_sampled_text_has_the_targets_distribution(tiny_gpt2, config, monkeypatc
     seeds = itertools.count()
     monkeypatch.setattr("engine.core.llm_engine.new_seed", lambda params: next(seeds))
     params = [SamplingParams(**knobs, max_tokens=4)] * 800
-    llm = LLM(tiny_gpt2, tokenizer="storyteller-draft", max_num_seqs=200, speculative_config=config | FREE)
+    llm = LLM(
+        tiny_gpt2, tokenizer="storyteller-draft", max_num_seqs=200, speculative_config=config | ALWAYS_DRAFT
+    )
     prompt = [*FOUR, 9, *FOUR[:3]]
     said = [out.outputs[0].token_ids[:3] for out in llm.generate([prompt] * len(params), params)]
     tally = speculation_of(llm).tally
@@ -129,7 +142,9 @@ def test_text_for_a_seed_is_the_one_without_drafts(config):
 
 def test_target_and_draft_share_the_memory_and_the_dtype():
     budget = 100_000_000
-    llm = LLM("storyteller", dtype="bfloat16", speculative_config=MODEL | FREE, kv_cache_memory_bytes=budget)
+    llm = LLM(
+        "storyteller", dtype="bfloat16", speculative_config=MODEL | ALWAYS_DRAFT, kv_cache_memory_bytes=budget
+    )
     runners = llm.engine.executor, speculation_of(llm).proposer.runner
     models = [runner.ways[-1].model for runner in runners]
     assert [next(model.parameters()).dtype for model in models] == [torch.bfloat16] * 2
@@ -139,7 +154,7 @@ def test_target_and_draft_share_the_memory_and_the_dtype():
         "room for the same tokens"
     )
     assert llm.engine.scheduler.cache.usage().tokens_total == blocks * 16, "by one plan"
-    config = MODEL | FREE
+    config = MODEL | ALWAYS_DRAFT
     llm = LLM("storyteller", speculative_config=config, gpu_memory_utilization=0.5, max_num_seqs=1)
     runners = llm.engine.executor, speculation_of(llm).proposer.runner
     assert {runner.memory.num_blocks * 16 for runner in runners} == {1024}, "a share is for both"
@@ -181,15 +196,15 @@ class Recorded(Listener):
 
 @pytest.mark.parametrize("config", [MODEL, NGRAM], ids=["model", "ngram"])
 @pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
-def test_with_a_table_of_costs_two_runs_have_the_same_steps(config, ahead):
+def test_with_a_table_of_step_times_two_runs_have_the_same_steps(config, ahead):
     """It reads no clock: the same requests give the same lengths."""
     if config is NGRAM:  # which has drafts, or has none, by the text
-        prompts, costs = ["Mom said no. Dad said no. Mom said no. Dad said no. Mom said no."], FREE
+        prompts, times = ["Mom said no. Dad said no. Mom said no. Dad said no. Mom said no."], ALWAYS_DRAFT
     else:
-        prompts, costs = PROMPTS, SOME
+        prompts, times = PROMPTS, SOME
     runs = []
     for _ in range(2):
-        llm = LLM("storyteller", speculative_config=config | costs, async_scheduling=ahead)
+        llm = LLM("storyteller", speculative_config=config | times, async_scheduling=ahead)
         llm.engine.listeners.add(recorded := Recorded())
         llm.generate(prompts, GREEDY)
         runs.append(recorded.steps)
@@ -209,14 +224,14 @@ def test_what_was_measured_leaves_no_trace(config, kv_cache, ahead):
     engine = build_engine(args, [recorded := Recorded()])
     assert time.perf_counter() - start < 20, "it is bounded in time"
     (speculation,) = engine.capabilities
-    table = speculation.lengths.costs
-    assert CostTable.of(json.loads(json.dumps(table.plain()))) == table, "it is shown as plain numbers"
-    assert 0 < table.seconds(1, 0) <= table.seconds(1, speculation.lengths.most) < 10, "seconds"
+    table = speculation.lengths.times
+    assert StepTimes.of(json.loads(json.dumps(table.as_dict()))) == table, "it is shown as plain numbers"
+    assert 0 < table.seconds(1, 0) <= table.seconds(1, speculation.lengths.max_drafts) < 10, "seconds"
     assert_idle(engine)
     assert (speculation.tally.proposed, speculation.lengths.num_requests) == (0, 0)
     assert (recorded.steps, engine._steps) == ([], 0), "nobody heard of it"
     cache = engine.scheduler.cache
-    assert cache.drafted == {}
+    assert cache.draft_progress == {}
     if kv_cache == "paged":
         assert (cache.queried_tokens, cache.hit_tokens, len(cache.prefixes)) == (0, 0, 0), "nothing is found"
 

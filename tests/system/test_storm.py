@@ -220,7 +220,7 @@ def of_a_request(module: str) -> bool:
     its pages in one piece.
     """
     return module.startswith("engine.") and not module.startswith(
-        ("engine.telemetry.history", "engine.attention", "engine.cache.alone")
+        ("engine.telemetry.history", "engine.attention", "engine.cache.contiguous")
     )
 
 

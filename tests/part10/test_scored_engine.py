@@ -8,7 +8,7 @@ import torch
 
 from engine.decoding import logprobs as scoring_functions
 from engine.decoding.params import SamplingParams
-from engine.execution.runner import OnItsWay
+from engine.execution.runner import HostCopy
 from engine.requests.listeners import Listeners
 from engine.requests.request import State
 from tests.part06.fakes import TOKENIZER, BlockCache, Recorder, fake_logits, run_to_end, told_alone
@@ -295,15 +295,15 @@ def test_nothing_is_read_from_the_device_before_the_result_and_then_everything_a
     def refused(*_, **__):
         raise AssertionError("the device was waited for")
 
-    reads, read = [], OnItsWay.read
+    reads, read = [], HostCopy.read
     for _ in range(3):
         with monkeypatch.context() as patch:
             for name in ("tolist", "item", "cpu", "__bool__", "__int__", "__float__"):
                 patch.setattr(torch.Tensor, name, refused)
-            patch.setattr(OnItsWay, "read", refused)
+            patch.setattr(HostCopy, "read", refused)
             flying = engine.launch()
             assert not flying.error, f"{type(flying.error).__name__}: {flying.error}"
-            patch.setattr(OnItsWay, "read", lambda home: reads.append(home) or read(home))
+            patch.setattr(HostCopy, "read", lambda home: reads.append(home) or read(home))
             engine.land(flying)
     assert len(reads) == 3
     finish(engine)

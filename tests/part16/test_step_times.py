@@ -1,4 +1,4 @@
-"""What steps with drafts cost: a table, given or measured."""
+"""How long steps with drafts take: a table, given or measured."""
 
 import json
 import re
@@ -10,71 +10,72 @@ from engine.core.ahead import AheadEngine
 from engine.core.llm_engine import LLMEngine
 from engine.execution.runner import ModelRunner
 from engine.speculation import measuring
-from engine.speculation.costs import CostTable
-from engine.speculation.lengths import Lengths
-from engine.speculation.measuring import FREE, FullProposer, measure
+from engine.speculation.lengths import DraftLengths
+from engine.speculation.measuring import ALWAYS_DRAFT, FullProposer, measure
+from engine.speculation.step_times import StepTimes
 from tests.part06.fakes import BlockCache, assert_idle
 from tests.part16.machines import Machine
 from tests.part16.mixed_steps import mixing, speculation_of
 
-GIVEN = {"sequences": [1, 4], "drafts": [0, 1, 3], "steps": [[1.0, 2.0, 2.2], [1.6, 3.2, 4.4]]}
+GIVEN = {"sequences": [1, 4], "drafts": [0, 1, 3], "step_seconds": [[1.0, 2.0, 2.2], [1.6, 3.2, 4.4]]}
 
 
-def test_between_what_was_measured_lies_a_line():
-    table = CostTable.of(GIVEN)
+def test_between_measured_sizes_times_are_interpolated_linearly():
+    table = StepTimes.of(GIVEN)
     assert table.seconds(1, 0) == 1.0
     assert table.seconds(4, 3) == 4.4
     assert table.seconds(1, 2) == pytest.approx(2.1)
     assert table.seconds(2, 0) == pytest.approx(1.2)
     assert table.seconds(2, 2) == pytest.approx(2.1 + (3.8 - 2.1) / 3)
-    assert table.seconds(7, 5) == pytest.approx((5.6 - 2.4) * 2 + 2.4), "and it goes on behind"
-    assert table.seconds(1, 1) / table.seconds(1, 0) == 2, "a dear second row is seen"
+    assert table.seconds(7, 5) == pytest.approx((5.6 - 2.4) * 2 + 2.4), "beyond it the last segment goes on"
+    assert table.seconds(1, 1) / table.seconds(1, 0) == 2, "a slow second row is seen"
 
 
-def test_no_step_costs_less_than_the_smallest():
-    assert CostTable((1, 2), (0,), ((1.0,), (0.5,))).seconds(9, 0) == 1.0, (
-        "such a line is an error of measuring"
+def test_no_step_takes_less_than_the_smallest():
+    assert StepTimes((1, 2), (0,), ((1.0,), (0.5,))).seconds(9, 0) == 1.0, (
+        "times that fall with more sequences are an error of measuring"
     )
 
 
-def test_what_a_text_costs_to_read():
-    assert CostTable.of(GIVEN | {"token_read": 0.5}).reading(4) == 2.0
-    assert CostTable.of(GIVEN).reading(4) == 0.0
+def test_to_read_a_text_takes_its_time_for_each_token():
+    assert StepTimes.of(GIVEN | {"read_seconds": 0.5}).seconds_to_read(4) == 2.0
+    assert StepTimes.of(GIVEN).seconds_to_read(4) == 0.0
 
 
 def test_a_table_is_plain_numbers_and_back():
-    table = CostTable.of(GIVEN | {"token_read": 0.5})
-    assert CostTable.of(json.loads(json.dumps(table.plain()))) == table
+    table = StepTimes.of(GIVEN | {"read_seconds": 0.5})
+    assert StepTimes.of(json.loads(json.dumps(table.as_dict()))) == table
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"sequences": [2, 4]}, "costs: sequences=(2, 4): whole numbers from 1 upwards"),
-        ({"drafts": [0, 3, 1]}, "costs: drafts=(0, 3, 1): whole numbers from 0 upwards"),
-        ({"drafts": [0, 1, True]}, "costs: drafts="),
-        ({"drafts": []}, "costs: drafts=()"),
-        ({"drafts": 3}, "costs: drafts=3: a list"),
-        ({"steps": [[1.0, 2.0, 2.2]]}, "2 rows of 3 positive numbers of seconds"),
-        ({"steps": [[1.0, 2.0, 2.2], 3]}, "2 rows of 3 positive"),
-        ({"steps": [[1.0, 2.0, 0], [1.0, 2.0, 3.0]]}, "2 rows of 3 positive"),
-        ({"steps": [["a", 2.0, 1], [1.0, 2.0, 3.0]]}, "2 rows of 3 positive"),
-        ({"token_read": -1}, "costs: token_read=-1"),
-        ({"seconds": 1}, "costs: 'seconds' is unknown"),
+        ({"sequences": [2, 4]}, "step_times: sequences=(2, 4): whole numbers from 1 upwards"),
+        ({"drafts": [0, 3, 1]}, "step_times: drafts=(0, 3, 1): whole numbers from 0 upwards"),
+        ({"drafts": [0, 1, True]}, "step_times: drafts="),
+        ({"drafts": []}, "step_times: drafts=()"),
+        ({"drafts": 3}, "step_times: drafts=3: a list"),
+        ({"step_seconds": [[1.0, 2.0, 2.2]]}, "2 rows of 3 positive numbers of seconds"),
+        ({"step_seconds": [[1.0, 2.0, 2.2], 3]}, "2 rows of 3 positive"),
+        ({"step_seconds": [[1.0, 2.0, 0], [1.0, 2.0, 3.0]]}, "2 rows of 3 positive"),
+        ({"step_seconds": [["a", 2.0, 1], [1.0, 2.0, 3.0]]}, "2 rows of 3 positive"),
+        ({"read_seconds": -1}, "step_times: read_seconds=-1"),
+        ({"seconds": 1}, "step_times: 'seconds' is unknown"),
     ],
     ids=str,
 )
 def test_what_makes_no_table_is_refused_by_name(change, words):
     with pytest.raises(ValueError, match=re.escape(words)):
-        CostTable.of(GIVEN | change)
+        StepTimes.of(GIVEN | change)
 
 
 def test_what_is_no_mapping_is_refused():
     for given in (None, [1], {"sequences": [1]}):
         with pytest.raises(
-            ValueError, match="a mapping with sequences, drafts, steps, token_read and one_draft"
+            ValueError,
+            match="a mapping with sequences, drafts, step_seconds, read_seconds and single_draft_seconds",
         ):
-            CostTable.of(given)
+            StepTimes.of(given)
 
 
 # What is measured, by a clock that stands still but for what a simulated machine takes.
@@ -94,7 +95,7 @@ def trial(monkeypatch, machine: Machine, engine_class=LLMEngine, blocks=200, **o
             return super().submit(batch)
 
     engine = mixing(
-        BlockCache(blocks, 32), Lengths(4, FREE), seats=8, budget=64, runner_class=Timed,
+        BlockCache(blocks, 32), DraftLengths(4, ALWAYS_DRAFT), seats=8, budget=64, runner_class=Timed,
         engine_class=engine_class, **options,
     )  # fmt: skip
     proposer = speculation_of(engine).proposer
@@ -103,7 +104,7 @@ def trial(monkeypatch, machine: Machine, engine_class=LLMEngine, blocks=200, **o
     def timed(texts, most):
         unread = sum(len(ids) - read.get(request.id, 0) for request, ids in texts)
         read.update({request.id: len(ids) for request, ids in texts})
-        clock.now += machine.draft * max(most) + machine.reading(unread)
+        clock.now += machine.draft * max(most) + machine.seconds_to_read(unread)
         return propose(texts, most)
 
     proposer.propose = timed
@@ -117,20 +118,20 @@ def test_what_is_measured_is_what_the_engines_steps_take(monkeypatch, engine_cla
     for S in table.sequences:
         for k in table.drafts:
             assert table.seconds(S, k) == pytest.approx(MACHINE.seconds(S, k)), f"{S} with {k} drafts each"
-    assert table.token_read == 0.0
+    assert table.read_seconds == 0.0
     assert_idle(engine)
 
 
 def test_what_a_proposer_has_to_read_first_is_measured(monkeypatch):
     reading = Machine(MACHINE.step, MACHINE.draft, read=0.00004)
     _, table = trial(monkeypatch, reading)
-    assert table.token_read == pytest.approx(reading.read, rel=0.1)
+    assert table.read_seconds == pytest.approx(reading.read, rel=0.1)
 
 
 def test_where_steps_are_slow_two_crowds_are_enough(monkeypatch):
     _, table = trial(monkeypatch, SLOW)
     assert table.sequences == (1, 8), "one sequence, and as many as there are seats"
-    assert table.seconds(4, 2) == pytest.approx(SLOW.seconds(4, 2), rel=0.1), "what lies between is on a line"
+    assert table.seconds(4, 2) == pytest.approx(SLOW.seconds(4, 2), rel=0.1), "between: interpolated"
 
 
 def test_where_there_is_no_room_fewer_are_measured(monkeypatch):
@@ -139,7 +140,9 @@ def test_where_there_is_no_room_fewer_are_measured(monkeypatch):
     engine, table = trial(monkeypatch, MACHINE, max_model_len=24)
     assert table.drafts == (0, 1, 2), "whose steps fit into so few tokens"
     assert_idle(engine)
-    assert trial(monkeypatch, MACHINE, max_model_len=12)[1] == FREE, "nothing can be seen: nothing is known"
+    assert trial(monkeypatch, MACHINE, max_model_len=12)[1] == ALWAYS_DRAFT, (
+        "nothing can be seen: nothing is known"
+    )
 
 
 def test_a_step_that_is_measured_has_all_its_drafts():

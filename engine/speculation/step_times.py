@@ -1,0 +1,104 @@
+"""How long steps take, by their sequences and drafts: a table that does not change. Part 16.
+
+Knows no engine: engine/speculation/measuring.py measures it once, before the first request. With a given
+table every run decides alike.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+REQUIRED = ("sequences", "drafts", "step_seconds")
+OPTIONAL = ("read_seconds", "single_draft_seconds")
+ACCEPTED = "sequences, drafts, step_seconds, read_seconds and single_draft_seconds are accepted"
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of steps with N numbers of sequences and M numbers of drafts for each of them. Between these
+    numbers, times are interpolated linearly; beyond them, the nearest segment is continued. Raises
+    ValueError, which names the field, for numbers that make no table.
+    """
+
+    sequences: tuple[int, ...]  # [N]: ascending, the first is 1
+    drafts: tuple[int, ...]  # [M]: ascending, the first is 0
+    step_seconds: tuple[tuple[float, ...], ...]  # [N, M]
+    read_seconds: float = 0.0  # for each token of a text that the proposer has not read yet
+    # [N]: of a step in which one sequence has one draft and the others have none. Such a step may not replay
+    # the plain steps' CUDA graph, and then takes longer than interpolation says. None: interpolate.
+    single_draft_seconds: tuple[float, ...] | None = None
+
+    @classmethod
+    def of(cls, given: object) -> "StepTimes":
+        """The table that `as_dict` describes. Raises ValueError, which names the field."""
+        if not isinstance(given, Mapping) or not set(REQUIRED) <= set(given):
+            raise ValueError(f"step_times={given!r}: a mapping with {ACCEPTED}")
+        if unknown := set(given) - {*REQUIRED, *OPTIONAL}:
+            raise ValueError(f"step_times: {min(unknown, key=str)!r} is unknown; {ACCEPTED}")
+        for name in REQUIRED:
+            if not isinstance(given[name], Sequence) or isinstance(given[name], str):
+                raise ValueError(f"step_times: {name}={given[name]!r}: a list is accepted")
+        rows = [tuple(row) if isinstance(row, Sequence) else (row,) for row in given["step_seconds"]]
+        single = given.get("single_draft_seconds")
+        return cls(
+            tuple(given["sequences"]),
+            tuple(given["drafts"]),
+            tuple(rows),
+            given.get("read_seconds", 0.0),
+            tuple(single) if isinstance(single, Sequence) else single,
+        )
+
+    def __post_init__(self) -> None:
+        for name, first, sizes in (("sequences", 1, self.sequences), ("drafts", 0, self.drafts)):
+            ascending = all(type(size) is int for size in sizes) and all(a < b for a, b in pairwise(sizes))
+            if not sizes or not ascending or sizes[0] != first:
+                raise ValueError(
+                    f"step_times: {name}={sizes}: whole numbers from {first} upwards are accepted"
+                )
+        N, M = len(self.sequences), len(self.drafts)
+        all_seconds = [seconds for row in self.step_seconds for seconds in row]
+        if [len(row) for row in self.step_seconds] != [M] * N or not all(map(_is_time, all_seconds)):
+            raise ValueError(
+                f"step_times: step_seconds={self.step_seconds}: {N} rows of {M} positive numbers of seconds "
+                "are accepted"
+            )
+        single = self.single_draft_seconds
+        if single is not None and (
+            not isinstance(single, tuple) or len(single) != N or not all(map(_is_time, single))
+        ):
+            raise ValueError(
+                f"step_times: single_draft_seconds={single!r}: {N} positive numbers of seconds are accepted"
+            )
+        if self.read_seconds != 0 and not _is_time(self.read_seconds):
+            raise ValueError(f"step_times: read_seconds={self.read_seconds!r}: seconds are accepted")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names, numbers and tuples alone, for JSON and for `of`."""
+        return asdict(self)
+
+    def seconds(self, sequences: int, drafts: float) -> float:
+        """Seconds of a step of so many sequences that have so many drafts each, in the mean."""
+        by_sequences = [_interpolated(self.drafts, row, drafts) for row in self.step_seconds]  # [N]
+        seconds = max(_interpolated(self.sequences, by_sequences, sequences), self.step_seconds[0][0])
+        if self.single_draft_seconds is not None and drafts:
+            return max(seconds, _interpolated(self.sequences, self.single_draft_seconds, sequences))
+        return seconds
+
+    def seconds_to_read(self, tokens: int) -> float:
+        """Seconds that a proposer takes to read so many tokens that it has not read yet."""
+        return tokens * self.read_seconds
+
+
+def _is_time(number: object) -> bool:
+    """Whether this is a positive, finite number."""
+    return isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < float("inf")
+
+
+def _interpolated(sizes: Sequence[int], values: Sequence[float], size: float) -> float:
+    """The value at `size`: linear between the known sizes around it; outside, the nearest segment goes on."""
+    if len(sizes) == 1:
+        return values[0]
+    i = next((i for i, upper in enumerate(sizes[1:-1]) if size < upper), len(sizes) - 2)  # the segment
+    share = (size - sizes[i]) / (sizes[i + 1] - sizes[i])
+    return values[i] + share * (values[i + 1] - values[i])
