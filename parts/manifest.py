@@ -37,7 +37,7 @@ class Exercise:
 
     where: str  # engine/file.py:Class.method, or engine/file.py:function
     write: str  # what to do, on one line
-    tests: tuple[str, ...]  # the test files that turn green with it, from small to large
+    tests: tuple[str, ...]  # the test files that turn green with it; in which order they run: Part.test_files
     grade: int = 0  # how hard it is, 1 to 3; 0: not said
 
     @property
@@ -98,6 +98,19 @@ class Part:
             f"benchmarks/part{nn}_*",
             f"benchmarks/results/part{nn}_*",
         )
+
+    @cached_property
+    def test_files(self) -> tuple[str, ...]:
+        """The test files that exercises name, in the order in which a learner's run takes them.
+
+        A file comes when the last of its exercises is written. Among those, a file about one exercise comes
+        before a file about several: a mistake shows first in the example by hand, then in the whole model.
+        """
+        exercises_of: dict[str, list[int]] = {}
+        for number, exercise in enumerate(self.exercises):
+            for path in exercise.tests:
+                exercises_of.setdefault(path, []).append(number)
+        return tuple(sorted(exercises_of, key=lambda path: (exercises_of[path][-1], len(exercises_of[path]))))
 
     def announcement(self, exercise: Exercise) -> str:
         """The message of the NotImplementedError that stands in for the exercise."""

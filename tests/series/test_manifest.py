@@ -69,3 +69,16 @@ def test_an_open_exercise_is_recognised_as_python_and_as_triton_show_it(shown):
     assert part.announced("E   " + shown.format("Part 3: write two")) == two
     assert part.announced("E   " + shown.format("Part 4: write two")) is None
     assert part.announced("AssertionError: Part 3: write two") is None
+
+
+def test_test_files_run_by_their_last_exercise_then_by_how_many_they_are_about():
+    """As in the series' last part, where the first exercise names the whole models, too."""
+    tests = (
+        ("turn", "model", "three"),
+        ("norm", "model", "three"),
+        ("model", "heads", "three"),
+        ("model", "rows"),
+    )
+    exercises = tuple(Exercise(f"a.py:f{i}", "write it", files) for i, files in enumerate(tests))
+    part = Part(1, "a", "A", "An A", "a", 1, True, exercises=exercises)
+    assert part.test_files == ("turn", "norm", "heads", "three", "rows", "model")
