@@ -37,7 +37,7 @@ class Exercise:
 
     where: str  # engine/file.py:Class.method, or engine/file.py:function
     write: str  # what to do, on one line
-    tests: tuple[str, ...]  # the test files that turn green with it; in which order they run: Part.test_files
+    tests: tuple[str, ...]  # the test files that turn green with it, from small to large
     grade: int = 0  # how hard it is, 1 to 3; 0: not said
 
     @property
@@ -101,16 +101,25 @@ class Part:
 
     @cached_property
     def test_files(self) -> tuple[str, ...]:
-        """The test files that exercises name, in the order in which a learner's run takes them.
+        """The files that the exercises name, in the order of a learner's run: from small to large for each
+        exercise, as its own list is. A file about several waits for what is smaller of any of them: a mistake
+        shows first in the example by hand, then in the whole model.
 
-        A file comes when the last of its exercises is written. Among those, a file about one exercise comes
-        before a file about several: a mistake shows first in the example by hand, then in the whole model.
+        Merged as Python merges the orders of base classes. Raises SeriesError: two lists contradict.
         """
-        exercises_of: dict[str, list[int]] = {}
-        for number, exercise in enumerate(self.exercises):
-            for path in exercise.tests:
-                exercises_of.setdefault(path, []).append(number)
-        return tuple(sorted(exercises_of, key=lambda path: (exercises_of[path][-1], len(exercises_of[path]))))
+        lists = [list(exercise.tests) for exercise in self.exercises]
+        merged: list[str] = []
+        while lists := [tests for tests in lists if tests]:
+            heads = [tests[0] for tests in lists]
+            free = [path for path in heads if not any(path in tests[1:] for tests in lists)]
+            if not free:
+                raise SeriesError(
+                    f"parts/{self.name}/part.toml: tests = … of two exercises contradict each other: "
+                    f"each of {', '.join(heads)} comes before another"
+                )
+            merged.append(free[0])
+            lists = [[path for path in tests if path != free[0]] for tests in lists]
+        return tuple(merged)
 
     def announcement(self, exercise: Exercise) -> str:
         """The message of the NotImplementedError that stands in for the exercise."""

@@ -1,9 +1,10 @@
 """Known-wrong solutions: what each part's tests must reject, and the words in which they do.
 
 `parts/NN_slug/mistakes.toml` lists them: for an exercise, a piece of its solution, and what a learner may
-write in its place. `judge` makes the change in a solved tree, runs the exercise's test files in a learner's
-order up to the first failure, which is the one that a learner is shown (pytest_plugin.py), and demands that
-it says what is wrong, in few lines. The file is part of no cut tree, since it holds pieces of the solutions.
+write in its place. `judge` makes the change in a solved tree, runs the exercise's test files in the order of
+the manifest, which is that of a learner's run, up to the first failure, which is the one that a learner is
+shown (pytest_plugin.py), and demands that it says what is wrong, in few lines. The file is part of no cut
+tree, since it holds pieces of the solutions.
 
 The lines counted are those that pytest marks with `E`: the assertion's words and its difference, without the
 source around them.
@@ -107,7 +108,6 @@ def judge(warm: Warm, tree: Path, part: Part, mistake: Mistake) -> Verdict:
     """Make the mistake in the solved `tree`, see what the exercise's tests say, and undo it."""
     (exercise,) = (exercise for exercise in part.exercises if exercise.where == mistake.exercise)
     path, solution = tree / exercise.path, Path(f"{tree}.solution")
-    files = [file for file in part.test_files if file in exercise.tests]
     try:
         wrong = make(mistake, path.read_text(encoding="utf-8"))
     except SeriesError as error:
@@ -116,14 +116,14 @@ def judge(warm: Warm, tree: Path, part: Part, mistake: Mistake) -> Verdict:
     try:
         _forget(path)
         path.write_text(wrong, encoding="utf-8")
-        run = warm.pytest(tree, [*files, "-x", "-q", "--tb=short"], SECONDS)
+        run = warm.pytest(tree, [*exercise.tests, "-x", "-q", "--tb=short"], SECONDS)
     finally:
         solution.replace(path)
         _forget(path)
     if run.problem:
         return Verdict(mistake, "", "", run.problem)
     if not run.failures:
-        return Verdict(mistake, "", "", f"no test of {', '.join(files)} rejects it")
+        return Verdict(mistake, "", "", f"no test of {', '.join(exercise.tests)} rejects it")
     failure = run.failures[0]
     says = essence(failure.report)
     return Verdict(mistake, failure.test, says, _problem(mistake, failure, says))

@@ -2,9 +2,9 @@
 
 A test waits when it fails with the announcement that `start` left in an exercise; it is listed with that
 exercise, and the run is red nonetheless. Any other failure is shown as usual, shortly, and the first of them
-once more as the last thing, in its own words. Test files run from small to large (Part.test_files), and after
-one with such a failure no further file is run, unless --all asks for it. Loaded by the conftest.py of a start
-tree alone.
+once more as the last thing, in its own words. Test files run from small to large (Part.test_files), and
+behind one with such a failure no further file is run, unless --all asks for it. Loaded by the conftest.py of
+a start tree alone.
 """
 
 import re

@@ -1,11 +1,14 @@
 """What a manifest may say, and which functions can be exercises, on the tiny repository."""
 
 import ast
+from pathlib import Path
 
 import pytest
 
 from parts.manifest import Exercise, Part, SeriesError, load_parts
 from parts.stubs import is_stub, stub
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -71,14 +74,32 @@ def test_an_open_exercise_is_recognised_as_python_and_as_triton_show_it(shown):
     assert part.announced("AssertionError: Part 3: write two") is None
 
 
-def test_test_files_run_by_their_last_exercise_then_by_how_many_they_are_about():
-    """As in the series' last part, where the first exercise names the whole models, too."""
-    tests = (
-        ("turn", "model", "three"),
-        ("norm", "model", "three"),
-        ("model", "heads", "three"),
-        ("model", "rows"),
-    )
-    exercises = tuple(Exercise(f"a.py:f{i}", "write it", files) for i, files in enumerate(tests))
-    part = Part(1, "a", "A", "An A", "a", 1, True, exercises=exercises)
-    assert part.test_files == ("turn", "norm", "heads", "three", "rows", "model")
+def part_of(*tests: str) -> Part:
+    """With an exercise for each of these, whose files they name."""
+    exercises = (Exercise(f"a.py:f{i}", "write it", tuple(files.split())) for i, files in enumerate(tests))
+    return Part(1, "a", "A", "An A", "a", 1, True, exercises=tuple(exercises))
+
+
+@pytest.mark.parametrize(
+    ("tests", "order"),
+    [
+        (["turn model rows", "norm model rows", "heads model"], "turn norm heads model rows"),
+        (["a b", "b c"], "a b c"),
+        (["a c", "b c"], "a b c"),
+        (["c", "b c", "a b c"], "a b c"),
+        (["a", "b"], "a b"),
+        (["b", "a", ""], "b a"),
+    ],
+)
+def test_a_run_takes_each_exercises_files_in_its_order_and_a_large_one_after_all_smaller_ones(tests, order):
+    assert " ".join(part_of(*tests).test_files) == order
+
+
+def test_lists_that_contradict_each_other_are_refused_by_file():
+    with pytest.raises(SeriesError, match=r"parts/01_a/part\.toml: .* each of a, b comes before another"):
+        _ = part_of("a b", "b a").test_files
+
+
+def test_no_part_of_the_series_contradicts_itself():
+    for part in load_parts(ROOT):
+        assert set(part.test_files) == {path for exercise in part.exercises for path in exercise.tests}

@@ -55,25 +55,6 @@ def tiny(repo, tmp_path):
     return repo, part, tmp_path / "tree"
 
 
-def test_a_mistake_is_judged_by_the_failure_that_a_learner_is_shown(repo, warm, tmp_path):
-    """In the smallest file, whatever order the manifest has: see Part.test_files."""
-    write(
-        repo,
-        "tests/part02/test_small.py",
-        "from engine.two import words\n\n\ndef test_small():\n    assert words() == 'two', 'by hand'\n",
-    )
-    manifest = repo / "parts/02_two/part.toml"
-    both = 'tests = ["tests/part02/test_two.py", "tests/part02/test_small.py"]'
-    head, words = manifest.read_text().split('where = "engine/two.py:words"')
-    tests = words.replace('tests = ["tests/part02/test_two.py"]', both)
-    manifest.write_text(f'{head}where = "engine/two.py:words"{tests}')
-    part = load_parts(repo)[1]
-    start(repo, 2, tmp_path / "tree", solved=True)
-    verdict = judge(warm, tmp_path / "tree", part, load_mistakes(repo, part)[4])
-    assert verdict.test == "tests/part02/test_small.py::test_small"
-    assert "by hand" in verdict.says
-
-
 def test_the_tiny_mistakes_are_rejected(tiny, warm):
     repo, part, tree = tiny
     mistakes = load_mistakes(repo, part)

@@ -214,14 +214,14 @@ def test_all_is_green_only_when_the_whole_part_ran(repo, tmp_path):
 
 
 def with_a_small_file(repo: Path, test: str) -> None:
-    """Part 2 gets a file about its second exercise alone, which the manifest names behind the large one."""
+    """Part 2 gets a file about its second exercise alone; its first names the large file."""
     write(
         repo,
         "tests/part02/test_z_small.py",
         f"from engine.two import words\n\n\ndef test_small():\n    {test}\n",
     )
     manifest = repo / "parts/02_two/part.toml"
-    one, two = '["tests/part02/test_two.py"]', '["tests/part02/test_two.py", "tests/part02/test_z_small.py"]'
+    one, two = '["tests/part02/test_two.py"]', '["tests/part02/test_z_small.py", "tests/part02/test_two.py"]'
     head, second = manifest.read_text().split('where = "engine/two.py:words"')
     manifest.write_text(f'{head}where = "engine/two.py:words"{second.replace(one, two)}')
 
