@@ -1,7 +1,13 @@
-"""`ruvon serve`: its flags. What is served: engine/cli/serving.py. Part 20's wiring."""
+"""`ruvon serve`: its flags. What is served: engine/cli/serving.py. Part 20's wiring.
 
+Promises that what is wrong with a flag, the port among them, is said before the model is loaded.
+"""
+
+import errno
 import os
+import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +16,7 @@ import typer
 from engine.cli.options import refusals, takes_engine_args
 from engine.wiring.engine_args import ADAPTERS, EngineArgs
 
+LAST_PORT = 65535
 DOOR, LIMITS, COSTS = "Who may ask, and where", "How much is taken on", "What it costs"  # topics of the help
 
 
@@ -21,7 +28,7 @@ def _at(topic: str, help: str, *names: str, **about):
 def serve(
     args: EngineArgs,
     host: Annotated[str, _at(DOOR, "Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, _at(DOOR, "0 takes a free one.", min=0, max=65535)] = 8000,
+    port: Annotated[int, _at(DOOR, "0 takes a free one.", min=0, max=LAST_PORT)] = 8000,
     api_key: Annotated[str | None, _at(DOOR, "Clients must send it; default: RUVON_API_KEY, if set.")] = None,
     allow_priority: Annotated[
         bool, _at(DOOR, "Clients may set priority, -2 (first) to 2.", "--allow-priority")
@@ -80,29 +87,57 @@ def serve(
     from engine.machine.collector import rare_collections
     from engine.wiring.loading import loading, one_thread_if_small
 
-    with refusals("serve"):
-        one_thread_if_small(args.model)
-        key = os.environ.get("RUVON_API_KEY") if api_key is None else api_key
-        if key is not None and not key.strip():
-            raise ValueError(
-                "the API key is empty; leave out --api-key and RUVON_API_KEY to serve without one"
-            )
-        costs = Costs.parse(price_per_hour, api_price, cost_log, cost_weights)
-        with loading(args.model):
-            service = Service(
-                args,
-                served_model_name,
-                max_num_queued_reqs,
-                max_num_queued_tokens,
-                request_timeout,
-                lora_modules or (),
-                lora_dir,
-            )
-        app = service.app(answers_to(host, allowed_host or ()), key, allow_priority, costs)
-    grace = SHUTDOWN_SECONDS if shutdown_timeout is None else shutdown_timeout
-    try:
-        with rare_collections():
-            run(app, host, port, make_server=lambda config: DrainingServer(config, service.backend, grace))
-    finally:
+    with ExitStack() as opened:
+        with refusals("serve"):
+            one_thread_if_small(args.model)
+            key = os.environ.get("RUVON_API_KEY") if api_key is None else api_key
+            if key is not None and not key.strip():
+                raise ValueError(
+                    "the API key is empty; leave out --api-key and RUVON_API_KEY to serve without one"
+                )
+            costs = Costs.parse(price_per_hour, api_price, cost_log, cost_weights)
+            sockets = _listen(host, port)
+            for listener in sockets:
+                opened.enter_context(listener)
+            with loading(args.model):
+                service = Service(
+                    args,
+                    served_model_name,
+                    max_num_queued_reqs,
+                    max_num_queued_tokens,
+                    request_timeout,
+                    lora_modules or (),
+                    lora_dir,
+                )
+            app = service.app(answers_to(host, allowed_host or ()), key, allow_priority, costs)
+        grace = SHUTDOWN_SECONDS if shutdown_timeout is None else shutdown_timeout
         if costs:
-            costs.end()
+            opened.callback(costs.end)
+        with rare_collections():
+            run(
+                app,
+                host,
+                port,
+                make_server=lambda config: DrainingServer(config, service.backend, grace),
+                sockets=sockets,
+            )
+
+
+def _listen(host: str, port: int) -> list[socket.socket]:
+    """The server's sockets. Raises ValueError, which says what to try: no such host or port is to be had."""
+    from engine.server.run import listen
+
+    try:
+        return listen(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            other = port + 1 if port < LAST_PORT else port - 1
+            message = f"port {port} of {host} is in use: try --port {other}, or --port 0 for any that is free"
+        elif error.errno == errno.EACCES:
+            message = f"port {port}: {os.strerror(error.errno)}; ports from 1024 on are everybody's"
+        elif error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            message = f"--host {host}: no address of this machine; 127.0.0.1 is seen by this machine alone, "
+            message += "0.0.0.0 by others, too"
+        else:
+            message = f"--host {host} --port {port}: {error.strerror}"
+        raise ValueError(message) from None
