@@ -36,7 +36,9 @@ def _work(help: str, **about):
 
 
 def bench_serve(
-    base_url: Annotated[str, typer.Option(help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
+    base_url: Annotated[
+        str, typer.Option("--base-url", "--url", help="The server, with or without /v1.")
+    ] = "http://127.0.0.1:8000",
     backend: Annotated[str, typer.Option(help="openai (completions) or openai-chat.")] = "openai",
     model: Annotated[str | None, typer.Option(help="Default: the server's first.")] = None,
     num_prompts: Annotated[int, _work("Requests; vLLM's default is 1000.", min=1)] = 100,

@@ -11,6 +11,7 @@ import typer
 
 from engine.cli.options import with_hint
 
+DEFAULT_URL = "http://127.0.0.1:8000"  # where `ruvon serve` listens by itself
 Url = Annotated[str, typer.Option(help="Any server with OpenAI's chat API.")]
 
 
@@ -18,7 +19,7 @@ def chat(
     question: Annotated[
         str | None, typer.Argument(help="Ask this and print the answer alone; default: a conversation.")
     ] = None,
-    url: Url = "http://127.0.0.1:8000",
+    url: Url = DEFAULT_URL,
     model: Annotated[str | None, typer.Option(help="Default: the server's first.")] = None,
     api_key: Annotated[
         str | None, typer.Option(help="Default: RUVON_API_KEY, if set.", envvar="RUVON_API_KEY")
@@ -53,7 +54,7 @@ def chat(
 
 
 def ui(
-    url: Url = "http://127.0.0.1:8000",
+    url: Url = DEFAULT_URL,
     api_key: Annotated[str | None, typer.Option(help="Default: RUVON_API_KEY, if set.")] = None,
     port: Annotated[int, typer.Option(help="Where the page is.", min=1, max=65535)] = 8501,
 ) -> None:
@@ -69,7 +70,8 @@ def ui(
 
 
 def top(
-    url: Annotated[str, typer.Argument(help="Where the server is.")] = "http://127.0.0.1:8000",
+    server: Annotated[str | None, typer.Argument(help="Where the server is; as --url.")] = None,
+    url: Annotated[str, typer.Option(help="Where the server is.")] = DEFAULT_URL,
     once: Annotated[bool, typer.Option("--once", help="Show the board once, and end.")] = False,
 ) -> None:
     """Watch a running server: tokens per second, latencies, queue and memory, until Ctrl-C."""
@@ -80,7 +82,7 @@ def top(
     from engine.client.untrusted import shown
 
     try:
-        watch(url, Console(highlight=False), enough=lambda: once)
+        watch(server or url, Console(highlight=False), enough=lambda: once)
     except NoAnswer as error:
         sys.exit(f"ruvon top: {shown(with_hint(str(error)))}")
     except KeyboardInterrupt:

@@ -25,6 +25,8 @@ SERVER = ("fastapi", "uvicorn", "prometheus_client")  # what the extra `server` 
 INSTALL = "pip install 'ruvon[server]'"
 RUN, WATCH, LOOK = "Run a model", "Talk to a server, and watch it", "Look inside"  # topics of the help
 
+ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
 app = typer.Typer(
     no_args_is_help=True,
     help="An LLM inference engine, in twenty parts. Begin with [bold]ruvon demo[/].",
@@ -91,10 +93,17 @@ for command in (tokenize, models, doctor, replay):
     app.command(rich_help_panel=LOOK)(command)
 
 
-@app.command(
-    rich_help_panel=LOOK,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
+@app.command("run", hidden=True, context_settings=ANY_ARGUMENTS)
+def other_tools_run() -> None:
+    """What other tools call it is answered with what it is called here."""
+    print(
+        "ruvon run: no such command; ruvon generate continues a text, ruvon serve and ruvon chat talk",
+        file=sys.stderr,
+    )
+    sys.exit(2)
+
+
+@app.command(rich_help_panel=LOOK, context_settings=ANY_ARGUMENTS)
 def parts(context: typer.Context) -> None:
     """The series: list, show, run, test, start, history (needs a checkout of the repository)."""
     if not (HERE / "parts" / "__main__.py").exists():

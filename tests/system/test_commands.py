@@ -203,6 +203,27 @@ def test_help_has_topics_and_a_version(capsys):
         assert words in shown
 
 
+def test_the_word_that_other_tools_have_for_it_is_answered_with_ours(capsys):
+    with pytest.raises(SystemExit) as caught:
+        app(["run", "storyteller", "--verbose", "--help"], prog_name="ruvon")
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert "ruvon generate" in said
+    assert "ruvon chat" in said
+    with pytest.raises(SystemExit):
+        app(["--help"], prog_name="ruvon")
+    assert " run " not in capsys.readouterr().out.replace("Run a model", "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["chat", "Hi"], ["bench", "serve", "--num-prompts", "1"], ["top", "--once"]],
+    ids=lambda c: c[0],
+)
+def test_each_client_of_a_server_is_told_where_it_is_by_url(command):
+    assert "http://127.0.0.1:9" in refusal(*command, "--url", "http://127.0.0.1:9")
+
+
 def test_a_command_that_is_meant_is_named():
     done = subprocess.run(
         [sys.executable, "-m", "engine.cli.main", "serv"], cwd=Path(__file__).parents[2], text=True,
