@@ -23,16 +23,17 @@ from engine.load.plan import Job, text
 from engine.load.report import Limits, figures
 from engine.load.run import Ask, Run, client, first_model
 
-WORK, TIMES = "Workload", "What is told"
-NAMES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)"}
-NAMES |= {"itl": "Inter-token Latency", "e2el": "End-to-end Latency"}
-WIDTH = 50
-SECONDS = {name: f"{name}_seconds" for name in NAMES} | {"e2el": "e2e_seconds"}  # where `figures` has it
-BACKENDS = {"openai": "completions", "openai-chat": "chat"}
+WORKLOAD, METRICS = "Workload", "Metrics"
+METRIC_NAMES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)"}
+METRIC_NAMES |= {"itl": "Inter-token Latency", "e2el": "End-to-end Latency"}
+WIDTH = 50  # characters of the printed report, as vLLM's
+# What each is called in engine/load/report.py's `figures`.
+FIGURE_NAMES = {name: f"{name}_seconds" for name in METRIC_NAMES} | {"e2el": "e2e_seconds"}
+BACKENDS = {"openai": "completions", "openai-chat": "chat"}  # vLLM's name -> Endpoint's
 
 
 def _work(help: str, **about):
-    return typer.Option(help=help, rich_help_panel=WORK, **about)
+    return typer.Option(help=help, rich_help_panel=WORKLOAD, **about)
 
 
 def bench_serve(
@@ -53,20 +54,20 @@ def bench_serve(
     temperature: Annotated[float, _work("0 is greedy.")] = 0.0,
     seed: Annotated[int, _work("Of prompts, lengths and arrivals.")] = 0,
     percentile_metrics: Annotated[
-        str, typer.Option(help="Some of ttft, tpot, itl, e2el.", rich_help_panel=TIMES)
+        str, typer.Option(help="Some of ttft, tpot, itl, e2el.", rich_help_panel=METRICS)
     ] = "ttft,tpot,itl",
     metric_percentiles: Annotated[
-        str, typer.Option(help="Percentiles, such as 50,95,99.", rich_help_panel=TIMES)
+        str, typer.Option(help="Percentiles, such as 50,95,99.", rich_help_panel=METRICS)
     ] = "99",
     goodput: Annotated[
         list[str] | None,
-        typer.Option(help="A limit in ms that a good answer keeps: ttft:500.", rich_help_panel=TIMES),
+        typer.Option(help="A limit in ms that a good answer keeps: ttft:500.", rich_help_panel=METRICS),
     ] = None,
     save_result: Annotated[
-        bool, typer.Option("--save-result", help="Write the figures as JSON.", rich_help_panel=TIMES)
+        bool, typer.Option("--save-result", help="Write the figures as JSON.", rich_help_panel=METRICS)
     ] = False,
     result_filename: Annotated[
-        Path | None, typer.Option(help="Where; default: by the time of day.", rich_help_panel=TIMES)
+        Path | None, typer.Option(help="Where; default: by the time of day.", rich_help_panel=METRICS)
     ] = None,
 ) -> None:
     """Send requests to a running server, and say how long people waited."""
@@ -79,7 +80,7 @@ def bench_serve(
         api = _one_of("--backend", backend, BACKENDS)
         metrics = percentile_metrics.split(",")
         for name in metrics:
-            _one_of("--percentile-metrics", name, NAMES)
+            _one_of("--percentile-metrics", name, METRIC_NAMES)
         percentiles = [_percentile(text) for text in metric_percentiles.split(",")]
         limits = _limits(goodput)
         if not request_rate > 0:
@@ -92,7 +93,7 @@ def bench_serve(
     async def run() -> tuple[Run, str]:
         async with client(base_url, os.environ.get("RUVON_API_KEY")) as http:
             name = model or await first_model(http)
-            requests = Run(_in_turn(Endpoint(http, name, api, fields=fields), max_concurrency))
+            requests = Run(_with_bound(Endpoint(http, name, api, fields=fields), max_concurrency))
             await requests.watched(requests.open_loop(jobs), _bar(len(jobs)))
             return requests, name
 
@@ -134,7 +135,7 @@ def in_vllms_names(measured: dict[str, Any], metrics: list[str], percentiles: li
     }
     kinds = {"mean": "mean", "median": "p50"} | {f"p{percent:g}": f"p{percent:g}" for percent in percentiles}
     for name in metrics:
-        times = measured[SECONDS[name]]
+        times = measured[FIGURE_NAMES[name]]
         result |= {f"{kind}_{name}_ms": 1e3 * times[key] if times else 0.0 for kind, key in kinds.items()}
     return result
 
@@ -142,7 +143,7 @@ def in_vllms_names(measured: dict[str, Any], metrics: list[str], percentiles: li
 def lines(result: dict[str, Any], metrics: list[str], percentiles: list[float]) -> list[str]:
     """What vLLM's benchmark prints of such a result, which has a request_rate and max_concurrency, too."""
     rate = result["request_rate"]
-    printed = ["{s:{c}^{n}}".format(s=" Serving Benchmark Result ", n=WIDTH, c="=")]
+    printed = [f"{' Serving Benchmark Result ':=^{WIDTH}}"]
     rows = [
         ("Successful requests:", result["completed"]),
         ("Failed requests:", result["failed"]),
@@ -158,7 +159,7 @@ def lines(result: dict[str, Any], metrics: list[str], percentiles: list[float]) 
     ]
     printed += [_row(name, value) for name, value in rows if value is not None]
     for name in metrics:
-        printed.append("{s:{c}^{n}}".format(s=NAMES[name], n=WIDTH, c="-"))
+        printed.append(f"{METRIC_NAMES[name]:-^{WIDTH}}")
         for kind in ("Mean", "Median", *(f"P{percent:g}" for percent in percentiles)):
             printed.append(_row(f"{kind} {name.upper()} (ms):", result[f"{kind.lower()}_{name}_ms"]))
     not_answered = [f"{outcome}: {count}" for outcome, count in result["outcomes"].items() if outcome != "ok"]
@@ -174,33 +175,38 @@ def _row(name: str, value: float | str) -> str:
 def _jobs(
     num_jobs: int, input_len: int, output_len: int, range_ratio: float, rate: float, random: Random
 ) -> list[Job]:
-    """Each with its own beginning, so that no prefix cache knows it. Lengths are in tokens."""
+    """Requests with random prompts, which no prefix cache knows. Lengths are in tokens, `rate` is in requests
+    a second.
+    """
 
-    def drawn(length: int) -> int:
-        return max(1, round(length * random.uniform(1 - range_ratio, 1 + range_ratio)))
+    def random_length(average: int) -> int:
+        return max(1, round(average * random.uniform(1 - range_ratio, 1 + range_ratio)))
 
-    jobs, at = [], 0.0
+    jobs, arrival = [], 0.0  # seconds from the start
     for _ in range(num_jobs):
-        num_input_tokens, num_output_tokens = drawn(input_len), drawn(output_len)
-        jobs.append(Job(at, text(num_input_tokens, random), num_output_tokens))
-        at += 0.0 if rate == math.inf else random.expovariate(rate)
+        num_input_tokens, num_output_tokens = random_length(input_len), random_length(output_len)
+        jobs.append(Job(arrival, text(num_input_tokens, random), num_output_tokens))
+        arrival += 0.0 if rate == math.inf else random.expovariate(rate)
     return jobs
 
 
-def _in_turn(endpoint: Endpoint, max_concurrency: int | None) -> Ask:
-    """Asks, with at most so many requests under way: a request is due when it is its turn."""
+def _with_bound(endpoint: Endpoint, max_concurrency: int | None) -> Ask:
+    """endpoint.ask, with at most this many requests under way. A request that waits for others to end is due
+    when they have.
+    """
     if max_concurrency is None:
         return endpoint.ask
-    turns = asyncio.Semaphore(max_concurrency)
+    under_way = asyncio.Semaphore(max_concurrency)
 
     async def ask(job: Job, due: float) -> Seen:
-        async with turns:
+        async with under_way:
             return await endpoint.ask(job, asyncio.get_running_loop().time())
 
     return ask
 
 
 def _bar(total: int) -> Callable[[Run], None]:
+    """A progress bar on a terminal: to be called with the run each time it has come further."""
     from tqdm import tqdm
 
     bar = tqdm(total=total, disable=None)
@@ -208,12 +214,14 @@ def _bar(total: int) -> Callable[[Run], None]:
 
 
 def _one_of(option: str, value: str, accepted: dict[str, str]) -> str:
+    """accepted[value]. Raises ValueError, which names the option."""
     if value not in accepted:
         raise ValueError(f"{option} {value}: accepted are {', '.join(accepted)}")
     return accepted[value]
 
 
 def _percentile(text: str) -> float:
+    """Raises ValueError for what is no number from 0 to 100."""
     value = float(text) if text.replace(".", "", 1).isdigit() else -1.0
     if not 0 <= value <= 100:
         raise ValueError(f"--metric-percentiles {text}: numbers from 0 to 100 are accepted")
@@ -221,14 +229,15 @@ def _percentile(text: str) -> float:
 
 
 def _limits(goodput: list[str] | None) -> Limits | None:
-    """vLLM's `ttft:500`, in milliseconds. Raises ValueError."""
+    """The limits of --goodput, each as vLLM's `ttft:500`, in milliseconds. Raises ValueError."""
     if not goodput:
         return None
     known = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
     try:
         pairs = [limit.partition(":")[::2] for limit in goodput]
-        seconds = {known[name]: float(value) / 1e3 for name, value in pairs}
-        if len(seconds) < len(pairs) or not all(limit > 0 for limit in seconds.values()):
+        seconds = {known[name]: float(milliseconds) / 1e3 for name, milliseconds in pairs}
+        is_twice = len(seconds) < len(pairs)
+        if is_twice or not all(limit > 0 for limit in seconds.values()):
             raise ValueError
         return Limits(**seconds)
     except (KeyError, ValueError):

@@ -37,18 +37,18 @@ def chat(
     from engine.client.terminal import TerminalChat
 
     fields = {"temperature": temperature, "max_completion_tokens": max_tokens}
-    options = {name: value for name, value in fields.items() if value is not None}
+    given = {name: value for name, value in fields.items() if value is not None}
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.read().strip()
         if not question:
             sys.exit("ruvon chat: no question came through the pipe")
     try:
         with closing(ChatClient(url, api_key, model)) as client:
-            talk = TerminalChat(client, Console(highlight=False), system, **options)
+            terminal_chat = TerminalChat(client, Console(highlight=False), system, **given)
             if question is None:
-                talk.run()
+                terminal_chat.run()
             else:
-                talk.ask(question)
+                terminal_chat.ask(question)
     except ChatFailed as error:
         sys.exit(f"ruvon chat: {with_hint(str(error))}")
 
@@ -66,7 +66,7 @@ def ui(
     flags += ["--browser.gatherUsageStats=false"]  # else it reports to its makers
     environment = os.environ | {"RUVON_URL": url} | ({"RUVON_API_KEY": api_key} if api_key else {})
     command = [sys.executable, "-m", "streamlit", "run", str(page), *flags]
-    os.execve(sys.executable, command, environment)  # it becomes Streamlit: whoever ends this ends that
+    os.execve(sys.executable, command, environment)  # this process becomes Streamlit's
 
 
 def top(

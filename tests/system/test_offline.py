@@ -271,7 +271,7 @@ def test_memory_of_which_a_system_does_not_say_how_much_is_free_bounds_nothing(s
     llm = LLM("storyteller-draft", max_num_seqs=2, enable_lora=True, max_model_len=64)
     assert llm.engine.scheduler.cache.usage().tokens_total == 2 * 64, "as many as no request waits for"
     assert llm.generate("Once", SamplingParams(max_tokens=1))[0].finished
-    told = {found.what: found.says for found in _machine()}
+    told = {found.name: found.message for found in _machine()}
     assert told.get("memory") == ("16.0 GiB" if system is macos else None)
 
 
