@@ -101,25 +101,17 @@ class Part:
 
     @cached_property
     def test_files(self) -> tuple[str, ...]:
-        """The files that the exercises name, in the order of a learner's run: from small to large for each
-        exercise, as its own list is. A file about several waits for what is smaller of any of them: a mistake
-        shows first in the example by hand, then in the whole model.
+        """The files that the exercises name, in the order of a learner's run: from small to large.
 
-        Merged as Python merges the orders of base classes. Raises SeriesError: two lists contradict.
+        Those that come first in their exercises' lists, the examples by hand, come before all that come
+        second, and so on; a file of several lists has the last of its places there. So a mistake shows first
+        where it is seen best.
         """
-        lists = [list(exercise.tests) for exercise in self.exercises]
-        merged: list[str] = []
-        while lists := [tests for tests in lists if tests]:
-            heads = [tests[0] for tests in lists]
-            free = [path for path in heads if not any(path in tests[1:] for tests in lists)]
-            if not free:
-                raise SeriesError(
-                    f"parts/{self.name}/part.toml: tests = … of two exercises contradict each other: "
-                    f"each of {', '.join(heads)} comes before another"
-                )
-            merged.append(free[0])
-            lists = [[path for path in tests if path != free[0]] for tests in lists]
-        return tuple(merged)
+        places: dict[str, int] = {}
+        for exercise in self.exercises:
+            for place, path in enumerate(exercise.tests):
+                places[path] = max(place, places.get(path, 0))
+        return tuple(sorted(places, key=lambda path: places[path]))
 
     def announcement(self, exercise: Exercise) -> str:
         """The message of the NotImplementedError that stands in for the exercise."""

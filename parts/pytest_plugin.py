@@ -12,6 +12,7 @@ import sys
 import threading
 import tomllib
 from collections import Counter
+from collections.abc import Generator
 from functools import cache, wraps
 from importlib import metadata
 from importlib.util import find_spec
@@ -144,7 +145,7 @@ def pytest_report_teststatus(report):
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_terminal_summary(terminalreporter, config):
+def pytest_terminal_summary(terminalreporter, config) -> Generator[None, object, object]:
     """Behind pytest's own summary, which may be long: what is said last is read first."""
     result = yield
     write, stats = terminalreporter.write_line, terminalreporter.stats
