@@ -90,6 +90,4 @@ def test_a_run_keeps_the_order_of_each_exercises_list(part):
     """Else the failure that a learner is shown first is not the one that parts/mistakes.py looks at."""
     for exercise in part.exercises:
         in_a_run = [path for path in part.test_files if path in exercise.tests]
-        assert in_a_run == list(exercise.tests), (
-            f"{exercise.where}: another list has them the other way round"
-        )
+        assert in_a_run == list(exercise.tests), f"{exercise.where}: another list turns it round"
