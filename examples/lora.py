@@ -1,15 +1,15 @@
-"""One model, several voices, in one batch. In vLLM: another import, another model and adapters of your own.
+"""One model, several voices, in one batch. In vLLM: another import, another model, adapters of your own."""
 
-Run it from the repository's folder: that is where `adapters/` is.
-"""
+from pathlib import Path
 
 from engine import LLM, LoRARequest, SamplingParams
 
+adapters = Path(__file__).parents[1] / "adapters"
 prompt = "Dear"
 voices = [
     None,  # the model itself
-    LoRARequest("poetry", 1, "adapters/poetry"),
-    LoRARequest("business", 2, "adapters/business"),
+    LoRARequest("poetry", 1, str(adapters / "poetry")),
+    LoRARequest("business", 2, str(adapters / "business")),
 ]
 sampling_params = SamplingParams(temperature=0.8, max_tokens=40, seed=1)
 

@@ -34,6 +34,7 @@ Target = Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty f
 Rest = Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]", help="Handed on as they are.")]
 # Options that are not ours go through even without `--`, which a shell or another tool may have eaten.
 HAND_ON = {"ignore_unknown_options": True}
+VALUE_IS_A_FILE = ("--deselect", "--ignore", "-c")  # options of pytest
 
 
 @app.command("list")
@@ -90,7 +91,7 @@ def lab() -> None:
 
 @app.command("test", context_settings=HAND_ON)
 def run_tests(number: Number, arguments: Rest = None) -> None:
-    """Run a part's tests; what follows `--` goes to pytest."""
+    """Run a part's tests; what follows `--` goes to pytest, and a file among it is run alone."""
     with _refusals():
         part = find_part(load_parts(ROOT), number)
         waiting = _unwritten(part)
@@ -100,7 +101,9 @@ def run_tests(number: Number, arguments: Rest = None) -> None:
         )
         for exercise in waiting:
             console.print(f"  {exercise.where}", markup=False)
-    _hand_over(["-m", "pytest", part.tests, *(arguments or [])], cwd=ROOT)
+    arguments = arguments or []
+    tests = [] if _names_a_file(arguments) else [part.tests]
+    _hand_over(["-m", "pytest", *tests, *arguments], cwd=ROOT)
 
 
 @app.command()
@@ -156,6 +159,15 @@ def _refusals() -> Iterator[None]:
     except SeriesError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"Error: {error}", markup=False)
         raise typer.Exit(2) from error
+
+
+def _names_a_file(arguments: list[str]) -> bool:
+    """Whether pytest is told what to collect: FILE or FILE::TEST, and not as the value of an option."""
+    options = [None, *arguments]
+    return any(
+        before not in VALUE_IS_A_FILE and (ROOT / argument.partition("::")[0]).is_file()
+        for before, argument in zip(options, arguments, strict=False)
+    )
 
 
 def _unwritten(part: Part) -> list[Exercise]:

@@ -99,6 +99,20 @@ class Part:
             f"benchmarks/results/part{nn}_*",
         )
 
+    @cached_property
+    def test_files(self) -> tuple[str, ...]:
+        """The files that the exercises name, in the order of a learner's run: from small to large.
+
+        Those that come first in their exercises' lists, the examples by hand, come before all that come
+        second, and so on; a file of several lists has the last of its places there. So a mistake shows first
+        where it is seen best.
+        """
+        places: dict[str, int] = {}
+        for exercise in self.exercises:
+            for place, path in enumerate(exercise.tests):
+                places[path] = max(place, places.get(path, 0))
+        return tuple(sorted(places, key=lambda path: places[path]))
+
     def announcement(self, exercise: Exercise) -> str:
         """The message of the NotImplementedError that stands in for the exercise."""
         return f"Part {self.number}: {exercise.write}"

@@ -2,8 +2,9 @@
 
 `parts/NN_slug/mistakes.toml` lists them: for an exercise, a piece of its solution, and what a learner may
 write in its place. `judge` makes the change in a solved tree, runs the exercise's test files in the order of
-the manifest up to the first failure, and demands that the failure says what is wrong, in few lines. The file
-is part of no cut tree, since it holds pieces of the solutions.
+the manifest, which is that of a learner's run, up to the first failure, which is the one that a learner is
+shown (pytest_plugin.py), and demands that it says what is wrong, in few lines. The file is part of no cut
+tree, since it holds pieces of the solutions.
 
 The lines counted are those that pytest marks with `E`: the assertion's words and its difference, without the
 source around them.

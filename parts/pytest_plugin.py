@@ -2,18 +2,24 @@
 
 A test waits when it fails with the announcement that `start` left in an exercise; it is listed with that
 exercise, and the run is red nonetheless. Any other failure is shown as usual, shortly, and the first of them
-once more at the end, in its own words. Test files run in the order of the manifest, from small to large.
-Loaded by the conftest.py of a start tree alone.
+once more as the last thing, in its own words. Test files run from small to large (Part.test_files), and
+behind one with such a failure no further file is run, unless --all asks for it. Loaded by the conftest.py of
+a start tree alone.
 """
 
+import re
 import sys
 import threading
+import tomllib
 from collections import Counter
+from collections.abc import Generator
 from functools import cache, wraps
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from parts.manifest import Exercise, SeriesError, find_part, load_parts
 from parts.mistakes import essence
@@ -25,10 +31,17 @@ CUT = read_cut(ROOT)
 assert CUT is not None  # the full checkout does not load this
 PART = find_part(load_parts(ROOT), CUT.part)
 CALLED = pytest.StashKey[set[str]]()  # exercises, by `where`
-ORDER = list(dict.fromkeys(path for exercise in PART.exercises for path in exercise.tests))
+ORDER = PART.test_files
+PLACES = pytest.StashKey[dict[str, int]]()  # a test's id -> which one it is, in the order of the run
+FAILED = pytest.StashKey[set[str]]()  # files with a failure that is no exercise's waiting
+
+
+def pytest_addoption(parser) -> None:
+    parser.addoption("--all", action="store_true", help="run every file, also after one that fails")
 
 
 def pytest_configure(config) -> None:
+    config.stash[PLACES], config.stash[FAILED] = {}, set()
     if config.option.tbstyle == "auto":
         config.option.tbstyle = "short"
 
@@ -38,9 +51,21 @@ def pytest_report_header() -> str:
     return f"engine: {Path(engine.origin).parent if engine and engine.origin else 'not found'}"
 
 
-def pytest_collection_modifyitems(items) -> None:
+def pytest_collection_modifyitems(config, items) -> None:
     """Files that no exercise names first: they are green from the start."""
     items.sort(key=lambda item: ORDER.index(path) if (path := _file(item)) in ORDER else -1)
+    config.stash[PLACES].update((item.nodeid, place) for place, item in enumerate(items))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    """After a file with a failure the run ends: later files are larger, and mostly fail of the same."""
+    result = yield
+    config, file = item.config, _file(item)
+    is_last_of_file = nextitem is not None and _file(nextitem) != file
+    if is_last_of_file and file in config.stash[FAILED] and not config.option.all:
+        item.session.shouldfail = f"later files were not run: `{_command('--all')}` runs them, too"
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
@@ -107,6 +132,8 @@ def pytest_runtest_makereport(item, call):
     text = report.longreprtext + report.caplog  # a server in a thread fails in its log
     if report.failed and (exercise := PART.announced(text)):
         report.longrepr = f"NotImplementedError: {PART.announcement(exercise)}"  # no traceback needed
+    elif report.failed:
+        item.config.stash[FAILED].add(_file(item))
     return report
 
 
@@ -117,15 +144,18 @@ def pytest_report_teststatus(report):
     return None
 
 
-def pytest_terminal_summary(terminalreporter, config) -> None:
-    write = terminalreporter.write_line
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter, config) -> Generator[None, object, object]:
+    """Behind pytest's own summary, which may be long: what is said last is read first."""
+    result = yield
+    write, stats = terminalreporter.write_line, terminalreporter.stats
     waiting: dict[Exercise, Counter] = {exercise: Counter() for exercise in PART.exercises}
-    for report in terminalreporter.stats.get("waiting", []):
+    for report in stats.get("waiting", []):
         exercise = PART.announced(report.longreprtext)
         assert exercise is not None  # pytest_report_teststatus
         waiting[exercise][report.nodeid.partition("[")[0]] += 1
     count = sum(tests.total() for tests in waiting.values())
-    failed = [report for kind in ("error", "failed") for report in terminalreporter.stats.get(kind, [])]
+    failed = [report for kind in ("error", "failed") for report in stats.get(kind, [])]
     terminalreporter.section("exercises")
     for exercise, tests in waiting.items():
         if tests:
@@ -135,12 +165,59 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
     write(f"{count} tests wait for an exercise, {len(failed)} fail for another reason.")
     if count:
         write("A test shows the first exercise it meets; others may lie behind it.")
+    skipped = _skipped_for_a_package(stats.get("skipped", []))
+    for package, (extra, files) in skipped.items():
+        write(f"Not run, since {package} is not installed (pip install 'ruvon[{extra}]' brings it):")
+        for file in sorted(files):
+            write(f"    {file}")
     if failed:
-        _point_out(failed[0], write)
+        places = config.stash[PLACES]
+        _point_out(min(failed, key=lambda report: places.get(report.nodeid, -1)), write)
     elif not count and _whole_part(config, terminalreporter):
-        write(f"All green: see your code at work with `python -m parts run {PART.number}`.")
+        state = "What ran is green" if skipped else "All green"
+        write(f"{state}: see your code at work with `python -m parts run {PART.number}`.")
     elif not count:
-        write(f"These are green. The whole part: `python -m parts test {PART.number}`.")
+        write(f"These are green. The whole part: `{_command()}`.")
+    return result
+
+
+def _command(*arguments: str) -> str:
+    return " ".join(["python -m parts test", str(PART.number), *arguments])
+
+
+def _skipped_for_a_package(reports: list) -> dict[str, tuple[str, set[str]]]:
+    """Of tests that were skipped, and say that they want a package which an extra of pyproject.toml brings:
+    package -> (that extra, the tests' files).
+    """
+    found: dict[str, tuple[str, set[str]]] = {}
+    for report in reports:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+        for package, extra in _missing_packages().items():
+            if re.search(rf"\b{re.escape(package)}\b", reason):
+                _, files = found.setdefault(package, (extra, set()))
+                files.add(report.nodeid.partition("::")[0])
+    return found
+
+
+@cache
+def _missing_packages() -> dict[str, str]:
+    """Packages that an extra of pyproject.toml would install here, and that are not: name -> the extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    missing: dict[str, str] = {}
+    for extra, requirements in project.get("optional-dependencies", {}).items():
+        for requirement in map(Requirement, requirements):
+            is_for_this_system = requirement.marker is None or requirement.marker.evaluate()
+            if requirement.name != project["name"] and is_for_this_system and _is_missing(requirement.name):
+                missing.setdefault(requirement.name, extra)
+    return missing
+
+
+def _is_missing(package: str) -> bool:
+    try:
+        metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return True
+    return False
 
 
 def _point_out(report, write) -> None:

@@ -18,18 +18,19 @@ from engine.cli.options import check_folder, refusals, takes_engine_args
 from engine.wiring.engine_args import EngineArgs
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
-WORK = "Workload"
+WORKLOAD = "Workload"
 
 bench = typer.Typer(no_args_is_help=True, help="Measure: one batch, many requests, or a running server.")
 bench.command("serve")(bench_serve)
 
 
 def _size(help: str):
-    return typer.Option(help=help, rich_help_panel=WORK, min=1)
+    """A flag of the workload: a whole number from 1 on."""
+    return typer.Option(help=help, rich_help_panel=WORKLOAD, min=1)
 
 
-OutputJson = Annotated[Path | None, typer.Option(help="Where to write the figures.", rich_help_panel=WORK)]
-Seed = Annotated[int, typer.Option(help="Of the prompts.", rich_help_panel=WORK)]
+OutputJson = Annotated[Path | None, typer.Option(help="A file for the figures.", rich_help_panel=WORKLOAD)]
+Seed = Annotated[int, typer.Option(help="Of the prompts.", rich_help_panel=WORKLOAD)]
 
 
 @bench.command()
@@ -41,34 +42,32 @@ def latency(
     batch_size: Annotated[int, _size("Requests at once.")] = 8,
     n: Annotated[int, _size("Samples of each.")] = 1,
     num_iters_warmup: Annotated[
-        int, typer.Option(help="Batches that are not counted.", rich_help_panel=WORK, min=0)
+        int, typer.Option(help="Batches that are not counted.", rich_help_panel=WORKLOAD, min=0)
     ] = 10,
-    num_iters: Annotated[int, _size("Batches that are.")] = 30,
+    num_iters: Annotated[int, _size("Batches that are counted.")] = 30,
     seed: Seed = 0,
     output_json: OutputJson = None,
 ) -> None:
     """How long does one batch take, from its first prompt to its last token?"""
     with refusals("bench latency"):
         check_folder("--output-json", output_json)
-        llm, params = _loaded(args, input_len, output_len, n)
-        prompts = _prompts(llm, batch_size, input_len, random.Random(seed))
-        for _ in _track(range(num_iters_warmup), "Warming up"):
+        llm, params = _load(args, input_len, output_len, n)
+        prompts = _random_prompts(llm, batch_size, input_len, random.Random(seed))
+        for _ in _with_bar(range(num_iters_warmup), "Warming up"):
             llm.generate(prompts, params, use_tqdm=False)
         seconds = []
-        for _ in _track(range(num_iters), "Batches"):
+        for _ in _with_bar(range(num_iters), "Batches"):
             start = time.perf_counter()
             llm.generate(prompts, params, use_tqdm=False)
             seconds.append(time.perf_counter() - start)
     import numpy
 
+    average = sum(seconds) / len(seconds)
     percentiles = dict(zip(PERCENTILES, numpy.percentile(seconds, PERCENTILES).tolist(), strict=True))
-    print(f"Avg latency: {sum(seconds) / len(seconds)} seconds")
+    print(f"Avg latency: {average} seconds")
     for percentage, value in percentiles.items():
         print(f"{percentage}% percentile latency: {value} seconds")
-    _write(
-        output_json,
-        {"avg_latency": sum(seconds) / len(seconds), "latencies": seconds, "percentiles": percentiles},
-    )
+    _write_json(output_json, {"avg_latency": average, "latencies": seconds, "percentiles": percentiles})
 
 
 @bench.command()
@@ -85,10 +84,11 @@ def throughput(
     """How many tokens a second, with as many requests as the engine will run at once?"""
     with refusals("bench throughput"):
         check_folder("--output-json", output_json)
-        llm, params = _loaded(args, input_len, output_len, n)
-        draw = random.Random(seed)
-        llm.generate(_prompts(llm, 2, input_len, draw), params, use_tqdm=False)  # what is made at first use
-        prompts = _prompts(llm, num_prompts, input_len, draw)
+        llm, params = _load(args, input_len, output_len, n)
+        generator = random.Random(seed)
+        warmup = _random_prompts(llm, 2, input_len, generator)  # some things are made at their first use
+        llm.generate(warmup, params, use_tqdm=False)
+        prompts = _random_prompts(llm, num_prompts, input_len, generator)
         start = time.perf_counter()
         outputs = llm.generate(prompts, params)
         seconds = time.perf_counter() - start
@@ -108,11 +108,13 @@ def throughput(
         "requests_per_second": num_prompts / seconds,
         "tokens_per_second": num_tokens / seconds,
     }
-    _write(output_json, figures)
+    _write_json(output_json, figures)
 
 
-def _loaded(args: EngineArgs, input_len: int, output_len: int, n: int):
-    """(the engine, how it is asked). Raises ValueError for lengths that the model cannot have."""
+def _load(args: EngineArgs, input_len: int, output_len: int, n: int):
+    """The LLM, and SamplingParams for outputs of exactly this length. Raises ValueError for lengths that the
+    model cannot have.
+    """
     from engine.decoding.params import SamplingParams
     from engine.wiring.llm import LLM
     from engine.wiring.loading import loading, one_thread_if_small
@@ -128,18 +130,20 @@ def _loaded(args: EngineArgs, input_len: int, output_len: int, n: int):
     return llm, SamplingParams(n=n, temperature=1.0, ignore_eos=True, max_tokens=output_len)
 
 
-def _prompts(llm, number: int, tokens: int, draw: random.Random) -> list[dict]:
-    special = llm.tokenizer.special_ids
-    ids = [id for id in range(llm.tokenizer.vocab_size) if id in llm.tokenizer and id not in special]
-    return [{"prompt_token_ids": draw.choices(ids, k=tokens)} for _ in range(number)]
+def _random_prompts(llm, num_prompts: int, num_tokens: int, generator: random.Random) -> list[dict]:
+    """Prompts for LLM.generate, of this many token ids each. No id is special, and each has a token."""
+    tokenizer = llm.tokenizer
+    ids = [id for id in range(tokenizer.vocab_size) if id in tokenizer and id not in tokenizer.special_ids]
+    return [{"prompt_token_ids": generator.choices(ids, k=num_tokens)} for _ in range(num_prompts)]
 
 
-def _track(rounds: Iterable[int], what: str) -> Iterable[int]:
+def _with_bar(iterations: range, description: str) -> Iterable[int]:
+    """The iterations, with a progress bar on a terminal."""
     from tqdm import tqdm
 
-    return tqdm(rounds, desc=what, disable=None)
+    return tqdm(iterations, desc=description, disable=None)
 
 
-def _write(path: Path | None, figures: dict) -> None:
+def _write_json(path: Path | None, figures: dict) -> None:
     if path is not None:
         path.write_text(json.dumps(figures, indent=4) + "\n", encoding="utf-8")

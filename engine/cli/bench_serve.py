@@ -23,20 +23,23 @@ from engine.load.plan import Job, text
 from engine.load.report import Limits, figures
 from engine.load.run import Ask, Run, client, first_model
 
-WORK, TIMES = "Workload", "What is told"
-NAMES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)"}
-NAMES |= {"itl": "Inter-token Latency", "e2el": "End-to-end Latency"}
-WIDTH = 50
-FIGURES = {"ttft": "ttft_seconds", "tpot": "tpot_seconds", "itl": "itl_seconds", "e2el": "e2e_seconds"}
-BACKENDS = {"openai": "completions", "openai-chat": "chat"}
+WORKLOAD, METRICS = "Workload", "Metrics"
+METRIC_NAMES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)"}
+METRIC_NAMES |= {"itl": "Inter-token Latency", "e2el": "End-to-end Latency"}
+WIDTH = 50  # characters of the printed report, as vLLM's
+# What each is called in engine/load/report.py's `figures`.
+FIGURE_NAMES = {name: f"{name}_seconds" for name in METRIC_NAMES} | {"e2el": "e2e_seconds"}
+BACKENDS = {"openai": "completions", "openai-chat": "chat"}  # vLLM's name -> Endpoint's
 
 
 def _work(help: str, **about):
-    return typer.Option(help=help, rich_help_panel=WORK, **about)
+    return typer.Option(help=help, rich_help_panel=WORKLOAD, **about)
 
 
 def bench_serve(
-    base_url: Annotated[str, typer.Option(help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
+    base_url: Annotated[
+        str, typer.Option("--base-url", "--url", help="The server, with or without /v1.")
+    ] = "http://127.0.0.1:8000",
     backend: Annotated[str, typer.Option(help="openai (completions) or openai-chat.")] = "openai",
     model: Annotated[str | None, typer.Option(help="Default: the server's first.")] = None,
     num_prompts: Annotated[int, _work("Requests; vLLM's default is 1000.", min=1)] = 100,
@@ -51,20 +54,20 @@ def bench_serve(
     temperature: Annotated[float, _work("0 is greedy.")] = 0.0,
     seed: Annotated[int, _work("Of prompts, lengths and arrivals.")] = 0,
     percentile_metrics: Annotated[
-        str, typer.Option(help="Some of ttft, tpot, itl, e2el.", rich_help_panel=TIMES)
+        str, typer.Option(help="Some of ttft, tpot, itl, e2el.", rich_help_panel=METRICS)
     ] = "ttft,tpot,itl",
     metric_percentiles: Annotated[
-        str, typer.Option(help="Percentiles, such as 50,95,99.", rich_help_panel=TIMES)
+        str, typer.Option(help="Percentiles, such as 50,95,99.", rich_help_panel=METRICS)
     ] = "99",
     goodput: Annotated[
         list[str] | None,
-        typer.Option(help="A limit in ms that a good answer keeps: ttft:500.", rich_help_panel=TIMES),
+        typer.Option(help="A limit in ms that a good answer keeps: ttft:500.", rich_help_panel=METRICS),
     ] = None,
     save_result: Annotated[
-        bool, typer.Option("--save-result", help="Write the figures as JSON.", rich_help_panel=TIMES)
+        bool, typer.Option("--save-result", help="Write the figures as JSON.", rich_help_panel=METRICS)
     ] = False,
     result_filename: Annotated[
-        Path | None, typer.Option(help="Where; default: by the time of day.", rich_help_panel=TIMES)
+        Path | None, typer.Option(help="Where; default: by the time of day.", rich_help_panel=METRICS)
     ] = None,
 ) -> None:
     """Send requests to a running server, and say how long people waited."""
@@ -77,7 +80,7 @@ def bench_serve(
         api = _one_of("--backend", backend, BACKENDS)
         metrics = percentile_metrics.split(",")
         for name in metrics:
-            _one_of("--percentile-metrics", name, NAMES)
+            _one_of("--percentile-metrics", name, METRIC_NAMES)
         percentiles = [_percentile(text) for text in metric_percentiles.split(",")]
         limits = _limits(goodput)
         if not request_rate > 0:
@@ -90,7 +93,7 @@ def bench_serve(
     async def run() -> tuple[Run, str]:
         async with client(base_url, os.environ.get("RUVON_API_KEY")) as http:
             name = model or await first_model(http)
-            requests = Run(_in_turn(Endpoint(http, name, api, fields=fields), max_concurrency))
+            requests = Run(_with_bound(Endpoint(http, name, api, fields=fields), max_concurrency))
             await requests.watch(requests.open_loop(jobs), _bar(len(jobs)))
             return requests, name
 
@@ -131,7 +134,7 @@ def in_vllms_names(measured: dict[str, Any], metrics: list[str], percentiles: li
         "total_token_throughput": num_tokens / seconds if seconds else 0.0,
     }
     for name in metrics:
-        seconds_of_all = measured[FIGURES[name]]  # a `spread`; None where nobody was answered
+        seconds_of_all = measured[FIGURE_NAMES[name]]  # a `spread`; None where nobody was answered
         statistics = {"mean": "mean", "median": "p50"}  # vLLM's name -> the spread's
         statistics |= {f"p{percent:g}": f"p{percent:g}" for percent in percentiles}
         for statistic, key in statistics.items():
@@ -158,7 +161,7 @@ def lines(result: dict[str, Any], metrics: list[str], percentiles: list[float]) 
     ]
     printed += [_row(name, value) for name, value in rows if value is not None]
     for name in metrics:
-        printed.append(NAMES[name].center(WIDTH, "-"))
+        printed.append(METRIC_NAMES[name].center(WIDTH, "-"))
         for statistic in ("Mean", "Median", *(f"P{percent:g}" for percent in percentiles)):
             value = result[f"{statistic.lower()}_{name}_ms"]
             printed.append(_row(f"{statistic} {name.upper()} (ms):", value))
@@ -175,33 +178,38 @@ def _row(name: str, value: float | str) -> str:
 def _jobs(
     num_jobs: int, input_len: int, output_len: int, range_ratio: float, rate: float, random: Random
 ) -> list[Job]:
-    """Each with its own beginning, so that no prefix cache knows it. Lengths are in tokens."""
+    """Requests with random prompts, which no prefix cache knows. Lengths are in tokens, `rate` is in requests
+    a second.
+    """
 
-    def drawn(length: int) -> int:
-        return max(1, round(length * random.uniform(1 - range_ratio, 1 + range_ratio)))
+    def random_length(average: int) -> int:
+        return max(1, round(average * random.uniform(1 - range_ratio, 1 + range_ratio)))
 
-    jobs, at = [], 0.0
+    jobs, arrival = [], 0.0  # seconds from the start
     for _ in range(num_jobs):
-        num_input_tokens, num_output_tokens = drawn(input_len), drawn(output_len)
-        jobs.append(Job(at, text(num_input_tokens, random), num_output_tokens))
-        at += 0.0 if rate == math.inf else random.expovariate(rate)
+        num_input_tokens, num_output_tokens = random_length(input_len), random_length(output_len)
+        jobs.append(Job(arrival, text(num_input_tokens, random), num_output_tokens))
+        arrival += 0.0 if rate == math.inf else random.expovariate(rate)
     return jobs
 
 
-def _in_turn(endpoint: Endpoint, max_concurrency: int | None) -> Ask:
-    """Asks, with at most so many requests under way: a request is due when it is its turn."""
+def _with_bound(endpoint: Endpoint, max_concurrency: int | None) -> Ask:
+    """endpoint.ask, with at most this many requests under way. A request that waits for others to end is due
+    when they have.
+    """
     if max_concurrency is None:
         return endpoint.ask
-    turns = asyncio.Semaphore(max_concurrency)
+    under_way = asyncio.Semaphore(max_concurrency)
 
     async def ask(job: Job, due: float) -> RequestRecord:
-        async with turns:
+        async with under_way:
             return await endpoint.ask(job, asyncio.get_running_loop().time())
 
     return ask
 
 
 def _bar(total: int) -> Callable[[Run], None]:
+    """A progress bar on a terminal: to be called with the run each time it has come further."""
     from tqdm import tqdm
 
     bar = tqdm(total=total, disable=None)
@@ -209,12 +217,14 @@ def _bar(total: int) -> Callable[[Run], None]:
 
 
 def _one_of(option: str, value: str, accepted: dict[str, str]) -> str:
+    """accepted[value]. Raises ValueError, which names the option."""
     if value not in accepted:
         raise ValueError(f"{option} {value}: accepted are {', '.join(accepted)}")
     return accepted[value]
 
 
 def _percentile(text: str) -> float:
+    """Raises ValueError for what is no number from 0 to 100."""
     value = float(text) if text.replace(".", "", 1).isdigit() else -1.0
     if not 0 <= value <= 100:
         raise ValueError(f"--metric-percentiles {text}: numbers from 0 to 100 are accepted")
@@ -222,14 +232,15 @@ def _percentile(text: str) -> float:
 
 
 def _limits(goodput: list[str] | None) -> Limits | None:
-    """vLLM's `ttft:500`, in milliseconds. Raises ValueError."""
+    """The limits of --goodput, each as vLLM's `ttft:500`, in milliseconds. Raises ValueError."""
     if not goodput:
         return None
     known = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
     try:
         pairs = [limit.partition(":")[::2] for limit in goodput]
-        seconds = {known[name]: float(value) / 1e3 for name, value in pairs}
-        if len(seconds) < len(pairs) or not all(limit > 0 for limit in seconds.values()):
+        seconds = {known[name]: float(milliseconds) / 1e3 for name, milliseconds in pairs}
+        is_twice = len(seconds) < len(pairs)
+        if is_twice or not all(limit > 0 for limit in seconds.values()):
             raise ValueError
         return Limits(**seconds)
     except (KeyError, ValueError):

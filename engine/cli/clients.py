@@ -11,6 +11,7 @@ import typer
 
 from engine.cli.options import with_hint
 
+DEFAULT_URL = "http://127.0.0.1:8000"  # where `ruvon serve` listens by itself
 Url = Annotated[str, typer.Option(help="Any server with OpenAI's chat API.")]
 
 
@@ -18,7 +19,7 @@ def chat(
     question: Annotated[
         str | None, typer.Argument(help="Ask this and print the answer alone; default: a conversation.")
     ] = None,
-    url: Url = "http://127.0.0.1:8000",
+    url: Url = DEFAULT_URL,
     model: Annotated[str | None, typer.Option(help="Default: the server's first.")] = None,
     api_key: Annotated[
         str | None, typer.Option(help="Default: RUVON_API_KEY, if set.", envvar="RUVON_API_KEY")
@@ -36,24 +37,24 @@ def chat(
     from engine.client.terminal import TerminalChat
 
     fields = {"temperature": temperature, "max_completion_tokens": max_tokens}
-    options = {name: value for name, value in fields.items() if value is not None}
+    given = {name: value for name, value in fields.items() if value is not None}
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.read().strip()
         if not question:
             sys.exit("ruvon chat: no question came through the pipe")
     try:
         with closing(ChatClient(url, api_key, model)) as client:
-            talk = TerminalChat(client, Console(highlight=False), system, **options)
+            terminal_chat = TerminalChat(client, Console(highlight=False), system, **given)
             if question is None:
-                talk.run()
+                terminal_chat.run()
             else:
-                talk.ask(question)
+                terminal_chat.ask(question)
     except ChatFailed as error:
         sys.exit(f"ruvon chat: {with_hint(str(error))}")
 
 
 def ui(
-    url: Url = "http://127.0.0.1:8000",
+    url: Url = DEFAULT_URL,
     api_key: Annotated[str | None, typer.Option(help="Default: RUVON_API_KEY, if set.")] = None,
     port: Annotated[int, typer.Option(help="Where the page is.", min=1, max=65535)] = 8501,
 ) -> None:
@@ -65,11 +66,12 @@ def ui(
     flags += ["--browser.gatherUsageStats=false"]  # else it reports to its makers
     environment = os.environ | {"RUVON_URL": url} | ({"RUVON_API_KEY": api_key} if api_key else {})
     command = [sys.executable, "-m", "streamlit", "run", str(page), *flags]
-    os.execve(sys.executable, command, environment)  # it becomes Streamlit: whoever ends this ends that
+    os.execve(sys.executable, command, environment)  # this process becomes Streamlit's
 
 
 def top(
-    url: Annotated[str, typer.Argument(help="Where the server is.")] = "http://127.0.0.1:8000",
+    server: Annotated[str | None, typer.Argument(help="Where the server is; as --url.")] = None,
+    url: Annotated[str, typer.Option(help="Where the server is.")] = DEFAULT_URL,
     once: Annotated[bool, typer.Option("--once", help="Show the board once, and end.")] = False,
 ) -> None:
     """Watch a running server: tokens per second, latencies, queue and memory, until Ctrl-C."""
@@ -80,7 +82,7 @@ def top(
     from engine.client.untrusted import printable
 
     try:
-        watch(url, Console(highlight=False), enough=lambda: once)
+        watch(server or url, Console(highlight=False), enough=lambda: once)
     except NoAnswer as error:
         sys.exit(f"ruvon top: {printable(with_hint(str(error)))}")
     except KeyboardInterrupt:

@@ -26,17 +26,17 @@ EXTRAS = {  # what each brings, as pyproject.toml names it
     "notebooks": (("jupyterlab", "matplotlib", "transformers"), "the notebooks"),
 }
 PROGRAMS = {"chromium": "tests of the pages", "prometheus": "tests of /metrics"}
-COPIED = 128 * 2**20  # bytes: more than caches hold
-ROUNDS = 5
+COPY_BYTES = 128 * 2**20  # bytes: more than caches hold
+COPY_ROUNDS = 5  # of which the fastest counts
 
 
 @dataclass(frozen=True)
 class Finding:
     """One line."""
 
-    what: str
+    name: str
     ok: bool
-    says: str
+    message: str
     needed: bool = False  # without it, nothing runs
 
 
@@ -47,7 +47,7 @@ def doctor() -> None:
     broken = False
     for finding in findings():
         mark = "[green]yes[/]" if finding.ok else "[red]NO[/]" if finding.needed else "[yellow]no[/]"
-        table.add_row(finding.what, mark, escape(finding.says))
+        table.add_row(finding.name, mark, escape(finding.message))
         broken = broken or (finding.needed and not finding.ok)
     console.print(table)
     if broken:
@@ -55,33 +55,33 @@ def doctor() -> None:
 
 
 def findings() -> Iterator[Finding]:
-    """Line by line, from what everything needs to what few do."""
-    good = (3, 11) <= sys.version_info < (3, 14)
-    says = f"{platform.python_version()} at {sys.executable}" + (
-        "" if good else "; 3.11 to 3.13 are accepted"
-    )
-    yield Finding("Python", good, says, True)
+    """The lines, from what everything needs to what few do."""
+    is_supported = (3, 11) <= sys.version_info < (3, 14)
+    message = f"{platform.python_version()} at {sys.executable}"
+    if not is_supported:
+        message += "; 3.11 to 3.13 are accepted"
+    yield Finding("Python", is_supported, message, needed=True)
     yield Finding("ruvon", True, _version("ruvon"))
     if find_spec("torch") is None:
-        yield Finding("PyTorch", False, "not installed: pip install torch", True)
+        yield Finding("PyTorch", False, "not installed: pip install torch", needed=True)
         return
     import torch
 
     built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
-    yield Finding("PyTorch", True, f"{torch.__version__}, built {built}", True)
+    yield Finding("PyTorch", True, f"{torch.__version__}, built {built}", needed=True)
     yield from _machine()
     yield from _gpus()
     yield _triton()
-    yield _our_c()
+    yield _compiled_c()
     yield from _models()
     for name, (modules, use) in EXTRAS.items():
         missing = [module for module in modules if find_spec(module) is None]
-        says = f"{use}: {', '.join(missing)} is missing; pip install 'ruvon[{name}]'" if missing else use
-        yield Finding(f"extra {name}", not missing, says)
+        message = f"{use}: {', '.join(missing)} is missing; pip install 'ruvon[{name}]'" if missing else use
+        yield Finding(f"extra {name}", not missing, message)
     for name, use in PROGRAMS.items():
         path = shutil.which(name)
-        says = f"{path}: {use}" if path else f"not found; only {use} want it: tools/install_test_tools.sh"
-        yield Finding(name, path is not None, says)
+        absent = f"not found; only {use} want it: tools/install_test_tools.sh"
+        yield Finding(name, path is not None, f"{path}: {use}" if path else absent)
 
 
 def _machine() -> Iterator[Finding]:
@@ -97,29 +97,29 @@ def _machine() -> Iterator[Finding]:
         and_free = "" if free is None else f", {free / 2**30:.1f} of them free"
         yield Finding("memory", True, f"{total / 2**30:.1f} GiB{and_free}")
     rate = copy_rate(torch.device("cpu"))
-    yield Finding("its speed", True, f"{rate / 1e9:.1f} GB/s, read and written by a copy (measured just now)")
+    yield Finding("memory speed", True, f"{rate / 1e9:.1f} GB/s, read and written by a copy, just now")
     if "storyteller" in embedded_models():
         size = sum(file.stat().st_size for file in resolve("storyteller").glob("*.safetensors"))
         small = f"storyteller's {size / 1e6:.1f} MB in {size / rate * 1e3:.1f} ms"
         large = f"7 billion weights of 16 bits in {14e9 / rate:.1f} s"
-        yield Finding("so", True, f"a token, which reads all weights, takes about: {small}, {large}")
+        yield Finding("a token", True, f"reads all weights, and so takes about: {small}, {large}")
 
 
 def copy_rate(device) -> float:
     """Bytes per second, read and written, of the fastest of a few copies."""
     import torch
 
-    source = torch.zeros(COPIED // 4, device=device)
+    source = torch.zeros(COPY_BYTES // 4, device=device)  # fp32
     target = torch.empty_like(source)
     wait: Callable[[], None] = torch.cuda.synchronize if source.is_cuda else lambda: None
     best = float("inf")
-    for _ in range(ROUNDS + 1):  # the first touches the pages
+    for _ in range(COPY_ROUNDS + 1):  # the first touches the pages
         wait()
         start = time.perf_counter()
         target.copy_(source)
         wait()
         best = min(best, time.perf_counter() - start)
-    return 2 * COPIED / best
+    return 2 * COPY_BYTES / best
 
 
 def _gpus() -> Iterator[Finding]:
@@ -134,12 +134,13 @@ def _gpus() -> Iterator[Finding]:
         yield Finding("GPU", False, f"{why}; all runs on the CPU")
         return
     for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
-        good = (about.major, about.minor) >= (8, 0)
+        gpu = torch.cuda.get_device_properties(index)
+        is_supported = (gpu.major, gpu.minor) >= (8, 0)
         rate = copy_rate(torch.device("cuda", index))
-        says = f"{about.name}, {about.total_memory / 2**30:.0f} GiB, copies at {rate / 1e9:,.0f} GB/s"
-        old = "" if good else f"; our kernels need compute capability 8.0, it has {about.major}.{about.minor}"
-        yield Finding(f"GPU {index}", good, says + old)
+        message = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, copies at {rate / 1e9:,.0f} GB/s"
+        if not is_supported:
+            message += f"; our kernels need compute capability 8.0, it has {gpu.major}.{gpu.minor}"
+        yield Finding(f"GPU {index}", is_supported, message)
 
 
 def _triton() -> Finding:
@@ -149,11 +150,11 @@ def _triton() -> Finding:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     why = why_no_triton(64, device, torch.float32)
-    says = f"attention='triton' {why}" if why else f"triton {_version('triton')}"
-    return Finding("Triton kernels", not why, says)
+    message = f"attention='triton' {why}" if why else f"triton {_version('triton')}"
+    return Finding("Triton kernels", not why, message)
 
 
-def _our_c() -> Finding:
+def _compiled_c() -> Finding:
     from engine.machine.compiled import why_not
     from engine.quantization.int8_rows import SOURCE
 
@@ -162,17 +163,15 @@ def _our_c() -> Finding:
 
 
 def _models() -> Iterator[Finding]:
-    from engine.cli.models import cached
+    from engine.cli.models import cached_models
     from engine.models.config import architectures
 
-    yield Finding("models", bool(embedded_models()), f"{', '.join(embedded_models())}: embedded", True)
-    downloaded = cached()
-    says = (
-        f"downloaded: {', '.join(downloaded)}"
-        if downloaded
-        else "none was downloaded yet; --model gpt2 would be"
-    )
-    yield Finding("from the hub", bool(downloaded), f"{says} ({', '.join(architectures())} can be run)")
+    embedded, downloaded = embedded_models(), cached_models()
+    yield Finding("models", bool(embedded), f"{', '.join(embedded)}: embedded", needed=True)
+    message = "none was downloaded yet; --model gpt2 would be"
+    if downloaded:
+        message = f"downloaded: {', '.join(downloaded)}"
+    yield Finding("from the hub", bool(downloaded), f"{message} ({', '.join(architectures())} can be run)")
 
 
 def _version(package: str) -> str:

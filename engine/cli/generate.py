@@ -1,4 +1,4 @@
-"""`ruvon generate`. Part 20's wiring."""
+"""`ruvon generate`: one prompt, continued in this process. Part 20's wiring."""
 
 import sys
 from pathlib import Path
@@ -50,11 +50,11 @@ def generate(
         one_thread_if_small(args.model)
         with loading(args.model):
             llm = LLM(**vars(args))
-        shown = 0
+        num_printed = 0  # characters
         for output in llm.stream(prompt, params, lora_request=adapter):
             text = output.outputs[0].text
-            print(for_stdout(text[shown:]), end="", flush=True)
-            shown = len(text)
+            print(for_stdout(text[num_printed:]), end="", flush=True)
+            num_printed = len(text)
     print(flush=True)
     completion = output.outputs[0]
     print(f"{len(completion.token_ids)} tokens, finish_reason {completion.finish_reason}", file=sys.stderr)

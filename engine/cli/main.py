@@ -21,9 +21,13 @@ from engine.cli.tokenize import tokenize
 from engine.demo.server import ROOT, environment
 from engine.wiring.engine_args import EngineArgs
 
-SERVER = ("fastapi", "uvicorn", "prometheus_client")  # what the extra `server` brings
-INSTALL = "pip install 'ruvon[server]'"
-RUN, WATCH, LOOK = "Run a model", "Talk to a server, and watch it", "Look inside"  # topics of the help
+SERVER_PACKAGES = ("fastapi", "uvicorn", "prometheus_client")  # that the extra `server` installs
+INSTALL_SERVER = "pip install 'ruvon[server]'"
+RUN_TOPIC = "Run a model"  # topics of the help
+CLIENT_TOPIC = "Talk to a server, and watch it"
+INSPECT_TOPIC = "Look inside"
+
+ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,8 +37,9 @@ app = typer.Typer(
 )
 
 
-def _say_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(asked: bool) -> None:
+    """--version ends the command."""
+    if asked:
         try:
             print(f"ruvon {version('ruvon')}")
         except PackageNotFoundError:
@@ -45,13 +50,13 @@ def _say_version(wanted: bool) -> None:
 @app.callback()
 def ruvon(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say it, and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say it, and end.")
     ] = False,
 ) -> None:
     """Options of all commands."""
 
 
-@app.command(rich_help_panel=RUN)
+@app.command(rich_help_panel=RUN_TOPIC)
 @takes_engine_args()
 def demo(
     args: EngineArgs,
@@ -62,9 +67,9 @@ def demo(
     max_tokens: Annotated[int, typer.Option(help="Of that story, at most.")] = 220,
 ) -> None:
     """The main job: start a server, let several people stream at once, show its numbers, end."""
-    missing = [name for name in SERVER if find_spec(name) is None]
+    missing = [name for name in SERVER_PACKAGES if find_spec(name) is None]
     if missing and not story:
-        print(f"ruvon demo: one story only: {missing[0]} is not installed; {INSTALL}", file=sys.stderr)
+        print(f"ruvon demo: one story only: {missing[0]} is not installed; {INSTALL_SERVER}", file=sys.stderr)
     if story or missing:
         from engine.demo.story import tell_story
         from engine.wiring.loading import one_thread_if_small
@@ -83,18 +88,25 @@ for command, example in (
     (generate, 'ruvon generate "Once upon a time" --temperature 0.8 --seed 1'),
     (serve, "ruvon serve; then, in another terminal: ruvon chat"),
 ):
-    app.command(rich_help_panel=RUN, epilog=f"For example: {example}")(command)
-app.add_typer(bench, name="bench", rich_help_panel=RUN)
+    app.command(rich_help_panel=RUN_TOPIC, epilog=f"For example: {example}")(command)
+app.add_typer(bench, name="bench", rich_help_panel=RUN_TOPIC)
 for command in (chat, ui, top):
-    app.command(rich_help_panel=WATCH)(command)
+    app.command(rich_help_panel=CLIENT_TOPIC)(command)
 for command in (tokenize, models, doctor, replay):
-    app.command(rich_help_panel=LOOK)(command)
+    app.command(rich_help_panel=INSPECT_TOPIC)(command)
 
 
-@app.command(
-    rich_help_panel=LOOK,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
+@app.command("run", hidden=True, context_settings=ANY_ARGUMENTS)
+def no_run() -> None:
+    """Ollama's word. Ends with exit status 2, and names the commands that do it here."""
+    print(
+        "ruvon run: no such command; ruvon generate continues a text, ruvon serve and ruvon chat talk",
+        file=sys.stderr,
+    )
+    sys.exit(2)
+
+
+@app.command(rich_help_panel=INSPECT_TOPIC, context_settings=ANY_ARGUMENTS)
 def parts(context: typer.Context) -> None:
     """The series: list, show, run, test, start, history (needs a checkout of the repository)."""
     if not (ROOT / "parts" / "__main__.py").exists():

@@ -1,6 +1,7 @@
 """`ruvon models`: what `--model` may name here. Part 20's wiring. Loads no weights."""
 
 import json
+import math
 from pathlib import Path
 
 from rich.console import Console
@@ -19,22 +20,22 @@ def models() -> None:
     for name in ("architecture", "parameters", "layers", "width", "vocabulary", "context", "MB"):
         table.add_column(name, justify="left" if name == "architecture" else "right")
     for name in embedded_models():
-        table.add_row(name, *_shape(name))
-    refused = []
-    for name in cached():
+        table.add_row(name, *_row(name))
+    unsupported: dict[str, str] = {}  # name -> why it cannot be run
+    for name in cached_models():
         try:
-            table.add_row(name, *_shape(name))
+            table.add_row(name, *_row(name))
         except (CheckpointError, KeyError, ValueError) as error:
-            refused.append((name, str(error)))
+            unsupported[name] = str(error)
     console.print(table)
-    for name, why in refused:
+    for name, why in unsupported.items():
         console.print(f"{name}: in the hub's cache, and not to be run: {why}", markup=False, style="dim")
-    shapes, known = ", ".join(known_shapes()), ", ".join(architectures())
-    console.print(f"\nWith --load-format dummy, random weights in the shape of: {shapes}.")
+    console.print(f"\nWith --load-format dummy, random weights in the shape of: {', '.join(known_shapes())}.")
+    known = ", ".join(architectures())
     console.print(f"Architectures: {known}. A folder with such a checkpoint will do, or a hub id (gpt2).")
 
 
-def cached() -> list[str]:
+def cached_models() -> list[str]:
     """Models that were downloaded once: hub ids. Asks nobody."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
     from huggingface_hub.constants import HF_HUB_CACHE
@@ -52,13 +53,16 @@ def _snapshot(folder: Path) -> Path | None:
     return next((config.parent for config in Path(folder).glob("snapshots/*/config.json")), None)
 
 
-def _shape(name: str) -> list[str]:
-    folder = _local(name)
+def _row(name: str) -> list[str]:
+    """What the table says of a model behind its name. Raises CheckpointError, KeyError, ValueError: it cannot
+    be run.
+    """
+    folder = _folder_of(name)
     config = ModelConfig.from_pretrained(folder)
     files = [*folder.glob("*.safetensors")]
     return [
         config.model_type,
-        f"{sum(map(_parameters, files)):,}" if files else "–",
+        f"{sum(map(_num_parameters, files)):,}" if files else "–",
         f"{config.num_layers}",
         f"{config.hidden_size:,}",
         f"{config.vocab_size:,}",
@@ -67,26 +71,23 @@ def _shape(name: str) -> list[str]:
     ]
 
 
-def _local(name: str) -> Path:
+def _folder_of(name: str) -> Path:
     """Its folder, without asking the hub."""
     if name in embedded_models():
         return resolve(name)
     from huggingface_hub.constants import HF_HUB_CACHE
 
     folder = _snapshot(Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}")
-    assert folder is not None  # `cached` names those alone that have one
+    assert folder is not None  # `cached_models` names those alone that have one
     return folder
 
 
-def _parameters(file: Path) -> int:
+def _num_parameters(file: Path) -> int:
     """Numbers in a safetensors file, from its header: its length in 8 bytes, then JSON."""
     with file.open("rb") as opened:
         header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
     total = 0
     for name, tensor in header.items():
         if name != "__metadata__":
-            size = 1
-            for length in tensor["shape"]:
-                size *= length
-            total += size
+            total += math.prod(tensor["shape"])
     return total

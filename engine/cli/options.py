@@ -17,12 +17,14 @@ from engine.models.checkpoint import CheckpointError
 from engine.wiring.engine_args import EngineArgs, choices
 
 CONNECTION_REFUSED = ("Connection refused", "All connection attempts failed")  # in urllib's and httpx's words
-PLAIN = (bool, int, float, list[str])  # as they are; what else there is comes as text
+TYPER_TYPES = (bool, int, float, list[str])  # that typer reads by itself; of another kind comes a text
 
 
 @contextmanager
 def refusals(command: str, *also: type[Exception]) -> Iterator[None]:
-    """What cannot be done is said in one line, and the exit status is 1; `also`: further kinds of errors."""
+    """Ends the command with one line and exit status 1 if its body raises CheckpointError, ValueError, or one
+    of `also`.
+    """
     refused: tuple[type[Exception], ...] = (CheckpointError, ValueError, *also)
     try:
         yield
@@ -31,7 +33,7 @@ def refusals(command: str, *also: type[Exception]) -> Iterator[None]:
 
 
 def check_folder(flag: str, path: Path | None) -> None:
-    """Raises ValueError, before anything is measured, if no file can be written there."""
+    """Raises ValueError, before anything is measured: no file can be written at `path`."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise ValueError(f"{flag} {path}: a file in a folder that is there is accepted")
 
@@ -44,17 +46,17 @@ def with_hint(message: str) -> str:
 
 
 def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[Callable], Callable]:
-    """Of `command(args: EngineArgs, …)`, a command that has a flag for each field of EngineArgs in place of
-    `args`. `name`: what it is called, if not as the function. `defaults`: those that are this command's own.
+    """Decorates `command(args: EngineArgs, …)`: in place of `args`, the command has a flag for each field of
+    EngineArgs. `name`: the command's, if it is not the function's. `defaults`: in place of the fields' own.
     """
 
     def decorate(command: Callable) -> Callable:
         flags = [_parameter(spec, defaults) for spec in fields(EngineArgs)]
         signature = inspect.signature(command)
-        others = [parameter for parameter in signature.parameters.values() if parameter.name != "args"]
-        # Arguments first: they have no default, and the help shows what is there in this order.
-        arguments = [parameter for parameter in others if parameter.default is parameter.empty]
-        options = [parameter for parameter in others if parameter.default is not parameter.empty]
+        own = [parameter for parameter in signature.parameters.values() if parameter.name != "args"]
+        # Arguments, which have no default, come first: the help keeps this order.
+        arguments = [parameter for parameter in own if parameter.default is parameter.empty]
+        options = [parameter for parameter in own if parameter.default is not parameter.empty]
 
         @wraps(command)
         def from_flags(**given: Any) -> None:
@@ -76,38 +78,40 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
 
 
 def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
-    """A parameter of a function that typer makes this flag from."""
+    """The parameter that typer makes this field's flag from."""
     default = defaults.get(spec.name, spec.default)
-    kind, flag = _kind(spec.type), "--" + spec.name.replace("_", "-")
-    # Of an open question, --no-flag is an answer.
+    kind, flag = _flag_type(spec.type), "--" + spec.name.replace("_", "-")
+    # A flag that is off by itself has no --no-flag; one that may be left open (None) has.
     names = [flag] if kind is bool and spec.default is False else []
     literals = [str(choice) for choice in choices(spec.type) if choice is not None]
     help, example = spec.metadata["help"], spec.metadata["example"]
-    about = {"help": help, "rich_help_panel": spec.metadata["topic"]}
+    settings = {"help": help, "rich_help_panel": spec.metadata["topic"]}  # typer.Option's
     if kind is str and literals:
-        about["help"] = f"{'|'.join(literals)}: {help}"
+        settings["help"] = f"{'|'.join(literals)}: {help}"
     elif example:
-        about["help"] += f" For example: {example}"
+        settings["help"] += f" For example: {example}"
     if kind is str and (known := [*literals, *spec.metadata["known"]]):
-        about["autocompletion"] = _completion(known)
-    annotation: Any = Annotated[kind | None if default is None else kind, typer.Option(*names, **about)]
+        settings["autocompletion"] = _completion(known)
+    annotation: Any = Annotated[kind | None if default is None else kind, typer.Option(*names, **settings)]
     return inspect.Parameter(
         spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 
 def _completion(known: list[str]) -> Callable[[str], list[str]]:
+    """What a shell offers for a value that was begun."""
+
     def complete(incomplete: str) -> list[str]:  # typer knows what to hand in by its name
         return [value for value in known if value.startswith(incomplete)]
 
     return complete
 
 
-def _kind(declared: Any) -> type:
+def _flag_type(declared: Any) -> type:
     """What typer reads from the command line for a field that is declared so."""
     members = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
     (first, *_) = [member for member in members if member is not NoneType]
-    return first if first in PLAIN else str
+    return first if first in TYPER_TYPES else str
 
 
 def _value(spec: Field, given: Any) -> Any:

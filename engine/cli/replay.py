@@ -24,7 +24,7 @@ def replay(
     from engine.wiring.replay import replay as run
 
     steps = tokens = 0
-    first: Compared | None = None
+    difference: Compared | None = None  # the first
     with refusals("replay"):
         try:
             one_thread_if_small(model or args_of(file).model)
@@ -36,17 +36,18 @@ def replay(
                         f"step {compared.step}: failed when it was recorded: {printable(compared.error)}",
                         file=sys.stderr,
                     )
-                if not compared.is_equal and first is None:
-                    first = compared
+                if not compared.is_equal and difference is None:
+                    difference = compared
         except (CheckpointError, ValueError, OSError) as error:  # a stranger's words may be in it
             raise ValueError(printable(" ".join(str(error).split()))) from None
-    if first is None:
+    if difference is None:
         print(f"{steps:,} steps, {tokens:,} tokens: all as recorded")
         return
-    print(f"step {first.step} ({first.runner}) differs, the first of {steps:,}:")
-    if first.error_now:
-        print(f"  it fails: {for_stdout(first.error_now)}")
-    for name, recorded, again in zip(first.batch.ids, first.recorded or (), first.again or ()):
+    print(f"step {difference.step} ({difference.runner}) differs, the first of {steps:,}:")
+    if difference.error_now:
+        print(f"  it fails: {for_stdout(difference.error_now)}")
+    recorded_and_now = zip(difference.batch.ids, difference.recorded or (), difference.again or ())
+    for name, recorded, again in recorded_and_now:
         if recorded != again:
             print(f"  {for_stdout(name)}: recorded {recorded}, now {again}")
     raise typer.Exit(1)

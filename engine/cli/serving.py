@@ -41,7 +41,7 @@ LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 
 
 class Service:
-    """A loaded model behind admission control, and the app that clients reach it by."""
+    """A loaded model behind admission control. `app` is what clients reach it by."""
 
     def __init__(
         self,
@@ -77,15 +77,18 @@ class Service:
             max_num_queued_reqs,
             max_num_queued_tokens,
         )
-        self.running: EngineThread
+        self.engine_thread: EngineThread
         if isinstance(adapters, AdapterManager):  # with enable_lora
-            self.running = with_adapters = AdapterEngine(self.engine, self.name, adapters)
+            self.engine_thread = adapter_engine = AdapterEngine(self.engine, self.name, adapters)
             for adapter, folder in named_folders(lora_modules).items():
-                adapters.load(adapter, with_adapters.read(adapter, folder))
+                adapters.load(adapter, adapter_engine.read(adapter, folder))
         else:
-            self.running = EngineThread(self.engine, self.name)
+            self.engine_thread = EngineThread(self.engine, self.name)
         self.backend = Admission(
-            self.running, Capacity(limits, scheduler.max_num_seqs), request_timeout, StepWatch(self.engine)
+            self.engine_thread,
+            Capacity(limits, scheduler.max_num_seqs),
+            request_timeout,
+            StepWatch(self.engine),
         )
 
     def app(
@@ -98,15 +101,16 @@ class Service:
         for capability in engine.capabilities:
             if isinstance(capability, Speculation):
                 metrics.registry.register(SpeculationMetrics(capability.tally, self.name))
+        adapter_engine = self.engine_thread if isinstance(self.engine_thread, AdapterEngine) else None
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
         if costs:
             costs.begin(engine, metrics)
             for shape in (completions, chats):
                 shape.more_usage.append(usage_cost(costs.price, costs.api_price))
-        if isinstance(self.running, AdapterEngine):
+        if adapter_engine:
             for shape in (completions, chats):
-                shape.more_options.append(self.running.options)
+                shape.more_options.append(adapter_engine.options)
         extensions = [
             deadlines,
             telemetry_routes(metrics),
@@ -114,8 +118,8 @@ class Service:
             generate_route,
             chat_page,
         ]
-        if isinstance(self.running, AdapterEngine) and self.lora_dir:
-            extensions.append(adapter_routes(self.running, self.lora_dir))
+        if adapter_engine and self.lora_dir:
+            extensions.append(adapter_routes(adapter_engine, self.lora_dir))
         return create_app(
             self.backend,
             extensions=extensions,
@@ -124,15 +128,15 @@ class Service:
             allowed_hosts=hosts,
             max_requests=max(1, min(MAX_REQUESTS, max_connections() // 2)),
             shape=completions,
-            parent_of=self.running.parent_of if isinstance(self.running, AdapterEngine) else no_parent,
+            parent_of=adapter_engine.parent_of if adapter_engine else no_parent,
         )
 
 
-def answers_to(host: str, allowed: Collection[str] = ()) -> list[str]:
-    """The names a server that listens on `host` answers to; empty: to any.
+def allowed_hosts(host: str, more: Collection[str] = ()) -> list[str]:
+    """The host names that requests to a server on `host` may be for; empty: any.
 
-    A page in a browser may reach this machine under a name of its own, whose address it changes (DNS
-    rebinding): who serves this machine alone is asked for by this machine's names.
+    A page in a browser may reach this machine under a host name of its own, whose address it changes (DNS
+    rebinding). A server for this machine alone therefore answers only to this machine's names, and `more`.
     """
-    local = host in LOCAL_NAMES or f"[{host}]" in LOCAL_NAMES
-    return [*LOCAL_NAMES, *allowed] if local or allowed else []
+    is_local = host in LOCAL_NAMES or f"[{host}]" in LOCAL_NAMES
+    return [*LOCAL_NAMES, *more] if is_local or more else []

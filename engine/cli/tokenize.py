@@ -33,12 +33,12 @@ def tokenize(
         print(json.dumps(token_ids))
         return
     Console(highlight=False).print(coloured(tokenizer, token_ids))
-    each = f", {len(text) / len(token_ids):.1f} characters a token" if token_ids else ""
-    print(f"{len(token_ids)} tokens, {len(text)} characters{each}", file=sys.stderr)
+    average = f", {len(text) / len(token_ids):.1f} characters a token" if token_ids else ""
+    print(f"{len(token_ids)} tokens, {len(text)} characters{average}", file=sys.stderr)
 
 
 def _ids(text: str) -> list[int]:
-    """Raises ValueError."""
+    """The token ids in a JSON list. Raises ValueError: it is none."""
     try:
         token_ids = json.loads(text)
     except json.JSONDecodeError as error:

@@ -7,9 +7,13 @@ Names and meanings are vLLM's and OpenAI's. Part 2.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, TypeVar
 
+Fields = TypeVar("Fields")
 MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKEN_IDS = 16, 256, 1024
 MAX_LOGPROBS = 20  # likeliest tokens shown at each place
 
@@ -26,14 +30,35 @@ class NotFoundError(ParameterError):
     """The field names something that is not there, or not any more: an adapter (Part 18)."""
 
 
+def refuse_unknown_names(kind: type[Fields]) -> type[Fields]:
+    """Decorates a dataclass: an unknown name raises a TypeError, with the field that was meant."""
+    known = [spec.name for spec in dataclasses.fields(kind)]  # type: ignore[arg-type]  # a dataclass
+    init: Callable[..., None] = kind.__init__
+
+    @wraps(init)
+    def checked_init(self: Fields, *values: Any, **given: Any) -> None:
+        for name in given:
+            if name not in known:
+                close = get_close_matches(name, known, 1)
+                meant = f"did you mean {close[0]!r}? " if close else ""
+                raise TypeError(
+                    f"{kind.__name__} has no field {name!r}: {meant}Accepted are {', '.join(known)}"
+                )
+        init(self, *values, **given)
+
+    kind.__init__ = checked_init  # type: ignore[assignment, method-assign]  # a dataclass has one
+    return kind
+
+
 def _later(default: Any, part: int, brings: str) -> Any:
     """A field that has its effect from `part` on."""
     return field(default=default, metadata={"part": part, "brings": brings})
 
 
+@refuse_unknown_names
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """One request's wishes. Raises ParameterError for a value out of range."""
+    """One request's wishes. Raises ParameterError for a value out of range, TypeError for an unknown name."""
 
     max_tokens: int | None = 16  # None: as many as the model's length leaves
     min_tokens: int = 0  # no stop token may be chosen before this many

@@ -66,14 +66,30 @@ def _from_hub(repo_id: str, weights: bool) -> Path:
             if any(folder.glob(pattern)):
                 break
     except Exception as error:  # the hub client has many: offline, unknown id, gated, no space
-        said, *_ = str(error).splitlines() or [""]
         close = get_close_matches(repo_id, embedded_models(), 1)
         raise CheckpointError(
             f"model {repo_id!r} is neither an embedded model ({', '.join(embedded_models())}) nor a "
-            f"folder, and the Hugging Face hub did not provide it: {type(error).__name__}: {said.rstrip('.')}"
+            f"folder, and the Hugging Face hub did not provide it: {_why(error)}"
             + (f"; did you mean {close[0]!r}?" if close else "")
         ) from error
     return folder
+
+
+def _why(error: Exception) -> str:
+    """Why the hub did not provide a model: what a user can do about, else what its client says."""
+    from huggingface_hub import errors
+
+    cause = error.__cause__
+    if isinstance(cause, errors.OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set, and it was not downloaded before"
+    if isinstance(error, errors.LocalEntryNotFoundError) and not isinstance(cause, errors.HfHubHTTPError):
+        return f"no network? It was not reached ({cause or error!r:.100}), and nothing was downloaded before"
+    if isinstance(error, errors.GatedRepoError):
+        return "its makers want to be asked first: do so on its page there, and log in (hf auth login)"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "it has no such model, or a private one (hf auth login)"
+    said, *_ = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {said.rstrip('.')}"
 
 
 def read_text(path: Path) -> str:

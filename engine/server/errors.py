@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from engine.decoding.params import NotFoundError, ParameterError
 from engine.server.limits import MAX_MESSAGE_CHARACTERS
@@ -159,10 +160,19 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
+def _no_route(app: FastAPI, path: str) -> RequestError:
+    """404 for a path that `app` does not have: the message lists those it has."""
+    routes = [route.path for route in app.routes if isinstance(route, Route) and route.include_in_schema]
+    here = ", ".join(dict.fromkeys(routes))
+    return RequestError(404, f"no route {reprlib.repr(path)}; here are {here}, described in /openapi.json")
+
+
 def install(app: FastAPI) -> None:
     """Answer every error of `app` in this shape."""
 
-    async def answer(_: Request, error: Exception) -> JSONResponse:
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, HTTPException) and error.status_code == 404:  # routes raise a RequestError
+            error = _no_route(app, request.url.path)
         return as_request_error(error).response()
 
     for kind in (RequestError, ParameterError, RequestValidationError, HTTPException, Exception):

@@ -7,13 +7,14 @@ counts as one that has left: until something is written to it, the two look alik
 """
 
 import asyncio
+import errno
 import gc
 import logging
 import signal
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from typing import cast
 
@@ -193,8 +194,43 @@ def _unless_cancelled(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets for `serve`: one for each address of `host`, all of `port`; port 0 takes one that is free.
+
+    They listen at once: until a server takes them, clients wait, and no other process can have the port.
+    Raises OSError: the port is in use, or no address of `host` is this machine's.
+    """
+    addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    absent = OSError(errno.EADDRNOTAVAIL, "no address of this machine")
+    with ExitStack() as opened:
+        for family, _, _, _, (name, _, *scope) in dict.fromkeys(addresses):
+            if sockets:
+                port = sockets[0].getsockname()[1]
+            try:
+                made = socket.create_server((name, port, *scope), family=family, backlog=backlog())
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # no IPv6, it may be
+                    raise
+                absent = error
+            else:
+                sockets.append(opened.enter_context(made))
+        if not sockets:
+            raise absent
+        opened.pop_all()
+    return sockets
+
+
 class Server(uvicorn.Server):
     """uvicorn's, but a second Ctrl-C cuts off clients only: the backend is still stopped in order."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn says where it is only if it has opened the sockets itself."""
+        await super().startup(sockets)
+        if sockets:
+            host, port = self.config.host, sockets[0].getsockname()[1]
+            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            logging.getLogger("uvicorn.error").info("Uvicorn running on %s (Press CTRL+C to quit)", url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's; after a second Ctrl-C, requests that are still under way are cancelled first."""
@@ -227,9 +263,10 @@ def serve(
     port: int,
     log_level: str = "info",
     make_server: Callable[[uvicorn.Config], Server] = Server,
+    sockets: list[socket.socket] | None = None,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; after that, answers under way have SHUTDOWN_SECONDS. Either is an end in
-    good order: exit code 0.
+    good order: exit code 0. `sockets`: `listen`'s, where the port was taken before the app was made.
     """
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.collect()
@@ -239,7 +276,7 @@ def serve(
     sys.setswitchinterval(SWITCH_SECONDS)
     server = make_server(config(app, host, port, log_level))
     try:
-        server.run()
+        server.run(sockets)
     except KeyboardInterrupt:  # uvicorn has stopped, and passes the signal on; so it does with SIGTERM
         pass
     finally:

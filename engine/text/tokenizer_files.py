@@ -50,6 +50,9 @@ def read_tokenizer(folder: Path) -> tuple[Path, dict[str, Any]]:
     path = folder / "tokenizer.json"
     if path.exists():
         raw, parse = read_json(path), _from_tokenizer_json
+    elif not any((folder / name).exists() for name in ("vocab.json", "merges.txt")):
+        looked_for = "tokenizer.json, and for vocab.json and merges.txt"
+        raise CheckpointError(f"{folder}: no tokenizer; looked for {looked_for}")
     else:
         path = folder / "vocab.json"
         raw = {"vocab": read_json(path), "merges": _read_lines(folder / "merges.txt")}

@@ -22,6 +22,7 @@ from engine.execution.scores import logprobs_of
 from engine.layers.packed_linear import pack_linears
 from engine.lora.slots import AdapterSlots
 from engine.machine.huge_pages import huge_pages
+from engine.models.checkpoint import CheckpointError, resolve
 from engine.models.config import ModelConfig
 from engine.models.language_model import LanguageModel
 from engine.models.loader import load_model
@@ -59,8 +60,9 @@ def load_devices(args: EngineArgs) -> Devices:
     Raises CheckpointError or ValueError.
     """
     # 1. The options that were left open.
+    _refuse_absent_gpu(str(args.device))
     args, sizes = _settled(args)
-    tokenizer = Tokenizer.from_pretrained(args.tokenizer or args.model)
+    tokenizer = _tokenizer_of(args)
     speculative = None
     if args.speculative_config is not None:
         speculative = SpeculativeConfig.of(args.speculative_config)
@@ -112,6 +114,28 @@ def load_devices(args: EngineArgs) -> Devices:
         draft_runner,
         draft.config,
     )
+
+
+def _refuse_absent_gpu(device: str) -> None:
+    """Raises ValueError for cuda or cuda:N where there is no such GPU."""
+    kind, _, index = device.partition(":")
+    number = torch.cuda.device_count() if kind == "cuda" else 0
+    if kind == "cuda" and int(index or 0) >= number:
+        here = f"GPUs here: {number}, from cuda:0 on" if number else "PyTorch sees no GPU here"
+        raise ValueError(
+            f"device={device!r}: {here}; leave --device out; ruvon doctor says what this machine has"
+        )
+
+
+def _tokenizer_of(args: EngineArgs) -> Tokenizer:
+    """Raises CheckpointError, which also says that there is an option, if none was chosen."""
+    folder = resolve(args.tokenizer or args.model)
+    try:
+        return Tokenizer.from_pretrained(folder)
+    except CheckpointError as error:
+        if args.tokenizer is not None:
+            raise
+        raise CheckpointError(f"{error}; --tokenizer takes another folder") from None
 
 
 def _settled(args: EngineArgs) -> tuple[EngineArgs, Sizes]:

@@ -5,12 +5,14 @@ this class (engine/cli/options.py): a field added here is a flag, with its help.
 only a loaded model can tell is checked where it is loaded. Imports no torch, so that `--help` comes at once.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from engine.decoding.params import refuse_unknown_names
 from engine.models.checkpoint import embedded_models
 from engine.models.known_shapes import TOKENIZER, shape_folder
 from engine.speculation.config import SpeculativeConfig
@@ -31,9 +33,12 @@ def _option(
     return field(default=default, metadata=about)
 
 
+@refuse_unknown_names
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs:
-    """How to build an engine. Raises ValueError, which names the field, the value and what is accepted."""
+    """How to build an engine. Raises ValueError, which names the field, the value and what is accepted, and
+    TypeError for an unknown field.
+    """
 
     model: str | Path = _option(
         "storyteller",
@@ -131,6 +136,9 @@ class EngineArgs:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if spec.type in (float, float | None) and value is not None and not number:
                 raise ValueError(f"{spec.name}={value!r}: a number is accepted")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device := str(self.device)):
+            mac = "; a Mac runs on cpu" if device.startswith("mps") else ""
+            raise ValueError(f"device={device!r}: accepted are cpu, cuda and cuda:N{mac}")
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"gpu_memory_utilization={share}: a share is accepted, above 0 and up to 1")

@@ -8,8 +8,6 @@ Continuous batching over pages or slots, on packed weights; what else there is, 
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
-from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 
@@ -49,7 +47,6 @@ class LLM:
         unknown one.
         """
         start = time.perf_counter()
-        _refuse_unknown(options)
         self.args = EngineArgs(model=model, **options)
         self.engine = build_engine(self.args)
         self.tokenizer, self.config = self.engine.tokenizer, self.engine.config
@@ -208,12 +205,3 @@ class LLM:
             self._inbox.pop(request_id, None)
         while self.engine.has_unfinished_requests() and not self.engine.unfinished_request_ids():
             self.engine.step()  # one step ahead, a last step has still to land
-
-
-def _refuse_unknown(options: dict) -> None:
-    known = [spec.name for spec in fields(EngineArgs)]
-    for name in options:
-        if name not in known:
-            close = get_close_matches(name, known, 1)
-            meant = f"did you mean {close[0]!r}? " if close else ""
-            raise TypeError(f"LLM has no option {name!r}: {meant}Accepted are {', '.join(known)}")

@@ -67,16 +67,25 @@ def per_prompt(name: str, given: Any, num_prompts: int, kind: type) -> list:
     return entries
 
 
-def read_conversations(messages: Sequence[Any]) -> list[list[dict[str, str]]]:
+def read_conversations(messages: object) -> list[list[dict[str, str]]]:
     """One list of Messages, or several, as a chat template wants them. Raises ParameterError."""
-    is_single = bool(messages) and isinstance(messages[0], Mapping)
-    conversations = [
-        [_message(message) for message in conversation]
-        for conversation in ([messages] if is_single else messages)
-    ]
+    given = messages
+    if _is_list(messages) and messages and isinstance(messages[0], Mapping):
+        given = [messages]
+    if not _is_list(given) or not all(_is_list(conversation) for conversation in given):
+        raise ParameterError(
+            "messages",
+            f"messages={messages!r:.80}: a list of messages is expected, such as "
+            '[{"role": "user", "content": "Hello"}], or several such lists',
+        )
+    conversations = [[_message(message) for message in conversation] for conversation in given]
     if not all(conversations):
         raise ParameterError("messages", "messages: a conversation has at least one message")
     return conversations
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _message(message: object) -> dict[str, str]:

@@ -2,8 +2,15 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
 
 from engine.models.checkpoint import ZOO, CheckpointError, embedded_models, read_json, resolve
 
@@ -51,6 +58,44 @@ def test_an_unknown_name_lists_the_embedded_models(name):
         resolve(name)
     assert repr(name) in str(caught.value)
     assert all(known in str(caught.value) for known in embedded_models())
+
+
+def response(status: int) -> SimpleNamespace:
+    return SimpleNamespace(status_code=status, headers={}, request=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "words"),
+    [
+        (
+            LocalEntryNotFoundError("Cannot find"),
+            OfflineModeIsEnabled("x"),
+            "HF_HUB_OFFLINE is set, and it was",
+        ),
+        (
+            LocalEntryNotFoundError("Got: ConnectError: [Errno -2]"),
+            ConnectionError("[Errno -2] Name or service not known"),
+            r"no network\? It was not reached \(ConnectionError\('\[Errno -2\] Name or service not known'",
+        ),
+        (GatedRepoError("403", response=response(403)), None, "its makers want to be asked first"),
+        (
+            RepositoryNotFoundError("404", response=response(404)),
+            None,
+            "it has no such model, or a private one",
+        ),
+        (OSError("No space left on device.\nmore"), None, "OSError: No space left on device$"),
+    ],
+    ids=["offline", "no network", "gated", "unknown", "other"],
+)
+def test_why_the_hub_did_not_provide_a_model_is_said_so_that_a_user_can_act(monkeypatch, error, cause, words):
+    error.__cause__ = cause
+
+    def snapshot_download(*_, **__):
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(CheckpointError, match=f"the Hugging Face hub did not provide it: {words}"):
+        resolve("somebody/model")
 
 
 def test_json_is_read_as_an_object(tmp_path):

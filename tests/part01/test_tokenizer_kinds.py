@@ -185,7 +185,7 @@ GOOD_VOCAB = (ZOO / "storyteller" / "vocab.json").read_text(encoding="utf-8")
 @pytest.mark.parametrize(
     ("files", "named"),
     [
-        ({}, "vocab.json"),
+        ({}, "no tokenizer; looked for tokenizer.json, and for vocab.json and merges.txt"),
         ({"vocab.json": GOOD_VOCAB}, "merges.txt"),
         ({"merges.txt": "t h\n"}, "vocab.json"),
         ({"vocab.json": GOOD_VOCAB, "merges.txt": "t h\nxyz\n"}, "xyz"),

@@ -1,7 +1,11 @@
 """Which values a request may have, and what is said about the others."""
 
+import copy
 import dataclasses
+import functools
+import inspect
 import math
+import pickle
 
 import pytest
 
@@ -88,9 +92,25 @@ def test_min_tokens_above_max_tokens_is_refused():
     assert SamplingParams(min_tokens=6, max_tokens=None).min_tokens == 6
 
 
-def test_an_unknown_field_is_refused():
-    with pytest.raises(TypeError, match="temprature"):
-        SamplingParams(temprature=1.0)
+def test_an_unknown_field_is_refused_with_the_one_that_was_meant():
+    meant = (
+        r"SamplingParams has no field 'temprature': did you mean 'temperature'\? Accepted are max_tokens, "
+    )
+    for make in (SamplingParams, functools.partial(dataclasses.replace, SamplingParams())):
+        with pytest.raises(TypeError, match=meant):
+            make(temprature=1.0)
+    with pytest.raises(TypeError, match=r"no field 'use_beam_search': Accepted are max_tokens, "):
+        SamplingParams(use_beam_search=True)
+
+
+def test_params_are_copied_pickled_replaced_and_described_as_any_dataclass():
+    params = SamplingParams(max_tokens=3, stop="x", temperature=0.5)
+    assert [copy.copy(params), copy.deepcopy(params), pickle.loads(pickle.dumps(params))] == [params] * 3
+    assert dataclasses.replace(params, n=2) == SamplingParams(max_tokens=3, stop="x", temperature=0.5, n=2)
+    with pytest.raises(TypeError):
+        SamplingParams(3)
+    names = [spec.name for spec in dataclasses.fields(SamplingParams)]
+    assert list(inspect.signature(SamplingParams).parameters) == names, "what an editor shows"
 
 
 def test_params_cannot_be_changed_after_they_were_checked():

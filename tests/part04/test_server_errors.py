@@ -185,8 +185,12 @@ def test_unknown_model_is_a_404_that_lists_the_known(client):
     error_of(client.get("/v1/models/gpt-9"), 404, "model", "not_found_error")
 
 
-def test_unknown_route_is_a_404(client):
-    error_of(client.get("/v1/nothing"), 404, kind="not_found_error")
+@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/embeddings", "/docs", "/" + "x" * 2000])
+def test_unknown_route_is_a_404_that_lists_the_known(client, path):
+    error = error_of(client.get(path), 404, kind="not_found_error")
+    assert error["message"].startswith(f"no route '{path[:10]}")
+    assert error["message"].endswith(", /v1/completions, described in /openapi.json")
+    assert len(error["message"]) <= 500
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/completions"])

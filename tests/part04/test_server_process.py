@@ -1,6 +1,7 @@
 """Clients that are slow or leave things half done, and the end of the server: each has its deadline."""
 
 import asyncio
+import errno
 import json
 import logging
 import socket
@@ -260,6 +261,44 @@ def test_a_server_whose_backend_does_not_start_ends_with_an_error(monkeypatch):
     assert [seconds < 0.001 for seconds in for_a_process_of_its_own] == [True], (
         "at Python's 5 ms a time, a thread that computes in Python makes others' steps wait"
     )
+
+
+def test_a_client_that_comes_before_the_server_is_answered_once_it_has_started(capsys):
+    """The port is taken before anything is loaded: who connects meanwhile waits, and is not turned away."""
+    sockets = run.listen("127.0.0.1", 0)
+    port = sockets[0].getsockname()[1]
+    with pytest.raises(OSError, match="in use"):
+        run.listen("127.0.0.1", port)
+    with socket.create_connection(("127.0.0.1", port), DEADLINE) as early:
+        early.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        server = run.Server(run.config(create_app(ScriptedBackend()), "127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, args=(sockets,))
+        thread.start()
+        answer = b"".join(iter(lambda: early.recv(2**16), b""))
+        server.should_exit = True
+        thread.join(DEADLINE)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert f"Uvicorn running on http://127.0.0.1:{port} " in capsys.readouterr().err, (
+        "who started it learns which port"
+    )
+    assert [made.fileno() for made in sockets] == [-1], "closed with the server"
+
+
+def test_a_name_with_several_addresses_is_served_on_each(monkeypatch):
+    """As asyncio does it: what is not there (no IPv6, say) is left out while another is there."""
+    kind = socket.SOCK_STREAM, 6, ""
+    local, absent = (socket.AF_INET, *kind, ("127.0.0.1", 0)), (socket.AF_INET, *kind, ("192.0.2.1", 0))
+    also = socket.AF_INET, *kind, ("127.0.0.2", 0)
+    monkeypatch.setattr(run.socket, "getaddrinfo", lambda *_, **__: [absent, local, also, local])
+    sockets = run.listen("name", 0)
+    names = [made.getsockname() for made in sockets]
+    for made in sockets:
+        made.close()
+    assert names == [("127.0.0.1", names[0][1]), ("127.0.0.2", names[0][1])]
+    monkeypatch.setattr(run.socket, "getaddrinfo", lambda *_, **__: [absent])
+    with pytest.raises(OSError, match=r"192\.0\.2\.1") as caught:
+        run.listen("name", 0)
+    assert caught.value.errno == errno.EADDRNOTAVAIL
 
 
 @pytest.mark.parametrize("interrupts", [1, 2])

@@ -22,7 +22,7 @@ def told(theirs) -> list[list[int]]:
 def test_an_adapter_of_every_layer_changes_its_own_rows(family, tmp_path):
     """Beside requests without it, in the same steps: the tokens of `peft`, and of the model alone."""
     request = pytest.importorskip("engine.lora.request", reason="Part 18 brings adapters")
-    peft = pytest.importorskip("peft", reason="makes the adapter")
+    peft = pytest.importorskip("peft", reason="needs the package peft, which makes the adapter")
     theirs = random_model(family, seed=3)
     folder = reference.save(theirs, tmp_path / "model", tokenizer=True)
     plain = told(theirs)

@@ -63,6 +63,34 @@ def theirs_both_ways(theirs, ids) -> tuple[torch.Tensor, float]:
     return found[1], float((found[0] - found[1]).abs().max())
 
 
+def outputs_of(layers, compute) -> list[torch.Tensor]:
+    """What each of the layers gives, [T, D], while `compute` runs a model that has them."""
+    outputs: list[torch.Tensor] = []
+    hooks = [layer.register_forward_hook(lambda _, given, output: outputs.append(output)) for layer in layers]
+    try:
+        compute()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [output.flatten(0, -2) for output in outputs]
+
+
+def difference(ours, theirs, ids, got, want, spread: float, allowed: float) -> str:
+    """What a learner reads of logits that are too far apart: by how much, from which row and layer on."""
+    rows = (got - want).abs().amax(1)  # [T]
+    layers = zip(
+        outputs_of(ours.blocks, lambda: logits(ours, ids)),
+        outputs_of(theirs.model.layers, lambda: reference.logits(theirs, ids)),
+        strict=True,
+    )
+    wrong = [layer for layer, (a, b) in enumerate(layers) if not torch.allclose(a, b, rtol=1e-4, atol=1e-4)]
+    row, layer = int((~(rows <= allowed)).nonzero()[0]), wrong[0] if wrong else "the head, behind all layers"
+    return (
+        f"logits differ from Hugging Face's by {rows.max():.2g}; allowed are {allowed:.2g} (its own two ways "
+        f"differ by {spread:.2g}). The first wrong row is {row}, the first wrong layer {layer}"
+    )
+
+
 @every_model
 def test_logits_equal_hugging_faces(name, tmp_path):
     folder, theirs = made(name, tmp_path)
@@ -72,7 +100,8 @@ def test_logits_equal_hugging_faces(name, tmp_path):
         want, spread = theirs_both_ways(theirs, ids)
         got = logits(ours, ids)
         allowed = 2.3e-5 if spread < 2.3e-5 else 2 * spread
-        assert (got - want).abs().max() <= allowed, f"Hugging Face's own two ways differ by {spread}"
+        largest = float((got - want).abs().max())
+        assert largest <= allowed, difference(ours, theirs, ids, got, want, spread, allowed)
         assert torch.equal(got.topk(5).indices, want.topk(5).indices), "the five likeliest, in order"
 
 

@@ -1,11 +1,14 @@
 """What a manifest may say, and which functions can be exercises, on the tiny repository."""
 
 import ast
+from pathlib import Path
 
 import pytest
 
 from parts.manifest import Exercise, Part, SeriesError, load_parts
 from parts.stubs import is_stub, stub
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -69,3 +72,22 @@ def test_an_open_exercise_is_recognised_as_python_and_as_triton_show_it(shown):
     assert part.announced("E   " + shown.format("Part 3: write two")) == two
     assert part.announced("E   " + shown.format("Part 4: write two")) is None
     assert part.announced("AssertionError: Part 3: write two") is None
+
+
+def part_of(*tests: str) -> Part:
+    """With an exercise for each of these, whose files they name."""
+    exercises = (Exercise(f"a.py:f{i}", "write it", tuple(files.split())) for i, files in enumerate(tests))
+    return Part(1, "a", "A", "An A", "a", 1, True, exercises=tuple(exercises))
+
+
+def test_a_run_takes_all_examples_by_hand_first_and_a_file_of_several_exercises_last():
+    part = part_of("turn rope model rows", "norm model", "heads model rows")
+    assert part.test_files == ("turn", "norm", "heads", "rope", "model", "rows")
+
+
+@pytest.mark.parametrize("part", load_parts(ROOT), ids=lambda part: part.name)
+def test_a_run_keeps_the_order_of_each_exercises_list(part):
+    """Else the failure that a learner is shown first is not the one that parts/mistakes.py looks at."""
+    for exercise in part.exercises:
+        in_a_run = [path for path in part.test_files if path in exercise.tests]
+        assert in_a_run == list(exercise.tests), f"{exercise.where}: another list turns it round"

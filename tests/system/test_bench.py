@@ -64,7 +64,7 @@ def test_what_cannot_be_measured_or_written_is_said_first(command, tmp_path):
 def test_prompts_have_no_special_token():
     tokenizer = Tokenizer.from_pretrained("storyteller")
     llm = SimpleNamespace(tokenizer=tokenizer)
-    (prompt,) = bench._prompts(llm, 1, 20 * tokenizer.vocab_size, Random(0))
+    (prompt,) = bench._random_prompts(llm, 1, 20 * tokenizer.vocab_size, Random(0))
     assert set(prompt["prompt_token_ids"]) == set(range(tokenizer.vocab_size)) - tokenizer.special_ids
 
 
@@ -113,7 +113,7 @@ def test_with_a_bound_a_request_is_due_when_it_is_its_turn():
             ended.append(asyncio.get_running_loop().time())
 
     async def both():
-        ask = bench_serve._in_turn(Endpoint(), 1)
+        ask = bench_serve._with_bound(Endpoint(), 1)
         await asyncio.gather(ask(None, 0.0), ask(None, 0.0))
 
     asyncio.run(both())

@@ -1,6 +1,7 @@
 """`ruvon`: the text alone on stdout, everything else on stderr, one clear line for an error."""
 
 import re
+import shutil
 import subprocess
 import sys
 
@@ -65,6 +66,7 @@ def test_an_error_is_one_line_on_stderr_and_a_status_that_is_not_zero():
         (["Hi", "--dtype", "int3"], ["dtype='int3'", "float16"]),
         (["Hi", "--load-format", "gguf"], ["load_format='gguf'", "dummy"]),
         (["Hi", "--device", "warp"], ["warp"]),
+        (["Hi", "--device", "mps"], ["device='mps': accepted are cpu, cuda and cuda:N; a Mac runs on cpu"]),
         (["a\udcff"], ["U+DCFF", "position 1"]),
     ],
 )
@@ -73,6 +75,18 @@ def test_what_cannot_be_done_is_said_in_one_line(capsys, arguments, named):
     assert message.startswith("ruvon generate: ")
     assert "\n" not in message
     assert all(part in message for part in named)
+
+
+def test_a_folder_without_a_tokenizer_says_what_was_looked_for_and_how_to_take_anothers(capsys, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(ZOO / "storyteller-draft" / name, tmp_path)
+    asked = ["Hi", "--model", str(tmp_path), "--max-tokens", "1"]
+    looked_for = "no tokenizer; looked for tokenizer.json, and for vocab.json and merges.txt"
+    message = refusal(capsys, *asked)
+    assert message == f"ruvon generate: {tmp_path}: {looked_for}; --tokenizer takes another folder"
+    (tmp_path / "empty").mkdir()
+    message = refusal(capsys, *asked, "--tokenizer", str(tmp_path / "empty"))
+    assert message == f"ruvon generate: {tmp_path / 'empty'}: {looked_for}", "the option is known already"
 
 
 def test_an_option_that_does_not_exist_is_refused(capsys):

@@ -15,7 +15,7 @@ import engine.models.known_shapes
 from engine import LLM, EngineArgs
 from engine.cli.doctor import EXTRAS, Finding, findings
 from engine.cli.main import app
-from engine.cli.models import cached
+from engine.cli.models import cached_models
 from engine.models.checkpoint import ZOO, embedded_models
 from engine.models.config import architectures
 from engine.models.known_shapes import known_shapes
@@ -85,7 +85,7 @@ def test_what_was_downloaded_is_listed_without_asking_the_hub(capsys, monkeypatc
         if config:
             (snapshot / "config.json").write_text(json.dumps(config))
     (tmp_path / "models--broken" / "snapshots" / "1" / "model.safetensors").write_bytes(bytes(8))
-    assert cached() == ["bert", "broken", "own/er"]
+    assert cached_models() == ["bert", "broken", "own/er"]
     shown = said(capsys, "models")
     assert re.search(r"^own/er +gpt2 +– ", shown, re.MULTILINE), "its shape, and no weights"
     for name in ("bert", "broken"):
@@ -136,17 +136,17 @@ def test_a_story_commands_no_terminal(monkeypatch, capsys):
 
 def test_the_doctor_says_what_is_here_and_why_something_is_not(monkeypatch, capsys):
     monkeypatch.setattr(engine.cli.doctor, "copy_rate", lambda device: 7e9)
-    found = {one.what: one for one in findings()}
+    found = {one.name: one for one in findings()}
     assert found["Python"].ok
     assert found["PyTorch"].ok
-    assert found["its speed"].says.startswith("7.0 GB/s, ")
-    assert found["so"].says.endswith(" 7 billion weights of 16 bits in 2.0 s")
-    assert all(name in found["models"].says for name in embedded_models())
+    assert found["memory speed"].message.startswith("7.0 GB/s, ")
+    assert found["a token"].message.endswith(" 7 billion weights of 16 bits in 2.0 s")
+    assert all(name in found["models"].message for name in embedded_models())
     assert f"extra {next(iter(EXTRAS))}" in found
     monkeypatch.setattr(engine.cli.doctor, "find_spec", lambda name: None if name == "fastapi" else True)
-    missing = {one.what: one for one in findings()}["extra server"]
+    missing = {one.name: one for one in findings()}["extra server"]
     assert not missing.ok
-    assert "fastapi is missing; pip install 'ruvon[server]'" in missing.says
+    assert "fastapi is missing; pip install 'ruvon[server]'" in missing.message
     monkeypatch.setattr(engine.cli.doctor, "find_spec", lambda name: None)
     with pytest.raises(SystemExit) as caught:
         app(["doctor"], prog_name="ruvon")
@@ -182,13 +182,13 @@ def test_which_pythons_are_accepted(monkeypatch, version, good):
     monkeypatch.setattr(engine.cli.doctor.sys, "version_info", version)
     found = next(findings())
     monkeypatch.undo()
-    assert (found.what, found.ok, found.needed) == ("Python", good, True)
-    assert ("3.11 to 3.13 are accepted" in found.says) is not good
+    assert (found.name, found.ok, found.needed) == ("Python", good, True)
+    assert ("3.11 to 3.13 are accepted" in found.message) is not good
 
 
 def test_the_copy_is_counted_as_read_and_written(monkeypatch):
     times = iter(range(100))
-    monkeypatch.setattr(engine.cli.doctor, "COPIED", 2**20)
+    monkeypatch.setattr(engine.cli.doctor, "COPY_BYTES", 2**20)
     monkeypatch.setattr(engine.cli.doctor.time, "perf_counter", lambda: float(next(times)))
     assert engine.cli.doctor.copy_rate("cpu") == 2 * 2**20  # each copy takes a second by this clock
 
@@ -201,6 +201,27 @@ def test_help_has_topics_and_a_version(capsys):
     shown = said(capsys, "serve", "--help")
     for words in ("Model", "Requests", "Keys and values", "Speed", "Who may ask", "What it costs"):
         assert words in shown
+
+
+def test_the_word_that_other_tools_have_for_it_is_answered_with_ours(capsys):
+    with pytest.raises(SystemExit) as caught:
+        app(["run", "storyteller", "--verbose", "--help"], prog_name="ruvon")
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert "ruvon generate" in said
+    assert "ruvon chat" in said
+    with pytest.raises(SystemExit):
+        app(["--help"], prog_name="ruvon")
+    assert " run " not in capsys.readouterr().out.replace("Run a model", "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["chat", "Hi"], ["bench", "serve", "--num-prompts", "1"], ["top", "--once"]],
+    ids=lambda c: c[0],
+)
+def test_each_client_of_a_server_is_told_where_it_is_by_url(command):
+    assert "http://127.0.0.1:9" in refusal(*command, "--url", "http://127.0.0.1:9")
 
 
 def test_a_command_that_is_meant_is_named():

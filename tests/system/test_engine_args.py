@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import get_args
 
 import pytest
+import torch
 import typer
 
 from engine import EngineArgs
@@ -84,6 +85,23 @@ def test_the_names_that_are_accepted_are_those_of_the_parts():
     assert choices(FIELDS["preemption_mode"].type) == (*get_args(PreemptionMode), None)
     assert FIELDS["dtype"].metadata["known"] == DTYPES
     assert FIELDS["load_format"].metadata["known"] == LOAD_FORMATS
+
+
+@pytest.mark.parametrize(
+    "device", ["mps", "mps:0", "tpu", "meta", "ipu", "xpu", "cuda:", "cuda:x", "cpu:0", 0, None]
+)
+def test_only_a_cpu_and_cuda_gpus_are_devices(device):
+    """PyTorch is not asked: its own list has twenty, of which others cannot be used either."""
+    with pytest.raises(ValueError, match=f"device='{device}': accepted are cpu, cuda and cuda:N") as caught:
+        EngineArgs(device=device)
+    assert ("; a Mac runs on cpu" in str(caught.value)) == str(device).startswith("mps")
+
+
+@pytest.mark.parametrize(
+    "device", ["auto", "cpu", "cuda", "cuda:1", torch.device("cpu"), torch.device("cuda", 1)]
+)
+def test_a_device_is_a_name_or_what_torch_calls_by_it(device):
+    assert EngineArgs(device=device).device == device
 
 
 @pytest.mark.parametrize(

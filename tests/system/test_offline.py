@@ -130,7 +130,13 @@ def test_a_template_may_be_given(llm, monkeypatch):
         ([], None),
         ([[]], "at least one message"),
         ([{"role": "user"}], "a role, and a content"),
-        (["Hi"], "a role, and a content"),
+        ("hello", r"messages='hello': a list of messages is expected, such as \[{\"role\": \"user\", "),
+        (["Hi"], r"messages=\['Hi'\]: a list of messages is expected"),
+        ([["Hi"]], "'Hi': a role, and a content"),
+        ({"role": "user", "content": "Hi"}, r"messages={'role': .*: a list of messages is expected"),
+        ([[{"role": "user", "content": "Hi"}], {"role": "user"}], "a list of messages is expected"),
+        (None, "messages=None: a list of messages is expected"),
+        ("x" * 300, "messages='x{79}: a list"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "a role, and a content"),
         ([{"role": "wizard", "content": "Hi"}], "role must be system, user or assistant"),
     ],
@@ -206,6 +212,25 @@ def test_an_option_that_does_not_exist_is_refused_with_the_one_that_was_meant():
         LLM("storyteller", max_model_length=5)
     with pytest.raises(TypeError, match=r"'tensor_parallel_size': .*Accepted are model, "):
         LLM("storyteller", tensor_parallel_size=2)
+    with pytest.raises(
+        TypeError, match=r"EngineArgs has no field 'max_num_seq': did you mean 'max_num_seqs'\?"
+    ):
+        EngineArgs(max_num_seq=5)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "words"),
+    [
+        ("cuda", 0, "device='cuda': PyTorch sees no GPU here; leave --device out; ruvon doctor says what"),
+        (torch.device("cuda"), 0, "device='cuda': PyTorch sees no GPU here"),
+        ("cuda:9", 2, "device='cuda:9': GPUs here: 2, from cuda:0 on; leave --device out"),
+        ("cuda:2", 2, "device='cuda:2': GPUs here: 2"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_said_in_a_line(monkeypatch, device, gpus, words):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    with pytest.raises(ValueError, match=words):
+        LLM("storyteller-draft", device=device)
 
 
 def test_a_share_of_the_memory_is_for_keys_and_values():
@@ -248,7 +273,7 @@ def test_memory_of_which_a_system_does_not_say_how_much_is_free_bounds_nothing(s
     llm = LLM("storyteller-draft", max_num_seqs=2, enable_lora=True, max_model_len=64)
     assert llm.engine.scheduler.cache.usage().tokens_total == 2 * 64, "as many as no request waits for"
     assert llm.generate("Once", SamplingParams(max_tokens=1))[0].finished
-    told = {found.what: found.says for found in _machine()}
+    told = {found.name: found.message for found in _machine()}
     assert told.get("memory") == ("16.0 GiB" if system is macos else None)
 
 
@@ -263,11 +288,12 @@ def test_a_share_of_a_gpu_that_others_have_taken_leaves_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
-def test_a_script_written_for_vllm_runs(name, capsys):
+def test_a_script_written_for_vllm_runs_from_any_folder(name, capsys, monkeypatch, tmp_path):
     """Each differs from one for vLLM by its import and its model alone."""
     source = (EXAMPLES / name).read_text(encoding="utf-8")
     imports = re.findall(r"^(?:from|import) (\S+)", source, re.MULTILINE)
-    assert set(imports) - {"asyncio"} == {"engine"}, f"{name} imports something beside the engine"
+    assert set(imports) - {"asyncio", "pathlib"} == {"engine"}, f"{name} imports more than the engine"
+    monkeypatch.chdir(tmp_path)
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     said = capsys.readouterr().out
     assert said.strip()

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import openai
 import pytest
 
 import engine.cli.serving
+import engine.server.run
 from engine import LLM, EngineArgs, SamplingParams
 from engine.cli.main import app
 from engine.models.checkpoint import ZOO
@@ -131,7 +133,7 @@ def test_a_server_that_cannot_start_says_why_in_one_line():
 def refusal(*arguments: str) -> str:
     """What Python will print on stderr, exiting with 1, for a SystemExit that holds a text."""
     with pytest.raises(SystemExit) as caught:
-        app(["serve", *arguments], prog_name="ruvon")
+        app(["serve", "--port", "0", *arguments], prog_name="ruvon")
     assert isinstance(caught.value.code, str)
     return caught.value.code
 
@@ -160,6 +162,40 @@ def test_what_an_operator_gets_wrong_is_said_in_one_line_at_once(arguments, name
     assert message.startswith("ruvon serve: ")
     assert named in message
     assert "\n" not in message
+
+
+def loads_nothing(args):
+    raise AssertionError("the model is loaded, though nobody could reach it")
+
+
+def test_a_port_in_use_is_said_before_the_model_is_loaded(monkeypatch):
+    monkeypatch.setattr(engine.cli.serving, "build_engine", loads_nothing)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        hint = f"try --port {port + 1 if port < 65535 else port - 1}, or --port 0 for any that is free"
+        assert refusal("--port", str(port)) == f"ruvon serve: port {port} of 127.0.0.1 is in use: {hint}"
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_a_host_that_is_not_this_machines_is_said_before_the_model_is_loaded(monkeypatch, host):
+    monkeypatch.setattr(engine.cli.serving, "build_engine", loads_nothing)
+    message = refusal("--host", host)
+    assert message.startswith(f"ruvon serve: --host {host}: no address of this machine; 127.0.0.1 ")
+    assert "\n" not in message
+
+
+def test_nobody_takes_the_port_while_the_model_is_loaded_and_it_is_free_after_a_failure(monkeypatch):
+    def load(args):
+        with pytest.raises(OSError, match="in use"):
+            engine.server.run.listen("127.0.0.1", port)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(engine.cli.serving, "build_engine", load)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    assert refusal("--port", str(port)) == "ruvon serve: enough"
+    for listener in engine.server.run.listen("127.0.0.1", port):
+        listener.close()
 
 
 OPTIONS = {
@@ -210,13 +246,12 @@ def test_a_file_that_cannot_be_read_is_said_in_one_line(tmp_path, file):
     ("0.0.0.0", ["--allowed-host", "x.example"], ["localhost", "127.0.0.1", "[::1]", "x.example"]),
 ])  # fmt: skip
 def test_which_names_it_answers_to_follows_from_where_it_listens(monkeypatch, host, extra, checked):
-    import engine.server.run
-
     made = {}
     monkeypatch.delenv("RUVON_API_KEY", raising=False)
     monkeypatch.setattr(engine.cli.serving, "create_app", lambda backend, **settings: made.update(settings))
     monkeypatch.setattr(engine.cli.serving, "max_connections", lambda: 60)
     monkeypatch.setattr(engine.server.run, "serve", lambda app, host, port, **_: made.update(host=host))
+    monkeypatch.setattr(engine.server.run, "listen", lambda host, port: [])  # not every machine has IPv6
     with pytest.raises(SystemExit) as caught:
         app(["serve", "--model", "storyteller-draft", "--host", host, *extra], prog_name="ruvon")
     assert caught.value.code in (0, None)
@@ -231,10 +266,11 @@ def test_the_environments_key_and_a_patience_of_nothing_are_taken(monkeypatch):
     monkeypatch.setattr(engine.cli.serving, "create_app", lambda backend, **settings: made.update(settings))
     monkeypatch.setattr("engine.server.shutdown.DrainingServer", lambda config, backend, grace: grace)
     monkeypatch.setattr(engine.cli.serving, "max_connections", lambda: 1)
-    run = lambda app, host, port, make_server: made.update(grace=make_server(None))  # noqa: E731
+    run = lambda app, host, port, make_server, sockets: made.update(grace=make_server(None))  # noqa: E731
     monkeypatch.setattr("engine.server.run.serve", run)
+    flags = ["--model", "storyteller-draft", "--shutdown-timeout", "0", "--port", "0"]
     with pytest.raises(SystemExit):
-        app(["serve", "--model", "storyteller-draft", "--shutdown-timeout", "0"], prog_name="ruvon")
+        app(["serve", *flags], prog_name="ruvon")
     assert (made["api_key"], made["grace"]) == ("secret", 0)
     assert made["max_requests"] == 1, "however few files the system lends, one is answered"
 
