@@ -1,8 +1,11 @@
 """Which of the proposed tokens stand: exact rejection sampling, for a whole batch at once. Part 16.
 
 Promises that greedy output is the target's own, and that a sampled token has exactly the target's
-distribution, whoever proposed and however badly. Where a request names a seed it is the plain sampler's: how
-many drafts come depends on time, and a seed's text must not. Does not know where proposals come from.
+distribution, whoever proposed and however badly. Where a request names a seed it is the plain sampler's own
+draw: how many drafts come depends on time, and a seed's text should not. What is left of time is rounding: a
+pass over several rows adds up in another order than a pass over one. It changes a draw about as seldom as it
+decides a race (fp32: one in a million; int8, whose codes make the error larger: one in some thousands). Does
+not know where proposals come from.
 Source: Leviathan et al. 2023, https://arxiv.org/abs/2211.17192; Chen et al. 2023,
 https://arxiv.org/abs/2302.01318.
 """
@@ -17,8 +20,6 @@ from engine.decoding.sampling import NO_TOKEN, Draw, adjust, distribution, draw,
 from engine.execution.runner import Logits, Select, choose
 from engine.requests.batch import Batch
 from engine.speculation.config import MOST_TOKENS
-
-ACCEPT = 0x5DEECE66D1CE4E5B  # makes of a request's seed another, whose numbers decide what is accepted
 
 
 class Proposals:
@@ -88,8 +89,8 @@ class RejectionSampler:
 def _sampled(logits: Tensor, rows: Sequence[Verified]) -> Tensor:
     """logits[R, V] -> token ids[R]: each row's draft if that is accepted, else one drawn from what the draft
     leaves over; where there is no draft, one drawn from the target's distribution. NO_TOKEN where the largest
-    logit is no finite number. Acceptance takes the number of `seed ^ ACCEPT` at the row's position, the draw
-    that of `seed`.
+    logit is no finite number. Acceptance takes the `uniform` of the row's seed and position, the draw their noise;
+    these are independent.
     """
     draws, positions = [row.draw for row in rows], [row.position for row in rows]
     p = distribution(logits, draws, positions)  # [R, V]
@@ -101,7 +102,7 @@ def _sampled(logits: Tensor, rows: Sequence[Verified]) -> Tensor:
             q[i, row.draft] = 1.0
     # A draft is accepted with probability min(1, p / q).
     drafts = torch.tensor([-1 if row.draft is None else row.draft for row in rows]).to(p.device)  # [R]
-    numbers = [uniform(row.draw.seed ^ ACCEPT, row.position) for row in rows]
+    numbers = [uniform(row.draw.seed, row.position) for row in rows]
     u = torch.tensor(numbers, dtype=torch.float64).to(p.device)  # [R]
     wanted, proposed = (x.gather(-1, drafts.clamp(min=0)[:, None])[:, 0].double() for x in (p, q))  # [R]
     accepted = (drafts >= 0) & (u * proposed < wanted)
