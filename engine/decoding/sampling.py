@@ -5,8 +5,8 @@ row's own probabilities, seed and position alone: never on its batch mates, nor 
 that differ by rounding nearly always give the same token. Every decision is made from host-side numbers, so a
 GPU is never waited for. Does not know where rows come from. Part 5.
 Sources: top-p: Holtzman et al. 2019, https://arxiv.org/abs/1904.09751; min-p: Nguyen et al. 2024,
-https://arxiv.org/abs/2407.01082; frequency and presence penalties: OpenAI's API reference; the race: Efraimidis
-and Spirakis 2006, https://doi.org/10.1016/j.ipl.2005.11.003.
+https://arxiv.org/abs/2407.01082; frequency and presence penalties: OpenAI's API reference; the race:
+Efraimidis and Spirakis 2006, https://doi.org/10.1016/j.ipl.2005.11.003.
 """
 
 import secrets

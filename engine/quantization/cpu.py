@@ -1,13 +1,14 @@
 """Products over codes on a CPU. Part 17.
 
 Promises the products of products.py: of int8 weights, where activations stay as they are, up to 1/7,000 of a
-row's largest number; the others up to rounding. Which kernel serves a layer depends on the processor, on
-whether there is a C compiler, and on the layer's shape: never on a clock, since no two kernels give the same
-bits, and a seed's text should not change from one process to the next.
+row's largest number; the others up to rounding.
 
-With int8 weights by rows a result row is a function of its own row of x: the same bits alone and beside other
-rows, however many there are, with any number of threads. Int8 by int8 is multiplied by our own C where there
-is a compiler and the instruction (int8_rows.py), else by FBGEMM (fbgemm.py), else by PyTorch.
+Which kernel computes a layer is a function of the processor, of whether there is a C compiler, and of the
+layer's shape and dtype. No clock is asked: no two kernels give the same bits, and a seed's text would change
+from one process to the next. Int8 weights are multiplied by our own C where there is a compiler and the
+instruction (int8_rows.py), else by FBGEMM on x86 (fbgemm.py). With both a row's result is a function of that
+row: the same bits alone and beside others, with any number of rows and threads. Where there is neither, and
+where the codes are read where they lie, PyTorch multiplies, and its sums may depend on the number of rows.
 """
 
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from engine.quantization.packed import Packed
 from engine.quantization.products import linear_of_codes, quantize_activations
 
 SMALLEST = 1e-30  # instead of a row's largest number, where that is 0
+ATEN = torch.bfloat16  # what PyTorch's kernels over codes are quick in; in fp32 they are the slowest by far
 PIECE = 2**18  # weights that become numbers at a time: these stay in the processor's cache
 
 
@@ -62,7 +64,19 @@ def by_rows(codes: Tensor, scale: Tensor, bias: Tensor, own_layout: bool = True)
         return int8_rows.linear(codes, scale, bias, digits=2)
     if own_layout and fbgemm.is_here():
         return _two_digits(codes, scale, bias.float())
-    return _aten_by_rows(codes, scale, bias)
+    return (_aten_by_rows if bias.dtype is ATEN else _by_pieces)(codes, scale, bias)
+
+
+def _by_pieces(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
+    """So many rows of codes become numbers, and are multiplied; in fp32, as products.py says."""
+    pieces = list(_pieces(*codes.shape))
+
+    def product(x: Tensor) -> Tensor:
+        wide = x.float()
+        sums = [wide @ codes[piece].float().T for piece in pieces]
+        return (torch.cat(sums, 1) if len(sums) > 1 else sums[0]).mul_(scale).add_(bias).to(x.dtype)
+
+    return Packed(product, 0)
 
 
 def _two_digits(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
@@ -94,7 +108,8 @@ def by_groups(packed: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor, 
     full = scale.shape[1] * group_size  # the last group is filled up: x is 0 there
     if missing := full // 2 - packed.shape[1]:  # `pad` copies, whatever is missing
         packed = F.pad(packed, (0, missing))
-    kernel = _aten_by_groups if len(packed) % 16 == 0 else _halves  # PyTorch's takes whole sixteens
+    fits = bias.dtype is ATEN and len(packed) % 16 == 0
+    kernel = _aten_by_groups if fits else _halves
     best = kernel(packed, scale, low, bias, group_size)
     if full == K:
         return best

@@ -89,8 +89,8 @@ class RejectionSampler:
 def _sampled(logits: Tensor, rows: Sequence[Verified]) -> Tensor:
     """logits[R, V] -> token ids[R]: each row's draft if that is accepted, else one drawn from what the draft
     leaves over; where there is no draft, one drawn from the target's distribution. NO_TOKEN where the largest
-    logit is no finite number. Acceptance takes the `uniform` of the row's seed and position, the draw their noise;
-    these are independent.
+    logit is no finite number. Acceptance takes the `uniform` of the row's seed and position, the draw their
+    noise; these are independent.
     """
     draws, positions = [row.draw for row in rows], [row.position for row in rows]
     p = distribution(logits, draws, positions)  # [R, V]

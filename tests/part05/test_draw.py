@@ -21,7 +21,7 @@ SEEDS_AND_POSITIONS = {
 
 @pytest.fixture
 def noise(monkeypatch):
-    """noise(rows): from now on the noise is rows[R][V]. Returns what it was asked for: seeds and positions."""
+    """noise(rows): from now on the noise is rows[R][V]. Returns what is asked for: (seed, position)s."""
 
     def known(rows):
         asked = []
