@@ -31,7 +31,14 @@ def main() -> None:
             arrival, share = float(noise[0, token] / probs[0, token]), float(probs[0, token])
             colour = RED if token == drawn else BLUE
             ax.plot([0.02, arrival], [-lane, -lane], color=colour, lw=0.6 + 12 * share, solid_capstyle="butt")
-            ax.text(arrival * 1.06, -lane, tokenizer.decode([token]).strip(), va="center", color=colour, fontsize=8)
+            ax.text(
+                arrival * 1.06,
+                -lane,
+                tokenizer.decode([token]).strip(),
+                va="center",
+                color=colour,
+                fontsize=8,
+            )
         told = tokenizer.decode(ids)[len("Lily opened the box and ") :]
         title = f"… {told} …   (seed {SEED}, position {position})"
         ax.set_title(title, loc="left", fontsize=10, weight="bold", pad=2)

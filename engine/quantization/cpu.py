@@ -10,10 +10,10 @@ instruction (int8_rows.py), else by FBGEMM on x86 (fbgemm.py). With both a row's
 row: the same bits alone and beside others, with any number of rows and threads. Where there is neither, and
 where the codes are read where they lie, PyTorch multiplies, and its sums may depend on the number of rows.
 
-So with C or FBGEMM a seed gives the same text in every process on one machine that has the same requests in the
-same steps. Another company, or drafts, change the order of sums in attention, by 1e-7. A code of an activation
-may then be the next one, which is 3e-5 of a row's largest number with int8 and 8e-3 with int8_dynamic. So beside
-other requests int8 gives a seed's text nearly always, as fp32 does, and int8_dynamic often.
+So with C or FBGEMM all processes on one machine give a seed the same text, if they have the same requests in
+the same steps. Other company, or drafts, change the order of sums in attention: by 1e-7, and a code of an
+activation may then be the next one. That is 3e-5 of a row's largest number with int8 (96 of 96 seeded texts
+of 60 tokens were the same alone and in a crowd, with drafts and without), 8e-3 with int8_dynamic (87 of 96).
 """
 
 from collections.abc import Iterator

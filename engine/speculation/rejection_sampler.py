@@ -2,10 +2,9 @@
 
 Promises that greedy output is the target's own, and that a sampled token has exactly the target's
 distribution, whoever proposed and however badly. Where a request names a seed it is the plain sampler's own
-draw: how many drafts come depends on time, and a seed's text must not. What may differ is rounding: a pass over
-several rows adds up in another order than a pass over one. A draw (decoding/sampling.py) hardly ever turns on
-that in fp32 and int8; engine/quantization/cpu.py says what codes make of it. Does not know where proposals come
-from.
+draw: how many drafts come depends on time, and a seed's text must not. What may differ is rounding: a pass
+over several rows adds up in another order than a pass over one. Such a draw hardly ever turns on that in fp32
+and int8 (engine/quantization/cpu.py says what codes make of it). Does not know where proposals come from.
 Source: Leviathan et al. 2023, https://arxiv.org/abs/2211.17192; Chen et al. 2023,
 https://arxiv.org/abs/2302.01318.
 """

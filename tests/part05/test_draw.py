@@ -184,7 +184,7 @@ def test_a_row_of_nan_names_no_token_that_does_not_exist():
 
 
 def test_an_error_in_the_probabilities_seldom_changes_a_draw():
-    """A ruler of cumulative probabilities moves all its edges with every error: over 50 of these 2,000 would change."""
+    """On a ruler of cumulative probabilities an error moves all edges behind it: over 50 would change."""
     logits = reference.random_logits(2000, 4096, 0, scale=2.5)
     errors = reference.random_logits(2000, 4096, 1, scale=3e-4)
     one, other = (draw(x.softmax(-1), range(2000), [0] * 2000) for x in (logits, logits + errors))

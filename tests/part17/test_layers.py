@@ -223,7 +223,13 @@ def test_a_copy_that_is_filled_up_is_counted_and_the_codes_are_let_go():
     assert made.own_bytes == 5 * 128 // 2 + 2 * 5 * 4 * 2, "codes up to a whole group; scale and low in fp16"
 
 
-STORYTELLER = {"qkv": (768, 256), "proj": (256, 256), "up": (1024, 256), "down": (256, 1024), "head": (4096, 256)}
+STORYTELLER = {
+    "qkv": (768, 256),
+    "proj": (256, 256),
+    "up": (1024, 256),
+    "down": (256, 1024),
+    "head": (4096, 256),
+}
 
 
 @pytest.mark.parametrize("shape", STORYTELLER)

@@ -103,7 +103,7 @@ def test_a_seed_tells_the_same_text_in_every_process(method):
 
 @pytest.mark.parametrize("method", [None, "int8"])
 def test_a_seed_tells_in_a_crowd_and_with_drafts_what_it_tells_alone(method):
-    """Sums in attention differ in the last bits, and a race may turn on that: one text of four is let pass."""
+    """Sums in attention differ in their last bits, and a race may turn on that: one text of four may."""
     alone = [seeded([seed], quantization=method)[0] for seed in range(4)]
     for name, options in DRAFTS.items():
         crowd = seeded(range(4), quantization=method, **options)
