@@ -12,8 +12,9 @@ from engine.decoding.sampling import SamplingState, distribution, draw, exponent
 from engine.models.loader import load_model
 from engine.text.tokenizer import Tokenizer
 
-PROMPT, SEED, POSITIONS = "Lily opened the box and found a", 7, 3
-KNOBS = SamplingParams(temperature=1.5, min_p=0.2)  # few tokens, so that their words have room
+PROMPT, SEED, POSITIONS = "Lily opened the box and found a", 9, 3
+LANES = 8  # of the first to arrive
+KNOBS = SamplingParams(temperature=1.5, min_p=0.02)
 RED, BLUE = "#b91c1c", "#2563eb"
 
 
@@ -26,7 +27,7 @@ def main() -> None:
         noise = exponential_noise([SEED], [position], probs.shape[1], probs.device)  # [1, V]
         drawn = int(draw(probs, [SEED], [position]))
         runners = probs[0].nonzero()[:, 0]
-        runners = runners[(noise / probs)[0, runners].argsort()].tolist()  # the first to arrive first
+        runners = runners[(noise / probs)[0, runners].argsort()][:LANES].tolist()
         for lane, token in enumerate(runners):
             arrival, share = float(noise[0, token] / probs[0, token]), float(probs[0, token])
             colour = RED if token == drawn else BLUE
@@ -42,7 +43,7 @@ def main() -> None:
         told = tokenizer.decode(ids)[len("Lily opened the box and ") :]
         title = f"… {told} …   (seed {SEED}, position {position})"
         ax.set_title(title, loc="left", fontsize=10, weight="bold", pad=2)
-        ax.set(xscale="log", xlim=(0.02, 200), yticks=[])
+        ax.set(xscale="log", xlim=(0.02, 200), ylim=(0.6 - LANES, 0.6), yticks=[])
         bare(ax, "left")
         ids.append(drawn)
     axes[-1].set_xlabel("arrival = noise / probability (thick: likely); the first one is drawn")
