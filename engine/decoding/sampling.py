@@ -1,17 +1,20 @@
 """From logits to a token: temperature, top-k, top-p, min-p, penalties, bias, seeds, all rows unlike.
 
 Promises the probabilities of Hugging Face's logits processors, in their order, and a draw that depends on a
-row's own seed and position alone: never on its batch mates, nor on preemption. Every decision is made from
-host-side numbers, so a GPU is never waited for. Does not know where rows come from. Part 5.
+row's own probabilities, seed and position alone: never on its batch mates, nor on preemption. Probabilities
+that differ by rounding nearly always give the same token. Every decision is made from host-side numbers, so a
+GPU is never waited for. Does not know where rows come from. Part 5.
 Sources: top-p: Holtzman et al. 2019, https://arxiv.org/abs/1904.09751; min-p: Nguyen et al. 2024,
-https://arxiv.org/abs/2407.01082; frequency and presence penalties: OpenAI's API reference.
+https://arxiv.org/abs/2407.01082; frequency and presence penalties: OpenAI's API reference; the race:
+Efraimidis and Spirakis 2006, https://doi.org/10.1016/j.ipl.2005.11.003.
 """
 
 import secrets
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -37,7 +40,8 @@ SUPPORTS = frozenset(
 )
 NO_TOKEN = -1  # where nothing can be chosen: the model's numbers are broken
 COLDEST = 1e-6  # a smaller temperature would overflow fp32, and is greedy long before
-UNIFORM_BITS = 48  # fewer than a double's 53, so that u · total < total in double precision
+HALF = 2**31  # added to a signed whole number of 32 bits, makes it 0 or more
+IN_CACHE = 2**15  # numbers that a processor core's cache holds while they are computed
 
 
 class Limits(NamedTuple):
@@ -269,24 +273,66 @@ def _to(device: torch.device, numbers: np.ndarray) -> Tensor:
 def draw(probs: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
     """probs[R, V] -> token ids[R]: row i's token is a function of its probabilities, seed and position only.
 
-    The uniform number comes from a counter, not from a generator's state. The token is the first whose
-    cumulative probability lies beyond that share of the row's sum, in double precision: one of probability 0
-    never is.
+    A race: token v arrives after noise[v] / probs[v], and the first to arrive is drawn. As the noise is
+    exponential, each token is the first as often as its share of the row's sum says, and one of probability 0
+    never arrives. An error in a probability delays that token by as much, and seldom changes who is first.
     """
-    uniforms = [uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-    u = torch.tensor(uniforms, dtype=torch.float64).to(probs.device, non_blocking=True)[:, None]  # [R, 1]
-    cumulative = probs.double().cumsum(-1)  # [R, V]
-    beyond = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)[:, 0]  # [R]: first beyond u
-    return beyond.clamp(max=probs.shape[-1] - 1)  # a row of NaN must not name a token that does not exist
+    noise = exponential_noise(seeds, positions, probs.shape[-1], probs.device)  # [R, V]
+    speed = probs / noise
+    if speed.device.type == "cpu":  # NumPy finds the largest several times faster
+        return torch.from_numpy(speed.numpy().argmax(-1))
+    return speed.argmax(-1)
+
+
+def exponential_noise(seeds: Sequence[int], positions: Sequence[int], V: int, device: torch.device) -> Tensor:
+    """[R, V] in fp32, all above 0: exponential random numbers of mean 1. Each is a function of its row's seed
+    and position and of its token id: nothing is used up, and all devices give the same up to rounding.
+    """
+    keys = np.array([_key(*row) for row in zip(seeds, positions, strict=True)], dtype=np.uint64)
+    halves = keys.view(np.int32).reshape(-1, 2)
+    if device.type != "cpu":
+        first, second = _to(device, halves).T[:, :, None]  # [R, 1] each
+        hashes = _hash32(_hashes_of_ids(V, device), first, second).double()  # [R, V]
+        return -((hashes + (HALF + 0.5)) / 2**32).log().float()
+    noise, ids = np.empty((len(keys), V), dtype=np.float32), _hashes_of_ids(V, device).numpy()
+    count = max(1, IN_CACHE // V)  # rows at a time
+    for start in range(0, len(keys), count):
+        rows = slice(start, start + count)
+        numbers = _hash32(ids, halves[rows, :1], halves[rows, 1:]) + (HALF + 0.5)  # [count, V] in double
+        numbers /= 2**32  # between 0 and 1, and never either
+        np.negative(np.log(numbers, out=numbers), out=noise[rows], casting="same_kind")
+    return torch.from_numpy(noise)
+
+
+@lru_cache(maxsize=8)
+def _hashes_of_ids(V: int, device: torch.device) -> Tensor:
+    """[V] in int32: neighbouring token ids have nothing in common any more."""
+    return _hash32(torch.arange(V, dtype=torch.int32, device=device), 0, 0)
+
+
+def _hash32(x: Any, first: Any, second: Any) -> Any:
+    """Two multiplications of lowbias32 (Wellons 2018, https://nullprogram.com/blog/2018/07/31/), with half of
+    a key in front of each. Of arrays or tensors in int32, so that a CPU and a GPU count alike; a shift's mask
+    makes the shift unsigned.
+    """
+    x = x ^ first
+    x *= 0x21F0AAAD
+    x ^= x >> 15 & 0x1FFFF
+    x += second
+    x *= 0x735A2D97
+    x ^= x >> 15 & 0x1FFFF
+    return x
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) for the `position`-th draw of `seed`: SplitMix64 (Steele et al. 2014), used as a
-    hash.
-    """
+    """A number in [0, 1) for the `position`-th token of `seed`; `draw` uses others."""
+    return (_key(seed, position) >> 11) / (1 << 53)
+
+
+def _key(seed: int, position: int) -> int:
+    """64 bits for the `position`-th token of `seed`: SplitMix64 (Steele et al. 2014), used as a hash."""
     mask = (1 << 64) - 1
-    z = (_mix(seed & mask) + (position + 1) * 0x9E3779B97F4A7C15) & mask
-    return (_mix(z) >> (64 - UNIFORM_BITS)) / (1 << UNIFORM_BITS)
+    return _mix((_mix(seed & mask) + (position + 1) * 0x9E3779B97F4A7C15) & mask)
 
 
 def _mix(z: int) -> int:

@@ -1,13 +1,22 @@
 """Products over codes on a CPU. Part 17.
 
 Promises the products of products.py: of int8 weights, where activations stay as they are, up to 1/7,000 of a
-row's largest number; the others up to rounding. Where there are several ways, the layer's shape is tried with
-each, once per process, and the fastest stays. Int8 by int8 is multiplied by our own C where there is a
-compiler and the instruction (int8_rows.py), else by FBGEMM (fbgemm.py).
+row's largest number; the others up to rounding.
+
+Which kernel computes a layer is a function of the processor, of whether there is a C compiler, and of the
+layer's shape and dtype. No clock is asked: no two kernels give the same bits, and a seed's text would change
+from one process to the next. Int8 weights are multiplied by our own C where there is a compiler and the
+instruction (int8_rows.py), else by FBGEMM on x86 (fbgemm.py). With both a row's result is a function of that
+row: the same bits alone and beside others, with any number of rows and threads. Where there is neither, and
+where the codes are read where they lie, PyTorch multiplies, and its sums may depend on the number of rows.
+
+So with C or FBGEMM all processes on one machine give a seed the same text, if they have the same requests in
+the same steps. Other company, or drafts, change the order of sums in attention: by 1e-7, and a code of an
+activation may then be the next one. That is 3e-5 of a row's largest number with int8 (96 of 96 seeded texts
+of 60 tokens were the same alone and in a crowd, with drafts and without), 8e-3 with int8_dynamic (87 of 96).
 """
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +24,11 @@ from torch import Tensor
 
 from engine.quantization import fbgemm, int8_rows
 from engine.quantization.codes import unpack_nibbles
-from engine.quantization.packed import Packed, Product
+from engine.quantization.packed import Packed
 from engine.quantization.products import linear_of_codes, quantize_activations
 
 SMALLEST = 1e-30  # instead of a row's largest number, where that is 0
+ATEN = torch.bfloat16  # what PyTorch's kernels over codes are quick in; in fp32 they are the slowest by far
 PIECE = 2**18  # weights that become numbers at a time: these stay in the processor's cache
 
 
@@ -55,13 +65,11 @@ def by_rows(codes: Tensor, scale: Tensor, bias: Tensor, own_layout: bool = True)
     """codes[N, K] in int8, scale[N], bias[N] -> the product with activations as they are. Without
     `own_layout`, `codes` are read where they lie.
     """
-    ways = [lambda: _by_pieces(codes, scale, bias)]
     if own_layout and int8_rows.takes(codes):
-        ways.append(lambda: int8_rows.linear(codes, scale, bias, digits=2))
-    elif own_layout and fbgemm.is_here():
-        ways.append(lambda: _two_digits(codes, scale, bias.float()))
-    ways.append(lambda: _aten_by_rows(codes, scale, bias))
-    return _fastest("by rows", codes.shape, bias.dtype, ways)
+        return int8_rows.linear(codes, scale, bias, digits=2)
+    if own_layout and fbgemm.is_here():
+        return _two_digits(codes, scale, bias.float())
+    return (_aten_by_rows if bias.dtype is ATEN else _by_pieces)(codes, scale, bias)
 
 
 def _by_pieces(codes: Tensor, scale: Tensor, bias: Tensor) -> Packed:
@@ -105,10 +113,9 @@ def by_groups(packed: Tensor, K: int, scale: Tensor, low: Tensor, bias: Tensor, 
     full = scale.shape[1] * group_size  # the last group is filled up: x is 0 there
     if missing := full // 2 - packed.shape[1]:  # `pad` copies, whatever is missing
         packed = F.pad(packed, (0, missing))
-    ways = [lambda: _halves(packed, scale, low, bias, group_size)]
-    if len(packed) % 16 == 0:  # what the kernel takes
-        ways.append(lambda: _aten_by_groups(packed, scale, low, bias, group_size))
-    best = _fastest("by groups", (len(packed), full), bias.dtype, ways)
+    fits = bias.dtype is ATEN and len(packed) % 16 == 0
+    kernel = _aten_by_groups if fits else _halves
+    best = kernel(packed, scale, low, bias, group_size)
     if full == K:
         return best
     own_bytes = best.own_bytes or (_bytes(packed, scale, low) if missing else 0)
@@ -163,30 +170,3 @@ def _pieces(N: int, K: int) -> Iterator[slice]:
     """Rows of codes[N, K] that are taken at a time."""
     rows = max(1, PIECE // K)
     return (slice(start, start + rows) for start in range(0, N, rows))
-
-
-_chosen: dict[tuple, int] = {}
-
-
-@torch.inference_mode()
-def _fastest(
-    what: str, shape: tuple[int, ...], dtype: torch.dtype, ways: list[Callable[[], Packed]]
-) -> Packed:
-    """The way that takes the least time for a layer of this shape, at one row and at eight together."""
-    key = what, tuple(shape), dtype, torch.get_num_threads(), len(ways)
-    if key not in _chosen:
-        inputs = [torch.ones(rows, shape[1], dtype=dtype) for rows in (1, 8)]
-        seconds = [_seconds(way().product, inputs) for way in ways]
-        _chosen[key] = seconds.index(min(seconds))
-    return ways[_chosen[key]]()
-
-
-def _seconds(product: Product, inputs: list[Tensor]) -> float:
-    """Best of three passes, after one that does not count."""
-    passes = []
-    for _ in range(4):
-        start = time.perf_counter()
-        for x in inputs:
-            product(x)
-        passes.append(time.perf_counter() - start)
-    return min(passes[1:])

@@ -2,8 +2,9 @@
 
 Promises that greedy output is the target's own, and that a sampled token has exactly the target's
 distribution, whatever the drafts are. A request that names a seed gets the tokens that the plain sampler
-would draw: how many drafts it has depends on times, and a seed's text must not. Does not know where drafts
-come from.
+would draw: how many drafts it has depends on times, and a seed's text must not. What may differ is rounding:
+a pass over several rows adds up in another order than a pass over one, which hardly ever decides a draw in
+fp32 and int8 (engine/quantization/cpu.py says what codes make of it). Does not know where drafts come from.
 Source: Leviathan et al. 2023, https://arxiv.org/abs/2211.17192; Chen et al. 2023,
 https://arxiv.org/abs/2302.01318.
 """
@@ -18,8 +19,6 @@ from engine.decoding.sampling import NO_TOKEN, Draw, adjust, distribution, draw,
 from engine.execution.runner import Logits, Select, choose
 from engine.requests.batch import Batch
 from engine.speculation.config import MAX_DRAFTS
-
-ACCEPT = 0x5DEECE66D1CE4E5B  # XORed to a seed: acceptance is not decided by the numbers that draw tokens
 
 
 class DraftProbs:
@@ -93,8 +92,8 @@ class RejectionSampler:
 def _sampled(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
     """logits[R, V] -> token ids[R]: each row's draft if that is accepted, else a token drawn from
     `residual`; a row without a draft is drawn from the target's distribution. NO_TOKEN where the largest
-    logit is no finite number. Acceptance is decided by the number of `seed ^ ACCEPT` at the row's position,
-    the draw by that of `seed`.
+    logit is no finite number. Acceptance takes the `uniform` of the row's seed and position, the draw their
+    noise; these are independent.
     """
     draws, positions = [row.draw for row in rows], [row.position for row in rows]
     p = distribution(logits, draws, positions)  # [R, V]
@@ -106,7 +105,7 @@ def _sampled(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
             q[i, row.draft] = 1.0
     # A draft is accepted with probability min(1, p / q).
     drafts = torch.tensor([-1 if row.draft is None else row.draft for row in rows]).to(p.device)  # [R]
-    numbers = [uniform(row.draw.seed ^ ACCEPT, row.position) for row in rows]
+    numbers = [uniform(row.draw.seed, row.position) for row in rows]
     u = torch.tensor(numbers, dtype=torch.float64).to(p.device)  # [R]
     wanted, proposed = (x.gather(-1, drafts.clamp(min=0)[:, None])[:, 0].double() for x in (p, q))  # [R]
     accepted = (drafts >= 0) & (u * proposed < wanted)

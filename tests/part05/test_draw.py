@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.decoding.sampling import draw, uniform
+from engine.decoding.sampling import draw, exponential_noise, uniform
 from tests.part05 import reference
 from tests.part05.dice import CRITICAL, N, chi_squared
 
@@ -16,61 +16,54 @@ SEEDS_AND_POSITIONS = {
 }
 
 
-# --- by hand: needles at known places ---
+# --- by hand: noise that is known ---
 
 
 @pytest.fixture
-def needle(monkeypatch):
-    """needle(u): from now on every uniform number is u."""
-    return lambda u: monkeypatch.setattr("engine.decoding.sampling.uniform", lambda seed, position: u)
+def noise(monkeypatch):
+    """noise(rows): from now on the noise is rows[R][V]. Returns what is asked for: (seed, position)s."""
+
+    def known(rows):
+        asked = []
+
+        def noise_of(seeds, positions, V, device):
+            asked.extend(zip(seeds, positions, strict=True))
+            return torch.tensor(rows)[: len(seeds)]
+
+        monkeypatch.setattr("engine.decoding.sampling.exponential_noise", noise_of)
+        return asked
+
+    return known
 
 
 def drawn(probs) -> int:
     return draw(torch.tensor([probs]), [0], [0]).item()
 
 
-def test_the_token_is_the_piece_of_the_ruler_that_the_needle_falls_on(needle):
-    for u, token in ((0.1, 0), (0.3, 1), (0.49, 1), (0.6, 2), (0.99, 2)):
-        needle(u)
-        assert drawn([0.25, 0.25, 0.5]) == token, f"u = {u}: the pieces end at 0.25, 0.5 and 1"
-
-
-def test_a_needle_on_an_edge_belongs_to_the_piece_that_begins_there(needle):
-    for u, token in ((0.0, 0), (0.25, 1), (0.5, 2)):
-        needle(u)
-        assert drawn([0.25, 0.25, 0.5]) == token, (
-            f"u = {u} lies on an edge: the token is the first whose piece ends beyond u, not at it"
-        )
-
-
-def test_a_token_without_probability_has_no_piece(needle):
-    for u, token in ((0.0, 1), (0.25, 3), (1 - 2**-48, 3)):
-        needle(u)
-        assert drawn([0.0, 0.25, 0.0, 0.75, 0.0]) == token, f"u = {u}: tokens 0, 2 and 4 have probability 0"
-
-
-def test_the_needle_is_scaled_to_the_sum_of_the_row(needle):
-    needle(0.4)
-    assert drawn([0.125, 0.125, 0.25]) == 1, (
-        "this row adds up to 0.5, so the needle u = 0.4 falls at 0.4 times that: at 0.2"
+@pytest.mark.parametrize(("times", "first"), [((4, 2, 2), 2), ((1, 2, 8), 0), ((4, 0.5, 2), 1)])
+def test_the_first_to_arrive_is_drawn(noise, times, first):
+    noise([times])
+    arrivals = [time / share for time, share in zip(times, (0.25, 0.25, 0.5), strict=True)]
+    assert drawn([0.25, 0.25, 0.5]) == first, (
+        f"noise {times} over the probabilities 0.25, 0.25, 0.5: arrivals {arrivals}, the first to arrive wins"
     )
 
 
-def test_a_token_of_one_in_a_billion_has_a_piece(needle):
-    needle(0.75)
-    assert drawn([0.75, 2**-30, 0.25]) == 1, (
-        "the ruler is added up in double precision: in fp32 a piece of 2^-30 vanishes beside 0.75"
-    )
+def test_a_token_without_probability_never_arrives(noise):
+    noise([(1e-10, 22.0, 1e-10)])
+    assert drawn([0.0, 1e-12, 0.0]) == 1, "tokens 0 and 2 have probability 0: however small their noise is"
 
 
-def test_each_row_asks_for_the_number_of_its_own_seed_and_position(monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        "engine.decoding.sampling.uniform", lambda seed, position: asked.append((seed, position)) or 0.5
-    )
+def test_a_row_need_not_add_up_to_one(noise):
+    noise([(4.0, 2.0, 2.0)])
+    assert drawn([0.025, 0.025, 0.05]) == 2, "a tenth of each probability: all arrive ten times later"
+
+
+def test_each_row_asks_for_the_noise_of_its_own_seed_and_position(noise):
+    asked = noise([[1.0] * 4] * 3)
     draw(torch.full((3, 4), 0.25), [7, 7, -1], [0, 5, 2])
     assert sorted(asked) == [(-1, 2), (7, 0), (7, 5)], (
-        "row i's number is uniform(seeds[i], positions[i]), whatever its place in the batch"
+        "row i's noise is that of seeds[i] and positions[i], whatever its place in the batch"
     )
 
 
@@ -115,6 +108,61 @@ def test_no_seed_is_another_one_shifted():
         assert not mine & {uniform(other, position) for position in range(200)}
 
 
+NEIGHBOURS = {"seed": (1, 0, 0), "position": (0, 1, 0), "token": (0, 0, 1), "far token": (0, 0, 4096)}
+
+
+def shares(noise: torch.Tensor) -> torch.Tensor:
+    """noise -> how large a share of exponential numbers is smaller: uniform in 0 to 1."""
+    return -torch.expm1(-noise.double())
+
+
+@pytest.mark.parametrize("way", SEEDS_AND_POSITIONS)
+def test_noise_is_exponential(way):
+    seeds, positions = zip(*map(SEEDS_AND_POSITIONS[way], range(N // 20)), strict=True)
+    noise = exponential_noise(seeds, positions, 20, torch.device("cpu"))
+    assert (noise > 0).all()
+    observed = torch.bincount((shares(noise).flatten() * 100).long(), minlength=100)
+    assert chi_squared(observed.tolist(), [N / 100] * 100) < CRITICAL[99]
+
+
+@pytest.mark.parametrize("neighbour", NEIGHBOURS)
+def test_the_noise_of_neighbours_is_independent(neighbour):
+    """Pairs of a number and its neighbour fill a grid of 10 x 10 evenly."""
+    seed, position, token = NEIGHBOURS[neighbour]
+    pairs = [(s, p) for s in range(20) for p in range(10)]  # 200 rows of 100 tokens
+    beside = [(s + seed, p + position) for s, p in pairs]
+    one, other = (
+        exponential_noise(*zip(*rows, strict=True), 5000, torch.device("cpu")) for rows in (pairs, beside)
+    )
+    a, b = (shares(x) * 10 for x in (one[:, :100], other[:, token : token + 100]))
+    cells = (a.long() * 10 + b.long()).flatten()
+    assert chi_squared(torch.bincount(cells, minlength=100).tolist(), [N / 100] * 100) < CRITICAL[99]
+
+
+def test_the_smallest_noise_is_as_small_as_it_should_be():
+    """The smallest of V exponential numbers is exponential with mean 1 / V: who is drawn hangs on it."""
+    V, rows = 4096, 1000
+    noise = exponential_noise(range(rows), [3] * rows, V, torch.device("cpu")).amin(-1)
+    observed = torch.bincount((shares(noise * V) * 10).long(), minlength=10)
+    assert chi_squared(observed.tolist(), [rows / 10] * 10) < CRITICAL[9]
+
+
+def test_the_noise_of_a_row_does_not_depend_on_the_rows_beside_it():
+    cpu = torch.device("cpu")
+    many = exponential_noise(range(40), [5] * 40, 3000, cpu)
+    assert torch.equal(many[17:18], exponential_noise([17], [5], 3000, cpu))
+    assert torch.equal(many[:, :100], exponential_noise(range(40), [5] * 40, 100, cpu)), "nor on V"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_draws_as_a_cpu_does():
+    probs = torch.softmax(reference.random_logits(64, 50_257, 3, scale=2.0), -1)
+    ask = range(64), [9] * 64
+    noise = [exponential_noise(*ask, 50_257, torch.device(name)).cpu() for name in ("cpu", "cuda")]
+    torch.testing.assert_close(*noise, rtol=1e-6, atol=0)
+    assert torch.equal(draw(probs.cuda(), *ask).cpu(), draw(probs, *ask))
+
+
 @pytest.mark.parametrize("way", SEEDS_AND_POSITIONS)
 def test_frequencies_of_draws_are_the_probabilities(way):
     probs = torch.softmax(reference.random_logits(1, 20, 1, scale=1.0), -1)
@@ -129,15 +177,20 @@ def test_a_token_without_probability_is_never_drawn():
     assert set(tokens.tolist()) == {2, 4, 5}
 
 
-def test_rounding_over_a_large_vocabulary_stays_inside(monkeypatch):
-    monkeypatch.setattr("engine.decoding.sampling.uniform", lambda seed, position: 1 - 2**-48)
-    probs = torch.softmax(reference.random_logits(8, 150_000, 2, scale=0.1), -1)
-    assert (draw(probs, [0] * 8, [0] * 8) < 150_000).all()
-
-
 def test_a_row_of_nan_names_no_token_that_does_not_exist():
     tokens = draw(torch.full((2, 10), torch.nan), [1, 2], [0, 0])
-    assert (tokens < 10).all(), "searchsorted finds nothing in a row of NaN and answers V: keep it inside"
+    assert (tokens >= 0).all()
+    assert (tokens < 10).all()
+
+
+def test_an_error_in_the_probabilities_seldom_changes_a_draw():
+    """On a ruler of cumulative probabilities an error moves all edges behind it: over 50 would change."""
+    logits = reference.random_logits(2000, 4096, 0, scale=2.5)
+    errors = reference.random_logits(2000, 4096, 1, scale=3e-4)
+    one, other = (draw(x.softmax(-1), range(2000), [0] * 2000) for x in (logits, logits + errors))
+    assert (one != other).sum() <= 3, (
+        "an error of 3e-4 in the logits moves each token by 3e-4 of its own time"
+    )
 
 
 def test_a_row_draws_the_same_whatever_was_drawn_before():

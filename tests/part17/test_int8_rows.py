@@ -169,7 +169,7 @@ def test_what_cannot_be_read_is_named(shape, device):
 def test_threads_of_a_program_share_a_layer_and_a_copy_outlives_it():
     codes, scale, bias = layer(64, 48)
     made = Int8Linear(48, 64, torch.device("cpu"), torch.float32)
-    made._use(int8_rows.linear(codes, scale, bias, 2))
+    made.product, made.own_bytes = int8_rows.linear(codes, scale, bias, 2)
     x = [numbers(T, 48, seed=T) for T in range(1, 5)]
     want = [made(rows) for rows in x]
     made = deepcopy(made)
@@ -202,12 +202,10 @@ def test_it_is_what_layers_on_a_cpu_take(monkeypatch):
     assert cpu.activation_steps() == MOST
     x, made = numbers(3, 64), int8_rows.linear(codes, scale, bias)
     assert torch.equal(cpu.of_codes(codes, scale, bias).product(x), made.product(x))
-    tried = []
-    monkeypatch.setattr(cpu, "_fastest", lambda *known: tried.extend(way() for way in known[-1]) or tried[1])
-    second = cpu.by_rows(codes, scale, bias)
-    assert torch.equal(second.product(x), int8_rows.linear(codes, scale, bias, 2).product(x))
-    cpu.by_rows(codes, scale, bias, own_layout=False)
-    assert len(tried) == 5, "and not where the codes are read by somebody else"
+    second = int8_rows.linear(codes, scale, bias, 2).product(x)
+    assert torch.equal(cpu.by_rows(codes, scale, bias).product(x), second)
+    where_they_lie = cpu.by_rows(codes, scale, bias, own_layout=False)
+    assert where_they_lie.own_bytes == 0, "and not where the codes are read by somebody else"
 
 
 def test_rows_too_long_for_it_go_another_way(monkeypatch):
@@ -231,7 +229,6 @@ def test_without_it_there_is_fbgemm_or_plain_pytorch(monkeypatch):
     x = numbers(3, 64)
     monkeypatch.setattr(int8_rows, "is_here", lambda: False)
     assert cpu.activation_steps() == fbgemm.activation_steps()
-    monkeypatch.setattr(cpu, "_chosen", {})
     for here in (fbgemm.is_here(), False):
         monkeypatch.setattr(fbgemm, "is_here", lambda here=here: here)
         want = linear_of_codes(*quantize_activations(x, cpu.activation_steps()), codes, scale, bias)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.quantization import cpu, fbgemm
+from engine.quantization import cpu, fbgemm, int8_rows
 from engine.quantization.layers import LINEARS, Int8Embedding, Int8Linear
 from engine.quantization.products import linear_of_codes, quantize_activations
 
@@ -200,12 +200,8 @@ def test_codes_that_are_read_where_they_lie_are_not_held_twice(method):
 @torch.inference_mode()
 def test_what_others_read_gets_no_layout_of_its_own(monkeypatch):
     """A tied head's codes are the embedding's."""
-
-    def refuse(*_):
-        raise AssertionError("with own_layout=False, a way with a layout of its own is not even tried")
-
-    monkeypatch.setattr(cpu, "_chosen", {})
-    monkeypatch.setattr(cpu, "_two_digits", refuse)
+    monkeypatch.delattr(cpu, "_two_digits")
+    monkeypatch.delattr(int8_rows, "linear")
     made, x = layer("int8", 64, 16), rows(2, 64)
     made.pack(own_layout=False)
     assert made.own_bytes == 0
@@ -227,17 +223,54 @@ def test_a_copy_that_is_filled_up_is_counted_and_the_codes_are_let_go():
     assert made.own_bytes == 5 * 128 // 2 + 2 * 5 * 4 * 2, "codes up to a whole group; scale and low in fp16"
 
 
-def test_the_fastest_way_is_kept(monkeypatch):
-    cpu._chosen.clear()
-    given = [cpu.Packed(lambda x: x, i) for i in range(3)]
-    monkeypatch.setattr(cpu, "_seconds", lambda product, inputs: {0: 3.0, 1: 1.0, 2: 2.0}[order.pop(0)])
-    order = [0, 1, 2]
-    ways = [lambda i=i: given[i] for i in range(3)]
-    assert cpu._fastest("a test", (4, 4), torch.float32, ways) is given[1]
-    assert cpu._fastest("a test", (4, 4), torch.float32, ways) is given[1], "measured once for a shape"
-    order[:] = [1, 0, 2]
-    assert cpu._fastest("a test", (8, 4), torch.float32, ways) is given[0], "another shape is another race"
-    cpu._chosen.clear()
+STORYTELLER = {
+    "qkv": (768, 256),
+    "proj": (256, 256),
+    "up": (1024, 256),
+    "down": (256, 1024),
+    "head": (4096, 256),
+}
+
+
+@pytest.mark.parametrize("shape", STORYTELLER)
+@pytest.mark.parametrize("method", ["int8", "int8_dynamic"])
+@pytest.mark.parametrize("c", [True, False], ids=["C", "FBGEMM"])
+@torch.inference_mode()
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(shape, method, c, monkeypatch):
+    """For the embedded model's layers: what `ruvon serve --quantization int8` promises of them."""
+    if not (int8_rows.is_here() if c else fbgemm.is_here()):
+        pytest.skip("it is not here")
+    monkeypatch.setattr(int8_rows, "is_here", lambda: c)
+    N, K = STORYTELLER[shape]
+    made = layer(method, K, N)
+    made.pack()
+    x = rows(70, K) * torch.logspace(-3, 3, 70)[:, None]  # large rows beside small ones
+    alone = torch.cat([made(row[None]) for row in x])
+    for start, count in ((0, 2), (3, 5), (0, 32), (5, 65), (0, 70)):
+        beside = made(x[start : start + count])
+        assert torch.equal(beside, alone[start : start + count]), f"{count} rows: other bits than alone"
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert torch.equal(made(x), alone), "two threads: other bits than one"
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows_of_w", "way"), [("bfloat16", 32, "aten"), ("bfloat16", 20, "own"), ("float32", 32, "own")]
+)
+def test_pytorchs_kernels_are_for_bf16(dtype, rows_of_w, way, monkeypatch):
+    """In fp32 they take a hundred times as long as ours."""
+    chosen = []
+    for name in ("_aten_by_groups", "_halves", "_aten_by_rows", "_by_pieces"):
+        monkeypatch.setattr(cpu, name, lambda *_, name=name: chosen.append(name) or cpu.Packed(abs, 0))
+    bias = torch.zeros(rows_of_w, dtype=getattr(torch, dtype))
+    packed, scale = torch.zeros(rows_of_w, 32, dtype=torch.uint8), torch.zeros(rows_of_w, 1)
+    cpu.by_groups(packed, 64, scale, scale, bias, 64)
+    assert chosen == ["_aten_by_groups" if way == "aten" else "_halves"]
+    cpu.by_rows(torch.zeros(rows_of_w, 64, dtype=torch.int8), scale[:, 0], bias, own_layout=False)
+    assert chosen[1] == ("_by_pieces" if dtype == "float32" else "_aten_by_rows")
 
 
 def test_an_embeddings_row_is_code_times_scale():

@@ -1,5 +1,7 @@
 """Quantized models in the finished engine: from `LLM` and `ruvon`, with what else there is switched on."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.part20_models import random_model
@@ -72,3 +74,38 @@ def test_it_knows_no_architecture(tmp_path, family, method):
         for name, more in ((source, {"quantization": method}), (folder, {}))
     )
     assert one == other, "on load and from its own checkpoint: the same model"
+
+
+SEEDED = SamplingParams(temperature=1.0, seed=7, max_tokens=60, ignore_eos=True)
+FREE = {"costs": {"sequences": [1], "drafts": [0, 1], "steps": [[1.0, 1.0]]}}  # as many drafts as may be
+DRAFTS = {
+    "no drafts": {},
+    "n-grams": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3} | FREE},
+    "a model's": {"speculative_config": {"model": "storyteller-draft", "num_speculative_tokens": 3} | FREE},
+}
+
+
+def seeded(seeds, **options):
+    """The tokens of each seed after one prompt, all at once."""
+    llm = LLM("storyteller", device="cpu", max_num_seqs=16, max_model_len=128, **options)
+    asked = [replace(SEEDED, seed=seed) for seed in seeds]
+    return [output.outputs[0].token_ids for output in llm.generate([PROMPTS[0]] * len(asked), asked)]
+
+
+@pytest.mark.parametrize("method", ["int8", "int8_dynamic"])
+def test_a_seed_tells_the_same_text_in_every_process(method):
+    """The kernels are not equal to the last bit, so a clock must not choose among them."""
+    ask = "generate", PROMPTS[0], "--max-tokens", "60", "--temperature", "1", "--seed", "7", "--device", "cpu"
+    told = [ruvon(*ask, "--quantization", method) for _ in range(3)]
+    assert [done.returncode for done in told] == [0] * 3, told[0].stderr
+    assert len({done.stdout for done in told}) == 1
+
+
+@pytest.mark.parametrize("method", [None, "int8"])
+def test_a_seed_tells_in_a_crowd_and_with_drafts_what_it_tells_alone(method):
+    """Sums in attention differ in their last bits, and a race may turn on that: one text of four may."""
+    alone = [seeded([seed], quantization=method)[0] for seed in range(4)]
+    for name, options in DRAFTS.items():
+        crowd = seeded(range(4), quantization=method, **options)
+        changed = sum(a != b for a, b in zip(alone, crowd, strict=True))
+        assert changed <= 1, f"with {name}: {changed} of 4 texts changed"
