@@ -263,6 +263,14 @@ def test_a_server_whose_backend_does_not_start_ends_with_an_error(monkeypatch):
     )
 
 
+def test_an_answer_in_two_writes_does_not_wait_until_the_first_is_acknowledged():
+    (listener,) = run.listen("127.0.0.1", 0)
+    with listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), "40 ms for each answer"
+
+
 def test_a_client_that_comes_before_the_server_is_answered_once_it_has_started(capsys):
     """The port is taken before anything is loaded: who connects meanwhile waits, and is not turned away."""
     sockets = run.listen("127.0.0.1", 0)
