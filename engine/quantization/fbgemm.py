@@ -13,10 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# The leanest way in is in torch 2.11 to 2.13 and announced to go; `_prepacked` is the way that stays.
-warnings.filterwarnings("ignore", message="fbgemm_.* is deprecated")
-warnings.filterwarnings("ignore", message=".*quantized tensor.*deprecated")
-
 Product = Callable[[Tensor, Tensor | float], Tensor]  # x[T, K], largest: of all or [T, 1] -> [T, N] in fp32
 FEW = 64  # rows of a decode step, whose place is kept from one product to the next
 
@@ -36,14 +32,30 @@ def activation_steps() -> int:
     """
     if not is_here():
         return 127
+    _swallow_deprecation_warnings()
     product = _prepacked(torch.full((1, 64), 127, dtype=torch.int8), most=127)
     return 127 if abs(float(product(torch.ones(1, 64), 1.0)) - 64 * 127) < 1 else 63
 
 
 def int8_product(codes: Tensor, most: int) -> Product:
     """codes[N, K] in int8 -> their product."""
+    _swallow_deprecation_warnings()
     lean = hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation")
     return _lean(codes, most) if lean else _prepacked(codes, most)
+
+
+@cache
+def _swallow_deprecation_warnings() -> None:
+    """The functions that `_lean` calls are in torch 2.11 to 2.13 and announced to go (`_prepacked` is the way
+    that stays, and makes a quantized tensor, of which torch says the same). Torch warns at the first call of
+    each, and never again. So all are called here first, and no filter is left behind in our user's process.
+    """
+    code = torch.zeros(1, 1, dtype=torch.int8)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(fbgemm_.*|.*quantized tensor.*) deprecated")
+        _prepacked(code, most=127)
+        if hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation"):
+            _lean(code, most=127)(torch.ones(1, 1), 1.0)
 
 
 def _lean(codes: Tensor, most: int) -> Product:

@@ -1,6 +1,9 @@
 """Layers over codes: what they promise whatever kernel runs them."""
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -293,3 +296,18 @@ def test_the_number_of_threads_changes_nothing(method):
         assert torch.allclose(made(x), want, atol=1e-5)
     finally:
         torch.set_num_threads(1)
+
+
+@needs_fbgemm
+def test_fbgemm_warns_of_nothing_and_leaves_its_hosts_filters_alone():
+    """In a process of its own: torch warns of what will go one day at the first call, and then no more."""
+    code = """
+import warnings, torch
+warnings.simplefilter("error")
+before = list(warnings.filters)
+from engine.quantization import fbgemm
+product = fbgemm.int8_product(torch.ones(8, 16, dtype=torch.int8), fbgemm.activation_steps())
+assert product(torch.ones(2, 16), 1.0)[0, 0] == 16
+assert warnings.filters == before
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=Path(fbgemm.__file__).parents[2], check=True)
