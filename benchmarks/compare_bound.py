@@ -27,8 +27,11 @@ from engine.load.plan import Job, text
 from engine.load.run import client
 
 QUESTION = "What does a bound on the queue cost, if everybody obeys Retry-After?"
-PROMPT_TOKENS, NEW_TOKENS = 16, (16, 96)
-BEFORE = 24  # requests of the light traffic
+PROMPT_TOKENS, NEW_TOKENS = (
+    16,
+    (160, 960),
+)  # a second, to which Retry-After rounds up, is short beside the whole
+BEFORE = 12  # requests of the light traffic
 
 
 @contextmanager
