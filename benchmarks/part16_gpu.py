@@ -125,7 +125,7 @@ def passes(way: GraphWay, plan, sequences: int, news: range, context: int, repea
     for i in range(sequences):
         ids, params = [7 + i] * (context + MOST), SamplingParams()
         request = Request(str(i), str(i), ids, len(ids), params, None, SamplingState(params, ids, [], i))
-        plan.begin(request)
+        plan.admit(request)
         plan.reserve(request, len(ids))
         request.num_computed_tokens = context
         requests.append(request)

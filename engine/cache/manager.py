@@ -71,33 +71,33 @@ class Locations(NamedTuple):
 class KVCacheManager(Protocol):
     """The plan: which memory is whose, by sequence. Knows no tensor."""
 
-    draft_progress: dict[str, DraftProgress]  # by id of admitted sequences: `begin` adds an entry
+    draft_progress: dict[str, DraftProgress]  # by id of admitted sequences: `admit` adds an entry
 
-    def begin(self, seq: CachedSequence) -> int | None:
+    def admit(self, seq: CachedSequence) -> int | None:
         """Admit a sequence, and say how many of its first tokens are computed already: 0, or with a prefix
         cache up to all but one. None: there is no room now, and nothing has changed.
         """
 
-    def reserve(self, seq: CachedSequence, total: int) -> bool:
-        """Make room for `total` tokens of an admitted sequence. False: no room now; nothing has changed."""
+    def reserve(self, seq: CachedSequence, num_tokens: int) -> bool:
+        """Make room for `num_tokens` tokens of an admitted sequence. False: no room now; nothing has changed."""
 
-    def commit(self, seq: CachedSequence, total: int) -> None:
-        """Note that an admitted sequence's first `total` tokens are known, and their keys and values
+    def commit(self, seq: CachedSequence, num_tokens: int) -> None:
+        """Note that an admitted sequence's first `num_tokens` tokens are known, and their keys and values
         computed: from here on they may be shared (Part 12). Never called for a step that failed, or that has
         not landed.
         """
 
-    def trim(self, seq: CachedSequence, total: int) -> None:
-        """Free what an admitted sequence has reserved beyond `total` tokens (Part 16)."""
+    def trim(self, seq: CachedSequence, num_tokens: int) -> None:
+        """Free what an admitted sequence has reserved beyond `num_tokens` tokens (Part 16)."""
 
     def preempt(self, seq: CachedSequence) -> None:
-        """Give up a sequence's memory, to `begin` again later. What was computed may be lost."""
+        """Give up a sequence's memory, to `admit` again later. What was computed may be lost."""
 
     def release(self, seq: CachedSequence) -> None:
         """Free all that a finished sequence has. Does nothing for one that was never admitted."""
 
-    def fits(self, total: int) -> bool:
-        """Whether one sequence of `total` tokens fits, if it has the cache for itself."""
+    def fits(self, num_tokens: int) -> bool:
+        """Whether one sequence of `num_tokens` tokens fits, if it has the cache for itself."""
 
     def usage(self) -> Usage:
         """How full it is."""
@@ -112,7 +112,7 @@ class KVCacheManager(Protocol):
     def take_copies(self) -> tuple[Copy, ...]:
         """The copies planned since the last step, for the next step's record: it makes them first."""
 
-    def retry(self, copies: Sequence[Copy]) -> None:
+    def replan(self, copies: Sequence[Copy]) -> None:
         """Plan a failed step's copies again, before all that were planned since."""
 
 

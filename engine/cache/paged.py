@@ -68,11 +68,11 @@ class PagedCache:
         self._num_copies = 0
         self._enable_prefix_caching, self._mode = enable_prefix_caching, preemption_mode
 
-    def num_blocks_for(self, total: int) -> int:
-        """Blocks that `total` tokens need."""
-        return -(-total // self.block_size)
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens need."""
+        return -(-num_tokens // self.block_size)
 
-    def begin(self, seq: CachedSequence) -> int | None:
+    def admit(self, seq: CachedSequence) -> int | None:
         """Admit a sequence if there is room for all its known tokens: so `reserve` will not refuse them.
 
         It starts behind what is there already: its own blocks if they were swapped out, else what it shares
@@ -128,7 +128,7 @@ class PagedCache:
         return blocks, len(blocks) * self.block_size, [self.prefixes.prefix(block) for block in blocks]
 
     def _swap_in(self, seq: CachedSequence, num_needed: int) -> int | None:
-        """Admit a sequence that was swapped out; as `begin`, if `num_needed` blocks are free."""
+        """Admit a sequence that was swapped out; as `admit`, if `num_needed` blocks are free."""
         if num_needed > self.blocks.num_free:
             return None
         swapped = self.swap.take(seq.id)
@@ -146,11 +146,11 @@ class PagedCache:
         assert blocks is not None, f"{count} blocks are not free"
         return blocks
 
-    def reserve(self, seq: CachedSequence, total: int) -> bool:
+    def reserve(self, seq: CachedSequence, num_tokens: int) -> bool:
         allocation = self.allocations[seq.id]
-        if total <= allocation.num_reserved:  # in most steps: a block lasts for many
+        if num_tokens <= allocation.num_reserved:  # in most steps: a block lasts for many
             return True
-        missing = max(0, self.num_blocks_for(total) - len(allocation.table))
+        missing = max(0, self.num_blocks_for(num_tokens) - len(allocation.table))
         blocks = self.blocks.allocate(missing, allocation.table.last)
         if blocks is None:
             return False
@@ -158,29 +158,29 @@ class PagedCache:
         allocation.num_reserved = len(allocation.table) * self.block_size
         return True
 
-    def commit(self, seq: CachedSequence, total: int) -> None:
+    def commit(self, seq: CachedSequence, num_tokens: int) -> None:
         """As in `KVCacheManager`. The prefix cache learns of blocks that have become full, and of those that
         a draft model has computed, too.
         """
         allocation, P = self.allocations[seq.id], self.block_size
-        allocation.num_committed = total
+        allocation.num_committed = num_tokens
         if not self._enable_prefix_caching:
             return
-        if total >= (len(allocation.chain) + 1) * P:  # a block has become full
-            for i in range(len(allocation.chain), total // P):
+        if num_tokens >= (len(allocation.chain) + 1) * P:  # a block has become full
+            for i in range(len(allocation.chain), num_tokens // P):
                 parent = allocation.chain[-1] if allocation.chain else root(seq.adapter, seq.cache_salt)
                 prefix = Prefix(parent, tuple(seq.token_ids[i * P : (i + 1) * P]))
                 allocation.chain.append(self.prefixes.add(prefix, int(allocation.table.blocks[i])))
         if not allocation.draft_progress.num_tokens:
             return
         marked = allocation.num_draft_computed
-        draft_computed = min(allocation.draft_progress.num_tokens, total) // P
+        draft_computed = min(allocation.draft_progress.num_tokens, num_tokens) // P
         if draft_computed > marked:
             self.prefixes.mark_draft_computed(allocation.table.blocks[marked:draft_computed].tolist())
             allocation.num_draft_computed = draft_computed
 
-    def trim(self, seq: CachedSequence, total: int) -> None:
-        allocation, num_blocks = self.allocations[seq.id], self.num_blocks_for(total)
+    def trim(self, seq: CachedSequence, num_tokens: int) -> None:
+        allocation, num_blocks = self.allocations[seq.id], self.num_blocks_for(num_tokens)
         if num_blocks >= len(allocation.table):
             return
         blocks, allocation.table = allocation.table.blocks.tolist(), BlockTable()
@@ -218,8 +218,8 @@ class PagedCache:
         if allocation is not None:
             self.blocks.free(allocation.table.blocks.tolist())
 
-    def fits(self, total: int) -> bool:
-        return self.num_blocks_for(total) <= self.num_blocks
+    def fits(self, num_tokens: int) -> bool:
+        return self.num_blocks_for(num_tokens) <= self.num_blocks
 
     def usage(self) -> Usage:
         in_use = self.num_blocks - self.blocks.num_free
@@ -243,7 +243,7 @@ class PagedCache:
         copies, self._copies = tuple(self._copies), []
         return copies
 
-    def retry(self, copies: Sequence[Copy]) -> None:
+    def replan(self, copies: Sequence[Copy]) -> None:
         self._copies = [*copies, *self._copies]
 
     def _move(self, kind: Literal["fork", "out", "in"], source: Sequence[int], target: Sequence[int]) -> None:

@@ -29,8 +29,8 @@ class Scheduler(Protocol):
     def update(self, step: Step, drafts: list[list[int]] | None = None) -> None: ...
     def rollback(self, step: Step) -> None: ...
     def finish(self, request: Request) -> None: ...
-    def lend(self, request: Request, total: int) -> bool: ...
-    def take_back(self, request: Request, total: int) -> None: ...
+    def lend(self, request: Request, num_tokens: int) -> bool: ...
+    def take_back(self, request: Request, num_tokens: int) -> None: ...
 
 
 class AdapterSlots(Protocol):
@@ -79,7 +79,7 @@ class Queues:
         for it now. A request whose adapter has no slot waits on, and others go first: `_first_with_slot`.
         """
         request = self._first_with_slot()
-        cached = None if request is None else self.cache.begin(request)
+        cached = None if request is None else self.cache.admit(request)
         if request is None or cached is None:
             return None
         request.num_computed_tokens = cached
@@ -141,7 +141,7 @@ class Queues:
         it was to bring are removed. Its copies come with the next step, since it may not have made them.
         """
         batch = step.batch
-        self.cache.retry(batch.copies)
+        self.cache.replan(batch.copies)
         for s, request in enumerate(step.requests):
             request.num_computed_tokens = batch.context_lens[s] - batch.num_new_tokens(s)
             request.drop_placeholders()
@@ -157,15 +157,15 @@ class Queues:
         request.state = State.FINISHED
         self.cache.release(request)
 
-    def lend(self, request: Request, total: int) -> bool:
-        """Reserve memory for `total` tokens of a running request, drafts included, if there is some now (Part
+    def lend(self, request: Request, num_tokens: int) -> bool:
+        """Reserve memory for `num_tokens` tokens of a running request, drafts included, if there is some now (Part
         16). No request is preempted for drafts.
         """
-        return self.cache.reserve(request, total)
+        return self.cache.reserve(request, num_tokens)
 
-    def take_back(self, request: Request, total: int) -> None:
-        """Free what was lent to a running request beyond `total` tokens."""
-        self.cache.trim(request, total)
+    def take_back(self, request: Request, num_tokens: int) -> None:
+        """Free what was lent to a running request beyond `num_tokens` tokens."""
+        self.cache.trim(request, num_tokens)
 
 
 def fail_all(step: Step, error: Exception) -> list[Request]:

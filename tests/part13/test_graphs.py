@@ -71,7 +71,7 @@ class Told:
             ids = [(ord(name) * 7 + 3 * i) % VOCAB for i in range(length)]
             request = self.requests[name] = sequence(name, ids)
             request.sampling = SamplingState(GREEDY, ids, [], 0)
-            request.num_computed_tokens = self.cache.begin(request)
+            request.num_computed_tokens = self.cache.admit(request)
         self.eager(self.batch(*prompts))
 
     def eager(self, batch: Batch) -> torch.Tensor:

@@ -55,7 +55,7 @@ def request(draft: DraftModel, ids: list[int], name: str = "a", by: int = 0, **p
     params = SamplingParams(**({"temperature": 0} | params))
     state = SamplingState(params, ids, [], by if params.seed is None else params.seed)
     made = Request(name, name, list(ids), len(ids), params, None, state)
-    assert draft.cache.begin(made) is not None
+    assert draft.cache.admit(made) is not None
     assert draft.cache.reserve(made, 64)
     return made
 
@@ -180,7 +180,7 @@ def admitted(draft: DraftModel, name: str, parent: Request | None = None) -> Req
     made = Request(
         name, name, list(TEXT), 10, params, None, SamplingState(params, TEXT, [], 1), parent=parent
     )
-    assert draft.cache.begin(made) is not None
+    assert draft.cache.admit(made) is not None
     return made
 
 
@@ -199,7 +199,7 @@ def test_preempted_is_forgotten(draft):
     draft.propose([(one, TEXT)], [3])
     draft.cache.preempt(one)
     assert not draft.cache.draft_progress
-    draft.cache.begin(one)
+    draft.cache.admit(one)
     assert draft.unread(one, TEXT) >= 2, "what it had read is gone with its memory"
     draft.cache.release(one)
     assert draft.cache.usage().num_sequences == 0
@@ -215,7 +215,7 @@ def test_where_the_target_is_swapped_the_draft_is_swapped_with_it(model):
     draft.propose([(one, TEXT)], [1])
     draft.cache.commit(one, len(TEXT))
     draft.cache.preempt(one)
-    assert draft.cache.begin(one) == len(TEXT)
+    assert draft.cache.admit(one) == len(TEXT)
     assert draft.cache.reserve(one, 64)
     memory.apply(draft.cache.take_copies())
     known = [*TEXT, 7]

@@ -106,7 +106,7 @@ def played(model, memory: PageMemory, ways: list) -> tuple[list[torch.Tensor], l
     plan = memory.plan(enable_prefix_caching=False)
     requests = {name: sequence(name, prompt(name, n)) for name, n in {"a": 5, "b": 3, "c": 6}.items()}
     for request in requests.values():
-        request.num_computed_tokens = plan.begin(request)
+        request.num_computed_tokens = plan.admit(request)
     logits, taken = [], []
     for play in PASSES:
         for name, new in play.items():
@@ -150,7 +150,7 @@ def test_long_passes_go_the_usual_way(relu_model):
     memory = memory_of(relu_model)
     for tokens, rows, fits in ((ROWS, ROWS, True), (ROWS + 1, ROWS, False), (MOST_NEW + 1, 64, False)):
         request, plan = sequence("a", [i % VOCAB for i in range(tokens)]), memory.plan()
-        request.num_computed_tokens = plan.begin(request)
+        request.num_computed_tokens = plan.admit(request)
         way = graph_way(relu_model, memory, last_of(rows), rows=rows)
         assert way.fits(record(plan, (request, tokens))) == fits, (
             "no more tokens than the largest graph has rows, nor more of one sequence than see one another"
@@ -292,7 +292,7 @@ def test_proposals_are_those_of_passes_without_graphs(relu_model, params):
             settings = SamplingParams(**{"temperature": 0} | params)
             request.params = settings
             request.sampling = SamplingState(settings, request.token_ids, [], 7)
-            plan.begin(request)
+            plan.admit(request)
             assert plan.reserve(request, n + 6)
             texts.append((request, request.token_ids))
         guesses = proposer.propose(texts, [6, 3])
