@@ -19,7 +19,7 @@ class Contents(Protocol):
 
 
 class NoContents:
-    """No block can be found."""
+    """For blocks without a prefix cache: nothing in them can be found."""
 
     def __contains__(self, block: int) -> bool:
         return False
@@ -97,17 +97,18 @@ class BlockTable:
     def __init__(self) -> None:
         self._numbers = np.empty(8, dtype=np.int64)  # longer than the table: doubled when it is full
         self._length = 0
-        self.last: int | None = None
+        self.last: int | None = None  # the last block; None: the table is empty
 
     def __len__(self) -> int:
         return self._length
 
     @property
     def blocks(self) -> np.ndarray:
-        """[n]"""
+        """[n]: their numbers. A view, until the table grows."""
         return self._numbers[: self._length]
 
     def append(self, blocks: Sequence[int]) -> None:
+        """Add blocks at the end, in order."""
         end = self._length + len(blocks)
         if end > len(self._numbers):
             self._numbers = np.resize(self._numbers, max(end, 2 * len(self._numbers)))

@@ -42,7 +42,7 @@ class CachedSequence(Protocol):
 class Usage:
     """How full a cache is, in tokens."""
 
-    num_sequences: int
+    num_sequences: int  # admitted
     tokens_held: int  # tokens reserved for sequences, used or not
     tokens_total: int
 
@@ -54,7 +54,7 @@ class Usage:
 @dataclass(slots=True)
 class DraftProgress:
     """How much of a sequence a draft model has computed (Part 16). Its keys and values are in a memory of its
-    own, at the places that the plan gives the target's.
+    own, in the blocks and slots that the plan gives the target's.
     """
 
     num_tokens: int  # the sequence's first tokens whose keys and values the draft model has computed
@@ -79,7 +79,9 @@ class KVCacheManager(Protocol):
         """
 
     def reserve(self, seq: CachedSequence, num_tokens: int) -> bool:
-        """Make room for `num_tokens` tokens of an admitted sequence. False: no room now; nothing has changed."""
+        """Make room for an admitted sequence's first `num_tokens` tokens. False: there is no room now, and
+        nothing has changed.
+        """
 
     def commit(self, seq: CachedSequence, num_tokens: int) -> None:
         """Note that an admitted sequence's first `num_tokens` tokens are known, and their keys and values
@@ -91,7 +93,7 @@ class KVCacheManager(Protocol):
         """Free what an admitted sequence has reserved beyond `num_tokens` tokens (Part 16)."""
 
     def preempt(self, seq: CachedSequence) -> None:
-        """Give up a sequence's memory, to `admit` again later. What was computed may be lost."""
+        """Take a sequence's memory from it; it may be admitted again later. What was computed may be lost."""
 
     def release(self, seq: CachedSequence) -> None:
         """Free all that a finished sequence has. Does nothing for one that was never admitted."""
@@ -113,7 +115,7 @@ class KVCacheManager(Protocol):
         """The copies planned since the last step, for the next step's record: it makes them first."""
 
     def replan(self, copies: Sequence[Copy]) -> None:
-        """Plan a failed step's copies again, before all that were planned since."""
+        """Plan a failed step's copies again: the next step makes them before all that were planned since."""
 
 
 class KVMemory(Protocol):

@@ -29,13 +29,12 @@ class Allocation:
     """The memory of one admitted sequence."""
 
     table: BlockTable = field(default_factory=BlockTable)
-    num_reserved: int = 0  # tokens for which its blocks have room, once `reserve` was called
+    num_reserved: int = 0  # tokens for which its blocks have room; 0 until `reserve` was called
     num_committed: int = 0  # its first tokens that are known and computed: these alone may be shared
     chain: list[Prefix] = field(default_factory=list)  # of its committed full blocks, in order
-    draft_progress: DraftProgress = field(
-        default_factory=lambda: DraftProgress(0)
-    )  # a draft model's (Part 16)
-    num_draft_computed: int = 0  # its first blocks that are marked so in the prefix cache (Part 16)
+    # What a draft model has computed (Part 16); and how many of the first blocks the prefix cache has it of.
+    draft_progress: DraftProgress = field(default_factory=lambda: DraftProgress(0))
+    num_draft_blocks: int = 0
 
 
 class PagedCache:
@@ -50,7 +49,8 @@ class PagedCache:
         preemption_mode: PreemptionMode | None = None,
     ) -> None:
         """`preemption_mode`: "recompute" never swaps, "swap" always does if there is room, None swaps
-        sequences with at least SWAP_FROM computed tokens. Raises ValueError: to swap, with no room for it.
+        sequences with at least SWAP_FROM computed tokens. Raises ValueError: another mode, or "swap" without
+        swap blocks.
         """
         if preemption_mode not in (None, "recompute", "swap"):
             raise ValueError(f"{preemption_mode=}: accepted are 'recompute', 'swap' and None")
@@ -69,7 +69,7 @@ class PagedCache:
         self._enable_prefix_caching, self._mode = enable_prefix_caching, preemption_mode
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens need."""
+        """Blocks that so many tokens need."""
         return -(-num_tokens // self.block_size)
 
     def admit(self, seq: CachedSequence) -> int | None:
@@ -80,7 +80,7 @@ class PagedCache:
         block that is not full, which it will write next, it gets a copy (`_allocate`, `_move`).
         """
         num_needed = self.num_blocks_for(len(seq.token_ids))
-        if not self.blocks.num_free:  # at least one block is never shared
+        if not self.blocks.num_free:  # every admission takes a block: spare the lookup of the prefix
             return None
         if seq.id in self.swap:
             return self._swap_in(seq, num_needed)
@@ -103,8 +103,8 @@ class PagedCache:
             allocation.table.append(copy)
         self.queried_tokens += len(seq.token_ids)
         self.hit_tokens += num_cached
-        num_draft_computed = self.prefixes.num_draft_computed(full_blocks)
-        allocation.draft_progress = DraftProgress(num_draft_computed * self.block_size)
+        num_draft_blocks = self.prefixes.num_draft_computed(full_blocks)
+        allocation.draft_progress = DraftProgress(num_draft_blocks * self.block_size)
         self.draft_progress[seq.id] = allocation.draft_progress
         return num_cached
 
@@ -116,14 +116,17 @@ class PagedCache:
             return [], 0, []
         parent = self.allocations.get(seq.parent.id) if seq.parent is not None else None
         if seq.parent is not None and parent is not None:
+            # The first tokens of both, as far as they are equal; the last must be computed, for its logits.
             pairs = zip(seq.parent.token_ids, seq.token_ids, strict=False)
             num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            tokens = min(num_equal, len(seq.token_ids) - 1)
-            if parent.num_committed < tokens - 1:  # its prompt is being computed
+            num_tokens = min(num_equal, len(seq.token_ids) - 1)
+            # A decoding parent's newest token is known before it is computed, hence the - 1. Further behind,
+            # it is still computing the prompt they share.
+            if parent.num_committed < num_tokens - 1:
                 return None, 0, []
-            tokens = min(tokens, parent.num_committed)
-            blocks = parent.table.blocks[: self.num_blocks_for(tokens)].tolist()
-            return blocks, tokens, parent.chain[: tokens // self.block_size]
+            num_tokens = min(num_tokens, parent.num_committed)
+            blocks = parent.table.blocks[: self.num_blocks_for(num_tokens)].tolist()
+            return blocks, num_tokens, parent.chain[: num_tokens // self.block_size]
         blocks = self.prefixes.match(seq.token_ids, seq.adapter, seq.cache_salt)
         return blocks, len(blocks) * self.block_size, [self.prefixes.prefix(block) for block in blocks]
 
@@ -173,26 +176,29 @@ class PagedCache:
                 allocation.chain.append(self.prefixes.add(prefix, int(allocation.table.blocks[i])))
         if not allocation.draft_progress.num_tokens:
             return
-        marked = allocation.num_draft_computed
-        draft_computed = min(allocation.draft_progress.num_tokens, num_tokens) // P
-        if draft_computed > marked:
-            self.prefixes.mark_draft_computed(allocation.table.blocks[marked:draft_computed].tolist())
-            allocation.num_draft_computed = draft_computed
+        start, end = allocation.num_draft_blocks, min(allocation.draft_progress.num_tokens, num_tokens) // P
+        if start < end:
+            self.prefixes.mark_draft_computed(allocation.table.blocks[start:end].tolist())
+            allocation.num_draft_blocks = end
 
     def trim(self, seq: CachedSequence, num_tokens: int) -> None:
         allocation, num_blocks = self.allocations[seq.id], self.num_blocks_for(num_tokens)
         if num_blocks >= len(allocation.table):
             return
-        blocks, allocation.table = allocation.table.blocks.tolist(), BlockTable()
+        blocks = allocation.table.blocks.tolist()
+        allocation.table = BlockTable()
         allocation.table.append(blocks[:num_blocks])
         allocation.num_reserved = num_blocks * self.block_size
         self.blocks.free(blocks[num_blocks:])
 
     def preempt(self, seq: CachedSequence) -> None:
-        """Free a sequence's blocks; what is committed is copied out first, if `preemption_mode` says so."""
+        """Free a sequence's blocks; what is committed is copied out first, if `preemption_mode` says so. A
+        sequence that wants every row is not: its prompt is computed again, for its logits.
+        """
         num_committed = self.allocations[seq.id].num_committed
-        swap_from = {"swap": 1, None: SWAP_FROM}.get(self._mode)  # tokens; None: never swap
-        if swap_from and num_committed >= swap_from and not seq.wants_every_row:
+        min_tokens = SWAP_FROM if self._mode is None else 1
+        may_swap = self._mode != "recompute" and not seq.wants_every_row
+        if may_swap and num_committed >= min_tokens:
             table = self.allocations[seq.id].table
             blocks = table.blocks[: self.num_blocks_for(num_committed)].tolist()
             num_draft_tokens = min(self.draft_progress[seq.id].num_tokens, num_committed)
@@ -227,12 +233,10 @@ class PagedCache:
 
     def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
         P = self.block_size
-        counts = [
-            positions[end - 1] // P + 1 for end in query_start[1:]
-        ]  # [S]: blocks up to the last new token
-        tables = np.zeros((len(ids), max(counts)), dtype=np.int64)
-        for row, name, count in zip(tables, ids, counts, strict=True):
-            row[:count] = self.allocations[name].table.blocks[:count]
+        counts = [positions[end - 1] // P + 1 for end in query_start[1:]]  # [S]: blocks up to the last token
+        tables = np.zeros((len(ids), max(counts)), dtype=np.int64)  # [S, W]
+        for row, seq_id, count in zip(tables, ids, counts, strict=True):
+            row[:count] = self.allocations[seq_id].table.blocks[:count]
         sequence = np.arange(len(ids))
         if len(positions) > len(ids):  # mostly each has one new token
             sequence = sequence.repeat(np.diff(query_start))  # [T]

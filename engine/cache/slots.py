@@ -65,7 +65,7 @@ class SlotCache:
         return Usage(len(self._slot), len(self._slot) * self.slot_tokens, self.num_slots * self.slot_tokens)
 
     def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
-        slot = np.array([self._slot[name] for name in ids])  # [S]
+        slot = np.array([self._slot[seq_id] for seq_id in ids])  # [S]
         first_token = np.repeat(slot * self.slot_tokens, np.diff(query_start))  # [T]
         return Locations(slot[:, None], first_token + np.array(positions))
 

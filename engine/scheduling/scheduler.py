@@ -158,8 +158,8 @@ class Queues:
         self.cache.release(request)
 
     def lend(self, request: Request, num_tokens: int) -> bool:
-        """Reserve memory for `num_tokens` tokens of a running request, drafts included, if there is some now (Part
-        16). No request is preempted for drafts.
+        """Reserve memory for a running request's first `num_tokens` tokens, drafts included, if there is some
+        now (Part 16). No request is preempted for drafts.
         """
         return self.cache.reserve(request, num_tokens)
 

@@ -65,7 +65,7 @@ def load_devices(args: EngineArgs) -> Devices:
     tokenizer = _tokenizer_of(args)
     speculative = None
     if args.speculative_config is not None:
-        speculative = SpeculativeConfig.of(args.speculative_config)
+        speculative = SpeculativeConfig.from_dict(args.speculative_config)
     slots = None
     if args.enable_lora:
         slots = AdapterSlots(args.max_loras, args.max_lora_rank, sizes.max_num_batched_tokens)

@@ -85,7 +85,9 @@ class BlockCache:
             f"{seq.id}: {num_tokens} committed, {seq.num_computed_tokens} computed"
         )
         held = self.tokens[seq.id]  # nothing, where a test plays the steps without a model
-        assert not held or held[:num_tokens] == seq.token_ids[:num_tokens], f"{seq.id}: committed what was not computed"
+        assert not held or held[:num_tokens] == seq.token_ids[:num_tokens], (
+            f"{seq.id}: committed what was not computed"
+        )
 
     def trim(self, seq, num_tokens: int) -> None:
         self.blocks[seq.id] = min(self.blocks[seq.id], -(-num_tokens // self.block_tokens))

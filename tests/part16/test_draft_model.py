@@ -11,7 +11,7 @@ from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.models.loader import load_model
 from engine.requests.request import Request
-from engine.speculation.draft_model import PROPOSE, DraftModel, DraftSampler
+from engine.speculation.draft_model import DRAFT_SEED, DraftModel, DraftSampler
 from engine.speculation.rejection_sampler import DraftProbs
 
 P, TEXT = 8, [300, 310, 265, 280, 301, 299, 350, 420, 265, 333]
@@ -130,7 +130,9 @@ def test_what_a_token_was_drawn_from_is_told(model, draft):
         state = SamplingState(one.params, TEXT, ids[len(TEXT) :], 5)
         want = distribution(FullForward(model)(ids)[None], [state], [i])
         torch.testing.assert_close(draft.probs("a")[i], want[0], atol=1e-5, rtol=1e-3)
-        assert draw(want, [5 ^ PROPOSE], [i]).item() == token_id, "by a seed that no draw of the target has"
+        assert draw(want, [5 ^ DRAFT_SEED], [i]).item() == token_id, (
+            "by a seed that no draw of the target has"
+        )
         ids.append(token_id)
 
 
