@@ -8,9 +8,9 @@ Sarathi-Serve, OSDI 2024, https://arxiv.org/abs/2403.02310; the single budget: v
 """
 
 from engine.cache.manager import KVCacheManager
-from engine.requests.request import Request, State
+from engine.requests.request import Request
 from engine.requests.step import Step
-from engine.scheduling.scheduler import Queues, by_rank
+from engine.scheduling.scheduler import RUNNING, Queues, by_rank
 
 # A request that has waited this many steps goes before newcomers of one level better.
 STEPS_PER_PRIORITY = 256
@@ -26,8 +26,8 @@ class ContinuousScheduler(Queues):
         max_num_batched_tokens: int,
         **options,
     ) -> None:
-        """`options`: as for `Queues`. Raises ValueError: a budget in which not even every running request
-        gets its one token.
+        """`options`: as for `Queues`. Raises ValueError: no seat, or fewer tokens in a step than running
+        requests, each of which gets one.
         """
         super().__init__(cache, **options)
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
@@ -66,12 +66,12 @@ class ContinuousScheduler(Queues):
         # 1. Running requests first, best rank first: their outputs are awaited, and their memory is in use.
         self.running.sort(key=by_rank)
         preempted = False
-        queue, running = list(self.running), State.RUNNING  # an Enum's member takes as long to find as a call
+        queue = list(self.running)
         for i, request in enumerate(queue):
-            if request.state is not running:  # preempted a moment ago
+            if request.state is not RUNNING:  # preempted a moment ago
                 continue
-            later = len(queue) - i - 1  # each of them is left a token: a long prompt holds nobody up
-            new = min(request.num_tokens_to_compute, budget - later)
+            num_behind = len(queue) - i - 1  # each of them is left a token: a long prompt holds nobody up
+            new = min(request.num_tokens_to_compute, budget - num_behind)
             if not new:  # its last token is still on its way
                 continue
             while not self.cache.reserve(request, request.num_computed_tokens + new):
@@ -92,8 +92,9 @@ class ContinuousScheduler(Queues):
             if not self.cache.reserve(request, request.num_computed_tokens + request.num_tokens_to_compute):
                 self._put_back(request)
                 break
-            work.append((request, min(request.num_tokens_to_compute, budget)))
-            budget -= work[-1][1]
+            new = min(request.num_tokens_to_compute, budget)
+            work.append((request, new))
+            budget -= new
         return self.take(work) if work else None
 
     def _preempt(self, request: Request) -> None:
@@ -105,7 +106,7 @@ class ContinuousScheduler(Queues):
     def _put_back(self, request: Request) -> None:
         """From the running requests to its old place in the queue, with nothing computed and no memory.
 
-        The rank stays, and so does what it has said. Drafts and the prompt's log probabilities are forgotten,
+        Rank and output stay. Drafts and the prompt's log probabilities are forgotten,
         since both will be found again.
         """
         self.running.remove(request)

@@ -225,7 +225,7 @@ class LosingRunner(ModelRunner):
         pending = super().submit(batch)
         self.submitted += 1
         if self.submitted in self.lose:
-            self.last.chosen.fill_(65)  # what is left there is worth nothing
+            self.last_tokens.chosen.fill_(65)  # what is left there is worth nothing
             return Lost()
         return pending
 

@@ -123,7 +123,7 @@ def test_a_models_tokens_and_scores_are_those_of_one_step_at_a_time(model, name)
     def engine(kind, last: LastTokens | None):
         memory, cache = memory_and_plan(model, name)
         way = EagerWay(model, memory, upload=last.upload) if last else EagerWay(model, memory)
-        runner = ModelRunner([way], memory, scores=logprobs_of(TOKENIZER, model.logits), last=last)
+        runner = ModelRunner([way], memory, scores=logprobs_of(TOKENIZER, model.logits), last_tokens=last)
         scheduler = ContinuousScheduler(cache, 6, 20, select_rows=scored_rows)
         return kind(TOKENIZER, model.config, scheduler, runner, supports=SUPPORTS)
 

@@ -29,7 +29,7 @@ class Watched(DraftModel):
         memory = PageMemory(model.config, 40, P)
         last, self.draft_probs = LastTokens(4, torch.device("cpu")), DraftProbs()
         way = EagerWay(model, memory, upload=last.upload)
-        runner = ModelRunner([way], memory, [self.watch], DraftSampler(self.draft_probs), last=last)
+        runner = ModelRunner([way], memory, [self.watch], DraftSampler(self.draft_probs), last_tokens=last)
         super().__init__(runner, memory.plan(), model.config.max_positions)
         self.passes: list[int] = []
         self.broken = False
