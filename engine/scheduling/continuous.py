@@ -8,9 +8,9 @@ Sarathi-Serve, OSDI 2024, https://arxiv.org/abs/2403.02310; the single budget: v
 """
 
 from engine.cache.manager import KVCacheManager
-from engine.requests.request import Request
+from engine.requests.request import Request, State
 from engine.requests.step import Step
-from engine.scheduling.scheduler import RUNNING, Queues, by_rank
+from engine.scheduling.scheduler import Queues, by_rank
 
 # A request that has waited this many steps goes before newcomers of one level better.
 STEPS_PER_PRIORITY = 256
@@ -67,8 +67,9 @@ class ContinuousScheduler(Queues):
         self.running.sort(key=by_rank)
         preempted = False
         queue = list(self.running)
+        running = State.RUNNING  # looked up once: an Enum's member takes as long to look up as a call
         for i, request in enumerate(queue):
-            if request.state is not RUNNING:  # preempted a moment ago
+            if request.state is not running:  # preempted a moment ago
                 continue
             num_behind = len(queue) - i - 1  # each of them is left a token: a long prompt holds nobody up
             new = min(request.num_tokens_to_compute, budget - num_behind)
