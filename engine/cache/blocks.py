@@ -1,4 +1,4 @@
-"""Memory in blocks of equal size, as an operating system has its pages: who owns which, and which are free.
+"""Memory in blocks of equal size, as an operating system has its pages: which are in use, and which are free.
 
 Knows numbers alone: no tensors, no tokens, no sequences. Every call costs constant time per block it names.
 Part 12. Source: Kwon et al., PagedAttention, SOSP 2023, https://arxiv.org/abs/2309.06180.
@@ -12,7 +12,9 @@ import numpy as np
 
 
 class Contents(Protocol):
-    """Which blocks hold something that can still be found, though nobody refers to them (a prefix cache)."""
+    """Which blocks hold something that can be found again, though no sequence refers to them (a
+    prefix cache).
+    """
 
     def __contains__(self, block: int) -> bool: ...
     def forget(self, block: int) -> None: ...
@@ -45,9 +47,9 @@ class BlockManager:
     def allocate(self, count: int, after: int | None = None) -> list[int] | None:
         """`count` free blocks, each with one reference; `after`: the block that they are to follow, if any.
 
-        Each is the one right behind the last if that is free and its contents cannot be found: so blocks
-        mostly follow one another, and no contents are lost for the sake of order. Else it is the front of the
-        free queue, and its contents are forgotten. None: fewer are free, and nothing has changed.
+        The next block is the one right behind the last, if that is free and its contents cannot be found: so
+        blocks mostly follow one another, and no contents are lost for the sake of order. Else it is the front
+        of the free queue, and its contents are forgotten. None: fewer are free, and nothing has changed.
         """
         if count > len(self.free_queue):
             return None
@@ -64,8 +66,8 @@ class BlockManager:
         return blocks
 
     def fork(self, blocks: Sequence[int]) -> None:
-        """Add a reference to each block, for another owner. A free block among them is free no longer, and
-        keeps its contents.
+        """Add a reference to each block, for another sequence. A free block leaves the free queue, and keeps
+        its contents.
         """
         for block in blocks:
             if not self.references[block]:

@@ -209,8 +209,8 @@ class PagedCache:
         self._free(seq)
 
     def release(self, seq: CachedSequence) -> None:
-        """Free a finished sequence's blocks. Those of a failed one are found no longer: what is in them may
-        be what made it fail.
+        """Free a finished sequence's blocks. Those of a failed one leave the prefix cache: their keys and
+        values may be what made it fail.
         """
         self.swap.drop(seq.id)
         if seq.error is not None and seq.id in self.allocations:
@@ -252,7 +252,7 @@ class PagedCache:
 
     def _move(self, kind: Literal["fork", "out", "in"], source: Sequence[int], target: Sequence[int]) -> None:
         """Plan a copy of `source` blocks to `target`, made before the next step computes. The source may be
-        freed at once: whoever gets it writes it in that step at the earliest, or by a later copy.
+        freed at once: its next owner writes it in that step at the earliest, or by a later copy.
         """
         self._copies.append(Copy(self._num_copies, kind, tuple(source), tuple(target)))
         self._num_copies += 1

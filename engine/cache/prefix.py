@@ -18,7 +18,9 @@ class Prefix:
 
     def __init__(self, parent: "Prefix | None", token_ids: tuple) -> None:
         self.parent, self.token_ids = parent, token_ids
-        self._hash = hash((parent, token_ids))  # the parent has its hash at hand: one block's work
+        self._hash = hash(
+            (parent, token_ids)
+        )  # the parent keeps its hash: only this block's tokens are hashed
 
     def __hash__(self) -> int:
         return self._hash
@@ -95,5 +97,5 @@ class PrefixCache:
             if block is None:
                 break
             blocks.append(block)
-            prefix = self._prefix[block]  # the record at hand: the next comparison ends at it
+            prefix = self._prefix[block]  # the stored record, not its equal: the next comparison ends at it
         return blocks

@@ -2,7 +2,7 @@
 
 Each line is JSON: first how the engine was made; then each step's record when it was submitted, with its
 runner's name, and its tokens, or its error, when they were read. Promises that the same steps are run again
-in the same order. Knows no request. Prompts are in the file, as token ids: whoever sends the file sends
+in the same order. Knows no request. Prompts are in the file, as token ids: to send the file is to send
 them.
 """
 

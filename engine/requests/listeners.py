@@ -20,7 +20,7 @@ class StepRecord:
     number: int
     start: float
     end: float
-    schedule_seconds: float  # to decide who runs
+    schedule_seconds: float  # to decide which requests run
     execute_seconds: float  # forward pass and sampling; the rest of the step is bookkeeping
     request_ids: tuple[str, ...]  # [S]
     tokens_computed: tuple[int, ...]  # [S]: new tokens of each request in this step

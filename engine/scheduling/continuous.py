@@ -39,7 +39,7 @@ class ContinuousScheduler(Queues):
         """Queue by priority, then arrival.
 
         The rank never changes, yet no request starves: a later arrival starts with a worse number, so it
-        overtakes by priority only those who came less than STEPS_PER_PRIORITY steps before it.
+        overtakes by priority only those that came less than STEPS_PER_PRIORITY steps before it.
         """
         self._arrivals += 1
         request.rank = (request.priority + self._step / STEPS_PER_PRIORITY, self._arrivals)
@@ -54,7 +54,7 @@ class ContinuousScheduler(Queues):
           token of the budget is left for every running request behind it. One with nothing to compute
           (its last token is still on its way) is left out.
         - Before a request has its tokens, `cache.reserve` makes room for them, drafts included. While the
-          answer is no, the running request of the worst rank is preempted; that may be the one who asks.
+          answer is no, the running request of the worst rank is preempted; that may be the request itself.
         - Then newcomers, in the order of the queue, while there are budget, seats and memory. A prompt may
           come in chunks, but needs room for all that is known of it before the first: else it is put back,
           and nobody behind it is admitted. A step that preempts admits nobody.
@@ -108,7 +108,7 @@ class ContinuousScheduler(Queues):
         """From the running requests to its old place in the queue, with nothing computed and no memory.
 
         Rank and output stay. Drafts and the prompt's log probabilities are forgotten,
-        since both will be found again.
+        since both will be computed again.
         """
         self.running.remove(request)
         self.cache.preempt(request)

@@ -55,8 +55,8 @@ class Queues:
         adapter_slots: AdapterSlots | None = None,
         select_rows: SelectRows = sampled_rows,
     ) -> None:
-        """`adapter_slots`: who gives the adapters of running requests a slot. `select_rows`: as for
-        `make_batch`.
+        """`adapter_slots`: gives the adapters of running requests their slots; None: no request has an
+        adapter. `select_rows`: as for `make_batch`.
         """
         self.cache, self.listeners = cache, Listeners()
         self._adapter_slots, self._select_rows = adapter_slots, select_rows
