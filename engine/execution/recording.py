@@ -232,5 +232,5 @@ def _compare(entry: Mapping[str, Any], runner: str, batch: Batch, pending: Pendi
         tokens_now = pending.result().tokens
     except Exception as error:
         error_now = f"{type(error).__name__}: {error}"
-    step, tokens, error = entry["result"], entry.get("tokens"), entry.get("error")
-    return Compared(step, runner, batch, tokens, tokens_now, error, error_now)
+    tokens, recorded_error = entry.get("tokens"), entry.get("error")
+    return Compared(entry["result"], runner, batch, tokens, tokens_now, recorded_error, error_now)
