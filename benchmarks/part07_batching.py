@@ -100,8 +100,8 @@ def warm(crowd: int) -> Callable[[SlotCache], StaticScheduler]:
     """Static batches over a cache that has all of a prompt but its last token: all steps are decode steps."""
 
     def make(cache: SlotCache) -> StaticScheduler:
-        begin = cache.begin
-        cache.begin = lambda seq: begin(seq) or len(seq.token_ids) - 1
+        admit = cache.admit
+        cache.admit = lambda seq: admit(seq) or len(seq.token_ids) - 1
         return StaticScheduler(cache, crowd)
 
     return make

@@ -69,8 +69,8 @@ class TightCache(SlotCache):
         super().__init__(num_slots, slot_tokens=room)
         self.room, self.held = room, {}
 
-    def reserve(self, seq: CachedSequence, total: int) -> bool:
-        more = max(total - self.held.get(seq.id, 0), 0)  # beyond what it has
+    def reserve(self, seq: CachedSequence, num_tokens: int) -> bool:
+        more = max(num_tokens - self.held.get(seq.id, 0), 0)  # beyond what it has
         if sum(self.held.values()) + more > self.room:
             return False
         self.held[seq.id] = self.held.get(seq.id, 0) + more
@@ -86,9 +86,9 @@ class TightCache(SlotCache):
 class HastyCache(TightCache):
     """A mistake: lets a newcomer in when there is room for its first chunk, whatever the scheduler asks."""
 
-    def reserve(self, seq: CachedSequence, total: int) -> bool:
+    def reserve(self, seq: CachedSequence, num_tokens: int) -> bool:
         new = seq.id not in self.held
-        return super().reserve(seq, min(total, BUDGET - 1) if new else total)
+        return super().reserve(seq, min(num_tokens, BUDGET - 1) if new else num_tokens)
 
 
 @dataclass

@@ -40,13 +40,13 @@ VOCAB = 512  # of the logits handed out: choosing among them costs little
 class Room:
     """A cache that always has room and holds nothing."""
 
-    def begin(self, seq):
+    def admit(self, seq):
         return 0
 
-    def reserve(self, seq, total):
+    def reserve(self, seq, num_tokens):
         return True
 
-    def commit(self, seq, total):
+    def commit(self, seq, num_tokens):
         pass
 
     def release(self, seq):
@@ -54,7 +54,7 @@ class Room:
 
     preempt = release
 
-    def fits(self, total):
+    def fits(self, num_tokens):
         return True
 
     def usage(self):

@@ -42,7 +42,7 @@ def one_way_back(model, length: int, repeats: int) -> tuple[float, float]:
     request = Request("a", "a", ids, length, params, None, SamplingState(params, ids, [], 0))
     swap, compute = [], []
     for _ in range(repeats):
-        request.num_computed_tokens = cache.begin(request)
+        request.num_computed_tokens = cache.admit(request)
         cache.reserve(request, length)
         start = time.perf_counter()
         runner.submit(queues.take([(request, length)]).batch).result()
@@ -50,7 +50,7 @@ def one_way_back(model, length: int, repeats: int) -> tuple[float, float]:
         cache.commit(request, length)
         start = time.perf_counter()
         cache.preempt(request)
-        back = cache.begin(request)
+        back = cache.admit(request)
         memory.apply(cache.take_copies())
         swap.append(time.perf_counter() - start)
         assert back == length

@@ -313,7 +313,7 @@ def engines(model, tokenizer, rows: int, length: int) -> dict[str, Callable[[], 
     def engine(kind: type[LLMEngine], first: list[Way], last: LastTokens, forward=None) -> LLMEngine:
         ways = [*first, EagerWay(model, memory, forward, last.upload)]
         scheduler = ContinuousScheduler(memory.plan(enable_prefix_caching=False), rows, 8192)
-        runner = ModelRunner(ways, memory, last=last)
+        runner = ModelRunner(ways, memory, last_tokens=last)
         return kind(tokenizer, config, scheduler, runner, max_model_len=length)
 
     def in_graphs(kind: type[LLMEngine], tuned: bool) -> LLMEngine:

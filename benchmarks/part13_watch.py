@@ -45,6 +45,6 @@ def watched(kind: type[LLMEngine], tokenizer: Tokenizer, model) -> LLMEngine:
     """An engine over pages, with PyTorch's operations: who waits for whom does not depend on the kernel."""
     device = next(model.parameters()).device
     memory, last = PageMemory(model.config, 64, device=device), LastTokens(SEATS, device)
-    executor = Watched(ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last=last))
+    executor = Watched(ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last_tokens=last))
     scheduler = ContinuousScheduler(memory.plan(), SEATS, 256)
     return kind(tokenizer, model.config, scheduler, executor, max_model_len=256)

@@ -110,7 +110,7 @@ def _runner(model: nn.Module, seats: int) -> ModelRunner:
     blocks = seats * -(-ROOM // P)
     memory = PageMemory(model.config, blocks, P, kernel=sdpa_attention)
     last = LastTokens(seats, torch.device("cpu"))
-    return ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last=last)
+    return ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last_tokens=last)
 
 
 def _scheduler(runner: ModelRunner, seats: int) -> ContinuousScheduler:

@@ -78,7 +78,7 @@ def memory_of(model, sequences: int, length: int) -> PageMemory:
 
 
 def graphs_of(
-    model, memory, last, make_steps, sizes: list[int], length: int, most_new=1, in_flight=2
+    model, memory, last, make_steps, sizes: list[int], length: int, max_new=1, in_flight=2
 ) -> GraphWay:
     """Graphs of these sizes alone: the ladder has more, and each costs time to compile."""
     V, step = model.config.vocab_size, make_steps(model, memory, sizes[-1])
@@ -87,7 +87,7 @@ def graphs_of(
     graphs.sizes = sizes
     if last.chosen.is_cuda:
         graphs._capture()
-    return GraphWay(graphs, V, most_new)
+    return GraphWay(graphs, V, max_new)
 
 
 def sizes_for(sequences: list[int], new: range) -> list[int]:
@@ -125,7 +125,7 @@ def passes(way: GraphWay, plan, sequences: int, news: range, context: int, repea
     for i in range(sequences):
         ids, params = [7 + i] * (context + MOST), SamplingParams()
         request = Request(str(i), str(i), ids, len(ids), params, None, SamplingState(params, ids, [], i))
-        plan.begin(request)
+        plan.admit(request)
         plan.reserve(request, len(ids))
         request.num_computed_tokens = context
         requests.append(request)
@@ -194,7 +194,7 @@ def main() -> None:
     print(f"loaded and captured: {time.perf_counter() - began:.0f} s", flush=True)
 
     def runner_of(model, memory, last, *ways) -> ModelRunner:
-        return ModelRunner([*ways, EagerWay(model, memory, upload=last.upload)], memory, last=last)
+        return ModelRunner([*ways, EagerWay(model, memory, upload=last.upload)], memory, last_tokens=last)
 
     def engine_of(kind: type, runner: ModelRunner, scheduler, *capabilities) -> LLMEngine:
         return kind(

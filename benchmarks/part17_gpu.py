@@ -63,7 +63,9 @@ def seconds_per_token(folder: Path, side: str, device: torch.device, tokens: int
     V, width = model.config.vocab_size, LONGEST // 16
     graphs = DecodeGraphs(steps(model, memory, 1), last, V, 1, width, device.type == "cuda")
     runner = ModelRunner(
-        [GraphWay(graphs, V), EagerWay(model, memory, prompt_forward(model), last.upload)], memory, last=last
+        [GraphWay(graphs, V), EagerWay(model, memory, prompt_forward(model), last.upload)],
+        memory,
+        last_tokens=last,
     )
     tokenizer, scheduler = Tokenizer.from_pretrained(folder), ContinuousScheduler(memory.plan(), 1, LONGEST)
     engine = AheadEngine(tokenizer, model.config, scheduler, runner, max_model_len=LONGEST)

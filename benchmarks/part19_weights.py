@@ -63,7 +63,7 @@ class Bench:
             self._made += 1
             ids = [(7 * self._made + 13 * i) % 4000 + 1 for i in range(prompt)]
             (request,) = self.engine.make_requests(str(self._made), ids, PARAMS)
-            self.cache.begin(request)
+            self.cache.admit(request)
             assert self.cache.reserve(request, prompt + GROWS)
             made.append(request)
         return made

@@ -128,7 +128,7 @@ def main() -> None:
         "one flat row of tokens\nGPT-2 (1), Llama, Qwen3 (20)\nnever sees the memory",
     )
     box(ax, 9.7, 0.1, 3.3, 1.9, MODEL, "linear layers", "packed (3)\nint8, int4 (17)\nadapters by row (18)")
-    arrow(ax, (2.05, 3.0), (2.05, 2.05), "begin, reserve,\ncommit, release")
+    arrow(ax, (2.05, 3.0), (2.05, 2.05), "admit, reserve,\ncommit, release")
     arrow(ax, (6.7, 3.0), (6.7, 2.05), "tokens, positions")
     arrow(ax, (3.85, 1.25), (4.75, 1.25), "attend")
     ax.text(4.3, 0.62, "tiles (9)\nTriton (13)", ha="center", va="center", fontsize=7.5, color=GREY)

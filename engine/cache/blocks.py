@@ -1,4 +1,4 @@
-"""Memory in blocks of equal size, as an operating system has its pages: who owns which, and which are free.
+"""Memory in blocks of equal size, as an operating system has its pages: which are in use, and which are free.
 
 Knows numbers alone: no tensors, no tokens, no sequences. Every call costs constant time per block it names.
 Part 12. Source: Kwon et al., PagedAttention, SOSP 2023, https://arxiv.org/abs/2309.06180.
@@ -12,14 +12,16 @@ import numpy as np
 
 
 class Contents(Protocol):
-    """Which blocks hold something that can still be found, though nobody refers to them (a prefix cache)."""
+    """Which blocks hold something that can be found again, though no sequence refers to them (a
+    prefix cache).
+    """
 
     def __contains__(self, block: int) -> bool: ...
     def forget(self, block: int) -> None: ...
 
 
 class NoContents:
-    """No block can be found."""
+    """For blocks without a prefix cache: nothing in them can be found."""
 
     def __contains__(self, block: int) -> bool:
         return False
@@ -45,9 +47,9 @@ class BlockManager:
     def allocate(self, count: int, after: int | None = None) -> list[int] | None:
         """`count` free blocks, each with one reference; `after`: the block that they are to follow, if any.
 
-        Each is the one right behind the last if that is free and its contents cannot be found: so blocks
-        mostly follow one another, and no contents are lost for the sake of order. Else it is the front of the
-        free queue, and its contents are forgotten. None: fewer are free, and nothing has changed.
+        The next block is the one right behind the last, if that is free and its contents cannot be found: so
+        blocks mostly follow one another, and no contents are lost for the sake of order. Else it is the front
+        of the free queue, and its contents are forgotten. None: fewer are free, and nothing has changed.
         """
         if count > len(self.free_queue):
             return None
@@ -64,8 +66,8 @@ class BlockManager:
         return blocks
 
     def fork(self, blocks: Sequence[int]) -> None:
-        """Add a reference to each block, for another owner. A free block among them is free no longer, and
-        keeps its contents.
+        """Add a reference to each block, for another sequence. A free block leaves the free queue, and keeps
+        its contents.
         """
         for block in blocks:
             if not self.references[block]:
@@ -97,17 +99,18 @@ class BlockTable:
     def __init__(self) -> None:
         self._numbers = np.empty(8, dtype=np.int64)  # longer than the table: doubled when it is full
         self._length = 0
-        self.last: int | None = None
+        self.last: int | None = None  # the last block; None: the table is empty
 
     def __len__(self) -> int:
         return self._length
 
     @property
     def blocks(self) -> np.ndarray:
-        """[n]"""
+        """[n]: their numbers. A view, until the table grows."""
         return self._numbers[: self._length]
 
     def append(self, blocks: Sequence[int]) -> None:
+        """Add blocks at the end, in order."""
         end = self._length + len(blocks)
         if end > len(self._numbers):
             self._numbers = np.resize(self._numbers, max(end, 2 * len(self._numbers)))

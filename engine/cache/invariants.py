@@ -24,7 +24,7 @@ class Invariants:
         self._before: dict[str, tuple[BlockTable, list[int]]] = {}
 
     def check(self, step: Step | None = None) -> None:
-        """Check them all; with a step that is about to run, also that it writes only blocks of its own.
+        """Check all sequences; with a step that is about to run, also that it writes only blocks of its own.
         Raises InvariantError.
         """
         block_tables = {seq_id: allocation.table for seq_id, allocation in self.cache.allocations.items()}
@@ -57,8 +57,8 @@ class Invariants:
                 )
 
     def _check_step(self, step: Step) -> None:
-        """The record's slots are those of each sequence's table; no block that is written is shared or known;
-        and a known block is known for the tokens it holds.
+        """The record's slots are those of each sequence's table. No block that the step writes is shared, or
+        in the prefix cache. A block that is in the prefix cache is there for the tokens it holds.
         """
         batch, P = step.batch, self.cache.block_size
         for s, request in enumerate(step.requests):
@@ -101,13 +101,13 @@ def _check_counts(where: str, manager: BlockManager, tables: list[list[int]]) ->
             f"{where}: block {block} has {references} references and is "
             f"{'' if block in manager.free_queue else 'not '}free",
         )
-    free = len(manager.free_queue)
+    num_free = len(manager.free_queue)
     _must(
-        free + len(in_tables) == manager.num_blocks,
-        f"{where}: {free} free blocks and {len(in_tables)} in use are not {manager.num_blocks} in all",
+        num_free + len(in_tables) == manager.num_blocks,
+        f"{where}: {num_free} free blocks and {len(in_tables)} in use are not {manager.num_blocks} in all",
     )
 
 
-def _must(holds: bool, what: str) -> None:
+def _must(holds: bool, message: str) -> None:
     if not holds:
-        raise InvariantError(what)
+        raise InvariantError(message)

@@ -42,7 +42,7 @@ class CachedSequence(Protocol):
 class Usage:
     """How full a cache is, in tokens."""
 
-    num_sequences: int
+    num_sequences: int  # admitted
     tokens_held: int  # tokens reserved for sequences, used or not
     tokens_total: int
 
@@ -54,7 +54,7 @@ class Usage:
 @dataclass(slots=True)
 class DraftProgress:
     """How much of a sequence a draft model has computed (Part 16). Its keys and values are in a memory of its
-    own, at the places that the plan gives the target's.
+    own, in the blocks and slots that the plan gives the target's.
     """
 
     num_tokens: int  # the sequence's first tokens whose keys and values the draft model has computed
@@ -71,33 +71,35 @@ class Locations(NamedTuple):
 class KVCacheManager(Protocol):
     """The plan: which memory is whose, by sequence. Knows no tensor."""
 
-    draft_progress: dict[str, DraftProgress]  # by id of admitted sequences: `begin` adds an entry
+    draft_progress: dict[str, DraftProgress]  # by id of admitted sequences: `admit` adds an entry
 
-    def begin(self, seq: CachedSequence) -> int | None:
+    def admit(self, seq: CachedSequence) -> int | None:
         """Admit a sequence, and say how many of its first tokens are computed already: 0, or with a prefix
         cache up to all but one. None: there is no room now, and nothing has changed.
         """
 
-    def reserve(self, seq: CachedSequence, total: int) -> bool:
-        """Make room for `total` tokens of an admitted sequence. False: no room now; nothing has changed."""
+    def reserve(self, seq: CachedSequence, num_tokens: int) -> bool:
+        """Make room for an admitted sequence's first `num_tokens` tokens. False: there is no room now, and
+        nothing has changed.
+        """
 
-    def commit(self, seq: CachedSequence, total: int) -> None:
-        """Note that an admitted sequence's first `total` tokens are known, and their keys and values
+    def commit(self, seq: CachedSequence, num_tokens: int) -> None:
+        """Note that an admitted sequence's first `num_tokens` tokens are known, and their keys and values
         computed: from here on they may be shared (Part 12). Never called for a step that failed, or that has
         not landed.
         """
 
-    def trim(self, seq: CachedSequence, total: int) -> None:
-        """Free what an admitted sequence has reserved beyond `total` tokens (Part 16)."""
+    def trim(self, seq: CachedSequence, num_tokens: int) -> None:
+        """Free what an admitted sequence has reserved beyond `num_tokens` tokens (Part 16)."""
 
     def preempt(self, seq: CachedSequence) -> None:
-        """Give up a sequence's memory, to `begin` again later. What was computed may be lost."""
+        """Take a sequence's memory from it; it may be admitted again later. What was computed may be lost."""
 
     def release(self, seq: CachedSequence) -> None:
         """Free all that a finished sequence has. Does nothing for one that was never admitted."""
 
-    def fits(self, total: int) -> bool:
-        """Whether one sequence of `total` tokens fits, if it has the cache for itself."""
+    def fits(self, num_tokens: int) -> bool:
+        """Whether one sequence of `num_tokens` tokens fits, if it has the cache for itself."""
 
     def usage(self) -> Usage:
         """How full it is."""
@@ -112,8 +114,8 @@ class KVCacheManager(Protocol):
     def take_copies(self) -> tuple[Copy, ...]:
         """The copies planned since the last step, for the next step's record: it makes them first."""
 
-    def retry(self, copies: Sequence[Copy]) -> None:
-        """Plan a failed step's copies again, before all that were planned since."""
+    def replan(self, copies: Sequence[Copy]) -> None:
+        """Plan a failed step's copies again: the next step makes them before all that were planned since."""
 
 
 class KVMemory(Protocol):

@@ -29,13 +29,12 @@ class Allocation:
     """The memory of one admitted sequence."""
 
     table: BlockTable = field(default_factory=BlockTable)
-    num_reserved: int = 0  # tokens for which its blocks have room, once `reserve` was called
+    num_reserved: int = 0  # tokens for which its blocks have room; 0 until `reserve` was called
     num_committed: int = 0  # its first tokens that are known and computed: these alone may be shared
     chain: list[Prefix] = field(default_factory=list)  # of its committed full blocks, in order
-    draft_progress: DraftProgress = field(
-        default_factory=lambda: DraftProgress(0)
-    )  # a draft model's (Part 16)
-    num_draft_computed: int = 0  # its first blocks that are marked so in the prefix cache (Part 16)
+    # What a draft model has computed (Part 16); and how many of the first blocks the prefix cache has it of.
+    draft_progress: DraftProgress = field(default_factory=lambda: DraftProgress(0))
+    num_draft_blocks: int = 0
 
 
 class PagedCache:
@@ -50,7 +49,8 @@ class PagedCache:
         preemption_mode: PreemptionMode | None = None,
     ) -> None:
         """`preemption_mode`: "recompute" never swaps, "swap" always does if there is room, None swaps
-        sequences with at least SWAP_FROM computed tokens. Raises ValueError: to swap, with no room for it.
+        sequences with at least SWAP_FROM computed tokens. Raises ValueError: another mode, or "swap" without
+        swap blocks.
         """
         if preemption_mode not in (None, "recompute", "swap"):
             raise ValueError(f"{preemption_mode=}: accepted are 'recompute', 'swap' and None")
@@ -68,11 +68,11 @@ class PagedCache:
         self._num_copies = 0
         self._enable_prefix_caching, self._mode = enable_prefix_caching, preemption_mode
 
-    def num_blocks_for(self, total: int) -> int:
-        """Blocks that `total` tokens need."""
-        return -(-total // self.block_size)
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that so many tokens need."""
+        return -(-num_tokens // self.block_size)
 
-    def begin(self, seq: CachedSequence) -> int | None:
+    def admit(self, seq: CachedSequence) -> int | None:
         """Admit a sequence if there is room for all its known tokens: so `reserve` will not refuse them.
 
         It starts behind what is there already: its own blocks if they were swapped out, else what it shares
@@ -80,7 +80,7 @@ class PagedCache:
         block that is not full, which it will write next, it gets a copy (`_allocate`, `_move`).
         """
         num_needed = self.num_blocks_for(len(seq.token_ids))
-        if not self.blocks.num_free:  # at least one block is never shared
+        if not self.blocks.num_free:  # every admission takes a block: spare the lookup of the prefix
             return None
         if seq.id in self.swap:
             return self._swap_in(seq, num_needed)
@@ -103,8 +103,8 @@ class PagedCache:
             allocation.table.append(copy)
         self.queried_tokens += len(seq.token_ids)
         self.hit_tokens += num_cached
-        num_draft_computed = self.prefixes.num_draft_computed(full_blocks)
-        allocation.draft_progress = DraftProgress(num_draft_computed * self.block_size)
+        num_draft_blocks = self.prefixes.num_draft_computed(full_blocks)
+        allocation.draft_progress = DraftProgress(num_draft_blocks * self.block_size)
         self.draft_progress[seq.id] = allocation.draft_progress
         return num_cached
 
@@ -116,19 +116,22 @@ class PagedCache:
             return [], 0, []
         parent = self.allocations.get(seq.parent.id) if seq.parent is not None else None
         if seq.parent is not None and parent is not None:
+            # The first tokens of both, as far as they are equal; the last must be computed, for its logits.
             pairs = zip(seq.parent.token_ids, seq.token_ids, strict=False)
             num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            tokens = min(num_equal, len(seq.token_ids) - 1)
-            if parent.num_committed < tokens - 1:  # its prompt is being computed
+            num_tokens = min(num_equal, len(seq.token_ids) - 1)
+            # A decoding parent's newest token is known before it is computed, hence the - 1. Further behind,
+            # it is still computing the prompt they share.
+            if parent.num_committed < num_tokens - 1:
                 return None, 0, []
-            tokens = min(tokens, parent.num_committed)
-            blocks = parent.table.blocks[: self.num_blocks_for(tokens)].tolist()
-            return blocks, tokens, parent.chain[: tokens // self.block_size]
+            num_tokens = min(num_tokens, parent.num_committed)
+            blocks = parent.table.blocks[: self.num_blocks_for(num_tokens)].tolist()
+            return blocks, num_tokens, parent.chain[: num_tokens // self.block_size]
         blocks = self.prefixes.match(seq.token_ids, seq.adapter, seq.cache_salt)
         return blocks, len(blocks) * self.block_size, [self.prefixes.prefix(block) for block in blocks]
 
     def _swap_in(self, seq: CachedSequence, num_needed: int) -> int | None:
-        """Admit a sequence that was swapped out; as `begin`, if `num_needed` blocks are free."""
+        """Admit a sequence that was swapped out; as `admit`, if `num_needed` blocks are free."""
         if num_needed > self.blocks.num_free:
             return None
         swapped = self.swap.take(seq.id)
@@ -146,11 +149,11 @@ class PagedCache:
         assert blocks is not None, f"{count} blocks are not free"
         return blocks
 
-    def reserve(self, seq: CachedSequence, total: int) -> bool:
+    def reserve(self, seq: CachedSequence, num_tokens: int) -> bool:
         allocation = self.allocations[seq.id]
-        if total <= allocation.num_reserved:  # in most steps: a block lasts for many
+        if num_tokens <= allocation.num_reserved:  # in most steps: a block lasts for many
             return True
-        missing = max(0, self.num_blocks_for(total) - len(allocation.table))
+        missing = max(0, self.num_blocks_for(num_tokens) - len(allocation.table))
         blocks = self.blocks.allocate(missing, allocation.table.last)
         if blocks is None:
             return False
@@ -158,41 +161,44 @@ class PagedCache:
         allocation.num_reserved = len(allocation.table) * self.block_size
         return True
 
-    def commit(self, seq: CachedSequence, total: int) -> None:
+    def commit(self, seq: CachedSequence, num_tokens: int) -> None:
         """As in `KVCacheManager`. The prefix cache learns of blocks that have become full, and of those that
         a draft model has computed, too.
         """
         allocation, P = self.allocations[seq.id], self.block_size
-        allocation.num_committed = total
+        allocation.num_committed = num_tokens
         if not self._enable_prefix_caching:
             return
-        if total >= (len(allocation.chain) + 1) * P:  # a block has become full
-            for i in range(len(allocation.chain), total // P):
+        if num_tokens >= (len(allocation.chain) + 1) * P:  # a block has become full
+            for i in range(len(allocation.chain), num_tokens // P):
                 parent = allocation.chain[-1] if allocation.chain else root(seq.adapter, seq.cache_salt)
                 prefix = Prefix(parent, tuple(seq.token_ids[i * P : (i + 1) * P]))
                 allocation.chain.append(self.prefixes.add(prefix, int(allocation.table.blocks[i])))
         if not allocation.draft_progress.num_tokens:
             return
-        marked = allocation.num_draft_computed
-        draft_computed = min(allocation.draft_progress.num_tokens, total) // P
-        if draft_computed > marked:
-            self.prefixes.mark_draft_computed(allocation.table.blocks[marked:draft_computed].tolist())
-            allocation.num_draft_computed = draft_computed
+        start, end = allocation.num_draft_blocks, min(allocation.draft_progress.num_tokens, num_tokens) // P
+        if start < end:
+            self.prefixes.mark_draft_computed(allocation.table.blocks[start:end].tolist())
+            allocation.num_draft_blocks = end
 
-    def trim(self, seq: CachedSequence, total: int) -> None:
-        allocation, num_blocks = self.allocations[seq.id], self.num_blocks_for(total)
+    def trim(self, seq: CachedSequence, num_tokens: int) -> None:
+        allocation, num_blocks = self.allocations[seq.id], self.num_blocks_for(num_tokens)
         if num_blocks >= len(allocation.table):
             return
-        blocks, allocation.table = allocation.table.blocks.tolist(), BlockTable()
+        blocks = allocation.table.blocks.tolist()
+        allocation.table = BlockTable()
         allocation.table.append(blocks[:num_blocks])
         allocation.num_reserved = num_blocks * self.block_size
         self.blocks.free(blocks[num_blocks:])
 
     def preempt(self, seq: CachedSequence) -> None:
-        """Free a sequence's blocks; what is committed is copied out first, if `preemption_mode` says so."""
+        """Free a sequence's blocks; what is committed is copied out first, if `preemption_mode` says so. A
+        sequence that wants every row is not: its prompt is computed again, for its logits.
+        """
         num_committed = self.allocations[seq.id].num_committed
-        swap_from = {"swap": 1, None: SWAP_FROM}.get(self._mode)  # tokens; None: never swap
-        if swap_from and num_committed >= swap_from and not seq.wants_every_row:
+        min_tokens = SWAP_FROM if self._mode is None else 1
+        may_swap = self._mode != "recompute" and not seq.wants_every_row
+        if may_swap and num_committed >= min_tokens:
             table = self.allocations[seq.id].table
             blocks = table.blocks[: self.num_blocks_for(num_committed)].tolist()
             num_draft_tokens = min(self.draft_progress[seq.id].num_tokens, num_committed)
@@ -203,8 +209,8 @@ class PagedCache:
         self._free(seq)
 
     def release(self, seq: CachedSequence) -> None:
-        """Free a finished sequence's blocks. Those of a failed one are found no longer: what is in them may
-        be what made it fail.
+        """Free a finished sequence's blocks. Those of a failed one leave the prefix cache: their keys and
+        values may be what made it fail.
         """
         self.swap.drop(seq.id)
         if seq.error is not None and seq.id in self.allocations:
@@ -218,8 +224,8 @@ class PagedCache:
         if allocation is not None:
             self.blocks.free(allocation.table.blocks.tolist())
 
-    def fits(self, total: int) -> bool:
-        return self.num_blocks_for(total) <= self.num_blocks
+    def fits(self, num_tokens: int) -> bool:
+        return self.num_blocks_for(num_tokens) <= self.num_blocks
 
     def usage(self) -> Usage:
         in_use = self.num_blocks - self.blocks.num_free
@@ -227,12 +233,10 @@ class PagedCache:
 
     def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
         P = self.block_size
-        counts = [
-            positions[end - 1] // P + 1 for end in query_start[1:]
-        ]  # [S]: blocks up to the last new token
-        tables = np.zeros((len(ids), max(counts)), dtype=np.int64)
-        for row, name, count in zip(tables, ids, counts, strict=True):
-            row[:count] = self.allocations[name].table.blocks[:count]
+        counts = [positions[end - 1] // P + 1 for end in query_start[1:]]  # [S]: blocks up to the last token
+        tables = np.zeros((len(ids), max(counts)), dtype=np.int64)  # [S, W]
+        for row, seq_id, count in zip(tables, ids, counts, strict=True):
+            row[:count] = self.allocations[seq_id].table.blocks[:count]
         sequence = np.arange(len(ids))
         if len(positions) > len(ids):  # mostly each has one new token
             sequence = sequence.repeat(np.diff(query_start))  # [T]
@@ -243,12 +247,12 @@ class PagedCache:
         copies, self._copies = tuple(self._copies), []
         return copies
 
-    def retry(self, copies: Sequence[Copy]) -> None:
+    def replan(self, copies: Sequence[Copy]) -> None:
         self._copies = [*copies, *self._copies]
 
     def _move(self, kind: Literal["fork", "out", "in"], source: Sequence[int], target: Sequence[int]) -> None:
         """Plan a copy of `source` blocks to `target`, made before the next step computes. The source may be
-        freed at once: whoever gets it writes it in that step at the earliest, or by a later copy.
+        freed at once: its next owner writes it in that step at the earliest, or by a later copy.
         """
         self._copies.append(Copy(self._num_copies, kind, tuple(source), tuple(target)))
         self._num_copies += 1

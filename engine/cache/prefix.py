@@ -18,7 +18,9 @@ class Prefix:
 
     def __init__(self, parent: "Prefix | None", token_ids: tuple) -> None:
         self.parent, self.token_ids = parent, token_ids
-        self._hash = hash((parent, token_ids))  # the parent has its hash at hand: one block's work
+        self._hash = hash(
+            (parent, token_ids)
+        )  # the parent keeps its hash: only this block's tokens are hashed
 
     def __hash__(self) -> int:
         return self._hash
@@ -45,8 +47,8 @@ class PrefixCache:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._block: dict[Prefix, int] = {}
-        self._prefix: dict[int, Prefix] = {}
+        self._block: dict[Prefix, int] = {}  # the block of each known prefix
+        self._prefix: dict[int, Prefix] = {}  # the prefix of each known block
         self._draft_computed: set[int] = set()  # known blocks that a draft model has computed, too (Part 16)
 
     def __len__(self) -> int:
@@ -63,8 +65,8 @@ class PrefixCache:
         """Make a block known: it holds this prefix's last tokens. If another block is known for them already,
         that one stays. Returns the prefix under which the block is known: the next block's parent.
         """
-        known = self._block.setdefault(prefix, block)
-        return self._prefix.setdefault(known, prefix)
+        known_block = self._block.setdefault(prefix, block)
+        return self._prefix.setdefault(known_block, prefix)
 
     def forget(self, block: int) -> None:
         """A block will be overwritten: it is known no longer. Does nothing for one that is not known."""
@@ -95,5 +97,5 @@ class PrefixCache:
             if block is None:
                 break
             blocks.append(block)
-            prefix = self._prefix[block]  # the record at hand: the next comparison ends at it
+            prefix = self._prefix[block]  # the stored record, not its equal: the next comparison ends at it
         return blocks

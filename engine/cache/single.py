@@ -73,7 +73,7 @@ class CachedForward:
     def __call__(self, token_ids: Sequence[int]) -> Tensor:
         """All token ids so far -> logits[V] of the next one.
 
-        Raises ValueError, naming the tokens given, held and the room: nothing new, or no more room.
+        Raises ValueError: no token is new, or the cache has no room for them.
         """
         start, end = self.cache.length, len(token_ids)
         if not start < end <= self.cache.max_tokens:

@@ -31,7 +31,7 @@ class SlotCache:
         self._free = list(reversed(range(num_slots)))  # the lowest free slot is taken first
         self._slot: dict[str, int] = {}
 
-    def begin(self, seq: CachedSequence) -> int | None:
+    def admit(self, seq: CachedSequence) -> int | None:
         """Take a free slot; 0, since it holds nothing of the sequence yet. None: no slot is free."""
         if not self._free:
             return None
@@ -39,13 +39,13 @@ class SlotCache:
         self.draft_progress[seq.id] = DraftProgress(0)
         return 0
 
-    def reserve(self, seq: CachedSequence, total: int) -> bool:
-        return total <= self.slot_tokens
+    def reserve(self, seq: CachedSequence, num_tokens: int) -> bool:
+        return num_tokens <= self.slot_tokens
 
-    def trim(self, seq: CachedSequence, total: int) -> None:
+    def trim(self, seq: CachedSequence, num_tokens: int) -> None:
         """Does nothing: no part of a slot can be freed."""
 
-    def commit(self, seq: CachedSequence, total: int) -> None:
+    def commit(self, seq: CachedSequence, num_tokens: int) -> None:
         """Does nothing: sequences in slots share no memory."""
 
     def release(self, seq: CachedSequence) -> None:
@@ -58,21 +58,21 @@ class SlotCache:
 
     preempt = release  # its keys and values are lost, and computed again
 
-    def fits(self, total: int) -> bool:
-        return total <= self.slot_tokens
+    def fits(self, num_tokens: int) -> bool:
+        return num_tokens <= self.slot_tokens
 
     def usage(self) -> Usage:
         return Usage(len(self._slot), len(self._slot) * self.slot_tokens, self.num_slots * self.slot_tokens)
 
     def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
-        slot = np.array([self._slot[name] for name in ids])  # [S]
+        slot = np.array([self._slot[seq_id] for seq_id in ids])  # [S]
         first_token = np.repeat(slot * self.slot_tokens, np.diff(query_start))  # [T]
         return Locations(slot[:, None], first_token + np.array(positions))
 
     def take_copies(self) -> tuple[Copy, ...]:
         return ()
 
-    def retry(self, copies: Sequence[Copy]) -> None:
+    def replan(self, copies: Sequence[Copy]) -> None:
         """Does nothing: slots are never copied."""
 
 

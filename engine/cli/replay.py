@@ -30,7 +30,7 @@ def replay(
             one_thread_if_small(model or args_of(file).model)
             for compared in run(file, model):
                 steps += 1
-                tokens += sum(map(len, compared.again or ()))
+                tokens += sum(map(len, compared.tokens_now or ()))
                 if compared.error:
                     print(
                         f"step {compared.step}: failed when it was recorded: {printable(compared.error)}",
@@ -46,8 +46,8 @@ def replay(
     print(f"step {difference.step} ({difference.runner}) differs, the first of {steps:,}:")
     if difference.error_now:
         print(f"  it fails: {for_stdout(difference.error_now)}")
-    recorded_and_now = zip(difference.batch.ids, difference.recorded or (), difference.again or ())
-    for name, recorded, again in recorded_and_now:
-        if recorded != again:
-            print(f"  {for_stdout(name)}: recorded {recorded}, now {again}")
+    recorded_and_now = zip(difference.batch.ids, difference.tokens or (), difference.tokens_now or ())
+    for seq_id, recorded, now in recorded_and_now:
+        if recorded != now:
+            print(f"  {for_stdout(seq_id)}: recorded {recorded}, now {now}")
     raise typer.Exit(1)

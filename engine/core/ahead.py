@@ -2,8 +2,8 @@
 
 A GPU that waits while the host reads tokens, checks stops and schedules is idle for as long. Here the tokens
 of a step stay where they were chosen, the next step finds them there, and the host works while the device
-does. Promises the tokens of one step at a time. A request that ends by a stop token is found out one step
-late, and costs one wasted token; one that ends by its length costs none.
+does. Promises the tokens of one step at a time. A request that ends by a stop token is in one more step
+before the host reads that token: one wasted token. One that ends by its length costs none.
 """
 
 from engine.core.llm_engine import LLMEngine

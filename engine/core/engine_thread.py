@@ -36,10 +36,10 @@ class EngineThread:
         self.engine, self.name = engine, name
         self.supports = engine.supports
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.RLock()  # between who commands and the thread that ends
+        self._lock = threading.RLock()  # no command may come in while the thread ends
         self._running = self._stopping = False
         self._mailboxes: dict[str, Mailbox] = {}  # changed by the engine's thread only
-        self._promised: set[Future] = set()  # turns between two steps that have not come yet
+        self._between_steps: set[Future] = set()  # of functions that the thread has not called yet
         self._posts: WeakValueDictionary[asyncio.AbstractEventLoop, Post] = WeakValueDictionary()
         self._thread: threading.Thread | None = None
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
@@ -109,16 +109,16 @@ class EngineThread:
         return Reader(mailbox, begin, partial(self._leave, request_id, mailbox), tokens)
 
     async def between_steps(self, function: Callable[[], T]) -> T:
-        """Have the engine's thread call it, so that no step is under way; what it gives or raises. Raises
-        EngineError: the engine is not running, or ends before that.
+        """Have the engine's thread call `function` while no step is under way. Returns what it returns, and
+        raises what it raises; or EngineError: the engine is not running, or ends first.
         """
         loop, done = asyncio.get_running_loop(), Future[T]()
 
         def call() -> None:
             with self._lock:
-                told = done not in self._promised  # of the end
-                self._promised.discard(done)
-            if told or not done.set_running_or_notify_cancel():
+                given_up = done not in self._between_steps  # `_give_up` has raised in it
+                self._between_steps.discard(done)
+            if given_up or not done.set_running_or_notify_cancel():
                 return  # nobody waits for it any more
             try:
                 done.set_result(function())
@@ -130,7 +130,7 @@ class EngineThread:
 
         with self._lock:
             self._command(call)
-            self._promised.add(done)
+            self._between_steps.add(done)
         return await asyncio.wrap_future(done, loop=loop)
 
     async def abort(self, request_id: str) -> None:
@@ -143,7 +143,7 @@ class EngineThread:
             self._command(self._abort, request_id, mailbox)
 
     def _post(self) -> Post:
-        """The running event loop's; it lives as long as somebody reads there."""
+        """The `Post` of the running event loop; it lives as long as there is a reader in that loop."""
         loop = asyncio.get_running_loop()
         with self._lock:
             post = self._posts.get(loop) or Post(loop)
@@ -151,10 +151,10 @@ class EngineThread:
         return post
 
     def _give_up(self, why: str) -> None:
-        """Tell all who read, or wait for a turn between two steps, without asking the engine."""
+        """Raise EngineError in all readers, and in every `between_steps`, without asking the engine."""
         with self._lock:
-            promised, self._promised = self._promised, set()
-        for done in promised:
+            futures, self._between_steps = self._between_steps, set()
+        for done in futures:
             if done.set_running_or_notify_cancel():
                 done.set_exception(EngineError(why))
         for mailbox in list(self._mailboxes.values()):
@@ -169,14 +169,14 @@ class EngineThread:
             self._commands.put(lambda: function(*arguments))
 
     def _is_running(self) -> bool:
-        """In this process: a fork does not copy the thread."""
+        """Whether the thread runs, in this process: a fork does not copy it."""
         return self._running and self._thread is not None and self._thread.is_alive()
 
     # From here on, everything runs in the engine's thread.
 
     def _run(self) -> None:
         """The step loop: take in what came, step, hand out; sleep when there is nothing to do."""
-        died: BaseException | None = None
+        cause: BaseException | None = None  # of the thread's death
         try:
             while not self._stopping:
                 try:
@@ -189,31 +189,31 @@ class EngineThread:
                     self._fail_all(error)
         except BaseException as error:  # such as SystemExit: nobody asked for this end
             logger.critical("the engine's thread has died", exc_info=True)
-            died = error
+            cause = error
         with self._lock:
             self._running = False
-        self._end(died)
+        self._end(cause)
 
-    def _end(self, died: BaseException | None) -> None:
-        """No command can come any more. Those that have come are heard, then whoever is left is told: by a
-        last output ("abort"), or of the error that the thread `died` of.
+    def _end(self, cause: BaseException | None) -> None:
+        """No command can come any more. Run those that have come, then end all readers that are left: by a
+        last output ("abort"), or by the error that the thread died of (`cause`).
         """
         while not self._commands.empty():
             try:
                 self._commands.get()()
             except BaseException as error:
                 logger.critical("the engine failed while it ended", exc_info=True)
-                died = died or error
+                cause = cause or error
         try:
-            if died:
-                self._fail_all(died)
+            if cause:
+                self._fail_all(cause)
             for request_id in self.engine.unfinished_request_ids():
                 self._abort(request_id)
         except BaseException as error:
             logger.critical("the engine failed while it ended", exc_info=True)
-            died = died or error
+            cause = cause or error
         # Also if that failed: nobody may wait for ever.
-        self._give_up(f"the engine has ended: {_error_text(died)}" if died else "the engine has ended")
+        self._give_up(f"the engine has ended: {_error_text(cause)}" if cause else "the engine has ended")
         self._mailboxes.clear()
 
     def _stop(self) -> None:

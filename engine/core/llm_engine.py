@@ -30,8 +30,8 @@ from engine.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 MAX_PRIORITY = 100
-FINISHED = State.FINISHED  # at hand: an Enum's member takes as long to find as a call
-Recover = Callable[[Step, Exception], list[Request]]  # who fails when a step does (Part 15 spares more)
+FINISHED = State.FINISHED  # looked up once: an Enum's member takes as long to look up as a call
+Recover = Callable[[Step, Exception], list[Request]]  # a failed step, its error -> the requests that fail
 
 
 class Capability(Protocol):
@@ -109,7 +109,7 @@ class LLMEngine:
         self.supports, self.adapters, self.capabilities = supports, adapters, list(capabilities)
         self._submissions: dict[str, Submission] = {}  # by request id, until it has finished
         self._steps = self._empty_steps = 0
-        self._process = os.getpid()
+        self._process_id = os.getpid()
 
     def make_requests(
         self,
@@ -127,7 +127,7 @@ class LLMEngine:
         Raises ParameterError for a field or a prompt that is refused, and RuntimeError in a forked process,
         where a step would hang.
         """
-        _refuse_forked(self._process)
+        _refuse_forked(self._process_id)
         params = params or SamplingParams()
         refuse_unsupported(params, self.supports)
         refuse_unknown_tokens(params, self.config.vocab_size)
@@ -191,7 +191,7 @@ class LLMEngine:
             self.scheduler.add(request)
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
-        """Stop a request, waiting or running; its last output. None: it is not here, perhaps finished."""
+        """Stop a request, waiting or running. Returns its last output; None: unknown, or finished."""
         submission = self._submissions.get(request_id)
         if submission is None:
             return None
@@ -221,7 +221,7 @@ class LLMEngine:
         if step is None:
             return None
         self._empty_steps = 0
-        step.start, step.scheduled = start, time.perf_counter()
+        step.start, step.schedule_end = start, time.perf_counter()
         self.listeners.tell("on_schedule", step.batch)
         try:
             for capability in self.capabilities:
@@ -242,30 +242,30 @@ class LLMEngine:
                 result = capability.after_result(step, result)
         except Exception as error:
             return self._recover(step, error)
-        executed = time.perf_counter()
+        landed_at = time.perf_counter()
         # 2. Its tokens are appended, with stop checks: nothing after the last token counts.
         live = [(s, r) for s, r in enumerate(step.requests) if r.state is not FINISHED]
-        ended = [request for s, request in live if _confirm(request, s, result, executed)]
+        ended = [request for s, request in live if _confirm(request, s, result, landed_at)]
         # 3. The scheduler learns what was appended. Finished requests leave, and their memory is free.
         self.scheduler.update(step, result.drafts)
         for request in ended:
             self._end(request)
-        return self._report(step, executed, [request for _, request in live], ended, result.counters)
+        return self._report(step, landed_at, [request for _, request in live], ended, result.counters)
 
     def _recover(self, step: Step, error: Exception) -> list[RequestOutput]:
         """Roll back a step that failed, and end the requests that `recover` names. Outputs as of `land`."""
-        executed = time.perf_counter()
+        landed_at = time.perf_counter()
         self.scheduler.rollback(step)
         failed = [r for r in self.recover(step, error) if r.state is not FINISHED]
         live = [r for r in step.requests if r.state is not FINISHED]
         for request in failed:
             request.error = _error_text(error)
             self._end(request, "error")
-        return self._report(step, executed, [*live, *failed], failed, error=_error_text(error))
+        return self._report(step, landed_at, [*live, *failed], failed, error=_error_text(error))
 
     def _stuck(self) -> list[RequestOutput]:
-        """Called when no request could run. At the second time in a row nothing will ever change: the first
-        request in line fails, and gets its last output.
+        """Called when no request could run. The second time in a row, nothing will ever change: the first
+        request in line fails. Returns its last output.
         """
         queue = [*self.scheduler.running, *self.scheduler.waiting]
         self._empty_steps += 1
@@ -286,7 +286,7 @@ class LLMEngine:
     def _report(
         self,
         step: Step,
-        executed: float,
+        landed_at: float,
         live: list[Request],
         ended: list[Request],
         counters: dict[str, float] | None = None,
@@ -303,8 +303,8 @@ class LLMEngine:
                     number=self._steps,
                     start=step.start,
                     end=time.perf_counter(),
-                    schedule_seconds=step.scheduled - step.start,
-                    execute_seconds=executed - step.scheduled,
+                    schedule_seconds=step.schedule_end - step.start,
+                    execute_seconds=landed_at - step.schedule_end,
                     request_ids=batch.ids,
                     tokens_computed=tuple(map(batch.num_new_tokens, range(len(batch.ids)))),
                     tokens_cached=tuple(request.num_cached_tokens for request in step.requests),
@@ -322,13 +322,14 @@ class LLMEngine:
     def _output(self, request_id: str) -> RequestOutput:
         """A request's output so far; lists that still grow are not copied. A finished one is forgotten."""
         submission = self._submissions[request_id]
-        completions, finished, error = list[CompletionOutput](), True, None
+        completions: list[CompletionOutput] = []
+        finished, error = True, None
         for request in submission.samples:
-            grown = request.output
-            reason = grown.finish_reason
+            output = request.output
+            reason = output.finish_reason
             snapshot: Callable[[list], Sequence] = list if reason else Snapshot  # finished: nothing grows
             completion = CompletionOutput(
-                len(completions), grown.visible, snapshot(grown.token_ids), reason, grown.stop_reason
+                len(completions), output.visible, snapshot(output.token_ids), reason, output.stop_reason
             )
             if request.logprobs:
                 completion.cumulative_logprob = request.cumulative_logprob
@@ -357,11 +358,11 @@ class LLMEngine:
         )
 
 
-def _refuse_forked(process: int) -> None:
-    """A fork copies one thread. The others, with which PyTorch and our C compute, would be waited for. So an
-    engine made in `process` computes with one thread in another. Raises RuntimeError.
+def _refuse_forked(process_id: int) -> None:
+    """Raises RuntimeError: this process was forked from the one that made the engine, and computes with
+    several threads. A fork copies one thread, and would wait for ever for the others.
     """
-    if os.getpid() != process and torch.get_num_threads() > 1:
+    if os.getpid() != process_id and torch.get_num_threads() > 1:
         raise RuntimeError(
             "this process was forked from the one that made the engine, without the threads that compute. "
             'Start processes with multiprocessing.get_context("spawn"), or compute with one thread here: '
@@ -370,13 +371,13 @@ def _refuse_forked(process: int) -> None:
 
 
 def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
-    """Append the tokens of sequence s of the step, read at `now`. True: the request has ended, by its last
-    token or by an error, which ends no other request.
+    """Append the tokens of sequence s of the step, read at `now`. Returns whether the request has ended: by
+    its last token, or by an error, which ends no other request.
     """
     try:
-        if result.prompt_logprobs and request.state is State.RUNNING:  # else preempted: found again later
+        if result.prompt_logprobs and request.state is State.RUNNING:  # else preempted: computed again later
             request.prompt_logprobs += result.prompt_logprobs[s]
-        scores = result.logprobs[s] if result.logprobs else None  # none, or empty: not submission for
+        scores = result.logprobs[s] if result.logprobs else None  # None, or empty: not asked for
         for i, token_id in enumerate(result.tokens[s]):
             if token_id == NO_TOKEN:
                 raise ArithmeticError("the model's logits are not finite numbers")

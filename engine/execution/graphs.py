@@ -40,7 +40,7 @@ class GraphInputs(NamedTuple):
     """What a graph of `size` rows reads: views of one array (on the host) or tensor (on the device)."""
 
     token_ids: Any  # [size]
-    sources: Any  # [size]: places in `LastTokens.chosen`, for tokens that the host does not know; -1: it does
+    sources: Any  # [size]: the row of `LastTokens.chosen` that has the token; -1: it is in token_ids
     positions: Any  # [size]
     slots: Any  # [size]; -1: nothing is stored
     lens: Any  # [size]; 0: a padding row
@@ -182,18 +182,18 @@ class DecodeGraphs:
 class GraphWay:
     """Computes a step by a graph, if it has few rows and no prompt is scored."""
 
-    def __init__(self, graphs: DecodeGraphs, vocab_size: int, most_new: int = 1) -> None:
-        """`most_new`: new tokens of one sequence, at most: more than 1 only if the rows of `graphs` see one
-        another (Part 16).
+    def __init__(self, graphs: DecodeGraphs, vocab_size: int, max_new: int = 1) -> None:
+        """`max_new`: a step in which a sequence has more new tokens does not fit. More than 1 only if the
+        rows of `graphs` see one another (Part 16).
         """
-        self.graphs, self._V, self._most_new = graphs, vocab_size, most_new
+        self.graphs, self._V, self._max_new = graphs, vocab_size, max_new
 
     def fits(self, batch: Batch) -> bool:
         """Few rows, few new tokens of each sequence, and no row of a prompt to score."""
         if batch.num_tokens > self.graphs.sizes[-1] or batch.rows.prompt:
             return False
         starts = batch.query_start
-        return batch.num_tokens == len(batch.ids) or all(b - a <= self._most_new for a, b in pairwise(starts))
+        return batch.num_tokens == len(batch.ids) or all(b - a <= self._max_new for a, b in pairwise(starts))
 
     def __call__(self, batch: Batch) -> Logits:
         logits, rows = self.graphs(batch)[:, : self._V], batch.rows.chosen  # [T, V]

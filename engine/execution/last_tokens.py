@@ -19,7 +19,7 @@ class LastTokens:
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self.chosen = torch.zeros(max_rows, dtype=torch.long, device=device)  # [max_rows], at one address
-        self._row: dict[str, int] = {}  # by sequence
+        self._row: dict[str, int] = {}  # of `chosen`, by sequence
 
     def remember(self, batch: Batch, token_ids: Tensor) -> None:
         """Keep token_ids[R] of this step, at most one of each sequence, in place of the last step's."""
@@ -27,17 +27,17 @@ class LastTokens:
             self._row = {}
             return
         self.chosen[: len(token_ids)].copy_(token_ids)
-        sampled = (name for name, count in zip(batch.ids, batch.rows.counts, strict=True) if count)
-        self._row = {name: row for row, name in enumerate(sampled)}
+        seq_ids = (seq_id for seq_id, count in zip(batch.ids, batch.rows.counts, strict=True) if count)  # [R]
+        self._row = {seq_id: row for row, seq_id in enumerate(seq_ids)}
 
     def sources(self, batch: Batch) -> list[int]:
         """[T]: the index in `chosen` of each token that is a placeholder, and -1 for the others."""
         sources = [-1] * batch.num_tokens
         if PLACEHOLDER not in batch.token_ids:
             return sources
-        for name, end in zip(batch.ids, batch.query_start[1:], strict=True):
-            if batch.token_ids[end - 1] == PLACEHOLDER:  # the last token alone can be unknown
-                sources[end - 1] = self._row[name]
+        for seq_id, end in zip(batch.ids, batch.query_start[1:], strict=True):
+            if batch.token_ids[end - 1] == PLACEHOLDER:  # only the last token can be unknown
+                sources[end - 1] = self._row[seq_id]
         return sources
 
     def upload(self, batch: Batch, device: torch.device) -> Inputs:

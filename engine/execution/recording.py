@@ -2,7 +2,7 @@
 
 Each line is JSON: first how the engine was made; then each step's record when it was submitted, with its
 runner's name, and its tokens, or its error, when they were read. Promises that the same steps are run again
-in the same order. Knows no request. Prompts are in the file, as token ids: whoever sends the file sends
+in the same order. Knows no request. Prompts are in the file, as token ids: to send the file is to send
 them.
 """
 
@@ -85,7 +85,7 @@ class RecordedExecutor:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much there is on a device: a record that exceeds it would read memory that is not its own."""
+    """How much there is on a device. A record that exceeds it would read memory that is not its own."""
 
     vocab_size: int
     positions: int  # tokens of the longest sequence
@@ -101,7 +101,7 @@ class Bounds:
         """Raises ValueError, which names the field that exceeds the bounds."""
         rows, S, V, tables = batch.rows, len(batch.ids), self.vocab_size, batch.tables
         context_lens = np.array(batch.context_lens)  # [S]
-        # 1. Numbers by which something is looked up.
+        # 1. Numbers that are an index into something, and counts.
         _within("sequences", [S], self.num_seqs + 1)
         _within("tokens", [batch.num_tokens], (self.num_tokens or batch.num_tokens) + 1)
         _within("context_lens", context_lens, self.positions + 1)
@@ -122,13 +122,13 @@ class Bounds:
         if tables.shape[1] != -(-longest // P):
             raise ValueError(f"tables: {tables.shape[1]} blocks each, for up to {longest} tokens")
         sequence = np.repeat(np.arange(S), np.diff(batch.query_start))  # [T]
-        position = np.array(batch.positions)  # [T]
-        if (batch.slots != tables[sequence, position // P] * P + position % P).any():
-            raise ValueError("slots: the places of the new tokens in their blocks are expected")
+        block, offset = np.divmod(batch.positions, P)  # [T]
+        if (batch.slots != tables[sequence, block] * P + offset).any():
+            raise ValueError("slots: the slots of the new tokens in their blocks are expected")
 
 
 def _within(name: str, values: Sequence[int] | np.ndarray, end: int, start: int = 0) -> None:
-    """Raises ValueError: some of the values are not in range(start, end)."""
+    """Raises ValueError: a value is not in range(start, end)."""
     numbers = np.asarray(values, dtype=np.int64)
     outside = numbers[(numbers < start) | (numbers >= end)]
     if outside.size:
@@ -142,15 +142,15 @@ class Compared:
     step: int
     runner: str
     batch: Batch
-    recorded: list[list[int]] | None  # [S]; None: it failed, with `error`
-    again: list[list[int]] | None  # [S]; None: it fails now, with `error_now`
+    tokens: list[list[int]] | None  # [S], as recorded; None: it failed, with `error`
+    tokens_now: list[list[int]] | None  # [S]; None: it fails now, with `error_now`
     error: str | None = None
     error_now: str | None = None
 
     @property
     def is_equal(self) -> bool:
         """Whether the tokens are the same. A step that failed when it was recorded counts as equal."""
-        return self.recorded is None or self.recorded == self.again
+        return self.tokens is None or self.tokens == self.tokens_now
 
 
 def run_again(
@@ -216,7 +216,7 @@ def _check_result(entry: Mapping[str, Any], batch: Batch) -> None:
 
 
 def _submit(executor: Executor, batch: Batch) -> Pending | Exception:
-    """Submit a step; the error if that fails."""
+    """Submit a step. Returns the error if that fails."""
     try:
         return executor.submit(batch)
     except Exception as error:  # it may have failed when it was recorded, too
@@ -225,11 +225,12 @@ def _submit(executor: Executor, batch: Batch) -> Pending | Exception:
 
 def _compare(entry: Mapping[str, Any], runner: str, batch: Batch, pending: Pending | Exception) -> Compared:
     """Wait for the step, and compare it with the result in the file."""
-    again = error_now = None
+    tokens_now = error_now = None
     try:
         if isinstance(pending, Exception):
             raise pending
-        again = pending.result().tokens
+        tokens_now = pending.result().tokens
     except Exception as error:
         error_now = f"{type(error).__name__}: {error}"
-    return Compared(entry["result"], runner, batch, entry.get("tokens"), again, entry.get("error"), error_now)
+    tokens, recorded_error = entry.get("tokens"), entry.get("error")
+    return Compared(entry["result"], runner, batch, tokens, tokens_now, recorded_error, error_now)

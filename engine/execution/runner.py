@@ -25,7 +25,7 @@ class Executor(Protocol):
     """Has steps computed, on one device or on several (Part A)."""
 
     def submit(self, batch: Batch) -> Pending:
-        """Begin the step, and do not wait for it. Raises what goes wrong at once."""
+        """Start the step, and do not wait for it. Raises whatever fails at its start."""
 
 
 class Logits(NamedTuple):
@@ -127,15 +127,19 @@ class ModelRunner:
         before: Sequence[Callable[[Batch], None]] = (),
         select: Select = choose,
         scores: Sequence[Score] = (),
-        last: LastTokens | None = None,
+        last_tokens: LastTokens | None = None,
     ) -> None:
-        """`memory`: whose copies are made before a step; None: no step has any."""
-        self.ways, self.memory = list(ways), memory
-        self.before, self.select, self.scores, self.last = list(before), select, list(scores), last
+        """`memory` makes the copies of a step; None: no step has any. `before`: called with each batch before
+        its pass. `select` chooses the tokens. `last_tokens` keeps them on the device.
+        """
+        self.ways, self.memory, self.before = list(ways), memory, list(before)
+        self.select, self.scores, self.last_tokens = select, list(scores), last_tokens
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> Pending:
-        """Give the device all it has to do for a step. Raises what goes wrong at once: out of memory, say."""
+        """Give the device all it has to do for a step. Raises whatever fails before that is done, such as
+        torch.OutOfMemoryError; and ValueError: the step has copies, and this runner has no memory.
+        """
         # 1. Copies of blocks, and whatever else was handed in to be done before.
         if self.memory is not None:
             self.memory.apply(batch.copies)
@@ -146,8 +150,8 @@ class ModelRunner:
         # 2. The pass, and the choice.
         logits = next(way for way in self.ways if way.fits(batch))(batch)
         token_ids = self.select(logits, batch)  # [R]
-        if self.last is not None:
-            self.last.remember(batch, token_ids)
+        if self.last_tokens is not None:
+            self.last_tokens.remember(batch, token_ids)
         # 3. Scores, for requests that ask: they are copied to the host together with the tokens.
         computed = [(score, score(logits, token_ids, batch)) for score in self.scores]
         scores = [(score, tensors) for score, tensors in computed if tensors is not None]
@@ -163,7 +167,7 @@ class SubmittedStep:
         self._host_copy = HostCopy(_pack(self._tensors) if scores else token_ids)
 
     def result(self) -> StepResult:
-        """The tokens that were chosen, by sequence, with scores."""
+        """The tokens that were chosen, by sequence, with scores. Raises what failed on the device."""
         # 1. The one place that waits for the device.
         if self.scores:
             token_ids, *arrays = _unpack(self._host_copy.read(), self._tensors)
@@ -211,14 +215,15 @@ class HostCopy:
 def _pack(tensors: Sequence[Tensor]) -> Tensor:
     """int32[n]: all numbers of these tensors, fp32 as its bits, so that one copy takes them to the host."""
     device = tensors[0].device
-    flat = [
-        (t if t.is_floating_point() else t.int()).to(device).reshape(-1).view(torch.int32) for t in tensors
-    ]
-    return torch.cat(flat)
+    numbers = []
+    for tensor in tensors:
+        four_bytes = tensor if tensor.is_floating_point() else tensor.int()  # each number is fp32 or int32
+        numbers.append(four_bytes.to(device).reshape(-1).view(torch.int32))
+    return torch.cat(numbers)
 
 
 def _unpack(numbers: np.ndarray, like: Sequence[Tensor]) -> list[np.ndarray]:
-    """The numbers that were packed, int32[n], in the shapes and dtypes of these tensors."""
+    """The numbers that were packed, int32[n], in the shapes of these tensors: fp32 or int32."""
     arrays, start = [], 0
     for tensor in like:
         part = numbers[start : start + tensor.numel()]

@@ -40,14 +40,16 @@ class ChosenLogprobs:
             return None
         token_ids = token_ids.to(values.device)
         if len(rows) < len(token_ids):
-            (places,) = on_device(values.device, rows)
-            values, token_ids = values[places], token_ids[places]
+            (index,) = on_device(values.device, rows)
+            values, token_ids = values[index], token_ids[index]
         n = max(batch.rows.logprobs)
-        # NO_TOKEN is no place.
+        # NO_TOKEN is below 0: it is scored as token 0, and its request fails.
         return [*score_in_chunks(values.__getitem__, token_ids.clamp(min=0), n, values.shape[-1])]
 
     def add_to(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
-        """With `logprobs`: an entry for each token of who asks, and an empty list for others."""
+        """The result with `logprobs`: an entry for each token of a sequence whose request asks, and an empty
+        list for other sequences.
+        """
         token_ids, *scores = arrays
         rows = ScoredRows(token_ids[self._rows(batch)], scores, self.text)
         logprobs: list[list[TokenLogprobs]] = []
@@ -59,8 +61,8 @@ class ChosenLogprobs:
         """Which of the R rows are scored."""
         if not batch.rows.logprobs:
             return []
-        asked = [n != UNSCORED for n in batch.rows.logprobs]  # [S]
-        return np.flatnonzero(np.repeat(asked, batch.rows.counts)).tolist()
+        is_scored = [n != UNSCORED for n in batch.rows.logprobs]  # [S]
+        return np.flatnonzero(np.repeat(is_scored, batch.rows.counts)).tolist()
 
 
 class PromptLogprobs:
@@ -73,13 +75,13 @@ class PromptLogprobs:
         """`Scores` of the rows that are scored for a prompt's token, a chunk of them through the output layer
         at a time.
         """
-        hidden, asked = logits.prompt_hidden, batch.rows.prompt_logprobs
-        if not asked or max(asked) == UNSCORED:
+        hidden, num_likeliest = logits.prompt_hidden, batch.rows.prompt_logprobs  # [N, D], [S] or ()
+        if not num_likeliest or max(num_likeliest) == UNSCORED:
             return None
         if hidden is None:  # a prompt of one token, say: nothing comes before it
             return []
         (prompt_ids,) = on_device(hidden.device, batch.rows.prompt_ids)
-        n, V = max(asked), logits.values.shape[-1]
+        n, V = max(num_likeliest), logits.values.shape[-1]
         return [*score_in_chunks(lambda rows: self.to_logits(hidden[rows]), prompt_ids, n, V)]
 
     def add_to(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
@@ -88,14 +90,15 @@ class PromptLogprobs:
         """
         _, *scores = arrays
         rows = ScoredRows(np.array(batch.rows.prompt_ids), scores, self.text) if scores else None
-        tokens, prompts = list(result.tokens), list[Logprobs]()
-        asked = zip(batch.rows.prompt_counts, batch.rows.prompt_logprobs, strict=True)
-        for s, (count, n) in enumerate(asked):
+        tokens = list(result.tokens)
+        prompts: list[Logprobs] = []
+        counts = zip(batch.rows.prompt_counts, batch.rows.prompt_logprobs, strict=True)
+        for s, (count, n) in enumerate(counts):
             prompt = rows.take(count, n) if rows else []
             if any(math.isnan(token.logprob) for token in prompt):
                 tokens[s] = [NO_TOKEN]
-            starts = n != UNSCORED and batch.positions[batch.query_start[s]] == 0
-            prompts.append([None, *prompt] if starts else [*prompt])
+            has_first = n != UNSCORED and batch.positions[batch.query_start[s]] == 0
+            prompts.append([None, *prompt] if has_first else [*prompt])
         return replace(result, tokens=tokens, prompt_logprobs=prompts)
 
 
@@ -108,12 +111,15 @@ class ScoredRows:
         logprobs, self.ranks, top_ids, top_logprobs = scores
         self.ids = np.concatenate([token_ids[:, None], top_ids], axis=1)  # [R, 1+n]
         self.logprobs = np.concatenate([logprobs[:, None], top_logprobs], axis=1)  # [R, 1+n]
-        self.text, self._taken = text, 0
+        self.text = text
+        self._next_row = 0
 
     def take(self, count: int, n: int) -> list[TokenScores]:
-        """The next `count` rows, each with its n likeliest tokens: copies, so that none keeps the others."""
-        rows = range(self._taken, self._taken + count)
-        self._taken = rows.stop
+        """The next `count` rows, each with its n likeliest tokens. Each is a copy, so that a request that
+        keeps one row does not keep the whole step's arrays.
+        """
+        rows = range(self._next_row, self._next_row + count)
+        self._next_row = rows.stop
         return [
             TokenScores(
                 self.ids[row, : n + 1].copy(),

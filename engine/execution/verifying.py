@@ -17,14 +17,14 @@ from engine.kernels.verify_attend import VerifyAttend
 from engine.models.gpt2 import Model as GPT2
 from engine.models.language_model import LanguageModel
 
-MOST_ROWS = 256  # of the largest graph, unless there are more sequences than that
+MAX_GRAPH_ROWS = 256  # rows of the largest graph, unless there are more sequences than that
 
 
-def num_rows(max_num_seqs: int, new: int, max_num_batched_tokens: int) -> int:
-    """Rows of the largest graph, for sequences with up to `new` tokens each: at least one for each sequence,
-    and no more than a step has tokens.
+def num_rows(max_num_seqs: int, max_new: int, max_num_batched_tokens: int) -> int:
+    """Rows of the largest graph, for sequences with up to `max_new` new tokens each: at least one for each
+    sequence, and no more than a step has tokens.
     """
-    return min(max_num_batched_tokens, max(max_num_seqs, min(MOST_ROWS, max_num_seqs * new)))
+    return min(max_num_batched_tokens, max(max_num_seqs, min(MAX_GRAPH_ROWS, max_num_seqs * max_new)))
 
 
 class VerifyRows(ManyRows):

@@ -1,1 +1,1 @@
-"""The records that everyone reads: a request, a batch, a step, and who listens to them."""
+"""The records that all rooms read: a request, a batch, a step; and the listeners that are told of them."""

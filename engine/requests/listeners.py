@@ -20,20 +20,22 @@ class StepRecord:
     number: int
     start: float
     end: float
-    schedule_seconds: float  # to decide who runs
+    schedule_seconds: float  # to decide which requests run
     execute_seconds: float  # forward pass and sampling; the rest of the step is bookkeeping
     request_ids: tuple[str, ...]  # [S]
     tokens_computed: tuple[int, ...]  # [S]: new tokens of each request in this step
-    tokens_cached: tuple[int, ...]  # [S]: of its prompt, those that the cache had when it began (Part 12)
+    tokens_cached: tuple[
+        int, ...
+    ]  # [S]: of each prompt, what the cache had when the request came in (Part 12)
     tokens_held: tuple[int, ...]  # [S]: tokens in the cache after this step
     num_running: int  # requests, after this step
     num_waiting: int
-    error: str | None = None  # why the step failed: then none of its tokens counts
+    error: str | None = None  # why the step failed, if it did: then none of its tokens counts
     counters: dict[str, float] = field(default_factory=dict)  # by name: of `StepResult.counters`
 
 
 class Listener:
-    """Does nothing; a subclass overrides the events it wants to be told of."""
+    """Does nothing; a subclass overrides the methods of the events it wants to be told of."""
 
     def on_arrival(self, request: Request) -> None: ...
     def on_schedule(self, batch: Batch) -> None: ...
@@ -53,11 +55,11 @@ class Listeners:
         self._listeners.append(listener)
 
     def __bool__(self) -> bool:
-        """Whether anyone listens."""
+        """Whether there is a listener."""
         return bool(self._listeners)
 
     def tell(self, event: str, *details: object) -> None:
-        """Call the method named `event` of each listener, with `details`. What one raises is logged only."""
+        """Call the method named `event` of each listener, with `details`. An exception is logged."""
         for listener in self._listeners:
             try:
                 getattr(listener, event)(*details)

@@ -1,7 +1,8 @@
 """One request on its way through the engine. Part 6.
 
-Many rooms read it and two write it: the scheduler sets `state`, `rank` and `num_computed_tokens`, the engine
-appends tokens. It has the fields of all parts from the start; those of a later part name that part.
+Every part of the engine reads it; only the scheduler and the engine loop write it: the scheduler sets
+`state`, `rank` and `num_computed_tokens`, the engine loop appends tokens. It has the fields of all parts from
+the start; those of a later part name that part.
 """
 
 import enum
@@ -30,31 +31,30 @@ class Request:
     """
 
     id: str  # unique: of n > 1 samples, each has its own
-    request_id: str  # what the user asked for, shared by its samples
+    request_id: str  # of the user's request, shared by its samples
     token_ids: list[int]  # prompt, then output
     num_prompt_tokens: int
     params: SamplingParams
     output: GrowingOutput  # text, stop checks, finish reason
     sampling: SamplingState
     priority: int = 0  # lower goes first
-    adapter: str | None = None  # its key, once the request is queued; before, what was asked for (Part 18)
+    adapter: str | None = None  # its key, once the request is queued; before, as the user named it (Part 18)
     cache_salt: str | None = None  # requests with different salts share no cached prefix (Part 12)
     parent: "Request | None" = None  # of n > 1 samples, the first: they may share its prompt (Part 12)
     state: State = State.WAITING
-    rank: tuple[float, int] = (0.0, 0)  # its order in the queue, set by the scheduler: lowest goes first
+    rank: tuple[float, int] = (0.0, 0)  # its order in the queue: lowest goes first
     num_computed_tokens: int = 0  # tokens whose keys and values are in the cache, or will be after this step
-    num_cached_tokens: int = 0  # of these, how many the cache had at the start (Part 12)
+    num_cached_tokens: int = 0  # of these, how many the cache had when it was first admitted (Part 12)
     num_preemptions: int = 0
     num_output_placeholders: int = 0  # at the end of token_ids: chosen, but still on the device (Part 13)
     draft_ids: list[int] = field(default_factory=list)  # proposed, not yet confirmed (Part 16)
     stats: RequestStats = field(default_factory=lambda: RequestStats(arrival=time.perf_counter()))
-    logprobs: list[TokenLogprobs] = field(
-        default_factory=list
-    )  # of the output tokens, if asked for (Part 10)
-    text_offsets: list[int] = field(default_factory=list)  # with logprobs: where in the text each begins
-    cumulative_logprob: float | None = None
-    prompt_logprobs: Logprobs = field(default_factory=list)
-    error: str | None = None
+    # Log probabilities (Part 10): empty or None where the request asks for none.
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each output token
+    text_offsets: list[int] = field(default_factory=list)  # of each: characters of the text before it
+    cumulative_logprob: float | None = None  # the sum, over the output tokens
+    prompt_logprobs: Logprobs = field(default_factory=list)  # of each token of the prompt
+    error: str | None = None  # why it failed, if it did
     is_scored: bool = field(init=False)  # log probabilities are asked for, of the output or the prompt
 
     def __post_init__(self) -> None:
@@ -84,8 +84,8 @@ class Request:
             self.num_output_placeholders += 1
 
     def confirm(self, token_id: int, now: float) -> bool:
-        """Store an output token that was read, in place of the oldest placeholder or at the end, at `now`
-        (seconds of the monotonic clock). True: the request has finished with it.
+        """Store an output token that was read at `now` (seconds of the monotonic clock): in place of the
+        oldest placeholder, or at the end. Returns whether the request has finished.
         """
         if self.num_output_placeholders:
             self.token_ids[-self.num_output_placeholders] = token_id

@@ -26,7 +26,7 @@ class Pending(Protocol):
     """A submitted step."""
 
     def result(self) -> StepResult:
-        """Wait for the device, and give what the step computed. Raises what the step raised."""
+        """Wait for the device, and return what the step computed. Raises what the step raised."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Step:
     pending: Pending | None = None  # None: not submitted, or submitting it failed with `error`
     error: Exception | None = None
     start: float = 0.0  # when scheduling it began
-    scheduled: float = 0.0  # when scheduling it ended
+    schedule_end: float = 0.0
     overlapped: bool = False  # the next step is scheduled before this one has landed (Part 13)
 
     def result(self) -> StepResult:
@@ -48,7 +48,7 @@ class Step:
         return self.pending.result()
 
     def sampled_requests(self) -> list[Request]:
-        """Those that get a new token from this step: all but those whose prompt it does not complete."""
+        """The requests that get a new token from this step: all whose prompt is complete by then."""
         return [
             request for request, count in zip(self.requests, self.batch.rows.counts, strict=True) if count
         ]

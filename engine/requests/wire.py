@@ -23,9 +23,10 @@ from engine.requests.batch import (
     Rows,
 )
 
+# Fields that are arrays, of all records; those of a `Draw` last.
 DTYPES = {"tables": np.int64, "slots": np.int64, "tokens": np.int64, "factors": np.float32, "mask": np.int32}
 FIELDS = {kind: [spec.name for spec in fields(kind)] for kind in (Batch, Rows, Draws, Copy, Draw)}
-MAX_INT = 2**40  # accepted: no token, position or block has a larger number
+MAX_INT = 2**40  # no token, position or block has a larger number
 
 
 def to_bytes(batch: Batch) -> bytes:
@@ -87,7 +88,7 @@ def _from_fields(kind: type, given: dict[str, Any]) -> Any:
 
 def _check(batch: Batch) -> None:
     """Raises ValueError where a number is out of range or two fields do not fit. How many tokens, blocks and
-    adapters there are, only the one who computes the record knows (engine/execution/recording.py).
+    adapters there are, only whoever computes the record knows (engine/execution/recording.py).
     """
     S, T, R, N = len(batch.ids), batch.num_tokens, len(batch.rows.chosen), len(batch.rows.prompt)
     rows, draws = batch.rows, batch.draws
@@ -159,14 +160,15 @@ def _check_draw(row: Draw) -> None:
         _check_array("mask", row.mask, 1)
 
 
-def _check_ints(name: str, values: Ints, length: int | None = None, least: int = 0) -> np.ndarray:
-    """The values, int64[length]. Raises ValueError: no whole numbers from `least` on, or not as many."""
+def _check_ints(name: str, values: Ints, length: int | None = None, minimum: int = 0) -> np.ndarray:
+    """The values, int64[length]. Raises ValueError: not whole numbers from `minimum` to MAX_INT, or not
+    `length` of them."""
     if type(values) is not tuple or not all(type(value) is int for value in values):
         raise ValueError(f"{name}: whole numbers are expected")
     if length is not None and len(values) != length:
         raise ValueError(f"{name}: {len(values)}, where {length} are expected")
-    if values and not (min(values) >= least and max(values) <= MAX_INT):
-        raise ValueError(f"{name}: numbers from {least} to {MAX_INT} are expected")
+    if values and not (min(values) >= minimum and max(values) <= MAX_INT):
+        raise ValueError(f"{name}: numbers from {minimum} to {MAX_INT} are expected")
     return np.array(values, dtype=np.int64)
 
 

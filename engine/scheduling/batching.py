@@ -22,7 +22,7 @@ class LogitsRows(NamedTuple):
     num_sampled: int  # the last num_sampled new tokens: the token after each is to be chosen
 
 
-SelectRows = Callable[[Request, range], LogitsRows]  # of a request, whose new tokens are at these positions
+SelectRows = Callable[[Request, range], LogitsRows]  # a request, the positions of its new tokens -> rows
 
 
 def sampled_rows(request: Request, positions: range) -> LogitsRows:
@@ -41,8 +41,8 @@ def make_batch(
 ) -> Batch:
     """The next `n` uncomputed tokens of each (request, n), end to end, for which `cache` has reserved room.
 
-    `adapter_slots`: the slot of each adapter, by its key (Part 18). `select_rows`: whose logits are read
-    (Part 10 has prompts scored, too).
+    `adapter_slots`: the slot of each adapter, by its key (Part 18). `select_rows` says which rows' logits are
+    read; Part 10's has prompts scored, too.
     """
     token_ids: list[int] = []  # [T]
     positions: list[int] = []  # [T]
@@ -62,7 +62,7 @@ def make_batch(
         start, end = request.num_computed_tokens, request.num_computed_tokens + n
         is_scored = is_scored or request.is_scored
         context_lens.append(end)
-        if n == 1 and end == len(request.token_ids):  # most often: the other branch does the same, slower
+        if n == 1 and end == len(request.token_ids):  # most often; the code below does the same, slower
             token_ids.append(request.token_ids[start])
             positions.append(start)
             chosen.append(offset)
@@ -125,7 +125,7 @@ def _new_tokens(request: Request, start: int, end: int) -> list[int]:
 
 
 def _sampling_after(request: Request, num_drafts: int) -> SamplingState:
-    """By which the token after so many drafts is drawn: penalties count the drafts as output."""
+    """The state by which the token after so many drafts is drawn: penalties count the drafts as output."""
     drafts, state = request.draft_ids[:num_drafts], request.sampling
     return state.behind(drafts) if drafts and state.is_adjusted else state
 

@@ -26,8 +26,8 @@ class ContinuousScheduler(Queues):
         max_num_batched_tokens: int,
         **options,
     ) -> None:
-        """`options`: as for `Queues`. Raises ValueError: a budget in which not even every running request
-        gets its one token.
+        """`options`: as for `Queues`. Raises ValueError: no seat, or fewer tokens in a step than running
+        requests, each of which gets one.
         """
         super().__init__(cache, **options)
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
@@ -39,7 +39,7 @@ class ContinuousScheduler(Queues):
         """Queue by priority, then arrival.
 
         The rank never changes, yet no request starves: a later arrival starts with a worse number, so it
-        overtakes by priority only those who came less than STEPS_PER_PRIORITY steps before it.
+        overtakes by priority only those that came less than STEPS_PER_PRIORITY steps before it.
         """
         self._arrivals += 1
         request.rank = (request.priority + self._step / STEPS_PER_PRIORITY, self._arrivals)
@@ -54,7 +54,7 @@ class ContinuousScheduler(Queues):
           token of the budget is left for every running request behind it. One with nothing to compute
           (its last token is still on its way) is left out.
         - Before a request has its tokens, `cache.reserve` makes room for them, drafts included. While the
-          answer is no, the running request of the worst rank is preempted; that may be the one who asks.
+          answer is no, the running request of the worst rank is preempted; that may be the request itself.
         - Then newcomers, in the order of the queue, while there are budget, seats and memory. A prompt may
           come in chunks, but needs room for all that is known of it before the first: else it is put back,
           and nobody behind it is admitted. A step that preempts admits nobody.
@@ -66,12 +66,13 @@ class ContinuousScheduler(Queues):
         # 1. Running requests first, best rank first: their outputs are awaited, and their memory is in use.
         self.running.sort(key=by_rank)
         preempted = False
-        queue, running = list(self.running), State.RUNNING  # an Enum's member takes as long to find as a call
+        queue = list(self.running)
+        running = State.RUNNING  # looked up once: an Enum's member takes as long to look up as a call
         for i, request in enumerate(queue):
             if request.state is not running:  # preempted a moment ago
                 continue
-            later = len(queue) - i - 1  # each of them is left a token: a long prompt holds nobody up
-            new = min(request.num_tokens_to_compute, budget - later)
+            num_behind = len(queue) - i - 1  # each of them is left a token: a long prompt holds nobody up
+            new = min(request.num_tokens_to_compute, budget - num_behind)
             if not new:  # its last token is still on its way
                 continue
             while not self.cache.reserve(request, request.num_computed_tokens + new):
@@ -92,8 +93,9 @@ class ContinuousScheduler(Queues):
             if not self.cache.reserve(request, request.num_computed_tokens + request.num_tokens_to_compute):
                 self._put_back(request)
                 break
-            work.append((request, min(request.num_tokens_to_compute, budget)))
-            budget -= work[-1][1]
+            new = min(request.num_tokens_to_compute, budget)
+            work.append((request, new))
+            budget -= new
         return self.take(work) if work else None
 
     def _preempt(self, request: Request) -> None:
@@ -105,8 +107,8 @@ class ContinuousScheduler(Queues):
     def _put_back(self, request: Request) -> None:
         """From the running requests to its old place in the queue, with nothing computed and no memory.
 
-        The rank stays, and so does what it has said. Drafts and the prompt's log probabilities are forgotten,
-        since both will be found again.
+        Rank and output stay. Drafts and the prompt's log probabilities are forgotten,
+        since both will be computed again.
         """
         self.running.remove(request)
         self.cache.preempt(request)

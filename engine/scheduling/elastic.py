@@ -17,7 +17,7 @@ from engine.requests.step import Step
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.scheduler import by_rank, fail_all
 
-GROWTH_STEPS = 64  # after so many that succeed in a row, a step may be twice as large
+GROWTH_STEPS = 64  # after so many steps in a row that succeed, a step may be twice as large
 OUT_OF_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED")
 
 

@@ -8,9 +8,9 @@ class FIFOScheduler(Queues):
     """Runs the oldest request to its end before it looks at the next."""
 
     def schedule(self) -> Step | None:
-        """The whole prompt in one step, then one token (and the drafts behind it) in each; room in the
-        cache is reserved before. None, and nothing has changed: no request runs or can be admitted, the
-        running one has nothing to compute, or the cache has no room for it.
+        """The whole prompt in one step, then one token (and the drafts behind it) in each. Room in the cache
+        is reserved first. None: nothing has changed, since no request runs or can be admitted, the running
+        one has nothing to compute, or the cache has no room for it.
         """
         if not self.running and self.waiting:
             self.admit_next()

@@ -29,8 +29,8 @@ class Scheduler(Protocol):
     def update(self, step: Step, drafts: list[list[int]] | None = None) -> None: ...
     def rollback(self, step: Step) -> None: ...
     def finish(self, request: Request) -> None: ...
-    def lend(self, request: Request, total: int) -> bool: ...
-    def take_back(self, request: Request, total: int) -> None: ...
+    def lend(self, request: Request, num_tokens: int) -> bool: ...
+    def take_back(self, request: Request, num_tokens: int) -> None: ...
 
 
 class AdapterSlots(Protocol):
@@ -43,7 +43,7 @@ class AdapterSlots(Protocol):
 
 
 by_rank = attrgetter("rank")
-RUNNING = State.RUNNING  # at hand: an Enum's member takes as long to find as a call
+RUNNING = State.RUNNING  # looked up once: an Enum's member takes as long to look up as a call
 
 
 class Queues:
@@ -55,8 +55,8 @@ class Queues:
         adapter_slots: AdapterSlots | None = None,
         select_rows: SelectRows = sampled_rows,
     ) -> None:
-        """`adapter_slots`: who gives the adapters of running requests a slot. `select_rows`: as for
-        `make_batch`.
+        """`adapter_slots`: gives the adapters of running requests their slots; None: no request has an
+        adapter. `select_rows`: as for `make_batch`.
         """
         self.cache, self.listeners = cache, Listeners()
         self._adapter_slots, self._select_rows = adapter_slots, select_rows
@@ -79,11 +79,11 @@ class Queues:
         for it now. A request whose adapter has no slot waits on, and others go first: `_first_with_slot`.
         """
         request = self._first_with_slot()
-        cached = None if request is None else self.cache.begin(request)
+        cached = None if request is None else self.cache.admit(request)
         if request is None or cached is None:
             return None
         request.num_computed_tokens = cached
-        if not request.num_preemptions:  # later it may find what it computed itself
+        if not request.num_preemptions:  # after a preemption, the cache may have what it computed itself
             request.num_cached_tokens = cached
         request.state = State.RUNNING
         self.waiting.remove(request)
@@ -93,22 +93,24 @@ class Queues:
     def _first_with_slot(self) -> Request | None:
         """The first waiting request whose adapter has a slot, or that has no adapter; None: all wait for one.
 
-        As in vLLM, those behind a request that waits for a slot may go first. But each with an adapter of the
-        running requests makes it wait longer: such a one goes first only if its rank is less than a level
-        behind; in continuous batching, if it came less than STEPS_PER_PRIORITY steps later. So nobody waits
-        for ever.
+        As in vLLM, requests behind one that waits for a slot may go first. But one with an adapter of the
+        running requests keeps that adapter's slot in use: it goes first only if its rank is less than 1
+        behind; in continuous batching, if it came less than STEPS_PER_PRIORITY steps later. So no request
+        waits for ever.
         """
         if self._adapter_slots is None:
             return self.waiting[0]
-        first: Request | None = None  # of those that wait for a slot
+        first_without_slot: Request | None = None
         for request in self.waiting:
             if request.adapter is None:
                 return request
-            if first is None:
+            if first_without_slot is None:
                 if self._adapter_slots.assign(request.adapter, self.running):
                     return request
-                first = request
-            elif request.adapter in self._adapter_slots.slot_of and request.rank[0] < first.rank[0] + 1:
+                first_without_slot = request
+                continue
+            may_overtake = request.rank[0] < first_without_slot.rank[0] + 1
+            if may_overtake and request.adapter in self._adapter_slots.slot_of:
                 return request
         return None
 
@@ -133,15 +135,17 @@ class Queues:
             if drafts is not None or request.draft_ids:
                 request.num_computed_tokens = min(request.num_computed_tokens, len(request.token_ids) - 1)
                 request.draft_ids = drafts[s] if drafts else []
-            known = len(request.token_ids) - request.num_output_placeholders
-            self.cache.commit(request, min(step.batch.context_lens[s], known - 1))
+            # The last known token was chosen by this step: its keys and values are not computed yet.
+            num_known = len(request.token_ids) - request.num_output_placeholders
+            self.cache.commit(request, min(step.batch.context_lens[s], num_known - 1))
 
     def rollback(self, step: Step) -> None:
-        """Called when a step has failed: its tokens do not count as computed, and the placeholders of those
-        it was to bring are removed. Its copies come with the next step, since it may not have made them.
+        """Called when a step has failed: its tokens do not count as computed, and the placeholders of the
+        tokens that it should have chosen are removed. The next step has its copies again, since it may not
+        have made them.
         """
         batch = step.batch
-        self.cache.retry(batch.copies)
+        self.cache.replan(batch.copies)
         for s, request in enumerate(step.requests):
             request.num_computed_tokens = batch.context_lens[s] - batch.num_new_tokens(s)
             request.drop_placeholders()
@@ -151,21 +155,21 @@ class Queues:
         if request.state is State.FINISHED:
             return
         if request.state is State.WAITING:
-            del self.waiting[bisect_left(self.waiting, request.rank, key=by_rank)]  # no rank stands twice
+            del self.waiting[bisect_left(self.waiting, request.rank, key=by_rank)]  # ranks are unique
         else:
             self.running.remove(request)
         request.state = State.FINISHED
         self.cache.release(request)
 
-    def lend(self, request: Request, total: int) -> bool:
-        """Reserve memory for `total` tokens of a running request, drafts included, if there is some now (Part
-        16). No request is preempted for drafts.
+    def lend(self, request: Request, num_tokens: int) -> bool:
+        """Reserve memory for a running request's first `num_tokens` tokens, drafts included, if there is some
+        now (Part 16). No request is preempted for drafts.
         """
-        return self.cache.reserve(request, total)
+        return self.cache.reserve(request, num_tokens)
 
-    def take_back(self, request: Request, total: int) -> None:
-        """Free what was lent to a running request beyond `total` tokens."""
-        self.cache.trim(request, total)
+    def take_back(self, request: Request, num_tokens: int) -> None:
+        """Free what was lent to a running request beyond `num_tokens` tokens."""
+        self.cache.trim(request, num_tokens)
 
 
 def fail_all(step: Step, error: Exception) -> list[Request]:

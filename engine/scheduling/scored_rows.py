@@ -8,11 +8,13 @@ def scored_rows(request: Request, positions: range) -> LogitsRows:
     """The rows that are read of a request whose new tokens are at these positions: a scheduler's
     `select_rows`.
 
-    The row at position p has the logits of the token at p + 1. If that is a token of the prompt, and the
-    request wants every row (`request.wants_every_row`), the row is scored for it. If it is not known yet, it
-    is chosen from the row: so at the last of `request.token_ids`, and at each draft behind it; `sampled_rows`
-    counts these. Between the two, a request that was preempted has rows for its own output so far, which
-    nobody reads. Of a request that does not want every row, none is scored.
+    The row at position p has the logits of the token at p + 1. Three kinds:
+
+    - p + 1 is a token of the prompt: the row is scored for it, if the request wants every row
+      (`request.wants_every_row`).
+    - p + 1 is a token of the output so far, which a preempted request computes again: nobody reads the row.
+    - p is the last of `request.token_ids`, or a draft behind it: a token is chosen from the row
+      (`sampled_rows` counts these).
     """
     rows = sampled_rows(request, positions)
     if not request.wants_every_row:

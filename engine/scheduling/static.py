@@ -31,8 +31,8 @@ class StaticScheduler(Queues):
         work = []
         for request in self.running:
             new = request.num_tokens_to_compute
-            total = request.num_computed_tokens + new
-            if not self.cache.reserve(request, total):
+            num_tokens = request.num_computed_tokens + new
+            if not self.cache.reserve(request, num_tokens):
                 return None
             if new:
                 work.append((request, new))

@@ -1,1 +1,1 @@
-"""Drafts: who proposes them, how many, and which are accepted."""
+"""Drafts: how they are proposed, how many, and which are accepted."""

@@ -60,7 +60,8 @@ class Tally:
 
     def add(self, proposed: int, accepted: int) -> None:
         """A draft of `proposed` tokens, of which the first `accepted` were accepted."""
-        self.drafts += proposed > 0
+        if proposed:
+            self.drafts += 1
         self.proposed += proposed
         self.accepted += accepted
         for i in range(accepted):
@@ -102,7 +103,7 @@ class Speculation:
         if step.batch.has_drafts:
             self._count(step.requests, result.tokens, tokens)
         else:
-            self.lengths.observe_plain_step(sum(map(bool, tokens)))
+            self.lengths.observe_plain_step(sum(1 for token_ids in tokens if token_ids))
         counters = {
             "draft_tokens": float(self.tally.proposed - proposed_before),
             "accepted_tokens": float(self.tally.accepted - accepted_before),
@@ -162,10 +163,10 @@ class Speculation:
         """How many tokens may be proposed at most, after a step that brings the request `num_new` tokens.
         None: its prompt is not complete, these are its last tokens, or it runs no longer.
         """
-        left = request.output.limit - len(request.output.token_ids) - num_new
-        if not num_new or left < 1 or request.state is not State.RUNNING:
+        num_left = request.output.limit - len(request.output.token_ids) - num_new
+        if not num_new or num_left < 1 or request.state is not State.RUNNING:
             return None
-        return min(self.lengths.max_drafts, left - 1)
+        return min(self.lengths.max_drafts, num_left - 1)  # the step after it gives one token anyway
 
     def _propose(self, requests: Sequence[Request], tokens: Sequence[list[int]]) -> list[list[int]]:
         """[S]: drafts for each request, behind its confirmed tokens of this step."""
@@ -179,14 +180,14 @@ class Speculation:
         continuing = [
             s for s, count in enumerate(num_new) if count and self.cap(requests[s], count) is not None
         ]
-        known = {s: [*requests[s].token_ids, *tokens[s]] for s in continuing}
-        has_room = {s: self.scheduler.lend(requests[s], len(known[s])) for s in continuing}
+        ids = {s: [*requests[s].token_ids, *tokens[s]] for s in continuing}  # all known tokens
+        has_room = {s: self.scheduler.lend(requests[s], len(ids[s])) for s in continuing}
         self._has_lent = True
         work: list[tuple[int, Text, int]] = []
         for s in continuing:
-            k = int(min(wanted[s], self.proposer.max_positions - len(known[s])))
-            if k > 0 and has_room[s] and self.scheduler.lend(requests[s], len(known[s]) + k):
-                work.append((s, (requests[s], known[s]), k))
+            k = int(min(wanted[s], self.proposer.max_positions - len(ids[s])))
+            if k > 0 and has_room[s] and self.scheduler.lend(requests[s], len(ids[s]) + k):
+                work.append((s, (requests[s], ids[s]), k))
         # 3. A proposer that was not asked for long has much to read, and does so over several steps.
         backlog = [max(0, self.proposer.unread(*text) - (self.lengths.max_drafts + 1)) for _, text, _ in work]
         self.lengths.observe_proposals(min(CATCH_UP, sum(backlog)))
@@ -194,7 +195,7 @@ class Speculation:
         proposals = self.proposer.propose([text for _, text, _ in work], [k for *_, k in work])
         for (s, (request, _), k), proposal in zip(work, proposals, strict=True):
             drafts[s] = proposal
-            if k and not proposal:  # nothing was found: counts as a draft that was rejected
+            if k and not proposal:  # no token was proposed: counts as a draft that was rejected
                 self.lengths.observe(request.id, 1, 0)
         return drafts
 
@@ -203,7 +204,8 @@ def drafts_of(batch: Batch) -> Iterator[list[int]]:
     """Of each sequence: the drafts that the step verifies, which are the tokens behind its first row."""
     row = 0
     for count in batch.rows.counts:
-        yield [batch.token_ids[at + 1] for at in batch.rows.chosen[row : row + max(0, count - 1)]]
+        chosen = batch.rows.chosen[row : row + max(0, count - 1)]
+        yield [batch.token_ids[t + 1] for t in chosen]  # the draft is the token behind the row's
         row += count
 
 
@@ -215,13 +217,13 @@ def _ends(request: Request, tokens: Sequence[int]) -> bool:
 def _within_catch_up(
     work: list[tuple[int, Text, int]], backlog: list[int]
 ) -> Iterator[tuple[int, Text, int]]:
-    """The part of `work` that reads at most CATCH_UP tokens of backlog, in order: where a request's backlog
-    is longer than what is left, a piece of its text is read, and nothing is proposed for it.
+    """The part of `work` that reads at most CATCH_UP tokens of backlog, in order: of a text whose backlog is
+    longer than what the budget has left, a piece is read, and nothing is proposed for it.
     """
-    left = CATCH_UP
+    budget = CATCH_UP
     for (s, (request, ids), k), num_unread in zip(work, backlog, strict=True):
-        if num_unread <= left:
+        if num_unread <= budget:
             yield s, (request, ids), k
-        elif left:
-            yield s, (request, ids[: len(ids) - num_unread + left]), 0
-        left -= min(num_unread, left)
+        elif budget:
+            yield s, (request, ids[: len(ids) - num_unread + budget]), 0
+        budget -= min(num_unread, budget)

@@ -8,9 +8,8 @@ from typing import Any
 from engine.speculation.step_times import StepTimes
 
 METHODS = ("draft_model", "ngram")
-MAX_DRAFTS = (
-    16  # of a request in a step: the next would hardly ever be accepted, and takes as long as the first
-)
+# Drafts of a request in a step: one more would hardly ever be accepted, and takes as long as the first.
+MAX_DRAFTS = 16
 
 
 @dataclass(frozen=True)
@@ -22,37 +21,33 @@ class SpeculativeConfig:
     model: str | Path | None = None  # the draft model; it shares the target's tokenizer
     prompt_lookup_max: int = 4  # for ngram: the longest end of the text that is looked up
     prompt_lookup_min: int = 2  # and the shortest
-    step_times: StepTimes | None = (
-        None  # None: measured at the start. With a given table all runs decide alike
-    )
+    # How long steps take. None: measured at the start. With a table that is handed in, all runs decide alike.
+    step_times: StepTimes | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "SpeculativeConfig":
+    def from_dict(cls, given: Mapping[str, Any]) -> "SpeculativeConfig":
         """Raises ValueError, which names the field."""
-        known = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls)]
         if not isinstance(given, Mapping):
-            raise ValueError(f"speculative_config={given!r}: a mapping with {', '.join(known)} is accepted")
+            raise ValueError(f"speculative_config={given!r}: a mapping with {', '.join(names)} is accepted")
         for name in given:
-            if name not in known:
-                raise ValueError(f"speculative_config: {name!r} is unknown; accepted are {', '.join(known)}")
+            if name not in names:
+                raise ValueError(f"speculative_config: {name!r} is unknown; accepted are {', '.join(names)}")
         if "num_speculative_tokens" not in given:
             raise ValueError("speculative_config needs num_speculative_tokens")
         times = given.get("step_times")
-        config = cls(**{**given, "step_times": StepTimes.of(times) if times is not None else None})
+        config = cls(**{**given, "step_times": None if times is None else StepTimes.from_dict(times)})
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             if config.method != "ngram" and name in given:
                 raise ValueError(f"speculative_config: {name}={given[name]!r} needs method='ngram'")
         return config
 
     def __post_init__(self) -> None:
-        for name, most in (
-            ("num_speculative_tokens", MAX_DRAFTS),
-            ("prompt_lookup_max", MAX_DRAFTS),
-            ("prompt_lookup_min", MAX_DRAFTS),
-        ):
+        """Sets the default method. Raises ValueError, which names the field."""
+        for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise ValueError(f"speculative_config: {name}={value!r}: 1 to {most} is accepted")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DRAFTS:
+                raise ValueError(f"speculative_config: {name}={value!r}: 1 to {MAX_DRAFTS} is accepted")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 f"speculative_config: prompt_lookup_min={self.prompt_lookup_min} is more than "

@@ -24,7 +24,7 @@ from engine.requests.request import Request
 from engine.requests.step import Pending
 from engine.speculation.rejection_sampler import DraftProbs
 
-PROPOSE = 0x2545F4914F6CDD1D  # XORed to a seed: drafts are not drawn by the target's numbers
+DRAFT_SEED = 0x2545F4914F6CDD1D  # any bits, XORed to a seed: drafts are not drawn by the target's numbers
 
 
 class DraftSampler:
@@ -41,10 +41,10 @@ class DraftSampler:
         if not any(row.temperature for row in draws.rows):
             return choose(logits, batch)
         probs = distribution(logits.values, draws.rows, draws.positions)  # [R, V]
-        drawing = [name for name, count in zip(batch.ids, batch.rows.counts, strict=True) if count]
-        for name, row, position, p in zip(drawing, draws.rows, draws.positions, probs, strict=True):
+        seq_ids = [seq_id for seq_id, count in zip(batch.ids, batch.rows.counts, strict=True) if count]  # [R]
+        for seq_id, row, position, p in zip(seq_ids, draws.rows, draws.positions, probs, strict=True):
             if row.temperature and not row.names_seed:
-                self.draft_probs.put(name, position, p)
+                self.draft_probs.put(seq_id, position, p)
         return draw(probs, [row.seed for row in draws.rows], draws.positions)
 
 
@@ -162,7 +162,7 @@ def _draw_of(sequence: _SequencePass) -> Draw:
         num_counted = request.num_prompt_tokens + len(state.output_ids)
         state = state.behind([*sequence.ids[num_counted:], *(sequence.guesses or ())])
     row = state.draw()
-    return row if row.names_seed else replace(row, seed=row.seed ^ PROPOSE)
+    return row if row.names_seed else replace(row, seed=row.seed ^ DRAFT_SEED)
 
 
 def _chosen(pending: Pending) -> list[int]:

@@ -33,9 +33,7 @@ class DraftLengths:
 
     def __init__(self, max_drafts: int, times: TimeTable) -> None:
         self.max_drafts, self.times = max_drafts, times
-        self._rates: dict[
-            str, float
-        ] = {}  # by request: how often a draft is accepted, if those before it are
+        self._rates: dict[str, float] = {}  # by request: how often a draft is accepted, if those before are
         self._mean_rate = 1.0  # of all requests, for new ones; at the start 1, so that drafts are tried
         self._plain_tokens = 0  # that have come without drafts since something was proposed last
         self._unread_tokens = 0  # that had to be read before that
@@ -53,13 +51,13 @@ class DraftLengths:
 
     def observe(self, request_id: str, proposed: int, accepted: int) -> None:
         """Of `proposed` drafts of a request in one step, the first `accepted` were accepted."""
-        self._plain_tokens += not proposed
+        if not proposed:
+            self._plain_tokens += 1
         rate = self._rates.get(request_id, self._mean_rate)
-        for i in range(
-            min(accepted + 1, proposed)
-        ):  # nothing is known of those behind the first rejected one
-            rate += WEIGHT * ((i < accepted) - rate)
-            self._mean_rate += WEIGHT * ((i < accepted) - self._mean_rate)
+        for i in range(min(accepted + 1, proposed)):  # behind the first rejected draft, nothing is known
+            newest = 1.0 if i < accepted else 0.0
+            rate += WEIGHT * (newest - rate)
+            self._mean_rate += WEIGHT * (newest - self._mean_rate)
         self._rates[request_id] = rate
 
     def observe_proposals(self, num_unread: int) -> None:
@@ -84,10 +82,8 @@ class DraftLengths:
         if not request_ids:
             return []
         # 1. The tokens that each k is expected to bring, likeliest requests first, and the time it takes.
-        S, rates = (
-            len(caps),
-            np.array([self._rates.get(name, self._mean_rate) for name in request_ids]),
-        )  # [S]
+        S = len(caps)
+        rates = np.array([self._rates.get(name, self._mean_rate) for name in request_ids])  # [S]
         order = np.argsort(-rates, kind="stable")  # [S]
         gained = expected_tokens(rates[order], np.array(caps)[order], self.max_drafts) - 1  # [S, K]
         seconds = self.seconds(S)  # [S, K]
@@ -96,7 +92,8 @@ class DraftLengths:
         row, k = divmod(int(speed.argmax()), self.max_drafts + 1)
         if k == 0:
             row, k = divmod(int(speed[:, 1:].argmax()), self.max_drafts)
-            k, plain = k + 1, seconds[0, 0]
+            k += 1  # column 0 was left out
+            plain = seconds[0, 0]
             earned = TRY_SHARE * plain * self._plain_tokens / S
             if earned < seconds[row, k] - plain + self.times.seconds_to_read(self._unread_tokens):
                 return [0] * S
@@ -121,11 +118,11 @@ class DraftLengths:
                 self._equal_seconds.append([self.times.seconds(n, j) for j in range(K)])
             table = np.array(self._equal_seconds[:S])  # [S, K]
             k, m = np.arange(K), np.arange(1, S + 1)
-            added = table[-1, 0] - table[:, :1]  # [S, 1]
+            by_others = table[-1, 0] - table[:, :1]  # [S, 1]: of the S - m without drafts
             num_drafts = np.outer(m, k)  # [S, K]
             shared = np.interp(num_drafts / S, k, table[-1])  # [S, K]
             with_single = np.maximum(shared, self.times.seconds(S, 1 / S))  # [S, K]
-            self._seconds[S] = np.maximum(table + added, np.where(num_drafts, with_single, shared))
+            self._seconds[S] = np.maximum(table + by_others, np.where(num_drafts, with_single, shared))
         return self._seconds[S]
 
 

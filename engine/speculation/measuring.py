@@ -20,9 +20,12 @@ from engine.speculation.capability import Proposer, Speculation, Text
 from engine.speculation.lengths import DraftLengths
 from engine.speculation.step_times import StepTimes
 
-SEQUENCES = (1, 2, 8, 32, 128)  # of a step that is measured: those up to max_num_seqs, and max_num_seqs
-DRAFTS = (0, 1, 2, 4, 8)  # of each sequence: those up to the most that are proposed, and the most
-REPEATS, STEPS = 3, 2  # the shortest time of so many repeats of so many steps counts
+# Numbers of sequences and of drafts that are measured: those up to the largest there may be, and the largest.
+# Each is two to four times the one before; `StepTimes` interpolates between them.
+SEQUENCES = (1, 2, 8, 32, 128)
+DRAFTS = (0, 1, 2, 4, 8)  # of each sequence
+REPEATS = 3  # the shortest time of all repeats and all steps counts
+STEPS = 2  # that are timed in a repeat
 TIME_LIMIT = 1.0  # seconds: then measuring ends, once two numbers of sequences have been measured
 PROMPT_TOKENS = 4  # of a dummy request
 UNREAD_TOKENS = 64  # of the text that a proposer reads while `read_seconds` is measured
@@ -53,7 +56,7 @@ class SingleDraft(DraftLengths):
 
 
 class FullProposer:
-    """Proposes what `proposer` does, filled up with token 0: so a step has as many drafts as were asked."""
+    """Proposes what `proposer` does, filled up with token 0: so a step has as many drafts as it may have."""
 
     def __init__(self, proposer: Proposer) -> None:
         self.proposer = proposer
@@ -76,33 +79,35 @@ def measure(engine: TrialEngine, speculation: Speculation, max_num_seqs: int) ->
     `engine` has this `speculation`, and a plan and a scheduler of its own. All are thrown away afterwards,
     so what is left is dummy requests' keys and values in the runner's memory, in blocks that are free.
     Numbers of sequences and drafts for which there is no memory, or no time, are left out. ALWAYS_DRAFT if
-    there is no memory for even one sequence with a draft.
+    max_model_len is too short for one sequence with a draft.
     """
-    end = time.perf_counter() + TIME_LIMIT
+    deadline = time.perf_counter() + TIME_LIMIT
     trial = _Trial(engine, speculation)
     if not trial.fits(1, 1):
         return ALWAYS_DRAFT
-    most = trial.max_drafts
-    drafts = sorted({k for k in (*DRAFTS, most) if k <= most and trial.fits(1, k)})
+    max_drafts = trial.max_drafts
+    drafts = sorted({k for k in (*DRAFTS, max_drafts) if k <= max_drafts and trial.fits(1, k)})
     read_seconds = trial.read_seconds()
     # 1. The smallest and the largest number of sequences first, then those between.
     sizes = sorted({S for S in (*SEQUENCES, max_num_seqs) if max_num_seqs >= S and trial.fits(S, drafts[-1])})
-    sizes = list(dict.fromkeys([sizes[0], sizes[-1], *sizes]))
+    sizes = list(dict.fromkeys([sizes[0], sizes[-1], *sizes]))  # each once
     # 2. The shortest of all times, since other programs only add to one. All sizes come in each repeat, so
     #    that a slow moment of the machine does not spoil all times of one.
     shortest: dict[int, list[float]] = {}  # by S: [M], for each of `drafts`; then with a single draft
     for S in sizes * REPEATS:
-        if len(shortest) >= min(2, len(sizes)) and time.perf_counter() > end:
+        if len(shortest) >= min(2, len(sizes)) and time.perf_counter() > deadline:
             break
         times = [*(trial.seconds(S, k) for k in drafts), trial.single_draft_seconds(S)]
         shortest[S] = [min(pair) for pair in zip(times, shortest.get(S, times), strict=True)]
-    trial.end()
+    trial.stop()
     sizes = sorted(shortest)
-    *columns, single = np.array([shortest[S] for S in sizes]).T  # M and one of [N]
-    table = np.stack(columns, 1)  # [N, M]
-    # 3. A smaller step takes no longer than a larger one did.
-    table = np.minimum.accumulate(np.minimum.accumulate(table[::-1, ::-1], 0), 1)[::-1, ::-1]
-    single = np.minimum(single, table[:, 1])
+    measured = np.array([shortest[S] for S in sizes])  # [N, M + 1]
+    table, single = measured[:, :-1], measured[:, -1]  # [N, M], [N]
+    # 3. Timing noise may make a larger step look faster than a smaller one: let no entry exceed one below or
+    #    right of it, and a single draft take no longer than one for each sequence.
+    for axis in (0, 1):
+        table = np.flip(np.minimum.accumulate(np.flip(table, axis), axis), axis)
+    single = np.minimum(single, table[:, 1])  # drafts[1] is 1
     return StepTimes(
         tuple(sizes), tuple(drafts), tuple(map(tuple, table.tolist())), read_seconds, tuple(single.tolist())
     )
@@ -115,28 +120,32 @@ class _Trial:
         speculation.proposer = FullProposer(speculation.proposer)
         self.engine, self.speculation = engine, speculation
         self.max_drafts = speculation.lengths.max_drafts
-        self.names: list[str] = []  # of the requests that run
-        self.left = 0  # tokens that each of them may still get, at least
+        self.request_ids: list[str] = []  # of the requests that run
+        self.min_tokens_left = 0  # before the first of them ends
 
     def fits(self, S: int, k: int) -> bool:
-        """Whether there is memory for S sequences while steps with k drafts each are measured."""
-        tokens, total = PROMPT_TOKENS + _needed(k), self.speculation.scheduler.cache.usage().tokens_total
-        return tokens <= self.engine.max_model_len and (S == 1 or S * (tokens + SPARE_TOKENS) <= total)
+        """Whether S sequences may be as long as they get while steps with k drafts each are measured, and
+        there is memory for them. One always has the memory: the cache has room for max_model_len tokens.
+        """
+        tokens = PROMPT_TOKENS + _num_tokens(k)
+        if tokens > self.engine.max_model_len:
+            return False
+        return S == 1 or S * (tokens + SPARE_TOKENS) <= self.speculation.scheduler.cache.usage().tokens_total
 
     def seconds(self, S: int, k: int) -> float:
         """Seconds of a step of S sequences with k drafts each."""
-        if len(self.names) != S or self.left < _needed(k):
-            self.begin(S, PROMPT_TOKENS)
+        if len(self.request_ids) != S or self.min_tokens_left < _num_tokens(k):
+            self.start(S, PROMPT_TOKENS)
         self.propose(k)
-        self.step(S * k)  # not counted: it began while a step of another kind was under way
+        self.step(S * k)  # not timed: it began while a step of another kind was under way
         return min(self.step(S * k) for _ in range(STEPS))
 
     def single_draft_seconds(self, S: int) -> float:
         """Seconds of a step of S sequences, the first of which has one draft, and the others none."""
-        if len(self.names) != S or self.left < _needed(1):
-            self.begin(S, PROMPT_TOKENS)
+        if len(self.request_ids) != S or self.min_tokens_left < _num_tokens(1):
+            self.start(S, PROMPT_TOKENS)
         self.speculation.lengths = SingleDraft(1, ALWAYS_DRAFT)
-        self.step(1)
+        self.step(1)  # not timed, as in `seconds`
         return min(self.step(1) for _ in range(STEPS))
 
     def read_seconds(self) -> float:
@@ -144,43 +153,47 @@ class _Trial:
         steps with a proposal behind them. Before the first it reads the whole text, before the second what
         came since.
         """
-        num_tokens = min(UNREAD_TOKENS, self.engine.max_model_len - 3 * _needed(1))
+        # The output of both rounds needs room behind the text: less than measuring one draft three times.
+        num_tokens = min(UNREAD_TOKENS, self.engine.max_model_len - 3 * _num_tokens(1))
         if num_tokens <= PROMPT_TOKENS:
             return 0.0
         per_token = []
         for _ in range(REPEATS):
-            self.begin(1, num_tokens)
+            self.start(1, num_tokens)
             times = []
             for _ in range(2):
                 self.propose(0)
-                self.step(0)
+                self.step(0)  # not timed: nothing is proposed behind it, so nothing is read
                 self.propose(1)
-                times.append(self.step(0))
-                self.step(1)
+                times.append(self.step(0))  # a plain step; then the proposer reads, and proposes a draft
+                self.step(1)  # verifies that draft: all of the text has been read
             per_token.append((times[0] - times[1]) / num_tokens)
         return max(0.0, median(per_token))
 
-    def begin(self, S: int, prompt: int) -> None:
-        """Run S new requests, of `prompt` tokens, until each has its first token. Raises RuntimeError: some
-        get none.
+    def start(self, S: int, num_prompt_tokens: int) -> None:
+        """Run S new requests, of so many tokens, until each has its first output token. Raises RuntimeError:
+        some get none.
         """
-        self.end()
+        self.stop()
         self.propose(0)
-        self.left = min(self.engine.max_model_len - prompt, 3 * _needed(self.max_drafts))
-        params = SamplingParams(temperature=0, max_tokens=self.left, ignore_eos=True)
-        waiting = {f"trial {uuid4()}": i for i in range(S)}
-        self.names = list(waiting)
-        for name, i in waiting.items():
-            token_ids = [(i + j) % self.engine.config.vocab_size for j in range(prompt)]
-            self.engine.add_request(name, token_ids, params)
+        # DRAFTS about double from one to the next, so all together take about three times the last's.
+        max_tokens = 3 * _num_tokens(self.max_drafts)
+        self.min_tokens_left = min(self.engine.max_model_len - num_prompt_tokens, max_tokens)
+        params = SamplingParams(temperature=0, max_tokens=self.min_tokens_left, ignore_eos=True)
+        self.request_ids = [f"trial {uuid4()}" for _ in range(S)]
+        for i, request_id in enumerate(self.request_ids):  # no two prompts are the same
+            token_ids = [(i + j) % self.engine.config.vocab_size for j in range(num_prompt_tokens)]
+            self.engine.add_request(request_id, token_ids, params)
+        without_token = set(self.request_ids)
         for _ in range(MAX_STEPS + S):
             for output in self._outputs():
                 if output.outputs[0].token_ids:
-                    waiting.pop(output.request_id, None)
-                    self.left -= output.request_id == self.names[0]
-            if not waiting:
+                    without_token.discard(output.request_id)
+                    if output.request_id == self.request_ids[0]:  # it starts first, so none has fewer left
+                        self.min_tokens_left -= 1
+            if not without_token:
                 return
-        raise RuntimeError(f"measuring step times: {len(waiting)} of {S} requests get no token")
+        raise RuntimeError(f"measuring step times: {len(without_token)} of {S} requests get no token")
 
     def _outputs(self) -> list[RequestOutput]:
         """The outputs of the engine's next step. Raises RuntimeError: a dummy request failed."""
@@ -190,20 +203,21 @@ class _Trial:
                 raise RuntimeError(f"measuring step times: {output.error}")
         return outputs
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Abort the requests, and run the step that is still under way."""
-        for name in self.names:
-            self.engine.abort_request(name)
+        for request_id in self.request_ids:
+            self.engine.abort_request(request_id)
         while self.engine.has_unfinished_requests():
             self.engine.step()
-        self.names = []
+        self.request_ids = []
 
     def propose(self, k: int) -> None:
         """Have k drafts proposed for each request from now on."""
         self.speculation.lengths = DraftLengths(k, ALWAYS_DRAFT) if k else DraftLengths(1, NEVER_DRAFT)
 
-    def step(self, drafts: int) -> float:
-        """Run steps until one with so many drafts in all has landed: seconds since the landing before it.
+    def step(self, total_drafts: int) -> float:
+        """Run steps until one with so many drafts, of all sequences, has landed: seconds since the landing
+        before it.
         Raises RuntimeError: no step has so many.
         """
         tally = self.speculation.tally
@@ -214,13 +228,17 @@ class _Trial:
                 continue
             landing = time.perf_counter()
             num_drafts = tally.proposed - proposed_before
-            self.left -= 1 + num_drafts // len(self.names)
-            if num_drafts == drafts:
+            self.min_tokens_left -= 1 + num_drafts // len(self.request_ids)
+            if num_drafts == total_drafts:
                 return landing - last_landing
             last_landing = landing
-        raise RuntimeError(f"measuring step times: no step has {drafts} drafts")
+        raise RuntimeError(f"measuring step times: no step has {total_drafts} drafts")
 
 
-def _needed(k: int) -> int:
-    """Tokens that a sequence may get while steps with k drafts are measured, and in the steps before them."""
+def _num_tokens(k: int) -> int:
+    """Tokens that a sequence may get while steps with k drafts are measured: k + 1 in each step.
+
+    Beside the STEPS that are timed there is one that is not, up to two that were scheduled or given their
+    drafts before, and one to spare.
+    """
     return (STEPS + 4) * (k + 1)

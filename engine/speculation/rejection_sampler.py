@@ -76,15 +76,16 @@ class RejectionSampler:
         return (_greedy if greedy else _sampled)(logits.values, rows)
 
     def _rows(self, batch: Batch) -> Iterator[VerifiedRow]:
+        """The R rows. In one with a draft, the draft is the next of the step's tokens."""
         row = 0
-        for name, count in zip(batch.ids, batch.rows.counts, strict=True):
+        for seq_id, count in zip(batch.ids, batch.rows.counts, strict=True):
             for i in range(count):
                 draw, position = batch.draws.rows[row], batch.draws.positions[row]
                 draft = batch.token_ids[batch.rows.chosen[row] + 1] if i < count - 1 else None
                 if draw.names_seed:  # drawn without the draft, and compared with it afterwards
                     draft = None
                 is_drawn = draft is not None and draw.temperature > 0
-                draft_probs = self.draft_probs.get(name, position) if is_drawn else None
+                draft_probs = self.draft_probs.get(seq_id, position) if is_drawn else None
                 yield VerifiedRow(draw, position, draft, draft_probs)
                 row += 1
 
@@ -103,12 +104,12 @@ def _sampled(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
             q[i] = row.draft_probs
         elif row.draft is not None:
             q[i, row.draft] = 1.0
-    # A draft is accepted with probability min(1, p / q).
+    # A draft is accepted with probability min(1, p / q). A row without one has -1, and accepts nothing.
     drafts = torch.tensor([-1 if row.draft is None else row.draft for row in rows]).to(p.device)  # [R]
     numbers = [uniform(row.draw.seed, row.position) for row in rows]
     u = torch.tensor(numbers, dtype=torch.float64).to(p.device)  # [R]
-    wanted, proposed = (x.gather(-1, drafts.clamp(min=0)[:, None])[:, 0].double() for x in (p, q))  # [R]
-    accepted = (drafts >= 0) & (u * proposed < wanted)
+    p_draft, q_draft = (x.gather(-1, drafts.clamp(min=0)[:, None])[:, 0].double() for x in (p, q))  # [R]
+    accepted = (drafts >= 0) & (u * q_draft < p_draft)
     drawn = draw(residual(p, q), [row.draw.seed for row in rows], positions)
     finite = logits.amax(-1).isfinite()
     return torch.where(finite, torch.where(accepted, drafts, drawn), NO_TOKEN)
@@ -116,8 +117,8 @@ def _sampled(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
 
 def _greedy(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
     """logits[R, V] -> token ids[R]"""
-    best, token_ids = adjust(logits, [row.draw for row in rows], [row.position for row in rows]).max(-1)
-    return torch.where(best.isfinite(), token_ids, NO_TOKEN)
+    largest, token_ids = adjust(logits, [row.draw for row in rows], [row.position for row in rows]).max(-1)
+    return torch.where(largest.isfinite(), token_ids, NO_TOKEN)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Knows no engine: engine/speculation/measuring.py measures it once, before the fi
 table every run decides alike.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -30,7 +31,7 @@ class StepTimes:
     single_draft_seconds: tuple[float, ...] | None = None
 
     @classmethod
-    def of(cls, given: object) -> "StepTimes":
+    def from_dict(cls, given: object) -> "StepTimes":
         """The table that `as_dict` describes. Raises ValueError, which names the field."""
         if not isinstance(given, Mapping) or not set(REQUIRED) <= set(given):
             raise ValueError(f"step_times={given!r}: a mapping with {ACCEPTED}")
@@ -50,11 +51,12 @@ class StepTimes:
         )
 
     def __post_init__(self) -> None:
-        for name, first, sizes in (("sequences", 1, self.sequences), ("drafts", 0, self.drafts)):
-            ascending = all(type(size) is int for size in sizes) and all(a < b for a, b in pairwise(sizes))
-            if not sizes or not ascending or sizes[0] != first:
+        for name, first, numbers in (("sequences", 1, self.sequences), ("drafts", 0, self.drafts)):
+            are_ints = all(type(number) is int for number in numbers)
+            ascending = are_ints and all(a < b for a, b in pairwise(numbers))
+            if not numbers or not ascending or numbers[0] != first:
                 raise ValueError(
-                    f"step_times: {name}={sizes}: whole numbers from {first} upwards are accepted"
+                    f"step_times: {name}={numbers}: whole numbers from {first} upwards are accepted"
                 )
         N, M = len(self.sequences), len(self.drafts)
         all_seconds = [seconds for row in self.step_seconds for seconds in row]
@@ -74,13 +76,16 @@ class StepTimes:
             raise ValueError(f"step_times: read_seconds={self.read_seconds!r}: seconds are accepted")
 
     def as_dict(self) -> dict[str, Any]:
-        """Field names, numbers and tuples alone, for JSON and for `of`."""
+        """Field names, numbers and tuples alone, for JSON and for `from_dict`."""
         return asdict(self)
 
     def seconds(self, sequences: int, drafts: float) -> float:
         """Seconds of a step of so many sequences that have so many drafts each, in the mean."""
         by_sequences = [_interpolated(self.drafts, row, drafts) for row in self.step_seconds]  # [N]
-        seconds = max(_interpolated(self.sequences, by_sequences, sequences), self.step_seconds[0][0])
+        seconds = _interpolated(self.sequences, by_sequences, sequences)
+        seconds = max(
+            seconds, self.step_seconds[0][0]
+        )  # a falling last segment, continued, would end below the smallest step
         if self.single_draft_seconds is not None and drafts:
             return max(seconds, _interpolated(self.sequences, self.single_draft_seconds, sequences))
         return seconds
@@ -95,10 +100,10 @@ def _is_time(number: object) -> bool:
     return isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < float("inf")
 
 
-def _interpolated(sizes: Sequence[int], values: Sequence[float], size: float) -> float:
-    """The value at `size`: linear between the known sizes around it; outside, the nearest segment goes on."""
-    if len(sizes) == 1:
-        return values[0]
-    i = next((i for i, upper in enumerate(sizes[1:-1]) if size < upper), len(sizes) - 2)  # the segment
-    share = (size - sizes[i]) / (sizes[i + 1] - sizes[i])
-    return values[i] + share * (values[i + 1] - values[i])
+def _interpolated(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
+    """The y at x: linear between the two points around it; outside of all, the nearest segment goes on."""
+    if len(xs) == 1:
+        return ys[0]
+    i = bisect_right(xs[1:-1], x)  # the segment from point i to point i + 1
+    share = (x - xs[i]) / (xs[i + 1] - xs[i])
+    return ys[i] + share * (ys[i + 1] - ys[i])

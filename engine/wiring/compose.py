@@ -117,7 +117,7 @@ def _speculation(
         proposer = DraftModel(draft_executor, scheduler.cache, max_positions)
     else:
         proposer = NgramProposer(
-            partial(lookup, longest=config.prompt_lookup_max, shortest=config.prompt_lookup_min)
+            partial(lookup, max_n=config.prompt_lookup_max, min_n=config.prompt_lookup_min)
         )
     return Speculation(proposer, scheduler, DraftLengths(config.num_speculative_tokens, step_times))
 

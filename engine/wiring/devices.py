@@ -65,7 +65,7 @@ def load_devices(args: EngineArgs) -> Devices:
     tokenizer = _tokenizer_of(args)
     speculative = None
     if args.speculative_config is not None:
-        speculative = SpeculativeConfig.of(args.speculative_config)
+        speculative = SpeculativeConfig.from_dict(args.speculative_config)
     slots = None
     if args.enable_lora:
         slots = AdapterSlots(args.max_loras, args.max_lora_rank, sizes.max_num_batched_tokens)
@@ -241,7 +241,7 @@ def _runner(
     if not (_runs_graphs(args) and isinstance(memory, PageMemory)):
         if in_flight == 1:  # every token is known when its step is launched
             return ModelRunner([EagerWay(model, memory)], memory)
-        return ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last=last)
+        return ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last_tokens=last)
     from engine.execution.graphs import DecodeGraphs, GraphWay  # here: triton is optional
     from engine.execution.steps import steps, verifying_steps
     from engine.execution.verifying import num_rows
@@ -259,9 +259,9 @@ def _runner(
     ways: list[Way] = [GraphWay(graphs(steps, max_seqs), V)]
     if max_new_tokens > 1:
         max_rows = num_rows(max_seqs, max_new_tokens, sizes.max_num_batched_tokens)
-        ways.append(GraphWay(graphs(verifying_steps, max_rows), V, most_new=MOST_NEW))
+        ways.append(GraphWay(graphs(verifying_steps, max_rows), V, max_new=MOST_NEW))
     ways.append(EagerWay(model, memory, prompt_forward(model), last.upload))
-    return ModelRunner(ways, memory, last=last)
+    return ModelRunner(ways, memory, last_tokens=last)
 
 
 def _runs_graphs(args: EngineArgs) -> bool:

@@ -145,7 +145,7 @@ class EngineArgs:
         if not 0 <= self.swap_space < float("inf"):
             raise ValueError(f"swap_space={self.swap_space}: a number of GiB is accepted, 0 or more")
         if self.speculative_config is not None:
-            SpeculativeConfig.of(self.speculative_config)
+            SpeculativeConfig.from_dict(self.speculative_config)
 
     def _check_combinations(self) -> None:
         """Fields that need another, and fields that exclude one another."""

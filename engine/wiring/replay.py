@@ -95,7 +95,7 @@ def _bounds(devices: Devices, runner: ModelRunner, max_positions: int, num_token
         devices.slots.max_loras if devices.slots else 0,
         devices.sizes.max_num_seqs,
         num_tokens,
-        runner.last is not None,
+        runner.last_tokens is not None,
     )
 
 

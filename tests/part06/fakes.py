@@ -66,29 +66,31 @@ class BlockCache:
     def free_blocks(self) -> int:
         return self.num_blocks - sum(self.blocks.values())
 
-    def begin(self, seq) -> int | None:
+    def admit(self, seq) -> int | None:
         assert seq.id not in self.blocks, f"{seq.id} was admitted twice"
         if not self.free_blocks:
             return None
         self.blocks[seq.id], self.tokens[seq.id], self.draft_progress[seq.id] = 0, [], DraftProgress(0)
         return 0
 
-    def reserve(self, seq, total: int) -> bool:
-        more = -(-total // self.block_tokens) - self.blocks[seq.id]
+    def reserve(self, seq, num_tokens: int) -> bool:
+        more = -(-num_tokens // self.block_tokens) - self.blocks[seq.id]
         if more > self.free_blocks:
             return False
         self.blocks[seq.id] += max(more, 0)
         return True
 
-    def commit(self, seq, total: int) -> None:
-        assert total <= seq.num_computed_tokens, (
-            f"{seq.id}: {total} committed, {seq.num_computed_tokens} computed"
+    def commit(self, seq, num_tokens: int) -> None:
+        assert num_tokens <= seq.num_computed_tokens, (
+            f"{seq.id}: {num_tokens} committed, {seq.num_computed_tokens} computed"
         )
         held = self.tokens[seq.id]  # nothing, where a test plays the steps without a model
-        assert not held or held[:total] == seq.token_ids[:total], f"{seq.id}: committed what was not computed"
+        assert not held or held[:num_tokens] == seq.token_ids[:num_tokens], (
+            f"{seq.id}: committed what was not computed"
+        )
 
-    def trim(self, seq, total: int) -> None:
-        self.blocks[seq.id] = min(self.blocks[seq.id], -(-total // self.block_tokens))
+    def trim(self, seq, num_tokens: int) -> None:
+        self.blocks[seq.id] = min(self.blocks[seq.id], -(-num_tokens // self.block_tokens))
 
     def release(self, seq) -> None:
         self.blocks.pop(seq.id, None)
@@ -99,8 +101,8 @@ class BlockCache:
         assert seq.id in self.blocks, f"{seq.id} was preempted but never admitted"
         self.release(seq)
 
-    def fits(self, total: int) -> bool:
-        return total <= self.num_blocks * self.block_tokens
+    def fits(self, num_tokens: int) -> bool:
+        return num_tokens <= self.num_blocks * self.block_tokens
 
     def locate(self, ids, query_start, positions) -> Locations:
         """Nowhere: the fake model finds its tokens by name."""
@@ -109,7 +111,7 @@ class BlockCache:
     def take_copies(self):
         return ()
 
-    def retry(self, copies) -> None:
+    def replan(self, copies) -> None:
         assert not copies, "nobody planned a copy"
 
     def usage(self) -> Usage:

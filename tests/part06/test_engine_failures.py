@@ -286,7 +286,7 @@ def test_logits_that_are_no_numbers_fail_their_request_and_no_other(fake_engine,
 
 def test_requests_that_no_memory_will_ever_come_for_fail_with_the_reason_instead_of_waiting(fake_engine):
     class Full(BlockCache):
-        def begin(self, seq):
+        def admit(self, seq):
             return None
 
     engine = fake_engine(cache=Full(64, 16))

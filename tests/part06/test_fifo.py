@@ -67,7 +67,7 @@ def test_a_cache_that_says_no_in_mid_story_means_no_step(fifo, monkeypatch):
     fifo.add(make_request("a", prompt=5, output=9))
     play(fifo)
     (request,) = fifo.running
-    monkeypatch.setattr(fifo.cache, "reserve", lambda seq, total: False)
+    monkeypatch.setattr(fifo.cache, "reserve", lambda seq, num_tokens: False)
     step = fifo.schedule()
     assert step is None, f"the cache said no, so no token may be taken, yet the step has {chosen(step.batch)}"
     assert request.num_computed_tokens == 5, "a step that is not taken counts nothing as computed"
@@ -106,7 +106,7 @@ def test_priority_means_nothing_to_it(fifo):
 
 def test_a_full_cache_makes_the_queue_wait(fifo):
     stranger = make_request("stranger", prompt=80, output=1)
-    fifo.cache.begin(stranger)
+    fifo.cache.admit(stranger)
     assert fifo.cache.reserve(stranger, 80)
     request = make_request("a", prompt=2, output=1)
     fifo.add(request)
@@ -154,7 +154,7 @@ def test_no_more_is_committed_than_is_computed_and_confirmed(fifo, monkeypatch):
     request.confirm(7, 0.0)
     request.add_placeholder()
     committed = []
-    monkeypatch.setattr(fifo.cache, "commit", lambda seq, total: committed.append(total))
+    monkeypatch.setattr(fifo.cache, "commit", lambda seq, num_tokens: committed.append(num_tokens))
     fifo.update(step)
     assert committed == [6], "7 tokens are confirmed; the last of them comes from this step's logits"
 
@@ -165,7 +165,7 @@ def test_a_step_that_succeeds_does_not_concern_who_has_left_meanwhile(fifo, monk
     step = fifo.schedule()
     fifo.finish(request)
     committed = []
-    monkeypatch.setattr(fifo.cache, "commit", lambda seq, total: committed.append(seq.id))
+    monkeypatch.setattr(fifo.cache, "commit", lambda seq, num_tokens: committed.append(seq.id))
     fifo.update(step, drafts=[[94]])
     assert committed == [], "its memory was given back: nothing of it can be committed"
     assert request.draft_ids == [], "it has no next step to propose for"

@@ -36,7 +36,9 @@ def test_a_step_appends_the_token_that_was_chosen(fake_engine):
 
 def test_the_scheduler_hears_of_a_step_when_its_tokens_are_appended(fake_engine, monkeypatch):
     engine, committed = fake_engine(), []
-    monkeypatch.setattr(engine.scheduler.cache, "commit", lambda seq, total: committed.append(total))
+    monkeypatch.setattr(
+        engine.scheduler.cache, "commit", lambda seq, num_tokens: committed.append(num_tokens)
+    )
     engine.add_request("a", "hello", FOUR)
     for _ in range(3):
         engine.step()

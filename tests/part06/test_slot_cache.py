@@ -32,7 +32,7 @@ class Slots:
     def __init__(self, config, num_slots, slot_tokens=None, **options) -> None:
         self.memory = SlotMemory(config, num_slots, slot_tokens, **options)
         self.plan = self.memory.plan()
-        self.begin, self.release = self.plan.begin, self.plan.release
+        self.admit, self.release = self.plan.admit, self.plan.release
 
     def take(self, *work) -> Batch:
         """A step of these (request, new tokens)."""
@@ -56,27 +56,27 @@ def slots():
 
 def test_a_full_cache_admits_again_once_a_sequence_leaves(cache):
     a, b, c, d = map(sequence, "abcd")
-    assert [cache.begin(seq) for seq in (a, b, c, d)] == [0, 0, 0, None]
+    assert [cache.admit(seq) for seq in (a, b, c, d)] == [0, 0, 0, None]
     cache.release(b)
-    assert cache.begin(d) == 0
-    assert cache.begin(b) is None
+    assert cache.admit(d) == 0
+    assert cache.admit(b) is None
 
 
 def test_the_lowest_free_slot_is_taken_first(cache):
     """Slots in use stay neighbours, since a GPU reads all between the lowest and the highest."""
     a, b, c, d = map(sequence, "abcd")
     for seq in (a, b, c):
-        cache.begin(seq)
+        cache.admit(seq)
     assert cache.locate("abc", (0, 1, 2, 3), (0, 0, 0)).tables.tolist() == [[0], [1], [2]]
     cache.release(a)
     cache.release(c)
-    cache.begin(d)
+    cache.admit(d)
     assert cache.locate("d", (0, 1), (0,)).tables.tolist() == [[0]], "0 and 2 are free: 0"
 
 
 def test_places_are_slots_and_tokens_in_them(cache):
     a, b = sequence("a"), sequence("b")
-    cache.begin(a), cache.begin(b)
+    cache.admit(a), cache.admit(b)
     tables, slots = cache.locate(("b", "a"), (0, 1, 3), (7, 0, 1))
     assert (tables.tolist(), slots.tolist()) == ([[1], [0]], [57, 0, 1]), "slots of 50 tokens"
 
@@ -91,7 +91,7 @@ def told(slots, seq, value, layer=0) -> float:
 
 def test_new_keys_and_values_lie_in_their_own_slot_at_their_positions(slots):
     a, b = sequence("a"), sequence("b")
-    slots.begin(a), slots.begin(b)  # slots 0 and 1
+    slots.admit(a), slots.admit(b)  # slots 0 and 1
     for value in (5, 6, 7):
         told(slots, b, value)
     for memory in (slots.memory.keys, slots.memory.values):
@@ -103,7 +103,7 @@ def test_new_keys_and_values_lie_in_their_own_slot_at_their_positions(slots):
 
 def test_a_query_sees_its_own_slot_as_far_as_it_is_filled(slots):
     a, b = sequence("a"), sequence("b")
-    slots.begin(a), slots.begin(b)
+    slots.admit(a), slots.admit(b)
     for value in (100, 200):
         told(slots, a, value)
     means = [told(slots, b, value) for value in (3, 5, 10)]
@@ -116,7 +116,7 @@ def test_a_query_sees_its_own_slot_as_far_as_it_is_filled(slots):
 def test_each_layer_has_its_own_keys_and_values():
     slots = Slots(replace(CONFIG, num_layers=2), num_slots=1, slot_tokens=8)
     seq = sequence("a")
-    slots.begin(seq)
+    slots.admit(seq)
     for position in range(2):
         attend = slots.attention((seq, 1))
         means = []
@@ -128,8 +128,8 @@ def test_each_layer_has_its_own_keys_and_values():
 
 def test_usage_counts_whole_slots(cache):
     assert (cache.usage().num_sequences, cache.usage().tokens_held, cache.usage().tokens_total) == (0, 0, 150)
-    cache.begin(sequence("a"))
-    cache.begin(sequence("b"))
+    cache.admit(sequence("a"))
+    cache.admit(sequence("b"))
     usage = cache.usage()
     assert (usage.num_sequences, usage.tokens_held, usage.tokens_total) == (2, 100, 150)
     assert usage.share == pytest.approx(2 / 3)
@@ -139,21 +139,21 @@ def test_usage_counts_whole_slots(cache):
 def test_leaving_frees_the_slot_and_leaving_twice_frees_it_once(cache, leave):
     seqs = [sequence(name) for name in "abc"]
     for seq in seqs:
-        cache.begin(seq)
+        cache.admit(seq)
     getattr(cache, leave)(seqs[1])
     cache.release(seqs[1])
     cache.release(sequence("never here"))
     assert cache.usage().num_sequences == 2
-    assert cache.begin(sequence("d")) == 0
-    assert cache.begin(sequence("e")) is None
+    assert cache.admit(sequence("d")) == 0
+    assert cache.admit(sequence("e")) is None
 
 
-@pytest.mark.parametrize(("total", "room"), [(1, True), (50, True), (51, False)])
-def test_a_slot_is_as_long_as_it_is(cache, total, room):
+@pytest.mark.parametrize(("num_tokens", "room"), [(1, True), (50, True), (51, False)])
+def test_a_slot_is_as_long_as_it_is(cache, num_tokens, room):
     seq = sequence("a")
-    cache.begin(seq)
-    assert cache.reserve(seq, total) is room
-    assert cache.fits(total) is room
+    cache.admit(seq)
+    assert cache.reserve(seq, num_tokens) is room
+    assert cache.fits(num_tokens) is room
 
 
 def test_a_slot_is_as_long_as_the_model_sees_unless_told_otherwise():
@@ -170,7 +170,7 @@ def test_attention_of_mixed_steps_equals_each_sequences_single_cache(q_heads, kv
     seqs = [sequence(name, range(60)) for name in "abcd"]
     singles = [SingleCache(config, 64) for _ in seqs]
     for seq in seqs:
-        slots.begin(seq)
+        slots.admit(seq)
     while any(seq.num_computed_tokens < 60 for seq in seqs):
         open_ones = [s for s in range(4) if seqs[s].num_computed_tokens < 60]
         chosen = rng.sample(open_ones, rng.randint(1, len(open_ones)))
@@ -197,7 +197,7 @@ def test_what_an_earlier_sequence_left_in_a_slot_is_not_seen(model, tokenizer):
     forward = EagerWay(model, slots.memory)
     for text in ("Once upon a time there was a fox", "The cat"):
         seq = sequence(text, tokenizer.encode(text))
-        slots.begin(seq)
+        slots.admit(seq)
         logits = forward(slots.take((seq, len(seq.token_ids)))).values
         expected = CachedForward(model)(seq.token_ids)
         assert (logits[0] - expected).abs().max() <= 1e-4
@@ -221,7 +221,7 @@ def test_request_in_a_mixed_batch_has_the_logits_of_the_same_request_alone(model
     alone = {seq.id: CachedForward(model) for seq in waiting}
     running, checked = [], 0
     while waiting or running:
-        while waiting and slots.begin(waiting[0]) == 0:
+        while waiting and slots.admit(waiting[0]) == 0:
             running.append(waiting.pop(0))
         chosen = rng.sample(running, rng.randint(1, len(running)))
         batch = slots.take(*((seq, rng.randint(1, seq.num_tokens_to_compute)) for seq in chosen))
@@ -243,7 +243,7 @@ def test_request_in_a_mixed_batch_has_the_logits_of_the_same_request_alone(model
 def test_a_step_without_a_finished_prompt_has_no_logits(model):
     slots = Slots(model.config, num_slots=1)
     seq = sequence("a", [5, 6, 7])
-    slots.begin(seq)
+    slots.admit(seq)
     batch = slots.take((seq, 2))
     assert EagerWay(model, slots.memory)(batch).values.shape == (0, model.config.vocab_size)
 
@@ -254,7 +254,7 @@ def test_a_step_that_is_run_again_gives_the_same_tokens(model, tokenizer):
     runner = ModelRunner([EagerWay(model, slots.memory)], slots.memory)
     seqs = [sequence(text, tokenizer.encode(text)) for text in ("Once upon a time", "The cat")]
     for seq in seqs:
-        slots.begin(seq)
+        slots.admit(seq)
     for _ in range(4):
         batch = slots.take(*((seq, seq.num_tokens_to_compute) for seq in seqs))
         tokens = runner.submit(batch).result().tokens
@@ -286,7 +286,7 @@ def test_prompts_from_their_start_share_one_call_of_the_kernel_per_layer(watched
     slots, calls = watched
     seqs = [sequence("a"), sequence("b", [1, 2, 3, 4, 5]), sequence("c", [1, 2])]
     for seq in seqs:
-        slots.begin(seq)
+        slots.admit(seq)
     run_layers(slots, (seqs[0], 3), (seqs[1], 5), (seqs[2], 2))
     assert calls == [(10, 10, Spans((0, 3, 8, 10), (0, 3, 8, 10)))] * 3
     assert len({id(spans) for *_, spans in calls}) == 1, "spans are made once per step, not once per layer"
@@ -296,7 +296,7 @@ def test_prompts_with_another_sequence_between_them_are_calls_of_their_own(watch
     slots, calls = watched
     a, b, c = sequence("a"), sequence("b", range(5)), sequence("c", [1, 2])
     for seq in (a, b, c):
-        slots.begin(seq)
+        slots.admit(seq)
     slots.take((b, 4))
     run_layers(slots, (a, 3), (b, 1), (c, 2))
     assert [call[:2] for call in calls] == [(3, 3), (2, 2), (1, 5)] * 3
@@ -305,8 +305,8 @@ def test_prompts_with_another_sequence_between_them_are_calls_of_their_own(watch
 def test_a_chunk_behind_the_start_is_a_call_on_the_keys_of_its_slot(watched):
     slots, calls = watched
     a, b = sequence("a", range(9)), sequence("b", range(4))
-    slots.begin(a)
-    slots.begin(b)
+    slots.admit(a)
+    slots.admit(b)
     slots.take((a, 5))
     run_layers(slots, (a, 4), (b, 4))
     assert calls == [(4, 4, Spans((0, 4), (0, 4))), (4, 9, Spans((0, 4), (0, 9)))] * 3
@@ -315,7 +315,7 @@ def test_a_chunk_behind_the_start_is_a_call_on_the_keys_of_its_slot(watched):
 def test_one_sequence_alone_is_decoded_by_the_kernel(watched):
     slots, calls = watched
     a = sequence("a", range(9))
-    slots.begin(a)
+    slots.admit(a)
     slots.take((a, 8))
     run_layers(slots, (a, 1))
     assert calls == [(1, 9, Spans((0, 1), (0, 9)))] * 3
@@ -337,7 +337,7 @@ def test_a_nan_left_in_a_slot_reaches_nobody(dtype, leave, drafts):
     low, high = sequence("low", range(13)), sequence("high", range(13))
     broken = sequence("broken", range(8))
     for seq in (low, broken, high):
-        slots.begin(seq)
+        slots.admit(seq)
     broken.draft_ids = [1] * drafts
     step((broken, 8 + drafts), value=torch.nan)
     broken.draft_ids, broken.num_computed_tokens = [], 8
@@ -347,7 +347,7 @@ def test_a_nan_left_in_a_slot_reaches_nobody(dtype, leave, drafts):
     step((low, 12), (high, 12))
     assert torch.isfinite(step((low, 1), (high, 1))).all(), "the empty slot between two was read"
     fresh = sequence("fresh", range(2))
-    slots.begin(fresh)
+    slots.admit(fresh)
     step((fresh, 1))
     low.token_ids.append(1)
     assert torch.isfinite(step((low, 1), (fresh, 1))).all(), "the next in the slot sees what was left"
@@ -356,10 +356,10 @@ def test_a_nan_left_in_a_slot_reaches_nobody(dtype, leave, drafts):
 def test_a_slot_is_cleaned_when_another_begins_there():
     slots = Slots(replace(CONFIG, num_layers=2), num_slots=2, slot_tokens=16, dtype=torch.bfloat16)
     before, after = sequence("a", range(8)), sequence("b", range(2))
-    slots.begin(before)
+    slots.admit(before)
     slots.attention((before, 8))(1, *[torch.ones(8, 1, 1, dtype=torch.bfloat16)] * 3)
     slots.release(before)
-    slots.begin(after)
+    slots.admit(after)
     slots.attention((after, 2))
     assert not any(layer.any() for layer in (*slots.memory.keys, *slots.memory.values))
 
@@ -371,7 +371,7 @@ def test_a_step_on_a_gpu_waits_for_nothing():
     slots = Slots(config, num_slots=4, slot_tokens=32, device="cuda")
     a, b, c, d = (sequence(name, range(n)) for name, n in zip("abcd", (20, 9, 9, 5), strict=True))
     for seq in (a, b, c):
-        slots.begin(seq)
+        slots.admit(seq)
     works = [[(a, 5)], [(a, 6), (b, 8), (c, 8)], [(a, 8), (b, 1), (c, 1)], [(a, 1)]]
     x = {n: torch.randn(n, 4, 8, device="cuda") for n in (1, 5, 10, 22)}
     torch.cuda.synchronize()
@@ -384,7 +384,7 @@ def test_a_step_on_a_gpu_waits_for_nothing():
                 q = x[batch.num_tokens]
                 attend(layer, q, q[:, :2], q[:, 2:])
         slots.release(b)
-        slots.begin(d)
+        slots.admit(d)
         slots.attention((d, 5))  # clears what b left
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -135,7 +135,7 @@ def test_a_small_cache_makes_the_batch_smaller(fake_engine):
     recorder = Recorder()
     cache = BlockCache(num_blocks=13, block_tokens=16)
     engine = fake_engine(static(8), cache=cache, listeners=Listeners([recorder]), max_model_len=200)
-    cache.begin = lambda seq, begin=cache.begin: None if len(cache.blocks) == 3 else begin(seq)
+    cache.admit = lambda seq, admit=cache.admit: None if len(cache.blocks) == 3 else admit(seq)
     for i in range(7):
         engine.add_request(str(i), "hello", greedy(2, ignore_eos=True))
     run_to_end(engine)

@@ -63,17 +63,17 @@ class WatchfulCache(BlockCache):
         self.given: dict[str, int] = {}
         self.refused = False
 
-    def begin(self, seq):
-        cached = super().begin(seq)
+    def admit(self, seq):
+        cached = super().admit(seq)
         self.refused |= cached is None
         self.given[seq.id] = 0
         return cached
 
-    def reserve(self, seq, total):
-        granted = super().reserve(seq, total)
+    def reserve(self, seq, num_tokens):
+        granted = super().reserve(seq, num_tokens)
         self.refused |= not granted
         if granted:
-            self.given[seq.id] = max(self.given[seq.id], total)
+            self.given[seq.id] = max(self.given[seq.id], num_tokens)
         return granted
 
 

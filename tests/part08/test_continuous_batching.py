@@ -121,11 +121,11 @@ def test_preemption_with_the_true_model_too(model, tokenizer, alone):
             super().__init__(*size)
             self.held = {}
 
-        def reserve(self, seq, total):
+        def reserve(self, seq, num_tokens):
             others = sum(tokens for id, tokens in self.held.items() if id != seq.id)
-            if others + total > 150:
+            if others + num_tokens > 150:
                 return False
-            self.held[seq.id] = total
+            self.held[seq.id] = num_tokens
             return True
 
         def release(self, seq):

@@ -235,9 +235,9 @@ def test_finishing_frees_memory_wherever_the_request_is_and_only_once():
 
 
 def test_what_a_cache_already_has_is_not_computed_again():
-    """As a prefix cache will (Part 12): `begin` says how many tokens are there."""
+    """As a prefix cache will (Part 12): `admit` says how many tokens are there."""
     s = scheduler(budget=30)
-    s.cache.begin = lambda seq, begin=s.cache.begin: begin(seq) or 6
+    s.cache.admit = lambda seq, admit=s.cache.admit: admit(seq) or 6
     a = make_request("a", prompt=10, output=2)
     s.add(a)
     batch = play(s)

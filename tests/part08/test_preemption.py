@@ -75,7 +75,7 @@ def test_what_a_preempted_request_finds_again_is_no_hit():
     s.add(a)
     play(s)
     s._preempt(a)
-    s.cache.begin = lambda seq, begin=s.cache.begin: begin(seq) or 4
+    s.cache.admit = lambda seq, admit=s.cache.admit: admit(seq) or 4
     assert chosen(play(s)) == {"a": 2}, "of its 6 tokens, the cache still has 4"
     assert a.num_cached_tokens == 0, "num_cached_tokens: what the cache had when the request first began"
 

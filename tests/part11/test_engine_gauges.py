@@ -39,8 +39,8 @@ def test_what_a_cache_had_is_a_hit(measured):
     class Remembers(BlockCache):
         """Has the first two tokens of every prompt, as far as its answer goes."""
 
-        def begin(self, seq):
-            super().begin(seq)
+        def admit(self, seq):
+            super().admit(seq)
             self.tokens[seq.id] = list(seq.token_ids[:2])
             return 2
 

@@ -42,9 +42,9 @@ class WatchedCache(PagedCache):
         self.invariants = Invariants(self)
         self.sequences: dict[str, Request] = {}  # all that were ever to be admitted
 
-    def begin(self, seq: Request) -> int | None:
+    def admit(self, seq: Request) -> int | None:
         self.sequences[seq.id] = seq
-        return super().begin(seq)
+        return super().admit(seq)
 
     def check(self, batch: Batch) -> None:
         """Before the batch runs."""
@@ -96,8 +96,8 @@ def step(cache: WatchedCache, *work: tuple[Request, int], value: float | None = 
 
 def admitted(cache: WatchedCache, seq: Request, compute: bool = True) -> Request:
     """Begun, as the scheduler does it, and all its tokens computed."""
-    cached = cache.begin(seq)
-    assert cached is not None, f"begin({seq.id}) says: not now"
+    cached = cache.admit(seq)
+    assert cached is not None, f"admit({seq.id}) says: not now"
     seq.num_computed_tokens = cached
     if compute:
         step(cache, (seq, seq.num_tokens_to_compute))

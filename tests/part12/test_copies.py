@@ -26,14 +26,14 @@ def swapping(num_blocks=8, **options):
 
 
 def back(cache, seq):
-    seq.num_computed_tokens = cache.begin(seq)
+    seq.num_computed_tokens = cache.admit(seq)
 
 
 def test_a_plan_touches_no_memory():
     cache = swapping()
     a = admitted(cache, sequence("a", "1234567890"))
     before = cache.memory.memory.clone()
-    cache.begin(sequence("a/1", "1234567890", parent=a))
+    cache.admit(sequence("a/1", "1234567890", parent=a))
     cache.preempt(a)
     back(cache, a)
     assert torch.equal(cache.memory.memory, before)
@@ -114,7 +114,7 @@ def test_copies_of_a_failed_step_come_before_those_planned_since():
     cache.preempt(a)
     copies = cache.take_copies()
     back(cache, a)
-    cache.retry(copies)
+    cache.replan(copies)
     assert [copy.kind for copy in cache.take_copies()] == ["out", "in"]
 
 
@@ -170,7 +170,7 @@ def test_a_new_plan_of_the_same_memory_has_its_copies_made():
     for _ in range(2):
         cache = memory.plan(preemption_mode="swap")
         seq = sequence("a", "1234")
-        cache.begin(seq), cache.reserve(seq, 4), cache.commit(seq, 4)
+        cache.admit(seq), cache.reserve(seq, 4), cache.commit(seq, 4)
         memory.memory[:, :, table(cache, seq)] = 7
         cache.preempt(seq)
         memory.apply(cache.take_copies())

@@ -212,6 +212,6 @@ def test_a_fork_that_copies_nothing_is_seen(monkeypatch):
     a = admitted(cache, sequence("a", "1234567890"))
     monkeypatch.setattr(cache.blocks, "allocate", lambda count, after=None: (cache.blocks.fork([2]), [2])[1])
     child = sequence("a/1", "1234567890", parent=a)
-    child.num_computed_tokens = cache.begin(child)
+    child.num_computed_tokens = cache.admit(child)
     with pytest.raises(InvariantError, match="shared"):
         cache.invariants.check(take(cache, (child, 1)))

@@ -24,7 +24,7 @@ def test_attention_of_mixed_steps_equals_each_sequences_single_cache(q_heads, kv
     seqs = [sequence(name, range(i, 60 + i)) for i, name in enumerate("abcd")]
     singles = [SingleCache(config, 64, dtype=dtype) for _ in seqs]
     for seq in seqs:
-        cache.begin(seq)
+        cache.admit(seq)
     while any(seq.num_computed_tokens < 60 for seq in seqs):
         unread = [s for s in range(4) if seqs[s].num_computed_tokens < 60]
         chosen = rng.sample(unread, rng.randint(1, len(unread)))
@@ -63,7 +63,7 @@ def test_who_is_alone_and_in_blocks_that_follow_one_another_is_read_where_it_lie
     kernel = Seen()
     cache, a = paged(8, kernel=kernel), sequence("a", range(1, 12))
     other = admitted(cache, sequence("other", [50, 51]))
-    a.num_computed_tokens = cache.begin(a)
+    a.num_computed_tokens = cache.admit(a)
     for n, mean in [(6, 3.5), (1, 4), (4, 6)]:
         assert step(cache, (a, n))[-1] == mean, "the last row is the mean of all tokens so far"
         assert kernel.keys[-1].data_ptr() == cache.memory.keys[1][1].data_ptr(), (
@@ -79,7 +79,7 @@ def test_who_is_alone_and_in_blocks_that_follow_one_another_is_read_where_it_lie
 def test_who_is_alone_in_scattered_blocks_is_copied_together_once():
     kernel = Seen()
     cache, a = paged(40, kernel=kernel), sequence("a", range(1, 90))
-    a.num_computed_tokens = cache.begin(a)
+    a.num_computed_tokens = cache.admit(a)
     step(cache, (a, 3))
     admitted(cache, sequence("other", [50, 51]))  # has block 1
     while a.num_tokens_to_compute:
@@ -95,7 +95,7 @@ def test_a_copy_is_not_used_once_others_were_in_a_step():
     """What was stored among others is not in it."""
     cache, a, b = paged(20), sequence("a", range(1, 30)), sequence("b", range(100, 130))
     for seq in (a, b):
-        seq.num_computed_tokens = cache.begin(seq)
+        seq.num_computed_tokens = cache.admit(seq)
         step(cache, (seq, 3))
     for _ in range(3):
         assert abs(step(cache, (a, 2))[-1] - (a.num_computed_tokens + 1) / 2) < 1e-4
@@ -108,7 +108,7 @@ def test_a_copy_is_not_used_once_others_were_in_a_step():
 def test_what_a_step_takes_back_is_written_over_in_a_copy_too():
     """A step failed, or drafts were rejected: the next one writes other tokens at the same positions."""
     cache, a = paged(20), sequence("a", range(1, 30))
-    a.num_computed_tokens = cache.begin(a)
+    a.num_computed_tokens = cache.admit(a)
     step(cache, (a, 3))
     admitted(cache, sequence("other", [50, 51]))
     step(cache, (a, 7))
@@ -121,12 +121,12 @@ def test_what_a_step_takes_back_is_written_over_in_a_copy_too():
 
 def test_who_comes_back_alone_is_not_read_from_its_old_copy():
     cache, a, b = paged(20, enable_prefix_caching=False), sequence("a", range(1, 30)), sequence("b", [7])
-    a.num_computed_tokens = cache.begin(a)
+    a.num_computed_tokens = cache.admit(a)
     step(cache, (a, 3))
     admitted(cache, b)
     step(cache, (a, 5))
     cache.preempt(a)
-    a.num_computed_tokens, a.token_ids[0] = cache.begin(a), 10
+    a.num_computed_tokens, a.token_ids[0] = cache.admit(a), 10
     step(cache, (a, 8))
     assert abs(step(cache, (a, 1)).item() - (45 + 9) / 9) < 1e-4, (
         "what it computed anew, not what it had before"
@@ -136,7 +136,7 @@ def test_who_comes_back_alone_is_not_read_from_its_old_copy():
 def test_an_old_copy_is_not_used_once_others_have_written_where_it_was_made_of():
     """Its name is used again, and its places: a prompt got the keys of another one."""
     cache, a = paged(4), sequence("a", range(1, 9))
-    a.num_computed_tokens = cache.begin(a)
+    a.num_computed_tokens = cache.admit(a)
     step(cache, (a, 3))
     admitted(cache, sequence("other", [50, 51]))
     step(cache, (a, 5))
@@ -148,7 +148,7 @@ def test_an_old_copy_is_not_used_once_others_have_written_where_it_was_made_of()
     for seq in (second, first):
         cache.release(seq)
     a = sequence("a", [*first.token_ids, 7])
-    a.num_computed_tokens = cache.begin(a)
+    a.num_computed_tokens = cache.admit(a)
     mean = step(cache, (a, 1)).item()
     assert (table(cache, a), cache.hit_tokens) == (old, 4), "found in a block of its old table"
     assert abs(mean - sum(a.token_ids) / 5) < 1e-4
@@ -160,11 +160,11 @@ def test_a_nan_left_in_a_page_reaches_neither_its_next_owner_nor_a_neighbour(dty
     cache = paged(9, dtype=dtype, enable_prefix_caching=False)
     low, high = admitted(cache, sequence("low", range(5))), admitted(cache, sequence("high", range(7)))
     broken = sequence("broken", range(9))
-    cache.begin(broken)
+    cache.admit(broken)
     step(cache, (broken, 9), value=torch.nan)
     getattr(cache, leave)(broken)
     fresh = sequence("fresh", range(9))
-    cache.begin(fresh)
+    cache.admit(fresh)
     assert torch.isfinite(step(cache, (fresh, 3))).all(), "its new pages held NaN, and it read them"
     for seq in (low, high):
         seq.token_ids.append(1)
@@ -194,7 +194,7 @@ def test_request_in_a_mixed_batch_has_the_logits_of_the_same_request_alone(model
     alone = {seq.id: CachedForward(model) for seq in waiting}
     running, checked = [], 0
     while waiting or running:
-        while waiting and len(running) < 3 and (cached := cache.begin(waiting[0])) is not None:
+        while waiting and len(running) < 3 and (cached := cache.admit(waiting[0])) is not None:
             waiting[0].num_computed_tokens = cached
             running.append(waiting.pop(0))
         chosen = rng.sample(running, rng.randint(1, len(running)))

@@ -9,12 +9,12 @@ from tests.part12.pages import admitted, make_copies, paged, sequence, step, tab
 
 def test_a_sequence_holds_what_it_needs_rounded_up_to_a_block():
     cache, seq = paged(10), sequence("a", range(9))
-    assert cache.begin(seq) == 0
+    assert cache.admit(seq) == 0
     assert table(cache, seq) == [], (
-        "begin takes what it finds and no more: reserve takes blocks as steps need them"
+        "admit takes what it finds and no more: reserve takes blocks as steps need them"
     )
-    for total, blocks in [(1, 1), (4, 1), (5, 2), (9, 3), (2, 3)]:
-        assert cache.reserve(seq, total)
+    for num_tokens, blocks in [(1, 1), (4, 1), (5, 2), (9, 3), (2, 3)]:
+        assert cache.reserve(seq, num_tokens)
         assert len(table(cache, seq)) == blocks
     usage = cache.usage()
     assert (usage.num_sequences, usage.tokens_held, usage.tokens_total) == (1, 12, 40)
@@ -24,7 +24,7 @@ def test_a_sequence_holds_what_it_needs_rounded_up_to_a_block():
 
 def test_a_reservation_that_is_refused_changes_nothing():
     cache, a, b = paged(4), sequence("a"), sequence("b")
-    cache.begin(a), cache.begin(b)
+    cache.admit(a), cache.admit(b)
     assert cache.reserve(a, 9)
     assert not cache.reserve(b, 5)
     assert table(cache, b) == []
@@ -33,7 +33,7 @@ def test_a_reservation_that_is_refused_changes_nothing():
 
 def test_what_was_reserved_for_more_can_be_given_back():
     cache, seq = paged(4), sequence("a", range(5))
-    cache.begin(seq)
+    cache.admit(seq)
     assert cache.reserve(seq, 13)
     cache.invariants.check()
     first = table(cache, seq)[:2]
@@ -53,7 +53,7 @@ def test_tokens_are_written_at_their_places_whatever_the_blocks():
     cache, rng = paged(12), random.Random(0)
     seqs = [sequence(name, range(100 * i, 100 * i + 15)) for i, name in enumerate("abc")]
     for seq in seqs:
-        seq.num_computed_tokens = cache.begin(seq)
+        seq.num_computed_tokens = cache.admit(seq)
     while open_ones := [seq for seq in seqs if seq.num_tokens_to_compute]:
         chosen = rng.sample(open_ones, rng.randint(1, len(open_ones)))
         step(cache, *((seq, rng.randint(1, seq.num_tokens_to_compute)) for seq in chosen))
@@ -67,23 +67,23 @@ def test_tokens_are_written_at_their_places_whatever_the_blocks():
 def test_a_query_sees_its_own_sequence_and_no_other():
     cache, a, b = paged(8), sequence("a", [100] * 6), sequence("b", [3, 5, 10, 2])
     admitted(cache, a)
-    b.num_computed_tokens = cache.begin(b)
+    b.num_computed_tokens = cache.admit(b)
     means = [round(step(cache, (b, 1)).item(), 4) for _ in range(4)]
     assert means == [3, 4, 6, 5], "the means of 3; of 3 and 5; of 3, 5 and 10; of all four"
 
 
-@pytest.mark.parametrize(("total", "fits"), [(1, True), (40, True), (41, False)])
-def test_a_sequence_may_fill_the_whole_cache_and_no_more(total, fits):
-    assert paged(10).fits(total) is fits
+@pytest.mark.parametrize(("num_tokens", "fits"), [(1, True), (40, True), (41, False)])
+def test_a_sequence_may_fill_the_whole_cache_and_no_more(num_tokens, fits):
+    assert paged(10).fits(num_tokens) is fits
 
 
 def test_who_finds_no_room_for_all_its_known_tokens_is_not_admitted():
     cache = paged(4)
     admitted(cache, sequence("a", range(5)))
     late = sequence("b", range(50, 59))
-    assert cache.begin(late) is None, "9 tokens need 3 blocks, 2 are free: not now"
+    assert cache.admit(late) is None, "9 tokens need 3 blocks, 2 are free: not now"
     assert cache.usage().num_sequences == 1, "who is not admitted holds nothing"
-    assert cache.begin(sequence("c", range(50, 58))) == 0
+    assert cache.admit(sequence("c", range(50, 58))) == 0
 
 
 # What is shared: beginnings that the prefix cache knows.
@@ -92,7 +92,7 @@ def test_who_finds_no_room_for_all_its_known_tokens_is_not_admitted():
 def test_a_known_beginning_is_not_computed_again():
     cache, a, b = paged(10), sequence("a", "a long beginning"), sequence("b", "a long beginner")
     admitted(cache, a)
-    assert cache.begin(b) == 12, "'a long begin' is 3 full blocks that are known"
+    assert cache.admit(b) == 12, "'a long begin' is 3 full blocks that are known"
     assert table(cache, b) == table(cache, a)[:3], "what is known is shared, not copied"
     assert cache.blocks.references[table(cache, b)[0]] == 2, (
         "a shared block has a reference of each of its owners"
@@ -107,7 +107,7 @@ def test_a_known_beginning_is_not_computed_again():
 def test_the_last_token_is_computed_even_if_all_blocks_are_known():
     cache = paged(10)
     admitted(cache, sequence("a", "12345678"))
-    assert cache.begin(sequence("b", "12345678")) == 4, "at most all tokens but one are there already"
+    assert cache.admit(sequence("b", "12345678")) == 4, "at most all tokens but one are there already"
 
 
 def test_a_beginning_is_found_after_its_owner_has_left():
@@ -125,8 +125,8 @@ def test_blocks_are_given_away_when_memory_is_needed_and_the_oldest_goes_first()
     for name in ("old", "new"):
         cache.release(admitted(cache, sequence(name, name * 3)))  # 2 full blocks each, of 9 letters
     admitted(cache, sequence("c", "xxxxxxxx"))
-    assert cache.begin(sequence("old again", "old" * 3)) == 4, "one of its two blocks went, the last one"
-    assert cache.begin(sequence("new again", "new" * 3)) is None, (
+    assert cache.admit(sequence("old again", "old" * 3)) == 4, "one of its two blocks went, the last one"
+    assert cache.admit(sequence("new again", "new" * 3)) is None, (
         "a found block that nobody has is taken from the free ones: 2 are free and found, a third is needed"
     )
 
@@ -136,36 +136,36 @@ def test_what_is_known_but_free_counts_as_taken_once_it_is_found():
     cache, a = paged(3), sequence("a", "12345678")
     cache.release(admitted(cache, a))
     admitted(cache, sequence("b", "abc"))
-    assert cache.begin(sequence("c", "123456789")) is None, (
+    assert cache.admit(sequence("c", "123456789")) is None, (
         "a found block that nobody has is taken from the free ones: 2 are free and found, a third is needed"
     )
-    assert cache.begin(sequence("d", "1234")) == 0
+    assert cache.admit(sequence("d", "1234")) == 0
 
 
 def test_only_what_is_committed_is_shared():
     """A step may fail, or not have landed: what it was to compute is not there."""
     cache, a = paged(10), sequence("a", "1234567890")
-    a.num_computed_tokens = cache.begin(a)
+    a.num_computed_tokens = cache.admit(a)
     cache.reserve(a, 10)
     take(cache, (a, 10))
-    assert cache.begin(sequence("b", "1234567890")) == 0
+    assert cache.admit(sequence("b", "1234567890")) == 0
     cache.commit(a, 5)
-    assert cache.begin(sequence("c", "1234567890")) == 4
+    assert cache.admit(sequence("c", "1234567890")) == 4
 
 
 def test_another_adapter_or_salt_finds_nothing():
     cache = paged(20)
     admitted(cache, sequence("a", "1234567890"))
-    assert cache.begin(sequence("b", "1234567890", cache_salt="b's own")) == 0
-    assert cache.begin(sequence("c", "1234567890", adapter="poetry")) == 0
-    assert cache.begin(sequence("d", "1234567890")) == 8
+    assert cache.admit(sequence("b", "1234567890", cache_salt="b's own")) == 0
+    assert cache.admit(sequence("c", "1234567890", adapter="poetry")) == 0
+    assert cache.admit(sequence("d", "1234567890")) == 8
 
 
 def test_who_wants_every_row_finds_nothing():
     """Its prompt's log probabilities come from rows that a hit would leave out."""
     cache = paged(20)
     admitted(cache, sequence("a", "1234567890"))
-    assert cache.begin(sequence("b", "1234567890", every_row=True)) == 0, (
+    assert cache.admit(sequence("b", "1234567890", every_row=True)) == 0, (
         "who wants every row computes every row"
     )
 
@@ -174,14 +174,14 @@ def test_who_wants_every_row_finds_nothing():
 def test_what_was_computed_with_an_adapter_or_a_salt_is_found_with_it_alone(own):
     cache = paged(10)
     admitted(cache, sequence("a", "1234567890", **own))
-    assert cache.begin(sequence("b", "1234567890")) == 0, "a's adapter and salt are part of what it left"
-    assert cache.begin(sequence("c", "1234567890", **own)) == 8
+    assert cache.admit(sequence("b", "1234567890")) == 0, "a's adapter and salt are part of what it left"
+    assert cache.admit(sequence("c", "1234567890", **own)) == 8
 
 
 def test_without_prefix_caching_nothing_is_found():
     cache = paged(10, enable_prefix_caching=False)
     admitted(cache, sequence("a", "1234567890"))
-    assert cache.begin(sequence("b", "1234567890")) == 0
+    assert cache.admit(sequence("b", "1234567890")) == 0
 
 
 def test_what_a_failed_sequence_computed_is_not_found():
@@ -190,7 +190,7 @@ def test_what_a_failed_sequence_computed_is_not_found():
     admitted(cache, a)
     a.error = "ArithmeticError"
     cache.release(a)
-    assert cache.begin(sequence("b", "1234567890")) == 0, (
+    assert cache.admit(sequence("b", "1234567890")) == 0, (
         "a failed sequence leaves nothing behind that others find"
     )
 
@@ -202,12 +202,12 @@ def test_a_child_waits_while_its_parents_prompt_is_computed():
     cache, a = paged(10), sequence("a", "1234567890")
     child = sequence("a/1", "1234567890", parent=a)
     admitted(cache, a, compute=False)
-    assert cache.begin(child) is None, "the parent has computed nothing yet: not now"
+    assert cache.admit(child) is None, "the parent has computed nothing yet: not now"
     step(cache, (a, 4))
-    assert cache.begin(child) is None, "the parent is in the middle of its prompt: not now"
+    assert cache.admit(child) is None, "the parent is in the middle of its prompt: not now"
     assert cache.usage().num_sequences == 1
     step(cache, (a, 6))
-    assert cache.begin(child) == 9, "all but the last token are there"
+    assert cache.admit(child) == 9, "all but the last token are there"
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
@@ -216,7 +216,7 @@ def test_a_child_shares_full_blocks_and_has_a_copy_of_the_one_it_will_write(pref
     a = admitted(cache, sequence("a", "1234567890"))
     a.token_ids.append(ord("x"))
     child = sequence("a/1", "1234567890", parent=a)
-    child.num_computed_tokens = cache.begin(child)
+    child.num_computed_tokens = cache.admit(child)
     assert child.num_computed_tokens == 9
     assert table(cache, child)[:2] == table(cache, a)[:2], "the prompt's full blocks are shared"
     assert table(cache, child)[2] != table(cache, a)[2], "the block both would write is not shared but copied"
@@ -236,7 +236,7 @@ def test_a_child_whose_parent_has_left_begins_like_anyone_else():
     a = admitted(cache, sequence("a", "1234567890"))
     cache.release(a)
     child = sequence("a/1", "1234567890", parent=a)
-    assert cache.begin(child) == 8, "the prefix cache still knows the parent's full blocks"
+    assert cache.admit(child) == 8, "the prefix cache still knows the parent's full blocks"
 
 
 def test_a_child_that_has_said_something_shares_what_it_has_in_common_with_its_parent():
@@ -252,7 +252,7 @@ def test_a_child_that_has_said_all_its_parent_said_does_not_wait_for_it():
     a = admitted(cache, sequence("a", "1234567890"))
     a.token_ids.append(ord("x"))  # known, and not computed yet
     child = sequence("a/1", "1234567890xyz", parent=a)
-    assert cache.begin(child) == 10
+    assert cache.admit(child) == 10
 
 
 def test_a_parent_may_leave_before_its_children():

@@ -12,7 +12,7 @@ def swapping(num_blocks=8, swap_blocks=8, mode="swap", **options):
 
 
 def back(cache, seq):
-    seq.num_computed_tokens = cache.begin(seq)
+    seq.num_computed_tokens = cache.admit(seq)
     make_copies(cache)
     return seq.num_computed_tokens
 
@@ -35,7 +35,7 @@ def test_what_comes_back_is_what_left():
 def test_only_what_is_committed_is_swapped():
     """The rest was written by a step that failed, or that is still in flight."""
     cache, seq = swapping(), sequence("a", "1234567890")
-    seq.num_computed_tokens = cache.begin(seq)
+    seq.num_computed_tokens = cache.admit(seq)
     cache.reserve(seq, 10)
     cache.commit(seq, 6)
     cache.preempt(seq)
@@ -49,7 +49,7 @@ def test_it_waits_until_there_is_room_for_all_its_known_tokens():
     cache.preempt(seq)
     other = admitted(cache, sequence("b", "xyz12"))
     seq.token_ids.append(9)
-    assert cache.begin(seq) is None, "9 tokens need 3 blocks, 2 are free: not now"
+    assert cache.admit(seq) is None, "9 tokens need 3 blocks, 2 are free: not now"
     assert "a" in cache.swap, "what waits is still there"
     cache.release(other)
     assert back(cache, seq) == 8
@@ -123,7 +123,7 @@ def test_what_came_back_can_be_found_by_others():
     seq.token_ids.append(9)
     back(cache, seq)
     cache.commit(seq, 8)
-    assert cache.begin(sequence("c", "123456789")) == 8
+    assert cache.admit(sequence("c", "123456789")) == 8
 
 
 @pytest.mark.parametrize(

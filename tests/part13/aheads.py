@@ -66,7 +66,7 @@ def fake_runner(cache: KVCacheManager, seats: int, runner_class=ModelRunner) -> 
     last, watched = LastTokens(seats, CPU), isinstance(cache, WatchedCache)
     return runner_class(
         [FakeAhead(cache, last)], cache.memory if watched else None, before=[cache.check] if watched else [],
-        scores=logprobs_of(TOKENIZER, lambda hidden: hidden), last=last,
+        scores=logprobs_of(TOKENIZER, lambda hidden: hidden), last_tokens=last,
     )  # fmt: skip
 
 

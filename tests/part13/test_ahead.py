@@ -154,7 +154,7 @@ def test_an_aborted_requests_flight_lands_for_nobody():
 def test_a_request_that_can_never_run_fails_as_ever():
     cache = BlockCache(30, 8)
     engine = ahead(cache)
-    cache.begin = lambda seq: None
+    cache.admit = lambda seq: None
     engine.add_request("a", "hello", GREEDY)
     done = run_to_end(engine)
     assert "no room" in done["a"].error
@@ -225,7 +225,7 @@ class LosingRunner(ModelRunner):
         pending = super().submit(batch)
         self.submitted += 1
         if self.submitted in self.lose:
-            self.last.chosen.fill_(65)  # what is left there is worth nothing
+            self.last_tokens.chosen.fill_(65)  # what is left there is worth nothing
             return Lost()
         return pending
 

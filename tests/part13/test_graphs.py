@@ -71,7 +71,7 @@ class Told:
             ids = [(ord(name) * 7 + 3 * i) % VOCAB for i in range(length)]
             request = self.requests[name] = sequence(name, ids)
             request.sampling = SamplingState(GREEDY, ids, [], 0)
-            request.num_computed_tokens = self.cache.begin(request)
+            request.num_computed_tokens = self.cache.admit(request)
         self.eager(self.batch(*prompts))
 
     def eager(self, batch: Batch) -> torch.Tensor:
@@ -223,8 +223,8 @@ def test_a_step_with_several_tokens_of_one_sequence_goes_another_way(plain_model
     told.requests["a"].token_ids += [4, 5, 6]
     batch = told.tell(8, "a", "b")
     assert not way.fits(batch)
-    assert not GraphWay(way.graphs, VOCAB, most_new=3).fits(batch), "4 new tokens of a"
-    assert GraphWay(way.graphs, VOCAB, most_new=4).fits(batch)
+    assert not GraphWay(way.graphs, VOCAB, max_new=3).fits(batch), "4 new tokens of a"
+    assert GraphWay(way.graphs, VOCAB, max_new=4).fits(batch)
 
 
 def test_a_step_of_more_rows_than_there_is_a_graph_for_goes_another_way(plain_model):
@@ -302,5 +302,5 @@ def test_one_step_ahead_gives_the_tokens_of_one_step_at_a_time(relu_model, param
     assert all(len(set(tokens)) > 2 for tokens in want.values()), "tokens that tell a mistake"
     memory, last = PageMemory(relu_model.config, 20, P, DEVICE), LastTokens(3, torch.device(DEVICE))
     ways = [graph_way(relu_model, memory, last), EagerWay(relu_model, memory, upload=last.upload)]
-    runner = ModelRunner(ways, memory, last=last)
+    runner = ModelRunner(ways, memory, last_tokens=last)
     assert told(AheadEngine(TOKENIZER, relu_model.config, scheduler_for(memory.plan()), runner)) == want

@@ -68,7 +68,7 @@ def engine_of(tokenizer, model, how: str) -> LLMEngine:
         graphs = DecodeGraphs(steps(model, memory, ROWS), last, V, ROWS, width, capture=how == "captured")
         assert sorted(graphs._graphs) == ([1, 2, 4, 8, 9] if how == "captured" else [])
         ways.insert(0, GraphWay(graphs, V))
-    runner = ModelRunner(ways, memory, last=last)
+    runner = ModelRunner(ways, memory, last_tokens=last)
     return AheadEngine(tokenizer, model.config, scheduler, runner, max_model_len=MAX_LEN)
 
 

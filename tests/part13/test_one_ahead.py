@@ -229,7 +229,7 @@ def test_nothing_is_launched_on_top_of_a_step_that_failed_at_its_launch():
 def test_when_nobody_can_run_the_engine_says_so():
     engine = made()
     engine.add_request("a", "hello", greedy(4))
-    engine.scheduler.cache.begin = lambda seq: None
+    engine.scheduler.cache.admit = lambda seq: None
     assert engine.step() == [], "nobody is in flight, nobody can run: it may change"
     errors = [output.error for output in engine.step()]
     assert len(errors) == 1, "nobody in flight, nobody can run, for the second time: `_stuck` ends the first"

@@ -100,7 +100,7 @@ def mixing(
     proposer = NgramProposer(guesses)
     if how == "model":
         other, last = beside(cache), LastTokens(seats, CPU)
-        reader = ModelRunner([Guessing(other, last)], select=DraftSampler(draft_probs), last=last)
+        reader = ModelRunner([Guessing(other, last)], select=DraftSampler(draft_probs), last_tokens=last)
         proposer = DraftModel(reader, cache, CONFIG.max_positions)
         if isinstance(other, WatchedCache):
             runner.before.append(lambda batch: other.memory.apply(batch.copies))

@@ -266,10 +266,10 @@ def test_metrics_have_vllms_names():
 
 
 def test_a_configuration_says_how():
-    assert SpeculativeConfig.of({"num_speculative_tokens": 2}).method == "ngram"
-    assert SpeculativeConfig.of({"num_speculative_tokens": 16, "model": "x"}).method == "draft_model"
+    assert SpeculativeConfig.from_dict({"num_speculative_tokens": 2}).method == "ngram"
+    assert SpeculativeConfig.from_dict({"num_speculative_tokens": 16, "model": "x"}).method == "draft_model"
     times = {"sequences": [1], "drafts": [0, 2], "step_seconds": [[1.0, 1.5]]}
-    given = SpeculativeConfig.of({"num_speculative_tokens": 2, "step_times": times}).step_times
+    given = SpeculativeConfig.from_dict({"num_speculative_tokens": 2, "step_times": times}).step_times
     assert given == StepTimes((1,), (0, 2), ((1.0, 1.5),)), "a table, in place of one that is measured"
 
 
@@ -295,4 +295,4 @@ def test_a_configuration_says_how():
 )
 def test_a_wrong_configuration_is_refused_by_name(given, words):
     with pytest.raises(ValueError, match=words):
-        SpeculativeConfig.of(given)
+        SpeculativeConfig.from_dict(given)

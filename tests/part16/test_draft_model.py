@@ -11,7 +11,7 @@ from engine.execution.last_tokens import LastTokens
 from engine.execution.runner import EagerWay, ModelRunner
 from engine.models.loader import load_model
 from engine.requests.request import Request
-from engine.speculation.draft_model import PROPOSE, DraftModel, DraftSampler
+from engine.speculation.draft_model import DRAFT_SEED, DraftModel, DraftSampler
 from engine.speculation.rejection_sampler import DraftProbs
 
 P, TEXT = 8, [300, 310, 265, 280, 301, 299, 350, 420, 265, 333]
@@ -29,7 +29,7 @@ class Watched(DraftModel):
         memory = PageMemory(model.config, 40, P)
         last, self.draft_probs = LastTokens(4, torch.device("cpu")), DraftProbs()
         way = EagerWay(model, memory, upload=last.upload)
-        runner = ModelRunner([way], memory, [self.watch], DraftSampler(self.draft_probs), last=last)
+        runner = ModelRunner([way], memory, [self.watch], DraftSampler(self.draft_probs), last_tokens=last)
         super().__init__(runner, memory.plan(), model.config.max_positions)
         self.passes: list[int] = []
         self.broken = False
@@ -55,7 +55,7 @@ def request(draft: DraftModel, ids: list[int], name: str = "a", by: int = 0, **p
     params = SamplingParams(**({"temperature": 0} | params))
     state = SamplingState(params, ids, [], by if params.seed is None else params.seed)
     made = Request(name, name, list(ids), len(ids), params, None, state)
-    assert draft.cache.begin(made) is not None
+    assert draft.cache.admit(made) is not None
     assert draft.cache.reserve(made, 64)
     return made
 
@@ -130,7 +130,9 @@ def test_what_a_token_was_drawn_from_is_told(model, draft):
         state = SamplingState(one.params, TEXT, ids[len(TEXT) :], 5)
         want = distribution(FullForward(model)(ids)[None], [state], [i])
         torch.testing.assert_close(draft.probs("a")[i], want[0], atol=1e-5, rtol=1e-3)
-        assert draw(want, [5 ^ PROPOSE], [i]).item() == token_id, "by a seed that no draw of the target has"
+        assert draw(want, [5 ^ DRAFT_SEED], [i]).item() == token_id, (
+            "by a seed that no draw of the target has"
+        )
         ids.append(token_id)
 
 
@@ -180,7 +182,7 @@ def admitted(draft: DraftModel, name: str, parent: Request | None = None) -> Req
     made = Request(
         name, name, list(TEXT), 10, params, None, SamplingState(params, TEXT, [], 1), parent=parent
     )
-    assert draft.cache.begin(made) is not None
+    assert draft.cache.admit(made) is not None
     return made
 
 
@@ -199,7 +201,7 @@ def test_preempted_is_forgotten(draft):
     draft.propose([(one, TEXT)], [3])
     draft.cache.preempt(one)
     assert not draft.cache.draft_progress
-    draft.cache.begin(one)
+    draft.cache.admit(one)
     assert draft.unread(one, TEXT) >= 2, "what it had read is gone with its memory"
     draft.cache.release(one)
     assert draft.cache.usage().num_sequences == 0
@@ -215,7 +217,7 @@ def test_where_the_target_is_swapped_the_draft_is_swapped_with_it(model):
     draft.propose([(one, TEXT)], [1])
     draft.cache.commit(one, len(TEXT))
     draft.cache.preempt(one)
-    assert draft.cache.begin(one) == len(TEXT)
+    assert draft.cache.admit(one) == len(TEXT)
     assert draft.cache.reserve(one, 64)
     memory.apply(draft.cache.take_copies())
     known = [*TEXT, 7]

@@ -22,17 +22,17 @@ from engine.speculation.ngram import lookup
         ([3, 1, 2, 3, 1, 2], 9, [3, 1, 2], "a proposal ends where the text does"),
         ([1], 3, [], "one token is no match"),
         ([], 3, [], "an empty text has none"),
-        ([1, 5, 1], 3, [], "fewer than `shortest` tokens are no match"),
+        ([1, 5, 1], 3, [], "fewer than `min_n` tokens are no match"),
     ],
 )
 def test_lookup_finds_what_followed_the_same_words(text, most, found, rule):
     assert lookup(text, most) == found, rule
 
 
-def test_longest_and_shortest_are_what_they_say():
+def test_max_n_and_min_n_are_what_they_say():
     text = [1, 2, 8, 3, 2, 9, 4, 2]
-    assert lookup(text, 1) == [], "one token is shorter than the default shortest, 2"
-    assert lookup(text, 1, shortest=1) == [9], "the latest place of one token"
+    assert lookup(text, 1) == [], "one token is shorter than the default min_n, 2"
+    assert lookup(text, 1, min_n=1) == [9], "the latest place of one token"
     far = [9, 1, 2, 3, 4, 5, 6, 8, 2, 3, 4, 5, 7, 1, 2, 3, 4, 5]
-    assert lookup(far, 1, longest=5) == [6], "five tokens stand at the beginning"
-    assert lookup(far, 1, longest=4) == [7], "four of them stood there later, too"
+    assert lookup(far, 1, max_n=5) == [6], "five tokens stand at the beginning"
+    assert lookup(far, 1, max_n=4) == [7], "four of them stood there later, too"

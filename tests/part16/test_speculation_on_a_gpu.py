@@ -58,15 +58,15 @@ def runner_of(model, memory, how: str, longest: int, new: int, in_flight: int) -
     """`how`: "captured", "uncaptured", or "eager": kernel by kernel, the model's own forward pass."""
     last = LastTokens(ROWS, torch.device("cuda", 0))
     if how == "eager":
-        return ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last=last)
+        return ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last_tokens=last)
     V, width, rows = model.config.vocab_size, -(-longest // memory.block_size), num_rows(ROWS, new, 64)
     options = {"capture": how == "captured", "in_flight": in_flight}
     plain = DecodeGraphs(steps(model, memory, ROWS), last, V, ROWS, width, **options)
     verifying = DecodeGraphs(verifying_steps(model, memory, rows), last, V, rows, width, **options)
     assert bool(plain._graphs) == bool(verifying._graphs) == (how == "captured")
-    ways = [GraphWay(plain, V), GraphWay(verifying, V, most_new=MOST_NEW)]
+    ways = [GraphWay(plain, V), GraphWay(verifying, V, max_new=MOST_NEW)]
     return ModelRunner(
-        [*ways, EagerWay(model, memory, prompt_forward(model), last.upload)], memory, last=last
+        [*ways, EagerWay(model, memory, prompt_forward(model), last.upload)], memory, last_tokens=last
     )
 
 

@@ -60,7 +60,7 @@ SCHEDULERS = {
 
 def runner_of(model, memory) -> ModelRunner:
     last = LastTokens(4, next(model.parameters()).device)
-    return ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last=last)
+    return ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last_tokens=last)
 
 
 def make(

@@ -71,9 +71,9 @@ def in_rows(model, memory, rows):
     return lambda _: many
 
 
-def graph_way(model, memory, last, make_steps=verifying_steps, rows: int = ROWS, most_new=MOST_NEW):
+def graph_way(model, memory, last, make_steps=verifying_steps, rows: int = ROWS, max_new=MOST_NEW):
     step, width = make_steps(model, memory, rows), -(-MAX_LEN // P)
-    return GraphWay(DecodeGraphs(step, last, VOCAB, rows, width, capture=False), VOCAB, most_new)
+    return GraphWay(DecodeGraphs(step, last, VOCAB, rows, width, capture=False), VOCAB, max_new)
 
 
 def memory_of(model, blocks: int = 40) -> PageMemory:
@@ -106,7 +106,7 @@ def played(model, memory: PageMemory, ways: list) -> tuple[list[torch.Tensor], l
     plan = memory.plan(enable_prefix_caching=False)
     requests = {name: sequence(name, prompt(name, n)) for name, n in {"a": 5, "b": 3, "c": 6}.items()}
     for request in requests.values():
-        request.num_computed_tokens = plan.begin(request)
+        request.num_computed_tokens = plan.admit(request)
     logits, taken = [], []
     for play in PASSES:
         for name, new in play.items():
@@ -134,7 +134,7 @@ def test_every_pass_gives_the_logits_of_the_models_forward_pass(name, plain_rows
     eager, make = EagerWay(model, memory, upload=last.upload), in_rows if name == "model" else verifying_steps
     ways = [graph_way(model, memory, last, make), eager]
     if plain_rows:
-        ways.insert(0, graph_way(model, memory, last, plain_steps, plain_rows, most_new=1))
+        ways.insert(0, graph_way(model, memory, last, plain_steps, plain_rows, max_new=1))
     found, taken = played(model, memory, ways)
     other = memory_of(model)
     wanted, _ = played(model, other, [EagerWay(model, other)])
@@ -150,7 +150,7 @@ def test_long_passes_go_the_usual_way(relu_model):
     memory = memory_of(relu_model)
     for tokens, rows, fits in ((ROWS, ROWS, True), (ROWS + 1, ROWS, False), (MOST_NEW + 1, 64, False)):
         request, plan = sequence("a", [i % VOCAB for i in range(tokens)]), memory.plan()
-        request.num_computed_tokens = plan.begin(request)
+        request.num_computed_tokens = plan.admit(request)
         way = graph_way(relu_model, memory, last_of(rows), rows=rows)
         assert way.fits(record(plan, (request, tokens))) == fits, (
             "no more tokens than the largest graph has rows, nor more of one sequence than see one another"
@@ -192,7 +192,7 @@ def runner_of(model, memory, how: str, make_steps=in_rows) -> ModelRunner:
     ways = [EagerWay(model, memory, upload=last.upload)]
     if how == "graphs":
         ways.insert(0, graph_way(model, memory, last, make_steps))
-    return ModelRunner(ways, memory, last=last)
+    return ModelRunner(ways, memory, last_tokens=last)
 
 
 def engine_of(
@@ -292,7 +292,7 @@ def test_proposals_are_those_of_passes_without_graphs(relu_model, params):
             settings = SamplingParams(**{"temperature": 0} | params)
             request.params = settings
             request.sampling = SamplingState(settings, request.token_ids, [], 7)
-            plan.begin(request)
+            plan.admit(request)
             assert plan.reserve(request, n + 6)
             texts.append((request, request.token_ids))
         guesses = proposer.propose(texts, [6, 3])

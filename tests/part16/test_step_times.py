@@ -21,7 +21,7 @@ GIVEN = {"sequences": [1, 4], "drafts": [0, 1, 3], "step_seconds": [[1.0, 2.0, 2
 
 
 def test_between_measured_sizes_times_are_interpolated_linearly():
-    table = StepTimes.of(GIVEN)
+    table = StepTimes.from_dict(GIVEN)
     assert table.seconds(1, 0) == 1.0
     assert table.seconds(4, 3) == 4.4
     assert table.seconds(1, 2) == pytest.approx(2.1)
@@ -38,13 +38,13 @@ def test_no_step_takes_less_than_the_smallest():
 
 
 def test_to_read_a_text_takes_its_time_for_each_token():
-    assert StepTimes.of(GIVEN | {"read_seconds": 0.5}).seconds_to_read(4) == 2.0
-    assert StepTimes.of(GIVEN).seconds_to_read(4) == 0.0
+    assert StepTimes.from_dict(GIVEN | {"read_seconds": 0.5}).seconds_to_read(4) == 2.0
+    assert StepTimes.from_dict(GIVEN).seconds_to_read(4) == 0.0
 
 
 def test_a_table_is_plain_numbers_and_back():
-    table = StepTimes.of(GIVEN | {"read_seconds": 0.5})
-    assert StepTimes.of(json.loads(json.dumps(table.as_dict()))) == table
+    table = StepTimes.from_dict(GIVEN | {"read_seconds": 0.5})
+    assert StepTimes.from_dict(json.loads(json.dumps(table.as_dict()))) == table
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_table_is_plain_numbers_and_back():
 )
 def test_what_makes_no_table_is_refused_by_name(change, words):
     with pytest.raises(ValueError, match=re.escape(words)):
-        StepTimes.of(GIVEN | change)
+        StepTimes.from_dict(GIVEN | change)
 
 
 def test_what_is_no_mapping_is_refused():
@@ -75,7 +75,7 @@ def test_what_is_no_mapping_is_refused():
             ValueError,
             match="a mapping with sequences, drafts, step_seconds, read_seconds and single_draft_seconds",
         ):
-            StepTimes.of(given)
+            StepTimes.from_dict(given)
 
 
 # What is measured, by a clock that stands still but for what a simulated machine takes.

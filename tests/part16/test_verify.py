@@ -10,7 +10,7 @@ from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import NO_TOKEN, SamplingState, adjust, distribution, draw, sample
 from engine.execution.runner import Logits
 from engine.requests.batch import Batch, Draws, Rows
-from engine.speculation.draft_model import PROPOSE
+from engine.speculation.draft_model import DRAFT_SEED
 from engine.speculation.rejection_sampler import DraftProbs, RejectionSampler, confirmed_tokens, residual
 
 V, MANY = 12, 4000
@@ -132,7 +132,9 @@ def test_a_sampled_token_has_the_targets_distribution(knobs, certain):
     requests = [asker(params, seed, output=[6]) for seed in range(MANY)]
     states = [request.sampling for request in requests]
     q = distribution(other.expand(MANY, V), states, [1] * MANY)
-    drafts = [2] * MANY if certain else draw(q, [seed ^ PROPOSE for seed in range(MANY)], [1] * MANY).tolist()
+    drafts = (
+        [2] * MANY if certain else draw(q, [seed ^ DRAFT_SEED for seed in range(MANY)], [1] * MANY).tolist()
+    )
     for request, draft in zip(requests, drafts, strict=True):
         request.draft_ids = [draft]
     proposals = {} if certain else {request.id: row[None] for request, row in zip(requests, q, strict=True)}

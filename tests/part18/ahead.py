@@ -38,7 +38,7 @@ def composed_ahead(base, max_loras: int = 2, seats: int = 4, blocks: int = 60, g
         ways.insert(0, GraphWay(decode, model.config.vocab_size))
     scheduler = ContinuousScheduler(memory.plan(), seats, MAX_TOKENS, adapter_slots=slots)
     manager = AdapterManager(slots, scheduler)
-    runner = ModelRunner(ways, memory, before=[slots.prepare], last=last)
+    runner = ModelRunner(ways, memory, before=[slots.prepare], last_tokens=last)
     engine = AheadEngine(
         TOKENIZER, model.config, scheduler, runner, supports=SUPPORTS | {"adapter"}, adapters=manager
     )

@@ -225,7 +225,9 @@ def test_what_was_measured_leaves_no_trace(config, kv_cache, ahead):
     assert time.perf_counter() - start < 20, "it is bounded in time"
     (speculation,) = engine.capabilities
     table = speculation.lengths.times
-    assert StepTimes.of(json.loads(json.dumps(table.as_dict()))) == table, "it is shown as plain numbers"
+    assert StepTimes.from_dict(json.loads(json.dumps(table.as_dict()))) == table, (
+        "it is shown as plain numbers"
+    )
     assert 0 < table.seconds(1, 0) <= table.seconds(1, speculation.lengths.max_drafts) < 10, "seconds"
     assert_idle(engine)
     assert (speculation.tally.proposed, speculation.lengths.num_requests) == (0, 0)
