@@ -34,7 +34,7 @@ from engine.server.chat_responses import ChatChunk, ChatResponse
 from engine.server.errors import RequestError
 from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
 from engine.server.protocol import Completions, Fields, SamplingFields, bounds
-from engine.server.responses import described
+from engine.server.responses import openapi_responses
 from engine.server.scored import num_visible_tokens, scores_of, token_json
 from engine.text.tokenizer import Tokenizer
 
@@ -186,16 +186,16 @@ def chat_routes(
     tokenizer: Tokenizer,
     config: ModelConfig,
     template: ChatTemplate | None,
-    shape: Chat | None = None,
+    api: Chat | None = None,
 ) -> Extension:
     """The route. `config.max_positions` bounds prompt and answer; without a `template` the model has no chat,
-    and a request is told so. `shape`, by default a plain `Chat`, turns a body into parameters and outputs
+    and a request is told so. `api`, by default a plain `Chat`, turns a body into parameters and outputs
     into JSON.
     """
-    chats = shape or Chat(tokenizer)
+    chats = api or Chat(tokenizer)
 
     def extend(app: FastAPI, backend: Backend) -> None:
-        completion = described(ChatResponse, ChatChunk)
+        completion = openapi_responses(ChatResponse, ChatChunk)
 
         @app.post("/v1/chat/completions", response_model=None, responses=completion)
         @app.post("/chat/completions", response_model=None, responses=completion)

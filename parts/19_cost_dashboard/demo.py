@@ -62,13 +62,13 @@ def build(log: Path | None = None) -> tuple[CostAccounting, object]:
     engine = LLMEngine(tokenizer, model.config, scheduler, runner)
     metrics = EngineMetrics(engine, MODEL)
     costs.begin(engine, metrics)
-    shape = Completions()
-    shape.more_usage.append(usage_cost(costs.price, costs.api_price))
+    api = Completions()
+    api.more_usage.append(usage_cost(costs.price, costs.api_price))
     app = create_app(
         EngineThread(engine, MODEL),
         [telemetry_routes(metrics)],
         open_paths=OPEN_PATHS,
-        shape=shape,
+        api=api,
     )
     return costs, app
 

@@ -61,12 +61,12 @@ def serving(base, folder, passed):
                 stack.callback(held.open)
             backend = stack.enter_context(at_rest(AdapterEngine(engine, "base", manager), passed))
             template = ChatTemplate.from_pretrained("storyteller")
-            chats, shape = Chat(TOKENIZER), ScoredCompletions(TOKENIZER)
+            chats, api = Chat(TOKENIZER), ScoredCompletions(TOKENIZER)
             chats.more_options.append(backend.options)
-            shape.more_options.append(backend.options)
+            api.more_options.append(backend.options)
             extensions = [chat_routes(TOKENIZER, engine.config, template, chats)]
             extensions += [adapter_routes(backend, folder)] if routes else []
-            app = create_app(backend, extensions, shape=shape, parent_of=backend.parent_of)
+            app = create_app(backend, extensions, api=api, parent_of=backend.parent_of)
             url = stack.enter_context(serve(app))
             start.url = url
             return stack.enter_context(http(url)), backend
