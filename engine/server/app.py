@@ -39,7 +39,7 @@ OPEN_PATHS = frozenset(["/health"])
 
 
 def no_parent(name: str) -> None:
-    """A model of its own: no adapter of another."""
+    """For `create_app`: no model is an adapter of another."""
 
 
 def create_app(

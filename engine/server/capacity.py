@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from engine.server.limits import MAX_CHOICES
 
 QUEUE_ROUNDS = 16  # the default queue holds as many sequences, and tokens, as run at once in so many rounds
-PACE_ROUNDS = 4  # the pace is measured over the last ends of sequences: so many for each seat
+PACE_ROUNDS = 4  # the pace is measured over the last sequences that left: so many for each seat
 MAX_RETRY_SECONDS = 60.0  # a later answer is a guess; OpenAI's client would not wait for more than 120
 
 

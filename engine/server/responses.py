@@ -19,7 +19,7 @@ class ResponseFields(BaseModel):
 
 
 class UsageInfo(BaseModel):
-    """More may be told (Part 19)."""
+    """Extra fields are allowed: Part 19 adds costs."""
 
     prompt_tokens: int
     completion_tokens: int

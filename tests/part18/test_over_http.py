@@ -338,7 +338,7 @@ def test_files_of_one_adapter_at_a_time_and_none_under_a_name_that_is_a_path(bas
 
     async def run():
         async with backend:
-            async with backend._reading:
+            async with backend._read_lock:
                 names = "poetry", "business"
                 asked = [asyncio.create_task(backend.load_adapter(name, adapters[name])) for name in names]
                 await asyncio.wait(asked, timeout=0.2)
