@@ -41,7 +41,7 @@ LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 
 
 class Service:
-    """A loaded model behind admission control. `app` is what clients reach it by."""
+    """A loaded model behind admission control. `app` makes the HTTP server of it."""
 
     def __init__(
         self,

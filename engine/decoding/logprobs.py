@@ -18,7 +18,7 @@ from engine.decoding.outputs import Logprob
 from engine.text.tokenizer import Tokenizer
 
 SUPPORTS = sampling.SUPPORTS | {"logprobs", "prompt_logprobs"}
-CHUNK_LOGITS = 2**22  # scored at once: 16 MiB of fp32, and as much again for their logarithms
+CHUNK_LOGITS = 2**22  # that are scored at once: 16 MiB of fp32, and as much again for their logarithms
 
 
 class Scores(NamedTuple):

@@ -18,7 +18,7 @@ from prometheus_client import generate_latest
 
 from engine.server.app import Extension
 from engine.server.backend import Backend
-from engine.telemetry.history import DATA
+from engine.telemetry.history import DATA_PATH
 from engine.telemetry.metrics import EngineMetrics
 
 PAGES = Path(__file__).parent / "pages"
@@ -30,7 +30,7 @@ FILES = {
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 # Whatever a client accepts: as OpenMetrics, prometheus_client 0.26 would write a counter's colon as `_`.
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OPEN_PATHS = frozenset({"/metrics", DATA, *FILES})
+OPEN_PATHS = frozenset({"/metrics", DATA_PATH, *FILES})
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -51,7 +51,7 @@ def telemetry_routes(metrics: EngineMetrics) -> Extension:
         async def scrape() -> Response:
             return Response(await metrics_text.answer(), media_type=METRICS_TYPE)
 
-        @app.get(DATA, include_in_schema=False)
+        @app.get(DATA_PATH, include_in_schema=False)
         async def data() -> Response:
             """What the page and the terminal's board draw, once a second."""
             headers = {"Cache-Control": "no-store"}

@@ -85,12 +85,13 @@ def test_the_dashboards_data_has_a_panel(shown):
     assert not of_nobody & {"prompt tokens", "output tokens"}
     assert 0 < sum(shares) <= 1 + 1e-9
     assert all(amount.startswith("$") for amount in amounts)
-    assert meter.read().requests == 1
+    assert meter.read().num_ended == 1
 
 
 def test_the_panel_in_numbers(shown, monkeypatch):
     _, meter, metrics = shown
-    ns = dict.fromkeys([*PAID_KINDS, *UNPAID_KINDS], 0) | {"output": 10**9, "idle": 2 * 10**9, "under_way": 10**9}
+    ns = dict.fromkeys([*PAID_KINDS, *UNPAID_KINDS], 0)
+    ns |= {"output": 10**9, "idle": 2 * 10**9, "under_way": 10**9}
     bill = Bill(DOLLAR_A_SECOND, ns, {"cached": 0, "input": 0, "output": 100}, 1)
     monkeypatch.setattr(meter, "read", lambda: bill)
     (draw,) = metrics.panels
