@@ -172,7 +172,7 @@ class Wrap:
 
 
 def stats(answers: list[ChatAnswer]) -> Iterator[str]:
-    """A line for each answer that has a word, with its time and speed, and a line of medians."""
+    """A line for each answer that has text, with its time and speed, and a line of medians."""
     first_texts, speeds = [], []  # seconds, tokens per second
     for answer in answers:
         if answer.first_text_seconds is None:

@@ -31,7 +31,7 @@ COLOURS = {"output": "cyan", "running": "green", "waiting": "yellow", "batch": "
 
 
 class NoAnswer(Exception):
-    """The server did not say what was asked; the message says who and why."""
+    """The server gave no dashboard data; the message says which server, and why."""
 
 
 def read(url: str) -> dict:

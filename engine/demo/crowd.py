@@ -40,11 +40,11 @@ class Person:
     question: str
     text: str = ""  # of the answer that is coming, or came last
     first_answer: str = ""
-    is_waiting: bool = False  # for the first word of an answer
+    is_waiting: bool = False  # for the first text of an answer
     num_answers: int = 0
     first_text_seconds: list[float] = field(
         default_factory=list
-    )  # seconds from each question to the first word
+    )  # seconds from each question to the first text of its answer
     error: str = ""
 
     async def ask(self, http: httpx.AsyncClient, url: str, body: dict) -> None:

@@ -374,7 +374,7 @@ def test_more_loads_at_once_than_are_taken_on_are_told_to_come_again(serving, mo
             first = pool.submit(loaded, client, "poetry")
             assert reading.wait(DEADLINE)
             second = pool.submit(loaded, client, "business")
-            wait_until(lambda: backend._loading == 2)
+            wait_until(lambda: backend._num_loads == 2)
             answer = client.post(LOAD, json={"lora_name": "stable"})
             refused(answer, 429, "too_many_loads", "2 adapters are being loaded already")
             assert answer.headers["Retry-After"] == "1"
