@@ -62,7 +62,7 @@ class Server:
         assert engine.scheduler.waiting == engine.scheduler.running == []
         assert engine.scheduler.cache.usage().num_sequences == 0
         assert self.service.backend.capacity.sequences == self.service.backend.capacity.tokens == 0
-        assert self.service.running._num_loads == 0
+        assert self.service.engine_thread._num_loads == 0
         for name in NAMES:
             if name in manager.key_of:
                 assert self.change("unload", name).status_code == 200
@@ -113,7 +113,7 @@ def test_one_whose_time_is_over_while_it_waits_for_a_slot_leaves_nothing_behind(
             runs = pool.submit(server.text, "poetry")
             wait_until(lambda: gate.entered == 2)
             waits = pool.submit(server.ask, "business", timeout=2)
-            wait_until(lambda: not server.service.running._commands.empty())
+            wait_until(lambda: not server.service.engine_thread._commands.empty())
             gate.allow(1)
             wait_until(lambda: [request.adapter for request in engine.scheduler.waiting] == ["business@2"])
             answer = waits.result()
