@@ -101,15 +101,15 @@ def main() -> None:
     points = [
         {
             "share": share,
-            "requests": bill.requests,
+            "requests": bill.num_ended,
             "seconds": bill.total_ns / 1e9,
-            "used": bill.used,
+            "used": bill.utilization,
             "output_tokens": bill.tokens["output"],
             "dollars_per_million_output": float(bill.per_output_token or 0) * 1e6,
             "dollars_per_million_output_paid": float(bill.per_token("output") or 0) * 1e6,
         }
         for share, bill in bills
-        if bill.requests
+        if bill.num_ended
     ]
     rows = [
         [

@@ -27,13 +27,13 @@ WORKLOAD, METRICS = "Workload", "Metrics"
 METRIC_NAMES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)"}
 METRIC_NAMES |= {"itl": "Inter-token Latency", "e2el": "End-to-end Latency"}
 WIDTH = 50  # characters of the printed report, as vLLM's
-# What each is called in engine/load/report.py's `figures`.
+# vLLM's name -> the one in engine/load/report.py's `figures`.
 FIGURE_NAMES = {name: f"{name}_seconds" for name in METRIC_NAMES} | {"e2el": "e2e_seconds"}
 BACKENDS = {"openai": "completions", "openai-chat": "chat"}  # vLLM's name -> Endpoint's
 
 
-def _work(help: str, **about):
-    return typer.Option(help=help, rich_help_panel=WORKLOAD, **about)
+def _workload_flag(help: str, **settings):
+    return typer.Option(help=help, rich_help_panel=WORKLOAD, **settings)
 
 
 def bench_serve(
@@ -42,17 +42,21 @@ def bench_serve(
     ] = "http://127.0.0.1:8000",
     backend: Annotated[str, typer.Option(help="openai (completions) or openai-chat.")] = "openai",
     model: Annotated[str | None, typer.Option(help="Default: the server's first.")] = None,
-    num_prompts: Annotated[int, _work("Requests; vLLM's default is 1000.", min=1)] = 100,
-    random_input_len: Annotated[int, _work("Tokens of a prompt, about.", min=1)] = 128,
-    random_output_len: Annotated[int, _work("Tokens of an output, at most.", min=1)] = 64,
+    num_prompts: Annotated[int, _workload_flag("Requests; vLLM's default is 1000.", min=1)] = 100,
+    random_input_len: Annotated[int, _workload_flag("Tokens of a prompt, about.", min=1)] = 128,
+    random_output_len: Annotated[int, _workload_flag("Tokens of an output, at most.", min=1)] = 64,
     random_range_ratio: Annotated[
-        float, _work("Lengths are drawn from this share below to this share above.", min=0, max=0.99)
+        float, _workload_flag("Lengths are drawn from this share below to this share above.", min=0, max=0.99)
     ] = 0.0,
-    request_rate: Annotated[float, _work("A second, on average (Poisson); inf: all at once.")] = math.inf,
-    max_concurrency: Annotated[int | None, _work("Requests under way at once, at most.", min=1)] = None,
-    ignore_eos: Annotated[bool, _work("Outputs of exactly their length (vLLM's field).")] = False,
-    temperature: Annotated[float, _work("0 is greedy.")] = 0.0,
-    seed: Annotated[int, _work("Of prompts, lengths and arrivals.")] = 0,
+    request_rate: Annotated[
+        float, _workload_flag("A second, on average (Poisson); inf: all at once.")
+    ] = math.inf,
+    max_concurrency: Annotated[
+        int | None, _workload_flag("Requests under way at once, at most.", min=1)
+    ] = None,
+    ignore_eos: Annotated[bool, _workload_flag("Outputs of exactly their length (vLLM's field).")] = False,
+    temperature: Annotated[float, _workload_flag("0 is greedy.")] = 0.0,
+    seed: Annotated[int, _workload_flag("Of prompts, lengths and arrivals.")] = 0,
     percentile_metrics: Annotated[
         str, typer.Option(help="Some of ttft, tpot, itl, e2el.", rich_help_panel=METRICS)
     ] = "ttft,tpot,itl",
@@ -118,7 +122,8 @@ def in_vllms_names(measured: dict[str, Any], metrics: list[str], percentiles: li
     """engine/load/report.py's `figures`, which have these percentiles and 50, as vLLM's benchmark calls them.
     Times are in milliseconds, and 0 where nobody was answered.
     """
-    seconds, num_tokens = measured["seconds"], measured["prompt_tokens"] + measured["output_tokens"]
+    seconds = measured["seconds"]
+    num_tokens = measured["prompt_tokens"] + measured["output_tokens"]
     outcomes = {"ok": measured["answered"]} if measured["answered"] else {}
     outcomes |= measured["refused"] | measured["failed"]
     result = {
@@ -235,10 +240,10 @@ def _limits(goodput: list[str] | None) -> Limits | None:
     """The limits of --goodput, each as vLLM's `ttft:500`, in milliseconds. Raises ValueError."""
     if not goodput:
         return None
-    known = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
+    limit_names = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}  # vLLM's name -> Limits'
     try:
         pairs = [limit.partition(":")[::2] for limit in goodput]
-        seconds = {known[name]: float(milliseconds) / 1e3 for name, milliseconds in pairs}
+        seconds = {limit_names[name]: float(milliseconds) / 1e3 for name, milliseconds in pairs}
         is_twice = len(seconds) < len(pairs)
         if is_twice or not all(limit > 0 for limit in seconds.values()):
             raise ValueError

@@ -37,14 +37,14 @@ def chat(
     from engine.client.terminal import TerminalChat
 
     fields = {"temperature": temperature, "max_completion_tokens": max_tokens}
-    given = {name: value for name, value in fields.items() if value is not None}
+    options = {name: value for name, value in fields.items() if value is not None}
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.read().strip()
         if not question:
             sys.exit("ruvon chat: no question came through the pipe")
     try:
         with closing(ChatClient(url, api_key, model)) as client:
-            terminal_chat = TerminalChat(client, Console(highlight=False), system, **given)
+            terminal_chat = TerminalChat(client, Console(highlight=False), system, **options)
             if question is None:
                 terminal_chat.run()
             else:

@@ -20,13 +20,13 @@ from rich.table import Table
 from engine.machine.host_memory import host_memory
 from engine.models.checkpoint import embedded_models, resolve
 
-EXTRAS = {  # what each brings, as pyproject.toml names it
+EXTRAS = {  # extra, as pyproject.toml names it -> the modules it installs, and what needs them
     "server": (("fastapi", "uvicorn", "prometheus_client"), "ruvon serve, ruvon demo"),
     "ui": (("streamlit",), "ruvon ui"),
     "notebooks": (("jupyterlab", "matplotlib", "transformers"), "the notebooks"),
 }
 PROGRAMS = {"chromium": "tests of the pages", "prometheus": "tests of /metrics"}
-COPY_BYTES = 128 * 2**20  # bytes: more than caches hold
+COPY_BYTES = 128 * 2**20  # bytes: more than a processor's caches hold
 COPY_ROUNDS = 5  # of which the fastest counts
 
 
@@ -37,20 +37,21 @@ class Finding:
     name: str
     ok: bool
     message: str
-    needed: bool = False  # without it, nothing runs
+    needed: bool = False  # whether nothing runs without it
 
 
 def doctor() -> None:
     """What this machine can run, how fast its memory is, and why something is not available."""
     console = Console(highlight=False)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    broken = False
+    is_broken = False
     for finding in findings():
-        mark = "[green]yes[/]" if finding.ok else "[red]NO[/]" if finding.needed else "[yellow]no[/]"
+        failed_mark = "[red]NO[/]" if finding.needed else "[yellow]no[/]"
+        mark = "[green]yes[/]" if finding.ok else failed_mark
         table.add_row(finding.name, mark, escape(finding.message))
-        broken = broken or (finding.needed and not finding.ok)
+        is_broken = is_broken or (finding.needed and not finding.ok)
     console.print(table)
-    if broken:
+    if is_broken:
         sys.exit(1)
 
 
@@ -67,8 +68,8 @@ def findings() -> Iterator[Finding]:
         return
     import torch
 
-    built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
-    yield Finding("PyTorch", True, f"{torch.__version__}, built {built}", needed=True)
+    cuda = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+    yield Finding("PyTorch", True, f"{torch.__version__}, built {cuda}", needed=True)
     yield from _machine()
     yield from _gpus()
     yield _triton()
@@ -94,8 +95,8 @@ def _machine() -> Iterator[Finding]:
     yield Finding("CPU", True, f"{_processor()}, {usable} of {cores} cores to use, {threads}")
     free, total = host_memory()
     if total is not None:
-        and_free = "" if free is None else f", {free / 2**30:.1f} of them free"
-        yield Finding("memory", True, f"{total / 2**30:.1f} GiB{and_free}")
+        free_text = "" if free is None else f", {free / 2**30:.1f} of them free"
+        yield Finding("memory", True, f"{total / 2**30:.1f} GiB{free_text}")
     rate = copy_rate(torch.device("cpu"))
     yield Finding("memory speed", True, f"{rate / 1e9:.1f} GB/s, read and written by a copy, just now")
     if "storyteller" in embedded_models():
@@ -109,17 +110,17 @@ def copy_rate(device) -> float:
     """Bytes per second, read and written, of the fastest of a few copies."""
     import torch
 
-    source = torch.zeros(COPY_BYTES // 4, device=device)  # fp32
+    source = torch.zeros(COPY_BYTES // 4, device=device)  # fp32: 4 bytes each
     target = torch.empty_like(source)
     wait: Callable[[], None] = torch.cuda.synchronize if source.is_cuda else lambda: None
-    best = float("inf")
+    best_seconds = float("inf")
     for _ in range(COPY_ROUNDS + 1):  # the first touches the pages
         wait()
         start = time.perf_counter()
         target.copy_(source)
         wait()
-        best = min(best, time.perf_counter() - start)
-    return 2 * COPY_BYTES / best
+        best_seconds = min(best_seconds, time.perf_counter() - start)
+    return 2 * COPY_BYTES / best_seconds
 
 
 def _gpus() -> Iterator[Finding]:
@@ -144,6 +145,7 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _triton() -> Finding:
+    """Whether our Triton kernels run here, with heads of 64 numbers in fp32, as small models have them."""
     import torch
 
     from engine.wiring.attention_kernel import why_no_triton

@@ -37,9 +37,9 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
+def _print_version(is_requested: bool) -> None:
     """--version ends the command."""
-    if asked:
+    if is_requested:
         try:
             print(f"ruvon {version('ruvon')}")
         except PackageNotFoundError:

@@ -31,8 +31,8 @@ def models() -> None:
     for name, why in unsupported.items():
         console.print(f"{name}: in the hub's cache, and not to be run: {why}", markup=False, style="dim")
     console.print(f"\nWith --load-format dummy, random weights in the shape of: {', '.join(known_shapes())}.")
-    known = ", ".join(architectures())
-    console.print(f"Architectures: {known}. A folder with such a checkpoint will do, or a hub id (gpt2).")
+    names = ", ".join(architectures())
+    console.print(f"Architectures: {names}. A folder with such a checkpoint will do, or a hub id (gpt2).")
 
 
 def cached_models() -> list[str]:
@@ -83,7 +83,7 @@ def _folder_of(name: str) -> Path:
 
 
 def _num_parameters(file: Path) -> int:
-    """Numbers in a safetensors file, from its header: its length in 8 bytes, then JSON."""
+    """How many numbers a safetensors file has, by its header: 8 bytes with its length, then JSON."""
     with file.open("rb") as opened:
         header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
     total = 0

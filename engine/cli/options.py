@@ -17,15 +17,20 @@ from engine.models.checkpoint import CheckpointError
 from engine.wiring.engine_args import EngineArgs, choices
 
 CONNECTION_REFUSED = ("Connection refused", "All connection attempts failed")  # in urllib's and httpx's words
-TYPER_TYPES = (bool, int, float, list[str])  # that typer reads by itself; of another kind comes a text
+TYPER_TYPES = (
+    bool,
+    int,
+    float,
+    list[str],
+)  # that typer reads by itself; it reads a field of any other type as a text
 
 
 @contextmanager
-def refusals(command: str, *also: type[Exception]) -> Iterator[None]:
+def refusals(command: str, *more: type[Exception]) -> Iterator[None]:
     """Ends the command with one line and exit status 1 if its body raises CheckpointError, ValueError, or one
-    of `also`.
+    of `more`.
     """
-    refused: tuple[type[Exception], ...] = (CheckpointError, ValueError, *also)
+    refused: tuple[type[Exception], ...] = (CheckpointError, ValueError, *more)
     try:
         yield
     except refused as error:
@@ -53,17 +58,17 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
     def decorate(command: Callable) -> Callable:
         flags = [_parameter(spec, defaults) for spec in fields(EngineArgs)]
         signature = inspect.signature(command)
-        own = [parameter for parameter in signature.parameters.values() if parameter.name != "args"]
+        others = [parameter for parameter in signature.parameters.values() if parameter.name != "args"]
         # Arguments, which have no default, come first: the help keeps this order.
-        arguments = [parameter for parameter in own if parameter.default is parameter.empty]
-        options = [parameter for parameter in own if parameter.default is not parameter.empty]
+        arguments = [parameter for parameter in others if parameter.default is parameter.empty]
+        options = [parameter for parameter in others if parameter.default is not parameter.empty]
 
         @wraps(command)
-        def from_flags(**given: Any) -> None:
+        def from_flags(**flag_values: Any) -> None:
             with refusals(name or command.__name__):
-                values = {spec.name: _value(spec, given.pop(spec.name)) for spec in fields(EngineArgs)}
+                values = {spec.name: _value(spec, flag_values.pop(spec.name)) for spec in fields(EngineArgs)}
                 args = EngineArgs(**values)
-            command(args=args, **given)
+            command(args=args, **flag_values)
 
         parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -80,7 +85,8 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
 def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
     """The parameter that typer makes this field's flag from."""
     default = defaults.get(spec.name, spec.default)
-    kind, flag = _flag_type(spec.type), "--" + spec.name.replace("_", "-")
+    kind = _flag_type(spec.type)
+    flag = "--" + spec.name.replace("_", "-")
     # A flag that is off by itself has no --no-flag; one that may be left open (None) has.
     names = [flag] if kind is bool and spec.default is False else []
     literals = [str(choice) for choice in choices(spec.type) if choice is not None]
@@ -90,19 +96,20 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
         settings["help"] = f"{'|'.join(literals)}: {help}"
     elif example:
         settings["help"] += f" For example: {example}"
-    if kind is str and (known := [*literals, *spec.metadata["known"]]):
-        settings["autocompletion"] = _completion(known)
+    completions = [*literals, *spec.metadata["completions"]]
+    if kind is str and completions:
+        settings["autocompletion"] = _completion(completions)
     annotation: Any = Annotated[kind | None if default is None else kind, typer.Option(*names, **settings)]
     return inspect.Parameter(
         spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 
-def _completion(known: list[str]) -> Callable[[str], list[str]]:
-    """What a shell offers for a value that was begun."""
+def _completion(values: list[str]) -> Callable[[str], list[str]]:
+    """What a shell offers for the beginning of a value."""
 
     def complete(incomplete: str) -> list[str]:  # typer knows what to hand in by its name
-        return [value for value in known if value.startswith(incomplete)]
+        return [value for value in values if value.startswith(incomplete)]
 
     return complete
 
@@ -110,16 +117,16 @@ def _completion(known: list[str]) -> Callable[[str], list[str]]:
 def _flag_type(declared: Any) -> type:
     """What typer reads from the command line for a field that is declared so."""
     members = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
-    (first, *_) = [member for member in members if member is not NoneType]
+    first, *_ = [member for member in members if member is not NoneType]
     return first if first in TYPER_TYPES else str
 
 
-def _value(spec: Field, given: Any) -> Any:
+def _value(spec: Field, flag_value: Any) -> Any:
     """The field's value from the flag's. Raises ValueError: no JSON where a mapping is wanted."""
-    if given is None or not _is_mapping(spec.type):
-        return given
+    if flag_value is None or not _is_mapping(spec.type):
+        return flag_value
     try:
-        return json.loads(given)
+        return json.loads(flag_value)
     except json.JSONDecodeError as error:
         raise ValueError(f"--{spec.name.replace('_', '-')}: not JSON: {error}") from None
 

@@ -23,14 +23,14 @@ def replay(
     from engine.wiring.replay import args_of
     from engine.wiring.replay import replay as run
 
-    steps = tokens = 0
+    num_steps = num_tokens = 0
     difference: Compared | None = None  # the first
     with refusals("replay"):
         try:
             one_thread_if_small(model or args_of(file).model)
             for compared in run(file, model):
-                steps += 1
-                tokens += sum(map(len, compared.tokens_now or ()))
+                num_steps += 1
+                num_tokens += sum(map(len, compared.tokens_now or ()))
                 if compared.error:
                     print(
                         f"step {compared.step}: failed when it was recorded: {printable(compared.error)}",
@@ -41,13 +41,13 @@ def replay(
         except (CheckpointError, ValueError, OSError) as error:  # a stranger's words may be in it
             raise ValueError(printable(" ".join(str(error).split()))) from None
     if difference is None:
-        print(f"{steps:,} steps, {tokens:,} tokens: all as recorded")
+        print(f"{num_steps:,} steps, {num_tokens:,} tokens: all as recorded")
         return
-    print(f"step {difference.step} ({difference.runner}) differs, the first of {steps:,}:")
+    print(f"step {difference.step} ({difference.runner}) differs, the first of {num_steps:,}:")
     if difference.error_now:
         print(f"  it fails: {for_stdout(difference.error_now)}")
-    recorded_and_now = zip(difference.batch.ids, difference.tokens or (), difference.tokens_now or ())
-    for seq_id, recorded, now in recorded_and_now:
-        if recorded != now:
-            print(f"  {for_stdout(seq_id)}: recorded {recorded}, now {now}")
+    tokens_of_each = zip(difference.batch.ids, difference.tokens or (), difference.tokens_now or ())
+    for request_id, recorded_ids, new_ids in tokens_of_each:
+        if recorded_ids != new_ids:
+            print(f"  {for_stdout(request_id)}: recorded {recorded_ids}, now {new_ids}")
     raise typer.Exit(1)

@@ -116,7 +116,7 @@ def serve(
                     lora_dir,
                 )
             app = service.app(allowed_hosts(host, allowed_host or ()), key, allow_priority, costs)
-        grace = SHUTDOWN_SECONDS if shutdown_timeout is None else shutdown_timeout
+        seconds = SHUTDOWN_SECONDS if shutdown_timeout is None else shutdown_timeout
         if costs:
             opened.callback(costs.end)
         with rare_collections():
@@ -124,7 +124,7 @@ def serve(
                 app,
                 host,
                 port,
-                make_server=lambda config: DrainingServer(config, service.backend, grace),
+                make_server=lambda config: DrainingServer(config, service.backend, seconds),
                 sockets=sockets,
             )
 
@@ -137,9 +137,11 @@ def _listen(host: str, port: int) -> list[socket.socket]:
         return listen(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            other = port + 1 if port < LAST_PORT else port - 1
-            message = f"port {port} of {host} is in use: try --port {other}, or --port 0 for any that is free"
-        elif error.errno == errno.EACCES:
+            other_port = port + 1 if port < LAST_PORT else port - 1
+            message = (
+                f"port {port} of {host} is in use: try --port {other_port}, or --port 0 for any that is free"
+            )
+        elif error.errno == errno.EACCES:  # a port below 1024, which only the system may have
             message = f"port {port}: {os.strerror(error.errno)}; ports from 1024 on are everybody's"
         elif error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
             message = f"--host {host}: no address of this machine; 127.0.0.1 is seen by this machine alone, "

@@ -41,7 +41,7 @@ LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 
 
 class Service:
-    """A loaded model behind admission control. `app` is what clients reach it by."""
+    """A loaded model behind admission control. `app` makes the HTTP server of it."""
 
     def __init__(
         self,
@@ -106,11 +106,11 @@ class Service:
         chats = Chat(engine.tokenizer, allow_priority)
         if costs:
             costs.begin(engine, metrics)
-            for shape in (completions, chats):
-                shape.more_usage.append(usage_cost(costs.price, costs.api_price))
+            for api in (completions, chats):
+                api.more_usage.append(usage_cost(costs.price, costs.api_price))
         if adapter_engine:
-            for shape in (completions, chats):
-                shape.more_options.append(adapter_engine.options)
+            for api in (completions, chats):
+                api.more_options.append(adapter_engine.options)
         extensions = [
             deadlines,
             telemetry_routes(metrics),
@@ -127,7 +127,7 @@ class Service:
             open_paths=OPEN_PATHS | CHAT_PATHS,
             allowed_hosts=hosts,
             max_requests=max(1, min(MAX_REQUESTS, max_connections() // 2)),
-            shape=completions,
+            api=completions,
             parent_of=adapter_engine.parent_of if adapter_engine else no_parent,
         )
 

@@ -19,18 +19,19 @@ def lines(pieces: Iterable[bytes]) -> Iterator[str]:
     CR and LF, which are one end and not two. A byte order mark before everything is left out; bytes that are
     not UTF-8 become U+FFFD. What has no end when the pieces are over is no line.
     """
-    begun, after_cr = bytearray(), False  # the line whose end has not come; whether the last byte was a CR
+    unfinished = bytearray()  # of the line whose end has not come
+    after_cr = False  # whether the last byte was a CR
     encoding = "utf-8-sig"
     for piece in filter(None, pieces):
         rest = piece.removeprefix(b"\n") if after_cr else piece
         after_cr = piece.endswith(b"\r")
-        *ended, rest = LINE_END.split(rest)
-        for end in ended:
-            line = begun + end
-            begun = bytearray()
+        *line_ends, rest = LINE_END.split(rest)
+        for line_end in line_ends:
+            line = unfinished + line_end
+            unfinished = bytearray()
             yield line.decode(encoding, errors="replace")
             encoding = "utf-8"
-        begun += rest
+        unfinished += rest
 
 
 def events(lines: Iterable[str]) -> Iterator[str]:

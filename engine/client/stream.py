@@ -36,18 +36,18 @@ class ChatAnswer:
     text: str = ""
     finish_reason: str | None = None
     num_tokens: int | None = None  # as the server counts them; None: it does not say
-    first_word: float | None = None
-    last_word: float | None = None
+    first_text_seconds: float | None = None  # when the first piece of text came
+    last_text_seconds: float | None = None  # when the last piece of text came
     num_prompt_tokens: int | None = None  # the whole conversation, as the server counts it
 
     @property
     def tokens_per_second(self) -> float | None:
         """Of all tokens but the first, since the first came; None while that means nothing."""
-        if self.num_tokens is None or self.first_word is None or self.last_word is None:
+        if self.num_tokens is None or self.first_text_seconds is None or self.last_text_seconds is None:
             return None
-        if self.last_word <= self.first_word:
+        if self.last_text_seconds <= self.first_text_seconds:
             return None
-        return (self.num_tokens - 1) / (self.last_word - self.first_word)
+        return (self.num_tokens - 1) / (self.last_text_seconds - self.first_text_seconds)
 
 
 class ChatClient:
@@ -62,10 +62,13 @@ class ChatClient:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
         try:
-            base = httpx.URL(url)
-            base = base.copy_with(path="/v1") if base.path in ("", "/") else base
-            use_proxies = not is_this_machine(base.host)  # those that the environment names
-            self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout, trust_env=use_proxies)
+            base_url = httpx.URL(url)
+            if base_url.path in ("", "/"):
+                base_url = base_url.copy_with(path="/v1")
+            use_proxies = not is_this_machine(base_url.host)  # those that the environment names
+            self._http = httpx.Client(
+                base_url=base_url, headers=headers, timeout=timeout, trust_env=use_proxies
+            )
         except httpx.InvalidURL as error:
             raise ChatFailed(f"{url!r} is no address: {error}") from None
         except UnicodeEncodeError:
@@ -96,7 +99,8 @@ class ChatClient:
         """
         body = {"model": self.model, "messages": list(messages), "stream": True}
         body |= {"stream_options": {"include_usage": True}} | options
-        answer, start = ChatAnswer(), time.perf_counter()
+        answer = ChatAnswer()
+        start = time.perf_counter()
         with (
             self._as_chat_failed(),
             self._http.stream("POST", "chat/completions", json=body) as response,
@@ -116,8 +120,8 @@ class ChatClient:
                     answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
                     if text:
                         answer.text += text
-                        answer.last_word = time.perf_counter() - start
-                        answer.first_word = answer.first_word or answer.last_word
+                        answer.last_text_seconds = time.perf_counter() - start
+                        answer.first_text_seconds = answer.first_text_seconds or answer.last_text_seconds
                         yield text, answer
         if answer.finish_reason is None:
             raise ChatFailed("the answer broke off: the server closed the connection")
@@ -145,11 +149,12 @@ def _chunks(pieces: Iterator[bytes]) -> Iterator[dict]:
 
 
 def _body(response: httpx.Response) -> dict:
-    """All of it. Raises ValueError."""
+    """The whole body as JSON. Raises ValueError: it is too long, or no JSON."""
     return parse_json(b"".join(map(ByteLimit().take, response.iter_bytes())))
 
 
 def _raise_for_error(response: httpx.Response) -> None:
+    """Raises ChatFailed if this is no success: in the words of its body, else with its status."""
     if not response.is_success:
         try:
             raise ChatFailed(_message(_body(response)))
@@ -158,5 +163,6 @@ def _raise_for_error(response: httpx.Response) -> None:
 
 
 def _message(body: dict) -> str:
+    """What the body of an error says; the whole body if it is not in OpenAI's shape."""
     error = body.get("error") if isinstance(body, dict) else None
     return str(error.get("message")) if isinstance(error, dict) else str(error or body)

@@ -32,8 +32,8 @@ def main() -> None:
     for turn in turns:
         with st.chat_message(turn["role"]):
             st.text(turn["content"])
-            if turn["took"]:
-                st.caption(turn["took"])
+            if turn["caption"]:
+                st.caption(turn["caption"])
     if question := st.chat_input("Say something"):
         with st.chat_message("user"):
             st.text(question)
@@ -43,34 +43,38 @@ def main() -> None:
 
 def ask(turns: list[dict], question: str, system: str, options: dict) -> None:
     """Show the answer as it comes. Both are turns from its first word on; not if it fails."""
-    first = [{"role": "system", "content": system}] if system else []
-    earlier = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
-    messages = [*first, *earlier, {"role": "user", "content": question}]
-    words, stop = st.empty(), st.empty()
-    stop.button("Stop")
+    messages = [{"role": "system", "content": system}] if system else []
+    messages += [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+    messages.append({"role": "user", "content": question})
+    text_place, stop_place = st.empty(), st.empty()
+    stop_place.button("Stop")
     url = os.environ.get("RUVON_URL", "http://127.0.0.1:8000")
-    new_turns: list[dict] = [{"role": "user", "content": question, "took": ""}, {"role": "assistant"}]
+    new_turns: list[dict] = [{"role": "user", "content": question, "caption": ""}, {"role": "assistant"}]
     try:
         with (
             closing(ChatClient(url, os.environ.get("RUVON_API_KEY"))) as client,
             closing(client.stream(messages, **options)) as pieces,
         ):
             for number, (_, answer) in enumerate(pieces):
-                new_turns[1].update(content=answer.text, took=took(answer))
+                new_turns[1].update(content=answer.text, caption=caption(answer))
                 if number == 0:  # kept from now on: when this run is stopped, the next has already begun
                     turns += new_turns
-                words.text(answer.text)
+                text_place.text(answer.text)
     except ChatFailed as error:
         turns[:] = [turn for turn in turns if not any(turn is new for new in new_turns)]
-        stop.empty()
+        stop_place.empty()
         st.text(f"⚠ {error}")
         return
     st.rerun()  # shows it among the turns, and no Stop
 
 
-def took(answer: ChatAnswer) -> str:
+def caption(answer: ChatAnswer) -> str:
     """What stands below an answer: its first word's milliseconds, its speed, its tokens, as far as known."""
-    facts = [] if answer.first_word is None else [f"first word after {1e3 * answer.first_word:.0f} ms"]
+    facts = (
+        []
+        if answer.first_text_seconds is None
+        else [f"first word after {1e3 * answer.first_text_seconds:.0f} ms"]
+    )
     facts += [f"{answer.tokens_per_second:.0f} tokens/s"] if answer.tokens_per_second else []
     facts += [f"{answer.num_tokens} tokens"] if answer.num_tokens is not None else []
     return " · ".join([*facts, *([] if answer.finish_reason else ["stopped"])])

@@ -70,9 +70,10 @@ class TerminalChat:
         """One question, and the answer as it comes. What was stopped is kept as far as it came. Raises
         ChatFailed: then the conversation is as it was.
         """
-        turn, answer, wrap = {"role": "user", "content": question}, ChatAnswer(), Wrap(self.console)
+        turn = {"role": "user", "content": question}
+        answer, wrap = ChatAnswer(), Wrap(self.console)
         stream = self.client.stream([*self.messages, turn], **self.options)
-        with closing(stream):  # by that the server stops, too
+        with closing(stream):  # which closes the connection: by that the server stops, too
             try:
                 for text, so_far in stream:
                     answer = so_far
@@ -112,7 +113,7 @@ class TerminalChat:
             self.console.print(line, style="dim", highlight=False)
 
     def _save(self, name: str) -> None:
-        """Writes over no file but its own."""
+        """Write the conversation. A file that this chat has not written itself is not written over."""
         try:
             if not name:
                 raise ValueError("a file's name is wanted")
@@ -120,7 +121,7 @@ class TerminalChat:
             text = json.dumps(self.messages, ensure_ascii=False, indent=1).encode() + b"\n"
             with path.open("wb" if path in self._saved else "xb") as file:
                 file.write(text)
-        except (OSError, ValueError, RuntimeError) as error:  # of no file's name, and of ~nobody, too
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~nobody has no home
             reason = getattr(error, "strerror", None) or error
             self.console.print(printable(f"/save {name}: {reason}"), style="red", markup=False)
         else:
@@ -136,7 +137,7 @@ class Wrap:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._column = 0  # cells of the line that are written
-        self._word, self._cells = "", 0  # the text behind the line's last blank, and its cells
+        self._word, self._word_cells = "", 0  # the text behind the line's last space, and its cells
 
     def push(self, text: str) -> str:
         """What to write to the terminal so that this text comes next."""
@@ -150,44 +151,44 @@ class Wrap:
         cells = cell_len(character)
         fits = self._column + cells <= width
         if character == "\n" or (character == " " and not fits):
-            self._word, self._cells, self._column = "", 0, 0
+            self._word, self._word_cells, self._column = "", 0, 0
             return "\n"
         if character == " ":
-            self._word, self._cells = "", 0
+            self._word, self._word_cells = "", 0
             self._column += 1
             return " "
         if fits:
             line_break = ""
-        elif self._cells < self._column:  # the word is erased, and begun again on the next line
-            line_break = "\b \b" * self._cells + "\n" + self._word
-            self._column = self._cells
+        elif self._word_cells < self._column:  # the word is erased, and begun again on the next line
+            line_break = "\b \b" * self._word_cells + "\n" + self._word
+            self._column = self._word_cells
         else:  # the word has the whole line, and goes on in the next
             line_break = "\n"
-            self._word, self._cells, self._column = "", 0, 0
+            self._word, self._word_cells, self._column = "", 0, 0
         self._word += character
-        self._cells += cells
+        self._word_cells += cells
         self._column += cells
         return line_break + character
 
 
 def stats(answers: list[ChatAnswer]) -> Iterator[str]:
-    """A line for each answer that has a word, with its time and speed, and a line of medians."""
-    first_words, speeds = [], []
+    """A line for each answer that has text, with its time and speed, and a line of medians."""
+    first_texts, speeds = [], []  # seconds, tokens per second
     for answer in answers:
-        if answer.first_word is None:
+        if answer.first_text_seconds is None:
             continue
-        first_words.append(answer.first_word)
+        first_texts.append(answer.first_text_seconds)
         speed = answer.tokens_per_second
         if speed:
             speeds.append(speed)
-        milliseconds = f"{1e3 * answer.first_word:6.0f}"
+        milliseconds = f"{1e3 * answer.first_text_seconds:6.0f}"
         tokens = answer.num_tokens or "?"
-        yield f"{len(first_words):3}  first word {milliseconds} ms  {_speed(speed)}  {tokens} tokens"
-    if not first_words:
+        yield f"{len(first_texts):3}  first word {milliseconds} ms  {_speed(speed)}  {tokens} tokens"
+    if not first_texts:
         yield "no answer yet"
         return
     median_speed = statistics.median(speeds) if speeds else None
-    yield f"median first word {1e3 * statistics.median(first_words):.0f} ms  {_speed(median_speed)}"
+    yield f"median first word {1e3 * statistics.median(first_texts):.0f} ms  {_speed(median_speed)}"
 
 
 def _speed(tokens_per_second: float | None) -> str:

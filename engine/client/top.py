@@ -22,7 +22,7 @@ from rich.text import Text
 
 from engine.client.untrusted import MAX_ANSWER_BYTES, ByteLimit, is_this_machine, parse_json, printable
 from engine.telemetry.histogram import quantile
-from engine.telemetry.history import DATA, PERCENTILES
+from engine.telemetry.history import DATA_PATH, PERCENTILES
 
 LEVELS = "▁▂▃▄▅▆▇█"
 TIMEOUT = 10  # seconds that a server may take for its whole answer
@@ -31,12 +31,12 @@ COLOURS = {"output": "cyan", "running": "green", "waiting": "yellow", "batch": "
 
 
 class NoAnswer(Exception):
-    """The server did not say what was asked; the message says who and why."""
+    """The server gave no dashboard data; the message says which server, and why."""
 
 
 def read(url: str) -> dict:
     """One answer of the server at `url`, within TIMEOUT. Raises NoAnswer."""
-    address = url.rstrip("/") + DATA
+    address = url.rstrip("/") + DATA_PATH
     content = Future[bytes]()
     # urllib's own timeout is for each read of the socket, and there may be reads without end.
     Thread(target=_fetch, args=(address, content), daemon=True).start()
@@ -56,7 +56,7 @@ def read(url: str) -> dict:
 
 
 def _fetch(address: str, content: Future[bytes]) -> None:
-    """The body of its answer, or what is raised for it."""
+    """Sets `content` to the body of the answer, or to what is raised for it."""
     try:
         local = is_this_machine(urlsplit(address).hostname)
         opener = urllib.request.build_opener(*[urllib.request.ProxyHandler({})] if local else [])
@@ -90,12 +90,12 @@ def board(answer: dict, width: int) -> Panel:
     now, seconds = answer["now"], answer["seconds"]
     output, steps = growth(seconds["generation_tokens"]), growth(seconds["steps"])
     sequences = growth(seconds["step_sequences"])
-    batch = [num / num_steps if num_steps else None for num, num_steps in zip(sequences, steps, strict=True)]
+    batch = [num_seqs / num if num else None for num_seqs, num in zip(sequences, steps, strict=True)]
     lines = Table.grid(padding=(0, 2, 0, 0))
     lines.add_column(style="dim")
     lines.add_column(justify="right", min_width=8)
     lines.add_column()
-    room = max(4, width - 40)
+    room = max(4, width - 40)  # for bars, beside a name and a number of about 40 columns
     latest_batch = batch[-1] if batch else None
     for name, latest, values, top, colour in (
         ("output tokens/s", f"{output[-1]:,.0f}" if output else "–", output, None, "output"),
@@ -112,12 +112,16 @@ def board(answer: dict, width: int) -> Panel:
         f"{totals['vllm:generation_tokens']:,} output tokens; {totals['vllm:num_preemptions']:,} preemptions"
     )
     title = Text(printable(f"{answer['model_name']}, up for {answer['uptime']:,.0f} s"))
-    panels = [Text(printable(f"{p['title']}: {p['value']}; {p['note']}")) for p in answer.get("panels", ())]
+    panels = [
+        Text(printable(f"{panel['title']}: {panel['value']}; {panel['note']}"))
+        for panel in answer.get("panels", ())
+    ]
     requests = Text(counts, style="dim")
     return Panel(Group(lines, Text(), _latencies(answer), Text(), *panels, requests), title=title)
 
 
 def _latencies(answer: dict) -> Table:
+    """Percentiles of both times: of single requests, and as the histograms' buckets estimate them."""
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("milliseconds")
     for name in PERCENTILES:
@@ -125,9 +129,9 @@ def _latencies(answer: dict) -> Table:
     for name, kind in (("time to first token", "ttft"), ("time per output token", "tpot")):
         recent = [column[-1] if column else None for column in answer["seconds"][kind].values()]
         buckets = answer["buckets"][kind]
-        guessed = [quantile(q, buckets["le"], buckets["cumulative"]) for q in PERCENTILES.values()]
+        estimates = [quantile(q, buckets["le"], buckets["cumulative"]) for q in PERCENTILES.values()]
         table.add_row(f"{name}, last {answer['window']:g} s", *map(_milliseconds, recent))
-        table.add_row("  since the start, by buckets", *map(_milliseconds, guessed), style="dim")
+        table.add_row("  since the start, by buckets", *map(_milliseconds, estimates), style="dim")
     return table
 
 

@@ -27,18 +27,18 @@ def is_this_machine(host: str | None) -> bool:
 class ByteLimit:
     """How many bytes of an answer may still come."""
 
-    left: int = MAX_ANSWER_BYTES
+    bytes_left: int = MAX_ANSWER_BYTES
 
     def take(self, piece: bytes) -> bytes:
         """The piece, once it is counted. Raises ValueError: the answer is too long."""
-        self.left -= len(piece)
-        if self.left < 0:
+        self.bytes_left -= len(piece)
+        if self.bytes_left < 0:
             raise ValueError(f"the answer is longer than {MAX_ANSWER_BYTES:,} bytes")
         return piece
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What the JSON says. Raises ValueError."""
+    """What the JSON says. Raises ValueError: it is no JSON, or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -96,10 +96,13 @@ class ChatTemplate:
         path = folder / "tokenizer_config.json"
         config = read_json(path) if path.exists() else {}
         source = config.get("chat_template")
-        if isinstance(source, list):
-            named = [entry for entry in source if isinstance(entry, dict)]
-            source = {entry.get("name"): entry.get("template") for entry in named}.get("default")
-        if (file := folder / "chat_template.jinja").exists():
+        if isinstance(source, list):  # of {"name", "template"}
+            templates = {
+                entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)
+            }
+            source = templates.get("default")
+        file = folder / "chat_template.jinja"
+        if file.exists():
             source = read_text(file)
         if not isinstance(source, str):
             return None
@@ -163,11 +166,13 @@ def _text(token: Any) -> str | None:
 
 
 def _refuse(message: object) -> NoReturn:
+    """`raise_exception` in a template."""
     raise TemplateError(to_text(message))
 
 
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
+def _now(format: str) -> str:
+    """`strftime_now` in a template: the time of day."""
+    return datetime.now().strftime(format)
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:

@@ -105,7 +105,7 @@ def _decode(
     Tokens that `output` bans just now get the logit -inf, in a copy: `forward`'s tensor is its own. The
     DecodeStep carries the logits that the choice was made from, with the bans in them.
     """
-    shown = 0
+    num_shown = 0
     while output.finish_reason is None:
         # 1. What could come next?
         logits = forward(token_ids)  # [V]
@@ -117,8 +117,8 @@ def _decode(
         token_ids.append(token_id)
         # 3. Is that the end? Which text is safe to show?
         output.append(token_id)
-        text = output.visible[shown:]
-        shown += len(text)
+        text = output.visible[num_shown:]
+        num_shown += len(text)
         yield DecodeStep(token_id, text, logits, time.perf_counter(), output)
 
 

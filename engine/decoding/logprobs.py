@@ -18,7 +18,7 @@ from engine.decoding.outputs import Logprob
 from engine.text.tokenizer import Tokenizer
 
 SUPPORTS = sampling.SUPPORTS | {"logprobs", "prompt_logprobs"}
-CHUNK_LOGITS = 2**22  # scored at once: 16 MiB of fp32, and as much again for their logarithms
+CHUNK_LOGITS = 2**22  # that are scored at once: 16 MiB of fp32, and as much again for their logarithms
 
 
 class Scores(NamedTuple):
@@ -38,10 +38,10 @@ def score(logits: Tensor, token_ids: Tensor, n: int) -> Scores:
     are likelier, so equals share one. A vocabulary of fewer than n tokens gives all it has.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)  # [R, V]
-    of_tokens = logprobs.gather(-1, token_ids[:, None])  # [R, 1]
-    ranks = (logprobs > of_tokens).sum(-1) + 1  # [R]
+    token_logprobs = logprobs.gather(-1, token_ids[:, None])  # [R, 1]
+    ranks = (logprobs > token_logprobs).sum(-1) + 1  # [R]
     top_logprobs, top_ids = logprobs.topk(min(n, logits.shape[-1]), dim=-1)  # [R, n]
-    return Scores(of_tokens[:, 0], ranks, top_ids, top_logprobs)
+    return Scores(token_logprobs[:, 0], ranks, top_ids, top_logprobs)
 
 
 def score_in_chunks(logits_of: Callable[[slice], Tensor], token_ids: Tensor, n: int, V: int) -> Scores:

@@ -7,15 +7,19 @@ Names and meanings are vLLM's and OpenAI's. Part 2.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import wraps
 from typing import Any, TypeVar
 
 Fields = TypeVar("Fields")
-MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKEN_IDS = 16, 256, 1024
-MAX_LOGPROBS = 20  # likeliest tokens shown at each place
+# Each new token is compared with all of a request's stops. (The server's own bounds are lower.)
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGPROBS = 20  # likeliest tokens shown at each position
+MAX_SAMPLES = 128  # of a prompt: each is a sequence of its own
 
 
 class ParameterError(ValueError):
@@ -32,25 +36,25 @@ class NotFoundError(ParameterError):
 
 def refuse_unknown_names(kind: type[Fields]) -> type[Fields]:
     """Decorates a dataclass: an unknown name raises a TypeError, with the field that was meant."""
-    known = [spec.name for spec in dataclasses.fields(kind)]  # type: ignore[arg-type]  # a dataclass
+    names = [spec.name for spec in dataclasses.fields(kind)]  # type: ignore[arg-type]  # a dataclass
     init: Callable[..., None] = kind.__init__
 
     @wraps(init)
-    def checked_init(self: Fields, *values: Any, **given: Any) -> None:
-        for name in given:
-            if name not in known:
-                close = get_close_matches(name, known, 1)
-                meant = f"did you mean {close[0]!r}? " if close else ""
+    def checked_init(self: Fields, *values: Any, **named_values: Any) -> None:
+        for name in named_values:
+            if name not in names:
+                close = get_close_matches(name, names, 1)
+                hint = f"did you mean {close[0]!r}? " if close else ""
                 raise TypeError(
-                    f"{kind.__name__} has no field {name!r}: {meant}Accepted are {', '.join(known)}"
+                    f"{kind.__name__} has no field {name!r}: {hint}Accepted are {', '.join(names)}"
                 )
-        init(self, *values, **given)
+        init(self, *values, **named_values)
 
     kind.__init__ = checked_init  # type: ignore[assignment, method-assign]  # a dataclass has one
     return kind
 
 
-def _later(default: Any, part: int, brings: str) -> Any:
+def _field_of_part(default: Any, part: int, brings: str) -> Any:
     """A field that has its effect from `part` on."""
     return field(default=default, metadata={"part": part, "brings": brings})
 
@@ -69,18 +73,18 @@ class SamplingParams:
     skip_special_tokens: bool = True  # leave tokens such as <|endoftext|> out of the text
 
     # 0: greedy. None: greedy before Part 5, 1.0 from it on.
-    temperature: float | None = _later(None, 5, "sampling")
-    top_k: int = _later(0, 5, "sampling")  # 0 or -1: all
-    top_p: float = _later(1.0, 5, "sampling")
-    min_p: float = _later(0.0, 5, "sampling")
-    repetition_penalty: float = _later(1.0, 5, "sampling")
-    frequency_penalty: float = _later(0.0, 5, "sampling")
-    presence_penalty: float = _later(0.0, 5, "sampling")
-    logit_bias: dict[int, float] | None = _later(None, 5, "sampling")
-    seed: int | None = _later(None, 5, "sampling")
-    n: int = _later(1, 5, "sampling")
-    logprobs: int | None = _later(None, 10, "logprobs")
-    prompt_logprobs: int | None = _later(None, 10, "logprobs")
+    temperature: float | None = _field_of_part(None, 5, "sampling")
+    top_k: int = _field_of_part(0, 5, "sampling")  # 0 or -1: all
+    top_p: float = _field_of_part(1.0, 5, "sampling")
+    min_p: float = _field_of_part(0.0, 5, "sampling")
+    repetition_penalty: float = _field_of_part(1.0, 5, "sampling")
+    frequency_penalty: float = _field_of_part(0.0, 5, "sampling")
+    presence_penalty: float = _field_of_part(0.0, 5, "sampling")
+    logit_bias: dict[int, float] | None = _field_of_part(None, 5, "sampling")
+    seed: int | None = _field_of_part(None, 5, "sampling")
+    n: int = _field_of_part(1, 5, "sampling")
+    logprobs: int | None = _field_of_part(None, 10, "logprobs")
+    prompt_logprobs: int | None = _field_of_part(None, 10, "logprobs")
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -88,15 +92,14 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _tuple_of("stop_token_ids", self.stop_token_ids, int))
         if "" in self.stop:
             raise ParameterError("stop", "stop='' is empty; a stop string has at least one character")
-        # Each token is compared with all of them.
         for name, limit in (("stop", MAX_STOPS), ("stop_token_ids", MAX_STOP_TOKEN_IDS)):
             if (length := len(getattr(self, name))) > limit:
                 raise ParameterError(name, f"{name} has {length} entries; at most {limit} are accepted")
-        longest = max(map(len, self.stop), default=0)
-        if longest > MAX_STOP_CHARACTERS:
+        longest_stop = max(map(len, self.stop), default=0)
+        if longest_stop > MAX_STOP_CHARACTERS:
             raise ParameterError(
                 "stop",
-                f"stop has a string of {longest} characters; at most {MAX_STOP_CHARACTERS} are accepted",
+                f"stop has a string of {longest_stop} characters; at most {MAX_STOP_CHARACTERS} are accepted",
             )
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
@@ -117,7 +120,7 @@ class SamplingParams:
         self._check("frequency_penalty", float, -2.0, 2.0)
         self._check("presence_penalty", float, -2.0, 2.0)
         self._check("seed", int, -(2**63), 2**63 - 1, optional=True)
-        self._check("n", int, 1, 128)
+        self._check("n", int, 1, MAX_SAMPLES)
         self._check("logprobs", int, 0, MAX_LOGPROBS, optional=True)
         self._check("prompt_logprobs", int, 0, MAX_LOGPROBS, optional=True)
         if self.logit_bias is not None and not isinstance(self.logit_bias, dict):
@@ -125,7 +128,7 @@ class SamplingParams:
                 "logit_bias", f"logit_bias={self.logit_bias!r}: a map from token id to bias is accepted"
             )
         for token_id, bias in (self.logit_bias or {}).items():
-            if not _is(token_id, int) or not _is(bias, float) or not -100 <= bias <= 100:
+            if not _is_a(token_id, int) or not _is_a(bias, float) or not -100 <= bias <= 100:
                 entry = f"logit_bias={{{token_id!r}: {bias!r}}}"
                 raise ParameterError(
                     "logit_bias", f"{entry}: a token id and a bias of -100 to 100 are accepted"
@@ -134,10 +137,11 @@ class SamplingParams:
     def _check(
         self, name: str, kind: type, low: float, high: float = math.inf, optional: bool = False
     ) -> None:
+        """Raise ParameterError for a field that is no `kind` from `low` to `high`. `optional`: or None."""
         value = getattr(self, name)
         if optional and value is None:
             return
-        if not _is(value, kind) or not low <= value <= high:
+        if not _is_a(value, kind) or not low <= value <= high:
             noun = "a whole number" if kind is int else "a number"
             limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
             raise ParameterError(name, f"{name}={value!r}: {noun} {limits} is accepted")
@@ -147,8 +151,8 @@ def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None
     """Raise ParameterError for a field that is set to have an effect which this composition does not have."""
     for spec in dataclasses.fields(params):
         value = getattr(params, spec.name)
-        without_effect = value == spec.default or (spec.name, value) in [("temperature", 0), ("top_k", -1)]
-        if "part" in spec.metadata and spec.name not in supports and not without_effect:
+        has_no_effect = value == spec.default or (spec.name, value) in [("temperature", 0), ("top_k", -1)]
+        if "part" in spec.metadata and spec.name not in supports and not has_no_effect:
             brings = f"Part {spec.metadata['part']} ({spec.metadata['brings']}) brings it"
             raise ParameterError(spec.name, f"{spec.name}={value!r} is not supported here: {brings}")
 
@@ -163,14 +167,25 @@ def refuse_unknown_tokens(params: SamplingParams, vocab_size: int) -> None:
                 )
 
 
-def _is(value: Any, kind: type) -> bool:
+def _is_a(value: Any, kind: type) -> bool:
     """isinstance, with whole numbers accepted as floats, and neither true nor NaN as numbers."""
     accepted = (int, float) if kind is float else kind
-    return isinstance(value, accepted) and not isinstance(value, bool) and value == value
+    is_nan = value != value
+    return isinstance(value, accepted) and not isinstance(value, bool) and not is_nan
 
 
 def _tuple_of(name: str, values: Any, kind: type) -> tuple:
-    if not isinstance(values, (tuple, list)) or not all(_is(value, kind) for value in values):
+    if not isinstance(values, (tuple, list)) or not all(_is_a(value, kind) for value in values):
         noun = "strings" if kind is str else "whole numbers"
         raise ParameterError(name, f"{name}={values!r}: a list of {noun} is accepted")
     return tuple(values)
+
+
+def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
+    """What a model's makers recommend, from its generation_config.json, as in vLLM."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    defaults = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
+    max_tokens = generation_config.get("max_new_tokens")
+    if max_tokens is not None:
+        defaults["max_tokens"] = max_tokens
+    return SamplingParams(**defaults)

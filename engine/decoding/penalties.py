@@ -10,6 +10,8 @@ import numpy as np
 
 from engine.decoding.params import SamplingParams
 
+START_LENGTH = 16  # room for so many tokens at first; it doubles when it is full
+
 
 class Changes:
     """tokens[C] and factors[C, 3]: the logit of `tokens[c]` is changed by `factors[c]`, (bias, repetition,
@@ -18,9 +20,9 @@ class Changes:
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
         self._params = params
-        self._row: dict[int, int] = {}  # token -> c
-        self._tokens = np.empty(16, np.int64)  # grows
-        self._factors = np.empty((16, 3), np.float32)
+        self._index: dict[int, int] = {}  # token -> c, its index in both arrays
+        self._tokens = np.empty(START_LENGTH, np.int64)  # both grow
+        self._factors = np.empty((START_LENGTH, 3), np.float32)
         self._counts: Counter[int] = Counter()  # how often each token is in the output so far
         self._num_counted = 0  # of the output's tokens
         for token, bias in (params.logit_bias or {}).items():
@@ -29,7 +31,9 @@ class Changes:
             for token in prompt_ids:
                 self._factors_of(token)[1] = params.repetition_penalty
 
-    def after(self, output_ids: Sequence[int], guesses: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+    def for_output(
+        self, output_ids: Sequence[int], guesses: Sequence[int] = ()
+    ) -> tuple[np.ndarray, np.ndarray]:
         """tokens[C], factors[C, 3] for this output, which begins with that of the last call. `guesses` count
         as if they followed it (Part 16); the next call forgets them.
         """
@@ -41,18 +45,18 @@ class Changes:
             self._num_counted = len(output_ids)
             if guesses:
                 return self._with_guesses(Counter(guesses))
-        C = len(self._row)
+        C = len(self._index)
         return self._tokens[:C], self._factors[:C]
 
     def _with_guesses(self, guesses: Counter[int]) -> tuple[np.ndarray, np.ndarray]:
         """Copies of tokens[C], factors[C, 3], as if each guess were in the output so many times more."""
-        C = len(self._row)
-        new_tokens = [token for token in guesses if token not in self._row]
+        C = len(self._index)
+        new_tokens = [token for token in guesses if token not in self._index]
         new_factors = np.tile(np.array([0, 1, 0], np.float32), (len(new_tokens), 1))  # [len(new_tokens), 3]
         tokens = np.concatenate([self._tokens[:C], np.array(new_tokens, np.int64)])
         factors = np.concatenate([self._factors[:C], new_factors])
         for token, count in guesses.items():
-            c = self._row[token] if token in self._row else C + new_tokens.index(token)
+            c = self._index[token] if token in self._index else C + new_tokens.index(token)
             self._penalise(factors[c], self._counts[token] + count)
         return tokens, factors
 
@@ -65,10 +69,10 @@ class Changes:
 
     def _factors_of(self, token: int) -> np.ndarray:
         """factors[3] of the token, to be changed in place; a new token's change nothing yet."""
-        if token not in self._row:
-            c = self._row[token] = len(self._row)
-            if c == len(self._tokens):
+        if token not in self._index:
+            c = self._index[token] = len(self._index)
+            if c == len(self._tokens):  # full
                 self._tokens = np.resize(self._tokens, 2 * c)
                 self._factors = np.resize(self._factors, (2 * c, 3))
             self._tokens[c], self._factors[c] = token, (0, 1, 0)
-        return self._factors[self._row[token]]
+        return self._factors[self._index[token]]

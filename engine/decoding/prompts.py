@@ -28,15 +28,16 @@ def prompt_token_ids(
         _check_length(len(prompt), config)
         _check_ids(prompt, config.vocab_size)
         return list(prompt)
-    fewest = tokenizer.fewest_tokens(prompt.replace(guard, ""))
-    if fewest >= config.max_positions:
-        _refuse_length(f"at least {fewest}", config)
+    min_length = tokenizer.fewest_tokens(prompt.replace(guard, ""))
+    if min_length >= config.max_positions:
+        _refuse_length(f"at least {min_length}", config)
     try:
         token_ids = tokenizer.encode(prompt, add_special_tokens, guard)
     except ValueError as error:
         raise ParameterError("prompt", f"prompt: {error}") from None
     _check_length(len(token_ids), config)
-    if (largest := max(token_ids)) >= config.vocab_size:
+    largest = max(token_ids)
+    if largest >= config.vocab_size:
         text = tokenizer.decode([largest])
         raise ParameterError(
             "prompt",
@@ -52,7 +53,9 @@ def _check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
     if set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size:
         return
     for token_id in token_ids:
-        is_whole = isinstance(token_id, int) and not isinstance(token_id, bool)  # NumPy's are none
+        is_whole = isinstance(token_id, int) and not isinstance(
+            token_id, bool
+        )  # a NumPy integer is no int: refused
         if not (is_whole and 0 <= token_id < vocab_size):
             raise ParameterError(
                 "prompt", f"prompt has token id {token_id!r}; accepted are 0 to {vocab_size - 1}"

@@ -40,8 +40,8 @@ SUPPORTS = frozenset(
 )
 NO_TOKEN = -1  # where nothing can be chosen: the model's numbers are broken
 COLDEST = 1e-6  # a smaller temperature would overflow fp32, and is greedy long before
-HALF = 2**31  # added to a signed whole number of 32 bits, makes it 0 or more
-IN_CACHE = 2**15  # numbers that a processor core's cache holds while they are computed
+INT32_OFFSET = 2**31  # added to a signed whole number of 32 bits, makes it 0 or more
+CACHE_NUMBERS = 2**15  # numbers that a processor core's cache holds while they are computed
 
 
 class Limits(NamedTuple):
@@ -137,7 +137,7 @@ class SamplingState:
         """tokens[C], factors[C, 3]: the tokens that bias and penalties touch after the output so far, and for
         each (bias, repetition, subtract). What does nothing is 0, 1 and 0.
         """
-        return self._changes.after(self.output_ids, self.guesses)
+        return self._changes.for_output(self.output_ids, self.guesses)
 
     def behind(self, guesses: Sequence[int]) -> "SamplingState":
         """The state as if these tokens were in the output, too. It shares the counts of the output with this
@@ -288,17 +288,19 @@ def exponential_noise(seeds: Sequence[int], positions: Sequence[int], V: int, de
     """[R, V] in fp32, all above 0: exponential random numbers of mean 1. Each is a function of its row's seed
     and position and of its token id: nothing is used up, and all devices give the same up to rounding.
     """
-    keys = np.array([_key(*row) for row in zip(seeds, positions, strict=True)], dtype=np.uint64)
-    halves = keys.view(np.int32).reshape(-1, 2)
+    keys = np.array([_key(seed, i) for seed, i in zip(seeds, positions, strict=True)], dtype=np.uint64)  # [R]
+    halves = keys.view(np.int32).reshape(-1, 2)  # [R, 2]
     if device.type != "cpu":
         first, second = _to(device, halves).T[:, :, None]  # [R, 1] each
         hashes = _hash32(_hashes_of_ids(V, device), first, second).double()  # [R, V]
-        return -((hashes + (HALF + 0.5)) / 2**32).log().float()
-    noise, ids = np.empty((len(keys), V), dtype=np.float32), _hashes_of_ids(V, device).numpy()
-    count = max(1, IN_CACHE // V)  # rows at a time
+        return -((hashes + (INT32_OFFSET + 0.5)) / 2**32).log().float()
+    noise = np.empty((len(keys), V), dtype=np.float32)
+    id_hashes = _hashes_of_ids(V, device).numpy()  # [V]
+    count = max(1, CACHE_NUMBERS // V)  # rows at a time
     for start in range(0, len(keys), count):
         rows = slice(start, start + count)
-        numbers = _hash32(ids, halves[rows, :1], halves[rows, 1:]) + (HALF + 0.5)  # [count, V] in double
+        hashes = _hash32(id_hashes, halves[rows, :1], halves[rows, 1:])  # [count, V]
+        numbers = hashes + (INT32_OFFSET + 0.5)  # [count, V] in double
         numbers /= 2**32  # between 0 and 1, and never either
         np.negative(np.log(numbers, out=numbers), out=noise[rows], casting="same_kind")
     return torch.from_numpy(noise)
@@ -336,6 +338,7 @@ def _key(seed: int, position: int) -> int:
 
 
 def _mix(z: int) -> int:
+    """SplitMix64's last step, which mixes the 64 bits of z."""
     mask = (1 << 64) - 1
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask

@@ -67,9 +67,9 @@ class GrowingOutput:
         self.token_ids.append(token_id)
         # 1. A token that ends the output. It counts as a token, but is not text unless asked for.
         if token_id in self._last_ids:
-            wanted = self.params.include_stop_str_in_output or not self.params.skip_special_tokens
+            shows_text = self.params.include_stop_str_in_output or not self.params.skip_special_tokens
             stop_reason = None if token_id in self.eos_token_ids else token_id
-            return self._finish("stop", stop_reason, self._detokenizer.push(token_id) if wanted else "")
+            return self._finish("stop", stop_reason, self._detokenizer.push(token_id) if shows_text else "")
         # 2. Its text, and in it a stop string, which may have begun several tokens ago.
         piece = self._detokenizer.push(token_id)
         text, self.text = self.text, ""  # with no second reference, Python appends to a str in place

@@ -185,9 +185,8 @@ class _Namespace(Namespace):
 
 def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The filter, charged for what it may make before it runs, and for its result."""
-    num_leading = (
-        1 if hasattr(function, "jinja_pass_arg") else 0
-    )  # Jinja passes its context, or environment, first
+    # To such filters Jinja passes its context, or environment, as the first argument.
+    num_leading = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
     def charged(*args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ import httpx
 from engine.client.top import sparkline
 from engine.client.untrusted import printable
 from engine.load.client import event_data
-from engine.telemetry.history import DATA
+from engine.telemetry.history import DATA_PATH
 
 NUMBERS_SECONDS = 0.5  # between two requests for the server's numbers
 FRAME_SECONDS = 0.1  # between two pictures
@@ -40,14 +40,17 @@ class Person:
     question: str
     text: str = ""  # of the answer that is coming, or came last
     first_answer: str = ""
-    is_waiting: bool = False  # for the first word of an answer
+    is_waiting: bool = False  # for the first text of an answer
     num_answers: int = 0
-    first_words: list[float] = field(default_factory=list)  # seconds from each question to the first word
+    first_text_seconds: list[float] = field(
+        default_factory=list
+    )  # seconds from each question to the first text of its answer
     error: str = ""
 
     async def ask(self, http: httpx.AsyncClient, url: str, body: dict) -> None:
         """One question, read to its end."""
-        self.text, self.is_waiting, start = "", True, time.perf_counter()
+        self.text, self.is_waiting = "", True
+        start = time.perf_counter()
         async with http.stream("POST", url, json=body) as response:
             if not response.is_success:
                 await response.aread()
@@ -66,7 +69,7 @@ class Person:
                         continue
                     if self.is_waiting:
                         self.is_waiting = False
-                        self.first_words.append(time.perf_counter() - start)
+                        self.first_text_seconds.append(time.perf_counter() - start)
                     self.text = (self.text + printable(piece)).replace("\n", " ")
         self.num_answers += 1
         self.first_answer = self.first_answer or self.text
@@ -88,13 +91,14 @@ class Numbers:
 
     async def update(self, http: httpx.AsyncClient) -> None:
         """Ask the server now. Raises httpx.HTTPError."""
-        answer = (await http.get(self.url + DATA)).json()
+        answer = (await http.get(self.url + DATA_PATH)).json()
         metrics = (await http.get(self.url + "/metrics")).text
         self.now, totals = answer["now"], answer["totals"]
-        moment, new_tokens = time.perf_counter(), totals["vllm:generation_tokens"] - self.output_tokens
-        self.speeds.append(new_tokens / (moment - self._last_update))
-        self.seconds = moment - self._start
-        self._last_update = moment
+        now = time.perf_counter()
+        new_tokens = totals["vllm:generation_tokens"] - self.output_tokens
+        self.speeds.append(new_tokens / (now - self._last_update))
+        self.seconds = now - self._start
+        self._last_update = now
         self.output_tokens = totals["vllm:generation_tokens"]
         self.prompt_tokens = totals["vllm:prefix_cache_queries"]
         self.cached_tokens = totals["vllm:prefix_cache_hits"]
@@ -141,14 +145,15 @@ class Crowd:
     ) -> None:
         """Each person asks until `seconds` are over and one answer was read, or `max_seconds` are."""
         models = (await http.get(self.url + "/v1/models")).json()
-        model, end = models["data"][0]["id"], time.perf_counter() + seconds
+        model = models["data"][0]["id"]
+        deadline = time.perf_counter() + seconds
         background = [asyncio.create_task(self._update(http)), asyncio.create_task(_draw(draw))]
         with suppress(TimeoutError):
             async with asyncio.timeout(max_seconds), asyncio.TaskGroup() as group:
                 for i, person in enumerate(self.people):
-                    group.create_task(self._visit(person, i, http, model, end))
+                    group.create_task(self._visit(person, i, http, model, deadline))
         for person in self.people:
-            if not (person.num_answers or person.first_words or person.error):
+            if not (person.num_answers or person.first_text_seconds or person.error):
                 person.error = f"no word in {max_seconds:g} s"
         for task in background:
             task.cancel()
@@ -156,8 +161,10 @@ class Crowd:
         await self.numbers.update(http)
         draw()
 
-    async def _visit(self, person: Person, i: int, http: httpx.AsyncClient, model: str, end: float) -> None:
-        """Person i asks until `end`, a moment of `time.perf_counter`, once at least, or until an error."""
+    async def _visit(
+        self, person: Person, i: int, http: httpx.AsyncClient, model: str, deadline: float
+    ) -> None:
+        """Person i asks until `deadline`, by `time.perf_counter`, once at least, or until an error."""
         await asyncio.sleep(i * PAUSE_SECONDS)  # one after the other
         body: dict = {"model": model, "stream": True, "max_tokens": MAX_TOKENS, "temperature": 0.7}
         if self.chat:
@@ -166,7 +173,7 @@ class Crowd:
         else:
             url = self.url + "/v1/completions"
             body["prompt"] = person.question
-        while not person.error and (not person.num_answers or time.perf_counter() < end):
+        while not person.error and (not person.num_answers or time.perf_counter() < deadline):
             seed = 100 * i + person.num_answers  # another answer each time, and the same in each demo
             try:
                 await person.ask(http, url, body | {"seed": seed})

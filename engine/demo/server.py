@@ -31,7 +31,8 @@ def to_flags(args: EngineArgs) -> list[str]:
         if isinstance(value, bool):
             flags.append(f"--{name}" if value else f"--no-{name}")
         elif isinstance(value, list):
-            flags += [part for item in value for part in (f"--{name}", str(item))]
+            for item in value:
+                flags += [f"--{name}", str(item)]
         else:
             flags += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
     return flags
@@ -43,15 +44,15 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def free_port(wanted: int, host: str = "127.0.0.1") -> int:
-    """`wanted` if it is free; else 0, with which a server takes any free port."""
-    with socket.socket() as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+def free_port(port: int, host: str = "127.0.0.1") -> int:
+    """`port` if it is free; else 0, with which a server takes any free port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
         try:
-            attempt.bind((host, wanted))
+            probe.bind((host, port))
         except OSError:
             return 0
-    return wanted
+    return port
 
 
 @contextmanager
@@ -67,9 +68,9 @@ def served(
     with log.open("w") as file:
         process = subprocess.Popen(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
     try:
-        end = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + START_SECONDS
         while not (address := re.search(r"Uvicorn running on (http://\S+)", log.read_text())):
-            if process.poll() is not None or time.monotonic() > end:
+            if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the server did not start:\n{log.read_text()}")
             time.sleep(0.05)
         yield address[1], process.pid

@@ -30,6 +30,7 @@ PORT = 8000  # if it is free
 MAX_SECONDS = 40.0  # for the crowd, on a machine that is busy with something else
 LINGER_SECONDS = 12  # that the server stays for a user who wants to click
 NAME_COLUMNS = 6
+SIGTERM_STATUS = 128 + signal.SIGTERM  # what a shell makes of a process that ended so
 NUM_SPECULATIVE_TOKENS = 4
 
 
@@ -40,7 +41,9 @@ def show_crowd(args: EngineArgs, seconds: float) -> None:
     console = Console(highlight=False)
     chat = ChatTemplate.from_pretrained(args.tokenizer or args.model) is not None
     args = _with_speculation(args)
-    previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server must end, too
+    previous_handler = signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(SIGTERM_STATUS)
+    )  # the server must end, too
     env = {name: value for name, value in environment().items() if name != "RUVON_API_KEY"}
     try:
         with ExitStack() as stack:
@@ -118,14 +121,15 @@ def board(crowd: Crowd, width: int) -> Table:
     table.add_column(no_wrap=True, width=room)
     for person in crowd.people:
         table.add_row(person.name, person.question, style="cyan" if person.is_waiting else "")
-        table.add_row("", _end(person, room))
+        table.add_row("", _end_of_text(person, room))
     table.add_row()
     for line in crowd.numbers.lines(room):
         table.add_row("", line, style="dim")
     return table
 
 
-def _end(person: Person, width: int) -> Text:
+def _end_of_text(person: Person, width: int) -> Text:
+    """The last `width` characters of the person's text."""
     text = person.text
     return Text(text if len(text) <= width else "…" + text[-width + 1 :])  # no markup, whatever it says
 
@@ -133,13 +137,15 @@ def _end(person: Person, width: int) -> Text:
 def _sum_up(console: Console, crowd: Crowd) -> None:
     people, numbers = crowd.people, crowd.numbers
     num_answers = sum(person.num_answers for person in people)
-    first_words = [seconds for person in people for seconds in person.first_words]
+    first_text_seconds = [seconds for person in people for seconds in person.first_text_seconds]
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_row("people at once", f"{len(people)}, {num_answers} answers")
     speed = f"up to {max(numbers.speeds):,.0f} tokens/s"
     table.add_row("output", f"{numbers.output_tokens:,.0f} tokens in {numbers.seconds:.0f} s, {speed}")
-    if first_words:
-        table.add_row("time to first token", f"{statistics.median(first_words) * 1e3:,.0f} ms (median)")
+    if first_text_seconds:
+        table.add_row(
+            "time to first token", f"{statistics.median(first_text_seconds) * 1e3:,.0f} ms (median)"
+        )
     table.add_row("requests in a step", f"{numbers.requests_per_step:.1f} on average")
     if numbers.draft_tokens:
         share = numbers.accepted_tokens / numbers.draft_tokens

@@ -46,10 +46,10 @@ def tell_story(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
 
     stats = output.stats
     assert stats is not None  # an engine's outputs have them
-    why = "the model ended the story" if story.finish_reason == "stop" else "it reached --max-tokens"
+    reason = "the model ended the story" if story.finish_reason == "stop" else "it reached --max-tokens"
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_row("prompt", f"{len(llm.tokenizer.encode(prompt))} tokens")
-    table.add_row("output", f"{len(stats.token_times)} tokens ({why})")
+    table.add_row("output", f"{len(stats.token_times)} tokens ({reason})")
     table.add_row("time to first token", f"{stats.time_to_first_token * 1e3:.1f} ms")
     table.add_row("time per output token", f"{stats.time_per_output_token * 1e3:.2f} ms")
     table.add_row("speed", f"{stats.tokens_per_second:,.0f} tokens/s")

@@ -173,7 +173,7 @@ async def event_data(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _seconds(value: str | None) -> float | None:
-    """A Retry-After header in seconds; None if there is none, or none that is a number."""
+    """A Retry-After header in seconds; None: there is none, or it is no number of seconds from 0 on."""
     if value is None:
         return None
     try:

@@ -20,7 +20,7 @@ WORDS = [
 TEMPLATE_SHARE = 1 / 16  # of the context: left for a chat template, and for words of two tokens
 FITTING_SHARE = 0.99  # of a trace's requests: scaled until they fit; the prompts of the longest few are cut
 
-Span = tuple[int, int]  # least and most, both included
+Span = tuple[int, int]  # minimum and maximum, both included
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ def replay(path: Path, context: int, seconds: float, random: Random, rate: float
     """
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
-        wanted = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
-        if not wanted <= set(reader.fieldnames or ()):
-            raise ValueError(f"{path}: the columns {', '.join(sorted(wanted))} are needed")
+        columns = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
+        if not columns <= set(reader.fieldnames or ()):
+            raise ValueError(f"{path}: the columns {', '.join(sorted(columns))} are needed")
         rows = [
             (_to_seconds(row["TIMESTAMP"]), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
             for row in reader

@@ -120,11 +120,11 @@ def figures(
     }
     measured |= {f"{name}_seconds": spread(values, percentiles) for name, values in times.items()}
     if limits is not None:
-        good = sum(limits.are_met(record) for record in records)
+        num_good = sum(limits.are_met(record) for record in records)
         measured["goodput"] = {
             "limits": str(limits),
-            "answers_per_second": good / seconds if seconds else 0.0,
-            "share": good / len(records) if records else 0.0,  # of all that were sent, refused ones too
+            "answers_per_second": num_good / seconds if seconds else 0.0,
+            "share": num_good / len(records) if records else 0.0,  # of all that were sent, refused ones too
         }
     return measured
 

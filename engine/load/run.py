@@ -75,14 +75,15 @@ class Run:
 
 def client(url: str, api_key: str | None = None, **options) -> httpx.AsyncClient:
     """An HTTP client for `url`, with or without /v1. It uses no proxy for a server on this machine."""
-    base = httpx.URL(url)
-    base = base.copy_with(path="/v1") if base.path in ("", "/") else base
+    base_url = httpx.URL(url)
+    if base_url.path in ("", "/"):
+        base_url = base_url.copy_with(path="/v1")
     return httpx.AsyncClient(
-        base_url=base,
+        base_url=base_url,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         timeout=None,  # `Endpoint.ask` bounds the whole answer
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-        trust_env=not is_this_machine(base.host),
+        trust_env=not is_this_machine(base_url.host),
         **options,
     )
 

@@ -44,8 +44,8 @@ class AdapterEngine(EngineThread):
     def __init__(self, engine: LLMEngine, name: str, manager: AdapterManager) -> None:
         super().__init__(engine, name)
         self.manager = manager
-        self._reading = asyncio.Lock()  # one adapter's files at a time
-        self._loading = 0  # under way, or waiting for it
+        self._read_lock = asyncio.Lock()  # one adapter's files at a time
+        self._num_loads = 0  # under way, or waiting for the lock
 
     def models(self) -> list[str]:
         return [self.name, *self.manager.key_of]
@@ -73,16 +73,16 @@ class AdapterEngine(EngineThread):
         one it stood for. Raises what `read` does, AdapterError (the name is taken), EngineError (no engine),
         RequestError (too many at once).
         """
-        if self._loading >= MAX_LOADS:
+        if self._num_loads >= MAX_LOADS:
             message = f"{MAX_LOADS} adapters are being loaded already"
             raise RequestError(429, message, code="too_many_loads", retry_after=1)
-        self._loading += 1
+        self._num_loads += 1
         try:
-            async with self._reading:
+            async with self._read_lock:
                 adapter = await asyncio.to_thread(self.read, name, folder)
                 await self.between_steps(partial(self.manager.load, name, adapter, load_inplace))
         finally:
-            self._loading -= 1
+            self._num_loads -= 1
 
     async def unload_adapter(self, name: str) -> None:
         """No new request gets it; those that were queued before keep it. Raises AdapterError, EngineError."""

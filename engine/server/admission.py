@@ -47,37 +47,41 @@ class AdmittedStream:
         """`sequences`: its places. `ends_at`: its deadline, by the event loop's clock; infinity: none."""
         self.tokens = stream.tokens
         self._admission, self._stream, self._sequences = admission, stream, sequences
-        self._ends_at, self._why = ends_at, "queue_timeout"
-        self._reading: asyncio.Timeout | None = None
+        self._ends_at = ends_at
+        self._end_reason = "queue_timeout"  # one of CUT_SHORT: why it ends then
+        self._reader_timeout: asyncio.Timeout | None = None
         self._latest: RequestOutput | None = None
-        self.begun = self._over = False
+        self.has_begun = False  # whether it was read
+        self._is_over = False  # whether its places are given back
         if admission.has_ended_all:
             self.end("shutting_down")
 
-    def end(self, why: str) -> None:
+    def end(self, reason: str) -> None:
         """Let the stream end now, for this reason (one of CUT_SHORT)."""
-        self._ends_at, self._why = -math.inf, why
-        if self._reading and not self._reading.expired():  # an expired timeout cannot be rescheduled
-            self._reading.reschedule(self._ends_at)
+        self._ends_at = -math.inf
+        self._end_reason = reason
+        # An expired timeout cannot be rescheduled.
+        if self._reader_timeout and not self._reader_timeout.expired():
+            self._reader_timeout.reschedule(self._ends_at)
 
     def __aiter__(self) -> Self:
-        self.begun = True  # as in the engine: a stream that is never read costs no work
+        self.has_begun = True  # as in the engine: a stream that is never read costs no work
         return self
 
     async def __anext__(self) -> RequestOutput:
         """The stream's next output, if it is there before `_ends_at`; else, once that has come, `_cut_short`.
 
-        Waiting must itself end at that time, also when `end` changes it meanwhile: `_reading` is the
+        Waiting must itself end at that time, also when `end` changes it meanwhile: `_reader_timeout` is the
         `asyncio.timeout_at` around it, and None while no reader waits. A finished output closes this at
         once, and so does an error: a slow reader holds no places. What is over gives nothing more.
         """
-        if self._over:
+        if self._is_over:
             raise StopAsyncIteration
         if asyncio.get_running_loop().time() >= self._ends_at:
             return await self._cut_short()
         waiting = asyncio.timeout_at(None if self._ends_at == math.inf else self._ends_at)
         try:
-            async with waiting as self._reading:
+            async with waiting as self._reader_timeout:
                 self._latest = await anext(self._stream)
         except BaseException as error:
             if isinstance(error, TimeoutError) and waiting.expired():
@@ -85,7 +89,7 @@ class AdmittedStream:
             await self.aclose()
             raise
         finally:
-            self._reading = None
+            self._reader_timeout = None
         if self._latest.finished:
             await self.aclose()
         return self._latest
@@ -97,15 +101,15 @@ class AdmittedStream:
         await self.aclose()
         latest = self._latest
         if latest is None or not any(sample.token_ids for sample in latest.outputs):
-            raise self._admission.refusal(self._why)
-        self._admission.cut_short[self._why] += 1
+            raise self._admission.refusal(self._end_reason)
+        self._admission.cut_short[self._end_reason] += 1
         samples = [replace(s, finish_reason=s.finish_reason or "abort") for s in latest.outputs]
         return replace(latest, outputs=samples, finished=True)
 
     async def aclose(self) -> None:
         """Give the places back, and abort the request if it is unfinished. May be called twice."""
-        if not self._over:
-            self._over = True
+        if not self._is_over:
+            self._is_over = True
             self._admission.give_back(self, self._sequences)
             await self._stream.aclose()
 
@@ -128,10 +132,11 @@ class Admission:
         self.backend, self.capacity = backend, capacity
         self.request_timeout, self.watch = request_timeout, watch
         self.supports = backend.supports
-        self.refused, self.cut_short = dict.fromkeys(REFUSED, 0), dict.fromkeys(CUT_SHORT, 0)
+        self.refused = dict.fromkeys(REFUSED, 0)  # by code: how often
+        self.cut_short = dict.fromkeys(CUT_SHORT, 0)  # by reason: how often
         self._admitted: set[AdmittedStream] = set()
         self._closes_at: float | None = None  # when the server will have ended, once it is to end
-        self.has_ended_all = False  # requests, those too that are being checked, end with what they have
+        self.has_ended_all = False  # whether `end_all` was called
 
     async def __aenter__(self) -> Self:
         await self.backend.__aenter__()
@@ -202,7 +207,7 @@ class Admission:
 
     def give_back(self, admitted: AdmittedStream, sequences: int) -> None:
         self._admitted.discard(admitted)
-        self.capacity.give_back(sequences, admitted.tokens, worked=admitted.begun)
+        self.capacity.give_back(sequences, admitted.tokens, worked=admitted.has_begun)
 
     def begin_shutdown(self, seconds: float) -> None:
         """Refuse every new request from now on. Admitted ones go on; the server ends in `seconds`."""
@@ -250,9 +255,10 @@ class Admission:
                 message = f"this request comes to {size}: the whole queue has room for {limit}"
                 return RequestError(400, message, param, code)
             case "shutting_down":
-                left = max(0.0, (self._closes_at or 0.0) - asyncio.get_running_loop().time())
+                seconds_left = max(0.0, (self._closes_at or 0.0) - asyncio.get_running_loop().time())
                 headers = {"Connection": "close"}
-                return RequestError(503, "the server is shutting down", None, code, math.ceil(left), headers)
+                message = "the server is shutting down"
+                return RequestError(503, message, None, code, math.ceil(seconds_left), headers)
             case "engine_stuck":
                 assert self.watch is not None  # `_trouble` asked it
                 silent = round(self.watch.silent_seconds())

@@ -32,13 +32,14 @@ from engine.server.gates import (
 )
 from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS, TURN_SECONDS
 from engine.server.protocol import Body, CompletionRequest, Completions
+from engine.server.responses import openapi_responses
 
 Extension = Callable[[FastAPI, Backend], None]  # adds routes to the app
 OPEN_PATHS = frozenset(["/health"])
 
 
 def no_parent(name: str) -> None:
-    """A model of its own: no adapter of another."""
+    """For `create_app`: no model is an adapter of another."""
 
 
 def create_app(
@@ -49,20 +50,19 @@ def create_app(
     allowed_hosts: Collection[str] = (),
     max_body_bytes: int = MAX_BODY_BYTES,
     max_requests: int = MAX_REQUESTS,
-    shape: Completions[CompletionRequest] | None = None,
+    api: Completions[CompletionRequest] | None = None,
     parent_of: Callable[[str], str | None] = no_parent,
 ) -> FastAPI:
     """The server's app.
 
     With `api_key`, every route but /health and `open_paths` (pages of an extension) wants
     `Authorization: Bearer <key>`. With `allowed_hosts`, a request must be meant for one of them: a page in a
-    browser can send to this machine under a name of its own. `shape` turns a completion's body into
+    browser can send to this machine under a name of its own. `api` turns a completion's body into
     parameters and outputs into JSON. `parent_of` gives the model that an adapter changes (Part 18), and None
     for a model of its own. Raises ValueError for an empty key, and for a host that is no name.
     """
     if api_key is not None and not api_key.strip():
         raise ValueError("api_key is empty: leave it out to serve without one")
-    shape = shape or Completions()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -75,10 +75,22 @@ def create_app(
     app = FastAPI(title="ruvon", lifespan=lifespan, responses=errors.RESPONSES, openapi_url=None)
     app.state.several_prompts = asyncio.Lock()  # held while a request with several is admitted
     errors.install(app)
-    started = int(time.time())
+    _add_middleware(app, api_key, OPEN_PATHS | set(open_paths), allowed_hosts, max_body_bytes, max_requests)
+    _add_routes(app, backend, api or Completions(), parent_of)
+    for extend in extensions:
+        extend(app, backend)
+    return app
 
-    # The one added last is passed first.
-    open_paths = OPEN_PATHS | set(open_paths)
+
+def _add_middleware(
+    app: FastAPI,
+    api_key: str | None,
+    open_paths: Collection[str],
+    allowed_hosts: Collection[str],
+    max_body_bytes: int,
+    max_requests: int,
+) -> None:
+    """What a request passes before its route. The one added last is passed first."""
     app.add_middleware(Head)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(RequestLimit, limit=max_requests, open_paths=open_paths)
@@ -88,20 +100,35 @@ def create_app(
         app.add_middleware(KnownHost, names=host_names(allowed_hosts))
     app.add_middleware(RequestId)
 
-    @app.get("/health", responses=responses.described(responses.HealthResponse) | {503: responses.DOWN})
+
+def _add_routes(
+    app: FastAPI,
+    backend: Backend,
+    api: Completions[CompletionRequest],
+    parent_of: Callable[[str], str | None],
+) -> None:
+    """The routes that every server has. Arguments as in `create_app`."""
+    started = int(time.time())
+
+    def model_card(name: str) -> dict:
+        card = {"id": name, "object": "model", "created": started, "owned_by": "ruvon"}
+        parent = parent_of(name)
+        return card if parent is None else card | {"parent": parent}
+
+    @app.get("/health", responses=openapi_responses(responses.HealthResponse) | {503: responses.DOWN})
     async def health() -> Response:
         return JSONResponse({"status": "ok"}) if backend.health() else JSONResponse({"status": "down"}, 503)
 
-    @app.get("/v1/models", responses=responses.described(responses.ModelList))
+    @app.get("/v1/models", responses=openapi_responses(responses.ModelList))
     async def models() -> dict:
-        return {"object": "list", "data": [_model(name) for name in backend.models()]}
+        return {"object": "list", "data": [model_card(name) for name in backend.models()]}
 
-    @app.get("/v1/models/{name:path}", responses=responses.described(responses.ModelCard))
+    @app.get("/v1/models/{name:path}", responses=openapi_responses(responses.ModelCard))
     async def model(name: str) -> dict:
         _refuse_unknown(name, backend)
-        return _model(name)
+        return model_card(name)
 
-    completion = responses.described(responses.CompletionResponse, responses.CompletionChunk)
+    completion = openapi_responses(responses.CompletionResponse, responses.CompletionChunk)
 
     @app.post("/v1/completions", response_model=None, responses=completion)
     @app.post("/completions", response_model=None, responses=completion)
@@ -109,7 +136,7 @@ def create_app(
         async def prompts() -> list[Prompt]:
             return body.prompts()
 
-        return await complete(backend, request, body, prompts, shape)
+        return await complete(backend, request, body, prompts, api)
 
     @cache
     def description() -> bytes:
@@ -119,21 +146,13 @@ def create_app(
     async def openapi() -> Response:
         return Response(description(), media_type="application/json")
 
-    def _model(name: str) -> dict:
-        known = {"id": name, "object": "model", "created": started, "owned_by": "ruvon"}
-        return known | ({"parent": parent} if (parent := parent_of(name)) else {})
-
-    for extend in extensions:
-        extend(app, backend)
-    return app
-
 
 async def complete(
     backend: Backend,
     request: Request,
     body: Body,
     read_prompts: Callable[[], Awaitable[list[Prompt]]],
-    shape: Completions[Body],
+    api: Completions[Body],
 ) -> Response:
     """Check a request, have it admitted, and answer with the engine's outputs, whole or as a stream.
 
@@ -141,10 +160,10 @@ async def complete(
     RequestError or ParameterError.
     """
     _refuse_unknown(body.model, backend)
-    params, options = shape.params(body), shape.options(body)
-    head = {
-        "id": f"{shape.id_prefix}-{uuid.uuid4().hex}",
-        "object": shape.chunk_object if body.stream else shape.object,
+    params, options = api.params(body), api.options(body)
+    envelope = {
+        "id": f"{api.id_prefix}-{uuid.uuid4().hex}",
+        "object": api.chunk_object if body.stream else api.object,
         "created": int(time.time()),
         "model": body.model,
     }
@@ -155,24 +174,25 @@ async def complete(
     streams: list[OutputStream] = []
     async with lock, AsyncExitStack() as admitting:  # all prompts are admitted or none
         for i, prompt in enumerate(prompts):
-            stream = await backend.generate(prompt, params, f"{head['id']}-{i}", **options)
+            stream = await backend.generate(prompt, params, f"{envelope['id']}-{i}", **options)
             admitting.push_async_callback(stream.aclose)
             streams.append(stream)
             await asyncio.sleep(0)  # others have their turn between two of many prompts
         admitted = admitting.pop_all()
-    async with admitted:  # closes all streams, whatever happens
+    # Closes the streams on the way out, unless a streamed answer has taken them over.
+    async with admitted:
         if body.stream:
-            return sse.stream(_chunks(head, streams, params.n, body, shape), admitted.pop_all())
+            return sse.stream(_chunks(envelope, streams, params.n, body, api), admitted.pop_all())
         try:
             outputs = await _unless_client_leaves(request, _gather(streams))
         except Exception as error:
             # Answered here: past the routes, an unknown error would also close the connection.
             raise as_request_error(error) from error
-    return await _whole_response(head, outputs, params.n, body, shape)
+    return await _whole_response(envelope, outputs, params.n, body, api)
 
 
 async def _whole_response(
-    head: dict, outputs: list[RequestOutput], n: int, body: Body, shape: Completions[Body]
+    envelope: dict, outputs: list[RequestOutput], n: int, body: Body, api: Completions[Body]
 ) -> Response:
     """One JSON object with the choices of all prompts, n of each. It is written choice by choice: with a
     prompt's log probabilities one takes long, and between two of them others have their turn.
@@ -180,20 +200,20 @@ async def _whole_response(
     choices = []
     for i, output in enumerate(outputs):
         for sample in output.outputs:
-            choice = {"index": i * n + sample.index} | shape.choice(body, output, sample)
+            choice = {"index": i * n + sample.index} | api.choice(body, output, sample)
             choices.append(_json(choice))
             await yield_to_others()
-    opening = _json(head).removesuffix(b"}")
-    usage = _json(shape.usage(body, outputs))
+    opening = _json(envelope).removesuffix(b"}")
+    usage = _json(api.usage(body, outputs))
     content = b'%b,"choices":[%b],"usage":%b}' % (opening, b",".join(choices), usage)
     return Response(content, media_type="application/json")
 
 
 def _refuse_unknown(name: str, backend: Backend) -> None:
     if name not in backend.models():
-        known = ", ".join(backend.models())
+        names = ", ".join(backend.models())
         raise RequestError(
-            404, f"model {name!r} does not exist; here are: {known}", "model", "model_not_found"
+            404, f"model {name!r} does not exist; here are: {names}", "model", "model_not_found"
         )
 
 
@@ -245,11 +265,11 @@ async def _unless_client_leaves(
 
 
 async def _chunks(
-    head: dict,
+    envelope: dict,
     streams: list[OutputStream],
     n: int,
     body: Body,
-    shape: Completions[Body],
+    api: Completions[Body],
 ) -> AsyncGenerator[dict, None]:
     """OpenAI's chunks: what is new in each choice, in the order it comes; usage last, if asked for."""
     arriving: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(maxsize=len(streams))
@@ -268,8 +288,8 @@ async def _chunks(
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     extra = {"usage": None} if include_usage else {}
     try:
-        for choice in shape.opening(body):
-            yield head | {"choices": [choice]} | extra
+        for choice in api.opening(body):
+            yield envelope | {"choices": [choice]} | extra
         while len(latest) < len(streams) or not all(output.finished for output in latest.values()):
             i, output = await arriving.get()
             turn_start = clock()
@@ -277,14 +297,14 @@ async def _chunks(
                 raise output
             latest[i] = output
             for sample, previous in _unsent(output, sent[i]):
-                choice = {"index": i * n + sample.index} | shape.choice(body, output, sample, previous)
-                yield head | {"choices": [choice]} | extra
+                choice = {"index": i * n + sample.index} | api.choice(body, output, sample, previous)
+                yield envelope | {"choices": [choice]} | extra
                 if clock() - turn_start > TURN_SECONDS:  # a choice with a prompt's log probabilities is long
                     await yield_to_others()
                     turn_start = clock()
         if include_usage:
             outputs = [latest[i] for i in range(len(streams))]
-            yield head | {"choices": [], "usage": shape.usage(body, outputs)}
+            yield envelope | {"choices": [], "usage": api.usage(body, outputs)}
     finally:
         for task in tasks:
             task.cancel()

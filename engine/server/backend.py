@@ -71,7 +71,8 @@ class LockedStream:
     """
 
     def __init__(self, work: Callable[["LockedStream"], Coroutine[None, None, None]], tokens: int) -> None:
-        self.tokens, self.aborted = tokens, False
+        self.tokens = tokens
+        self.aborted = False  # whether `abort` was called
         self._work = work
         self._task: asyncio.Task[None] | None = None
         self._unread: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue(maxsize=1)
@@ -105,12 +106,12 @@ class LockedStream:
             self.put(StopAsyncIteration())  # for a reader that waits for an output: there will be none
 
 
-# A request's parameters, its prompt's ids, which of its n samples -> who chooses this sample's tokens.
+# A request's parameters, its prompt's ids, which of its n samples -> what chooses this sample's tokens.
 MakeChoose = Callable[[SamplingParams, Sequence[int], int], Choose]
 
 
 def greedy_choice(params: SamplingParams, prompt_ids: Sequence[int], index: int) -> Choose:
-    """The likeliest token, whatever is asked (Part 5 samples)."""
+    """For `make_choose`: the likeliest token, whatever the parameters ask for (Part 5 samples)."""
     return argmax
 
 
@@ -159,9 +160,9 @@ class LockedBackend:
         token_ids = await asyncio.to_thread(prompt_token_ids, prompt, self.tokenizer, self.config)
         text = prompt if isinstance(prompt, str) else None
         output = RequestOutput(request_id, text, token_ids, [], finished=False)
-        most = self.config.max_positions - len(token_ids)
-        longest = most if params.max_tokens is None else min(params.max_tokens, most)
-        return LockedStream(partial(self._work, output, params), params.n * (len(token_ids) + longest))
+        room = self.config.max_positions - len(token_ids)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        return LockedStream(partial(self._work, output, params), params.n * (len(token_ids) + max_tokens))
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._live:

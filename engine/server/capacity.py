@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from engine.server.limits import MAX_CHOICES
 
 QUEUE_ROUNDS = 16  # the default queue holds as many sequences, and tokens, as run at once in so many rounds
-PACE_ROUNDS = 4  # the pace is measured over the last ends of sequences: so many for each seat
+PACE_ROUNDS = 4  # the pace is measured over the last sequences that left: so many for each seat
 MAX_RETRY_SECONDS = 60.0  # a later answer is a guess; OpenAI's client would not wait for more than 120
 
 
@@ -57,8 +57,8 @@ class Capacity:
         """`seats`: how many sequences run at once. What is admitted beyond them waits."""
         self.limits, self.seats, self._clock = limits, seats, clock
         self.sequences = self.tokens = 0  # admitted and not given back
-        # While every seat is taken and a sequence waits: when that began, then when each sequence left.
-        # Otherwise empty.
+        # While every seat is taken and a sequence waits: the time when that began, then the time when each
+        # sequence left. Otherwise empty.
         self._times: deque[float] = deque(maxlen=PACE_ROUNDS * seats + 1)
 
     def could_ever_fit(self, sequences: int, tokens: int) -> bool:
@@ -101,9 +101,9 @@ class Capacity:
         1. What is missing must leave first: what is admitted, and what is asked for, beyond the limit. Tokens
            leave with their sequences: missing tokens are as many sequences as hold them, on average. There is
            room when there is room for both.
-        2. Who comes too early is refused again, which costs nothing; who comes too late leaves a seat empty.
-           So a client is to come when half of those who wait for a seat have one; later only if there is no
-           room before.
+        2. A client that comes too early is refused again, which costs nothing; one that comes too late leaves
+           a seat empty. So it is to come when half of the sequences that wait for a seat have one; later only
+           if there is no room before.
         3. They leave at `pace`. The result is at most MAX_RETRY_SECONDS.
         """
         limits = self.limits

@@ -21,7 +21,7 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
 )
-from pydantic_core import PydanticCustomError as Complaint
+from pydantic_core import PydanticCustomError
 
 from engine.decoding.chat_template import ChatError, ChatTemplate, chat_prompt
 from engine.decoding.outputs import CompletionOutput, RequestOutput
@@ -34,12 +34,13 @@ from engine.server.chat_responses import ChatChunk, ChatResponse
 from engine.server.errors import RequestError
 from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
 from engine.server.protocol import Completions, Fields, SamplingFields, bounds
-from engine.server.responses import described
+from engine.server.responses import openapi_responses
 from engine.server.scored import num_visible_tokens, scores_of, token_json
 from engine.text.tokenizer import Tokenizer
 
 
 def _content_kind(value: Any) -> str | None:
+    """Which of the tags of a message's content the value is meant to be; None: none of them."""
     return "text" if isinstance(value, str) else "parts" if isinstance(value, list) else None
 
 
@@ -50,13 +51,13 @@ class TextPart(Fields):
 
 TextParts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True)]
 
-
 NULL_SCHEMA: dict[str, list] = {"enum": [None, []]}
 
 
 def _only_null(value: Any, info: ValidationInfo) -> None:
+    """None, also for an empty list. Raises PydanticCustomError for anything else."""
     if value not in NULL_SCHEMA["enum"]:
-        raise Complaint("not_supported", f"{info.field_name} is not supported: null is accepted")
+        raise PydanticCustomError("not_supported", f"{info.field_name} is not supported: null is accepted")
 
 
 Null = Annotated[None, BeforeValidator(_only_null), WithJsonSchema(NULL_SCHEMA)]
@@ -90,9 +91,10 @@ TEXT_FORMAT_SCHEMA: dict[str, list] = {"enum": [None, {"type": "text"}]}
 
 
 def _text_format(value: Any) -> Any:
+    """None: an answer is text anyway. Raises PydanticCustomError for any other format."""
     if value in TEXT_FORMAT_SCHEMA["enum"]:
         return None
-    raise Complaint("not_supported", 'only {"type": "text"} is supported')
+    raise PydanticCustomError("not_supported", 'only {"type": "text"} is supported')
 
 
 class ChatRequest(SamplingFields):
@@ -130,10 +132,10 @@ class ChatRequest(SamplingFields):
                 raise ParameterError("max_completion_tokens", message) from None
             raise
 
-    def _given(self) -> dict[str, Any]:
-        longest = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+    def _sent_params(self) -> dict[str, Any]:
+        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return super()._given() | {"max_tokens": longest, "logprobs": logprobs}
+        return super()._sent_params() | {"max_tokens": max_tokens, "logprobs": logprobs}
 
 
 class Chat(Completions[ChatRequest]):
@@ -186,25 +188,25 @@ def chat_routes(
     tokenizer: Tokenizer,
     config: ModelConfig,
     template: ChatTemplate | None,
-    shape: Chat | None = None,
+    api: Chat | None = None,
 ) -> Extension:
     """The route. `config.max_positions` bounds prompt and answer; without a `template` the model has no chat,
-    and a request is told so. `shape`, by default a plain `Chat`, turns a body into parameters and outputs
+    and a request is told so. `api`, by default a plain `Chat`, turns a body into parameters and outputs
     into JSON.
     """
-    chats = shape or Chat(tokenizer)
+    chat_api = api or Chat(tokenizer)
 
     def extend(app: FastAPI, backend: Backend) -> None:
-        completion = described(ChatResponse, ChatChunk)
+        answers = openapi_responses(ChatResponse, ChatChunk)
 
-        @app.post("/v1/chat/completions", response_model=None, responses=completion)
-        @app.post("/chat/completions", response_model=None, responses=completion)
+        @app.post("/v1/chat/completions", response_model=None, responses=answers)
+        @app.post("/chat/completions", response_model=None, responses=answers)
         async def chat_completions(body: ChatRequest, request: Request) -> Response:
             async def prompts() -> list[Prompt]:
                 # Rendering and tokenizing a long conversation takes its time: others have theirs meanwhile.
                 return [await asyncio.to_thread(_prompt, body, tokenizer, config, template)]
 
-            return await complete(backend, request, body, prompts, chats)
+            return await complete(backend, request, body, prompts, chat_api)
 
     return extend
 
@@ -212,6 +214,7 @@ def chat_routes(
 def _prompt(
     body: ChatRequest, tokenizer: Tokenizer, config: ModelConfig, template: ChatTemplate | None
 ) -> list[int]:
+    """The conversation's token ids. Raises RequestError: the model has no template, or it refuses."""
     if template is None:
         message = f"model {body.model!r} has no chat template: use /v1/completions"
         raise RequestError(400, message, param="model")

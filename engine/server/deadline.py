@@ -31,7 +31,9 @@ PARAMETER = {
 
 @dataclass
 class Arrival:
-    at: float  # by the event loop's clock
+    """An HTTP request, as admission control sees it."""
+
+    time: float  # when it came, by the event loop's clock
     timeout: str | None = None  # the header, as it came
     sequences: int = 0  # asked for by its prompts so far
     tokens: int = 0
@@ -40,8 +42,8 @@ class Arrival:
         """When it must be over, by the event loop's clock; infinity: no bound. `request_timeout` is the
         operator's. Raises RequestError for a header that is no number of seconds.
         """
-        client_seconds = math.inf if self.timeout is None else seconds_given(self.timeout)
-        return self.at + min(client_seconds, math.inf if request_timeout is None else request_timeout)
+        client_seconds = math.inf if self.timeout is None else parse_seconds(self.timeout)
+        return self.time + min(client_seconds, math.inf if request_timeout is None else request_timeout)
 
 
 _arrival: ContextVar[Arrival] = ContextVar("arrival")  # of the request being answered
@@ -70,7 +72,7 @@ def deadlines(app: FastAPI, _: Backend) -> None:
     app.add_middleware(NoteArrival)
     describe = app.openapi
 
-    def described() -> dict[str, Any]:
+    def openapi() -> dict[str, Any]:
         is_new = app.openapi_schema is None  # FastAPI makes it once
         description = describe()
         if is_new:
@@ -79,10 +81,10 @@ def deadlines(app: FastAPI, _: Backend) -> None:
                     methods["post"].setdefault("parameters", []).append(PARAMETER)
         return description
 
-    app.openapi = described  # type: ignore[method-assign]  # FastAPI's own way to extend the description
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to extend the description
 
 
-def seconds_given(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """The header's number. Raises RequestError: it is no number of seconds above 0."""
     try:
         seconds = float(text)

@@ -49,8 +49,10 @@ class RequestError(Exception):
 
     def body(self) -> dict:
         fallback = "invalid_request_error" if self.status < 500 else "server_error"
-        kind = TYPES.get(self.status, fallback)
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error_type = TYPES.get(self.status, fallback)
+        return {
+            "error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}
+        }
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), self.status, headers=self.headers)
@@ -141,30 +143,30 @@ def plain_schema(model: type[BaseModel]) -> dict[str, Any]:
     return resolved(schema)
 
 
-def _described(description: str, **more: Any) -> dict[str, Any]:
+def _openapi_response(description: str, **more: Any) -> dict[str, Any]:
     return {"description": description, "content": {"application/json": {"schema": ERROR}}, **more}
 
 
 ERROR = plain_schema(ErrorBody)
 SECONDS = {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 1}}
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    400: _described("A field is wrong or not supported; `param` names it"),
-    401: _described("The API key is missing or wrong"),
-    404: _described("No such model"),
-    405: _described("Not with this method"),
-    413: _described("The body is too large"),
-    429: _described("No room now: come again", headers={"Retry-After": SECONDS}),
-    500: _described("The engine failed"),
-    503: _described("This server cannot now", headers={"Retry-After": SECONDS}),
-    "4XX": _described("Any other mistake of the client's"),
+    400: _openapi_response("A field is wrong or not supported; `param` names it"),
+    401: _openapi_response("The API key is missing or wrong"),
+    404: _openapi_response("No such model"),
+    405: _openapi_response("Not with this method"),
+    413: _openapi_response("The body is too large"),
+    429: _openapi_response("No room now: come again", headers={"Retry-After": SECONDS}),
+    500: _openapi_response("The engine failed"),
+    503: _openapi_response("This server cannot now", headers={"Retry-After": SECONDS}),
+    "4XX": _openapi_response("Any other mistake of the client's"),
 }
 
 
 def _no_route(app: FastAPI, path: str) -> RequestError:
     """404 for a path that `app` does not have: the message lists those it has."""
     routes = [route.path for route in app.routes if isinstance(route, Route) and route.include_in_schema]
-    here = ", ".join(dict.fromkeys(routes))
-    return RequestError(404, f"no route {reprlib.repr(path)}; here are {here}, described in /openapi.json")
+    paths = ", ".join(dict.fromkeys(routes))
+    return RequestError(404, f"no route {reprlib.repr(path)}; here are {paths}, described in /openapi.json")
 
 
 def install(app: FastAPI) -> None:

@@ -87,15 +87,15 @@ class KnownHost:
 
 
 class Head:
-    """Answers HEAD wherever GET is answered, with its headers: load balancers ask so. The server leaves the
-    body out. A 405 says that it is allowed. Source: RFC 9110, 9.3.2.
+    """Answers HEAD wherever GET is answered, with the same headers: load balancers send it. The server leaves
+    the body out. A 405 says that HEAD is allowed. Source: RFC 9110, 9.3.2.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def allowing(message: Message) -> None:
+        async def send_with_head_allowed(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 405:
                 headers = MutableHeaders(scope=message)
                 if headers.get("allow") == "GET":
@@ -104,7 +104,7 @@ class Head:
 
         if scope["type"] == "http" and scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        await self.app(scope, receive, allowing)
+        await self.app(scope, receive, send_with_head_allowed)
 
 
 class ApiKey:
@@ -142,8 +142,8 @@ class RequestLimit:
             return await self.app(scope, receive, send)
         if self.under_way >= self.limit:
             message = f"{self.limit} requests are under way already"
-            full = RequestError(503, message, code="server_full", retry_after=1)
-            return await full.response()(scope, receive, send)
+            refusal = RequestError(503, message, code="server_full", retry_after=1)
+            return await refusal.response()(scope, receive, send)
         self.under_way += 1
         try:
             await self.app(scope, receive, send)

@@ -17,7 +17,7 @@ from engine.decoding.params import SamplingParams
 from engine.server import sse
 from engine.server.backend import Backend, OutputStream
 from engine.server.protocol import Fields, Number, bounds
-from engine.server.responses import ResponseFields, described
+from engine.server.responses import ResponseFields, openapi_responses
 
 
 class GenerateRequest(Fields):
@@ -43,7 +43,7 @@ def generate_route(app: FastAPI, backend: Backend) -> None:
         status_code=200,
         response_model=None,
         response_class=sse.EventStream,
-        responses=described(None, GenerateEvent),
+        responses=openapi_responses(None, GenerateEvent),
     )
     async def generate(body: GenerateRequest) -> sse.EventStream:
         params = SamplingParams(**body.model_dump(exclude={"prompt"}, exclude_none=True))

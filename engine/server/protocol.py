@@ -22,7 +22,7 @@ from pydantic import (
     Tag,
     model_validator,
 )
-from pydantic_core import PydanticCustomError as Complaint
+from pydantic_core import PydanticCustomError
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
@@ -43,9 +43,9 @@ from engine.server.limits import (
 TOKEN_ID = "0|[1-9][0-9]{0,9}"  # as a key of a JSON object: written plainly
 
 
-def _kind(value: Any) -> str | None:
-    """Which of the tags of `Prompts` a value is meant to be, by its first item; None: none of them. pydantic
-    then checks it as that kind alone.
+def _prompt_or_stop_kind(value: Any) -> str | None:
+    """Which of the tags of `Prompts` or `StopOrStops` a value is meant to be, by its first item; None: none
+    of them. pydantic then checks it as that kind alone.
     """
     if isinstance(value, str):
         return "text"
@@ -58,16 +58,20 @@ def _kind(value: Any) -> str | None:
 
 
 def _not_too_many(entries: Any) -> Any:
-    """The entries, or Complaint: too many. pydantic would check each entry before it counts them."""
+    """The entries. Raises PydanticCustomError: too many. pydantic would check each entry before it counts."""
     if isinstance(entries, dict) and len(entries) > MAX_LOGIT_BIAS:
-        raise Complaint("too_long", f"at most {MAX_LOGIT_BIAS} entries are accepted, not {len(entries)}")
+        raise PydanticCustomError(
+            "too_long", f"at most {MAX_LOGIT_BIAS} entries are accepted, not {len(entries)}"
+        )
     return entries
 
 
 def _number(value: Any) -> Any:
-    """The number, or Complaint. pydantic's own would ask for an integer, the first type of the union."""
+    """The number. Raises PydanticCustomError, where pydantic's own error would ask for an integer, the first
+    type of the union.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Complaint("number_type", "Input should be a valid number")
+        raise PydanticCustomError("number_type", "Input should be a valid number")
     return value
 
 
@@ -98,11 +102,11 @@ Prompts = Annotated[
     | Annotated[Texts, Tag("texts")]
     | Annotated[TokenIds, Tag("ids")]
     | Annotated[TokenIdLists, Tag("lists of ids")],
-    Discriminator(_kind, "prompt_kind", "a text, token ids, or a list of either is accepted"),
+    Discriminator(_prompt_or_stop_kind, "prompt_kind", "a text, token ids, or a list of either is accepted"),
 ]
 StopOrStops = Annotated[
     Annotated[Stop, Tag("text")] | Annotated[Stops, Tag("texts")],
-    Discriminator(_kind, "stop_kind", "a text or a list of texts is accepted"),
+    Discriminator(_prompt_or_stop_kind, "stop_kind", "a text or a list of texts is accepted"),
 ]
 
 
@@ -162,16 +166,16 @@ class SamplingFields(Fields):
         if self.stream_options and self.stream_options.include_obfuscation:
             message = "stream_options.include_obfuscation=true is not supported: chunks are not padded here"
             raise RequestError(400, message, param="stream_options")
-        return SamplingParams(**self._given())
+        return SamplingParams(**self._sent_params())
 
-    def _given(self) -> dict[str, Any]:
-        """The parameters that were given, by name. The others keep SamplingParams' defaults."""
-        given: dict[str, Any] = {}
+    def _sent_params(self) -> dict[str, Any]:
+        """The parameters that the client sent, by name. The others keep SamplingParams' defaults."""
+        params: dict[str, Any] = {}
         for name in SamplingFields.model_fields.keys() & SamplingParams.__dataclass_fields__:
             value = getattr(self, name)
             if value is not None:
-                given[name] = value
-        return given | {"logit_bias": self._bias()}
+                params[name] = value
+        return params | {"logit_bias": self._bias()}
 
     def _bias(self) -> dict[int, float] | None:
         """`logit_bias` with whole numbers as keys, which are strings in JSON. Raises ParameterError."""
@@ -196,8 +200,8 @@ class CompletionRequest(SamplingFields):
         if not self.prompt:
             # OpenAI begins a new document here. How one begins is the model's business: its user knows.
             raise RequestError(400, "prompt is empty: at least one token is needed", param="prompt")
-        single = _kind(self.prompt) in ("text", "ids")
-        prompts: list[Any] = [self.prompt] if single else list(self.prompt)
+        is_single = _prompt_or_stop_kind(self.prompt) in ("text", "ids")
+        prompts: list[Any] = [self.prompt] if is_single else list(self.prompt)
         if len(prompts) * (self.n or 1) > MAX_CHOICES:
             message = f"n={self.n} for each of {len(prompts)} prompts is more than {MAX_CHOICES} choices"
             raise RequestError(400, message, param="n")
@@ -206,7 +210,7 @@ class CompletionRequest(SamplingFields):
     def sampling_params(self) -> SamplingParams:
         """As in SamplingFields; also RequestError for a field that only other servers have."""
         if self.echo:
-            message = "echo=true is not supported here: Part 10 (logprobs) brings it"
+            message = "echo=true is not supported by this server"
             raise RequestError(400, message, param="echo")
         if self.suffix:  # "" asks for nothing
             raise RequestError(
@@ -218,8 +222,8 @@ class CompletionRequest(SamplingFields):
             )
         return super().sampling_params()
 
-    def _given(self) -> dict[str, Any]:
-        return super()._given() | {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}
+    def _sent_params(self) -> dict[str, Any]:
+        return super()._sent_params() | {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}
 
 
 Body = TypeVar("Body", bound=SamplingFields)
@@ -254,8 +258,8 @@ class Completions(Generic[Body]):
         if abs(body.priority or 0) > MAX_PRIORITY:
             message = f"priority={body.priority}: accepted are -{MAX_PRIORITY} to {MAX_PRIORITY}"
             raise RequestError(400, message, param="priority")
-        given = {"priority": body.priority, "cache_salt": body.cache_salt}
-        options = {name: value for name, value in given.items() if value is not None}
+        fields = {"priority": body.priority, "cache_salt": body.cache_salt}
+        options = {name: value for name, value in fields.items() if value is not None}
         for more in self.more_options:
             options |= more(body)
         return options

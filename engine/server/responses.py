@@ -19,7 +19,7 @@ class ResponseFields(BaseModel):
 
 
 class UsageInfo(BaseModel):
-    """More may be told (Part 19)."""
+    """Extra fields are allowed: Part 19 adds costs."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -89,7 +89,9 @@ class CompletionChunk(ResponseFields):
 DOWN = {"model": HealthResponse | ErrorBody, "description": "Requests cannot be served"}
 
 
-def described(answer: type[BaseModel] | None, *events: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+def openapi_responses(
+    answer: type[BaseModel] | None, *events: type[BaseModel]
+) -> dict[int | str, dict[str, Any]]:
     """What a route may answer with status 200, for FastAPI's `responses`: a whole `answer`, or a stream of
     `events` that ends with [DONE].
     """

@@ -54,7 +54,9 @@ def max_open_files() -> int:
 
 
 def backlog() -> int:
-    """MAX_BACKLOG, or fewer where files are few: a connection needs one even if it is closed at once."""
+    """MAX_BACKLOG, or a sixteenth of this process's files where these are few: a connection needs one even if
+    it is closed at once.
+    """
     return max(1, min(MAX_BACKLOG, max_open_files() // 16))
 
 
@@ -105,7 +107,7 @@ class PatientProtocol(H11Protocol):
         """Against clients that connect and say nothing: each has a deadline, and all have a number."""
         self.conn = StrictConnection(h11.SERVER)
         super().connection_made(transport)
-        self._stalled: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._wait_for_request()
         if len(self.connections) > self.max_connections:
             self._close_longest_waiting()
@@ -114,8 +116,8 @@ class PatientProtocol(H11Protocol):
         """The deadlines of a connection end with it."""
         super().connection_lost(exc)
         self._deadline.cancel()
-        if self._stalled:
-            self._stalled.cancel()
+        if self._stall_timer:
+            self._stall_timer.cancel()
 
     def data_received(self, data: bytes) -> None:
         """Go on reading while a request is being answered, up to MAX_BYTES_AHEAD of the next one: uvicorn
@@ -180,13 +182,13 @@ class PatientProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """Close the connection after STALL_SECONDS: an answer that its client does not read takes memory."""
         super().pause_writing()
-        self._stalled = self.loop.call_later(STALL_SECONDS, self.transport.abort)
+        self._stall_timer = self.loop.call_later(STALL_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         """The client reads on: the deadline of `pause_writing` ends."""
         super().resume_writing()
-        if self._stalled:
-            self._stalled.cancel()
+        if self._stall_timer:
+            self._stall_timer.cancel()
 
 
 def _unless_cancelled(record: logging.LogRecord) -> bool:
@@ -202,7 +204,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     """
     addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
-    absent = OSError(errno.EADDRNOTAVAIL, "no address of this machine")
+    no_address = OSError(errno.EADDRNOTAVAIL, "no address of this machine")
     with ExitStack() as opened:
         for family, _, _, _, (name, _, *scope) in dict.fromkeys(addresses):
             if sockets:
@@ -210,16 +212,16 @@ def listen(host: str, port: int) -> list[socket.socket]:
             try:
                 listener = socket.create_server((name, port, *scope), family=family, backlog=backlog())
             except OSError as error:
-                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # no IPv6, it may be
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # such as IPv6's
                     raise
-                absent = error
+                no_address = error
             else:
                 # asyncio sets this on connections of sockets that it opened itself. Without it, an answer in
                 # two writes waits 40 ms until the client has acknowledged the first.
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sockets.append(opened.enter_context(listener))
         if not sockets:
-            raise absent
+            raise no_address
         opened.pop_all()
     return sockets
 
@@ -271,7 +273,7 @@ def serve(
     """Serve until Ctrl-C or SIGTERM; after that, answers under way have SHUTDOWN_SECONDS. Either is an end in
     good order: exit code 0. `sockets`: `listen`'s, where the port was taken before the app was made.
     """
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.collect()
     gc.freeze()  # what is loaded now stays loaded: the collector need not look at it again
     # The engine's thread asks for the interpreter after each of a step's operations. At Python's own 5 ms a
@@ -283,6 +285,6 @@ def serve(
     except KeyboardInterrupt:  # uvicorn has stopped, and passes the signal on; so it does with SIGTERM
         pass
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
     if not server.started:
         sys.exit(1)  # uvicorn has logged why

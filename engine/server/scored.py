@@ -34,10 +34,10 @@ class ScoredCompletions(Completions[CompletionRequest]):
         `echo` with `logprobs` asks for the prompt's, too. `max_tokens` 0 asks for one token, which is not
         sent: the engine has no step without one.
         """
-        for name, most in (("logprobs", MAX_COMPLETION_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS)):
+        for name, maximum in (("logprobs", MAX_COMPLETION_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS)):
             value = getattr(body, name)
-            if value is not None and not 0 <= value <= most:
-                message = f"{name}={value}: a whole number from 0 to {most} is accepted"
+            if value is not None and not 0 <= value <= maximum:
+                message = f"{name}={value}: a whole number from 0 to {maximum} is accepted"
                 raise RequestError(400, message, param=name)
         changes: dict[str, Any] = {"echo": None}
         if body.echo and body.logprobs is not None:
@@ -103,11 +103,11 @@ class ScoredCompletions(Completions[CompletionRequest]):
             lists.add(output.prompt_token_ids, prompt_scores(output), offsets)
         if body.max_tokens != 0:
             assert sample.text_offsets is not None  # they come with log probabilities
-            new = range(num_visible_tokens(previous), num_visible_tokens(sample))
-            token_ids = [sample.token_ids[i] for i in new]
-            scores = [scores_of(sample, i) for i in new]
+            new_indices = range(num_visible_tokens(previous), num_visible_tokens(sample))
+            token_ids = [sample.token_ids[i] for i in new_indices]
+            scores = [scores_of(sample, i) for i in new_indices]
             # A stop string may have cut the text off before the token.
-            offsets = [len(prompt_text) + min(sample.text_offsets[i], len(sample.text)) for i in new]
+            offsets = [len(prompt_text) + min(sample.text_offsets[i], len(sample.text)) for i in new_indices]
             lists.add(token_ids, scores, offsets)
         return lists.as_json()
 
@@ -178,11 +178,12 @@ def token_json(tokenizer: Tokenizer, scores: TokenScores, n: int) -> dict:
 
 
 def _logprob_json(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict:
-    known = token_id in tokenizer
+    """One token without its neighbours, in the chat API's shape."""
+    is_known = token_id in tokenizer
     return {
         "token": token_text(tokenizer, token_id),
         "logprob": max(logprob, MIN_LOGPROB),
-        "bytes": list(tokenizer.token_bytes(token_id)) if known else None,
+        "bytes": list(tokenizer.token_bytes(token_id)) if is_known else None,
     }
 
 

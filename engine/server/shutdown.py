@@ -33,8 +33,8 @@ class DrainingServer(Server):
         logger.info("Shutting down: answers under way have %g seconds", self.shutdown_timeout)
         # 1. New requests are refused; the others go on. A second Ctrl-C (`force_exit`) ends the waiting.
         self.admission.begin_shutdown(self.shutdown_timeout)
-        end = asyncio.get_running_loop().time() + self.shutdown_timeout
-        while not (self.admission.idle or self.force_exit or asyncio.get_running_loop().time() >= end):
+        deadline = asyncio.get_running_loop().time() + self.shutdown_timeout
+        while not (self.admission.idle or self.force_exit or asyncio.get_running_loop().time() >= deadline):
             await asyncio.sleep(POLL_SECONDS)
         # 2. The others end with the reason; then connections are closed, and the engine is stopped.
         self.admission.end_all()

@@ -18,7 +18,7 @@ from prometheus_client import generate_latest
 
 from engine.server.app import Extension
 from engine.server.backend import Backend
-from engine.telemetry.history import DATA
+from engine.telemetry.history import DATA_PATH
 from engine.telemetry.metrics import EngineMetrics
 
 PAGES = Path(__file__).parent / "pages"
@@ -29,8 +29,8 @@ FILES = {
 }
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 # Whatever a client accepts: as OpenMetrics, prometheus_client 0.26 would write a counter's colon as `_`.
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
-OPEN_PATHS = frozenset({"/metrics", DATA, *FILES})
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_PATHS = frozenset({"/metrics", DATA_PATH, *FILES})
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -49,9 +49,9 @@ def telemetry_routes(metrics: EngineMetrics) -> Extension:
 
         @app.get("/metrics", include_in_schema=False)
         async def scrape() -> Response:
-            return Response(await metrics_text.answer(), media_type=TEXT)
+            return Response(await metrics_text.answer(), media_type=METRICS_TYPE)
 
-        @app.get(DATA, include_in_schema=False)
+        @app.get(DATA_PATH, include_in_schema=False)
         async def data() -> Response:
             """What the page and the terminal's board draw, once a second."""
             headers = {"Cache-Control": "no-store"}
@@ -70,18 +70,20 @@ class SharedAnswer:
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make, self._lock = make, asyncio.Lock()
-        self._num_begun = 0  # calls of `make`
-        self._latest_number, self._latest = 0, b""  # which call it was, and what it returned
+        self._num_calls = 0  # of `make`, begun or done
+        self._latest_number = 0  # the last call that is done: the how many-th it was
+        self._latest = b""  # what that call returned
 
     async def answer(self) -> bytes:
-        """What a call of `make` returned that began after this one was asked for."""
-        num_before = self._num_begun
+        """What `make` returned in a call that began after this method was called."""
+        num_before = self._num_calls
         async with self._lock:
             if self._latest_number <= num_before:  # no other request began one meanwhile
-                self._num_begun += 1
-                number = self._num_begun
+                self._num_calls += 1
+                number = self._num_calls
                 content = await asyncio.to_thread(self._make)
-                self._latest_number, self._latest = number, content
+                self._latest_number = number
+                self._latest = content
             return self._latest
 
 

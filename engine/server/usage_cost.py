@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from engine.decoding.outputs import RequestOutput
-from engine.telemetry.bill import PAID, ApiPrice, Price
+from engine.telemetry.bill import PAID_KINDS, ApiPrice, Price
 from engine.telemetry.cost import Account
 
 
@@ -26,11 +26,11 @@ def usage_cost(
             if account is None:
                 return {}
             accounts.append(account)
-        ns = {kind: sum(account.ns[kind] for account in accounts) for kind in PAID}
-        tokens = {kind: sum(account.tokens[kind] for account in accounts) for kind in PAID}
+        ns = {kind: sum(account.ns[kind] for account in accounts) for kind in PAID_KINDS}
+        tokens = {kind: sum(account.tokens[kind] for account in accounts) for kind in PAID_KINDS}
         total_ns = sum(ns.values())
         details: dict[str, Any] = {"currency": "USD", "device_ns": total_ns}
-        details |= {f"{kind}_cost": _dollars(price.of(ns[kind])) for kind in PAID}
+        details |= {f"{kind}_cost": _dollars(price.of(ns[kind])) for kind in PAID_KINDS}
         if api_price:
             details["api_cost"] = _dollars(api_price.of(tokens))
         cached_tokens = sum(output.num_cached_tokens or 0 for output in outputs)
@@ -49,5 +49,6 @@ def _account(output: RequestOutput) -> Account | None:
     return account if isinstance(account, Account) else None
 
 
-def _dollars(exact: Fraction) -> float:
-    return round(float(exact), 12)
+def _dollars(amount: Fraction) -> float:
+    """As JSON has it: to 12 decimals, as in the cost log."""
+    return round(float(amount), 12)

@@ -20,7 +20,7 @@ class StepWatch(Listener):
 
     def __init__(self, engine: LLMEngine, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._last_sign = clock()
+        self._last_sign = clock()  # when the engine last called a listener
         self._unfinished: set[str] = set()  # ids of requests
         engine.listeners.add(self)
 
@@ -34,18 +34,18 @@ class StepWatch(Listener):
 
     def on_arrival(self, request: Request) -> None:
         """Told by the engine's own thread: it is not inside a step."""
-        self._sign()  # first: the last request may have ended long ago
+        self._note_sign()  # first: the last request may have ended long ago
         self._unfinished.add(request.id)
 
     def on_schedule(self, batch: Batch) -> None:
-        self._sign()
+        self._note_sign()
 
     def on_step(self, record: StepRecord) -> None:
-        self._sign()
+        self._note_sign()
 
     def on_finish(self, request: Request) -> None:
-        self._sign()
+        self._note_sign()
         self._unfinished.discard(request.id)
 
-    def _sign(self) -> None:
+    def _note_sign(self) -> None:
         self._last_sign = self._clock()

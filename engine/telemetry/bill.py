@@ -14,9 +14,9 @@ from engine.telemetry.shares import share_out
 
 NS_PER_HOUR = 3600 * 10**9
 # What requests pay for, by what their time went to.
-PAID = ("cached", "input", "output")
+PAID_KINDS = ("cached", "input", "output")
 # What the operator pays for. `under_way` is of the moment: the time since the last step landed.
-UNPAID = ("recomputed", "failed", "late", "idle", "under_way")
+UNPAID_KINDS = ("recomputed", "failed", "late", "idle", "under_way")
 AMOUNT = re.compile(r"[0-9]{1,7}(\.[0-9]{1,9})?")
 
 
@@ -59,19 +59,21 @@ class ApiPrice:
 
     @classmethod
     def parse(cls, text: str) -> "ApiPrice":
-        """From "cached,input,output". Raises ValueError."""
+        """From "cached,input,output". Raises ValueError: not three amounts, or one that is none."""
         amounts = text.split(",")
-        if len(amounts) != len(PAID):
+        if len(amounts) != len(PAID_KINDS):
             raise ValueError(
-                f"api_price={text!r}: three amounts are accepted, {','.join(PAID)}, in dollars for a million "
-                "tokens"
+                f"api_price={text!r}: three amounts are accepted, {','.join(PAID_KINDS)}, in dollars for a "
+                "million tokens"
             )
-        dollars = (amount(f"api_price ({kind})", text) for kind, text in zip(PAID, amounts, strict=True))
+        dollars = (
+            amount(f"api_price ({kind})", part) for kind, part in zip(PAID_KINDS, amounts, strict=True)
+        )
         return cls(*dollars)
 
     def of(self, tokens: Mapping[str, int]) -> Fraction:
         """Dollars for so many tokens of each kind."""
-        return sum((getattr(self, kind) * tokens[kind] for kind in PAID), Fraction(0)) / 10**6
+        return sum((getattr(self, kind) * tokens[kind] for kind in PAID_KINDS), Fraction(0)) / 10**6
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,9 @@ class Bill:
     """The time from a meter's start to the moment it was read."""
 
     price: Price
-    ns: Mapping[str, int]  # by kind, PAID and UNPAID: all the time there was
+    ns: Mapping[str, int]  # by kind, PAID_KINDS and UNPAID_KINDS: all the time there was
     tokens: Mapping[str, int]  # by kind: cached and input tokens of prompts, output tokens
-    requests: int  # that have ended
+    num_ended: int  # requests
 
     @property
     def total_ns(self) -> int:
@@ -93,9 +95,9 @@ class Bill:
         return self.price.of(self.total_ns)
 
     @property
-    def used(self) -> float:
-        """The utilisation: which share of the time requests pay for; 0 before any time has passed."""
-        return sum(self.ns[kind] for kind in PAID) / (self.total_ns or 1)
+    def utilization(self) -> float:
+        """Which share of the time requests pay for; 0 before any time has passed."""
+        return sum(self.ns[kind] for kind in PAID_KINDS) / (self.total_ns or 1)
 
     @property
     def per_output_token(self) -> Fraction | None:
@@ -113,11 +115,13 @@ class Bill:
 
 
 def money(dollars: Fraction | None) -> str:
-    """For people: cents from a dollar on, else three digits that say something."""
+    """For people: to the cent from a dollar on, else to three significant digits."""
     if dollars is None:
         return "–"
     if not dollars:
         return "$0"
-    if dollars >= 1:
+    rounded = float(f"{float(dollars):.3g}")  # 0.9996 becomes 1
+    if rounded >= 1:
         return f"${float(dollars):,.2f}"
-    return f"${float(dollars):.{2 - math.floor(math.log10(dollars))}f}"
+    decimals = 2 - math.floor(math.log10(rounded))  # 2 digits behind the first that is not 0
+    return f"${rounded:.{decimals}f}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from engine.requests.listeners import Listener, StepRecord
 from engine.requests.request import Request
-from engine.telemetry.bill import PAID, UNPAID, ApiPrice, Bill, Price
+from engine.telemetry.bill import PAID_KINDS, UNPAID_KINDS, ApiPrice, Bill, Price
 from engine.telemetry.shares import Weights, Work, share_out, work_of
 
 
@@ -27,8 +27,8 @@ class Account:
     """What one user's request has cost so far, all its n samples together."""
 
     request_id: str
-    ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PAID, 0))
-    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PAID, 0))
+    ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PAID_KINDS, 0))
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PAID_KINDS, 0))
     open_samples: int = 0  # that have not ended
     reason: str | None = None  # how it ended; of several samples, the last one
 
@@ -62,11 +62,12 @@ class CostMeter(Listener):
         """`clock` gives seconds, and is the one of the steps' records."""
         self.price, self.weights, self.api_price = price, weights or Weights(), api_price
         self.closed: list[Callable[[Account], None]] = []  # called with each account that is complete
-        self._clock, self._lock = clock, threading.Lock()  # between the engine's thread and readers
-        self._given_until = self.started = self._now()  # the time before this is given out
-        self._ns = dict.fromkeys([*PAID, *UNPAID[:-1]], 0)
-        self._tokens = dict.fromkeys(PAID, 0)
-        self._requests = 0
+        self._clock = clock
+        self._lock = threading.Lock()  # between the engine's thread and readers
+        self._shared_until = self.started = self._now()  # the time before this is given out
+        self._ns = dict.fromkeys([*PAID_KINDS, *UNPAID_KINDS[:-1]], 0)
+        self._tokens = dict.fromkeys(PAID_KINDS, 0)
+        self._num_ended = 0  # requests
         self._samples: dict[str, MeteredSample] = {}  # by the sample's id
         self._accounts: dict[str, Account] = {}  # by the request's id, until all its samples have ended
 
@@ -75,9 +76,9 @@ class CostMeter(Listener):
 
     def _take(self, until: int) -> int:
         """Nanoseconds up to `until` that are not given out yet; they count as given out from now on."""
-        took = max(until - self._given_until, 0)
-        self._given_until += took
-        return took
+        new_ns = max(until - self._shared_until, 0)
+        self._shared_until += new_ns
+        return new_ns
 
     # What the engine tells its listeners.
 
@@ -100,12 +101,13 @@ class CostMeter(Listener):
         2. Else every sample in it has its work (`_work`). One that is not in `_samples` has left: what was
            done for it, each token an output token, and each token held, is `late`.
         3. All works share the time in one go, so that it is given out to the last nanosecond.
-        4. What a request pays for (PAID) stands on its account and in the sum; the rest in the sum alone.
+        4. What a request pays for (PAID_KINDS) stands on its account and in the sum; the rest in the sum
+           alone.
         """
         with self._lock:
-            took = self._take(nanoseconds(record.end))
+            new_ns = self._take(nanoseconds(record.end))
             if record.error is not None:
-                self._ns["failed"] += took
+                self._ns["failed"] += new_ns
                 return
             shares: list[tuple[str, Account | None]] = []
             weights: list[int] = []
@@ -117,9 +119,9 @@ class CostMeter(Listener):
                     weights.append(computed * self.weights.output + held * self.weights.held)
                     continue
                 for kind, weight in self._work(sample, held - computed, held):
-                    shares.append((kind, sample.account if kind in PAID else None))
+                    shares.append((kind, sample.account if kind in PAID_KINDS else None))
                     weights.append(weight)
-            for (kind, account), ns in zip(shares, share_out(took, weights), strict=True):
+            for (kind, account), ns in zip(shares, share_out(new_ns, weights), strict=True):
                 self._ns[kind] += ns
                 if account:
                     account.ns[kind] += ns
@@ -129,10 +131,11 @@ class CostMeter(Listener):
         are added to the account.
         """
         request = sample.request
-        prompt, num_output_tokens = request.num_prompt_tokens, len(request.stats.token_times)
-        is_one_step = start == sample.reached and end == start + 1
-        has_one_more = num_output_tokens == sample.num_output_tokens + 1
-        if is_one_step and has_one_more and start >= prompt:
+        prompt = request.num_prompt_tokens
+        num_output_tokens = len(request.stats.token_times)
+        computed_one = start == sample.reached and end == start + 1
+        chose_one = num_output_tokens == sample.num_output_tokens + 1
+        if computed_one and chose_one and start >= prompt:
             # One more output token, as for nearly all samples: the code below gives the same, slower.
             sample.reached, sample.num_output_tokens = end, num_output_tokens
             self._tokens["output"] += 1
@@ -140,7 +143,8 @@ class CostMeter(Listener):
             return [("output", self.weights.output + end * self.weights.held)]
         # 1. A step that begins behind what was reached: the cache has the tokens between.
         newly_cached = max(start - sample.reached, 0)
-        sample.cached, sample.reached = sample.cached + newly_cached, sample.reached + newly_cached
+        sample.cached += newly_cached
+        sample.reached += newly_cached
         work = work_of(
             prompt=prompt,
             cached=sample.cached,
@@ -150,8 +154,8 @@ class CostMeter(Listener):
             weights=self.weights,
         )
         # 2. What is new of it: tokens of the prompt, and output tokens.
-        known = len(request.token_ids) - request.num_output_placeholders
-        reached = max(sample.reached, min(end, known - 1))  # rejected drafts are computed anew (Part 16)
+        num_known = len(request.token_ids) - request.num_output_placeholders
+        reached = max(sample.reached, min(end, num_known - 1))  # rejected drafts are computed anew (Part 16)
         new_tokens = {
             "cached": newly_cached,
             "input": max(min(reached, prompt) - sample.reached, 0),
@@ -176,7 +180,7 @@ class CostMeter(Listener):
             if account.open_samples:
                 return
             del self._accounts[account.request_id]
-            self._requests += 1
+            self._num_ended += 1
         for callback in self.closed:
             callback(account)
 
@@ -188,8 +192,8 @@ class CostMeter(Listener):
             now = self._now()
             if not self._samples:
                 self._ns["idle"] += self._take(now)
-            ns = self._ns | {"under_way": max(now - self._given_until, 0)}
-            return Bill(self.price, ns, dict(self._tokens), self._requests)
+            ns = self._ns | {"under_way": max(now - self._shared_until, 0)}
+            return Bill(self.price, ns, dict(self._tokens), self._num_ended)
 
     def unfinished(self) -> list[Account]:
         """Accounts that are not complete."""

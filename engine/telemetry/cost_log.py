@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
 
-from engine.telemetry.bill import PAID, UNPAID, ApiPrice, Bill, Price
+from engine.telemetry.bill import PAID_KINDS, UNPAID_KINDS, ApiPrice, Bill, Price
 from engine.telemetry.cost import Account
 
 logger = logging.getLogger(__name__)
@@ -25,13 +25,13 @@ COLUMNS = (
     "ended",  # UTC
     "request_id",  # empty on a line of what no request pays for
     "reason",  # why it ended; on those lines, what the time went to
-    *(f"{kind}_tokens" for kind in PAID),
-    *(f"{kind}_ns" for kind in PAID),
+    *(f"{kind}_tokens" for kind in PAID_KINDS),
+    *(f"{kind}_ns" for kind in PAID_KINDS),
     "ns",  # of the device's time, in all: these add up
     "dollars",
     "api_dollars",  # what the tokens would cost at the price given for comparison; empty without one
 )
-DECIMALS = 12  # of dollars
+DECIMALS = 12  # of dollars: a nanosecond of a device at $3.60 an hour costs $0.000000000001
 
 
 class CostLog:
@@ -76,9 +76,10 @@ class CostLog:
         """Lines of requests that have not ended, and of what no request pays for; then the file is closed."""
         for account in unfinished:
             self.add(account)
-        for kind in UNPAID:
+        zeros = dict.fromkeys(PAID_KINDS, 0)
+        for kind in UNPAID_KINDS:
             if bill.ns[kind]:
-                self._line("", kind, dict.fromkeys(PAID, 0), dict.fromkeys(PAID, 0), bill.ns[kind], None)
+                self._line("", kind, zeros, zeros, bill.ns[kind], None)
         self._file.close()
 
     def _line(
@@ -95,8 +96,8 @@ class CostLog:
                 datetime.now(UTC).isoformat(timespec="milliseconds"),
                 request_id,
                 reason,
-                *(tokens[kind] for kind in PAID),
-                *(ns[kind] for kind in PAID),
+                *(tokens[kind] for kind in PAID_KINDS),
+                *(ns[kind] for kind in PAID_KINDS),
                 total_ns,
                 _decimal(self.price.of(total_ns)),
                 "" if api is None else _decimal(api),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from engine.telemetry.bill import PAID, Bill, money
+from engine.telemetry.bill import PAID_KINDS, Bill, money
 from engine.telemetry.cost import CostMeter
 from engine.telemetry.metrics import ENGINE, LABEL_NAMES, EngineMetrics
 
@@ -40,7 +40,7 @@ class CostMetrics:
         rows = []
         for kind, ns in bill.ns.items():
             if ns and kind != "under_way":
-                colour = REQUESTS_COLOUR if kind in PAID else OPERATOR_COLOUR
+                colour = REQUESTS_COLOUR if kind in PAID_KINDS else OPERATOR_COLOUR
                 rows.append([KIND_TITLES[kind], ns / bill.total_ns, money(bill.price.of(ns)), colour])
         return {
             "title": "What this run costs",
@@ -55,7 +55,7 @@ class CostMetrics:
         token_note = f"{money(per_token)} per output token, idle time included"
         if per_token:
             token_note += f" ({money(per_token * 10**6)} a million)"
-        notes = [token_note, f"{bill.used:.0%} of the time is paid by requests"]
+        notes = [token_note, f"{bill.utilization:.0%} of the time is paid by requests"]
         if self.meter.api_price:
             notes.append(f"the same tokens at the API's price: {money(self.meter.api_price.of(bill.tokens))}")
         return "; ".join(notes)

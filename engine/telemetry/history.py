@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-DATA = "/dashboard/data"  # where a server shows them
+DATA_PATH = "/dashboard/data"  # the route that shows them
 SECONDS = 180  # that are shown
 WINDOW = 30  # seconds that a percentile looks back
 MAX_SAMPLES = 4096  # observations of a kind that are kept; at over 136 a second the window is shorter
@@ -89,7 +89,8 @@ class History:
         """`start`: when second 0 begins, on the clock of all times that follow."""
         self.start = start
         zero = Point(0, 0, 0, 0, 0, 0, 0.0)
-        # A point per second at most, so these reach back beyond the first second that is shown.
+        # One point per second at most. A reader needs SECONDS + 1 seconds that are over, the last point
+        # before them, and has the second that is not over yet: SECONDS + 3. One is to spare.
         self._points: deque[tuple[int, Point]] = deque([(-1, zero)], maxlen=SECONDS + 4)
         self._samples: dict[str, deque[tuple[float, float]]] = {}
         for kind in KINDS:
@@ -109,7 +110,7 @@ class History:
         self._samples[kind].append((when, value))
 
     def copy(self) -> HistorySnapshot:
-        samples = {kind: list(of_kind) for kind, of_kind in self._samples.items()}
+        samples = {kind: list(observations) for kind, observations in self._samples.items()}
         return HistorySnapshot(self.start, WINDOW, list(self._points), samples, self._percentile_cache)
 
 

@@ -60,11 +60,11 @@ STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  
 TTFT, TPOT = "vllm:time_to_first_token_seconds", "vllm:request_time_per_output_token_seconds"
 
 
-def one_two_five(most: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50, … up to `most`: vLLM's buckets for counts that the model's length bounds."""
+def one_two_five(maximum: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50, … up to `maximum`: vLLM's buckets for counts that the model's length bounds."""
     bounds, power = [], 1
-    while power <= most:
-        bounds += [factor * power for factor in (1, 2, 5) if factor * power <= most]
+    while power <= maximum:
+        bounds += [factor * power for factor in (1, 2, 5) if factor * power <= maximum]
         power *= 10
     return tuple(bounds)
 
@@ -122,8 +122,8 @@ def times_of(stats: RequestStats, scheduled: float) -> Times:
 class SampleGroup:
     """The n samples that were asked for together, each a request."""
 
-    under_way: int = 0
-    longest: int = 0  # output tokens, of those that have ended well
+    under_way: int = 0  # samples that have not ended
+    max_output_tokens: int = 0  # of the samples that have ended well
 
 
 @dataclass(slots=True)
@@ -200,7 +200,8 @@ class EngineMetrics(Listener):
             counters["ruvon:steps"] += 1
             counters["ruvon:step_sequences"] += len(record.request_ids)
             counters["ruvon:step_tokens"] += tokens
-            counters["ruvon:failed_steps"] += record.error is not None
+            if record.error is not None:
+                counters["ruvon:failed_steps"] += 1
             for name, amount in record.counters.items():
                 self.from_executor[name] = self.from_executor.get(name, 0) + amount
             self.histograms["vllm:iteration_tokens_total"].observe(tokens)
@@ -243,12 +244,14 @@ class EngineMetrics(Listener):
                 assert progress.scheduled is not None  # its tokens came from a step
                 self.succeeded[reason] += 1
                 self._observe_finished(request, progress.scheduled)
-                progress.group.longest = max(progress.group.longest, len(request.stats.token_times))
+                group = progress.group
+                group.max_output_tokens = max(group.max_output_tokens, len(request.stats.token_times))
             else:
                 self.ended_early[reason] += 1
             progress.group.under_way -= 1
-            if progress.group.longest and not progress.group.under_way:
-                self.histograms["vllm:request_max_num_generation_tokens"].observe(progress.group.longest)
+            if progress.group.max_output_tokens and not progress.group.under_way:
+                histogram = self.histograms["vllm:request_max_num_generation_tokens"]
+                histogram.observe(progress.group.max_output_tokens)
             self.history.note(time.perf_counter(), self._point())
 
     def _observe_finished(self, request: Request, scheduled: float) -> None:
@@ -265,8 +268,8 @@ class EngineMetrics(Listener):
         observed["vllm:request_prompt_tokens"].observe(request.num_prompt_tokens)
         observed["vllm:request_generation_tokens"].observe(len(stats.token_times))
         if params.max_tokens is not None:
-            most = min(params.max_tokens, self.engine.max_model_len)  # 10**400 would be no float
-            observed["vllm:request_params_max_tokens"].observe(most)
+            max_tokens = min(params.max_tokens, self.engine.max_model_len)  # 10**400 would be no float
+            observed["vllm:request_params_max_tokens"].observe(max_tokens)
         if request.parent is None:
             observed["vllm:request_params_n"].observe(params.n)
 
@@ -323,8 +326,8 @@ class EngineMetrics(Listener):
 
     def _gpu_gauges(self) -> Iterator[Metric]:
         """Memory in bytes of each GPU that this process has touched."""
-        for kind, about in (("used", "in use, by anyone"), ("total", "there is")):
-            name, documentation = f"ruvon:gpu_memory_{kind}_bytes", f"GPU memory that is {about}."
+        for kind, words in (("used", "in use, by anyone"), ("total", "there is")):
+            name, documentation = f"ruvon:gpu_memory_{kind}_bytes", f"GPU memory that is {words}."
             gauge = GaugeMetricFamily(name, documentation, labels=(*LABEL_NAMES, "device"))
             for gpu in gpus():
                 gauge.add_metric((self.model_name, ENGINE, gpu["device"]), gpu[kind])
@@ -343,7 +346,7 @@ class EngineMetrics(Listener):
     def snapshot(self) -> dict:
         """All that the dashboards show, as JSON has it. See `History.read` for `seconds`."""
         now = time.perf_counter()
-        resident = {metric.name: metric.samples[0].value for metric in self._process.collect()}
+        process_values = {metric.name: metric.samples[0].value for metric in self._process.collect()}
         with self._lock:
             point = self._point()
             snapshot = {
@@ -353,7 +356,9 @@ class EngineMetrics(Listener):
                     "running": point.running,
                     "waiting": point.waiting,
                     "kv_usage": point.kv_usage,
-                    "memory": resident.get("process_resident_memory_bytes"),  # None where there is no /proc
+                    "memory": process_values.get(
+                        "process_resident_memory_bytes"
+                    ),  # None where there is no /proc
                     "memory_total": host_memory()[1],
                     "gpus": gpus(),
                 },

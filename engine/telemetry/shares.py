@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-MOST_WEIGHT = 10**9  # nanoseconds: a second for one token
+MAX_WEIGHT = 10**9  # nanoseconds: a second for one token is more than any token takes
 
 
 def share_out(total: int, weights: Sequence[int]) -> list[int]:
@@ -22,14 +22,14 @@ def share_out(total: int, weights: Sequence[int]) -> list[int]:
     """
     if total < 0 or min(weights, default=0) < 0:
         raise ValueError(f"{total=}, {min(weights, default=0)=}: neither may be below 0")
-    whole = sum(weights)
-    if not whole:
+    weight_sum = sum(weights)
+    if not weight_sum:
         if total:
             raise ValueError(f"{total=} to share, and all weights are 0")
         return [0] * len(weights)
     parts, remainders = [], []
     for weight in weights:
-        part, remainder = divmod(total * weight, whole)
+        part, remainder = divmod(total * weight, weight_sum)
         parts.append(part)
         remainders.append(remainder)
     # sorted() keeps the order of equals, so the earliest of equal remainders comes first.
@@ -50,11 +50,12 @@ class Weights:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            least, value = (0 if field.name == "held" else 1), getattr(self, field.name)
-            if type(value) is not int or not least <= value <= MOST_WEIGHT:
+            value = getattr(self, field.name)
+            minimum = 0 if field.name == "held" else 1  # `share_out` needs a weight above 0
+            if type(value) is not int or not minimum <= value <= MAX_WEIGHT:
                 raise ValueError(
-                    f"weight {field.name}={value!r}: a whole number of nanoseconds from {least} to "
-                    f"{MOST_WEIGHT:,} is accepted"
+                    f"weight {field.name}={value!r}: a whole number of nanoseconds from {minimum} to "
+                    f"{MAX_WEIGHT:,} is accepted"
                 )
 
 
@@ -79,10 +80,10 @@ def work_of(*, prompt: int, cached: int, reached: int, start: int, end: int, wei
     2. Each of the `end` tokens held counts `weights.held`. The kind of the last computed token bears it; but
        while that is `input`, the `cached` ones bear their own: all that a token found in a cache costs.
     """
-    again = min(max(reached - start, 0), end - start)
+    num_again = min(max(reached - start, 0), end - start)
     new_input = max(min(prompt, end) - max(start, reached), 0)
-    new_output = end - start - again - new_input
-    recomputed, computed_input = again * weights.input, new_input * weights.input
+    new_output = end - start - num_again - new_input
+    recomputed, computed_input = num_again * weights.input, new_input * weights.input
     computed_output = new_output * weights.output
     held = end * weights.held
     if new_output:

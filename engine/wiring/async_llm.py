@@ -5,7 +5,7 @@
         print(output.outputs[0].text)
     engine.shutdown()
 
-A slow reader gets the latest output, and misses those between.
+A slow reader gets the latest output, and misses those before it.
 
 It leaves Python's garbage collector as it finds it: the event loop is another program's, which may tune the
 collector itself. `ruvon serve` has the process to itself: there, Python looks for cycles less often all the
@@ -50,8 +50,9 @@ class AsyncLLMEngine:
         lora_request: LoRARequest | None = None,
         priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
-        """Its outputs, each with everything so far. Who leaves before the last one aborts it. An adapter that
-        is not there yet is read when the request is queued, between two steps: everybody waits for that.
+        """Its outputs, each with everything so far. A reader that leaves before the last one aborts the
+        request. An adapter that is not there yet is read when the request is queued, between two steps:
+        everybody waits for that.
 
         Raises ParameterError for a field or a prompt that is refused, CheckpointError for an adapter, and
         EngineError for a failed step, or after `shutdown`.

@@ -57,8 +57,8 @@ def kv_cache_bytes(
         return max(0, int(share * total) - in_use)
     # Other programs use a CPU's memory, too: no more than all sequences of a step can fill.
     tokens_per_sequence = _num_blocks(args, sizes.max_model_len) * _block_size(args)
-    useful = sizes.max_num_seqs * tokens_per_sequence * _token_bytes(configs, parameter)
-    return min(useful, int((share or MEMORY_SHARE) * free))
+    max_useful = sizes.max_num_seqs * tokens_per_sequence * _token_bytes(configs, parameter)
+    return min(max_useful, int((share or MEMORY_SHARE) * free))
 
 
 def make_memory(
@@ -77,7 +77,7 @@ def make_memory(
     token_bytes = _token_bytes(configs, parameter)
     block_bytes = block_size * token_bytes
     available = kv_cache_bytes(args, configs, sizes, parameter)
-    needed = _num_blocks(args, max_model_len) * block_bytes  # by one sequence
+    needed = _num_blocks(args, max_model_len) * block_bytes  # for one sequence
     if available < needed:
         blocks = "" if args.kv_cache == "slots" else f" in blocks of {block_size} tokens"
         raise ValueError(

@@ -61,7 +61,7 @@ def load_devices(args: EngineArgs) -> Devices:
     """
     # 1. The options that were left open.
     _refuse_absent_gpu(str(args.device))
-    args, sizes = _settled(args)
+    args, sizes = _with_defaults(args)
     tokenizer = _tokenizer_of(args)
     speculative = None
     if args.speculative_config is not None:
@@ -71,16 +71,16 @@ def load_devices(args: EngineArgs) -> Devices:
         slots = AdapterSlots(args.max_loras, args.max_lora_rank, sizes.max_num_batched_tokens)
     # 2. The model, and the draft model if there is one.
     model = _load(args, sizes, args.model, args.dtype, args.quantization, slots)
-    longest = model.config.max_positions
-    sizes = replace(sizes, max_model_len=sizes.max_model_len or longest)
-    if sizes.max_model_len > longest:  # said before memory is taken for it
-        raise ValueError(f"max_model_len={sizes.max_model_len}: the model sees {longest} tokens")
+    max_positions = model.config.max_positions
+    sizes = replace(sizes, max_model_len=sizes.max_model_len or max_positions)
+    if sizes.max_model_len > max_positions:  # said before memory is taken for it
+        raise ValueError(f"max_model_len={sizes.max_model_len}: the model sees {max_positions} tokens")
     draft = None
     if speculative is not None and speculative.model is not None:
         draft = _load_draft(args, sizes, speculative.model, model)
     # 3. Memory for keys and values. The draft model's are more layers over the same plan.
     configs = [model.config] if draft is None else [model.config, draft.config]
-    parameter = next(model.parameters())  # its device and dtype are all memory's
+    parameter = next(model.parameters())  # all memory has its device and dtype
     num_bytes = kv_cache_bytes(args, configs, sizes, parameter)
     args = replace(args, kv_cache_memory_bytes=max(1, num_bytes), gpu_memory_utilization=None)
     memory = make_memory(args, model.config, sizes, parameter, configs)
@@ -119,11 +119,11 @@ def load_devices(args: EngineArgs) -> Devices:
 def _refuse_absent_gpu(device: str) -> None:
     """Raises ValueError for cuda or cuda:N where there is no such GPU."""
     kind, _, index = device.partition(":")
-    number = torch.cuda.device_count() if kind == "cuda" else 0
-    if kind == "cuda" and int(index or 0) >= number:
-        here = f"GPUs here: {number}, from cuda:0 on" if number else "PyTorch sees no GPU here"
+    num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
+    if kind == "cuda" and int(index or 0) >= num_gpus:
+        gpus = f"GPUs here: {num_gpus}, from cuda:0 on" if num_gpus else "PyTorch sees no GPU here"
         raise ValueError(
-            f"device={device!r}: {here}; leave --device out; ruvon doctor says what this machine has"
+            f"device={device!r}: {gpus}; leave --device out; ruvon doctor says what this machine has"
         )
 
 
@@ -138,7 +138,7 @@ def _tokenizer_of(args: EngineArgs) -> Tokenizer:
         raise CheckpointError(f"{error}; --tokenizer takes another folder") from None
 
 
-def _settled(args: EngineArgs) -> tuple[EngineArgs, Sizes]:
+def _with_defaults(args: EngineArgs) -> tuple[EngineArgs, Sizes]:
     """The options with values for those that were left open, by what this machine has. `max_model_len` may
     stay 0: what it is then, only the loaded model can say.
     """
@@ -160,7 +160,7 @@ def _settled(args: EngineArgs) -> tuple[EngineArgs, Sizes]:
         max_num_seqs = min(256 if on_gpu else 16, max_num_batched_tokens or sys.maxsize)
     if max_num_batched_tokens is None:
         max_num_batched_tokens = max(max_num_seqs, 8192 if on_gpu else 512)
-    settled = replace(
+    with_defaults = replace(
         args,
         device=device,
         attention=attention,
@@ -168,7 +168,7 @@ def _settled(args: EngineArgs) -> tuple[EngineArgs, Sizes]:
         max_num_batched_tokens=max_num_batched_tokens,
         async_scheduling=async_scheduling,
     )
-    return settled, Sizes(max_num_seqs, max_num_batched_tokens, args.max_model_len or 0)
+    return with_defaults, Sizes(max_num_seqs, max_num_batched_tokens, args.max_model_len or 0)
 
 
 def _load(
@@ -237,11 +237,13 @@ def _runner(
     steps may be submitted before the first is read.
     """
     device = next(model.parameters()).device
-    last = LastTokens(sizes.max_num_seqs, device)
+    last_tokens = LastTokens(sizes.max_num_seqs, device)
     if not (_runs_graphs(args) and isinstance(memory, PageMemory)):
         if in_flight == 1:  # every token is known when its step is launched
             return ModelRunner([EagerWay(model, memory)], memory)
-        return ModelRunner([EagerWay(model, memory, upload=last.upload)], memory, last_tokens=last)
+        return ModelRunner(
+            [EagerWay(model, memory, upload=last_tokens.upload)], memory, last_tokens=last_tokens
+        )
     from engine.execution.graphs import DecodeGraphs, GraphWay  # here: triton is optional
     from engine.execution.steps import steps, verifying_steps
     from engine.execution.verifying import num_rows
@@ -253,15 +255,17 @@ def _runner(
 
     def graphs(make_steps: Callable, max_rows: int) -> DecodeGraphs:
         step = make_steps(model, memory, max_rows)
-        return DecodeGraphs(step, last, V, max_rows, max_blocks, device.type == "cuda", max(2, in_flight))
+        return DecodeGraphs(
+            step, last_tokens, V, max_rows, max_blocks, device.type == "cuda", max(2, in_flight)
+        )
 
     # The first way that fits a step computes it: a graph for a few rows, else kernel by kernel.
     ways: list[Way] = [GraphWay(graphs(steps, max_seqs), V)]
     if max_new_tokens > 1:
         max_rows = num_rows(max_seqs, max_new_tokens, sizes.max_num_batched_tokens)
         ways.append(GraphWay(graphs(verifying_steps, max_rows), V, max_new=MOST_NEW))
-    ways.append(EagerWay(model, memory, prompt_forward(model), last.upload))
-    return ModelRunner(ways, memory, last_tokens=last)
+    ways.append(EagerWay(model, memory, prompt_forward(model), last_tokens.upload))
+    return ModelRunner(ways, memory, last_tokens=last_tokens)
 
 
 def _runs_graphs(args: EngineArgs) -> bool:

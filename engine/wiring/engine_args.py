@@ -19,18 +19,18 @@ from engine.speculation.config import SpeculativeConfig
 
 MODEL, REQUESTS, MEMORY, SPEED = "Model", "Requests", "Keys and values", "Speed"  # topics of the help
 ADAPTERS = "Adapters"
-Device = Any  # a name, or what torch calls by it
-DType = Any  # the same
+Device = Any  # a name such as cuda:0, or a torch.device
+DType = Any  # a name such as float16, or a torch.dtype
 
 
 def _option(
-    default: Any, topic: str, help: str, example: str | None = None, known: Sequence[str] = ()
+    default: Any, topic: str, help: str, example: str | None = None, completions: Sequence[str] = ()
 ) -> Any:
-    """A field with what `--help` says of it. `example`: how its value is written there; `known`: values that
-    a shell completes, among others that are accepted.
+    """A field with what `--help` says of it. `example`: how its value is written there; `completions`: values
+    that a shell completes, among others that are accepted.
     """
-    about = {"topic": topic, "help": help, "example": example, "known": known}
-    return field(default=default, metadata=about)
+    metadata = {"topic": topic, "help": help, "example": example, "completions": completions}
+    return field(default=default, metadata=metadata)
 
 
 @refuse_unknown_names
@@ -44,26 +44,26 @@ class EngineArgs:
         "storyteller",
         MODEL,
         f"Embedded ({', '.join(embedded_models())}), a folder, or a hub id.",
-        known=embedded_models(),
+        completions=embedded_models(),
     )
     tokenizer: str | Path | None = _option(None, MODEL, "Another's tokenizer; default: the model's own.")
     device: Device = _option(
         "auto",
         MODEL,
         "auto (a CUDA GPU, if there is one), cpu, cuda, cuda:1, …",
-        known=("auto", "cpu", "cuda"),
+        completions=("auto", "cpu", "cuda"),
     )
     dtype: DType = _option(
         "auto",
         MODEL,
         "auto, float32, float16 or bfloat16.",
-        known=("auto", "float32", "float16", "bfloat16"),
+        completions=("auto", "float32", "float16", "bfloat16"),
     )
     load_format: str = _option(
         "auto",
         MODEL,
         "auto, safetensors, pt, or dummy: random weights (qwen3-0.6b and others as well).",
-        known=("auto", "safetensors", "pt", "dummy"),
+        completions=("auto", "safetensors", "pt", "dummy"),
     )
     quantization: Literal["int8", "int4", "int8_dynamic"] | None = _option(
         None, MODEL, "weights as whole numbers; int8_dynamic: activations, too; default: as the model is."
@@ -130,11 +130,11 @@ class EngineArgs:
             if accepted and value not in accepted:
                 options = ", ".join(map(str, accepted))
                 raise ValueError(f"{spec.name}={value!r}: accepted are {options}")
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if spec.type in (int, int | None) and value != spec.default and not (whole and value >= 1):
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            if spec.type in (int, int | None) and value != spec.default and not (is_whole and value >= 1):
                 raise ValueError(f"{spec.name}={value!r}: at least 1 is accepted")
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if spec.type in (float, float | None) and value is not None and not number:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if spec.type in (float, float | None) and value is not None and not is_number:
                 raise ValueError(f"{spec.name}={value!r}: a number is accepted")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device := str(self.device)):
             mac = "; a Mac runs on cpu" if device.startswith("mps") else ""

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from engine.decoding.chat_template import ChatError, ChatTemplate, chat_prompt
 from engine.decoding.outputs import RequestOutput
-from engine.decoding.params import ParameterError, SamplingParams
+from engine.decoding.params import ParameterError, SamplingParams, default_params
 from engine.lora.request import LoRARequest
 from engine.machine.collector import rare_collections
 from engine.models.checkpoint import read_json, resolve
@@ -27,7 +27,6 @@ from engine.wiring.llm_prompts import (
     Message,
     ParsedPrompt,
     PromptInput,
-    default_params,
     per_prompt,
     read_conversations,
     read_prompt,
@@ -52,8 +51,8 @@ class LLM:
         self.tokenizer, self.config = self.engine.tokenizer, self.engine.config
         self.load_seconds = time.perf_counter() - start
         load_adapters_on_demand(self.engine)
-        self._numbers = count()
-        self._inbox: dict[str, RequestOutput] = {}  # not read yet
+        self._request_numbers = count()
+        self._inbox: dict[str, RequestOutput] = {}  # by request id: outputs that were not read yet
 
     def generate(
         self,
@@ -75,7 +74,7 @@ class LLM:
         for prompt, rank in zip(parsed, per_prompt("priority", priority, len(parsed), int), strict=True):
             if rank is not None:
                 prompt.options["priority"] = rank
-        self._adapt(parsed, lora_request)
+        self._set_adapters(parsed, lora_request)
         return self._complete(parsed, sampling_params, use_tqdm)
 
     def chat(
@@ -103,7 +102,7 @@ class LLM:
             except ChatError as error:
                 raise ParameterError("messages", f"messages: {error}") from None
             parsed.append(ParsedPrompt(ids, text))
-        self._adapt(parsed, lora_request)
+        self._set_adapters(parsed, lora_request)
         return self._complete(parsed, sampling_params, use_tqdm)
 
     def stream(
@@ -118,12 +117,12 @@ class LLM:
         Raises ParameterError, at the first output asked for, for a field or a prompt that is refused.
         """
         parsed = read_prompt(prompt)
-        self._adapt([parsed], lora_request)
+        self._set_adapters([parsed], lora_request)
         request_id = self._add(parsed, sampling_params or self.get_default_sampling_params())
         try:
             outputs = self._run([request_id])
             while True:
-                with rare_collections():  # not while the caller has the word
+                with rare_collections():  # while this engine works, and not while its caller does
                     output = next(outputs, None)
                 if output is None:
                     return
@@ -139,7 +138,7 @@ class LLM:
         path = resolve(self.args.model) / "generation_config.json"
         return default_params(read_json(path) if path.exists() else {})
 
-    def _adapt(self, parsed: list[ParsedPrompt], lora_request: Adapters) -> None:
+    def _set_adapters(self, parsed: list[ParsedPrompt], lora_request: Adapters) -> None:
         """Give each its adapter, which is loaded when its request is queued. Raises ParameterError."""
         loras = per_prompt("lora_request", lora_request, len(parsed), LoRARequest)
         if self.engine.adapters is None and any(loras):
@@ -148,6 +147,7 @@ class LLM:
             prompt.options["adapter"] = lora
 
     def _template(self, source: str | None) -> ChatTemplate:
+        """The template `source`, or by default the model's own. Raises ParameterError: it has none."""
         template = ChatTemplate.from_pretrained(self.args.tokenizer or self.args.model)
         if source is not None:
             return ChatTemplate(source, template.special_tokens if template else None)
@@ -164,21 +164,22 @@ class LLM:
         params_of_each = per_prompt("sampling_params", params, len(parsed), SamplingParams)
         progress = Progress(len(parsed), use_tqdm)
         ids: list[str] = []
-        done: dict[str, RequestOutput] = {}
+        finished: dict[str, RequestOutput] = {}
         try:
             for prompt, prompt_params in zip(parsed, params_of_each, strict=True):
                 ids.append(self._add(prompt, prompt_params))
             for output in self._run(ids):
                 progress.count(output)
                 if output.finished:
-                    done[output.request_id] = output
+                    finished[output.request_id] = output
         finally:
             progress.close()
             self._forget(ids)
-        return [done[request_id] for request_id in ids]
+        return [finished[request_id] for request_id in ids]
 
     def _add(self, parsed: ParsedPrompt, params: SamplingParams) -> str:
-        request_id = str(next(self._numbers))
+        """Queue a request, and give its id."""
+        request_id = str(next(self._request_numbers))
         samples = self.engine.make_requests(request_id, parsed.prompt, params, **parsed.options)
         self.engine.add(request_id, samples, parsed.prompt if parsed.text is None else parsed.text)
         return request_id
@@ -188,7 +189,7 @@ class LLM:
         unfinished = set(ids)
         while unfinished:
             if not any(request_id in self._inbox for request_id in unfinished):
-                # A step serves everyone: what belongs to another stream waits there for its reader.
+                # A step serves all requests: outputs of other streams wait in the inbox for their readers.
                 self._inbox |= {output.request_id: output for output in self.engine.step()}
             for request_id in [request_id for request_id in ids if request_id in self._inbox]:
                 output = self._inbox.pop(request_id)
@@ -204,4 +205,4 @@ class LLM:
             self.engine.abort_request(request_id)
             self._inbox.pop(request_id, None)
         while self.engine.has_unfinished_requests() and not self.engine.unfinished_request_ids():
-            self.engine.step()  # one step ahead, a last step has still to land
+            self.engine.step()  # with async_scheduling, the last step that was launched has still to end

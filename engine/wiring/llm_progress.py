@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from engine.decoding.outputs import RequestOutput
 
-REFRESH_SECONDS = 0.1
+REFRESH_SECONDS = 0.1  # between two drawings of the speed: a step may be much shorter
 
 
 class Progress:
@@ -19,9 +19,10 @@ class Progress:
         bar, such as a `partial(tqdm, desc=…)`.
         """
         # tqdm reads disable=None as "not on a terminal".
-        make = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=None if use_tqdm else True)
-        self.bar = make(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
-        self.num_input_tokens = self.num_output_tokens = 0
+        make_bar = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=None if use_tqdm else True)
+        self.bar = make_bar(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
+        self.num_input_tokens = 0
+        self.num_output_tokens = 0
         self._counted: dict[str, int] = {}  # output tokens of each request under way
         self._start = self._refreshed = time.perf_counter()
 
@@ -43,7 +44,7 @@ class Progress:
             input_speed, output_speed = self.num_input_tokens / seconds, self.num_output_tokens / seconds
             speed = f"input: {input_speed:,.0f} tokens/s, output: {output_speed:,.0f} tokens/s"
             self.bar.set_postfix_str(speed, refresh=not output.finished)
-            self.bar.update(output.finished)
+            self.bar.update(1 if output.finished else 0)
 
     def close(self) -> None:
         self.bar.close()

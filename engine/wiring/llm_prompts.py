@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from engine.decoding.params import ParameterError, SamplingParams
+from engine.decoding.params import ParameterError
 from engine.decoding.prompts import Prompt
 
 # Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}, with or without a "cache_salt".
@@ -27,7 +27,8 @@ class ParsedPrompt:
 
 def read_prompts(prompts: object) -> list[ParsedPrompt]:
     """One PromptInput or several, in order. Raises ParameterError for what is none."""
-    if isinstance(prompts, (str, Mapping)) or _is_ids(prompts) or not isinstance(prompts, Iterable):
+    is_one = isinstance(prompts, str | bytes | bytearray | Mapping) or _is_ids(prompts)
+    if is_one or not isinstance(prompts, Iterable):
         return [read_prompt(prompts)]
     return [read_prompt(prompt) for prompt in prompts]
 
@@ -52,16 +53,16 @@ def read_prompt(prompt: object) -> ParsedPrompt:
     )
 
 
-def per_prompt(name: str, given: Any, num_prompts: int, kind: type) -> list:
-    """`given`, the argument of this name, for each prompt: None or a `kind` for all, or a list, one for each.
+def per_prompt(name: str, value: Any, num_prompts: int, kind: type) -> list:
+    """`value`, the argument of this name, for each prompt: None or a `kind` for all, or a list, one for each.
 
     Raises ParameterError: they are of another kind, or there are not as many.
     """
-    if given is None or isinstance(given, kind):
-        return [given] * num_prompts
-    entries = list(given) if isinstance(given, Iterable) else [given]
+    if value is None or isinstance(value, kind):
+        return [value] * num_prompts
+    entries = list(value) if isinstance(value, Iterable) else [value]
     if not all(entry is None or isinstance(entry, kind) for entry in entries):
-        raise ParameterError(name, f"{name}={given!r}: {kind.__name__} is accepted, or a list of them")
+        raise ParameterError(name, f"{name}={value!r}: {kind.__name__} is accepted, or a list of them")
     if len(entries) != num_prompts:
         raise ParameterError(name, f"{name} has {len(entries)} entries for {num_prompts} prompts")
     return entries
@@ -69,26 +70,27 @@ def per_prompt(name: str, given: Any, num_prompts: int, kind: type) -> list:
 
 def read_conversations(messages: object) -> list[list[dict[str, str]]]:
     """One list of Messages, or several, as a chat template wants them. Raises ParameterError."""
-    given = messages
+    conversations = messages
     if _is_list(messages) and messages and isinstance(messages[0], Mapping):
-        given = [messages]
-    if not _is_list(given) or not all(_is_list(conversation) for conversation in given):
+        conversations = [messages]
+    if not _is_list(conversations) or not all(_is_list(conversation) for conversation in conversations):
         raise ParameterError(
             "messages",
             f"messages={messages!r:.80}: a list of messages is expected, such as "
             '[{"role": "user", "content": "Hello"}], or several such lists',
         )
-    conversations = [[_message(message) for message in conversation] for conversation in given]
     if not all(conversations):
         raise ParameterError("messages", "messages: a conversation has at least one message")
-    return conversations
+    return [[_message(message) for message in conversation] for conversation in conversations]
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether this is a sequence of items, and no text."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _message(message: object) -> dict[str, str]:
+    """The message, with its text parts joined by line breaks. Raises ParameterError for what is none."""
     if isinstance(message, Mapping):
         role, content = message.get("role"), message.get("content")
         if isinstance(content, list) and content and all(_is_text(part) for part in content):
@@ -106,19 +108,10 @@ def _is_text(part: Any) -> bool:
 
 
 def _is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    """Whether this is a prompt as token ids; an empty list is no prompt at all."""
-    return (
-        isinstance(prompt, Sequence)
-        and not isinstance(prompt, str)
-        and bool(prompt)
-        and all(issubclass(kind, int) for kind in set(map(type, prompt)))
-    )
-
-
-def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
-    """What a model's makers want where nobody says otherwise, from its generation_config.json, as in vLLM."""
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    defaults = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
-    if (longest := generation_config.get("max_new_tokens")) is not None:
-        defaults["max_tokens"] = longest
-    return SamplingParams(**defaults)
+    """Whether this is a prompt as token ids. Empty ones are no prompt, and bytes, which are whole numbers to
+    Python, are a text that was not decoded.
+    """
+    if not isinstance(prompt, Sequence) or isinstance(prompt, str | bytes | bytearray | memoryview):
+        return False
+    kinds = set(map(type, prompt))  # few, however long the prompt
+    return bool(kinds) and all(issubclass(kind, int) for kind in kinds)

@@ -32,10 +32,10 @@ def about(args: EngineArgs) -> dict[str, Any]:
         if name != "record"
     }
     try:
-        ruvon = version("ruvon")
+        ruvon_version = version("ruvon")
     except PackageNotFoundError:
-        ruvon = "from a folder"
-    return {"ruvon": ruvon, "torch": torch.__version__, "args": values}
+        ruvon_version = "from a folder"
+    return {"ruvon": ruvon_version, "torch": torch.__version__, "args": values}
 
 
 def replay(path: str | Path, model: str | None = None) -> Iterator[Compared]:
@@ -103,10 +103,10 @@ def args_of(path: str | Path) -> EngineArgs:
     """The options of the engine that wrote this recording. Raises ValueError: it is no recording."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            given = json.loads(file.readline(MAX_ABOUT))["about"]["args"]
-        known = {spec.name for spec in fields(EngineArgs)} - {"record"}
-        values = {name: value for name, value in given.items() if name in known}
-        Path(values["model"])
+            recorded_args = json.loads(file.readline(MAX_ABOUT))["about"]["args"]
+        names = {spec.name for spec in fields(EngineArgs)} - {"record"}
+        values = {name: value for name, value in recorded_args.items() if name in names}
+        Path(values["model"])  # raises what is caught below, unless it can be a path
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

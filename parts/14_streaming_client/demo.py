@@ -234,7 +234,7 @@ def conversation(console: Console, address: str, counted: Counted) -> list[dict]
         turns.append({
             "prompt_tokens": answer.num_prompt_tokens,
             "cached_tokens": next(reversed(counted.cached.values())),
-            "first_word_ms": answer.first_word * 1e3,
+            "first_word_ms": answer.first_text_seconds * 1e3,
         })  # fmt: skip
         console.print(Text(f"> {question}", style="bold"))
         console.print(Text("  " + " ".join(answer.text.split())), no_wrap=True, overflow="ellipsis")

@@ -35,7 +35,7 @@ from engine.server.app import create_app  # noqa: E402
 from engine.server.protocol import Completions  # noqa: E402
 from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes  # noqa: E402
 from engine.server.usage_cost import usage_cost  # noqa: E402
-from engine.telemetry.bill import PAID, Bill, money  # noqa: E402
+from engine.telemetry.bill import PAID_KINDS, Bill, money  # noqa: E402
 from engine.telemetry.cost_accounting import CostAccounting  # noqa: E402
 from engine.telemetry.cost_metrics import KIND_TITLES  # noqa: E402
 from engine.telemetry.metrics import EngineMetrics  # noqa: E402
@@ -62,13 +62,13 @@ def build(log: Path | None = None) -> tuple[CostAccounting, object]:
     engine = LLMEngine(tokenizer, model.config, scheduler, runner)
     metrics = EngineMetrics(engine, MODEL)
     costs.begin(engine, metrics)
-    shape = Completions()
-    shape.more_usage.append(usage_cost(costs.price, costs.api_price))
+    api = Completions()
+    api.more_usage.append(usage_cost(costs.price, costs.api_price))
     app = create_app(
         EngineThread(engine, MODEL),
         [telemetry_routes(metrics)],
         open_paths=OPEN_PATHS,
-        shape=shape,
+        api=api,
     )
     return costs, app
 
@@ -82,7 +82,7 @@ def board(bill: Bill) -> Group:
     for kind, ns in bill.ns.items():
         if ns:
             share = ns / bill.total_ns
-            colour = "green" if kind in PAID else "yellow"
+            colour = "green" if kind in PAID_KINDS else "yellow"
             lines.add_row(KIND_TITLES[kind], f"{share:.1%}", Text("█" * round(share * WIDTH), style=colour))
     said = f"{bill.total_ns / 1e9:5.1f} s at ${PRICE} an hour: {money(bill.total)}; "
     said += f"{money(bill.per_output_token)} per output token, idle time included"
@@ -128,7 +128,7 @@ def main() -> None:
         name: {
             "ns": dict(bill.ns),
             "tokens": dict(bill.tokens),
-            "used": bill.used,
+            "used": bill.utilization,
             "dollars_per_output_token": float(bill.per_output_token or 0),
         }
         for name, bill in bills.items()
@@ -174,7 +174,7 @@ def hours(bills: dict[str, Bill]) -> Table:
             shown.add_row(KIND_TITLES[kind], *(f"{one[kind] / 100:.2f}" for one in cents))
     shown.add_row("together", *(f"[bold]{sum(one.values()) / 100:.2f}[/]" for one in cents))
     for name, value in (
-        ("time that requests pay for", lambda bill: f"{bill.used:.0%}"),
+        ("time that requests pay for", lambda bill: f"{bill.utilization:.0%}"),
         ("output tokens in that hour", lambda bill: f"{bill.tokens['output'] * 3600e9 / bill.total_ns:,.0f}"),
         ("a million output tokens, idle time included", lambda bill: _million(bill.per_output_token)),
         ("of that, what requests paid for them", lambda bill: _million(bill.per_token("output"))),

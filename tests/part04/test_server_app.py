@@ -119,7 +119,7 @@ def test_the_backend_starts_and_stops_with_the_server():
 
 def test_options_reach_the_backend_and_only_when_given():
     backend = ScriptedBackend(supports=frozenset(["priority", "cache_salt"]))
-    with client_of(backend, shape=Completions(allow_priority=True)) as client:
+    with client_of(backend, api=Completions(allow_priority=True)) as client:
         client.post("/v1/completions", json=ASK)
         client.post("/v1/completions", json=ASK | {"priority": -2, "cache_salt": "me", "user": "someone"})
         for priority in (3, -3, -(2**31)):
@@ -135,7 +135,7 @@ def test_a_shape_decides_which_options_reach_the_backend():
             return super().options(body) | ({"adapter": body.model} if body.model != "script" else {})
 
     backend = ScriptedBackend()
-    with client_of(backend, shape=Adapters()) as client:
+    with client_of(backend, api=Adapters()) as client:
         for model in ("script", "team/script-2"):
             client.post("/v1/completions", json=ASK | {"model": model})
     assert [options for *_, options in backend.asked] == [{}, {"adapter": "team/script-2"}]
@@ -253,12 +253,12 @@ def test_others_have_their_turn_between_two_of_many_prompts_and_two_of_many_choi
             note(prompts)
             return await super().generate(*asked, **options)
 
-    class NotingShape(Completions):
+    class NotingApi(Completions):
         def choice(self, *shown):
             note(choices)
             return super().choice(*shown)
 
-    with client_of(Noting(), shape=NotingShape()) as client:
+    with client_of(Noting(), api=NotingApi()) as client:
         assert client.post("/v1/completions", json=ASK | {"prompt": ["a"] * 4}).status_code == 200
     assert prompts == [0, 1, 2, 3], "the event loop had no turn between two prompts"
     assert len(set(choices)) == 4, "the event loop had no turn between two choices"

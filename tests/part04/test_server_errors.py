@@ -48,7 +48,7 @@ REFUSED = [
     *[(f"logit_bias key {key!r}", {"logit_bias": {key: 5}}, "logit_bias", "token ids")
       for key in ("1_0", " 5", "+5", "-5", "05", "٣", "")],
     ("logit_bias too large", {"logit_bias": {"5": 101}}, "logit_bias", "101"),
-    ("echo", {"echo": True}, "echo", "Part 10"),
+    ("echo", {"echo": True}, "echo", "not supported by this server"),
     ("suffix", {"suffix": "the end"}, "suffix", "suffix"),
     ("chunks padded", {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options",
      "include_obfuscation"),

@@ -175,7 +175,7 @@ def test_who_reads_on_in_time_is_not_cut_off(monkeypatch, connections):
     with serving(monkeypatch) as (url, _), connect(url):
         wait_until(lambda: connections)
         in_its_loop(connections[0], connections[0].pause_writing, connections[0].resume_writing)
-        assert connections[0]._stalled.cancelled(), "it has read on, and its deadline still holds"
+        assert connections[0]._stall_timer.cancelled(), "it has read on, and its deadline still holds"
 
 
 def test_who_makes_room():

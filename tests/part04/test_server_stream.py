@@ -105,7 +105,7 @@ class Echo(Completions):
 
 def test_how_a_completion_is_asked_for_and_shown_can_be_extended():
     ask = ASK | {"prompt": ["a: ", "b: "], "echo": True}
-    with client_of(ScriptedBackend(["x", "y", "z"]), shape=Echo()) as client:
+    with client_of(ScriptedBackend(["x", "y", "z"]), api=Echo()) as client:
         whole = client.post("/v1/completions", json=ask).json()["choices"]
         stream = client.post("/v1/completions", json=ask | {"stream": True})
     assert [choice["text"] for choice in whole] == ["a: xyz", "b: xyz"]

@@ -74,7 +74,7 @@ def serving(passed):
         def start(engine):
             backend = engine if isinstance(engine, EngineThread) else EngineThread(engine, "m")
             stack.enter_context(at_rest(backend, passed))
-            return stack.enter_context(serve(create_app(backend, shape=Completions(allow_priority=True))))
+            return stack.enter_context(serve(create_app(backend, api=Completions(allow_priority=True))))
 
         yield start
     wait_until(lambda: set(threading.enumerate()) <= before)

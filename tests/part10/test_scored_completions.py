@@ -34,7 +34,7 @@ def serving(passed):
             engine.add_request("first", "x", SamplingParams(max_tokens=1, logprobs=1, prompt_logprobs=1))
             finish(engine)
             backend = stack.enter_context(at_rest(EngineThread(engine, "m"), passed))
-            return stack.enter_context(serve(create_app(backend, shape=ScoredCompletions(engine.tokenizer))))
+            return stack.enter_context(serve(create_app(backend, api=ScoredCompletions(engine.tokenizer))))
 
         yield start
 

@@ -53,7 +53,7 @@ def test_the_pieces_are_the_answer_and_the_last_one_tells_what_it_took(client):
     assert "".join(text for text, _ in pieces) == answer.text == ALONE.text
     assert (answer.finish_reason, answer.num_tokens) == ("length", 20)
     assert answer.num_prompt_tokens == len(TOKENIZER.encode(TEMPLATE.render(QUESTION)))
-    assert 0 < answer.first_word <= answer.last_word
+    assert 0 < answer.first_text_seconds <= answer.last_text_seconds
 
 
 def test_a_stream_that_is_left_stops_on_the_server(serving):
@@ -216,8 +216,8 @@ def test_what_a_model_says_commands_no_terminal():
 
 
 def test_speeds():
-    assert ChatAnswer(num_tokens=11, first_word=1.0, last_word=2.0).tokens_per_second == 10
-    assert ChatAnswer(num_tokens=1, first_word=1.0, last_word=1.0).tokens_per_second is None
+    assert ChatAnswer(num_tokens=11, first_text_seconds=1.0, last_text_seconds=2.0).tokens_per_second == 10
+    assert ChatAnswer(num_tokens=1, first_text_seconds=1.0, last_text_seconds=1.0).tokens_per_second is None
     rows = list(
         stats([ChatAnswer("x", "stop", 11, 1.0, 2.0), ChatAnswer("x", "stop", 5, 0.5, 0.5), ChatAnswer()])
     )

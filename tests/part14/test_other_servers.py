@@ -57,7 +57,9 @@ def test_the_first_word_came_once(monkeypatch):
     monkeypatch.setattr(stream, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     client = client_of(lambda request: told(chunk(""), chunk("a"), chunk("b"), chunk("c", "stop")))
     *_, (_, answer) = client.stream(HI)
-    assert (answer.first_word, answer.last_word) == (1, 3), "a word is timed when it comes, and once"
+    assert (answer.first_text_seconds, answer.last_text_seconds) == (1, 3), (
+        "a word is timed when it comes, and once"
+    )
 
 
 def failed(answer, model="m") -> str:

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from engine.server.admission import AdmittedStream
-from engine.server.deadline import Arrival, _arrival, seconds_given
+from engine.server.deadline import Arrival, _arrival, parse_seconds
 from engine.server.errors import RequestError
 from tests.part04.serving import ends
 from tests.part15.fakes import PARAMS, TOKENS, Feed, admission, held, output, run, turns
@@ -17,7 +17,7 @@ SOON = 0.05  # seconds: a deadline that comes while the test waits for it
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", "", "1_0", "1, 2"])
 def test_a_header_that_is_no_number_of_seconds_is_a_400(text):
     with pytest.raises(RequestError, match="above 0 is accepted") as caught:
-        seconds_given(text)
+        parse_seconds(text)
     assert (caught.value.status, caught.value.param) == (400, "X-Request-Timeout")
 
 

@@ -65,8 +65,8 @@ def test_a_sign_is_given_before_work_is_seen(fake_engine, clock):
     watch = StepWatch(engine, clock)
     clock.now = 1000
     seen = []
-    sign = watch._sign
-    watch._sign = lambda: (seen.append(watch.silent_seconds()), sign())
+    sign = watch._note_sign
+    watch._note_sign = lambda: (seen.append(watch.silent_seconds()), sign())
     engine.add_request("a", "hello", GREEDY)
     assert seen == [0]
     engine.abort_request("a")

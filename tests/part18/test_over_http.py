@@ -61,12 +61,12 @@ def serving(base, folder, passed):
                 stack.callback(held.open)
             backend = stack.enter_context(at_rest(AdapterEngine(engine, "base", manager), passed))
             template = ChatTemplate.from_pretrained("storyteller")
-            chats, shape = Chat(TOKENIZER), ScoredCompletions(TOKENIZER)
+            chats, api = Chat(TOKENIZER), ScoredCompletions(TOKENIZER)
             chats.more_options.append(backend.options)
-            shape.more_options.append(backend.options)
+            api.more_options.append(backend.options)
             extensions = [chat_routes(TOKENIZER, engine.config, template, chats)]
             extensions += [adapter_routes(backend, folder)] if routes else []
-            app = create_app(backend, extensions, shape=shape, parent_of=backend.parent_of)
+            app = create_app(backend, extensions, api=api, parent_of=backend.parent_of)
             url = stack.enter_context(serve(app))
             start.url = url
             return stack.enter_context(http(url)), backend
@@ -338,7 +338,7 @@ def test_files_of_one_adapter_at_a_time_and_none_under_a_name_that_is_a_path(bas
 
     async def run():
         async with backend:
-            async with backend._reading:
+            async with backend._read_lock:
                 names = "poetry", "business"
                 asked = [asyncio.create_task(backend.load_adapter(name, adapters[name])) for name in names]
                 await asyncio.wait(asked, timeout=0.2)
@@ -374,7 +374,7 @@ def test_more_loads_at_once_than_are_taken_on_are_told_to_come_again(serving, mo
             first = pool.submit(loaded, client, "poetry")
             assert reading.wait(DEADLINE)
             second = pool.submit(loaded, client, "business")
-            wait_until(lambda: backend._loading == 2)
+            wait_until(lambda: backend._num_loads == 2)
             answer = client.post(LOAD, json={"lora_name": "stable"})
             refused(answer, 429, "too_many_loads", "2 adapters are being loaded already")
             assert answer.headers["Retry-After"] == "1"

@@ -12,7 +12,7 @@ from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
 from engine.execution.runner import ModelRunner
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.telemetry.bill import PAID, Price
+from engine.telemetry.bill import PAID_KINDS, Price
 from engine.telemetry.cost import CostMeter
 from engine.telemetry.shares import Weights
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward
@@ -69,7 +69,7 @@ def bill_adds_up(meter: CostMeter, elapsed: int, accounts: list, played: Played 
     assert bill.total_ns == elapsed, "requests, idle time and the rest are the time that has passed"
     assert bill.total == bill.price.per_hour * Fraction(elapsed, 3600 * 10**9), "and so is the money"
     paid = sum(account.total_ns for account in accounts)
-    unpaid = sum(ns for kind, ns in bill.ns.items() if kind not in PAID)
+    unpaid = sum(ns for kind, ns in bill.ns.items() if kind not in PAID_KINDS)
     assert paid + unpaid == elapsed, "what is on the accounts and what no request pays for: the bill"
     assert min(bill.ns.values()) >= 0
     assert sum(bill.cents().values()) == round_half_up(bill.total * 100), "also in whole cents"
@@ -123,7 +123,7 @@ def test_an_engine_with_joins_aborts_preemptions_failures_and_pauses(kind, seed,
     elapsed = clock.ns - meter.started
     assert seen.total_ns == elapsed, "requests, idle time and the rest are the time that has passed"
     paid = sum(account.total_ns for account in accounts)
-    assert paid == sum(seen.ns[kind] for kind in PAID), "the accounts hold what requests paid"
-    for kind in PAID:
+    assert paid == sum(seen.ns[kind] for kind in PAID_KINDS), "the accounts hold what requests paid"
+    for kind in PAID_KINDS:
         assert sum(account.tokens[kind] for account in accounts) == seen.tokens[kind]
     assert len(accounts) == len(names), "an account for each request, complete or not"

@@ -4,14 +4,14 @@ from fractions import Fraction
 
 import pytest
 
-from engine.telemetry.bill import PAID, UNPAID, ApiPrice, Bill, Price, money
+from engine.telemetry.bill import PAID_KINDS, UNPAID_KINDS, ApiPrice, Bill, Price, money
 
 HOUR = 3600 * 10**9
 
 
 def bill(price: str = "2.50", requests: int = 0, tokens=(0, 0, 0), **ns: int) -> Bill:
-    times = dict.fromkeys([*PAID, *UNPAID], 0) | ns
-    return Bill(Price.parse(price), times, dict(zip(PAID, tokens, strict=True)), requests)
+    times = dict.fromkeys([*PAID_KINDS, *UNPAID_KINDS], 0) | ns
+    return Bill(Price.parse(price), times, dict(zip(PAID_KINDS, tokens, strict=True)), requests)
 
 
 def test_an_hour_costs_the_price_of_an_hour():
@@ -48,7 +48,7 @@ def test_another_api_price_is_refused(wrong):
 def test_the_bill_is_all_the_time_there_was():
     found = bill(tokens=(10, 20, 100), cached=HOUR // 8, input=HOUR // 8, output=HOUR // 4, idle=HOUR // 2)
     assert found.total == Fraction(5, 2)
-    assert found.used == 0.5
+    assert found.utilization == 0.5
     assert found.per_output_token == Fraction(5, 200), "idle time is in the price of a token"
     assert found.per_token("input") == Fraction(5, 16) / 20
     assert found.per_token("cached") == Fraction(5, 16) / 10
@@ -57,7 +57,7 @@ def test_the_bill_is_all_the_time_there_was():
 def test_without_tokens_or_time_there_is_no_price_of_a_token():
     assert bill().per_output_token is None
     assert bill().per_token("output") is None
-    assert bill().used == 0
+    assert bill().utilization == 0
     assert bill().total == 0
 
 
@@ -77,6 +77,8 @@ def test_lines_in_cents_add_up_to_the_total_in_cents():
         (Fraction(0), "$0"),
         (Fraction(1234567, 100), "$12,345.67"),
         (Fraction(1, 3), "$0.333"),
+        (Fraction(9996, 10**4), "$1.00"),
+        (Fraction(9996, 10**5), "$0.100"),
         (Fraction(1234, 10**8), "$0.0000123"),
     ],
 )

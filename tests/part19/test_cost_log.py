@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.telemetry.bill import PAID, UNPAID, ApiPrice, Bill, Price
+from engine.telemetry.bill import PAID_KINDS, UNPAID_KINDS, ApiPrice, Bill, Price
 from engine.telemetry.cost import Account
 from engine.telemetry.cost_log import COLUMNS, CostLog
 
@@ -26,7 +26,7 @@ def account(name: str, reason: str | None = "stop") -> Account:
 
 
 def a_bill(**ns: int) -> Bill:
-    return Bill(PRICE, dict.fromkeys([*PAID, *UNPAID], 0) | ns, dict.fromkeys(PAID, 0), 1)
+    return Bill(PRICE, dict.fromkeys([*PAID_KINDS, *UNPAID_KINDS], 0) | ns, dict.fromkeys(PAID_KINDS, 0), 1)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -40,8 +40,8 @@ def test_a_line_is_in_the_file_as_soon_as_it_is_added(tmp_path):
     (row,) = rows(tmp_path / "costs.csv")
     assert tuple(row) == COLUMNS
     assert (row["request_id"], row["reason"]) == ("cmpl-1", "stop")
-    assert [row[f"{kind}_tokens"] for kind in PAID] == ["10", "20", "30"]
-    assert [row[f"{kind}_ns"] for kind in PAID] == ["1000", "2000", "3000"]
+    assert [row[f"{kind}_tokens"] for kind in PAID_KINDS] == ["10", "20", "30"]
+    assert [row[f"{kind}_ns"] for kind in PAID_KINDS] == ["1000", "2000", "3000"]
     assert row["ns"] == "6000"
     assert row["dollars"] == "0.000000006000"
     assert Fraction(row["api_dollars"]) == Fraction(10 + 200 + 3000, 10**6)

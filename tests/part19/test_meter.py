@@ -247,7 +247,7 @@ def test_who_was_there_before_the_meter_is_nobody_s(played):
     played.step(0, 1, {stranger: 10})
     played.finish(1, stranger)
     assert played.seconds(1) == {"late": 1}
-    assert played.meter.read().requests == 0
+    assert played.meter.read().num_ended == 0
 
 
 def test_a_step_that_lands_behind_a_look_has_no_time_left(played):

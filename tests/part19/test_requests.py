@@ -8,7 +8,7 @@ from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
 from engine.execution.runner import ModelRunner
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.telemetry.bill import PAID
+from engine.telemetry.bill import PAID_KINDS
 from engine.telemetry.cost import Account, CostMeter
 from tests.part06.fakes import CONFIG, TOKENIZER, BlockCache, FakeForward, assert_idle, run_to_end
 from tests.part12.pages import PageReader, paged
@@ -28,16 +28,16 @@ def accounts(meter: CostMeter) -> dict[str, Account]:
 
 def used(account: Account) -> tuple[int, ...]:
     """Its tokens: cached, input, output."""
-    return tuple(account.tokens[kind] for kind in PAID)
+    return tuple(account.tokens[kind] for kind in PAID_KINDS)
 
 
 def assert_all_is_given_out(meter: CostMeter, done: dict[str, Account]) -> None:
     """The accounts hold what the bill says that requests paid."""
     bill = meter.read()
-    for kind in PAID:
+    for kind in PAID_KINDS:
         assert sum(account.ns[kind] for account in done.values()) == bill.ns[kind], f"{kind} time"
         assert sum(account.tokens[kind] for account in done.values()) == bill.tokens[kind], f"{kind} tokens"
-    assert bill.requests == len(done)
+    assert bill.num_ended == len(done)
 
 
 def test_a_prompt_in_chunks_and_its_answer_are_counted_once(metered):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.telemetry.shares import MOST_WEIGHT, Weights, share_out
+from engine.telemetry.shares import MAX_WEIGHT, Weights, share_out
 
 
 def test_what_divides_evenly_is_divided_by_the_weights():
@@ -64,7 +64,7 @@ def test_any_total_among_any_weights(total, weights):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"input": 0}, {"output": 0}, {"held": -1}, {"input": 1.5}, {"output": MOST_WEIGHT + 1}, {"held": True}],
+    [{"input": 0}, {"output": 0}, {"held": -1}, {"input": 1.5}, {"output": MAX_WEIGHT + 1}, {"held": True}],
 )
 def test_weights_are_whole_nanoseconds_within_bounds(wrong):
     (name,) = wrong

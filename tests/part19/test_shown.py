@@ -12,7 +12,7 @@ from engine.decoding.params import SamplingParams
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.server.app import create_app
 from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes
-from engine.telemetry.bill import PAID, UNPAID, ApiPrice, Bill
+from engine.telemetry.bill import PAID_KINDS, UNPAID_KINDS, ApiPrice, Bill
 from engine.telemetry.cost_accounting import CostAccounting, parse_weights
 from engine.telemetry.cost_log import COLUMNS
 from engine.telemetry.cost_metrics import CostMetrics
@@ -46,7 +46,7 @@ def test_prometheus_gets_dollars_and_tokens_by_kind(shown):
     for kind, tokens in {"cached": 0, "input": 6, "output": 6}.items():
         assert read("ruvon:cost_tokens_total", kind=kind) == tokens
     bill = meter.read()
-    for kind in PAID:
+    for kind in PAID_KINDS:
         assert read("ruvon:cost_dollars_total", kind=kind) == float(bill.price.of(bill.ns[kind]))
     assert read("ruvon:cost_dollars_total", kind="idle") > 0
     assert read("ruvon:cost_dollars_total", kind="under_way") is None, "a counter may not go down"
@@ -85,12 +85,13 @@ def test_the_dashboards_data_has_a_panel(shown):
     assert not of_nobody & {"prompt tokens", "output tokens"}
     assert 0 < sum(shares) <= 1 + 1e-9
     assert all(amount.startswith("$") for amount in amounts)
-    assert meter.read().requests == 1
+    assert meter.read().num_ended == 1
 
 
 def test_the_panel_in_numbers(shown, monkeypatch):
     _, meter, metrics = shown
-    ns = dict.fromkeys([*PAID, *UNPAID], 0) | {"output": 10**9, "idle": 2 * 10**9, "under_way": 10**9}
+    ns = dict.fromkeys([*PAID_KINDS, *UNPAID_KINDS], 0)
+    ns |= {"output": 10**9, "idle": 2 * 10**9, "under_way": 10**9}
     bill = Bill(DOLLAR_A_SECOND, ns, {"cached": 0, "input": 0, "output": 100}, 1)
     monkeypatch.setattr(meter, "read", lambda: bill)
     (draw,) = metrics.panels

@@ -38,11 +38,11 @@ class Metered(ScriptedBackend):
             yield output
 
 
-def completions(*prices, shape: Completions | None = None) -> Completions:
-    """A shape whose usage says the cost at these prices."""
-    shape = shape or Completions()
-    shape.more_usage.append(usage_cost(*prices))
-    return shape
+def completions(*prices, api: Completions | None = None) -> Completions:
+    """A api whose usage says the cost at these prices."""
+    api = api or Completions()
+    api.more_usage.append(usage_cost(*prices))
+    return api
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def account() -> Account:
 
 
 def test_usage_says_what_the_answer_has_cost(account):
-    with client_of(Metered(account), shape=completions(PRICE, API)) as client:
+    with client_of(Metered(account), api=completions(PRICE, API)) as client:
         usage = client.post("/v1/completions", json=ASK).json()["usage"]
     assert usage["cost"] == 0.000006
     assert usage["cost_details"] == THREE
@@ -62,7 +62,7 @@ def test_usage_says_what_the_answer_has_cost(account):
 
 def test_a_streams_last_chunk_says_it_and_no_other_does(account):
     ask = ASK | {"stream": True, "stream_options": {"include_usage": True}}
-    with client_of(Metered(account), shape=completions(PRICE, API)) as client:
+    with client_of(Metered(account), api=completions(PRICE, API)) as client:
         lines = client.post("/v1/completions", json=ask).text.splitlines()
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
     assert chunks[-1]["usage"]["cost_details"] == THREE
@@ -70,7 +70,7 @@ def test_a_streams_last_chunk_says_it_and_no_other_does(account):
 
 
 def test_the_cost_of_several_prompts_is_their_sum(account):
-    with client_of(Metered(account), shape=completions(PRICE)) as client:
+    with client_of(Metered(account), api=completions(PRICE)) as client:
         usage = client.post("/v1/completions", json=ASK | {"prompt": ["one", "two"]}).json()["usage"]
     assert usage["cost"] == 0.000012
     assert usage["cost_details"]["device_ns"] == 12_000_000
@@ -78,12 +78,12 @@ def test_the_cost_of_several_prompts_is_their_sum(account):
 
 
 def test_without_an_account_usage_is_as_ever():
-    with client_of(Metered(None), shape=completions(PRICE)) as client:
+    with client_of(Metered(None), api=completions(PRICE)) as client:
         usage = client.post("/v1/completions", json=ASK).json()["usage"]
     assert set(usage) == {"prompt_tokens", "completion_tokens", "total_tokens"}
 
 
-def test_it_goes_with_any_shape(account):
-    with client_of(Metered(account), shape=completions(PRICE, shape=ScoredCompletions(TOKENIZER))) as client:
+def test_it_goes_with_any_api(account):
+    with client_of(Metered(account), api=completions(PRICE, api=ScoredCompletions(TOKENIZER))) as client:
         usage = client.post("/v1/completions", json=ASK).json()["usage"]
     assert usage["cost"] == 0.000006

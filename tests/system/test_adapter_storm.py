@@ -62,7 +62,7 @@ class Server:
         assert engine.scheduler.waiting == engine.scheduler.running == []
         assert engine.scheduler.cache.usage().num_sequences == 0
         assert self.service.backend.capacity.sequences == self.service.backend.capacity.tokens == 0
-        assert self.service.engine_thread._loading == 0
+        assert self.service.engine_thread._num_loads == 0
         for name in NAMES:
             if name in manager.key_of:
                 assert self.change("unload", name).status_code == 200

@@ -12,7 +12,7 @@ from rich.console import Console
 from engine import EngineArgs
 from engine.demo import show
 from engine.demo.crowd import Crowd, Numbers, Person
-from engine.telemetry.history import DATA
+from engine.telemetry.history import DATA_PATH
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 DRAFT = {"model": "storyteller-draft", "num_speculative_tokens": 4}
@@ -45,7 +45,7 @@ def test_the_first_answer_is_kept_and_the_last_is_shown():
 
     asked(lambda request: next(answers), three_times)
     assert person.first_answer == "One dog.", "on one line"
-    assert (person.num_answers, len(person.first_words)) == (2, 2), "a first word for each answer"
+    assert (person.num_answers, len(person.first_text_seconds)) == (2, 2), "a first word for each answer"
     assert person.error == "429: come again"
 
 
@@ -81,7 +81,7 @@ def test_the_servers_counters_are_told_as_speeds_and_shares(monkeypatch):
     made = iter([10, 30])
 
     def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.path != DATA:
+        if request.url.path != DATA_PATH:
             counts = {"num_draft_tokens": 40.0, "num_accepted_tokens": 30.0}
             lines = [f'vllm:spec_decode_{name}_total{{model_name="m"}} {n}' for name, n in counts.items()]
             return httpx.Response(200, text="\n".join(lines))
@@ -108,7 +108,7 @@ def test_the_servers_counters_are_told_as_speeds_and_shares(monkeypatch):
 
 def test_what_is_said_in_the_end():
     crowd = Crowd("http://x", chat=True)
-    crowd.people[0].num_answers, crowd.people[0].first_words = 3, [0.1, 0.2, 0.6]
+    crowd.people[0].num_answers, crowd.people[0].first_text_seconds = 3, [0.1, 0.2, 0.6]
     numbers = crowd.numbers
     numbers.speeds, numbers.output_tokens, numbers.seconds, numbers.requests_per_step = (
         [0.0, 120.0, 80.0],

@@ -18,7 +18,7 @@ from engine.cli.options import takes_engine_args
 from engine.demo.server import to_flags
 from engine.models.loader import DTYPES, LOAD_FORMATS
 from engine.wiring.attention_kernel import NAMES
-from engine.wiring.devices import _settled
+from engine.wiring.devices import _with_defaults
 from engine.wiring.engine_args import choices
 
 COMMANDS = typer.main.get_command(app).commands
@@ -61,7 +61,7 @@ def test_what_is_left_open_is_as_the_help_says(options, seats, tokens, attention
     """Each running request needs a token in every step, so there are at least as many tokens; and what was
     given is not refused because of another option's default.
     """
-    args, sizes = _settled(EngineArgs(**options))
+    args, sizes = _with_defaults(EngineArgs(**options))
     found = sizes.max_num_seqs, sizes.max_num_batched_tokens, args.attention, args.async_scheduling
     assert (args.max_num_seqs, args.max_num_batched_tokens) == found[:2]
     assert found == (seats, tokens, attention, ahead)
@@ -83,8 +83,8 @@ def test_what_is_open_can_be_answered_with_no():
 def test_the_names_that_are_accepted_are_those_of_the_parts():
     assert choices(FIELDS["attention"].type) == ("auto", *NAMES)
     assert choices(FIELDS["preemption_mode"].type) == (*get_args(PreemptionMode), None)
-    assert FIELDS["dtype"].metadata["known"] == DTYPES
-    assert FIELDS["load_format"].metadata["known"] == LOAD_FORMATS
+    assert FIELDS["dtype"].metadata["completions"] == DTYPES
+    assert FIELDS["load_format"].metadata["completions"] == LOAD_FORMATS
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,8 @@ def test_what_is_given_for_a_prompt_is_of_the_kind_that_is_accepted(llm, name, g
         {"prompt": [1, 2]},
         {"prompt": {"prompt": "hi", "cache_salt": "s"}},  # whose salt would be lost
         {"cache_salt": "s"},
+        b"hello",  # whole numbers to Python
+        bytearray(b"hello"),
     ],
 )
 def test_a_prompt_that_cannot_be_run_is_refused(llm, prompt):

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tqdm import tqdm
 
+import engine.decoding.params
 import engine.wiring.compose_cache
 import engine.wiring.llm_progress
-import engine.wiring.llm_prompts
 from engine import LLM, EngineArgs, RequestOutput, SamplingParams
 from engine.cli.doctor import _machine
 from engine.decoding.chat_template import ChatTemplate
@@ -198,7 +198,7 @@ def test_the_makers_wishes_are_the_default(monkeypatch):
     config = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 3, "eos_token_id": 0}
     config |= {"min_p": 0.1, "repetition_penalty": None}
     params = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1, max_tokens=3)
-    assert engine.wiring.llm_prompts.default_params(config) == params
+    assert engine.decoding.params.default_params(config) == params
     llm = LLM("storyteller-draft")
     assert llm.get_default_sampling_params() == SamplingParams()
     monkeypatch.setattr(engine.wiring.llm, "read_json", lambda path: config)
