@@ -75,7 +75,7 @@ def paged_decode(pages: Pages, num_heads: int, keys: Tensor) -> AttentionPlan:
     """
     if not supports_ragged(keys):
         return Gathered(pages, num_heads, keys)
-    if page_reader.is_here():
+    if page_reader.is_available():
         return page_reader.PageReader(pages.tables, pages.lens)
     return ragged(pages, num_heads, keys)
 

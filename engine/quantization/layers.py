@@ -97,7 +97,7 @@ class Int8DynamicLinear(Int8Linear):
     method = "int8_dynamic"
 
     def plain(self, x: Tensor) -> Tensor:
-        x_codes, x_scale = quantize_activations(x.float(), cpu.activation_steps())
+        x_codes, x_scale = quantize_activations(x.float(), cpu.max_activation_level())
         return linear_of_codes(x_codes, x_scale, self.codes, self.scale, self.bias).to(x.dtype)
 
     def fastest(self, own_layout: bool) -> Packed:

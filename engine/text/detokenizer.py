@@ -27,10 +27,10 @@ class Detokenizer:
         bytes that never can become U+FFFD at once. A hidden or an unknown id is no text, and leaves what
         waits as it is.
         """
-        bytes_of = self._tokenizer.bytes_of
-        if token_id in self._hidden or token_id not in bytes_of:
+        id_to_bytes = self._tokenizer.id_to_bytes
+        if token_id in self._hidden or token_id not in id_to_bytes:
             return ""
-        return self._utf8.decode(bytes_of[token_id])
+        return self._utf8.decode(id_to_bytes[token_id])
 
     def flush(self) -> str:
         """No more tokens will come: an unfinished character becomes U+FFFD."""
