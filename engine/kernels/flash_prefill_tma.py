@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.attention.interface import Spans
-from engine.attention.varlen import longest
+from engine.attention.varlen import max_length
 from engine.kernels.flash_prefill import MAX_HEAD_DIM, flash_prefill
 
 TILE = 64  # queries, and keys
@@ -40,7 +40,7 @@ def flash_prefill_tma(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
         return flash_prefill(q, k, v, spans)
     out = torch.empty(T, Hq, Dh, dtype=q.dtype, device=q.device)
     padded = max(16, triton.next_power_of_2(Dh))
-    grid = Hq, triton.cdiv(longest(spans.query_start), TILE), len(spans.query_start) - 1
+    grid = Hq, triton.cdiv(max_length(spans.query_start), TILE), len(spans.query_start) - 1
     _kernel[grid](
         *(_described(x, padded) for x in (q, k, v)), out, *spans.on(q.device),
         out.stride(0), Dh**-0.5 * LOG2_E,

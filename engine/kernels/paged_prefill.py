@@ -5,15 +5,13 @@ pages: a chunk of a prompt sees the chunks before it, and a prompt whose beginni
 that beginning. New tokens' keys and values must be stored first.
 """
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from engine.attention.paged import Pages
-from engine.attention.varlen import longest
+from engine.attention.varlen import max_length
 from engine.kernels.flash_prefill import MAX_HEAD_DIM, TILES
 from engine.kernels.running_softmax import add_tile
 from engine.machine.device import on_device
@@ -22,7 +20,7 @@ from engine.machine.device import on_device
 class PagedPrefill:
     """A step's plan, made from its pages: takes q and each layer's keys and values."""
 
-    def __init__(self, pages: Pages, query_start: Sequence[int], keys: Tensor) -> None:
+    def __init__(self, pages: Pages, query_start: tuple[int, ...], keys: Tensor) -> None:
         """query_start[S+1]: sequence s has the queries query_start[s]:query_start[s+1]. `keys`: any layer's.
         Raises ValueError for heads wider than MAX_HEAD_DIM.
         """
@@ -30,7 +28,7 @@ class PagedPrefill:
             raise ValueError(f"head_dim={keys.shape[-1]}: this kernel accepts up to {MAX_HEAD_DIM}")
         self.tables, self.lens = pages.on(keys.device)  # [S, W], [S]
         (self.query_start,) = on_device(keys.device, query_start, dtype=torch.int32)
-        self.max_queries = longest(tuple(query_start))  # of one sequence
+        self.max_queries = max_length(query_start)  # of one sequence
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """q[T, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [T, Hq, Dh]."""

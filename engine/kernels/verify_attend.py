@@ -43,8 +43,9 @@ class VerifyAttend:
 
     def splits(self, rows: int) -> int:
         """Among how many programs the old tokens of a row's head are split: a power of two."""
-        fitting = self.programs // (rows * self.heads)
-        return min(MAX_SPLITS, max(1, triton.next_power_of_2(fitting + 1) // 2))
+        max_splits = self.programs // (rows * self.heads)
+        splits = triton.next_power_of_2(max_splits + 1) // 2  # the largest power of two up to `max_splits`
+        return min(MAX_SPLITS, max(1, splits))
 
     def __call__(
         self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
