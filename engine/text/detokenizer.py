@@ -2,8 +2,8 @@
 
 Promises that the pieces joined equal `Tokenizer.decode` of all the ids. A token is bytes, and a character
 such as an emoji may be spread over several tokens: its bytes wait here until the character is whole. An id
-that the tokenizer does not know is no text: a model may have more ids than its tokenizer (Qwen3's has), and
-one such choice must not end a story. Part 2.
+that the tokenizer does not know is no text, and no error: a model may have more ids than its tokenizer
+(Qwen3's has), and may choose one. Part 2.
 """
 
 import codecs
