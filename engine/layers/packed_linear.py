@@ -9,7 +9,7 @@ for each shape; a layer gets a second layout for a single row if it is much fast
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from statistics import median
@@ -25,6 +25,7 @@ FP32_SLOWDOWN = 1.15
 OTHER_BYTES = 2**24  # other memory that is touched between two passes over the weights
 MAX_SECOND_FORM_TIME = 0.9  # of the first form's: a second form takes memory, so it must be this much faster
 Shape = tuple[int, int]  # of a linear layer: in, out
+Form = Callable[[nn.Linear], nn.Module]  # makes a linear layer's weights into another layout
 
 
 class Half(Module):
@@ -135,13 +136,9 @@ def pack_linears(model: AnyModel, rows: int = 1) -> AnyModel:
         at_one[form], at_many[form] = (_seconds_by_shape(linears, packed, n) for n in (1, rows))
     for_one, for_many = {}, {}
     for shape in shapes:
-        for_one[shape], for_many[shape] = (
-            min(seconds, key=lambda form: seconds[form][shape]) for seconds in (at_one, at_many)
-        )
-        if (
-            rows == 1
-            or at_one[for_one[shape]][shape] >= MAX_SECOND_FORM_TIME * at_one[for_many[shape]][shape]
-        ):
+        for_one[shape], for_many[shape] = _fastest(at_one, shape), _fastest(at_many, shape)
+        seconds, seconds_of_first = at_one[for_one[shape]][shape], at_one[for_many[shape]][shape]
+        if rows == 1 or seconds >= MAX_SECOND_FORM_TIME * seconds_of_first:
             for_one[shape] = for_many[shape]
     # 2. One form for the layers of a shape; or two, each for the numbers of rows at which it is the faster.
     chosen = [for_many[shape](linear) for shape, linear in zip(shapes, linears, strict=True)]
@@ -171,7 +168,13 @@ def _swallow_deprecation_warnings() -> None:
 
 
 def _unchanged(linear: nn.Linear) -> nn.Module:
+    """The form that every layer has at first."""
     return linear
+
+
+def _fastest(seconds: Mapping[Form, Mapping[Shape, float]], shape: Shape) -> Form:
+    """The form in which the layers of this shape take the fewest seconds[form][shape]."""
+    return min(seconds, key=lambda form: seconds[form][shape])
 
 
 def _shape(linear: nn.Linear) -> Shape:
