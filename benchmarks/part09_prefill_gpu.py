@@ -87,7 +87,7 @@ QUERY = "q + (q_start + row).to(tl.int64)[:, None] * out_token + head * DH + tl.
 KEY = "(k_start + start + col).to(tl.int64)[:, None] * (out_token // GROUP) + kv_head * DH"
 KEY += " + tl.arange(0, DH_PADDED)[None, :], mask=(start + col < Tk)[:, None], other=0.0"
 POINTERS = (
-    ("*(_described(x, padded) for x in (q, k, v)), out,", "q, k, v, out,"),
+    ("*(_descriptor(x, padded) for x in (q, k, v)), out,", "q, k, v, out,"),
     (
         "q.load([head, q_start + first, 0]).reshape(TILE, DH_PADDED)",
         f"tl.load({QUERY}, mask=(row < Tq)[:, None], other=0.0)",
