@@ -9,7 +9,7 @@ for each shape; a layer gets a second layout for a single row if it is much fast
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 from statistics import median
@@ -130,11 +130,13 @@ def pack_linears(model: AnyModel, rows: int = 1) -> AnyModel:
     shapes = [_shape(linear) for linear in linears]
     # 1. Which form is the fastest at one row, which at many? Each is deleted before the next is made: all of
     #    them might not fit into memory.
-    at_one, at_many = {}, {}
+    at_one: dict[Form, dict[Shape, float]] = {}  # seconds of a step
+    at_many: dict[Form, dict[Shape, float]] = {}
     for form in (_unchanged, *(form for form in FORMS if all(map(form.can_pack, linears)))):
         packed = [form(linear) for linear in linears]
         at_one[form], at_many[form] = (_seconds_by_shape(linears, packed, n) for n in (1, rows))
-    for_one, for_many = {}, {}
+    for_one: dict[Shape, Form] = {}
+    for_many: dict[Shape, Form] = {}
     for shape in shapes:
         for_one[shape], for_many[shape] = _fastest(at_one, shape), _fastest(at_many, shape)
         seconds, seconds_of_first = at_one[for_one[shape]][shape], at_one[for_many[shape]][shape]
@@ -172,7 +174,7 @@ def _unchanged(linear: nn.Linear) -> nn.Module:
     return linear
 
 
-def _fastest(seconds: Mapping[Form, Mapping[Shape, float]], shape: Shape) -> Form:
+def _fastest(seconds: dict[Form, dict[Shape, float]], shape: Shape) -> Form:
     """The form in which the layers of this shape take the fewest seconds[form][shape]."""
     return min(seconds, key=lambda form: seconds[form][shape])
 
