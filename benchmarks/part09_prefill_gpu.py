@@ -35,7 +35,7 @@ from benchmarks.record import RESULTS, record
 from benchmarks.workloads import gpt2_like
 from engine.attention.dense import causal_attention, dense_attention
 from engine.attention.interface import Spans, VarlenKernel
-from engine.attention.varlen import longest
+from engine.attention.varlen import max_length
 from engine.kernels.flash_prefill import flash_prefill
 from engine.kernels.flash_prefill_tma import flash_prefill_tma
 from engine.layers.prefill import run_prefill
@@ -78,8 +78,8 @@ HEADS = (
     ),
     ("tl.num_programs(0) - 1 - tl.program_id(0)", "tl.num_programs(1) - 1 - tl.program_id(1)"),
     (
-        "triton.cdiv(longest(spans.query_start), tile), Hq,",
-        "Hq, triton.cdiv(longest(spans.query_start), tile),",
+        "triton.cdiv(max_length(spans.query_start), tile), Hq,",
+        "Hq, triton.cdiv(max_length(spans.query_start), tile),",
     ),
 )
 # The tuned kernel without descriptors: an address for each number. Takes tensors without gaps, as used here.
@@ -87,7 +87,7 @@ QUERY = "q + (q_start + row).to(tl.int64)[:, None] * out_token + head * DH + tl.
 KEY = "(k_start + start + col).to(tl.int64)[:, None] * (out_token // GROUP) + kv_head * DH"
 KEY += " + tl.arange(0, DH_PADDED)[None, :], mask=(start + col < Tk)[:, None], other=0.0"
 POINTERS = (
-    ("*(_described(x, padded) for x in (q, k, v)), out,", "q, k, v, out,"),
+    ("*(_descriptor(x, padded) for x in (q, k, v)), out,", "q, k, v, out,"),
     (
         "q.load([head, q_start + first, 0]).reshape(TILE, DH_PADDED)",
         f"tl.load({QUERY}, mask=(row < Tq)[:, None], other=0.0)",
@@ -149,7 +149,7 @@ def sides_of(shape: tuple[int, int, int], lengths: Sequence[int]) -> dict[str, C
         "tuned": partial(flash_prefill_tma, q, k, v, spans),
         "plain": partial(flash_prefill, q, k, v, spans),
     }
-    starts, most = spans.on(q.device)[0], longest(spans.query_start)
+    starts, most = spans.on(q.device)[0], max_length(spans.query_start)
     # Keys repeated beforehand, outside the clock, where varlen_attn knows no grouped heads.
     wide_k, wide_v = (x.repeat_interleave(Hq // Hkv, 1) if Hq != Hkv else x for x in (k, v))
     sides["varlen"] = lambda: varlen_attn(q, wide_k, wide_v, starts, starts, most, most, window_size=(-1, 0))

@@ -74,8 +74,8 @@ def compile_one(method: str, name: str, rows: int, warps: int, registers: int | 
         options |= {"PDL": True, "launch_pdl": True, "num_warps": warps, "grid": (programs,)}
         options |= {"maxnreg": registers} if registers else {}
         if name in ("proj", "down"):
-            strided = name == "down"
-            return product_add.warmup(bf16, words, *scales, bf16, fp32, STRIDED=strided, **options)
+            interleaved = name == "down"
+            return product_add.warmup(bf16, words, *scales, bf16, fp32, INTERLEAVED=interleaved, **options)
         out = fp32 if name == "head" else bf16
         return norm_product.warmup(
             fp32, words, *scales, bf16, fp32, fp32, out, 1e-5, GELU=name == "up", **options
@@ -131,7 +131,7 @@ def microseconds(row: QuantizedSingleRow, name: str, tile: Tile) -> float:
 
 
 def usual(x: torch.Tensor) -> torch.Tensor:
-    """A strided vector (digits.py), in the usual order."""
+    """An interleaved vector (digits.py), in the usual order."""
     return x.view(8, -1).t().reshape(-1)
 
 

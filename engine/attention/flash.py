@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.interface import Spans
-from engine.attention.varlen import each_alone, longest
+from engine.attention.varlen import max_length, per_sequence
 
-MASK_QUERIES = 256  # queries that share a mask: so many rows has the largest
+MASK_QUERIES = 256  # queries that share a mask, which has a row for each
 
 
 def sdpa_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def sdpa_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if Tq == 1 or Tq == Tk:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=Tq > 1, enable_gqa=grouped)
         return out[0].transpose(0, 1)  # [Tq, Hq, Dh]
-    pieces = []
+    parts = []  # [1, Hq, R, Dh] each
     for first in range(0, Tq, MASK_QUERIES):
         rows = q[:, :, first : first + MASK_QUERIES]  # [1, Hq, R, Dh]
         R = rows.shape[2]
@@ -39,30 +39,30 @@ def sdpa_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ones = torch.ones(R, num_keys, dtype=torch.bool, device=q.device)  # [R, num_keys]
         mask = ones.tril_(num_keys - R)  # the first row sees R - 1 keys fewer than the last
         keys, values = k[:, :, :num_keys], v[:, :, :num_keys]  # [1, Hkv, num_keys, Dh]
-        pieces.append(F.scaled_dot_product_attention(rows, keys, values, mask, enable_gqa=grouped))
-    return torch.cat(pieces, dim=2)[0].transpose(0, 1)  # [Tq, Hq, Dh]
+        parts.append(F.scaled_dot_product_attention(rows, keys, values, mask, enable_gqa=grouped))
+    return torch.cat(parts, dim=2)[0].transpose(0, 1)  # [Tq, Hq, Dh]
 
 
-_each_sequence = each_alone(sdpa_causal_attention)
+_sdpa_per_sequence = per_sequence(sdpa_causal_attention)
 
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     """The varlen kernel of `interface.py`."""
-    if not takes_packed(q, k):
-        return _each_sequence(q, k, v, spans)
+    if not supports_varlen(q, k):
+        return _sdpa_per_sequence(q, k, v, spans)
     from torch.nn.attention.varlen import varlen_attn  # here: it reads kernels that a CPU does not need
 
     starts = spans.on(q.device)
-    lengths = longest(spans.query_start), longest(spans.key_start)
-    # The window: every earlier key is seen, and no later one.
-    out = varlen_attn(q, k, v, *starts, *lengths, window_size=(-1, 0))  # [T, Hq, Dh]
-    assert isinstance(out, Tensor)  # and not a tuple, which only `return_aux` makes of it
+    max_lengths = max_length(spans.query_start), max_length(spans.key_start)
+    # window_size: (-1, 0) is every earlier key, and no later one.
+    out = varlen_attn(q, k, v, *starts, *max_lengths, window_size=(-1, 0))  # [T, Hq, Dh]
+    assert isinstance(out, Tensor)  # it is a tuple with `return_aux` alone
     return out
 
 
-def takes_packed(q: Tensor, k: Tensor) -> bool:
-    """Whether `varlen_attn` of torch 2.11 takes these: 16 bits, a GPU from Ampere on, as many key heads as
-    query heads.
+def supports_varlen(q: Tensor, k: Tensor) -> bool:
+    """Whether `varlen_attn` of torch 2.11 takes q[T, Hq, Dh] and k[K, Hkv, Dh]: 16 bits, a GPU from Ampere
+    on, as many key heads as query heads, and a Dh that is a multiple of 8.
     """
     return (
         q.is_cuda

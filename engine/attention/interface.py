@@ -20,13 +20,13 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Spans:
-    """S sequences end to end: sequence s owns queries query_start[s]:query_start[s+1] and keys
+    """S sequences end to end: sequence s has the queries query_start[s]:query_start[s+1] and the keys
     key_start[s]:key_start[s+1]. Made once per step and handed to every layer's kernel.
     """
 
     query_start: tuple[int, ...]  # [S+1]: from 0 to T
     key_start: tuple[int, ...]  # [S+1]: from 0 to K
-    _on: dict[torch.device, tuple[Tensor, Tensor]] = field(
+    _by_device: dict[torch.device, tuple[Tensor, Tensor]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -37,11 +37,11 @@ class Spans:
             )
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Both as int32 tensors[S+1], copied to the device at the first call only."""
-        if device not in self._on:
+        """query_start and key_start as int32 tensors[S+1], copied to the device at the first call only."""
+        if device not in self._by_device:
             query_start, key_start = on_device(device, self.query_start, self.key_start, dtype=torch.int32)
-            self._on[device] = query_start, key_start
-        return self._on[device]
+            self._by_device[device] = query_start, key_start
+        return self._by_device[device]
 
     @staticmethod
     @lru_cache(maxsize=16)

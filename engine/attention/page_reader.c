@@ -1,15 +1,15 @@
 /* Attention of single tokens over keys and values that lie in pages. Part 12.
 
-   A page holds P tokens, and a token's heads lie side by side: so all heads are done for a few tokens before
-   the next few, and memory is read in the order in which it lies. The softmax goes along (Part 9): what was
-   summed up is made smaller when a larger score comes. */
+   A page holds P tokens, and a token's heads lie side by side. So all heads of a tile of tokens are computed
+   before the next tile, and memory is read in the order in which it lies. The softmax is a running one
+   (Part 9): what was summed up shrinks when a larger score comes. */
 
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { FEW = 8 }; /* tokens at a time; the next ones are on their way to the cache meanwhile */
+enum { TILE = 8 }; /* tokens at a time; those of the next tile are fetched into the cache meanwhile */
 
 /* e^x for x ≤ 0, to the last bits of a float: 2^n · e^r with |r| ≤ ln 2 / 2, and e^r by Taylor's series. */
 static inline float exponential(float x) {
@@ -36,36 +36,39 @@ static inline float dot(const float *a, const float *b, int64_t n) {
     return sum;
 }
 
-/* One sequence of `len` tokens, of which `blocks` says the pages: query heads from `first` to before `last`. */
+/* One sequence of `len` tokens, whose pages are `blocks`: query heads from `first` up to, and without, `last`.
+   top[Hq] and sum[Hq]: each head's largest score so far, and the sum of its weights. */
 static void attend(const float *q, const float *keys, const float *values, float *out, const int64_t *blocks,
                    int64_t len, int64_t P, int64_t first, int64_t last, int64_t group, int64_t Hkv, int64_t Dh,
                    float scale, float *top, float *sum) {
     memset(out + first * Dh, 0, (last - first) * Dh * sizeof *out);
     for (int64_t h = first; h < last; h++) top[h] = -INFINITY, sum[h] = 0;
-    for (int64_t start = 0, few; start < len; start += few) {
-        few = P - start % P < FEW ? P - start % P : FEW; /* of one page */
-        if (few > len - start) few = len - start;
-        int64_t at = (blocks[start / P] * P + start % P) * Hkv * Dh, then = start + few;
-        int64_t next = then < len ? (blocks[then / P] * P + then % P) * Hkv * Dh : at;
+    for (int64_t start = 0, count; start < len; start += count) {
+        count = P - start % P < TILE ? P - start % P : TILE; /* of one page */
+        if (count > len - start) count = len - start;
+        /* Where the tile's first token lies, and that of the next tile (at the end: this one again). */
+        int64_t offset = (blocks[start / P] * P + start % P) * Hkv * Dh, end = start + count;
+        int64_t next_offset = end < len ? (blocks[end / P] * P + end % P) * Hkv * Dh : offset;
         for (int64_t h = first; h < last; h++) {
-            for (int64_t t = 0; t < few && h % group == 0; t++)
-                for (int64_t i = (t * Hkv + h / group) * Dh, end = i + Dh; i < end; i += 16) {
-                    __builtin_prefetch(keys + next + i, 0, 2);
-                    __builtin_prefetch(values + next + i, 0, 2);
+            /* Once for each key head: the next tile's keys and values, a cache line of 16 floats at a time. */
+            for (int64_t t = 0; t < count && h % group == 0; t++)
+                for (int64_t i = (t * Hkv + h / group) * Dh, last_i = i + Dh; i < last_i; i += 16) {
+                    __builtin_prefetch(keys + next_offset + i, 0, 2);
+                    __builtin_prefetch(values + next_offset + i, 0, 2);
                 }
-            const float *key = keys + at + h / group * Dh, *value = values + at + h / group * Dh;
-            float weight[FEW], highest = top[h], *o = out + h * Dh;
-            for (int64_t t = 0; t < few; t++) weight[t] = scale * dot(q + h * Dh, key + t * Hkv * Dh, Dh);
-            for (int64_t t = 0; t < few; t++) highest = weight[t] > highest ? weight[t] : highest;
+            const float *key = keys + offset + h / group * Dh, *value = values + offset + h / group * Dh;
+            float weight[TILE], highest = top[h], *o = out + h * Dh;
+            for (int64_t t = 0; t < count; t++) weight[t] = scale * dot(q + h * Dh, key + t * Hkv * Dh, Dh);
+            for (int64_t t = 0; t < count; t++) highest = weight[t] > highest ? weight[t] : highest;
             if (highest > top[h]) {
-                float smaller = exponential(top[h] - highest);
-                for (int64_t i = 0; i < Dh; i++) o[i] *= smaller;
-                sum[h] *= smaller;
+                float shrink = exponential(top[h] - highest);
+                for (int64_t i = 0; i < Dh; i++) o[i] *= shrink;
+                sum[h] *= shrink;
                 top[h] = highest;
             }
 #pragma omp simd
-            for (int64_t t = 0; t < few; t++) weight[t] = exponential(weight[t] - highest);
-            for (int64_t t = 0; t < few; t++) {
+            for (int64_t t = 0; t < count; t++) weight[t] = exponential(weight[t] - highest);
+            for (int64_t t = 0; t < count; t++) {
                 sum[h] += weight[t];
                 for (int64_t i = 0; i < Dh; i++) o[i] += weight[t] * value[t * Hkv * Dh + i];
             }

@@ -17,20 +17,22 @@ SOURCE = Path(__file__).with_suffix(".c")
 POINTER, LONG = ctypes.c_void_p, ctypes.c_int64
 
 
-def is_here() -> bool:
+def is_available() -> bool:
     """Whether this machine has a compiler for page_reader.c."""
     return load(SOURCE) is not None
 
 
 class PageReader:
-    """A step's plan, from tables[S, W] and lens[S]: for keys and values in fp32, where `is_here`."""
+    """A step's plan, made from tables[S, W] and lens[S] where `is_available`. Keys and values are fp32 on a
+    CPU.
+    """
 
     def __init__(self, tables: np.ndarray, lens: np.ndarray) -> None:
         self.tables, self.lens = (np.ascontiguousarray(x, dtype=np.int64) for x in (tables, lens))
-        # Where tables begins, its width, where lens begins: as read_pages of page_reader.c takes them.
+        # As read_pages of page_reader.c takes them: the address of tables, W, and the address of lens.
         self._table_arguments = self.tables.ctypes.data, self.tables.shape[1], self.lens.ctypes.data
         library = load(SOURCE)
-        assert library is not None, "PageReader is made only where is_here() says so"
+        assert library is not None, "PageReader is made only where is_available() says so"
         self._read = library.read_pages
         self._read.argtypes = [
             POINTER, LONG, POINTER, POINTER, POINTER, POINTER, LONG, POINTER, *[LONG] * 5, ctypes.c_float,
@@ -42,7 +44,7 @@ class PageReader:
         (S, Hq, Dh), (_, P, Hkv, _) = q.shape, keys.shape
         if q.stride(1) != Dh or q.stride(2) != 1:
             q = q.contiguous()
-        out = keys.new_empty(S, Hq, Dh)  # in fp32, whatever a program prefers
+        out = keys.new_empty(S, Hq, Dh)  # fp32 as they are, whatever torch's default dtype is
         if self._read(
             q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
             *self._table_arguments, S, P, Hq, Hkv, Dh, Dh**-0.5, torch.get_num_threads(),

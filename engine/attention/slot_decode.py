@@ -1,10 +1,10 @@
 """Decode attention over slots: one new token of each of many sequences, attended by one plan. Part 6.
 
-Promises what a call per sequence would give. A call per sequence is paid once per sequence, in every layer;
-one product over all slots reads each of them as far as the longest sequence reaches. So there are two plans.
-On a CPU, where reading memory is slow, `Ragged`: the scores are one sparse matrix, in which each query meets
-only the keys of its own sequence. On a GPU, where calls are slow, `Padded`: all slots as far as the longest
-sequence, with a mask.
+Promises what a call per sequence would give. Such calls cost their overhead for every sequence, in every
+layer. One product over all slots has one call, and reads each slot as far as the longest sequence reaches. So
+there are two plans. On a CPU, where reading memory is slow, `Ragged`: the scores are one sparse matrix, with
+each query's scores for the keys of its own sequence alone. On a GPU, where calls are slow, `Padded`: all
+slots as far as the longest sequence, with a mask.
 """
 
 import functools
@@ -21,7 +21,7 @@ from engine.machine.device import on_device
 
 
 def combined_attend(parts: Sequence[tuple[slice | Tensor, Attend]]) -> Attend:
-    """One `attend` made of several. `parts`: (rows, attend), which have each of a step's T rows once."""
+    """One `attend` made of several. `parts`: (rows, their attend); each of a step's T rows is in one part."""
     if len(parts) == 1:
         return parts[0][1]
 
@@ -57,8 +57,8 @@ def plan_decode(slots: Sequence[int], lens: Sequence[int], num_heads: int, keys:
 
 
 def supports_ragged(keys: Tensor) -> bool:
-    """Whether `Ragged` computes over this memory: fp32 on a CPU. Any other plan also reads, and masks, what
-    other sequences left there, so it must not be NaN.
+    """Whether `Ragged` computes over this memory: fp32 on a CPU. The other plans also read, and mask, what
+    finished sequences have left behind in the memory. A mask does not hide NaN: so there must be none.
     """
     return keys.device.type == "cpu" and keys.dtype == torch.float32
 
@@ -86,25 +86,25 @@ class Ragged:
         """
         _swallow_beta_warning()
         lengths, Dh = np.asarray(lens), keys.shape[-1]
-        longest = int(lengths.max())
-        # 1. The scores of all rows, end to end.
+        longest = int(lengths.max())  # tokens
+        # 1. Where each row's scores are among all of them, end to end.
         row = np.arange(len(lengths) * num_heads)  # [R]
-        row_length = lengths.repeat(num_heads)  # [R]: scores of each row
+        row_length = lengths.repeat(num_heads)  # [R]: how many scores it has
         row_end = row_length.cumsum()  # [R]
         row_start = row_end - row_length  # [R]
         score = np.arange(row_end[-1])  # [K]
         # 2. The key of each score: its sequence's tokens in order, at the key head that serves the row.
         first_token = (lengths.cumsum() - lengths).repeat(num_heads)  # [R]: tokens of the sequences before
-        token = score + (first_token - row_start).repeat(row_length)  # [K]: places in token_rows
+        token = score + (first_token - row_start).repeat(row_length)  # [K]: indices of token_rows
         kv_head = row % num_heads // (num_heads // num_kv_heads)  # [R]
         key_row = token_rows[token] + (kv_head * head_stride).repeat(row_length)  # [K]
-        # 3. Where each score stands in the matrix of the softmax, [R, longest], seen as one list.
+        # 3. Where each score goes in the matrix of the softmax, [R, longest], seen as one list.
         padded_index = score + (row * longest - row_start).repeat(row_length)  # [K]
         self.scale = Dh**-0.5
         self.row_start, self.key_row, self.padded_index = map(
             torch.from_numpy, (row_start, key_row, padded_index)
         )
-        # Both are filled anew in every layer. In `padded`, what no score belongs to stays -inf.
+        # `padded` and `scores` are filled anew in every layer. Entries of `padded` without a score stay -inf.
         self.padded = torch.full((len(row), longest), -torch.inf)  # [R, longest]
         self.scores = torch.sparse_csr_tensor(  # [R, rows of keys], of which K are filled
             torch.from_numpy(np.append(row_start, row_end[-1])),
@@ -115,10 +115,10 @@ class Ragged:
         )
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """q[S, Hq, Dh], keys and values in the shape of `keys` at the start -> [S, Hq, Dh]"""
+        """q[S, Hq, Dh], keys and values in the shape of `__init__`'s `keys` -> [S, Hq, Dh]"""
         Dh = q.shape[-1]
         queries, keys, values = (x.reshape(-1, Dh) for x in (q, keys, values))  # no key or value is copied
-        # 1. K scores. What `scores` held in the last layer counts 0 times (`beta`).
+        # 1. K scores. `beta=0`: what `scores` held in the last layer is not added.
         torch.sparse.sampled_addmm(self.scores, queries, keys.t(), beta=0, alpha=self.scale, out=self.scores)
         # 2. The softmax of each row.
         self.padded.view(-1).scatter_(0, self.padded_index, self.scores.values())
@@ -130,8 +130,8 @@ class Ragged:
 
 @functools.cache
 def _swallow_beta_warning() -> None:
-    """Make this process's first sparse tensor, for which torch warns, with the warning ignored. `Ragged` is
-    made in every step, and a filter there would cost time each time.
+    """Make this process's first sparse tensor with torch's warning ignored: torch warns at the first one
+    alone. `Ragged` is made in every step, and a filter there would cost time in each.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
@@ -141,7 +141,7 @@ def _swallow_beta_warning() -> None:
 
 class Padded:
     """Reads every slot from the lowest to the highest in use, W of them, as far as the longest sequence
-    reaches, and masks what lies behind each sequence's end.
+    reaches, and masks what is behind each sequence's end.
     """
 
     def __init__(self, slots: Sequence[int], lens: Sequence[int], keys: Tensor) -> None:
@@ -151,8 +151,8 @@ class Padded:
         # An idle slot shows one key: the softmax of a row without any would be NaN.
         slot_lens = np.ones(max(slots) + 1 - self.first_slot, dtype=int)  # [W]
         slot_lens[slot_index] = lens
-        self.slot_index, visible = on_device(keys.device, slot_index, slot_lens)  # [S], [W]
-        hidden = torch.arange(self.longest, device=keys.device) >= visible[:, None]  # [W, longest]
+        self.slot_index, num_visible = on_device(keys.device, slot_index, slot_lens)  # [S], [W]
+        hidden = torch.arange(self.longest, device=keys.device) >= num_visible[:, None]  # [W, longest]
         mask = torch.zeros(hidden.shape, dtype=keys.dtype, device=keys.device)
         self.mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None]  # [W, 1, 1, longest]
 

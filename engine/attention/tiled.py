@@ -10,17 +10,17 @@ softmax); Dao et al. 2022, https://arxiv.org/abs/2205.14135 (attention in tiles)
 import torch
 from torch import Tensor
 
-from engine.attention.varlen import each_alone
+from engine.attention.varlen import per_sequence
 
 TILE = 128  # queries, and keys, in a tile
 
 
 class RunningSoftmax:
-    """softmax(scores)·values of R rows, H times over, whose scores and values arrive in tiles.
+    """softmax(scores)·values of R rows in each of H heads, whose scores and values arrive in tiles.
 
-    Between two tiles it holds of each row no more than three things: `maximum`, its largest score so far;
-    `total`, the sum of exp(score - maximum) over its scores so far; and `weighted`, the same sum with each
-    term times its score's value.
+    Between two tiles it holds three things for each row: `maximum`, its largest score so far; `total`, the
+    sum of exp(score - maximum) over its scores so far; and `weighted`, the same sum with each term times its
+    score's value.
     """
 
     def __init__(self, H: int, R: int, Dh: int, device: torch.device | str = "cpu") -> None:
@@ -83,5 +83,5 @@ def tiled_causal_attention(q: Tensor, k: Tensor, v: Tensor, tile: int = TILE) ->
     return out
 
 
-# The varlen kernel of `interface.py`: each sequence alone, one after the other.
-tiled_attention = each_alone(tiled_causal_attention)
+# The varlen kernel of `interface.py`: one sequence after the other.
+tiled_attention = per_sequence(tiled_causal_attention)

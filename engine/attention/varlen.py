@@ -1,4 +1,4 @@
-"""What several varlen kernels share: sequence after sequence, and how long the longest is. Part 9."""
+"""What several varlen kernels share: a call for each sequence, and the length of the longest. Part 9."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -10,9 +10,9 @@ from torch import Tensor
 from engine.attention.interface import Spans, VarlenKernel
 
 
-def each_alone(attention: Callable[[Tensor, Tensor, Tensor], Tensor]) -> VarlenKernel:
-    """The varlen kernel that calls `attention(q[Tq, Hq, Dh], k[Tk, Hkv, Dh], v[Tk, Hkv, Dh])` for each
-    sequence.
+def per_sequence(attention: Callable[[Tensor, Tensor, Tensor], Tensor]) -> VarlenKernel:
+    """The varlen kernel that calls `attention(q[Tq, Hq, Dh], k[Tk, Hkv, Dh], v[Tk, Hkv, Dh])` for one
+    sequence after the other.
     """
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
@@ -25,6 +25,6 @@ def each_alone(attention: Callable[[Tensor, Tensor, Tensor], Tensor]) -> VarlenK
 
 
 @lru_cache(maxsize=64)
-def longest(starts: tuple[int, ...]) -> int:
-    """The most tokens of a sequence: starts[S+1] as in `Spans`. Cached, since every layer of a step asks."""
+def max_length(starts: tuple[int, ...]) -> int:
+    """Tokens of the longest sequence: starts[S+1] as in `Spans`. Cached, since every layer of a step asks."""
     return max(end - start for start, end in pairwise(starts))

@@ -1,9 +1,9 @@
 """A decode step's attention in one kernel: the new token's key and value into their page, then its query over
 all of them. Part 13: what tuning adds to `store_kv.py` and `paged_attention.py`.
 
-Promises what these two give for a model whose query heads have a key head each. The new token's numbers are
-still in the qkv layer's output, so nothing waits until they have been stored. Old keys are no kernel's output
-in this step: with PDL they are on their way before the qkv layer is done. And where a sequence is split among
+Promises what these two give for a model whose query heads have a key head each. The new token's key and value
+are read from the qkv layer's output, so no program waits until they are stored. Old keys are not written in
+this step: with PDL they are on their way before the qkv layer is done. Where a sequence is split among
 programs, the one that ends last joins the parts, which saves the second kernel.
 """
 
@@ -18,14 +18,14 @@ from engine.kernels.paged_attention import MIN_DOT_ROWS, tokens_per_part
 from engine.kernels.pdl import release, wait
 from engine.kernels.running_softmax import add_tile, merge_parts
 
-# Old tokens that a program reads at a time, and its warps. Where a sequence is split among programs:
+# TOKENS: old tokens that a program reads at a time. Where a sequence is split among programs:
 SPLIT_TILE = {"TOKENS": 32, "num_warps": 1}
 SPLIT_TILE_WIDE_HEAD = {"TOKENS": 32, "num_warps": 4}  # Dh > 64: one warp's registers do not hold a tile
-# Where it is not: of 48 tiles that were tried, the best for sequences of unlike lengths.
+# Where it is not split: of 48 tiles that were tried, the fastest for sequences of unlike lengths.
 WHOLE_TILE = {"TOKENS": 64, "num_warps": 4, "num_stages": 3}
-WHOLE_TILE_WITHOUT_PDL = WHOLE_TILE | {"num_warps": 2}  # saves 1% of a step of 256 sequences
-MIN_HEAD_DIM = 16  # the fewest numbers that a matrix product on tensor cores sums
-MIN_PARTS = 8  # of a sequence that is split: with fewer, `_attend_whole` is faster
+WHOLE_TILE_WITHOUT_PDL = WHOLE_TILE | {"num_warps": 2}  # than with 4, a step of 256 sequences takes 1% less
+MIN_HEAD_DIM = 16  # the smallest inner dimension of a matrix product on tensor cores
+MIN_SPLITS = 8  # programs among which a sequence is split: with fewer, `_attend_whole` is faster
 
 # qkv, bias, keys, values, slots, tables, lens, out, pdl: as `AppendAttend` is called
 AttendRows = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None]
@@ -41,15 +41,16 @@ class AppendAttend:
             self.programs = 8 * torch.cuda.get_device_properties(device).multi_processor_count
         self.parts = torch.empty(self.programs, head_dim, device=device)
         self.stats = torch.empty(2, self.programs, device=device)  # maximum and total of each part
+        # Of each row and head: how many of its programs have stored their part. 0 between two steps.
         self.arrived = torch.zeros(self.programs, device=device, dtype=torch.int32)
 
     def splits(self, rows: int) -> int:
-        """Among how many programs each head of `rows` sequences is split: a power of two, at least MIN_PARTS,
-        and no more than `programs` in all; or 1.
+        """Among how many programs each head of `rows` sequences is split: a power of two, at least
+        MIN_SPLITS, and no more than `programs` in all; or 1.
         """
-        fitting = self.programs // (rows * self.heads)
-        splits = triton.next_power_of_2(fitting + 1) // 2  # the largest power of two up to `fitting`
-        return splits if splits >= MIN_PARTS else 1
+        max_splits = self.programs // (rows * self.heads)
+        splits = triton.next_power_of_2(max_splits + 1) // 2  # the largest power of two up to `max_splits`
+        return splits if splits >= MIN_SPLITS else 1
 
     def __call__(
         self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
@@ -58,20 +59,21 @@ class AppendAttend:
         """qkv[S, 3·D] (plus bias[3·D]), keys and values[B, P, H, Dh], slots[S], tables[S, W], lens[S] with
         the new token -> out[S, D]. A slot of -1 or a length of 0: a padding row.
         """
-        S, splits = len(qkv), self.splits(len(qkv))
+        S = len(qkv)
+        splits = self.splits(S)
         tensors = qkv, bias, keys, values, slots, tables, lens, out
-        numbers = tables.stride(0), self.head_dim**-0.5
+        scalars = tables.stride(0), self.head_dim**-0.5
         shape = {"H": self.heads, "DH": self.head_dim, "P": keys.shape[1], "BIAS": bias is not None}
         if splits == 1:
             tile = WHOLE_TILE if pdl else WHOLE_TILE_WITHOUT_PDL
             _attend_whole[(self.heads, S)](
-                *tensors, *numbers, **shape, **tile, ROWS=MIN_DOT_ROWS, PDL=pdl, launch_pdl=pdl
+                *tensors, *scalars, **shape, **tile, ROWS=MIN_DOT_ROWS, PDL=pdl, launch_pdl=pdl
             )
         else:
             tile = SPLIT_TILE if self.head_dim <= 64 else SPLIT_TILE_WIDE_HEAD
             scratch = self.parts, *self.stats, self.arrived
             _attend_split[(self.heads, S, splits)](
-                *tensors, *scratch, *numbers, **shape, **tile, SPLITS=splits, PDL=pdl, launch_pdl=pdl
+                *tensors, *scratch, *scalars, **shape, **tile, SPLITS=splits, PDL=pdl, launch_pdl=pdl
             )
 
 
@@ -114,8 +116,8 @@ def _attend_whole(
     H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program takes a head of a sequence, and begins its running softmax with the new token. Where the next
-    tile of old tokens lies is read while this one is computed.
+    """Program (head, sequence): out[S, H, DH]. Its running softmax begins with the new token. The block
+    numbers of the next tile of old tokens are read while this tile is computed. `width` is W of tables[S, W].
     """
     head, sequence = tl.program_id(0), tl.program_id(1)
     length = tl.load(lens + sequence)
@@ -156,7 +158,9 @@ def _attend_split(
     H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, SPLITS: tl.constexpr,
     BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The same, with a sequence's tokens split among programs."""
+    """Program (head, sequence, part): as `_attend_whole`, with a sequence's tokens split among SPLITS
+    programs.
+    """
     # 1. Which head, which sequence, and which of its old tokens are mine? The new one is in the last part.
     head, sequence, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     d, i = tl.arange(0, DH), tl.arange(0, TOKENS)
@@ -176,11 +180,11 @@ def _attend_split(
     # 3. What the qkv layer has computed: the query, and the new key and value, which go to their page.
     wait(PDL)
     query, key, value = load_new_token(qkv, bias, head, sequence, k.dtype, H, DH, BIAS)  # [DH] each
-    stored = (slot * H + head) * DH + d
-    tl.store(keys + stored, key, mask=has_new & (slot >= 0))
-    tl.store(values + stored, value, mask=has_new & (slot >= 0))
-    # 4. The running softmax begins with the new token, where it is mine, and goes on with the old ones; the
-    #    next ones are on their way meanwhile.
+    new_offset = (slot * H + head) * DH + d  # [DH]
+    tl.store(keys + new_offset, key, mask=has_new & (slot >= 0))
+    tl.store(values + new_offset, value, mask=has_new & (slot >= 0))
+    # 4. The running softmax begins with the new token, if it is mine, and goes on with the old ones. The next
+    #    tile is on its way meanwhile.
     query = query.to(tl.float32) * scale
     maximum = tl.where(has_new, tl.sum(query * key.to(tl.float32), 0), -float("inf"))
     total = tl.where(has_new, 1.0, 0.0)
@@ -190,21 +194,21 @@ def _attend_split(
         next_k, next_v = load_old_tokens(keys, values, tables, token, token < end, head, d, H, DH, P)
         scores = tl.sum(k.to(tl.float32) * query[None, :], 1)  # [TOKENS]
         scores = tl.where(start + i < end, scores, -float("inf"))
-        new = tl.maximum(maximum, tl.max(scores, 0))
-        shrink = tl.exp(maximum - new)
-        weights = tl.exp(scores - new)
+        new_maximum = tl.maximum(maximum, tl.max(scores, 0))
+        shrink = tl.exp(maximum - new_maximum)
+        weights = tl.exp(scores - new_maximum)  # [TOKENS]
         total = total * shrink + tl.sum(weights, 0)
         weighted = weighted * shrink + tl.sum(v.to(tl.float32) * weights[:, None], 0)
-        maximum = new
+        maximum = new_maximum
         k, v = next_k, next_v
-    # 5. One part of the result. The program that ends last joins all parts.
+    # 5. I store my part of the result. The program that ends last joins all parts.
     row = sequence * H + head
     tl.store(parts + (row * SPLITS + part) * DH + d, weighted)
     tl.store(maxima + row * SPLITS + part, maximum)
     tl.store(totals + row * SPLITS + part, total)
-    tl.debug_barrier()
-    count = tl.cdiv(length, share)
-    if tl.atomic_add(arrived + row, 1) == count - 1:
-        mean = merge_parts(parts, maxima, totals, row, count, d, SPLITS, DH)
+    tl.debug_barrier()  # all threads' numbers are stored before this program is counted
+    num_parts = tl.cdiv(length, share)
+    if tl.atomic_add(arrived + row, 1) == num_parts - 1:
+        mean = merge_parts(parts, maxima, totals, row, num_parts, d, SPLITS, DH)
         tl.store(out + row * DH + d, mean.to(out.dtype.element_ty))
-        tl.store(arrived + row, 0)
+        tl.store(arrived + row, 0)  # ready for the next step

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.attention.interface import Spans
-from engine.attention.varlen import longest
+from engine.attention.varlen import max_length
 
 MAX_HEAD_DIM = 128
 TILES = {2: 64, 4: 32}  # bytes of a number -> queries, and keys, in a tile
@@ -28,7 +28,7 @@ def flash_prefill(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     out = torch.empty(T, Hq, Dh, dtype=q.dtype, device=q.device)
     tile = TILES[q.element_size()]
     strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]  # of a token, of a head
-    grid = triton.cdiv(longest(spans.query_start), tile), Hq, len(spans.query_start) - 1
+    grid = triton.cdiv(max_length(spans.query_start), tile), Hq, len(spans.query_start) - 1
     _kernel[grid](
         q, k, v, out, *spans.on(q.device), *strides, Dh**-0.5,
         GROUP=Hq // Hkv, DH=Dh, DH_PADDED=max(16, triton.next_power_of_2(Dh)), ROWS=tile, COLS=tile,
@@ -50,7 +50,7 @@ def _kernel(
     q_start, k_start = tl.load(query_start + sequence), tl.load(key_start + sequence)
     Tq, Tk = tl.load(query_start + sequence + 1) - q_start, tl.load(key_start + sequence + 1) - k_start
     first = tl.program_id(0) * ROWS
-    if first >= Tq:  # the grid is as long as the longest sequence needs
+    if first >= Tq:  # the grid has tiles for the sequence with the most queries
         return
     past = Tk - Tq
 

@@ -1,11 +1,11 @@
 """`flash_prefill.py` tuned for Hopper. What is added, each measured by `benchmarks/part09_prefill_gpu.py`:
 
-1. Tiles are fetched by the tensor memory accelerator (TMA): a descriptor of the whole tensor and a tile's
-   place in it take the place of an address for each number.
-2. The loop is cut in two: only the tiles on the diagonal have a future to hide.
+1. Tiles are fetched by the tensor memory accelerator (TMA). It needs a descriptor of the whole tensor and a
+   tile's coordinates, and not an address for each number.
+2. The loop is split in two: only the tiles on the diagonal have a future to hide.
 3. exp2 with the factor log2(e) folded into the scale.
-4. The heaviest tiles, the last ones of a sequence, begin first; of neighbouring programs, heads are
-   neighbours: those that share keys run at the same time.
+4. The last tiles of a sequence, which take the longest, begin first. Neighbouring programs have neighbouring
+   heads: so heads that share keys run at the same time.
 
 Promises the same results. Falls back to the plain kernel for what a descriptor cannot describe: fp32 is not
 worth it, and strides and the start must be multiples of 16 bytes. Part 9.
@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.attention.interface import Spans
-from engine.attention.varlen import longest
+from engine.attention.varlen import max_length
 from engine.kernels.flash_prefill import MAX_HEAD_DIM, flash_prefill
 
 TILE = 64  # queries, and keys
@@ -26,11 +26,12 @@ LOG2_E = 1.4426950408889634  # exp(x) = 2 ** (x · log2 e)
 
 
 def describable(x: Tensor) -> bool:
-    """Whether the accelerator can fetch tiles of x[T, H, Dh]: 16 bits, Dh neighbours, the rest in steps of 16
-    bytes.
+    """Whether the accelerator can fetch tiles of x[T, H, Dh]: 16 bits, a head's numbers side by side, and
+    start and strides at multiples of 16 bytes.
     """
-    steps = (x.data_ptr(), *(stride * x.element_size() for stride in x.stride()[:2]))
-    return x.element_size() == 2 and x.stride(2) == 1 and all(step % 16 == 0 for step in steps)
+    token_bytes, head_bytes = (stride * x.element_size() for stride in x.stride()[:2])
+    aligned = all(number % 16 == 0 for number in (x.data_ptr(), token_bytes, head_bytes))
+    return x.element_size() == 2 and x.stride(2) == 1 and aligned
 
 
 def flash_prefill_tma(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
@@ -40,16 +41,16 @@ def flash_prefill_tma(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
         return flash_prefill(q, k, v, spans)
     out = torch.empty(T, Hq, Dh, dtype=q.dtype, device=q.device)
     padded = max(16, triton.next_power_of_2(Dh))
-    grid = Hq, triton.cdiv(longest(spans.query_start), TILE), len(spans.query_start) - 1
+    grid = Hq, triton.cdiv(max_length(spans.query_start), TILE), len(spans.query_start) - 1
     _kernel[grid](
-        *(_described(x, padded) for x in (q, k, v)), out, *spans.on(q.device),
+        *(_descriptor(x, padded) for x in (q, k, v)), out, *spans.on(q.device),
         out.stride(0), Dh**-0.5 * LOG2_E,
         GROUP=Hq // Hkv, DH=Dh, DH_PADDED=padded, TILE=TILE, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
 
 
-def _described(x: Tensor, padded: int) -> TensorDescriptor:
+def _descriptor(x: Tensor, padded: int) -> TensorDescriptor:
     """x[T, H, Dh] in tiles of one head and TILE tokens; what lies outside reads as 0."""
     (T, H, Dh), (token, head, _) = x.shape, x.stride()
     return TensorDescriptor(x, [H, T, Dh], [head, token, 1], [1, TILE, padded])
@@ -80,8 +81,8 @@ def _kernel(
     weighted = tl.zeros([TILE, DH_PADDED], tl.float32)
 
     # 3. Tiles of keys that every query here sees: nothing to hide.
-    common = (past + first) // TILE * TILE
-    for start in range(0, common, TILE):
+    diagonal = (past + first) // TILE * TILE  # the first tile with a key that the first query does not see
+    for start in range(0, diagonal, TILE):
         keys = k.load([kv_head, k_start + start, 0]).reshape(TILE, DH_PADDED)
         scores = tl.dot(queries, keys.T)  # [TILE, TILE]
         new = tl.maximum(maximum, tl.max(scores, 1) * scale)
@@ -94,7 +95,7 @@ def _kernel(
         maximum = new
 
     # 4. The tiles on the diagonal. A value beyond the end is a neighbour's: 0 times NaN would be NaN.
-    for start in range(common, past + tl.minimum(first + TILE, Tq), TILE):
+    for start in range(diagonal, past + tl.minimum(first + TILE, Tq), TILE):
         keys = k.load([kv_head, k_start + start, 0]).reshape(TILE, DH_PADDED)
         scores = tl.dot(queries, keys.T)  # [TILE, TILE]
         scores = tl.where((start + col)[None, :] <= (past + row)[:, None], scores * scale, -float("inf"))

@@ -14,8 +14,8 @@ PART = 4096  # logits of a row that a program compares
 
 
 def fetch(token_ids: Tensor, sources: Tensor, chosen: Tensor, out: Tensor) -> None:
-    """out[S] = chosen[sources[S]] where there is a source, else token_ids[S]. A source of -1 is none. Where
-    the last step chose no token (NO_TOKEN), out is 0, so that nothing is read outside the embedding.
+    """out[S] = chosen[sources[S]], or token_ids[S] where the source is -1. Where the last step chose no token
+    (NO_TOKEN), out is 0, so that nothing outside the embedding is read.
     """
     S = len(token_ids)
     _fetch[(1,)](token_ids, sources, chosen, out, S, PADDED=triton.next_power_of_2(S))
@@ -31,7 +31,7 @@ class Greedy:
         self.best_token = torch.empty(max_rows, self.parts, device=device, dtype=torch.int32)
 
     def __call__(self, logits: Tensor, chosen: Tensor) -> None:
-        """logits[S, at least V], the rows some distance apart; the tokens go to chosen[:S]."""
+        """logits[S, V or more], whose rows may lie apart; the tokens go to chosen[:S]."""
         S = len(logits)
         best, best_token = self.best, self.best_token
         _best_of_part[(self.parts, S)](logits, best, best_token, logits.stride(0), V=self.V, PART=PART)
@@ -54,7 +54,7 @@ def _best_of_part(logits, best, best_token, stride, V: tl.constexpr, PART: tl.co
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     token = part * PART + tl.arange(0, PART)  # [PART]
     x = tl.load(logits + row * stride + token, mask=token < V, other=-float("inf")).to(tl.float32)
-    x = tl.where(x == x, x, float("inf"))  # a maximum would pass over NaN
+    x = tl.where(x == x, x, float("inf"))  # NaN, which a maximum would skip, becomes infinite: no token
     value, index = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(best + row * tl.num_programs(0) + part, value)
     tl.store(best_token + row * tl.num_programs(0) + part, part * PART + index)

@@ -20,7 +20,8 @@ from engine.models.llama import Attention, Block, LlamaConfig
 from engine.models.llama import Model as Llama
 
 MIN_HEAD_DIM = 32  # half a head is the inner dimension of a product on tensor cores, at least 16
-# Old tokens that a program reads at a time: of 48 tiles that were tried, the best for unlike lengths.
+# TOKENS: old tokens that a program reads at a time. Of 48 tiles that were tried, the fastest for unlike
+# lengths.
 TILE = {"TOKENS": 64, "num_warps": 4, "num_stages": 3}
 MIN_PROGRAMS = 264  # two a multiprocessor of an H200; with fewer, splitting each sequence is faster
 
@@ -28,7 +29,7 @@ Gains = tuple[Tensor | None, Tensor | None]  # of the norms of queries and keys,
 
 
 def attend_rows_fits(config: LlamaConfig, rows: int) -> bool:
-    """Whether this kernel computes such a model, and is the faster way for so many rows."""
+    """Whether this kernel computes a model of these settings, and is the faster way for this many rows."""
     return config.head_dim >= MIN_HEAD_DIM and rows * config.num_kv_heads >= MIN_PROGRAMS
 
 
@@ -112,13 +113,13 @@ def _attend_rows(
     DH: tl.constexpr = 2 * HALF
     GROUP: tl.constexpr = HQ // HKV
     head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    old = tl.load(lens + sequence) - 1  # tokens that were there before
-    if old < 0:
+    num_old = tl.load(lens + sequence) - 1  # tokens without the new one
+    if num_old < 0:
         return
     # 1. The new token's queries, key and value; the last two go to their page.
     t, i, d, g = tl.arange(0, TOKENS), tl.arange(0, HALF), tl.arange(0, DH), tl.arange(0, ROWS)
     tables += sequence * width
-    block = tl.load(tables + t // P, mask=t < old, other=0)  # [TOKENS]
+    block = tl.load(tables + t // P, mask=t < num_old, other=0)  # [TOKENS]
     qkv += sequence * (HQ + 2 * HKV) * DH
     cos += sequence * HALF
     sin += sequence * HALF
@@ -127,27 +128,27 @@ def _attend_rows(
         qkv, cos, sin, q_gain, k_gain, head, eps, dtype, HQ, HKV, HALF, NORM, ROWS
     )  # [ROWS, HALF] twice, [1, HALF] twice, [DH]
     slot = tl.load(slots + sequence).to(tl.int64)
-    stored = (slot * HKV + head) * DH
-    tl.store(keys + stored + i[None, :], new_ka, mask=slot >= 0)
-    tl.store(keys + stored + HALF + i[None, :], new_kb, mask=slot >= 0)
-    tl.store(values + stored + d, new_value, mask=slot >= 0)
+    new_offset = (slot * HKV + head) * DH
+    tl.store(keys + new_offset + i[None, :], new_ka, mask=slot >= 0)
+    tl.store(keys + new_offset + HALF + i[None, :], new_kb, mask=slot >= 0)
+    tl.store(values + new_offset + d, new_value, mask=slot >= 0)
     # 2. The running softmax begins with the new token, and goes on with the old ones.
     score = tl.sum(qa.to(tl.float32) * new_ka.to(tl.float32), 1)  # [ROWS]: of the new token
     score += tl.sum(qb.to(tl.float32) * new_kb.to(tl.float32), 1)
     maximum = score * scale  # [ROWS]
     total = tl.full([ROWS], 1.0, tl.float32)
     weighted = tl.zeros([ROWS, DH], tl.float32) + new_value.to(tl.float32)[None, :]
-    for start in range(0, old, TOKENS):
+    for start in range(0, num_old, TOKENS):
         token = start + t
-        valid = (token < old)[:, None]  # [TOKENS, 1]
+        valid = (token < num_old)[:, None]  # [TOKENS, 1]
         address = ((block.to(tl.int64) * P + token % P) * HKV + head)[:, None] * DH  # [TOKENS, 1]
         ka = tl.load(keys + address + i[None, :], mask=valid, other=0.0)  # [TOKENS, HALF]
         kb = tl.load(keys + address + HALF + i[None, :], mask=valid, other=0.0)  # [TOKENS, HALF]
         v = tl.load(values + address + d[None, :], mask=valid, other=0.0)  # [TOKENS, DH]
-        block = tl.load(tables + (token + TOKENS) // P, mask=token + TOKENS < old, other=0)
+        block = tl.load(tables + (token + TOKENS) // P, mask=token + TOKENS < num_old, other=0)
         scores = tl.dot(qa, tl.trans(ka), input_precision="ieee")
         scores = tl.dot(qb, tl.trans(kb), scores, input_precision="ieee") * scale  # [ROWS, TOKENS]
-        scores = tl.where((token < old)[None, :], scores, -float("inf"))
+        scores = tl.where((token < num_old)[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
     mean = weighted / total[:, None]
     out += (sequence * HQ + head * GROUP + g)[:, None] * DH + d[None, :]

@@ -1,12 +1,11 @@
 """A decode step of Llama or Qwen3 for one sequence, as a chain of five kernels a layer. Part 20: what
 `single_row.py` is for GPT-2.
 
-Promises the model's own logits up to rounding; residuals and sums are in fp32. A norm costs no kernel: a root
-mean square is one number, by which the product is divided afterwards. Where the model's file rotates queries
-and keys, stores them and attends, `_attend_row` does it all for a key head and the queries that share it.
-Each kernel is launched before its predecessor has ended (`pdl.py`), and what no kernel of the step writes
-(weights, old keys) is on its way when `wait` returns. Several rows of one sequence must not be in such a
-step: a row would not see its neighbours' keys.
+Promises the model's own logits up to rounding; residuals and sums are in fp32. A norm needs no kernel: a root
+mean square is one number, by which the product is divided afterwards. `_attend_row` norms, rotates, stores
+and attends for one key head and the queries that share it. Each kernel is launched before its predecessor has
+ended (`pdl.py`), and what no kernel of the step writes (weights, old keys) is on its way when `wait` returns.
+Several rows of one sequence must not be in such a step: a row would not see its neighbours' keys.
 """
 
 from functools import partial
@@ -25,11 +24,11 @@ from engine.models.llama import Attention
 from engine.models.llama import Model as Llama
 
 TILES = {
-    "qkv": Tile(8, 4, 4),
-    "proj": Tile(4, 4, None),
-    "gate_up": Tile(4, 4, 4),
-    "down": Tile(2, 2, None),
-    "head": Tile(4, 4, None),
+    "qkv": Tile(rows=8, warps=4, resident=4),
+    "proj": Tile(rows=4, warps=4, resident=None),
+    "gate_up": Tile(rows=4, warps=4, resident=4),
+    "down": Tile(rows=2, warps=2, resident=None),
+    "head": Tile(rows=4, warps=4, resident=None),
 }
 ATTEND_TILE = {"TOKENS": 64, "num_warps": 4}  # old tokens that a program reads at a time
 MAX_SPLITS = 16  # programs among which the sequence is split, at most, for each key head
@@ -44,22 +43,29 @@ class LlamaRow:
         device, dtype = model.embed.weight.device, model.embed.weight.dtype
         Hq, Hkv, Dh = config.num_heads, config.num_kv_heads, config.head_dim
         self.model, self.keys, self.values = model, keys, values
-        self.blocks, self.frequencies = blocks_of(model), model.get_buffer("frequencies")
+        self.blocks = blocks_of(model)
+        self.frequencies = model.get_buffer("frequencies")
         self.pdl = has_pdl(device)
         self.multiprocessors = num_multiprocessors(device)
-        fitting = 2 * self.multiprocessors // Hkv  # programs a key head, with two on every multiprocessor
-        splits = triton.next_power_of_2(fitting + 1) // 2  # the largest power of two up to `fitting`
+        programs = 2 * self.multiprocessors // Hkv  # of a key head, if each multiprocessor runs two
+        splits = triton.next_power_of_2(programs + 1) // 2  # the largest power of two up to `programs`
         self.splits = min(MAX_SPLITS, max(2, splits))
-        empty, numbers = partial(torch.empty, device=device, dtype=dtype), partial(torch.empty, device=device)
-        self.x, self.cos_sin = numbers(config.hidden_size), numbers(2, Dh // 2)
-        self.qkv, self.attended = empty(1, (Hq + 2 * Hkv) * Dh), empty(Hq * Dh)
-        self.inner, self.logits = empty(config.intermediate_size), numbers(1, config.vocab_size)
-        self.parts, self.stats = numbers(Hq, self.splits, Dh), numbers(2, Hq, self.splits)
+        empty = partial(torch.empty, device=device, dtype=dtype)
+        empty_fp32 = partial(torch.empty, device=device)
+        self.x = empty_fp32(config.hidden_size)
+        self.cos_sin = empty_fp32(2, Dh // 2)
+        self.qkv = empty(1, (Hq + 2 * Hkv) * Dh)
+        self.attended = empty(Hq * Dh)
+        self.inner = empty(config.intermediate_size)
+        self.logits = empty_fp32(1, config.vocab_size)
+        self.parts = empty_fp32(Hq, self.splits, Dh)
+        self.stats = empty_fp32(2, Hq, self.splits)  # maximum and total of each part
+        # Of each key head: how many of its programs have stored their part. 0 between two steps.
         self.arrived = torch.zeros(Hkv, device=device, dtype=torch.int32)
 
     @staticmethod
     def fits(model: Llama) -> bool:
-        """Whether this chain is for a model that `LlamaRows` knows: its heads are wide enough."""
+        """Whether this chain computes a model that `LlamaRows` fits: if its heads are wide enough."""
         return model.config.head_dim >= MIN_HEAD_DIM
 
     def __call__(
@@ -144,12 +150,12 @@ def _norm_linear(
         up = load_rows(weight + N * K, row.to(tl.int64), k, N, K)
     g = tl.load(gain + k, mask=k < K, other=0.0)
     release(PDL)
-    # 2. The residual, and the norm's one number.
+    # 2. The residual a[PADDED], and the norm's one number, rstd.
     wait(PDL)
     a = tl.load(x + k, mask=k < K, other=0.0)
     rstd = tl.rsqrt(tl.sum(a * a, 0) / K + eps)
     a = a * g.to(tl.float32)
-    # 3. Row by row, what the next rows need on its way.
+    # 3. ROWS rows at a time; what the next ones need is on its way meanwhile.
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
@@ -226,12 +232,12 @@ def _attend_row(
     qa, qb, new_ka, new_kb, new_value = load_new_token(
         qkv, cos_sin, cos_sin + HALF, q_gain, k_gain, head, eps, dtype, HQ, HKV, HALF, NORM, ROWS
     )  # [ROWS, HALF] twice, [1, HALF] twice, [DH]
-    stored = (slot * HKV + head) * DH
-    stores = has_new & (slot >= 0)
-    tl.store(keys + stored + i[None, :], new_ka, mask=stores)
-    tl.store(keys + stored + HALF + i[None, :], new_kb, mask=stores)
-    tl.store(values + stored + d, new_value, mask=stores)
-    # 4. The running softmax begins with the new token, where it is mine, and goes on with the old ones.
+    new_offset = (slot * HKV + head) * DH
+    stores_new = has_new & (slot >= 0)
+    tl.store(keys + new_offset + i[None, :], new_ka, mask=stores_new)
+    tl.store(keys + new_offset + HALF + i[None, :], new_kb, mask=stores_new)
+    tl.store(values + new_offset + d, new_value, mask=stores_new)
+    # 4. The running softmax begins with the new token, if it is mine, and goes on with the old ones.
     score = tl.sum(qa.to(tl.float32) * new_ka.to(tl.float32), 1)  # [ROWS]: of the new token
     score += tl.sum(qb.to(tl.float32) * new_kb.to(tl.float32), 1)
     maximum = tl.where(has_new, score * scale, -float("inf"))  # [ROWS]
@@ -250,17 +256,17 @@ def _attend_row(
         scores = tl.where((start + t < end)[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
         ka, kb, v = next_ka, next_kb, next_v
-    # 5. One part of the result. The program that ends last joins all parts.
+    # 5. I store my part of the result. The program that ends last joins all parts.
     index = (head * GROUP + g) * SPLITS + part  # [ROWS]
     is_query = g < GROUP
     tl.store(parts + index[:, None] * DH + d[None, :], weighted, mask=is_query[:, None])
     tl.store(maxima + index, maximum, mask=is_query)
     tl.store(totals + index, total, mask=is_query)
-    tl.debug_barrier()
-    count = tl.cdiv(length, share)
-    if tl.atomic_add(arrived + head, 1) == count - 1:
+    tl.debug_barrier()  # all threads' numbers are stored before this program is counted
+    num_parts = tl.cdiv(length, share)
+    if tl.atomic_add(arrived + head, 1) == num_parts - 1:
         for query in range(GROUP):
             row = head * GROUP + query
-            mean = merge_parts(parts, maxima, totals, row, count, d, SPLITS, DH)  # [DH]
+            mean = merge_parts(parts, maxima, totals, row, num_parts, d, SPLITS, DH)  # [DH]
             tl.store(out + row * DH + d, mean.to(out.dtype.element_ty))
-        tl.store(arrived + head, 0)
+        tl.store(arrived + head, 0)  # ready for the next step

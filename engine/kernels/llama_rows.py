@@ -1,9 +1,8 @@
 """A decode step of Llama or Qwen3: PyTorch's matrix products, and Triton for all between them. Part 20.
 
-Promises the model's own logits up to rounding: the residual sum is in fp32. Where the model's file has a
-kernel for each small thing, this has four between the products: the residual sum with its norm; norm, rotate
-and store of a token's heads (queries and keys are rotated, keys and values go to their page); attention over
-pages (Part 13's); and silu with its product.
+Promises the model's own logits up to rounding: the residual sum is in fp32. Four kernels do all between the
+products: the residual sum and the norm; norm, rotation and store of a token's heads (queries and keys are
+rotated, keys and values go to their page); attention over pages (Part 13's); and silu(gate) · up.
 """
 
 from functools import partial
@@ -26,7 +25,9 @@ HEADS = 8  # heads of a token that a program of `_rotate_and_store` takes
 
 
 class LlamaRows:
-    """The forward pass of the next tokens of S ≤ max_rows sequences, over buffers whose addresses stay."""
+    """The forward pass of the next tokens of S ≤ max_rows sequences, over buffers whose addresses never
+    change.
+    """
 
     def __init__(
         self, model: Llama, keys: list[Tensor], values: list[Tensor], max_rows: int,
@@ -170,7 +171,7 @@ def _rotate_and_store(
     address = qkv + (row * (HQ + 2 * HKV) + head)[:, None] * 2 * HALF + i  # [HEADS, HALF]
     a = tl.load(address, mask=valid, other=0.0).to(tl.float32)  # [HEADS, HALF]
     b = tl.load(address + HALF, mask=valid, other=0.0).to(tl.float32)  # [HEADS, HALF]
-    # 2. Normed, as x and y; and rotated, if they are no values.
+    # 2. x and y are the normed halves. Queries and keys are rotated; values stay as they are.
     x, y = a, b
     if NORM:
         rstd = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
@@ -185,13 +186,14 @@ def _rotate_and_store(
     tl.store(out, a, mask=is_query)
     tl.store(out + HALF, b, mask=is_query)
     slot = tl.load(slots + row).to(tl.int64)
-    stored = (slot * HKV + head - HQ)[:, None] * 2 * HALF + i  # [HEADS, HALF]: of a key
-    stores_key, stores_value = (slot >= 0) & valid & ~is_query & ~is_value, (slot >= 0) & valid & is_value
-    tl.store(keys + stored, a, mask=stores_key)
-    tl.store(keys + stored + HALF, b, mask=stores_key)
-    stored -= HKV * 2 * HALF  # of a value: its head comes HKV heads later
-    tl.store(values + stored, a, mask=stores_value)
-    tl.store(values + stored + HALF, b, mask=stores_value)
+    stores_key = (slot >= 0) & valid & ~is_query & ~is_value  # [HEADS, 1]
+    key_offset = (slot * HKV + head - HQ)[:, None] * 2 * HALF + i  # [HEADS, HALF]
+    tl.store(keys + key_offset, a, mask=stores_key)
+    tl.store(keys + key_offset + HALF, b, mask=stores_key)
+    stores_value = (slot >= 0) & valid & is_value  # [HEADS, 1]
+    value_offset = key_offset - HKV * 2 * HALF  # in qkv the values' heads come HKV heads after the keys'
+    tl.store(values + value_offset, a, mask=stores_value)
+    tl.store(values + value_offset + HALF, b, mask=stores_value)
 
 
 @triton.jit

@@ -1,11 +1,11 @@
 """A decode step of many sequences: PyTorch's matrix products, and Triton for everything between them.
 Part 13: what tuning adds for a batch.
 
-Promises GPT-2's numbers up to rounding. A product has no bias: the kernel that reads it adds it, to numbers
-that are in registers anyway. The residual sum, the bias and the norm are one kernel. Up to SPLIT_ROWS rows
-the two products with few columns are cut along their inner dimension too (split-K), since else most of the
-GPU is idle; the kernel behind them sums the parts. The output layer's weights are a copy with a multiple of
-128 rows: GPT-2's own number, 50,257, is odd, and sends the product to a kernel several times slower.
+Promises GPT-2's numbers up to rounding. Products are without bias: the kernel that reads a product adds the
+bias, since the numbers are in its registers. The residual sum, the bias and the norm are one kernel. Up to
+SPLIT_ROWS rows the two products with few columns are split along their inner dimension, too (split-K), since
+most of the GPU would be idle; the next kernel sums the parts. The output layer's weights are a copy with a
+multiple of 128 rows: with GPT-2's own number, 50,257, which is odd, the product takes several times as long.
 """
 
 from functools import partial
@@ -22,12 +22,13 @@ from engine.kernels.pdl import has_pdl, release, wait
 from engine.kernels.single_row import blocks_of
 from engine.models.gpt2 import Model as GPT2
 
-SPLIT_ROWS = 128  # rows of a step up to which products are split: above, PyTorch's are faster
+SPLIT_ROWS = 128  # rows of a step up to which products are split; with more, PyTorch's products are faster
 SPLITS = 5  # parts of the inner dimension: divides 1,600 and 6,400, GPT-2 XL's, into whole tiles
 INNER = 64  # numbers of the inner dimension that a program reads at a time
 FEW_ROWS = 64
-FEW_ROWS_TILE = {"COLS": 32, "num_warps": 4}  # columns of the product a program computes, up to FEW_ROWS rows
-MANY_ROWS_TILE = {"COLS": 64, "num_warps": 8}  # and above
+# COLS: columns of the product that a program computes.
+FEW_ROWS_TILE = {"COLS": 32, "num_warps": 4}  # up to FEW_ROWS rows
+MANY_ROWS_TILE = {"COLS": 64, "num_warps": 8}  # with more rows
 
 
 class ManyRows:

@@ -1,11 +1,9 @@
-"""`flash_prefill.py` over pages: several new tokens of each sequence see all it has, where it lies. Part 13.
+"""`flash_prefill.py` over pages: several new tokens of each sequence attend to all its tokens. Part 13.
 
-Promises what the varlen kernel gives on keys and values gathered from their pages, and gathers nothing: a
-chunk of a prompt sees the chunks before it, and a prompt whose beginning was found in the prefix cache sees
-that. New tokens' keys must be stored first.
+Promises what the varlen kernel gives on keys and values gathered from their pages, and reads them in their
+pages: a chunk of a prompt sees the chunks before it, and a prompt whose beginning the prefix cache has sees
+that beginning. New tokens' keys and values must be stored first.
 """
-
-from collections.abc import Sequence
 
 import torch
 import triton
@@ -13,22 +11,24 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.attention.paged import Pages
-from engine.attention.varlen import longest
+from engine.attention.varlen import max_length
 from engine.kernels.flash_prefill import MAX_HEAD_DIM, TILES
 from engine.kernels.running_softmax import add_tile
 from engine.machine.device import on_device
 
 
 class PagedPrefill:
-    """A step's plan: (pages, where each sequence's queries start and end, a layer's keys)."""
+    """A step's plan, made from its pages: takes q and each layer's keys and values."""
 
-    def __init__(self, pages: Pages, query_start: Sequence[int], keys: Tensor) -> None:
-        """query_start[S+1]. Raises ValueError for heads wider than MAX_HEAD_DIM."""
+    def __init__(self, pages: Pages, query_start: tuple[int, ...], keys: Tensor) -> None:
+        """query_start[S+1]: sequence s has the queries query_start[s]:query_start[s+1]. `keys`: any layer's.
+        Raises ValueError for heads wider than MAX_HEAD_DIM.
+        """
         if keys.shape[-1] > MAX_HEAD_DIM:
             raise ValueError(f"head_dim={keys.shape[-1]}: this kernel accepts up to {MAX_HEAD_DIM}")
         self.tables, self.lens = pages.on(keys.device)  # [S, W], [S]
         (self.query_start,) = on_device(keys.device, query_start, dtype=torch.int32)
-        self.longest = longest(query_start)
+        self.max_queries = max_length(query_start)  # of one sequence
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """q[T, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [T, Hq, Dh]."""
@@ -36,7 +36,7 @@ class PagedPrefill:
         q = q if q.stride(2) == 1 else q.contiguous()
         out = torch.empty(T, Hq, Dh, dtype=q.dtype, device=q.device)
         tile = TILES[q.element_size()]
-        _paged_prefill[(triton.cdiv(self.longest, tile), Hq, len(self.lens))](
+        _paged_prefill[(triton.cdiv(self.max_queries, tile), Hq, len(self.lens))](
             q, keys, values, out, self.query_start, self.tables, self.lens, self.tables.stride(0),
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), Dh**-0.5,
             GROUP=Hq // Hkv, HKV=Hkv, DH=Dh, DH_PADDED=max(16, triton.next_power_of_2(Dh)), P=P,
@@ -51,35 +51,39 @@ def _paged_prefill(
     GROUP: tl.constexpr, HKV: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, P: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile of ROWS queries, query head, sequence): out[T, HQ, DH]. Strides are in numbers."""
+    """Program (tile of ROWS queries, query head, sequence): its rows of out[T, HQ, DH]. `width` is W of
+    tables[S, W]; q_token to out_head are strides, in numbers.
+    """
     # 1. Which tile of queries, which head, which sequence is mine?
     head, sequence = tl.program_id(1), tl.program_id(2)
     start = tl.load(query_start + sequence)
     Tq, Tk = tl.load(query_start + sequence + 1) - start, tl.load(lens + sequence)
     first = tl.program_id(0) * ROWS
-    if first >= Tq:  # the grid is as long as the longest sequence needs
+    if first >= Tq:  # the grid has tiles for the sequence with the most queries
         return
     past = Tk - Tq
     row = first + tl.arange(0, ROWS)  # [ROWS]
     col = tl.arange(0, COLS)  # [COLS]
     d = tl.arange(0, DH_PADDED)  # [DH_PADDED]
-    inside = (row < Tq)[:, None] & (d < DH)[None, :]
-    token = (start + row).to(tl.int64)[:, None]
+    inside = (row < Tq)[:, None] & (d < DH)[None, :]  # [ROWS, DH_PADDED]
+    token = (start + row).to(tl.int64)[:, None]  # [ROWS, 1]
     queries = tl.load(q + token * q_token + head * q_head + d[None, :], mask=inside, other=0.0)
-    # 2. The running softmax, over tiles of keys found by the block table.
+    # 2. The running softmax over tiles of COLS keys, up to the last one that a query of the tile sees. The
+    #    block table says where they lie.
     maximum = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, DH_PADDED], tl.float32)
-    for begin in range(0, past + tl.minimum(first + ROWS, Tq), COLS):
-        valid = begin + col < Tk
-        block = tl.load(tables + sequence * width + (begin + col) // P, mask=valid, other=0).to(tl.int64)
-        place = (block * P + (begin + col) % P) * HKV + head // GROUP  # [COLS]: the row of keys[-1, DH]
-        at = place[:, None] * DH + d[None, :]  # [COLS, DH_PADDED]
-        known = valid[:, None] & (d < DH)[None, :]
-        k = tl.load(keys + at, mask=known, other=0.0)
+    for key_start in range(0, past + tl.minimum(first + ROWS, Tq), COLS):
+        position = key_start + col  # [COLS]
+        valid = position < Tk
+        block = tl.load(tables + sequence * width + position // P, mask=valid, other=0).to(tl.int64)  # [COLS]
+        kv_row = (block * P + position % P) * HKV + head // GROUP  # [COLS]: the row of keys.view(-1, DH)
+        offsets = kv_row[:, None] * DH + d[None, :]  # [COLS, DH_PADDED]
+        in_bounds = valid[:, None] & (d < DH)[None, :]
+        k = tl.load(keys + offsets, mask=in_bounds, other=0.0)  # [COLS, DH_PADDED]
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [ROWS, COLS]
-        scores = tl.where((begin + col)[None, :] <= (past + row)[:, None], scores, -float("inf"))
-        v = tl.load(values + at, mask=known, other=0.0)
+        scores = tl.where(position[None, :] <= (past + row)[:, None], scores, -float("inf"))
+        v = tl.load(values + offsets, mask=in_bounds, other=0.0)
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
     # 3. The mean, each value by its weight.
     out += token * out_token + head * out_head + d[None, :]

@@ -13,19 +13,19 @@ import triton.language as tl
 
 
 def has_pdl(device: torch.device) -> bool:
-    """Whether kernels can be launched so on this device."""
+    """Whether kernels can be launched with PDL on this device."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @triton.jit
 def wait(PDL: tl.constexpr):
-    """From here on, what earlier kernels wrote may be read, and anything written."""
+    """Wait for the earlier kernels: afterwards what they wrote may be read, and anything may be written."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
 def release(PDL: tl.constexpr):
-    """The next kernel may be launched."""
+    """Allow the next kernel to be launched."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

@@ -20,8 +20,8 @@ from engine.models.gpt2 import Model as GPT2
 
 
 def prompt_forward(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
-    """The fastest forward pass over a prompt's tokens, called as the model is: `PromptRows` where it fits the
-    model and there is a GPU, else the model. For `EagerWay(forward=)`.
+    """The fastest forward pass over a prompt's tokens, called as the model is: `PromptRows` if the model is
+    one that `SingleRow` fits and is on a GPU, else the model itself. For `EagerWay(forward=)`.
     """
     return PromptRows(model) if SingleRow.fits(model) and model.embed.weight.is_cuda else model
 

@@ -1,9 +1,9 @@
-"""Linear layers whose weights are codes, in Triton: a weight becomes a number in registers. Part 17.
+"""Linear layers whose weights are codes, in Triton: a code becomes a weight in registers alone. Part 17.
 
 Promises the products of engine/quantization/products.py up to rounding; sums are in fp32. For one row of x a
-program sums over some rows of W, which it reads once, in wide loads. Several rows of x share a tile of W and
-go to the tensor cores. For the rows of a decode step; engine/quantization/gpu.py computes a prompt's
-otherwise.
+program multiplies some rows of W, which it reads once, in wide loads. Several rows of x share a tile of W and
+are multiplied on tensor cores. For the rows of a decode step; a prompt's are computed in another way
+(engine/quantization/gpu.py).
 """
 
 import torch
@@ -87,23 +87,23 @@ def _int4_row(
     """
     HALF: tl.constexpr = GROUP // 2
     BYTES: tl.constexpr = (K + 1) // 2
-    COUNT: tl.constexpr = (K + GROUP - 1) // GROUP
+    NUM_GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
     row, g = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, GROUPS)
     byte = g[:, None] * HALF + tl.arange(0, HALF)[None, :]  # [GROUPS, HALF]
     total = tl.zeros([ROWS, GROUPS], tl.float32)
-    for start in range(0, COUNT, GROUPS):
-        at = start * HALF + byte
-        even = tl.load(x + 2 * at, mask=2 * at < K, other=0.0).to(tl.float32)
-        odd = tl.load(x + 2 * at + 1, mask=2 * at + 1 < K, other=0.0).to(tl.float32)
+    for start in range(0, NUM_GROUPS, GROUPS):
+        row_byte = start * HALF + byte  # [GROUPS, HALF]: the byte's index in its row
+        even = tl.load(x + 2 * row_byte, mask=2 * row_byte < K, other=0.0).to(tl.float32)
+        odd = tl.load(x + 2 * row_byte + 1, mask=2 * row_byte + 1 < K, other=0.0).to(tl.float32)
         pair = tl.load(
-            packed + row[:, None, None].to(tl.int64) * BYTES + at[None, :, :],
-            mask=(row < N)[:, None, None] & (at < BYTES)[None, :, :],
+            packed + row[:, None, None].to(tl.int64) * BYTES + row_byte[None, :, :],
+            mask=(row < N)[:, None, None] & (row_byte < BYTES)[None, :, :],
             other=0,
-        )
+        )  # [ROWS, GROUPS, HALF]: two codes each
         sums = tl.sum((pair & 15).to(tl.float32) * even[None, :, :], 2)
         sums += tl.sum((pair >> 4).to(tl.float32) * odd[None, :, :], 2)  # [ROWS, GROUPS]
-        index = row[:, None].to(tl.int64) * COUNT + start + g[None, :]
-        valid = (row < N)[:, None] & (start + g < COUNT)[None, :]
+        index = row[:, None].to(tl.int64) * NUM_GROUPS + start + g[None, :]  # [ROWS, GROUPS]
+        valid = (row < N)[:, None] & (start + g < NUM_GROUPS)[None, :]
         s = tl.load(scale + index, mask=valid, other=0.0).to(tl.float32)
         group_low = tl.load(low + index, mask=valid, other=0.0).to(tl.float32)
         total += sums * s + tl.sum(even + odd, 1)[None, :] * group_low
@@ -147,14 +147,14 @@ def _int4_tile(
     """
     HALF: tl.constexpr = GROUP // 2
     BYTES: tl.constexpr = (K + 1) // 2
-    COUNT: tl.constexpr = (K + GROUP - 1) // GROUP
+    NUM_GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
     t, col = tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)
     total = tl.zeros([ROWS, COLS], tl.float32)
-    for group in range(COUNT):
-        byte = group * HALF + tl.arange(0, HALF)
-        at = x + t[:, None] * K + 2 * byte[None, :]
-        even = tl.load(at, mask=(t < T)[:, None] & (2 * byte < K)[None, :], other=0.0)
-        odd = tl.load(at + 1, mask=(t < T)[:, None] & (2 * byte + 1 < K)[None, :], other=0.0)
+    for group in range(NUM_GROUPS):
+        byte = group * HALF + tl.arange(0, HALF)  # [HALF]
+        even_ptr = x + t[:, None] * K + 2 * byte[None, :]  # [ROWS, HALF]
+        even = tl.load(even_ptr, mask=(t < T)[:, None] & (2 * byte < K)[None, :], other=0.0)
+        odd = tl.load(even_ptr + 1, mask=(t < T)[:, None] & (2 * byte + 1 < K)[None, :], other=0.0)
         pair = tl.load(
             packed + col[None, :].to(tl.int64) * BYTES + byte[:, None],
             mask=(col < N)[None, :] & (byte < BYTES)[:, None],
@@ -162,7 +162,7 @@ def _int4_tile(
         )  # [HALF, COLS]: two codes each
         sums = tl.dot(even, (pair & 15).to(even.dtype), input_precision="ieee")
         sums = tl.dot(odd, (pair >> 4).to(even.dtype), sums, input_precision="ieee")  # [ROWS, COLS]
-        index = col.to(tl.int64) * COUNT + group
+        index = col.to(tl.int64) * NUM_GROUPS + group  # [COLS]
         s = tl.load(scale + index, mask=col < N, other=0.0).to(tl.float32)
         group_low = tl.load(low + index, mask=col < N, other=0.0).to(tl.float32)
         total += sums * s[None, :]

@@ -1,5 +1,5 @@
 """Steps of a running softmax that the tuned attention kernels share. Part 13. `paged_attention.py` has the
-same steps written out in its kernels.
+same steps inside its kernels.
 """
 
 import triton
@@ -11,22 +11,22 @@ def add_tile(scores, v, maximum, total, weighted):
     """Add a tile of tokens: scores[R, TOKENS], -inf where there is no token, and v[TOKENS, DH] -> the new
     maximum[R], total[R] and weighted[R, DH].
     """
-    new = tl.maximum(maximum, tl.max(scores, 1))  # [R]
-    shrink = tl.exp(maximum - new)  # [R]
-    weights = tl.exp(scores - new[:, None])  # [R, TOKENS]
+    new_maximum = tl.maximum(maximum, tl.max(scores, 1))  # [R]
+    shrink = tl.exp(maximum - new_maximum)  # [R]
+    weights = tl.exp(scores - new_maximum[:, None])  # [R, TOKENS]
     total = total * shrink + tl.sum(weights, 1)
     weighted = tl.dot(weights.to(v.dtype), v, weighted * shrink[:, None], input_precision="ieee")
-    return new, total, weighted
+    return new_maximum, total, weighted
 
 
 @triton.jit
-def merge_parts(parts, maxima, totals, row, count, d, SPLITS: tl.constexpr, DH: tl.constexpr):
-    """The mean[DH] of the first `count` parts of row `row`, each relative to its own maximum, in parts[rows,
-    SPLITS, DH], maxima and totals[rows, SPLITS]. Other programs have just written them: `volatile` reads past
-    caches that do not know it yet.
+def merge_parts(parts, maxima, totals, row, num_parts, d, SPLITS: tl.constexpr, DH: tl.constexpr):
+    """The mean[DH] of the first `num_parts` parts of row `row`, each relative to its own maximum, in
+    parts[rows, SPLITS, DH], maxima and totals[rows, SPLITS]. Other programs have just written them:
+    `volatile` reads past caches that do not know it yet.
     """
     part = tl.arange(0, SPLITS)
-    index, valid = row * SPLITS + part, part < count  # [SPLITS] each
+    index, valid = row * SPLITS + part, part < num_parts  # [SPLITS] each
     maximum = tl.load(maxima + index, mask=valid, other=-float("inf"), volatile=True)
     total = tl.load(totals + index, mask=valid, other=0.0, volatile=True)
     address = parts + index[:, None] * DH + d[None, :]  # [SPLITS, DH]

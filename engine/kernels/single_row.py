@@ -1,8 +1,8 @@
-"""A decode step of one sequence as a chain of few kernels, each waiting as little as it can for the last.
+"""A decode step of one sequence as a chain of few kernels, each of which starts before the last has ended.
 Part 13: what tuning adds for a batch of one.
 
-With one row, a step reads every weight once and computes next to nothing, so the gaps between kernels are
-what is left to save. Promises GPT-2's numbers up to rounding. Two kinds of kernel beside attention: a norm
+With one row, a step reads every weight once and computes little, so what can be saved is the time between two
+kernels. Promises GPT-2's numbers up to rounding. Two kinds of kernel beside attention: a norm
 with the linear layer behind it, and a linear layer with the residual sum. On Hopper each is launched before
 its predecessor has ended (`pdl.py`): its first weights, and all it needs that no predecessor writes, are on
 their way when `wait` returns. Residuals and sums are in fp32.
@@ -29,15 +29,15 @@ class Tile(NamedTuple):
     rows: int  # of the matrix that a program takes at a time
     warps: int  # of a program
     resident: int | None  # programs on a multiprocessor, which walk over the matrix; None: one for each tile
-    registers: int | None = None  # of a thread, at most; None: as the compiler likes
+    registers: int | None = None  # of a thread, at most; None: the compiler chooses
 
     def programs(self, num_rows: int, multiprocessors: int) -> int:
-        """How many programs there are for a matrix of so many rows."""
+        """How many programs there are for a matrix of `num_rows` rows."""
         tiles = triton.cdiv(num_rows, self.rows)
         return min(tiles, self.resident * multiprocessors) if self.resident else tiles
 
     def options(self, num_rows: int, multiprocessors: int, pdl: bool) -> dict[str, Any]:
-        """The kernel's parameters and launch options that say so."""
+        """The kernel's parameters and launch options for this tile and a matrix of `num_rows` rows."""
         programs = self.programs(num_rows, multiprocessors)
         options = {"ROWS": self.rows, "PROGRAMS": programs, "PDL": pdl, "launch_pdl": pdl}
         options["num_warps"] = self.warps
@@ -48,22 +48,22 @@ class Operand(NamedTuple):
     """A linear layer as its kernel reads it."""
 
     tensors: tuple[Tensor, ...]  # in the order of the kernel's parameters
-    constants: dict[str, int]  # of the compiler: N, K, and what else this kernel wants
+    constants: dict[str, int]  # known to the compiler: N, K, and others that the kernel takes
 
 
 TILES = {
-    "qkv": Tile(4, 4, 4),
-    "proj": Tile(4, 2, None),
-    "up": Tile(2, 4, 6),
-    "down": Tile(2, 8, 4),
-    "head": Tile(4, 4, 8),
+    "qkv": Tile(rows=4, warps=4, resident=4),
+    "proj": Tile(rows=4, warps=2, resident=None),
+    "up": Tile(rows=2, warps=4, resident=6),
+    "down": Tile(rows=2, warps=8, resident=4),
+    "head": Tile(rows=4, warps=4, resident=8),
 }
 
 
 @triton.jit
 def gelu(x):
-    """GPT-2's: x · (1 + tanh(u)) / 2, where u = √(2/π) · (x + 0.044715 · x³). tanh(u) = 1 - 2 / (exp(2u) + 1)
-    neither overflows nor loses small numbers' sign.
+    """GPT-2's gelu: x · (1 + tanh(u)) / 2, where u = √(2/π) · (x + 0.044715 · x³). tanh(u) = 1 - 2 / (exp(2u)
+    + 1) neither overflows nor loses small numbers' sign.
     """
     u = 0.7978845608028654 * (x + 0.044715 * x * x * x)  # the first number is √(2/π)
     return x * (1 - 1 / (tl.exp(2 * u) + 1))
@@ -110,13 +110,13 @@ def _norm_linear(
     wb = tl.load(weight_bias + row, mask=row < N, other=0.0)  # [ROWS]
     g = tl.load(gain + k, mask=k < K, other=0.0)  # [PADDED]
     release(PDL)
-    # 2. The residual, and the norm's two numbers.
+    # 2. The residual a[PADDED], and the norm's two numbers, mean and rstd.
     wait(PDL)
     a = tl.load(x + k, mask=k < K, other=0.0)  # [PADDED]
     mean = tl.sum(a, 0) / K
     rstd = tl.rsqrt(tl.sum(a * a, 0) / K - mean * mean + eps)
     a = a * g.to(tl.float32)
-    # 3. Row by row, what the next rows need on its way.
+    # 3. ROWS rows at a time; what the next ones need is on its way meanwhile.
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
@@ -195,9 +195,7 @@ class SingleRow:
 
     @staticmethod
     def fits(model: nn.Module) -> TypeGuard[GPT2]:
-        """Whether this is a model whose arithmetic is written down here: GPT-2, with linear layers as they
-        were loaded.
-        """
+        """Whether these kernels compute this model: GPT-2, with linear layers as they were loaded."""
         return (
             isinstance(model, GPT2)
             and SingleRow.supports(model.config)
@@ -206,7 +204,9 @@ class SingleRow:
 
     @staticmethod
     def supports(config: ModelConfig) -> bool:
-        """Whether the kernels compute what such a GPT-2 does."""
+        """Whether the kernels compute a GPT-2 of these settings: its activation, and heads whose width is a
+        power of two.
+        """
         return (
             config.activation in ("gelu_new", "gelu_pytorch_tanh")
             and config.head_dim == triton.next_power_of_2(config.head_dim) >= MIN_HEAD_DIM
@@ -255,7 +255,7 @@ class SingleRow:
 
 
 def num_multiprocessors(device: torch.device) -> int:
-    """Of a GPU; 1 for the interpreter, which runs its programs one after the other."""
+    """The GPU's; 1 for the interpreter, which runs programs one after the other."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
@@ -273,6 +273,7 @@ def blocks_of(model: GPT2) -> list[Block]:
 
 
 def _operands_of(model: GPT2) -> Operands:
+    """The model's weights, as `_embed`, `_norm_linear` and `_linear_add` read them."""
     blocks = [
         (
             _norm_linear_operand(block.norm1, block.attention.qkv), _linear_operand(block.attention.proj),
@@ -300,5 +301,6 @@ def _linear_operand(linear: nn.Linear) -> Operand:
 
 
 def _constants(linear: nn.Linear) -> dict[str, int]:
+    """N, K and PADDED of both kernels."""
     N, K = linear.weight.shape
     return {"N": N, "K": K, "PADDED": triton.next_power_of_2(K)}

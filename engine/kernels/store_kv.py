@@ -1,7 +1,8 @@
 """New keys and values into their pages, in one launch: what two `index_copy_` do. Part 13.
 
-Promises that token t's heads end at slot `slots[t]` (block · P + place) of the layer's pages, and that a
-slot of -1 is no token: a CUDA graph runs with as many rows as it was captured for, used or not.
+Promises that token t's heads are written to slot `slots[t]` (block · P + offset in the block) of the layer's
+pages. A slot of -1 is no token, and nothing is written: a CUDA graph runs with as many rows as it was
+captured for, also when a step has fewer.
 """
 
 import triton
@@ -10,8 +11,8 @@ from torch import Tensor
 
 
 def store_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """k, v[T, Hkv, Dh] -> keys, values[B, P, Hkv, Dh], at slots[T]. Rows of k and v may lie apart (a view of
-    a fused qkv), their heads together.
+    """k, v[T, Hkv, Dh] -> keys, values[B, P, Hkv, Dh], at slots[T]. A token's Hkv · Dh numbers must lie
+    together; tokens may lie apart (a view of a fused qkv).
     """
     T, Hkv, Dh = k.shape
     if T:
@@ -23,9 +24,10 @@ def store_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) 
 
 @triton.jit
 def _store(k, v, keys, values, slots, k_token, v_token, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """A program for each token: its WIDTH = Hkv · Dh numbers, which lie together, go to row slots[token] of
-    keys[B · P, WIDTH], and those of v to values. Token t's begin `k_token` · t numbers into k, `v_token` · t
-    into v. A slot of -1 is no token. PADDED is the next power of two above WIDTH: `tl.arange` takes no other.
+    """A program for each token: its WIDTH = Hkv · Dh numbers of k go to row slots[token] of keys[B · P,
+    WIDTH], and those of v to values. Token t's numbers begin k_token · t numbers into k, and v_token · t into
+    v. A slot of -1 is no token. `tl.arange` takes powers of two alone: PADDED is the first that is at least
+    WIDTH.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)

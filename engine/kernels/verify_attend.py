@@ -2,11 +2,11 @@
 needs beside `append_attend.py`, where a row does not see its neighbours of the same pass.
 
 Promises what storing all new keys and values first, and then attending row by row, gives for a model whose
-query heads have a key head each. Rows of a sequence are neighbours, in the order of their tokens. Nothing
-says how many a sequence has, for a graph's inputs are the same however rows are dealt out: the row above is
-of the same sequence if its slot is where this row's block table has the token before. The last row of a
-sequence does the work of all of them: old keys are read once, by as many queries as there are, and new keys
-and values come from the qkv layer's output, where they are in any case.
+query heads have a key head each. Rows of a sequence are neighbours, in the order of their tokens. No input
+says how many rows a sequence has, since a graph's inputs are the same for any mixture: the row above is of
+the same sequence if its slot is where this row's block table has the token before. The last row of a sequence
+does the work of all its rows. So old keys are read once for all its queries, and new keys and values are
+taken from the qkv layer's output.
 """
 
 import torch
@@ -22,7 +22,7 @@ from engine.kernels.running_softmax import add_tile
 MOST_NEW = 32  # new tokens of a sequence, at most
 TOKENS = 64  # old tokens that a program reads at a time
 MAX_SPLITS = 32  # programs among which a sequence is split, at most
-PROGRAMS_PER_MULTIPROCESSOR = 16  # most of them find that their row is not its sequence's last, and end
+PROGRAMS_PER_MULTIPROCESSOR = 16  # many, because those whose row is not its sequence's last end at once
 
 
 class VerifyAttend:
@@ -34,15 +34,18 @@ class VerifyAttend:
         if device.type == "cuda":
             multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
             self.programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
-        most = max(self.splits(rows) * rows * _new_token_lanes(rows) for rows in range(1, max_rows + 1))
-        self.parts = torch.empty(most * num_heads, head_dim, device=device)
-        self.stats = torch.empty(2, most * num_heads, device=device)  # maximum and total of each part's rows
+        part_rows = (self.splits(rows) * rows * _new_token_lanes(rows) for rows in range(1, max_rows + 1))
+        max_part_rows = max(part_rows) * num_heads  # of any number of rows up to max_rows
+        self.parts = torch.empty(max_part_rows, head_dim, device=device)
+        self.stats = torch.empty(2, max_part_rows, device=device)  # maximum and total of each part's rows
+        # Of each row and head: how many of its programs have stored their part. 0 between two passes.
         self.arrived = torch.zeros(max_rows * num_heads, device=device, dtype=torch.int32)
 
     def splits(self, rows: int) -> int:
-        """Among how many programs a head of each row is split: a power of two."""
-        fitting = self.programs // (rows * self.heads)
-        return min(MAX_SPLITS, max(1, triton.next_power_of_2(fitting + 1) // 2))
+        """Among how many programs the old tokens of a row's head are split: a power of two."""
+        max_splits = self.programs // (rows * self.heads)
+        splits = triton.next_power_of_2(max_splits + 1) // 2  # the largest power of two up to `max_splits`
+        return min(MAX_SPLITS, max(1, splits))
 
     def __call__(
         self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
@@ -62,16 +65,16 @@ class VerifyAttend:
 
 
 def _new_token_lanes(rows: int) -> int:
-    """New tokens of a sequence that a program has room for, in a pass of so many rows: a power of two."""
+    """New tokens of a sequence that a program has room for, in a pass of this many rows: a power of two."""
     return MOST_NEW if rows > MIN_DOT_ROWS else MIN_DOT_ROWS
 
 
 @triton.jit
-def _load_rows(qkv, bias, column, valid, dtype: tl.constexpr, BIAS: tl.constexpr):
-    """The numbers at qkv[NEW, DH] plus those at bias + column[DH], rounded as if they had been stored; rows
-    that are not `valid`[NEW] may be anything.
+def _load_rows(qkv_ptr, bias, column, valid, dtype: tl.constexpr, BIAS: tl.constexpr):
+    """The numbers behind the pointers qkv_ptr[NEW, DH], plus bias[column[DH]]: rounded as if they had been
+    stored. Rows that are not `valid`[NEW] may be anything.
     """
-    x = tl.load(qkv, mask=valid[:, None], other=0.0)  # [NEW, DH]
+    x = tl.load(qkv_ptr, mask=valid[:, None], other=0.0)  # [NEW, DH]
     if BIAS:
         x = (x.to(tl.float32) + tl.load(bias + column).to(tl.float32)[None, :]).to(dtype)
     return x
@@ -83,21 +86,24 @@ def _verify(
     H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, NEW: tl.constexpr,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (head, row, part): if the row is its sequence's last, a part of the old tokens for the queries
-    of all its rows; part 0 takes the new tokens, too. Nothing that is read before `wait` changes in a pass.
+    """Program (head, row, part): if the row is its sequence's last, a part of the old tokens, for the queries
+    of all the sequence's rows. Part 0 takes the new tokens, too. What is read before `wait` does not change
+    during a pass.
     """
-    # 1. Is there a row below that goes on where mine ends?
+    # 1. Only a sequence's last row works. I am not it if the row below continues me: if its block table puts
+    #    the token before its own into my slot.
     head, row, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + row)
-    below = row + 1
-    # The position of the token before that row's; and it lies in this row's slot if it is this row's token.
-    previous = tl.load(lens + below, mask=below < S, other=0) - 2
-    block = tl.load(tables + below * width + previous // P, mask=previous >= 0, other=-1)
-    goes_on = (previous >= 0) & (tl.load(slots + row) == block * P + previous % P)
+    next_row = row + 1
+    # A position. The next row's own token is at its length - 1, so the one before is at its length - 2.
+    before_next = tl.load(lens + next_row, mask=next_row < S, other=0) - 2
+    block = tl.load(tables + next_row * width + before_next // P, mask=before_next >= 0, other=-1)
+    is_continued = (before_next >= 0) & (tl.load(slots + row) == block * P + before_next % P)
     release(PDL)
-    if (length == 0) | goes_on:
+    if (length == 0) | is_continued:
         return
-    # 2. Which rows above are my sequence's? Row `row - n` has the n-th token before my last.
+    # 2. Which rows above are my sequence's? Row `row - n` has the token n positions before my own, if that
+    #    token's place in my block table is its slot.
     n, d, i = tl.arange(0, NEW), tl.arange(0, DH), tl.arange(0, TOKENS)
     tables += row * width
     above, position = row - n, length - 1 - n  # [NEW] each
@@ -106,30 +112,32 @@ def _verify(
     slot = tl.load(slots + above, mask=valid, other=-1)  # [NEW]
     valid = valid & (slot == block * P + position % P)
     # 3. My part of the old tokens: the first keys and values are on their way while the qkv layer computes.
-    old = length - tl.sum(valid.to(tl.int32), 0)
-    share = tl.maximum(tokens_per_part(old, SPLITS, TOKENS), TOKENS)
+    num_old = length - tl.sum(valid.to(tl.int32), 0)
+    share = tl.maximum(tokens_per_part(num_old, SPLITS, TOKENS), TOKENS)  # not 0: `num_parts` divides by it
     first = part * share
-    last = tl.minimum(first + share, old)
-    if (part > 0) & (first >= old):
+    last = tl.minimum(first + share, num_old)
+    if (part > 0) & (first >= num_old):
         return
     k, v = load_old_tokens(keys, values, tables, first + i, first + i < last, head, d, H, DH, P)
     wait(PDL)
-    # 4. The queries; new keys and values, each seen by its own row and those below; they go to their pages.
+    # 4. The queries. Part 0 stores the new keys and values in their pages, and begins the softmax with them:
+    #    a row sees its own and those of the rows above.
     D: tl.constexpr = H * DH
-    column = head * DH + d  # [DH]: of the queries, among D
-    numbers = qkv + above.to(tl.int64)[:, None] * 3 * D + column[None, :]  # [NEW, DH]
-    queries = _load_rows(numbers, bias, column, valid, k.dtype, BIAS)  # [NEW, DH]
+    column = head * DH + d  # [DH]: my head's, among a row's D queries
+    qkv_ptr = qkv + above.to(tl.int64)[:, None] * 3 * D + column[None, :]  # [NEW, DH]
+    queries = _load_rows(qkv_ptr, bias, column, valid, k.dtype, BIAS)  # [NEW, DH]
     maximum = tl.full([NEW], -float("inf"), tl.float32)
     total = tl.zeros([NEW], tl.float32)
     weighted = tl.zeros([NEW, DH], tl.float32)
     if part == 0:
-        key = _load_rows(numbers + D, bias, D + column, valid, k.dtype, BIAS)  # [NEW, DH]
-        value = _load_rows(numbers + 2 * D, bias, 2 * D + column, valid, k.dtype, BIAS)  # [NEW, DH]
-        address = (slot.to(tl.int64) * H + head)[:, None] * DH + d[None, :]  # [NEW, DH]
-        tl.store(keys + address, key, mask=valid[:, None])
-        tl.store(values + address, value, mask=valid[:, None])
+        key = _load_rows(qkv_ptr + D, bias, D + column, valid, k.dtype, BIAS)  # [NEW, DH]
+        value = _load_rows(qkv_ptr + 2 * D, bias, 2 * D + column, valid, k.dtype, BIAS)  # [NEW, DH]
+        kv_offset = (slot.to(tl.int64) * H + head)[:, None] * DH + d[None, :]  # [NEW, DH]
+        tl.store(keys + kv_offset, key, mask=valid[:, None])
+        tl.store(values + kv_offset, value, mask=valid[:, None])
         scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale  # [NEW, NEW]
-        # A row sees itself and those above it. One that is not valid sees itself, so that its sum is not 0.
+        # n counts upwards, so row n sees the columns from n on. A row that is not valid sees itself alone, so
+        # that its sum is not 0.
         visible = (valid[None, :] & (n[None, :] >= n[:, None])) | (n[None, :] == n[:, None])  # [NEW, NEW]
         scores = tl.where(visible, scores, -float("inf"))
         maximum = tl.max(scores, 1)
@@ -144,31 +152,44 @@ def _verify(
         scores = tl.where((start + i < last)[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
         k, v = next_k, next_v
-    # 6. Alone, the result is done. Else the program that ends last joins the parts.
-    result = out + (above * H + head)[:, None] * DH + d[None, :]  # [NEW, DH]
+    # 6. Alone, my result is the sequence's. Else I store my part, and the program that ends last joins them.
+    out_ptr = out + (above * H + head)[:, None] * DH + d[None, :]  # [NEW, DH]
     if SPLITS == 1:
-        tl.store(result, (weighted / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
+        tl.store(out_ptr, (weighted / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
     else:
         index = row * H + head
-        part_rows = (index * SPLITS + part) * NEW + n
-        tl.store(parts + part_rows[:, None] * DH + d[None, :], weighted)
-        tl.store(maxima + part_rows, maximum)
-        tl.store(totals + part_rows, total)
-        tl.debug_barrier()
-        count = tl.maximum(tl.cdiv(old, share), 1)
-        if tl.atomic_add(arrived + index, 1) == count - 1:
-            maximum = tl.full([NEW], -float("inf"), tl.float32)
-            total = tl.zeros([NEW], tl.float32)
-            weighted = tl.zeros([NEW, DH], tl.float32)
-            for other in range(0, count):
-                part_rows = (index * SPLITS + other) * NEW + n  # [NEW]
-                part_maximum = tl.load(maxima + part_rows, volatile=True)  # [NEW]
-                part_total = tl.load(totals + part_rows, volatile=True)  # [NEW]
-                part_weighted = tl.load(parts + part_rows[:, None] * DH + d[None, :], volatile=True)
-                new = tl.maximum(maximum, part_maximum)
-                shrink, factor = tl.exp(maximum - new), tl.exp(part_maximum - new)
-                total = total * shrink + part_total * factor
-                weighted = weighted * shrink[:, None] + part_weighted * factor[:, None]
-                maximum = new
-            tl.store(result, (weighted / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
-            tl.store(arrived + index, 0)
+        part_row = (index * SPLITS + part) * NEW + n  # [NEW]
+        tl.store(parts + part_row[:, None] * DH + d[None, :], weighted)
+        tl.store(maxima + part_row, maximum)
+        tl.store(totals + part_row, total)
+        tl.debug_barrier()  # all threads' parts are stored before this program is counted
+        num_parts = tl.maximum(tl.cdiv(num_old, share), 1)
+        if tl.atomic_add(arrived + index, 1) == num_parts - 1:
+            mean = _join_parts(parts, maxima, totals, index, num_parts, SPLITS, NEW, DH)  # [NEW, DH]
+            tl.store(out_ptr, mean.to(out.dtype.element_ty), mask=valid[:, None])
+            tl.store(arrived + index, 0)  # ready for the next pass
+
+
+@triton.jit
+def _join_parts(
+    parts, maxima, totals, index, num_parts, SPLITS: tl.constexpr, NEW: tl.constexpr, DH: tl.constexpr
+):
+    """The mean[NEW, DH] of the first `num_parts` parts at `index` in parts[rows · H, SPLITS, NEW, DH], each
+    relative to its own maximum: maxima and totals[rows · H, SPLITS, NEW]. Other programs have just written
+    them: `volatile` reads past caches that do not have it yet.
+    """
+    n, d = tl.arange(0, NEW), tl.arange(0, DH)
+    maximum = tl.full([NEW], -float("inf"), tl.float32)
+    total = tl.zeros([NEW], tl.float32)
+    weighted = tl.zeros([NEW, DH], tl.float32)
+    for part in range(0, num_parts):
+        part_row = (index * SPLITS + part) * NEW + n  # [NEW]
+        part_maximum = tl.load(maxima + part_row, volatile=True)  # [NEW]
+        part_total = tl.load(totals + part_row, volatile=True)  # [NEW]
+        part_weighted = tl.load(parts + part_row[:, None] * DH + d[None, :], volatile=True)  # [NEW, DH]
+        new_maximum = tl.maximum(maximum, part_maximum)
+        shrink, factor = tl.exp(maximum - new_maximum), tl.exp(part_maximum - new_maximum)
+        total = total * shrink + part_total * factor
+        weighted = weighted * shrink[:, None] + part_weighted * factor[:, None]
+        maximum = new_maximum
+    return weighted / total[:, None]

@@ -2,14 +2,14 @@
 
 With a cache, a step computes little and reads every weight once. Promises the same result as nn.Linear up to
 fp32 rounding. Which layout is fastest depends on the processor, on a layer's shape and on how many rows
-(tokens) share one reading of the weights, so `pack_linears` measures on the model at hand and keeps the
-winner for each shape: one for a single row, and another for many where that pays.
+(tokens) are multiplied at a time. So `pack_linears` measures the model's layers, and takes the fastest layout
+for each shape; a layer gets a second layout for a single row if it is much faster there.
 """
 
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 from statistics import median
@@ -20,10 +20,12 @@ from torch import Tensor, nn
 from engine.layers.replace import AnyModel, linear_names, replace_linears
 from engine.models.weights import Module
 
-IN_USE = 1.15  # fp32 weights take so many times as long in use, where keys and values want the same caches
-BYTES_BETWEEN = 2**24  # other memory that is touched between two passes over the weights
-SECOND_FORM = 0.9  # a second form takes memory: it must need less than this share of the first one's time
+# In a running engine, where keys and values use the same caches, fp32 weights take this times as long.
+FP32_SLOWDOWN = 1.15
+OTHER_BYTES = 2**24  # other memory that is touched between two passes over the weights
+MAX_SECOND_FORM_TIME = 0.9  # of the first form's: a second form takes memory, so it must be this much faster
 Shape = tuple[int, int]  # of a linear layer: in, out
+Form = Callable[[nn.Linear], nn.Module]  # makes a linear layer's weights into another layout
 
 
 class Half(Module):
@@ -51,7 +53,7 @@ class Half(Module):
 
 
 class SharedHalf(Module):
-    """The same split over all threads: dearer per call, so it pays for many rows or large layers."""
+    """As `Half`, split over all threads: a call costs more, so it is faster for many rows or large layers."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class Transposed(Module):
 
 
 class Blocked(Module):
-    """Weights in fp32, reordered into the blocks oneDNN's matrix product reads: pays from several rows on."""
+    """Weights in fp32, in the blocks that oneDNN's matrix product reads: faster from several rows on."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -100,7 +102,7 @@ class ByRows(Module):
     """One layer in two forms, each for the numbers of rows at which it is the faster."""
 
     def __init__(self, by_size: Sequence[nn.Module]) -> None:
-        """by_size[i] serves 2**i rows and more, the last one all there are beyond."""
+        """by_size[i] computes 2**i rows and more, up to the next power of two; the last one all above."""
         super().__init__()
         self.by_size = tuple(by_size)
 
@@ -114,9 +116,10 @@ SIZES = [2**i for i in range(8)]  # rows, 1 to 128, at which two forms are compa
 
 
 def pack_linears(model: AnyModel, rows: int = 1) -> AnyModel:
-    """Replace the model's linear layers by their fastest lossless form, in place, shape by shape: that for
-    `rows` rows, and beside it that for a single row, if it is another and much faster there. Which of two
-    serves a number of rows is measured at powers of two; where they are equal, the one for `rows` does.
+    """Replace the model's linear layers by their fastest lossless form, in place, shape by shape: the form
+    for `rows` rows, and beside it the form for a single row, if it is another one and much faster there.
+    Which of the two computes a number of rows is measured at powers of two; where they are equal, the one for
+    `rows`.
 
     For `load_model(..., transform=pack_linears)`. Leaves a model alone that is not in fp32 on a CPU, or for
     which nothing beats nn.Linear; and layers that are no nn.Linear. Takes up to two seconds per ten million
@@ -125,18 +128,19 @@ def pack_linears(model: AnyModel, rows: int = 1) -> AnyModel:
     layers = [model.get_submodule(name) for name in linear_names(model)]
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
     shapes = [_shape(linear) for linear in linears]
-    # 1. Which form wins at one row, which at many? Each is dropped again: all at once might not fit into
-    # memory.
-    at_one, at_many = {}, {}
+    # 1. Which form is the fastest at one row, which at many? Each is deleted before the next is made: all of
+    #    them might not fit into memory.
+    at_one: dict[Form, dict[Shape, float]] = {}  # seconds of a step
+    at_many: dict[Form, dict[Shape, float]] = {}
     for form in (_unchanged, *(form for form in FORMS if all(map(form.can_pack, linears)))):
         packed = [form(linear) for linear in linears]
         at_one[form], at_many[form] = (_seconds_by_shape(linears, packed, n) for n in (1, rows))
-    for_one, for_many = {}, {}
+    for_one: dict[Shape, Form] = {}
+    for_many: dict[Shape, Form] = {}
     for shape in shapes:
-        for_one[shape], for_many[shape] = (
-            min(seconds, key=lambda form: seconds[form][shape]) for seconds in (at_one, at_many)
-        )
-        if rows == 1 or at_one[for_one[shape]][shape] >= SECOND_FORM * at_one[for_many[shape]][shape]:
+        for_one[shape], for_many[shape] = _fastest(at_one, shape), _fastest(at_many, shape)
+        seconds, seconds_of_first = at_one[for_one[shape]][shape], at_one[for_many[shape]][shape]
+        if rows == 1 or seconds >= MAX_SECOND_FORM_TIME * seconds_of_first:
             for_one[shape] = for_many[shape]
     # 2. One form for the layers of a shape; or two, each for the numbers of rows at which it is the faster.
     chosen = [for_many[shape](linear) for shape, linear in zip(shapes, linears, strict=True)]
@@ -166,7 +170,13 @@ def _swallow_deprecation_warnings() -> None:
 
 
 def _unchanged(linear: nn.Linear) -> nn.Module:
+    """The form that every layer has at first."""
     return linear
+
+
+def _fastest(seconds: dict[Form, dict[Shape, float]], shape: Shape) -> Form:
+    """The form in which the layers of this shape take the fewest seconds[form][shape]."""
+    return min(seconds, key=lambda form: seconds[form][shape])
 
 
 def _shape(linear: nn.Linear) -> Shape:
@@ -174,20 +184,23 @@ def _shape(linear: nn.Linear) -> Shape:
 
 
 def _seconds_by_shape(linears: list[nn.Linear], packed: list[nn.Module], rows: int) -> dict[Shape, float]:
-    """What the layers of each shape take of a step in this form, and what fp32 loses in use."""
+    """The seconds of a step that the layers of each shape take in this form; of fp32 weights times
+    FP32_SLOWDOWN.
+    """
     total: defaultdict[Shape, float] = defaultdict(float)
     times = _seconds_per_layer(linears, packed, rows)
     for linear, layer, seconds in zip(linears, packed, times, strict=True):
-        total[_shape(linear)] += seconds if isinstance(layer, (Half, SharedHalf)) else seconds * IN_USE
+        total[_shape(linear)] += seconds if isinstance(layer, (Half, SharedHalf)) else seconds * FP32_SLOWDOWN
     return total
 
 
 @torch.inference_mode()
 def _seconds_per_layer(linears: list[nn.Linear], packed: list[nn.Module], rows: int) -> list[float]:
-    """Median of several passes over all layers in order, with other memory touched in between, so that the
-    caches hold what they would in use. (In the best pass they hold more, and another form wins.)
+    """The median of several passes over all layers in order, with other memory touched in between, so that
+    the processor's caches hold what they hold in a running engine. (In the fastest pass they hold more, and
+    another form would win.)
     """
-    other_memory = torch.zeros(BYTES_BETWEEN, dtype=torch.uint8)
+    other_memory = torch.zeros(OTHER_BYTES, dtype=torch.uint8)
     inputs = [torch.ones(rows, linear.in_features).to(linear.weight) for linear in linears]
     passes: list[list[float]] = []
     while len(passes) < 3 or (len(passes) < 10 and sum(map(sum, passes)) < 0.03):

@@ -26,7 +26,7 @@ class PackedPrompts:
 
     @property
     def last_rows(self) -> list[int]:
-        """[S]: where each prompt ends, the only place whose successor is unknown."""
+        """[S]: the row of each prompt's last token, the only one whose next token is not known."""
         return [end - 1 for end in self.query_start[1:]]
 
 

@@ -3,11 +3,11 @@
 Packed weights (here), quantization (Part 17) and LoRA (Part 18) all change how y = x·Wᵀ + b is computed and
 leave the rest of the model alone, so they share this one function.
 
-A linear layer is a module that has what `LinearLayer` says: nn.Linear, and quantized layers too.
+A linear layer is a module with what `LinearLayer` has: nn.Linear, and quantized layers too.
 
 The order at load is: merge, quantize, wrap, pack. A merged adapter changes the weights that are quantized.
-Wrapping finds quantized layers and plain ones alike. Packing is last: it finds the layer inside a wrapper,
-which stays, and leaves quantized layers alone. (A packed layer is no linear layer any more.)
+Wrapping takes quantized layers and plain ones alike. Packing is last: it replaces the layer inside a wrapper,
+and leaves quantized layers as they are. (A packed layer is no `LinearLayer`.)
 """
 
 from collections.abc import Callable
@@ -36,9 +36,9 @@ def linear_names(model: nn.Module) -> list[str]:
 def replace_linears(model: AnyModel, make: Callable[[str, nn.Module], nn.Module]) -> AnyModel:
     """Put `make(name, linear)` in the place of every linear layer of `model`, in place; returns the model.
 
-    `name` is dotted, and every model's output layer is "head". `make` may give `linear` itself back. A head
-    tied to the embedding is replaced too; the embedding keeps the shared weight. What is inside a layer (the
-    one that a wrapper holds) is asked about if the layer itself stays.
+    `name` is dotted, and every model's output layer is "head". `make` may return `linear` itself: then it
+    stays, and `make` is called for the layers inside it (a wrapper holds one). A head tied to the embedding
+    is replaced too; the embedding keeps the shared weight.
     """
     replaced: list[str] = []
     for name in linear_names(model):
@@ -46,7 +46,7 @@ def replace_linears(model: AnyModel, make: Callable[[str, nn.Module], nn.Module]
             continue
         linear = model.get_submodule(name)
         if (new := make(name, linear)) is not linear:
-            parent, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, new)
+            parent, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, new)
             replaced.append(name)
     return model

@@ -32,12 +32,12 @@ class Factors:
 
     A: Tensor  # [r, in]
     B: Tensor  # [out, r]
-    rows: slice | None = None  # of the layer's weight: those of the query, say, where several are one layer
+    rows: slice | None = None  # of the layer's weight, None: all. Where q, k and v are one layer: q's, say
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """All differences of one adapter, to be multiplied by `scale`."""
+    """An adapter's factors for every layer that it changes. `scale` multiplies each difference B·A."""
 
     rank: int
     scale: float
@@ -47,17 +47,17 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Target:
-    """A linear layer as Hugging Face has it, and where it is here."""
+    """Which part of which of our linear layers a linear layer of Hugging Face's is."""
 
     layer: str  # our linear layer's dotted name
-    rows: slice | None
+    rows: slice | None  # of our layer's weight; None: all
     shape: tuple[int, int]  # out, in
 
 
-@lru_cache(maxsize=8)  # a load asks each time, and it is always the same model's
+@lru_cache(maxsize=8)  # every load asks, and for the same model
 def targets_of(config: ModelConfig) -> dict[str, Target]:
-    """Every linear layer that an adapter may change, by Hugging Face's name: all but the output layer, which
-    sees other rows than the rest of the model does.
+    """Every linear layer that an adapter may change, by Hugging Face's name: all but the output layer, whose
+    rows are not the step's rows (it computes those alone that need logits).
     """
     family = architecture(config.model_type)
     model = family.Model(config, device="meta")
@@ -93,12 +93,12 @@ def read_adapter(
         )
     file = folder / "adapter_model.safetensors"
     if not file.is_file():
-        hint = "; adapter_model.bin may hold code: save it as safetensors"
-        raise CheckpointError(
-            f"{file}: no such file{hint if (folder / 'adapter_model.bin').exists() else ''}"
-        )
+        has_pickle = (folder / "adapter_model.bin").exists()
+        hint = "; adapter_model.bin may hold code: save it as safetensors" if has_pickle else ""
+        raise CheckpointError(f"{file}: no such file{hint}")
     targets, prefix = targets_of(config), architecture(config.model_type).PREFIX
-    adapted = _adapted_modules(file, settings, [lead + name for name in targets for lead in ("", prefix)])
+    paths = [lead + name for name in targets for lead in ("", prefix)]  # a file's names may have the prefix
+    adapted = _adapted_modules(file, settings, paths)
     try:
         with safe_open(file, framework="pt") as tensors:
             names = list(tensors.keys())
@@ -107,7 +107,7 @@ def read_adapter(
         raise CheckpointError(f"{file}: truncated or not a safetensors file ({error})") from None
     file_prefix = prefix if any(name.startswith(WRAPPED + prefix) for name in names) else ""
     _refuse_missing(file, pairs, targets, file_prefix, adapted)
-    # By our layers: where several of Hugging Face's are one here, each changes its own rows.
+    # By our layers: where several of Hugging Face's are one of ours, each changes its rows of it.
     layers: dict[str, tuple[Factors, ...]] = {}
     for module, pair in pairs.items():
         target = targets[module]
@@ -138,8 +138,8 @@ def _read_pairs(
     prefix: str,
     adapted: set[str],
 ) -> dict[str, dict[str, Tensor]]:
-    """By Hugging Face's module: its "A" and its "B", in fp32. Raises CheckpointError: a tensor belongs to no
-    adapted layer, or is not what that layer needs.
+    """{module: {"A": Tensor, "B": Tensor}} in fp32, with Hugging Face's names of modules. Raises
+    CheckpointError: a tensor belongs to no adapted layer, or has not the shape or the numbers it needs.
     """
     pairs: dict[str, dict[str, Tensor]] = {}
     for name in tensors.keys():  # noqa: SIM118  # safe_open is no dict
@@ -150,7 +150,7 @@ def _read_pairs(
             raise CheckpointError(f"{file}: tensor {name!r} belongs to no linear layer that is adapted here")
         out_features, in_features = targets[module].shape
         needed = (settings.r, in_features) if factor == "A" else (out_features, settings.r)
-        shape = tuple(tensors.get_slice(name).get_shape())  # known before the tensor is read
+        shape = tuple(tensors.get_slice(name).get_shape())  # this reads no numbers yet
         if shape != needed:
             raise CheckpointError(f"{file}: tensor {name!r} has shape {shape}, the model needs {needed}")
         tensor = tensors.get_tensor(name)

@@ -17,25 +17,26 @@ import regex
 
 from engine.models.checkpoint import CheckpointError, read_json
 
-# Where an adapter comes from and how it was trained: nothing of it changes what is computed with it now.
-# fan_in_fan_out is among them: it says how PEFT's *base* keeps its weights (GPT-2's Conv1D), not the adapter.
+# Where an adapter comes from and how it was trained: they change nothing of what is computed with it now.
+# fan_in_fan_out is one of them: it says how PEFT's *base* keeps its weights (GPT-2's Conv1D), not the
+# adapter.
 NO_EFFECT = {
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out",
     "inference_mode", "lora_dropout", "lora_ga_config", "loftq_config", "megatron_core", "peft_version",
     "qalora_group_size", "revision", "runtime_config", "task_type",
 }  # fmt: skip
 READ = {"peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "bias", "init_lora_weights"}
-LONGEST_EXPRESSION = 10_000  # characters; PEFT's own have tens, those that list whole names thousands
-LARGEST_COUNT = 1000  # of all counts in braces together: `regex` compiles each repetition on its own
-EXPRESSION_SECONDS = 2.0  # for all names of a model together
-PLAIN_STARTS = (True, False, "gaussian")  # others change the base's own weights, too
+MAX_EXPRESSION_LENGTH = 10_000  # characters; PEFT's have tens, expressions that list whole names thousands
+MAX_REPETITIONS = 1000  # the product of all counts in braces: `regex` compiles every repetition by itself
+EXPRESSION_SECONDS = 2.0  # to match all names of a model; an expression can be made to take years
+INITS_OF_ADAPTER_ALONE = (True, False, "gaussian")  # others change the base's weights, too
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """The settings that count."""
+    """The settings that change what is computed."""
 
-    r: int  # columns of A's transpose, and rows of B's
+    r: int  # the rank: A[r, in], B[out, r]
     lora_alpha: float
     use_rslora: bool  # Kalajdzievski 2023, https://arxiv.org/abs/2312.03732
     target_modules: str | tuple[str, ...]  # ends of names, or one regular expression for whole names
@@ -46,9 +47,9 @@ class AdapterConfig:
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
     def targets(self, modules: Collection[str]) -> set[str]:
-        """Those of the modules of these names that were adapted, as PEFT reads `target_modules`.
+        """Those of these module names that `target_modules` names, as PEFT reads it.
 
-        Raises TimeoutError: an expression has not decided on all of them after EXPRESSION_SECONDS.
+        Raises TimeoutError: matching an expression takes longer than EXPRESSION_SECONDS.
         """
         if self.target_modules == "all-linear":
             return set(modules)
@@ -58,8 +59,8 @@ class AdapterConfig:
         expression, adapted = regex.compile(self.target_modules), set()
         deadline = time.monotonic() + EXPRESSION_SECONDS
         for module in modules:
-            seconds_left = max(deadline - time.monotonic(), 1e-3)  # below 0 there is no limit
-            if expression.fullmatch(module, timeout=seconds_left, concurrent=True):  # other threads go on
+            seconds_left = max(deadline - time.monotonic(), 1e-3)  # `regex` takes 0 or less for no limit
+            if expression.fullmatch(module, timeout=seconds_left, concurrent=True):  # other threads may run
                 adapted.add(module)
         return adapted
 
@@ -81,43 +82,44 @@ def read_config(folder: Path) -> AdapterConfig:
     if type(r) is not int or r < 1:
         refuse("r", "a whole number from 1 on is accepted")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= sys.float_info.max:
-        refuse("lora_alpha", "a finite number is accepted")  # of nan no comparison is true
+        refuse("lora_alpha", "a finite number is accepted")  # nan is refused: no comparison with it is true
     if raw.get("task_type") not in (None, "CAUSAL_LM"):
         refuse("task_type", "'CAUSAL_LM' is accepted")
     if raw.get("bias", "none") != "none":
         refuse("bias", "'none' is accepted: the layers' own biases stay as they are")
-    if raw.get("init_lora_weights", True) not in PLAIN_STARTS:
+    if raw.get("init_lora_weights", True) not in INITS_OF_ADAPTER_ALONE:
         refuse("init_lora_weights", "true, false and 'gaussian' are accepted: others change the base, too")
     if type(raw.get("use_rslora", False)) is not bool:
         refuse("use_rslora", "true or false is accepted")
     if isinstance(targets, str):
-        if len(targets) > LONGEST_EXPRESSION:
+        if len(targets) > MAX_EXPRESSION_LENGTH:
             refuse(
-                "target_modules", f"an expression of at most {LONGEST_EXPRESSION:,} characters is accepted"
+                "target_modules", f"an expression of at most {MAX_EXPRESSION_LENGTH:,} characters is accepted"
             )
-        if not _counts_are_small(targets):
-            refuse("target_modules", f"in braces, counts of up to {LARGEST_COUNT:,} together are accepted")
+        if not _has_few_repetitions(targets):
+            refuse("target_modules", f"in braces, counts of up to {MAX_REPETITIONS:,} together are accepted")
         try:
-            re.compile(targets)  # its dialect is Python's own
-            regex.compile(targets)
+            re.compile(targets)  # PEFT uses Python's own `re`
+            regex.compile(targets)  # and we this, for its timeout
         except (re.error, regex.error, RecursionError, OverflowError):
             refuse("target_modules", "no regular expression")
     elif not isinstance(targets, list) or not targets or not all(isinstance(t, str) for t in targets):
         refuse("target_modules", "a list of names, or a regular expression, is accepted")
     for name, value in raw.items():
-        is_empty = value is None or value is False or value in ("", [], {})  # 0 is not: a layer's number, say
+        is_empty = value is None or value is False or value in ("", [], {})  # 0 is not: it may be a layer
         if name not in NO_EFFECT | READ and not is_empty:
             refuse(name, "not supported here; leave it empty")
     targets = targets if isinstance(targets, str) else tuple(targets)
     return AdapterConfig(r, alpha, raw.get("use_rslora", False), targets)
 
 
-def _counts_are_small(expression: str) -> bool:
-    """Whether all in braces are counts of at most three digits, and their product is at most LARGEST_COUNT:
-    `(a{10}){20}` repeats 200 times. What is no count ({name}, or a brace without its end) is not small.
+def _has_few_repetitions(expression: str) -> bool:
+    """Whether braces hold nothing but counts of at most three digits, whose product is at most
+    MAX_REPETITIONS: `(a{10}){20}` repeats 200 times. False if there is something else in braces ({name}), or
+    a brace is not closed.
     """
     in_braces = re.findall(r"\{([^{}]*)", expression)
     counts = [count for braces in in_braces for count in braces.split(",")]
     if not all(re.fullmatch(r"\d{0,3}", count) for count in counts):
         return False
-    return math.prod(max(int(count or 1), 1) for count in counts) <= LARGEST_COUNT
+    return math.prod(max(int(count or 1), 1) for count in counts) <= MAX_REPETITIONS

@@ -1,7 +1,7 @@
-"""A linear layer that adds to each row what that row's adapter says. Part 18.
+"""A linear layer that adds to each row the difference of that row's adapter. Part 18.
 
-Wraps any linear-like module, packed (Part 3) or quantized (Part 17): it asks it for y and adds to it. Does
-not know which requests there are: `rows` does.
+Wraps any linear layer, packed (Part 3) or quantized (Part 17) ones too: y is the wrapped layer's result plus
+the difference. Does not know which requests there are: `rows` does.
 """
 
 import torch
@@ -19,8 +19,8 @@ class LoRALinear(Module):
     def __init__(
         self, base: LinearLayer, rows: Rows, max_loras: int, num_parts: int, max_rank: int, like: Tensor
     ) -> None:
-        """`num_parts`: how many of Hugging Face's layers are one in `base`. `like`: the slots get its device
-        and dtype. down[max_loras, in, K], up[max_loras, K, out], with K = num_parts · max_rank.
+        """`num_parts`: how many of Hugging Face's layers `base` is. `like`: its device and dtype are the
+        slots'. The slots: down[max_loras, in, K], up[max_loras, K, out], with K = num_parts · max_rank.
         """
         super().__init__()
         self.base, self.rows, self.max_rank = base, rows, max_rank
@@ -35,8 +35,8 @@ class LoRALinear(Module):
 
     @torch.no_grad()
     def write(self, slot: int, parts: tuple[Factors, ...], scale: float) -> None:
-        """Copy an adapter's factors for this layer into a slot; where it has none, and beyond its rank, there
-        are zeros.
+        """Copy an adapter's factors for this layer into a slot. Parts that it does not change, and ranks
+        beyond its own, are zeros.
         """
         self.down[slot].zero_()
         self.up[slot].zero_()

@@ -1,6 +1,6 @@
-"""An adapter merged into the weights: the model is another one then, and its steps do no more work. Part 18.
+"""An adapter merged into the weights: afterwards a step computes no more than without it. Part 18.
 
-For one adapter that everybody gets. Merging comes first at load: a merged weight can still be quantized and
+For one adapter that all requests get. Merging comes first at load: a merged weight can still be quantized and
 packed. Requests for different adapters need them unmerged (layer.py).
 """
 
@@ -22,8 +22,7 @@ def difference(factors: Factors, scale: float) -> Tensor:
 @torch.no_grad()
 def merge(model: AnyModel, adapter: Adapter) -> AnyModel:
     """Add the adapter to the weights of `model`, in place; returns the model. For `load_model(transform=)`,
-    before anything that replaces linear layers. Raises ValueError for a layer whose weights are no plain
-    ones any more.
+    before anything that replaces linear layers. Raises ValueError: a layer is no nn.Linear any more.
     """
     for name, parts in adapter.layers.items():
         linear = model.get_submodule(name)

@@ -1,7 +1,7 @@
 """Adapters that are loaded when a request first asks for them: `LLM` and `AsyncLLMEngine`. Part 18.
 
-Promises that an adapter is read when the request that asks for it is queued, in the same turn; and that it is
-read once, as long as it is among the `max_loras` that were asked for last, or a request has it.
+Promises that an adapter is read from its files before the request that asks for it is queued, and not again
+as long as it is among the `max_loras` adapters that were asked for last, or an unfinished request has it.
 """
 
 from engine.decoding.params import ParameterError
@@ -12,25 +12,27 @@ from engine.models.config import ModelConfig
 
 
 class OnDemand:
-    """An engine's `adapters`, where requests ask with a LoRARequest. Nobody else loads with its manager."""
+    """`LLMEngine(adapters=)` where requests ask with a LoRARequest. Only this object may load with its
+    manager.
+    """
 
     def __init__(self, manager: AdapterManager, config: ModelConfig) -> None:
         self.manager, self.config = manager, config
         self._loaded: dict[str, LoRARequest] = {}  # by name, the least recently used first
 
     def key(self, adapter: LoRARequest) -> str:
-        """The engine's key of the adapter, which is loaded now. Raises ParameterError (it contradicts another
-        LoRARequest), CheckpointError (the files).
+        """Load the adapter if it is not loaded; returns the engine's key. Raises ParameterError (another
+        LoRARequest has the same name or number and is not equal), CheckpointError (the files).
         """
         for other in self._loaded.values():
-            same = other.lora_name == adapter.lora_name or other.lora_int_id == adapter.lora_int_id
-            if same and other != adapter:
+            same_adapter = other.lora_name == adapter.lora_name or other.lora_int_id == adapter.lora_int_id
+            if same_adapter and other != adapter:
                 raise ParameterError("lora_request", f"{adapter} contradicts {other}")
         name, slots = adapter.lora_name, self.manager.slots
         if name not in self._loaded:
             weights = read_adapter(adapter.lora_path, self.config, slots.max_lora_rank, slots.dtype)
             self.manager.load(name, weights)
-        self._loaded[name] = self._loaded.pop(name, adapter)
+        self._loaded[name] = self._loaded.pop(name, adapter)  # now the most recently used: the last
         if len(self._loaded) > slots.max_loras:
             self._unload_idle(len(self._loaded) - slots.max_loras, name)
         return self.manager.key(name)

@@ -1,10 +1,10 @@
-"""Which rows of a step belong to which adapter, and what it adds to them. LoRA's one side channel. Part 18.
+"""Which rows of a step belong to which adapter, and the product that adds its difference to them. Part 18.
 
-A step's tokens go through the model together, and a linear layer sees T rows without names. So all wrapped
-layers share one record of rows, vLLM's "LoRA mapping", which is filled before the forward pass. Here it is in
-plain PyTorch, for a CPU; `engine/lora/tiles.py` has the same over fixed buffers, for a GPU and its graphs.
-What both compute is Punica's SGMV (segmented gather matrix-vector multiplication): Chen et al. 2023,
-https://arxiv.org/abs/2310.18547.
+A step's tokens go through the model together, and a linear layer sees T rows without their requests. So all
+wrapped layers share one record of rows, vLLM's "LoRA mapping", which is filled before the forward pass. It is
+all they know beside x. Here it is in plain PyTorch, for a CPU; `engine/lora/tiles.py` has the same over fixed
+buffers, for a GPU and its graphs. What both compute is Punica's SGMV (segmented gather matrix-vector
+multiplication): Chen et al. 2023, https://arxiv.org/abs/2310.18547.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Rows(Protocol):
 
 
 class GroupedRows:
-    """By adapter: the rows of each are taken together, so that its matrices are read once a step."""
+    """All rows of an adapter are multiplied in one product, so that its matrices are read once a step."""
 
     def __init__(self) -> None:
         self.groups: list[Group] = []

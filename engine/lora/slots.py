@@ -2,8 +2,9 @@
 
 A request may run once its adapter has a slot: the scheduler asks for one with `assign`, and `prepare` copies
 the adapter's weights there before the step that needs them. Promises that an adapter is computed for the rows
-of requests that have its key, and for no others; that no running request loses its slot; and that a slot's
-place never moves, so that a graph stays valid while adapters come and go. Knows no names that users know.
+of requests that have its key, and for no others; that no running request's adapter loses its slot; and that a
+slot's address never changes, so that a graph stays valid while adapters come and go. Does not know the names
+that users have for adapters.
 """
 
 from collections import Counter
@@ -22,7 +23,7 @@ from engine.requests.request import Request
 
 
 class AdapterSlots:
-    """`max_loras` slots, for ranks up to `max_lora_rank`; and the adapters that may come into them."""
+    """`max_loras` slots, for ranks up to `max_lora_rank`; and the adapters that may get one."""
 
     def __init__(self, max_loras: int, max_lora_rank: int, max_tokens: int) -> None:
         """`max_tokens`: rows of the largest step. Raises ValueError."""
@@ -31,18 +32,18 @@ class AdapterSlots:
                 raise ValueError(f"{name}={value!r}: a whole number from 1 on is accepted")
         self.max_loras, self.max_lora_rank, self.max_tokens = max_loras, max_lora_rank, max_tokens
         self.adapters: dict[str, Adapter] = {}  # by key, in the host's memory
-        self.slot_of: dict[str, int] = {}  # by key, for those that have a slot: least recently assigned first
-        self._to_write: dict[int, Adapter] = {}  # by slot: assigned, and not copied there yet
+        self.slot_of: dict[str, int] = {}  # by key, of adapters with a slot: least recently assigned first
+        self._to_write: dict[int, Adapter] = {}  # by slot: its adapter, if not copied there yet
         self.layers: dict[str, LoRALinear] = {}  # by name: the layers that are wrapped
         self.rows: Rows = GroupedRows()
         self.dtype = torch.float32  # of the slots' numbers
-        self.on_assign: Callable[[int, Adapter], None] | None = None  # told of each adapter that gets a slot
+        self.on_assign: Callable[[int, Adapter], None] | None = None  # called when an adapter gets a slot
 
     def num_bytes(self, model: LanguageModel) -> int:
         """The bytes that all slots will take, once the model's linear layers are wrapped.
 
-        Each rank takes a row of A and a column of B; and it does so for each part of a layer, where several
-        of Hugging Face's layers are one here.
+        Each rank takes a row of A and a column of B, once for each of Hugging Face's layers that are one of
+        ours.
         """
         num_parts = _num_parts(model)
         numbers_per_rank = sum(
@@ -54,7 +55,7 @@ class AdapterSlots:
         return self.max_loras * self.max_lora_rank * numbers_per_rank * bytes_per_number
 
     def wrap(self, model: LanguageModel) -> LanguageModel:
-        """Wrap the model's linear layers, in place; returns the model. For `load_model(transform=)`, behind
+        """Wrap the model's linear layers, in place; returns the model. For `load_model(transform=)`, after
         merging and quantization, before packing.
         """
         like = next(model.parameters())
@@ -72,6 +73,7 @@ class AdapterSlots:
         return replace_linears(model, make)
 
     def _make_rows(self, device: torch.device) -> Rows:
+        """The record of rows for this device."""
         if device.type == "cpu":
             return GroupedRows()
         from engine.lora.tiles import TiledRows  # here: triton is optional
@@ -79,15 +81,15 @@ class AdapterSlots:
         return TiledRows(self.max_tokens, self.max_loras, device)
 
     def add(self, key: str, adapter: Adapter) -> None:
-        """Keep an adapter in the host's memory: requests may have it from now on. Raises ValueError: its rank
-        is too high for any slot.
+        """Keep an adapter in the host's memory, so that requests may have it. Raises ValueError: its rank is
+        above max_lora_rank.
         """
         if adapter.rank > self.max_lora_rank:
             raise ValueError(f"rank={adapter.rank}: at most max_lora_rank={self.max_lora_rank} is accepted")
         self.adapters[key] = adapter
 
     def remove(self, key: str) -> None:
-        """Forget an adapter that no request has. Its slot, if it has one, is free."""
+        """Drop an adapter that no unfinished request has. Its slot, if it has one, becomes free."""
         del self.adapters[key]
         if key in self.slot_of:
             self._to_write.pop(self.slot_of.pop(key), None)
@@ -116,16 +118,17 @@ class AdapterSlots:
         return True
 
     def _occupy(self, slot: int, key: str) -> None:
-        """The slot is this adapter's; its weights are copied when the next step with it begins."""
+        """Make the slot this adapter's. Its weights are copied there before its next step (`prepare`)."""
         self.slot_of[key] = slot
         self._to_write[slot] = self.adapters[key]
         if self.on_assign:
             self.on_assign(slot, self.adapters[key])
 
     def prepare(self, batch: Batch) -> None:
-        """Before a pass: copy what its slots lack, and tell the layers whose row is whose.
+        """Before a pass: copy the weights that its slots do not have yet, and tell the layers each row's
+        slot.
 
-        A copy that fails (no memory, say) fails this step, and is tried again by the next one that needs it.
+        A copy that fails (no memory, say) fails this step; the next step that needs it tries it again.
         """
         for slot in self._to_write.keys() & set(batch.adapters):
             self.write(slot, self._to_write[slot])
@@ -139,7 +142,5 @@ class AdapterSlots:
 
 
 def _num_parts(model: LanguageModel) -> Counter[str]:
-    """For each linear layer that may be adapted, by its name: how many of Hugging Face's layers are one in
-    it.
-    """
+    """By the name of each linear layer that may be adapted: how many of Hugging Face's layers it is."""
     return Counter(target.layer for target in targets_of(model.config).values())

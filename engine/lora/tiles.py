@@ -1,9 +1,9 @@
 """Rows by adapter over fixed buffers, for a GPU and its graphs: a grouped product in Triton. Part 18.
 
-Rows of one adapter are dealt into tiles of TILE rows; a tile has one adapter, so it can use tensor cores, and
-reads that adapter's matrices once. How many tiles have work changes from step to step and the grid does not:
-a tile of NO_ADAPTER ends at once. Two kernels: `_shrink`, x · down to a few numbers a row, and `_expand`,
-those times up, added to y. With TRITON_INTERPRET=1 they run on a CPU, slowly.
+Rows of one adapter are put into tiles of TILE rows. A tile has one adapter, so it can use tensor cores, and
+reads that adapter's matrices once. The number of tiles with work changes from step to step, but a graph's
+grid does not: the program of a tile of NO_ADAPTER ends at once. Two kernels: `_shrink` computes middle = x ·
+down, K numbers a row, and `_expand` adds middle · up to y. With TRITON_INTERPRET=1 they run on a CPU, slowly.
 Source of the idea: Chen et al. 2023, Punica, https://arxiv.org/abs/2310.18547.
 """
 
@@ -19,14 +19,15 @@ from engine.lora.rows import ranges_of
 from engine.machine.device import on_device
 from engine.requests.batch import NO_ADAPTER
 
-TILE = 16  # rows: the fewest a matrix product on tensor cores takes
-INNER, COLS = 64, 64  # numbers of x at a time; columns of y that a program adds to
-PADDING = -1  # in the place of a row, in a tile that is not full
+TILE = 16  # rows: the smallest matrix product on tensor cores has so many
+INNER = 64  # numbers of a row of x that a program reads at a time
+COLS = 64  # columns of y that a program adds to
+PADDING = -1  # instead of a row's index, in a tile that is not full
 
 
 class TiledRows:
-    """tile_rows[tiles, TILE]: the rows of each tile, or PADDING. tile_slots[tiles]: its adapter's slot, or
-    NO_ADAPTER.
+    """The rows of one step in two buffers. tile_rows[tiles, TILE]: each tile's rows, or PADDING.
+    tile_slots[tiles]: its adapter's slot, or NO_ADAPTER.
     """
 
     def __init__(self, max_tokens: int, max_loras: int, device: torch.device) -> None:
@@ -38,20 +39,20 @@ class TiledRows:
         self.middle: Tensor | None = None  # [tiles * TILE, K]: what passes between the kernels
 
     def _max_tiles(self, num_rows: int) -> int:
-        """The most tiles that this many rows can take: each adapter begins a tile of its own."""
+        """The most tiles that this many rows can take: the last tile of each adapter may not be full."""
         return min(num_rows, triton.cdiv(num_rows, TILE) + self.max_loras)
 
     def fill(self, slots: Sequence[int], query_start: Sequence[int]) -> None:
-        """slots[S], query_start[S+1]. A graph may look at more tiles than this step has: those of the step
-        before must not be computed again.
+        """slots[S], query_start[S+1]. A graph computes as many tiles as it was captured with, which may be
+        more than this step has: so tiles of the step before are set to NO_ADAPTER.
         """
         rows, tile_slots = tiles_of(slots, query_start)
         self.tile_slots.fill_(NO_ADAPTER)
         if tile_slots:
             device = self.tile_rows.device
-            flat, used = on_device(device, list(chain(*rows)), tile_slots, dtype=torch.int32)
-            self.tile_rows.view(-1)[: len(flat)] = flat
-            self.tile_slots[: len(used)] = used
+            flat_rows, new_slots = on_device(device, list(chain(*rows)), tile_slots, dtype=torch.int32)
+            self.tile_rows.view(-1)[: len(flat_rows)] = flat_rows
+            self.tile_slots[: len(new_slots)] = new_slots
 
     def add(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
         """y[T, out] += x[T, in] · down[slot] · up[slot], each row by its slot, in place; gives y."""
@@ -59,7 +60,8 @@ class TiledRows:
         tiles = self._max_tiles(len(x))
         if self.middle is None or self.middle.shape[1] < K:  # all layers, one after the other, share it
             self.middle = torch.empty(len(self.tile_rows) * TILE, K, device=x.device)
-        middle, lookup = self.middle, (self.tile_rows, self.tile_slots, self.middle.stride(0))
+        middle = self.middle
+        lookup = self.tile_rows, self.tile_slots, middle.stride(0)
         sizes = {"K": K, "K_PADDED": max(16, triton.next_power_of_2(K)), "TILE": TILE}
         _shrink[(tiles,)](x.contiguous(), down, middle, *lookup, IN=in_features, INNER=INNER, **sizes)
         grid = tiles, triton.cdiv(out_features, COLS)

@@ -1,8 +1,8 @@
 """Python's garbage collector, run less often while steps run. Part 6.
 
 A step of many requests makes more objects than Python allows between two searches for cycles (700 by
-default), and none of them is in a cycle. The old threshold is put back afterwards: a library leaves its host
-as it was.
+default), and none of them is in a cycle. The old threshold is set again afterwards: a library does not change
+the process that uses it.
 """
 
 import gc

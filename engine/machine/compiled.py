@@ -42,7 +42,7 @@ def _loaded(source: Path, flags: tuple[str, ...]) -> tuple[ctypes.CDLL | None, s
         command = [*compiler(), *FLAGS, *flags]
         folder, name = _folder(), _name(source, command)
         for library in folder.glob(f"{name}-*.so"):
-            if library.name == _cached_name(name, library):  # a file cut short would end the process
+            if library.name == _cached_name(name, library):  # to load a damaged file may end the process
                 return ctypes.CDLL(str(library)), ""
         return _compile(source, command, folder, name), ""
     except subprocess.CalledProcessError as error:
@@ -85,6 +85,7 @@ def _cached_name(name: str, library: Path) -> str:
 
 
 def _digest(content: bytes) -> str:
+    """64 bits of SHA-256, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 

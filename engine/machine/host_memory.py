@@ -34,6 +34,7 @@ def available_memory() -> int | None:
 
 
 def _container_limit(path: Path) -> int | None:
+    """Bytes that this container may use; None: there is no limit."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):  # no container, or no limit
@@ -41,6 +42,7 @@ def _container_limit(path: Path) -> int | None:
 
 
 def _bytes(pages: str) -> int | None:
+    """Bytes of the pages that sysconf counts under this name; None: it does not."""
     try:
         return os.sysconf("SC_PAGESIZE") * os.sysconf(pages)
     except (AttributeError, ValueError, OSError):  # no such function, no such name, no number for it

@@ -1,4 +1,4 @@
-"""Weights on huge pages: a step finds them by fewer addresses. Part 17.
+"""Weights on huge pages: a step looks up fewer addresses. Part 17.
 
 A processor addresses memory in pages of 4 KiB, and remembers where a few thousand of them are (its TLB). A
 step reads every weight, so it must look most of their pages up again. Linux can put 2 MiB behind one such
@@ -23,7 +23,7 @@ def huge_pages() -> Iterator[None]:
     before = _writable_regions()
     yield
     for start, end in new_regions(_writable_regions(), before):
-        if end - start >= HUGE_PAGE:  # if it fails, all is as it was
+        if end - start >= HUGE_PAGE:  # if madvise fails, nothing has changed
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
 
 

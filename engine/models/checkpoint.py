@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 ZOO = Path(__file__).parents[1] / "zoo"
-LARGEST_FILE = 1 << 28  # bytes of a file of settings or of a vocabulary; known ones have up to 40 million
+MAX_FILE_BYTES = 1 << 28  # of settings or a vocabulary; the largest that are known have 40 million
 SMALL_FILES = ["*.json", "*.txt", "*.jinja"]  # settings, vocabularies, chat templates: all but the weights
 
 
@@ -40,16 +40,14 @@ def resolve(name: str | Path, weights: bool = False) -> Path:
             return _readable(folder)
     except OSError as error:
         raise CheckpointError(f"{folder}: {error.strerror}") from None
-    looks_like_a_path = (
-        isinstance(name, Path) or str(name).startswith((".", "/", "~")) or str(name).count("/") > 1
-    )
-    if looks_like_a_path:
+    is_path = isinstance(name, Path) or str(name).startswith((".", "/", "~")) or str(name).count("/") > 1
+    if is_path:  # a hub id is "owner/name"
         raise CheckpointError(f"no model folder at {name}")
     return _from_hub(str(name), weights)
 
 
 def _readable(folder: Path) -> Path:
-    """The folder itself. Raises CheckpointError: this user may not read it."""
+    """`folder`. Raises CheckpointError: this user may not read it."""
     if not os.access(folder, os.R_OK | os.X_OK):
         raise CheckpointError(f"{folder}: not readable by this user")
     return folder
@@ -66,17 +64,19 @@ def _from_hub(repo_id: str, weights: bool) -> Path:
             if any(folder.glob(pattern)):
                 break
     except Exception as error:  # the hub client has many: offline, unknown id, gated, no space
-        close = get_close_matches(repo_id, embedded_models(), 1)
+        similar = get_close_matches(repo_id, embedded_models(), 1)
         raise CheckpointError(
             f"model {repo_id!r} is neither an embedded model ({', '.join(embedded_models())}) nor a "
             f"folder, and the Hugging Face hub did not provide it: {_why(error)}"
-            + (f"; did you mean {close[0]!r}?" if close else "")
+            + (f"; did you mean {similar[0]!r}?" if similar else "")
         ) from error
     return folder
 
 
 def _why(error: Exception) -> str:
-    """Why the hub did not provide a model: what a user can do about, else what its client says."""
+    """Why the hub did not provide a model: with what the user can do, where we know it; else in the words of
+    the hub's client.
+    """
     from huggingface_hub import errors
 
     cause = error.__cause__
@@ -88,20 +88,22 @@ def _why(error: Exception) -> str:
         return "its makers want to be asked first: do so on its page there, and log in (hf auth login)"
     if isinstance(error, errors.RepositoryNotFoundError):
         return "it has no such model, or a private one (hf auth login)"
-    said, *_ = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {said.rstrip('.')}"
+    first_line, *_ = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {first_line.rstrip('.')}"
 
 
 def read_text(path: Path) -> str:
-    """The text in `path`. Raises CheckpointError naming the file when it cannot be read, or should not be: a
-    pipe, which might never answer, a device, or more than LARGEST_FILE bytes.
+    """The text in `path`. Raises CheckpointError naming the file: it cannot be read, is no regular file (a
+    pipe may never end), or has more than MAX_FILE_BYTES.
     """
     try:
         status = path.stat()
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise CheckpointError(f"{path}: not a regular file")
-        if status.st_size > LARGEST_FILE:
-            raise CheckpointError(f"{path}: {status.st_size:,} bytes; at most {LARGEST_FILE:,} are accepted")
+        if status.st_size > MAX_FILE_BYTES:
+            raise CheckpointError(
+                f"{path}: {status.st_size:,} bytes; at most {MAX_FILE_BYTES:,} are accepted"
+            )
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
@@ -112,7 +114,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict:
-    """The JSON object in `path`. Raises CheckpointError naming the file when it is missing or holds none."""
+    """The JSON object in `path`. Raises CheckpointError naming the file: it is missing, or has no object."""
     try:
         content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:

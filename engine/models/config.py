@@ -1,7 +1,7 @@
-"""What shape a model has, read from a Hugging Face `config.json`.
+"""A model's sizes and settings, read from a Hugging Face `config.json`.
 
-Promises one record with one vocabulary for every architecture. Does not know any architecture: each model
-file translates its own names (`config_from`). Part 1.
+Promises one record with the same field names for every architecture. Does not know any architecture: each
+model file translates the names in its config.json (`config_from`). Part 1.
 """
 
 import dataclasses
@@ -13,12 +13,12 @@ from types import ModuleType
 
 from engine.models.checkpoint import CheckpointError, read_json, resolve
 
-LARGEST = 2**31 - 1  # of a size: no machine could hold more
+MAX_SIZE = 2**31 - 1  # of a field that is a size: no machine could hold more
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shapes of a decoder-only transformer, with the shape letters used all over this project."""
+    """Sizes and settings of a decoder-only transformer, with the letters that shapes have in this project."""
 
     model_type: str
     vocab_size: int  # V
@@ -50,7 +50,7 @@ class ModelConfig:
             raise CheckpointError(f"{path}: has no 'model_type'")
         try:
             config = architecture(raw["model_type"]).config_from(raw)
-            config._refuse_odd_numbers()
+            config._check_numbers()
         except KeyError as error:
             raise CheckpointError(f"{path}: has no {error}") from None
         except CheckpointError as error:
@@ -59,16 +59,16 @@ class ModelConfig:
             raise CheckpointError(f"{path}: {type(error).__name__}: {error}") from None
         return dataclasses.replace(config, eos_token_ids=_eos_token_ids(folder, raw))
 
-    def _refuse_odd_numbers(self) -> None:
-        """Raises CheckpointError: a size that is not a whole number from 1 to LARGEST, or a float field that
-        is negative or not a number.
+    def _check_numbers(self) -> None:
+        """Raises CheckpointError: a size is not a whole number from 1 to MAX_SIZE, or a float field is
+        negative or not a number.
         """
         for spec in dataclasses.fields(self):
             value = getattr(self, spec.name)
             if spec.type is int and not (type(value) is int and value > 0):
                 raise CheckpointError(f"{spec.name}={value!r}: a whole number from 1 on is accepted")
-            if spec.type is int and value > LARGEST:
-                raise CheckpointError(f"{spec.name}={value!r:.40}: at most {LARGEST:,} is accepted")
+            if spec.type is int and value > MAX_SIZE:
+                raise CheckpointError(f"{spec.name}={value!r:.40}: at most {MAX_SIZE:,} is accepted")
             if spec.type is float and not (type(value) in (int, float) and value >= 0):
                 raise CheckpointError(f"{spec.name}={value!r}: a number from 0 on is accepted")
 
@@ -101,7 +101,7 @@ def _architecture(name: str) -> ModuleType | None:
         module = import_module(f"engine.models.{name}")
     except ModuleNotFoundError as error:
         if error.name != f"engine.models.{name}":
-            raise  # it is there, and lacks something itself
+            raise  # the module is there; another one, which it imports, is not
         return None
     return module if hasattr(module, "config_from") else None
 
@@ -109,7 +109,7 @@ def _architecture(name: str) -> ModuleType | None:
 def _eos_token_ids(folder: Path, raw: dict) -> tuple[int, ...]:
     """generation_config.json wins over config.json, as in Hugging Face; either may hold one id or several.
 
-    Raises CheckpointError for what is no id.
+    Raises CheckpointError: it is neither an id nor a list of ids.
     """
     path = folder / "generation_config.json"
     ids = read_json(path).get("eos_token_id") if path.exists() else None

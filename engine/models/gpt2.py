@@ -1,7 +1,7 @@
 """GPT-2 on one flat token axis: embed, L blocks of attention and MLP, norm, logits.
 
 Promises Hugging Face's numbers for any GPT-2 checkpoint. Does not know how many sequences the T tokens belong
-to, nor where keys and values live: that is `attend`'s business. Part 1.
+to, nor where keys and values live: `attend` does. Part 1.
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 """
 
@@ -97,7 +97,7 @@ class MLP(Module):
 
 
 class Block(Module):
-    """Attention, then MLP; each adds to x[T, D] what it makes of x normed."""
+    """Attention, then MLP: each computes from the normed x[T, D] what is added to x."""
 
     def __init__(self, layer: int, config: ModelConfig, **factory) -> None:
         super().__init__()

@@ -2,16 +2,16 @@
 
     LLM("qwen3-0.6b", load_format="dummy")
 
-A shape is a config.json under engine/models/shapes. It has no weights, so it is no embedded model: without
-`load_format="dummy"` its name is a folder or an id on the hub, as any other. Promises the model's arithmetic
-and memory. Its tokens are noise; the embedded tokenizer gives their texts, and an empty text for each id that
-is past its own vocabulary. `EngineArgs` asks here.
+A shape is a config.json under engine/models/shapes, without weights. Without `load_format="dummy"` its name
+is a folder or an id on the hub, as any other name. Promises the model's arithmetic and memory. Its tokens are
+noise; the embedded tokenizer gives their texts, and an empty text for each id past its own vocabulary.
+`EngineArgs` asks here.
 """
 
 from pathlib import Path
 
 SHAPES = Path(__file__).parent / "shapes"
-TOKENIZER = "storyteller"  # where none is given
+TOKENIZER = "storyteller"  # the embedded one, for a shape without `tokenizer=`
 
 
 def known_shapes() -> list[str]:
@@ -20,8 +20,8 @@ def known_shapes() -> list[str]:
 
 
 def shape_folder(name: str | Path) -> Path | None:
-    """The folder of a shape, by the model's name on the hub, with or without its owner, in any case of
-    letters: "Qwen/Qwen3-0.6B". None: there is no such shape, or the user has a folder of this name.
+    """The folder of a shape. `name`: the model's on the hub ("Qwen/Qwen3-0.6B"), with or without its owner,
+    in upper or lower case. None: there is no such shape, or the user has a folder of this name.
     """
     shape = str(name).rpartition("/")[2].lower()
     if Path(name).is_dir() or shape not in known_shapes():

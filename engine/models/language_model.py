@@ -3,7 +3,7 @@
     hidden[T, D] = model(token_ids[T], positions[T], attend)
     logits[R, V] = model.logits(hidden[rows])
 
-T tokens lie end to end on one axis; whose they are, and where keys and values live, is `attend`'s business.
+T tokens lie end to end on one axis. `attend` alone knows their sequences, and where keys and values live.
 """
 
 from torch import Tensor, nn
@@ -13,11 +13,11 @@ from engine.models.weights import Module
 
 
 class LanguageModel(Module):
-    """What each architecture's `Model` is. It has `forward` to add, which computes the hidden states."""
+    """The base of each architecture's `Model`, which adds `forward`: it computes the hidden states."""
 
     config: ModelConfig
     head: nn.Module  # the output layer: hidden[R, D] -> logits[R, V]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden[R, D] -> [R, V]: for the chosen rows only, since most tokens' logits are never looked at."""
+        """hidden[R, D] -> [R, V]. R rows, and not all T: most tokens' logits are never used."""
         return self.head(hidden)

@@ -1,8 +1,8 @@
 """Llama on one flat token axis: RMSNorm, rotary positions, grouped heads, a gated MLP. Part 20.
 
-Promises Hugging Face's numbers for any Llama checkpoint (Llama 1 to 3, TinyLlama), and is the body of Qwen3
+Promises Hugging Face's numbers for any Llama checkpoint (Llama 1 to 3, TinyLlama), and computes Qwen3 too
 (qwen3.py), which norms queries and keys. Like GPT-2's file it knows nothing of sequences and of where keys
-and values live: so batching, pages, graphs and all else that came between work on it as they are.
+and values live: so batching, pages, graphs and all that Parts 3 to 19 add work with it unchanged.
 Sources: Touvron et al. 2023, https://arxiv.org/abs/2302.13971; grouped heads: Ainslie et al. 2023,
 https://arxiv.org/abs/2305.13245; SwiGLU: Shazeer 2020, https://arxiv.org/abs/2002.05202.
 """
@@ -22,13 +22,13 @@ from engine.models.language_model import LanguageModel
 from engine.models.rope import Rope, rope_from, rotate
 from engine.models.weights import Embedding, Linear, Module, Place
 
-LARGEST_HEAD = 1 << 16
+MAX_HEAD_DIM = 1 << 16  # far above any model's; its frequencies are computed before memory is counted
 Angles = tuple[Tensor, Tensor]  # cosines and sines, [T, 1, Dh/2] each
 
 
 @dataclass(frozen=True)
 class LlamaConfig(ModelConfig):
-    """What this family has beside the shapes."""
+    """ModelConfig, and the settings that this family alone has."""
 
     rope: Rope = Rope(())
     attention_bias: bool = False
@@ -53,8 +53,8 @@ def config_from(raw: dict) -> LlamaConfig:
         if D % heads:
             raise CheckpointError(f"hidden_size={D} is not a multiple of num_attention_heads={heads}")
         head_dim = D // heads
-    if type(head_dim) is int and head_dim > LARGEST_HEAD:  # before its frequencies are computed
-        raise CheckpointError(f"head_dim={head_dim!r:.40}: at most {LARGEST_HEAD:,} is accepted")
+    if type(head_dim) is int and head_dim > MAX_HEAD_DIM:  # before its frequencies are computed
+        raise CheckpointError(f"head_dim={head_dim!r:.40}: at most {MAX_HEAD_DIM:,} is accepted")
     return LlamaConfig(
         model_type=raw["model_type"],
         vocab_size=raw["vocab_size"],
@@ -87,8 +87,8 @@ class RMSNorm(Module, nn.RMSNorm):
 
 
 class Attention(Module):
-    """Hq query heads over Hkv heads of keys and values: Hq / Hkv neighbours share one, and the cache is so
-    many times smaller.
+    """Hq query heads over Hkv heads of keys and values. Hq / Hkv neighbouring query heads share a key head,
+    so the cache is Hq / Hkv times smaller.
     """
 
     def __init__(self, layer: int, config: LlamaConfig, **factory) -> None:

@@ -24,10 +24,10 @@ from engine.models.weights import Filler, refuse_not_finite
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-CODES = "quantization_config"  # the entry of config.json that says: this checkpoint holds codes, not weights
+CODES = "quantization_config"  # config.json has this entry if the checkpoint holds codes, not weights
 NamedTensor = tuple[Path, str, Tensor]  # the file it is in, and its name there
-# Fills a model that has no memory yet with codes: (model, CODES' entry, tensors, folder, device) -> the
-# model.
+# Fills a model on the meta device with codes: (model, config.json's entry CODES, tensors, folder, device) ->
+# the model.
 RestoreQuantized = Callable[[LanguageModel, dict, Iterable[NamedTensor], Path, torch.device], LanguageModel]
 
 
@@ -79,9 +79,9 @@ def load_model(
 def _load_weights(
     folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, tensors: list[NamedTensor]
 ) -> LanguageModel:
-    """The model with these tensors, of which only the shapes are read until it is clear that all fits."""
+    """The model with these weights. Until it is clear that all tensors fit, only their shapes are read."""
     family = architecture(config.model_type)
-    # 1. What config.json asks for fits this machine, and is what the files hold. No memory is taken yet.
+    # 1. Check that what config.json says fits this machine and the files' tensors. No memory is taken yet.
     _refuse_missing_layers(folder, config, tensors)
     _refuse_too_large(folder, config, dtype.itemsize * _num_weights(folder, config), device)
     places, used = family.places(config), []
@@ -108,7 +108,7 @@ def _load_codes(
     tensors: list[NamedTensor],
     restore: RestoreQuantized | None,
 ) -> LanguageModel:
-    """The model with the codes in these tensors. `dtype`: of the numbers that are no codes."""
+    """The model with these codes. `dtype`: of the tensors that are no codes (norms, biases)."""
     _refuse_missing_layers(folder, config, tensors)
     if restore is None:
         raise CheckpointError(
@@ -123,8 +123,8 @@ def _load_codes(
 
 
 def _refuse_missing_layers(folder: Path, config: ModelConfig, tensors: list[NamedTensor]) -> None:
-    """Raises CheckpointError: config.json has more layers than the files have tensors. (So a number of layers
-    that no checkpoint has is refused before anything is computed from it.)
+    """Raises CheckpointError: config.json has more layers than the files have tensors. So an absurd number of
+    layers is refused before anything is computed from it.
     """
     if config.num_layers > len(tensors):
         raise CheckpointError(
@@ -134,7 +134,9 @@ def _refuse_missing_layers(folder: Path, config: ModelConfig, tensors: list[Name
 
 
 def _num_weights(folder: Path, config: ModelConfig) -> int:
-    """How many numbers the parameters have, counted on a model of one layer without memory."""
+    """How many weights the model has. Counted on a model of one layer, on the meta device: it takes no
+    memory.
+    """
     try:
         model = architecture(config.model_type).Model(
             dataclasses.replace(config, num_layers=1), device="meta"
@@ -148,7 +150,7 @@ def _num_weights(folder: Path, config: ModelConfig) -> int:
 def _refuse_too_large(folder: Path, config: ModelConfig, num_bytes: int, device: torch.device) -> None:
     """Raises CheckpointError with both numbers: the weights need more memory than there is."""
     if device.type == "cuda":
-        # Torch keeps memory that tensors have given back: it is free for other tensors.
+        # Torch holds memory of deleted tensors for later tensors, so this memory is free, too.
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         free: int | None = torch.cuda.mem_get_info(device)[0] + cached
     else:
@@ -161,7 +163,7 @@ def _refuse_too_large(folder: Path, config: ModelConfig, num_bytes: int, device:
 
 
 def _build(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LanguageModel:
-    """The model, not filled yet. Raises CheckpointError: there is no memory for it after all."""
+    """The model, not filled yet. Raises CheckpointError: its memory could not be allocated."""
     try:
         return architecture(config.model_type).Model(config, device=device, dtype=dtype)
     except (RuntimeError, MemoryError) as error:
@@ -170,14 +172,14 @@ def _build(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.
 
 
 def _check_finite(tensors: list[NamedTensor]) -> Iterator[NamedTensor]:
-    """The same tensors, each checked when taken. Raises CheckpointError naming one that is not finite."""
+    """These tensors, each checked as it is taken. Raises CheckpointError naming one that is not finite."""
     for file, name, tensor in tensors:
         refuse_not_finite(str(file), name, tensor)
         yield file, name, tensor
 
 
 def _torch_dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """Raises ValueError: `dtype` is none of DTYPES."""
+    """The dtype of the weights. Raises ValueError: `dtype` is none of DTYPES."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype not in DTYPES:
@@ -199,8 +201,9 @@ def _fill_with_noise(model: nn.Module) -> None:
 
 
 def _read_tensors(folder: Path, load_format: str) -> Iterator[NamedTensor]:
-    """Every (file, name, tensor) of a checkpoint. Their numbers are mapped, and read when they are copied,
-    except from a pytorch_model.bin of before torch 1.6.
+    """Every (file, name, tensor) of a checkpoint. The files are mapped into memory: a tensor's numbers are
+    read when they are copied. (A pytorch_model.bin of before torch 1.6 cannot be mapped, and is read at
+    once.)
     """
     formats = {
         "safetensors": ("model.safetensors", _read_safetensors),
@@ -213,7 +216,7 @@ def _read_tensors(folder: Path, load_format: str) -> Iterator[NamedTensor]:
         if index.exists():
             shards = _shards(index)
         elif (folder / single).is_file():
-            shards = {folder / single: None}  # whatever is in it
+            shards = {folder / single: None}  # None: all tensors in it
         else:
             continue
         for file, names in shards.items():
@@ -254,7 +257,7 @@ def _check_readable(file: Path) -> None:
 
 
 def _read_safetensors(file: Path, names: list[str] | None) -> Iterator[NamedTensor]:
-    """The tensors of a file; `names`: which it must have, by the index. Raises CheckpointError."""
+    """The tensors of a file. `names`: those that the index says are in it. Raises CheckpointError."""
     try:
         with safe_open(file, framework="pt") as tensors:
             _check_listed(file, names, tensors.keys())

@@ -22,14 +22,14 @@ DEFAULT_THETA = 10_000.0
 
 @dataclass(frozen=True)
 class Rope:
-    """How fast each pair of numbers rotates."""
+    """How fast each pair of a head's numbers rotates."""
 
     frequencies: tuple[float, ...]  # [Dh/2]: radians per position
-    scale: float = 1.0  # by which rotated queries and keys are multiplied
+    scale: float = 1.0  # rotated queries and keys are multiplied by it
 
     def angles(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """positions[T], `frequencies` as fp32[Dh/2] on their device -> cosines and sines, [T, 1, Dh/2] each:
-        once a step, for all layers.
+        """positions[T] -> cosines and sines, [T, 1, Dh/2] each; once a step, for all layers. `frequencies`:
+        as fp32[Dh/2] on the device of `positions`.
         """
         radians = (positions[:, None].float() * frequencies)[:, None]  # [T, 1, Dh/2]
         return (radians.cos() * self.scale).to(dtype), (radians.sin() * self.scale).to(dtype)
@@ -50,8 +50,7 @@ def rope_from(raw: dict, head_dim: int) -> Rope:
     """The Rope of a config.json: of its `rope_parameters` (transformers 5), or `rope_theta` and
     `rope_scaling`.
 
-    Raises CheckpointError for a kind of scaling that is not computed here, or a number that it needs and
-    lacks.
+    Raises CheckpointError: a kind of scaling that is not computed here, or a number that it needs is missing.
     """
     if head_dim % 2:
         raise CheckpointError(f"head_dim={head_dim} is odd: rotary embeddings need pairs")
@@ -59,18 +58,23 @@ def rope_from(raw: dict, head_dim: int) -> Rope:
     if not isinstance(settings, dict) or any(isinstance(value, dict) for value in settings.values()):
         raise CheckpointError(f"rope_parameters={settings!r} is not supported, only one set for all layers")
     settings = {"rope_theta": raw.get("rope_theta") or DEFAULT_THETA} | settings
-    if (share := settings.get("partial_rotary_factor", raw.get("partial_rotary_factor"))) not in (None, 1):
-        raise CheckpointError(f"partial_rotary_factor={share} is not supported, only 1")
-    kind = settings.get("rope_type") or settings.get("type") or "default"
-    if kind not in SCALINGS:
-        raise CheckpointError(f"rope_type={kind!r} is not supported, only {', '.join(SCALINGS)}")
-    longest = raw["max_position_embeddings"]
+    rotary_share = settings.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    if rotary_share not in (None, 1):
+        raise CheckpointError(f"partial_rotary_factor={rotary_share} is not supported, only 1")
+    rope_type = settings.get("rope_type") or settings.get("type") or "default"
+    if rope_type not in SCALINGS:
+        raise CheckpointError(f"rope_type={rope_type!r} is not supported, only {', '.join(SCALINGS)}")
+    max_positions = raw["max_position_embeddings"]
     trained = raw.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
-    settings |= {"original_max_position_embeddings": trained or longest, "longest": longest}
-    # fp32 all along, as Hugging Face: a frequency that differs in its last bit shows at position 100,000.
-    theta, pairs = _number(settings, "rope_theta"), torch.arange(0, head_dim, 2, dtype=torch.float)
+    settings |= {
+        "original_max_position_embeddings": trained or max_positions,
+        "max_position_embeddings": max_positions,
+    }
+    # All in fp32, as in Hugging Face: at position 100,000 the last bit of a frequency changes the angle.
+    theta = _number(settings, "rope_theta")
+    pairs = torch.arange(0, head_dim, 2, dtype=torch.float)  # [Dh/2]
     periods = theta ** (pairs / head_dim)  # [Dh/2]: positions in which a pair rotates by 1 radian
-    frequencies, scale = SCALINGS[kind](periods, settings)
+    frequencies, scale = SCALINGS[rope_type](periods, settings)
     return Rope(tuple(frequencies.tolist()), scale)
 
 
@@ -86,6 +90,7 @@ def _number(settings: dict, name: str, default: float | None = None) -> float:
 
 
 def _default(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
+    """Without scaling."""
     return 1.0 / periods, 1.0
 
 
@@ -95,8 +100,9 @@ def _linear(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
 
 
 def _llama3(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
-    """Pairs that rotate fast stay, since they tell neighbours apart. Pairs that do not complete a rotation
-    within the length trained on rotate slower by `factor`. Between the two, a weighted mean.
+    """Pairs that rotate fast stay as they are, since they tell neighbouring tokens apart. Pairs that do not
+    complete a rotation within the length of training rotate slower by `factor`. Between the two, a weighted
+    mean.
     """
     factor, trained = _number(settings, "factor"), _number(settings, "original_max_position_embeddings")
     low, high = _number(settings, "low_freq_factor"), _number(settings, "high_freq_factor")
@@ -111,23 +117,23 @@ def _llama3(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
 
 
 def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
-    """As Llama 3's, but the borders are numbers of rotations within the length trained on, and between them
-    is a straight ramp over the pairs. Queries and keys get a little longer, for sharper attention over more
-    keys.
+    """As Llama 3's, but the borders are numbers of rotations within the length of training, and the weight of
+    the mean is linear in the pair's index. Queries and keys are multiplied by a number a little above 1,
+    which makes attention over more keys sharper.
     """
     trained = _number(settings, "original_max_position_embeddings")
-    factor = _number(settings, "factor", settings["longest"] / trained)
+    factor = _number(settings, "factor", settings["max_position_embeddings"] / trained)
     Dh, theta = 2 * len(periods), _number(settings, "rope_theta")
 
-    def pair_of(rotations: float) -> float:
-        """The index of the pair that rotates so often, as a number between two indices."""
+    def pair_index(rotations: float) -> float:
+        """The index of the pair with this number of rotations, as a float between two indices."""
         return Dh * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = (pair_of(_number(settings, name, default)) for name, default in YARN_ROTATIONS.items())
+    low, high = (pair_index(_number(settings, name, default)) for name, default in YARN_ROTATIONS.items())
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, Dh - 1)
-    ramp = (torch.arange(Dh // 2, dtype=torch.float) - low) / (high - low or 0.001)
+    ramp = (torch.arange(Dh // 2, dtype=torch.float) - low) / (high - low or 0.001)  # never divided by 0
     fast = 1 - ramp.clamp(0, 1)  # [Dh/2]: 1 where nothing is slowed down
     slow = 1.0 / (factor * periods)
     return slow * (1 - fast) + 1.0 / periods * fast, _yarn_scale(factor, settings)
@@ -137,16 +143,16 @@ YARN_ROTATIONS = {"beta_fast": 32.0, "beta_slow": 1.0}  # the borders, where con
 
 
 def _yarn_scale(factor: float, settings: dict) -> float:
-    """By how much queries and keys get longer."""
+    """What queries and keys are multiplied by."""
 
-    def longer(weight: float) -> float:
+    def scale_of(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     if settings.get("attention_factor") is not None:
         return float(_number(settings, "attention_factor"))
     if settings.get("mscale") and settings.get("mscale_all_dim"):
-        return longer(_number(settings, "mscale")) / longer(_number(settings, "mscale_all_dim"))
-    return longer(1.0)
+        return scale_of(_number(settings, "mscale")) / scale_of(_number(settings, "mscale_all_dim"))
+    return scale_of(1.0)
 
 
 # (positions in which each pair rotates by 1 radian, [Dh/2]; config.json's settings) -> frequencies[Dh/2],

@@ -15,11 +15,11 @@ from engine.models.checkpoint import CheckpointError
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor goes: a `parameter`, or some rows of it; `transpose` for GPT-2's [in, out] Conv1D."""
+    """Where a tensor goes: into a parameter, or into some rows of it."""
 
-    parameter: str
+    parameter: str  # its dotted name in our model
     rows: slice | None = None  # None: all
-    transpose: bool = False
+    transpose: bool = False  # GPT-2's Conv1D has [in, out], our Linear [out, in]
 
 
 class Module(nn.Module):
@@ -56,7 +56,7 @@ class Module(nn.Module):
         return self
 
     def reset_parameters(self) -> None:
-        """Draws no random numbers when it is made: all of them come from the checkpoint."""
+        """Nothing: nn.Linear and others would draw random weights here, and the checkpoint has them all."""
 
 
 class Linear(Module, nn.Linear):
@@ -71,7 +71,7 @@ class Embedding(Module, nn.Embedding):
 
 
 class LayerNorm(Module, nn.LayerNorm):
-    """x[T, D] less its rows' means, over their standard deviations; times weight[D], plus bias[D]."""
+    """(x[T, D] - mean) / standard deviation, both of each row; times weight[D], plus bias[D]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)  # [T, D]
@@ -80,8 +80,8 @@ class LayerNorm(Module, nn.LayerNorm):
 def refuse_not_finite(file: str, name: str, tensor: Tensor) -> None:
     """Raises CheckpointError naming file and tensor: one of its numbers is nan or infinite.
 
-    Then their sum is not finite either, and a sum is the fastest way to read a tensor. Large numbers can
-    overflow it, too: so only if the sum is not finite is each number looked at.
+    The sum comes first, since it is the fastest way to read a tensor: if one number is not finite, the sum is
+    not. The sum of large numbers may overflow, too; so if it is not finite, each number is looked at.
     """
     if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():
         raise CheckpointError(f"{file}: tensor {name!r} holds numbers that are not finite, as {tensor.dtype}")
@@ -96,9 +96,10 @@ class Filler:
         self.empty = set(places)
 
     def target(self, file: str, name: str, tensor: Tensor) -> Tensor:
-        """Where one tensor of `file` goes; the place counts as filled from now on.
+        """The parameter, or the rows of it, that a tensor of `file` goes into. The place counts as filled
+        from now on.
 
-        Raises CheckpointError naming file, tensor and shapes: no place for it, another shape, whole numbers.
+        Raises CheckpointError naming file, tensor and shapes: it has no place, another shape, or no floats.
         """
         if name not in self.places:
             raise CheckpointError(f"{file}: tensor {name!r} has no place in this model")
@@ -127,7 +128,7 @@ class Filler:
         refuse_not_finite(file, name, target)
 
     def finish(self, folder: str) -> None:
-        """Raises CheckpointError naming the folder and up to three of the tensors that never came."""
+        """Raises CheckpointError naming the folder and up to three tensors that the files do not have."""
         if self.empty:
             names = sorted(self.empty)
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""

@@ -35,8 +35,9 @@ WEIGHTS = "model.safetensors"
 
 
 def save_quantized(model: nn.Module, source: str | Path, folder: str | Path) -> Path:
-    """Write a quantized model that is not packed yet; `source`: the model it was made from, whose other files
-    are copied. Raises ValueError: not quantized, packed, or a folder with something in it.
+    """Write a quantized model that is not packed yet; returns the folder. `source`: the model it was made
+    from, whose other files are copied. Raises ValueError: the model is not quantized, or it is packed, or the
+    folder is not empty.
     """
     if (config := quantization_of(model)) is None:
         raise ValueError("model is not quantized: `quantize` it first")
@@ -50,9 +51,8 @@ def save_quantized(model: nn.Module, source: str | Path, folder: str | Path) -> 
         for file in source.glob(pattern):
             if not file.name.endswith(".index.json"):
                 shutil.copy(file, folder)
-    raw = read_json(source / "config.json")
-    written = raw | {"quantization_config": config.as_json()}
-    (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
+    settings = read_json(source / "config.json") | {"quantization_config": config.as_json()}
+    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     tensors = {name: tensor.contiguous() for name, tensor in _tensors(model).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     return folder

@@ -1,8 +1,9 @@
 """Products over codes on a GPU. Part 17.
 
-Promises the products of products.py up to rounding. The rows of a decode step are multiplied by codes
-(engine/kernels/quantized_matmul.py). More than MANY_ROWS rows (a prompt) are multiplied by weights, which are
-made from the codes each time: there arithmetic takes longer than memory. Needs the package triton.
+Promises the products of products.py up to rounding. Up to MAX_CODE_ROWS rows (a decode step) are multiplied
+by codes (engine/kernels/quantized_matmul.py). More rows (a prompt) are multiplied by weights, which are made
+from the codes in each call: with many rows arithmetic takes longer than reading memory. Needs the package
+triton.
 """
 
 import torch.nn.functional as F
@@ -12,14 +13,14 @@ from engine.kernels.quantized_matmul import int4_linear, int8_linear
 from engine.quantization.codes import dequantize_groups, unpack_nibbles
 from engine.quantization.packed import Product
 
-MANY_ROWS = 64  # rows of x up to which codes are multiplied
+MAX_CODE_ROWS = 64  # up to so many rows of x are multiplied by codes
 
 
 def by_rows(codes: Tensor, scale: Tensor, bias: Tensor) -> Product:
     """codes[N, K] in int8, scale[N], bias[N] -> the product."""
 
     def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
-        if len(x) <= MANY_ROWS:
+        if len(x) <= MAX_CODE_ROWS:
             return int8_linear(x, codes, scale, bias)
         return F.linear(x, (codes * scale[:, None]).to(x.dtype), bias.to(x.dtype))
 
@@ -30,7 +31,7 @@ def by_groups(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_si
     """packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> the product."""
 
     def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
-        if len(x) <= MANY_ROWS:
+        if len(x) <= MAX_CODE_ROWS:
             return int4_linear(x, packed, scale, low, bias, group_size)
         weight = dequantize_groups(unpack_nibbles(packed, x.shape[1]), scale, low, group_size)  # [N, K]
         return F.linear(x, weight.to(x.dtype), bias.to(x.dtype))

@@ -1,7 +1,7 @@
 /* y = x · Wᵀ + bias, with W as int8 codes and each row of x made codes as it comes. Part 17.
 
-   The instruction this is about (VNNI's vpdpbusd) takes 4 codes of x, from 0 to 255, and 4 codes of W for
-   each of LANES columns, and adds the 4 products up for each column, in 32 bits. */
+   VNNI's instruction vpdpbusd takes 4 codes of x, from 0 to 255, and 4 codes of W for each of LANES columns (rows
+   of W, which are columns of the product), and adds the 4 products up for each column, in 32 bits. */
 
 #if !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 #error "this processor has no VNNI"
@@ -27,11 +27,13 @@
 #endif
 
 enum {
-    COLUMNS = 2 * LANES, /* of W that are worked on at a time */
+    COLUMNS = 2 * LANES, /* of the product that are computed at a time */
     ROWS = 6,            /* of codes, with all their sums in registers: 2 · 6 of them */
-    MANY = 8 * ROWS,     /* of codes, for one thread at a time */
-    MOST = 127,          /* the largest code of x, on both sides of ZERO */
-    ZERO = 128
+    CHUNK = 8 * ROWS,    /* rows of codes that a thread takes at a time */
+    /* A number of x becomes a level from -MAX_LEVEL to MAX_LEVEL; its code is that + ZERO_POINT, without a sign.
+       int8_rows.py has the same two numbers. */
+    MAX_LEVEL = 127,
+    ZERO_POINT = 128
 };
 
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
@@ -53,63 +55,64 @@ static inline floats floats_at(const float *p) {
 
 int columns(void) { return COLUMNS; }
 
-/* One row of x[K] becomes 1 or 2 rows of codes[Kp], and the size of a step between codes is returned. The
-   second digit says, in steps finer by 2 · MOST, what the first left. A row with a number that is none has
-   no steps: NAN, which its results become. */
+/* Turns a row of x[K] into `digits` rows of codes[Kp] and returns what a step between two codes stands for. The
+   second digit is the first one's rounding error, in steps finer by 2 · MAX_LEVEL. For a row with a number that
+   is not finite it returns NAN, and so all the row's results become NAN. */
 static float encode(const float *x, int64_t K, int64_t Kp, int digits, uint8_t *codes) {
-    float largest = 1e-30f, bad = 0;
-#pragma omp simd reduction(max : largest) reduction(+ : bad)
+    float largest = 1e-30f, not_finite = 0; /* not 0: a row of zeros is divided by it */
+#pragma omp simd reduction(max : largest) reduction(+ : not_finite)
     for (int64_t k = 0; k < K; k++) {
         float size = fabsf(x[k]);
         largest = size > largest ? size : largest;
-        bad += x[k] - x[k]; /* 0, or NAN for what is not finite */
+        not_finite += x[k] - x[k]; /* 0, or NAN for what is not finite */
     }
-    memset(codes, ZERO, digits * Kp);
-    if (bad != 0) return NAN;
-    float steps = MOST / largest;
+    memset(codes, ZERO_POINT, digits * Kp);
+    if (not_finite != 0) return NAN; /* true of NAN */
+    float steps_per_unit = MAX_LEVEL / largest;
     if (digits == 1) {
 #pragma omp simd
-        for (int64_t k = 0; k < K; k++) codes[k] = (uint8_t)((int32_t)rintf(x[k] * steps) + ZERO);
+        for (int64_t k = 0; k < K; k++) codes[k] = (uint8_t)((int32_t)rintf(x[k] * steps_per_unit) + ZERO_POINT);
     } else {
 #pragma omp simd
         for (int64_t k = 0; k < K; k++) {
-            float exact = x[k] * steps, high = rintf(exact);
-            codes[k] = (uint8_t)((int32_t)high + ZERO);
-            codes[Kp + k] = (uint8_t)((int32_t)rintf((exact - high) * (2 * MOST)) + ZERO);
+            float exact = x[k] * steps_per_unit, high = rintf(exact);
+            codes[k] = (uint8_t)((int32_t)high + ZERO_POINT);
+            codes[Kp + k] = (uint8_t)((int32_t)rintf((exact - high) * (2 * MAX_LEVEL)) + ZERO_POINT);
         }
     }
-    return largest / MOST;
+    return largest / MAX_LEVEL;
 }
 
-/* `rows` rows of codes[Kp] times one block of weights[Kp / 4][COLUMNS][4], less what ZERO adds to each column:
-   sums[rows][COLUMNS]. `rows` is a constant wherever this is called, so that the sums stay in registers. */
+/* `rows` rows of codes[Kp] times one block of weights[Kp / 4][COLUMNS][4], less what ZERO_POINT adds to each
+   column: sums[rows][COLUMNS]. `rows` is a constant wherever this is called, so that the sums stay in registers. */
 static inline __attribute__((always_inline)) void multiply(
-    int rows, const uint8_t *codes, int64_t Kp, const int8_t *weights, const int32_t *zeros, float *sums) {
+    int rows, const uint8_t *codes, int64_t Kp, const int8_t *weights, const int32_t *zero_point_sums,
+    float *sums) {
     ints left[ROWS], right[ROWS];
     for (int r = 0; r < rows; r++) left[r] = right[r] = (ints){0};
     for (int64_t k = 0; k < Kp; k += 4) {
         ints a = ints_at(weights + k * COLUMNS), b = ints_at(weights + k * COLUMNS + 4 * LANES);
         for (int r = 0; r < rows; r++) {
-            int32_t four;
-            memcpy(&four, codes + r * Kp + k, 4);
-            ints x = (ints){0} + four;
+            int32_t four_codes;
+            memcpy(&four_codes, codes + r * Kp + k, 4);
+            ints x = (ints){0} + four_codes; /* in every lane */
             left[r] = dot4(left[r], x, a);
             right[r] = dot4(right[r], x, b);
         }
     }
     for (int r = 0; r < rows; r++) {
-        floats whole = __builtin_convertvector(left[r] - ints_at(zeros), floats);
+        floats whole = __builtin_convertvector(left[r] - ints_at(zero_point_sums), floats);
         memcpy(sums + r * COLUMNS, &whole, sizeof whole);
-        whole = __builtin_convertvector(right[r] - ints_at(zeros + LANES), floats);
+        whole = __builtin_convertvector(right[r] - ints_at(zero_point_sums + LANES), floats);
         memcpy(sums + r * COLUMNS + LANES, &whole, sizeof whole);
     }
 }
 
 /* x[T, K], weights[N / COLUMNS, Kp / 4, COLUMNS, 4]: Kp and N are filled up with codes of 0, and so are
-   zeros (the sum of each column's codes, times ZERO), scale and bias -> out[T, N] without what was filled up.
-   Returns 0, or 1 if there is no memory. */
-int int8_linear(const float *x, int64_t T, int64_t K, int64_t Kp, const int8_t *weights, const int32_t *zeros,
-                const float *scale, const float *bias, float *out, int64_t N, int digits, int threads) {
+   zero_point_sums (the sum of each column's codes, times ZERO_POINT), scale and bias -> out[T, N] without what
+   was filled up. Returns 0, or 1 if there is no memory. */
+int int8_linear(const float *x, int64_t T, int64_t K, int64_t Kp, const int8_t *weights,
+                const int32_t *zero_point_sums, const float *scale, const float *bias, float *out, int64_t N, int digits, int threads) {
     uint8_t *codes = malloc(T * digits * Kp + 1);
     float *step = malloc(T * sizeof *step + 1);
     if (!codes || !step) {
@@ -121,20 +124,20 @@ int int8_linear(const float *x, int64_t T, int64_t K, int64_t Kp, const int8_t *
 
 #pragma omp parallel for collapse(2) num_threads(T * K * N < 1 << 20 ? 1 : threads)
     for (int64_t n = 0; n < N; n += COLUMNS)
-        for (int64_t many = 0; many < T * digits; many += MANY) {
-            int64_t end = many + MANY < T * digits ? many + MANY : T * digits;
+        for (int64_t chunk = 0; chunk < T * digits; chunk += CHUNK) {
+            int64_t end = chunk + CHUNK < T * digits ? chunk + CHUNK : T * digits;
             int64_t width = N - n < COLUMNS ? N - n : COLUMNS;
-            for (int64_t first = many; first < end; first += ROWS) {
+            for (int64_t first = chunk; first < end; first += ROWS) {
                 float sums[ROWS * COLUMNS];
                 int rows = end - first < ROWS ? end - first : ROWS;
 #define CASE(R) \
-    case R: multiply(R, codes + first * Kp, Kp, weights + n * Kp, zeros + n, sums); break;
+    case R: multiply(R, codes + first * Kp, Kp, weights + n * Kp, zero_point_sums + n, sums); break;
                 switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
                 for (int r = 0; r < rows; r += digits) {
-                    float *y = sums + r * COLUMNS, own = step[(first + r) / digits];
+                    float *y = sums + r * COLUMNS, row_step = step[(first + r) / digits];
                     if (digits == 2)
-                        for (int i = 0; i < COLUMNS; i++) y[i] += y[COLUMNS + i] * (1.0f / (2 * MOST));
-                    for (int i = 0; i < COLUMNS; i++) y[i] = y[i] * scale[n + i] * own + bias[n + i];
+                        for (int i = 0; i < COLUMNS; i++) y[i] += y[COLUMNS + i] * (1.0f / (2 * MAX_LEVEL));
+                    for (int i = 0; i < COLUMNS; i++) y[i] = y[i] * scale[n + i] * row_step + bias[n + i];
                     memcpy(out + (first + r) / digits * N + n, y, width * sizeof *y);
                 }
             }

@@ -2,8 +2,8 @@
 
 Promises the interface of the layers they replace (`in_features`, `out_features`, x[T, in] -> [T, out]), so
 that LoRA can wrap them (Part 18) and `pack_linears` leaves them alone. A new layer computes by `products.py`,
-on any device. `pack()` chooses the fastest kernel for its device; after that it cannot be saved. Does not
-know which layer gets which kind (`quantize.py`).
+on any device. `pack()` chooses the fastest kernel for the layer's device; a packed layer cannot be saved.
+Does not know which layers of a model get which class (`quantize.py`).
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ class Int8Linear(Module):
     """Weights in int8, a scale for each output channel; x and the result are not quantized."""
 
     method = "int8"
-    own_bytes = 0  # of weights in a kernel's own layout: then `codes` are gone
+    own_bytes = 0  # of weights in a kernel's own layout; if there are any, `codes` are deleted
     codes: Tensor  # [out, in] in int8
     scale: Tensor  # [out] in fp32
     bias: Tensor  # [out]
@@ -41,7 +41,7 @@ class Int8Linear(Module):
     def __init__(
         self, in_features: int, out_features: int, device: torch.device, dtype: torch.dtype, **_: Any
     ) -> None:
-        """Empty; `set_weight` fills it, or a checkpoint."""
+        """Without values: `set_weight` or a checkpoint fills it. `_`: settings of other classes."""
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.product: Product | None = None
@@ -70,8 +70,8 @@ class Int8Linear(Module):
         return linear_by_rows(x, self.codes, self.scale, self.bias)
 
     def pack(self, own_layout: bool = True) -> None:
-        """Choose the kernel; once. Without `own_layout` it reads the codes where they lie, since another
-        layer reads them, too.
+        """Choose the kernel, at the first call only. `own_layout`: the kernel may hold the codes in its own
+        layout, and `codes` are then deleted; False where another layer reads them, too.
         """
         if self.product is not None:
             return
@@ -97,7 +97,7 @@ class Int8DynamicLinear(Int8Linear):
     method = "int8_dynamic"
 
     def plain(self, x: Tensor) -> Tensor:
-        x_codes, x_scale = quantize_activations(x.float(), cpu.activation_steps())
+        x_codes, x_scale = quantize_activations(x.float(), cpu.max_activation_level())
         return linear_of_codes(x_codes, x_scale, self.codes, self.scale, self.bias).to(x.dtype)
 
     def fastest(self, own_layout: bool) -> Packed:
@@ -109,7 +109,7 @@ class Int4Linear(Module):
     """Weights in four bits, two to a byte; a scale and a low for each `group_size` of a row."""
 
     method = "int4"
-    own_bytes = 0  # of weights in a kernel's own layout: then `packed`, `scale` and `low` are gone
+    own_bytes = 0  # of weights in a kernel's own layout; if any, `packed`, `scale` and `low` are deleted
     packed: Tensor  # [out, ceil(in / 2)] in uint8
     scale: Tensor  # [out, groups] in fp16
     low: Tensor  # [out, groups] in fp16
@@ -187,13 +187,13 @@ class Int8Embedding(Module):
         self.scale.copy_(scale[:, None])
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """[T] -> [T, D]. Raises IndexError beyond the table, as nn.Embedding."""
-        return (torch.embedding(self.codes, token_ids) * torch.embedding(self.scale, token_ids)).to(
-            self.dtype
-        )
+        """token_ids[T] -> [T, width]. Raises IndexError for an id beyond the table, as nn.Embedding does."""
+        codes = torch.embedding(self.codes, token_ids)  # [T, width]
+        scale = torch.embedding(self.scale, token_ids)  # [T, 1]
+        return (codes * scale).to(self.dtype)
 
 
-QuantizedLinear = Int8Linear | Int4Linear  # Int8DynamicLinear is one of the first
+QuantizedLinear = Int8Linear | Int4Linear  # Int8DynamicLinear is an Int8Linear
 LINEARS: dict[str, type[Int8Linear] | type[Int4Linear]] = {
-    kind.method: kind for kind in (Int8Linear, Int4Linear, Int8DynamicLinear)
+    layer_class.method: layer_class for layer_class in (Int8Linear, Int4Linear, Int8DynamicLinear)
 }

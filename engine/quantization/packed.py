@@ -9,9 +9,7 @@ Product = Callable[[Tensor], Tensor]  # x[T, K] -> [T, N]
 
 
 class Packed(NamedTuple):
-    """A product, and the bytes of weights that it holds in a layout of its own; 0: it reads what it was
-    given.
-    """
+    """A product, and the bytes of weights that it holds in its own layout. 0: it reads the layer's codes."""
 
     product: Product
     own_bytes: int

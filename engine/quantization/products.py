@@ -37,12 +37,12 @@ def linear_by_groups(
     return total.to(x.dtype)
 
 
-def quantize_activations(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """x[T, K] -> codes[T, K] from -most to most, scale[T]: each row by itself, so that no request's numbers
-    depend on who is in the batch with it.
+def quantize_activations(x: Tensor, max_level: int) -> tuple[Tensor, Tensor]:
+    """x[T, K] -> codes[T, K] from -max_level to max_level, scale[T]: each row by itself, so that a
+    request's numbers do not depend on the other rows of the step.
     """
     largest = x.abs().amax(1)  # [T]
-    scale = torch.where(largest > 0, largest / most, 1.0)
+    scale = torch.where(largest > 0, largest / max_level, 1.0)
     return (x / scale[:, None]).round().to(torch.int8), scale
 
 

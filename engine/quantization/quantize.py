@@ -42,26 +42,28 @@ class QuantizationConfig:
 
     @classmethod
     def from_json(cls, raw: Any) -> "QuantizationConfig":
-        """From config.json's `quantization_config`. Raises CheckpointError: another kind, another field."""
+        """From config.json's `quantization_config`. Raises CheckpointError: another program's quant_method,
+        or a field that is not known.
+        """
         if not isinstance(raw, dict) or raw.get("quant_method") != QUANT_METHOD:
-            kind = raw.get("quant_method") if isinstance(raw, dict) else raw
+            quant_method = raw.get("quant_method") if isinstance(raw, dict) else raw
             raise CheckpointError(
-                f"quantization_config: quant_method={kind!r} is not supported, only {QUANT_METHOD!r}"
+                f"quantization_config: quant_method={quant_method!r} is not supported, only {QUANT_METHOD!r}"
             )
-        given = {name: value for name, value in raw.items() if name != "quant_method"}
-        if unknown := sorted(set(given) - {"method", "group_size"}):
+        fields = {name: value for name, value in raw.items() if name != "quant_method"}
+        if unknown := sorted(set(fields) - {"method", "group_size"}):
             raise CheckpointError(
                 f"quantization_config: {unknown[0]!r} is not known; known are method, group_size"
             )
         try:
-            return cls(**given)
+            return cls(**fields)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"quantization_config: {error}") from None
 
 
 def quantize(model: AnyModel, method: str, group_size: int | None = None) -> AnyModel:
-    """Replace the model's linear layers and embeddings, in place, layer by layer; returns the model. A
-    model that is quantized so already is left as it is. `group_size`: of int4; default: 64.
+    """Replace the model's linear layers and embeddings, in place, layer by layer; returns the model. A model
+    that is quantized in the same way already stays as it is. `group_size`: of int4; default: 64.
 
     For `load_model(..., transform=)`. Raises ValueError: an unknown method, a group_size where there are no
     groups, a device it does not run on, or a model that is quantized already by another.
@@ -72,18 +74,18 @@ def quantize(model: AnyModel, method: str, group_size: int | None = None) -> Any
     device = next(model.parameters()).device
     if method == "int8_dynamic" and device.type != "cpu":
         raise ValueError(f"quantization='int8_dynamic' runs on a CPU, not on {device}: use int8 there")
-    if (before := quantization_of(model)) is not None:
-        if before.method != method or group_size not in (None, before.group_size):
+    if (current := quantization_of(model)) is not None:
+        if current.method != method or group_size not in (None, current.group_size):
             raise ValueError(
-                f"quantization={method!r}: this model is quantized already, by {before.method!r} with "
-                f"group_size={before.group_size}"
+                f"quantization={method!r}: this model is quantized already, by {current.method!r} with "
+                f"group_size={current.group_size}"
             )
         return model
     return _replace(model, config, fill=True)
 
 
 def quantization_of(model: nn.Module) -> QuantizationConfig | None:
-    """How a model is quantized; None: it is not."""
+    """How a model is quantized; None if it is not."""
     return getattr(model, "quantization", None)
 
 
@@ -145,11 +147,11 @@ def _replace(model: AnyModel, config: QuantizationConfig, fill: bool) -> AnyMode
     replace_linears(model, make)
     tables = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
     for name, table in tables:
-        new = Int8Embedding(table.num_embeddings, table.embedding_dim, table.weight.device, dtype)
+        embedding = Int8Embedding(table.num_embeddings, table.embedding_dim, table.weight.device, dtype)
         if fill:
-            new.set_weight(table.weight)
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, new)
+            embedding.set_weight(table.weight)
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, embedding)
     tie(model)
     model.quantization = config  # type: ignore[assignment]  # nn.Module tells of tensors and modules alone
     return model

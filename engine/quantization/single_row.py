@@ -30,9 +30,9 @@ class QuantizedSingleRow(SingleRow):
         blocks = [
             (
                 _norm_linear_operand(block.norm1, block.attention.qkv),
-                _linear_operand(block.attention.proj, strided=False),
+                _linear_operand(block.attention.proj, interleaved=False),
                 _norm_linear_operand(block.norm2, block.mlp.up),
-                _linear_operand(block.mlp.down, strided=True),
+                _linear_operand(block.mlp.down, interleaved=True),
             )
             for block in blocks_of(model)
         ]
@@ -95,15 +95,17 @@ def _norm_linear_operand(norm: nn.LayerNorm, linear: nn.Module) -> Operand:
     weight_gain, weight_bias = layer(gain_and_bias).float()  # [N] each: W·g + c, and W·b + c
     weight_gain = weight_gain - layer.bias.float()  # [N]: W·g
     weight_bias = weight_bias.clone()  # so that it begins at a multiple of 16 bytes, whatever N is
-    strided_gain = norm.weight.view(-1, 8).t().contiguous()  # [8, K / 8]: strided, as x is (digits.py)
-    return Operand((*words, strided_gain, weight_gain, weight_bias), constants)
+    interleaved_gain = (
+        norm.weight.view(-1, 8).t().contiguous()
+    )  # [8, K / 8]: interleaved, as x is (digits.py)
+    return Operand((*words, interleaved_gain, weight_gain, weight_bias), constants)
 
 
-def _linear_operand(linear: nn.Module, strided: bool) -> Operand:
-    """A linear layer, for `product_add`. `strided`: so is the vector that it reads (digits.py)."""
+def _linear_operand(linear: nn.Module, interleaved: bool) -> Operand:
+    """A linear layer, for `product_add`. `interleaved`: so is the vector that it reads (digits.py)."""
     layer = _layer(linear)
     words, constants = _words(layer)
-    return Operand((*words, layer.bias), constants | {"STRIDED": strided})
+    return Operand((*words, layer.bias), constants | {"INTERLEAVED": interleaved})
 
 
 def _words(layer: QuantizedLinear) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, int]]:

@@ -2,8 +2,8 @@
 
 Promises that the pieces joined equal `Tokenizer.decode` of all the ids. A token is bytes, and a character
 such as an emoji may be spread over several tokens: its bytes wait here until the character is whole. An id
-that the tokenizer does not know is no text: a model may have more ids than its tokenizer (Qwen3's has), and
-one such choice must not end a story. Part 2.
+that the tokenizer does not know is no text, and no error: a model may have more ids than its tokenizer
+(Qwen3's has), and may choose one. Part 2.
 """
 
 import codecs
@@ -27,10 +27,10 @@ class Detokenizer:
         bytes that never can become U+FFFD at once. A hidden or an unknown id is no text, and leaves what
         waits as it is.
         """
-        bytes_of = self._tokenizer.bytes_of
-        if token_id in self._hidden or token_id not in bytes_of:
+        id_to_bytes = self._tokenizer.id_to_bytes
+        if token_id in self._hidden or token_id not in id_to_bytes:
             return ""
-        return self._utf8.decode(bytes_of[token_id])
+        return self._utf8.decode(id_to_bytes[token_id])
 
     def flush(self) -> str:
         """No more tokens will come: an unfinished character becomes U+FFFD."""

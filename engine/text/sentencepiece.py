@@ -1,11 +1,13 @@
 """The other kind of BPE: SentencePiece's, as tokenizer.json has it (Llama 1 and 2, TinyLlama). Part 20.
 
-Byte-level BPE begins with bytes; this begins with characters, and writes a space as "▁". A "▁" marks the
-beginning of a word, so one is put before the first word, too, and taken off again when text is decoded. A
-character that has no token falls back to the tokens of its UTF-8 bytes, "<0xE2>": no text is unknown here
-either. Promises the ids of Hugging Face's `tokenizers`, and its text of all ids whose bytes are
-UTF-8. Bytes that are not become U+FFFD as everywhere in this engine, one for each broken character, so that a
-stream can show a character once it is whole; `tokenizers` writes one for each byte of the run they are in.
+Byte-level BPE begins with bytes; SentencePiece's begins with characters, and writes a space as "▁". A "▁"
+marks the beginning of a word, so one is put before the first word, too, and taken off again when text is
+decoded. A character that has no token falls back to the tokens of its UTF-8 bytes, "<0xE2>": no text is
+unknown here either.
+
+Promises the ids of Hugging Face's `tokenizers`, and its text of all ids whose bytes are UTF-8. Other bytes
+become U+FFFD as everywhere in this engine, one for each broken character, so that a stream can show a
+character once it is whole. (`tokenizers` writes a U+FFFD for each byte of a run that has a broken character.)
 Source: Kudo and Richardson 2018, https://arxiv.org/abs/1808.06226.
 """
 
@@ -14,12 +16,12 @@ from typing import Any, Literal
 
 import regex
 
-from engine.text.tokenizer import Tokenizer, ids_of_bytes, ranked
+from engine.text.tokenizer import Tokenizer, byte_token_ids, merge_table
 from engine.text.tokenizer_files import AddedToken, added_tokens, affixes, merge_pairs, steps_of
 
 SPACE = "▁"
 BYTE = regex.compile(r"<0x([0-9A-Fa-f]{2})>")
-# A stretch is the text between two added tokens ("</s>"). A "▁" is put before
+# A stretch is the text between two added tokens (such as "</s>"). A "▁" is put before
 # - "every" stretch;
 # - "always": every stretch that does not begin with a space;
 # - "first": the first stretch, if it does not begin with a space, and no added token is before it;
@@ -45,17 +47,17 @@ class SentencePieceTokenizer(Tokenizer):
         """`split`: each "▁" begins a word, and nothing is merged across its beginning. `strip`: `decode`
         takes off the space that a text begins with. Raises ValueError: a byte has no token.
         """
-        self._know_added(added_tokens, vocab, eos_token)
+        self._index_added_tokens(added_tokens, vocab, eos_token)
         self._prepend, self._strip = prepend, strip
         self._normal_form, self._add_prefix_space = None, False  # a stretch comes as `_marked` makes it
         self._ignore_merges, self._affixes = ignore_merges, affixes
-        self._words = regex.compile(rf"{SPACE}[^{SPACE}]*|[^{SPACE}]+" if split else r"(?s).+")
+        self._word_regex = regex.compile(rf"{SPACE}[^{SPACE}]*|[^{SPACE}]+" if split else r"(?s).+")
         self._vocab, self._cache = vocab, {}
-        self._byte_ids = ids_of_bytes(vocab, [f"<0x{byte:02X}>" for byte in range(256)])
-        self._merges = ranked(vocab, merges)
+        self._byte_to_id = byte_token_ids(vocab, [f"<0x{byte:02X}>" for byte in range(256)])
+        self._merges = merge_table(vocab, merges)
         spellings = vocab | {token.content: token.id for token in self.added.values()}
-        self.bytes_of = {id: _spelled(token) for token, id in spellings.items()}
-        self._longest = max(len(token.encode()) for token in spellings)
+        self.id_to_bytes = {id: _spelled(token) for token, id in spellings.items()}
+        self._max_token_bytes = max(len(token.encode()) for token in spellings)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Text of `ids`, a whole text, without the space that was put before it. A model's output begins in
@@ -87,7 +89,7 @@ class SentencePieceTokenizer(Tokenizer):
             if char in self._vocab:
                 ids.append(self._vocab[char])
             else:
-                ids += [self._byte_ids[byte] for byte in char.encode()]
+                ids += [self._byte_to_id[byte] for byte in char.encode()]
         return self.merge(ids)
 
 
@@ -98,7 +100,7 @@ def _spelled(token: str) -> bytes:
 
 
 def from_tokenizer_json(raw: dict) -> dict[str, Any]:
-    """The arguments of `SentencePieceTokenizer`, and it as "kind".
+    """The arguments of `SentencePieceTokenizer`, and the class itself as "tokenizer_class".
 
     Raises KeyError or ValueError for what is missing, or is not computed here.
     """
@@ -108,7 +110,7 @@ def from_tokenizer_json(raw: dict) -> dict[str, Any]:
         if token.get("normalized") and raw.get("normalizer"):
             raise ValueError(f"added token {token['content']!r}: normalized=true is not supported")
     return {
-        "kind": SentencePieceTokenizer,
+        "tokenizer_class": SentencePieceTokenizer,
         "vocab": model["vocab"],
         "merges": merge_pairs(model["merges"]),
         "added_tokens": added,

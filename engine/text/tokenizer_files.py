@@ -59,7 +59,7 @@ def read_tokenizer(folder: Path) -> tuple[Path, dict[str, Any]]:
         parse = _from_vocab_and_merges
     try:
         fields = parse(raw) | {"eos_token": eos["content"] if isinstance(eos, dict) else eos}
-        _refuse_odd_ids(fields, _ids_of_model(folder))
+        _check_ids(fields, _model_vocab_size(folder))
         return path, fields
     except KeyError as error:
         raise CheckpointError(f"{path}: has no {error}") from None
@@ -67,16 +67,17 @@ def read_tokenizer(folder: Path) -> tuple[Path, dict[str, Any]]:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def _ids_of_model(folder: Path) -> int | None:
-    """How many ids the model beside the tokenizer has; None where there is none, or it does not say."""
+def _model_vocab_size(folder: Path) -> int | None:
+    """The vocab_size in the model's config.json; None: there is no such file, or no such number in it."""
     config = folder / "config.json"
-    number = read_json(config).get("vocab_size") if config.exists() else None
-    return number if type(number) is int else None  # what is no number, ModelConfig refuses
+    vocab_size = read_json(config).get("vocab_size") if config.exists() else None
+    return vocab_size if type(vocab_size) is int else None  # ModelConfig refuses what is no number
 
 
-def _refuse_odd_ids(fields: dict[str, Any], num_ids: int | None) -> None:
-    """Raises ValueError, naming token or field: an id that is no whole number from 0 on, or one that every
-    prompt gets and the model does not have. A vocabulary may be larger than the model's.
+def _check_ids(fields: dict[str, Any], vocab_size: int | None) -> None:
+    """Raises ValueError, naming token or field: an id is no whole number from 0 on, or an affix, which every
+    prompt gets, is no id of the model's. (Other tokens may have larger ids: a vocabulary may be larger than
+    the model's.)
     """
     vocab = list(fields["vocab"].items())
     added = [(token.content, token.id) for token in fields["added_tokens"]]
@@ -85,8 +86,8 @@ def _refuse_odd_ids(fields: dict[str, Any], num_ids: int | None) -> None:
         if type(id) is not int or id < 0:
             raise ValueError(f"{name!r:.80} has id {id!r:.40}: a whole number from 0 on is accepted")
     for name, id in affix_ids:
-        if num_ids is not None and id >= num_ids:
-            raise ValueError(f"{name!r:.80} has id {id!r:.40}: config.json's vocab_size is {num_ids}")
+        if vocab_size is not None and id >= vocab_size:
+            raise ValueError(f"{name!r:.80} has id {id!r:.40}: config.json's vocab_size is {vocab_size}")
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -120,8 +121,8 @@ def _from_tokenizer_json(raw: dict) -> dict[str, Any]:
     model = raw["model"]
     byte_fallback = model.get("byte_fallback")
     if model.get("type") != "BPE" or (byte_fallback and not find_spec(SENTENCEPIECE)):
-        what = "byte_fallback" if byte_fallback else model.get("type")
-        raise ValueError(f"model is {what}, only byte-level BPE is supported")
+        kind = "byte_fallback" if byte_fallback else model.get("type")
+        raise ValueError(f"model is {kind}, only byte-level BPE is supported")
     for setting in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(setting):
             raise ValueError(f"model.{setting}={model[setting]!r} is not supported")
@@ -139,7 +140,7 @@ def _from_tokenizer_json(raw: dict) -> dict[str, Any]:
 
 
 def added_tokens(raw: dict) -> list[AddedToken]:
-    """tokenizer.json's added tokens, with those of their settings that count here."""
+    """tokenizer.json's added tokens, with the settings that `AddedToken` has."""
     fields = AddedToken.__dataclass_fields__
     return [
         AddedToken(**{k: v for k, v in token.items() if k in fields}) for token in raw.get("added_tokens", [])
@@ -147,8 +148,8 @@ def added_tokens(raw: dict) -> list[AddedToken]:
 
 
 def steps_of(node: dict | None, inner: str) -> list[dict]:
-    """The steps of a normalizer, a pre-tokenizer and so on: of a Sequence, which has them under `inner`, of a
-    single step, or of none.
+    """The steps of a normalizer, pre-tokenizer, processor or decoder, which is a Sequence (its steps are in
+    node[inner]), a single step, or None (no steps).
     """
     if node is None:
         return []

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engine.attention import flash
 from engine.attention.dense import causal_attention
-from engine.attention.flash import MASK_QUERIES, sdpa_causal_attention, takes_packed
+from engine.attention.flash import MASK_QUERIES, sdpa_causal_attention, supports_varlen
 from tests.part01.outcome import outcome
 from tests.part09.sequences import furthest, random_qkv
 
@@ -87,4 +87,4 @@ def test_half_precision_keeps_its_dtype_and_is_close(dtype):
 
 def test_a_cpu_takes_no_packed_call():
     q, k, _, _ = random_qkv([(6, 6)], dtype=torch.bfloat16)
-    assert not takes_packed(q, k)
+    assert not supports_varlen(q, k)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.attention.dense import dense_attention
 from engine.attention.flash import sdpa_attention
 from engine.attention.tiled import TILE, tiled_attention
-from engine.attention.varlen import longest
+from engine.attention.varlen import max_length
 from engine.wiring.attention_kernel import NAMES, attention_kernel, why_no_triton
 from tests.part09.sequences import DEVICE, TRITON, random_qkv, reference, wrong_sequences
 
@@ -201,4 +201,4 @@ def test_our_kernel_says_which_heads_are_too_wide():
 
 
 def test_the_longest_of_several():
-    assert longest((0, 3, 10, 12)) == 7
+    assert max_length((0, 3, 10, 12)) == 7

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.attention.flash import sdpa_attention, takes_packed
+from engine.attention.flash import sdpa_attention, supports_varlen
 from engine.decoding.params import SamplingParams
 from engine.wiring.attention_kernel import attention_kernel
 from tests.part08.on_a_gpu import (
@@ -34,7 +34,7 @@ def test_long_packed_sequences(name, dtype, tolerance, Dh, Hq, Hkv):
 
 def test_the_packed_call_is_the_one_taken_in_16_bits():
     q, k, v, spans = random_qkv([(30, 30), (5, 90)], Dh=64, dtype=torch.bfloat16, device="cuda")
-    assert takes_packed(q, k)
+    assert supports_varlen(q, k)
     assert furthest(sdpa_attention(q, k, v, spans), reference(q, k, v, spans)) <= 0.04
 
 

@@ -7,7 +7,7 @@ import torch
 from engine.attention import page_reader
 from engine.attention.page_reader import PageReader
 
-pytestmark = pytest.mark.skipif(not page_reader.is_here(), reason="our C wants a compiler")
+pytestmark = pytest.mark.skipif(not page_reader.is_available(), reason="our C wants a compiler")
 
 
 def scene(lens, block_size, heads, kv_heads, Dh, seed=0, left_behind=torch.nan):

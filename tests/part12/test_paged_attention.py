@@ -71,9 +71,9 @@ def test_reading_pages_equals_attention_over_keys_in_one_piece(how, heads, kv_he
 
 @pytest.mark.parametrize("in_c", [True, False])
 def test_a_cpu_reads_pages_where_they_lie_and_gathers_them_in_16_bits(in_c, monkeypatch):
-    if in_c and not page_reader.is_here():
+    if in_c and not page_reader.is_available():
         pytest.skip("our C wants a compiler")
-    monkeypatch.setattr(page_reader, "is_here", lambda: in_c)
+    monkeypatch.setattr(page_reader, "is_available", lambda: in_c)
     reads = page_reader.PageReader if in_c else Ragged
     for dtype, kind in {torch.float32: reads, torch.bfloat16: Gathered}.items():
         pages, q, keys, values, own = scene(4, 2, dtype, 1, torch.nan)

@@ -11,11 +11,11 @@ from engine.quantization import cpu, fbgemm, int8_rows
 from engine.quantization.layers import Int8Linear
 from engine.quantization.products import linear_of_codes, quantize_activations
 
-MOST = int8_rows.MOST
+MAX_LEVEL = int8_rows.MAX_LEVEL
 # All lanes of a processor with AVX-512, and half of them, as a processor with AVX-VNNI has.
 WIDTHS = [(), ("-DNARROW",)]
 pytestmark = pytest.mark.skipif(
-    not int8_rows.is_here(), reason="our C wants a compiler, and an x86 processor with VNNI"
+    not int8_rows.is_available(), reason="our C wants a compiler, and an x86 processor with VNNI"
 )
 
 
@@ -25,14 +25,16 @@ def numbers(*shape, seed=0):
 
 def layer(N, K, seed=0):
     """codes[N, K], scale[N], bias[N], as they are for weights around 1: none of the exercises is needed."""
-    codes = torch.randint(-MOST, MOST + 1, (N, K), generator=torch.Generator().manual_seed(seed))
-    return codes.to(torch.int8), (1 + numbers(N, seed=seed).abs()) / MOST, numbers(N, seed=seed + 1)
+    codes = torch.randint(-MAX_LEVEL, MAX_LEVEL + 1, (N, K), generator=torch.Generator().manual_seed(seed))
+    return codes.to(torch.int8), (1 + numbers(N, seed=seed).abs()) / MAX_LEVEL, numbers(N, seed=seed + 1)
 
 
 def whole(T, K, seed=0):
-    """[T, K] of whole numbers from -MOST to MOST, with a MOST in each row: steps of 1."""
-    x = torch.randint(-MOST, MOST + 1, (T, K), generator=torch.Generator().manual_seed(seed)).float()
-    x[:, :1] = MOST
+    """[T, K] of whole numbers from -MAX_LEVEL to MAX_LEVEL, with a MAX_LEVEL in each row: steps of 1."""
+    x = torch.randint(
+        -MAX_LEVEL, MAX_LEVEL + 1, (T, K), generator=torch.Generator().manual_seed(seed)
+    ).float()
+    x[:, :1] = MAX_LEVEL
     return x
 
 
@@ -44,7 +46,7 @@ def whole(T, K, seed=0):
 ])  # fmt: skip
 def test_whole_numbers_are_multiplied_exactly(T, N, K, digits, flags):
     codes, x = torch.randint(-127, 128, (N, K), dtype=torch.int8), whole(T, K)
-    got = int8_rows.linear(codes, torch.ones(N), torch.zeros(N), digits, *flags).product(x)
+    got = int8_rows.pack(codes, torch.ones(N), torch.zeros(N), digits, *flags).product(x)
     assert got.shape == (T, N)
     assert torch.equal(got.long(), x.long() @ codes.long().T), "sums of whole numbers are exact"
 
@@ -53,8 +55,8 @@ def test_whole_numbers_are_multiplied_exactly(T, N, K, digits, flags):
 def test_scales_and_bias_come_behind_the_sums(flags):
     codes, scale, bias = layer(70, 50)
     x = whole(9, 50) / 3
-    want = linear_of_codes(*quantize_activations(x, MOST), codes, scale, bias)
-    got = int8_rows.linear(codes, scale, bias, 1, *flags).product(x)
+    want = linear_of_codes(*quantize_activations(x, MAX_LEVEL), codes, scale, bias)
+    got = int8_rows.pack(codes, scale, bias, 1, *flags).product(x)
     assert torch.allclose(got, want, rtol=1e-5, atol=1e-4)
 
 
@@ -64,21 +66,21 @@ def test_a_second_digit_loses_half_a_step_of_its_own(flags):
     codes, scale, bias = layer(40, 512)
     x = numbers(6, 512) * torch.tensor([1e-6, 1.0, 3.0, 1e6, 0.1, 100.0])[:, None]
     exact = x.double() @ codes.double().T * scale.double() + bias.double()
-    bound = x.abs().amax(1, keepdim=True) / (4 * MOST**2) * codes.float().abs().sum(1) * scale
-    lost = (int8_rows.linear(codes, scale, bias, 2, *flags).product(x) - exact).abs()
+    bound = x.abs().amax(1, keepdim=True) / (4 * MAX_LEVEL**2) * codes.float().abs().sum(1) * scale
+    lost = (int8_rows.pack(codes, scale, bias, 2, *flags).product(x) - exact).abs()
     rounding = 1e-5 * (x.abs() @ codes.float().abs().T * scale + bias.abs())
     assert (lost <= bound + rounding).all()
-    one = (int8_rows.linear(codes, scale, bias, 1, *flags).product(x) - exact).abs()
+    one = (int8_rows.pack(codes, scale, bias, 1, *flags).product(x) - exact).abs()
     assert one.mean() > 20 * lost.mean(), "the second digit is worth having"
 
 
 @pytest.mark.parametrize("flags", WIDTHS)
 def test_no_number_is_wrong_by_more_than_half_a_step(flags):
     """One weight of 1 in each row gives back x itself, number by number."""
-    codes, scale = torch.eye(512, dtype=torch.int8) * MOST, torch.full((512,), 1 / MOST)
+    codes, scale = torch.eye(512, dtype=torch.int8) * MAX_LEVEL, torch.full((512,), 1 / MAX_LEVEL)
     x = numbers(6, 512) * torch.tensor([1e-25, 1e-6, 1.0, 3.0, 1e6, 1e25])[:, None]
-    for digits, steps in ((1, MOST), (2, 2 * MOST**2)):
-        wrong = (int8_rows.linear(codes, scale, torch.zeros(512), digits, *flags).product(x) - x).abs()
+    for digits, steps in ((1, MAX_LEVEL), (2, 2 * MAX_LEVEL**2)):
+        wrong = (int8_rows.pack(codes, scale, torch.zeros(512), digits, *flags).product(x) - x).abs()
         step = x.abs().amax(1, keepdim=True) / steps
         assert (wrong <= step * 0.51).all()
         assert (wrong > step * 0.45).any(), "and steps are as large as that"
@@ -87,7 +89,7 @@ def test_no_number_is_wrong_by_more_than_half_a_step(flags):
 @pytest.mark.parametrize("digits", [1, 2])
 def test_a_row_is_the_same_whoever_is_beside_it(digits):
     codes, scale, bias = layer(100, 96)
-    product = int8_rows.linear(codes, scale, bias, digits).product
+    product = int8_rows.pack(codes, scale, bias, digits).product
     x = numbers(60, 96) * torch.logspace(-6, 6, 60)[:, None]
     x[7] = 0
     together = product(x)
@@ -100,7 +102,7 @@ def test_a_row_is_the_same_whoever_is_beside_it(digits):
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_number_that_is_none_spoils_its_own_row(digits, bad):
     codes, scale, bias = layer(33, 20)
-    product = int8_rows.linear(codes, scale, bias, digits).product
+    product = int8_rows.pack(codes, scale, bias, digits).product
     x = numbers(5, 20)
     want = product(x)
     x[2, 13] = bad
@@ -113,7 +115,7 @@ def test_a_number_that_is_none_spoils_its_own_row(digits, bad):
 @pytest.mark.parametrize("digits", [1, 2])
 def test_threads_change_nothing(digits):
     codes, scale, bias = layer(700, 300)
-    product, x = int8_rows.linear(codes, scale, bias, digits).product, numbers(257, 300)
+    product, x = int8_rows.pack(codes, scale, bias, digits).product, numbers(257, 300)
     want = product(x)
     for threads in (2, 3):
         torch.set_num_threads(threads)
@@ -126,28 +128,28 @@ def test_threads_change_nothing(digits):
 
 def test_other_dtypes_and_views():
     codes, scale, bias = layer(24, 30)
-    product, x = int8_rows.linear(codes, scale, bias).product, numbers(30, 4)
+    product, x = int8_rows.pack(codes, scale, bias).product, numbers(30, 4)
     assert torch.equal(product(x.T), product(x.T.contiguous()))
     half = x.T.bfloat16()
     assert product(half).dtype == torch.bfloat16
     assert torch.equal(product(half), product(half.float()).bfloat16())
     assert torch.equal(
-        int8_rows.linear(codes, scale.half(), bias.half()).product(x.T),
-        int8_rows.linear(codes, scale.half().float(), bias.half().float()).product(x.T),
+        int8_rows.pack(codes, scale.half(), bias.half()).product(x.T),
+        int8_rows.pack(codes, scale.half().float(), bias.half().float()).product(x.T),
     ), "scales and biases of a model in fp16"
 
 
 def test_a_compiler_that_hides_what_it_makes_is_told_not_to():
     """As a CC of "gcc -fvisibility=hidden" does."""
     codes, scale, bias = layer(24, 30)
-    hidden = int8_rows.linear(codes, scale, bias, 1, "-fvisibility=hidden").product
+    hidden = int8_rows.pack(codes, scale, bias, 1, "-fvisibility=hidden").product
     x = numbers(4, 30)
-    assert torch.equal(hidden(x), int8_rows.linear(codes, scale, bias).product(x))
+    assert torch.equal(hidden(x), int8_rows.pack(codes, scale, bias).product(x))
 
 
 def test_a_program_that_prefers_other_numbers_gets_the_same():
     codes, scale, bias = layer(24, 30)
-    product, x = int8_rows.linear(codes, scale, bias).product, numbers(4, 30)
+    product, x = int8_rows.pack(codes, scale, bias).product, numbers(4, 30)
     want = product(x)
     torch.set_default_dtype(torch.float64)
     try:
@@ -161,7 +163,7 @@ def test_a_program_that_prefers_other_numbers_gets_the_same():
     [((3, 29), "cpu"), ((3, 31), "cpu"), ((30,), "cpu"), ((1, 3, 30), "cpu"), ((3, 30), "meta")],
 )
 def test_what_cannot_be_read_is_named(shape, device):
-    product, x = int8_rows.linear(*layer(24, 30)).product, torch.ones(shape, device=device)
+    product, x = int8_rows.pack(*layer(24, 30)).product, torch.ones(shape, device=device)
     with pytest.raises(ValueError, match=r"x is \[[^]]*\] on (cpu|meta): accepted is \[T, 30\] on a CPU"):
         product(x)
 
@@ -169,7 +171,7 @@ def test_what_cannot_be_read_is_named(shape, device):
 def test_threads_of_a_program_share_a_layer_and_a_copy_outlives_it():
     codes, scale, bias = layer(64, 48)
     made = Int8Linear(48, 64, torch.device("cpu"), torch.float32)
-    made.product, made.own_bytes = int8_rows.linear(codes, scale, bias, 2)
+    made.product, made.own_bytes = int8_rows.pack(codes, scale, bias, 2)
     x = [numbers(T, 48, seed=T) for T in range(1, 5)]
     want = [made(rows) for rows in x]
     made = deepcopy(made)
@@ -181,28 +183,28 @@ def test_threads_of_a_program_share_a_layer_and_a_copy_outlives_it():
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_longest_row_does_not_overflow(sign):
-    K = int8_rows.MOST_K
+    K = int8_rows.MAX_K
     codes = torch.full((1, K), 127 * sign, dtype=torch.int8)
-    assert int8_rows.takes(codes)
-    product = int8_rows.linear(codes, torch.ones(1), torch.zeros(1)).product
+    assert int8_rows.supports(codes)
+    product = int8_rows.pack(codes, torch.ones(1), torch.zeros(1)).product
     for x in (torch.ones(1, K), -torch.ones(1, K)):
         assert float(product(x)) == pytest.approx(127.0 * K * sign * float(x[0, 0]), rel=1e-6)
-    assert not int8_rows.takes(torch.zeros(1, K + 1, dtype=torch.int8)), "255 · 127 · K would not fit"
+    assert not int8_rows.supports(torch.zeros(1, K + 1, dtype=torch.int8)), "255 · 127 · K would not fit"
 
 
 def test_what_is_held_is_counted_with_what_it_was_filled_up_with():
-    made = int8_rows.linear(*layer(5, 30))
-    narrow = int8_rows.linear(*layer(5, 30), 1, "-DNARROW")
+    made = int8_rows.pack(*layer(5, 30))
+    narrow = int8_rows.pack(*layer(5, 30), 1, "-DNARROW")
     assert narrow.own_bytes == 16 * 32, "5 columns up to a block of them, K up to a multiple of 4"
     assert made.own_bytes in (16 * 32, 32 * 32)
 
 
 def test_it_is_what_layers_on_a_cpu_take(monkeypatch):
     codes, scale, bias = layer(64, 64)
-    assert cpu.activation_steps() == MOST
-    x, made = numbers(3, 64), int8_rows.linear(codes, scale, bias)
+    assert cpu.max_activation_level() == MAX_LEVEL
+    x, made = numbers(3, 64), int8_rows.pack(codes, scale, bias)
     assert torch.equal(cpu.of_codes(codes, scale, bias).product(x), made.product(x))
-    second = int8_rows.linear(codes, scale, bias, 2).product(x)
+    second = int8_rows.pack(codes, scale, bias, 2).product(x)
     assert torch.equal(cpu.by_rows(codes, scale, bias).product(x), second)
     where_they_lie = cpu.by_rows(codes, scale, bias, own_layout=False)
     assert where_they_lie.own_bytes == 0, "and not where the codes are read by somebody else"
@@ -212,26 +214,26 @@ def test_rows_too_long_for_it_go_another_way(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("32 bits would not do")
 
-    monkeypatch.setattr(int8_rows, "linear", refuse)
-    codes = torch.full((1, int8_rows.MOST_K + 1), 100, dtype=torch.int8)
+    monkeypatch.setattr(int8_rows, "pack", refuse)
+    codes = torch.full((1, int8_rows.MAX_K + 1), 100, dtype=torch.int8)
     for make in (cpu.of_codes, cpu.by_rows):
         product = make(codes, torch.ones(1), torch.zeros(1)).product
         assert float(product(torch.ones(1, codes.shape[1]))) == pytest.approx(100 * codes.shape[1], rel=1e-4)
 
 
 def test_plain_layers_have_its_steps_whatever_fbgemms_are(monkeypatch):
-    monkeypatch.setattr(fbgemm, "activation_steps", lambda: 63)
-    assert cpu.activation_steps() == MOST
+    monkeypatch.setattr(fbgemm, "max_activation_level", lambda: 63)
+    assert cpu.max_activation_level() == MAX_LEVEL
 
 
 def test_without_it_there_is_fbgemm_or_plain_pytorch(monkeypatch):
     codes, scale, bias = layer(64, 64)
     x = numbers(3, 64)
-    monkeypatch.setattr(int8_rows, "is_here", lambda: False)
-    assert cpu.activation_steps() == fbgemm.activation_steps()
-    for here in (fbgemm.is_here(), False):
-        monkeypatch.setattr(fbgemm, "is_here", lambda here=here: here)
-        want = linear_of_codes(*quantize_activations(x, cpu.activation_steps()), codes, scale, bias)
+    monkeypatch.setattr(int8_rows, "is_available", lambda: False)
+    assert cpu.max_activation_level() == fbgemm.max_activation_level()
+    for here in (fbgemm.is_available(), False):
+        monkeypatch.setattr(fbgemm, "is_available", lambda here=here: here)
+        want = linear_of_codes(*quantize_activations(x, cpu.max_activation_level()), codes, scale, bias)
         assert torch.allclose(cpu.of_codes(codes, scale, bias).product(x), want, atol=1e-4)
         exact = x @ codes.float().T * scale + bias
         assert torch.allclose(cpu.by_rows(codes, scale, bias).product(x), exact, atol=1e-3)

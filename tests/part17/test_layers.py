@@ -14,7 +14,7 @@ from engine.quantization.layers import LINEARS, Int8Embedding, Int8Linear
 from engine.quantization.products import linear_of_codes, quantize_activations
 
 SHAPES = [(64, 16), (100, 37), (130, 48), (8, 3)]  # in, out
-needs_fbgemm = pytest.mark.skipif(not fbgemm.is_here(), reason="int8 by int8 is FBGEMM's, for x86 alone")
+needs_fbgemm = pytest.mark.skipif(not fbgemm.is_available(), reason="int8 by int8 is FBGEMM's, for x86 alone")
 
 
 def layer(method, inputs, outputs, bias=True, group_size=32, seed=0):
@@ -92,14 +92,14 @@ def test_a_row_does_not_depend_on_the_others(method):
 
 
 @needs_fbgemm
-@pytest.mark.parametrize("T", [1, 5, fbgemm.FEW, fbgemm.FEW + 1, 100])
+@pytest.mark.parametrize("T", [1, 5, fbgemm.SCRATCH_ROWS, fbgemm.SCRATCH_ROWS + 1, 100])
 @pytest.mark.parametrize("make", [fbgemm._lean, fbgemm._prepacked])
 @torch.inference_mode()
 def test_fbgemm_multiplies_the_very_codes(make, T):
     """Garbage comes without an error here, so values are compared."""
     if make is fbgemm._lean and not hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation"):
         pytest.skip("this PyTorch has only the way that stays")
-    most = fbgemm.activation_steps()
+    most = fbgemm.max_activation_level()
     codes = torch.randint(-127, 128, (20, 70), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
     steps = torch.randint(-most, most + 1, (T, 70), generator=torch.Generator().manual_seed(1))
     got = make(codes, most)(steps.float(), most)
@@ -145,7 +145,7 @@ def test_two_digits_lose_a_7000th_of_a_rows_largest_number():
 def test_dynamic_computes_with_activations_as_codes():
     made = layer("int8_dynamic", 64, 8)
     x = rows(3, 64)
-    codes = quantize_activations(x, fbgemm.activation_steps())
+    codes = quantize_activations(x, fbgemm.max_activation_level())
     want = linear_of_codes(*codes, made.codes, made.scale, made.bias)
     assert torch.equal(made.plain(x), want), "each row has its own scale"
     half = x.bfloat16()
@@ -158,7 +158,7 @@ def test_dynamic_computes_with_activations_as_codes():
 @pytest.mark.parametrize("piece", [128, 2**18])
 @torch.inference_mode()
 def test_every_way_by_rows(ways, piece, monkeypatch):
-    if ways is cpu._two_digits and not fbgemm.is_here():
+    if ways is cpu._two_digits and not fbgemm.is_available():
         pytest.skip("FBGEMM's alone")
     monkeypatch.setattr(cpu, "PIECE", piece)
     made = layer("int8", 64, 19)
@@ -180,7 +180,7 @@ def test_every_way_by_groups(ways, piece, monkeypatch):
 @pytest.mark.parametrize("ways", [cpu._by_pieces, cpu._two_digits, cpu._aten_by_rows])
 @torch.inference_mode()
 def test_sums_by_rows_may_be_larger_than_fp16_can_hold(ways):
-    if ways is cpu._two_digits and not fbgemm.is_here():
+    if ways is cpu._two_digits and not fbgemm.is_available():
         pytest.skip("FBGEMM's alone")
     x, codes = torch.full((2, 64), 128.0).half(), torch.full((16, 64), 127, dtype=torch.int8)
     bias = torch.zeros(16) if ways is cpu._two_digits else torch.zeros(16).half()
@@ -204,7 +204,7 @@ def test_codes_that_are_read_where_they_lie_are_not_held_twice(method):
 def test_what_others_read_gets_no_layout_of_its_own(monkeypatch):
     """A tied head's codes are the embedding's."""
     monkeypatch.delattr(cpu, "_two_digits")
-    monkeypatch.delattr(int8_rows, "linear")
+    monkeypatch.delattr(int8_rows, "pack")
     made, x = layer("int8", 64, 16), rows(2, 64)
     made.pack(own_layout=False)
     assert made.own_bytes == 0
@@ -241,9 +241,9 @@ STORYTELLER = {
 @torch.inference_mode()
 def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(shape, method, c, monkeypatch):
     """For the embedded model's layers: what `ruvon serve --quantization int8` promises of them."""
-    if not (int8_rows.is_here() if c else fbgemm.is_here()):
+    if not (int8_rows.is_available() if c else fbgemm.is_available()):
         pytest.skip("it is not here")
-    monkeypatch.setattr(int8_rows, "is_here", lambda: c)
+    monkeypatch.setattr(int8_rows, "is_available", lambda: c)
     N, K = STORYTELLER[shape]
     made = layer(method, K, N)
     made.pack()
@@ -306,7 +306,7 @@ import warnings, torch
 warnings.simplefilter("error")
 before = list(warnings.filters)
 from engine.quantization import fbgemm
-product = fbgemm.int8_product(torch.ones(8, 16, dtype=torch.int8), fbgemm.activation_steps())
+product = fbgemm.int8_product(torch.ones(8, 16, dtype=torch.int8), fbgemm.max_activation_level())
 assert product(torch.ones(2, 16), 1.0)[0, 0] == 16
 assert warnings.filters == before
 """

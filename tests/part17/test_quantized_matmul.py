@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 from engine.kernels import quantized_matmul
 from engine.kernels.quantized_matmul import int4_linear, int8_linear
 from engine.quantization.codes import pack_nibbles, quantize_groups, quantize_rows
-from engine.quantization.gpu import MANY_ROWS, by_groups, by_rows
+from engine.quantization.gpu import MAX_CODE_ROWS, by_groups, by_rows
 from engine.quantization.products import linear_by_groups, linear_by_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -26,7 +26,7 @@ def close(got, want, rule):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("T", [0, 1, 2, 17, MANY_ROWS + 1])
+@pytest.mark.parametrize("T", [0, 1, 2, 17, MAX_CODE_ROWS + 1])
 def test_int8(shape, T):
     x, weight, bias = numbers(T, *shape)
     codes, scale = quantize_rows(weight)
@@ -38,7 +38,7 @@ def test_int8(shape, T):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("T", [0, 1, 2, 17, MANY_ROWS + 1])
+@pytest.mark.parametrize("T", [0, 1, 2, 17, MAX_CODE_ROWS + 1])
 @pytest.mark.parametrize("group_size", [32, 128])
 def test_int4(shape, T, group_size):
     x, weight, bias = numbers(T, *shape)
@@ -92,7 +92,7 @@ def test_the_result_has_the_dtype_of_x_and_sums_are_in_fp32(T, dtype):
 
 
 def test_the_kernel_is_chosen_by_rows(monkeypatch):
-    """One row, up to MANY_ROWS, beyond: three ways."""
+    """One row, up to MAX_CODE_ROWS, beyond: three ways."""
     used = []
 
     class Noting:
@@ -105,7 +105,7 @@ def test_the_kernel_is_chosen_by_rows(monkeypatch):
 
     for name in ("_int8_row", "_int8_tile", "_int4_row", "_int4_tile"):
         monkeypatch.setattr(quantized_matmul, name, Noting(name, getattr(quantized_matmul, name)))
-    for T in (1, 2, MANY_ROWS, MANY_ROWS + 1):
+    for T in (1, 2, MAX_CODE_ROWS, MAX_CODE_ROWS + 1):
         x, weight, bias = numbers(T, 64, 4)
         by_rows(*quantize_rows(weight), bias)(x)
         codes, scale, low = quantize_groups(weight, 32)
