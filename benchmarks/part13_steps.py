@@ -334,8 +334,6 @@ def engines(model, tokenizer, rows: int, length: int) -> dict[str, Callable[[], 
 
 
 def launches() -> tuple[dict, dict]:
-    from triton.testing import do_bench
-
     from engine.models.loader import load_model
     from engine.text.tokenizer import Tokenizer
 
@@ -349,11 +347,6 @@ def launches() -> tuple[dict, dict]:
             times = [step_milliseconds(engine, batch) for _ in range(4)][1:]
             figures[name][f"b{batch}"] = statistics.median(times)
         print("launches", name, figures[name], flush=True)
-    graphs = engine.executor.ways[0].graphs
-    sizes = graphs.sizes
-    replays = [do_bench(graphs._graphs[size][0], return_mode="median") for size in sizes]
-    figures["ladder"] = {"sizes": sizes, "replay_ms": replays}
-    print("ladder", dict(zip(sizes, replays, strict=True)), flush=True)
     columns = ["ms a step", *(f"{batch} sequence{'s' * (batch > 1)}" for batch in BATCHES)]
     table = [[LAUNCHES[name], *figures[name].values()] for name in LAUNCHES]
     return figures, {"launches": {"columns": columns, "rows": table}}
