@@ -87,6 +87,13 @@ def test_the_smallest_and_the_largest_hash_give_noise_that_is_finite_and_above_z
     assert 20 < most < 30
 
 
+@pytest.mark.parametrize("shift", [0, 32], ids=["low", "high"])
+def test_either_half_of_a_key_decides(monkeypatch, shift):
+    monkeypatch.setattr("engine.decoding.sampling._key", lambda seed, position: seed << shift)
+    first, second = exponential_noise([1, 2], [0, 0], 100, CPU)
+    assert not first.isclose(second).any()
+
+
 def test_the_same_seed_and_position_draw_the_same_in_every_row():
     probs = torch.full((5, 1000), 0.001)
     tokens = draw(probs, [3] * 5, [8] * 5).tolist()

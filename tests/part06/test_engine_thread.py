@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -58,6 +59,16 @@ def test_who_leaves_before_the_first_output_was_asked_for_aborts_nothing():
     reader = Reader(Mailbox(None), lambda: None, lambda: aborted.append(True), tokens=1)
     asyncio.run(reader.aclose())
     assert not aborted
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork beside threads is the matter here
+def test_in_a_forked_process_the_engine_does_not_run(engine):
+    child = os.fork()
+    if not child:
+        os._exit(engine.health())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "its thread was not copied"
+    assert engine.health()
 
 
 def test_a_slow_reader_holds_nobody_up_and_finds_the_latest(engine, gate):

@@ -288,8 +288,24 @@ def test_a_row_behind_the_last_token_is_refused_though_no_sequence_counts_it(rec
     batch["rows"]["chosen"].append(len(batch["token_ids"]))
     for values in batch["draws"].values():
         values.append(values[-1])
-    with pytest.raises(ValueError, match="rows.chosen: tokens of the step"):
+    with pytest.raises(ValueError, match="chosen: tokens of the step"):
         from_json(batch)
+
+
+def test_a_draft_model_may_see_fewer_positions(recorded, devices, tmp_path, monkeypatch):
+    lines = lines_of(recorded)
+    lines[1]["runner"] = "draft"
+    longest = max(lines[1]["batch"]["context_lens"])
+    for max_positions in (longest, longest - 1):
+        config = replace(devices.config, max_positions=max_positions)
+        drafting = replace(devices, draft=devices.runner, draft_config=config)
+        monkeypatch.setattr(wiring, "load_devices", lambda args, drafting=drafting: drafting)
+        steps = replay(write(tmp_path / "file", lines))
+        if max_positions == longest:
+            next(steps)
+        else:
+            with pytest.raises(ValueError, match="line 2: context_lens: "):
+                next(steps)
 
 
 def test_a_steps_result_comes_once(recorded, tmp_path, quick):
