@@ -235,8 +235,10 @@ def test_what_a_recording_says_of_recording_is_not_done(recorded, tmp_path):
     """Whoever sends a recording names no file that is written."""
     lines = lines_of(recorded)
     lines[0]["about"]["args"]["record"] = str(tmp_path / "written")
-    command(write(tmp_path / "file", lines))
+    file = write(tmp_path / "file", lines)
+    command(file)
     assert not (tmp_path / "written").exists()
+    assert args_of(file).record is None
 
 
 @pytest.mark.parametrize(
