@@ -120,7 +120,7 @@ class SamplingState:
             Limits(p.top_k, p.top_p, p.min_p, p.min_tokens),
             self.temperature,
             self.seed,
-            self.temperature > 0 and p.seed is not None,
+            p.seed is not None,
             self.is_adjusted,
         )
 

@@ -80,11 +80,12 @@ class Speculation:
         return step.batch
 
     def must_land_first(self, step: Step) -> bool:
-        """Whether the step has drafts, or something is to be proposed behind it. To propose takes its tokens,
-        but how many there will be is known before.
+        """Whether a request of the step has drafts (the step may have had no room for them), or something is
+        to be proposed behind it. To propose takes its tokens, but how many there will be is known before.
         """
         counts = step.batch.rows.counts
-        return step.batch.has_drafts or any(self._num_wanted(step.requests, counts))
+        has_drafts = any(request.draft_ids for request in step.requests)
+        return has_drafts or any(self._num_wanted(step.requests, counts))
 
     def after_result(self, step: Step, result: StepResult) -> StepResult:
         """The result with confirmed tokens only, with drafts behind them, and with counters. `drafts` is None

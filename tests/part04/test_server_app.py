@@ -9,7 +9,7 @@ import pytest
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.server.app import create_app
 from engine.server.errors import RequestError
-from engine.server.gates import ApiKey, RequestLimit
+from engine.server.gates import ApiKey, Head, RequestLimit
 from engine.server.protocol import Completions
 from tests.part04.serving import ScriptedBackend, client_of, http, wait_until
 
@@ -311,3 +311,14 @@ def test_an_answer_in_one_piece_holds_the_latest_output_alone():
         answer = client.post("/v1/completions", json=ASK)
     assert answer.json()["choices"][0]["text"] == "x" * 50
     assert Counted.most <= 3, "outputs that are out of date were kept"
+
+
+def test_to_the_server_a_head_stays_one():
+    """A route reads it as GET; the server, whose scope it is, leaves the body out."""
+    scope, read = {"type": "http", "method": "HEAD"}, []
+
+    async def app(scope, receive, send):
+        read.append(scope["method"])
+
+    asyncio.run(Head(app)(scope, None, None))
+    assert (read, scope["method"]) == (["GET"], "HEAD")

@@ -1,12 +1,14 @@
 """A draw depends on its row's probabilities, seed and position, and on nothing else; and it is fair."""
 
+import numpy as np
 import pytest
 import torch
 
-from engine.decoding.sampling import draw, exponential_noise, uniform
+from engine.decoding.sampling import IN_CACHE, draw, exponential_noise, uniform
 from tests.part05 import reference
 from tests.part05.dice import CRITICAL, N, chi_squared
 
+CPU = torch.device("cpu")
 SEEDS_AND_POSITIONS = {
     "one seed, ever later": lambda i: (42, i),
     "many seeds, first token": lambda i: (i, 0),
@@ -65,6 +67,31 @@ def test_each_row_asks_for_the_noise_of_its_own_seed_and_position(noise):
     assert sorted(asked) == [(-1, 2), (7, 0), (7, 5)], (
         "row i's noise is that of seeds[i] and positions[i], whatever its place in the batch"
     )
+
+
+def test_a_row_longer_than_a_processors_cache_has_its_noise():
+    """Noise is computed for a few rows at a time: here one is too many already."""
+    V = IN_CACHE + 1
+    rows = exponential_noise([1, 2, 3], [0, 4, 4], V, CPU)
+    assert rows.shape == (3, V)
+    assert rows[2].equal(exponential_noise([3], [4], V, CPU)[0])
+
+
+def test_the_smallest_and_the_largest_hash_give_noise_that_is_finite_and_above_zero(monkeypatch):
+    """Noise 0 would be a division by zero: a token of probability 0 would be drawn."""
+    exponential_noise([0], [0], 2, CPU)  # the ids' hashes are remembered
+    ends = np.array([[-(2**31), 2**31 - 1]], dtype=np.int32)
+    monkeypatch.setattr("engine.decoding.sampling._hash32", lambda *_: ends)
+    least, most = exponential_noise([0], [0], 2, CPU)[0].tolist()[::-1]
+    assert 0 < least < 1e-9
+    assert 20 < most < 30
+
+
+@pytest.mark.parametrize("shift", [0, 32], ids=["low", "high"])
+def test_either_half_of_a_key_decides(monkeypatch, shift):
+    monkeypatch.setattr("engine.decoding.sampling._key", lambda seed, position: seed << shift)
+    first, second = exponential_noise([1, 2], [0, 0], 100, CPU)
+    assert not first.isclose(second).any()
 
 
 def test_the_same_seed_and_position_draw_the_same_in_every_row():

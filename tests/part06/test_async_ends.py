@@ -276,14 +276,15 @@ def test_stopping_does_not_wait_for_a_step_that_hangs_and_its_reader_is_told(
     assert last.outputs[0].token_ids == told_alone("hello", GREEDY).token_ids
 
 
-def test_who_waits_for_a_turn_between_two_steps_is_told_of_the_end(engine, gate, monkeypatch):
+def test_who_waits_for_a_turn_between_two_steps_is_told_of_the_end(engine, gate, monkeypatch, caplog):
     monkeypatch.setattr("engine.core.engine_thread.STOP_SECONDS", 0.1)
 
     async def run():
         asked = asyncio.create_task(ask(engine, "hello", GREEDY, "a"))
         await until(lambda: gate.entered, asked)
-        waiting = asyncio.create_task(engine.between_steps(lambda: called.append(1)))
-        await until(lambda: not engine._commands.empty(), waiting)
+        waiting, left = (asyncio.create_task(engine.between_steps(lambda: called.append(1))) for _ in "ab")
+        await until(lambda: engine._commands.qsize() == 2, waiting, left)
+        left.cancel()
         await asyncio.to_thread(engine.stop)
         for told in (waiting, asked):
             with pytest.raises(EngineError, match="has not come back"):
@@ -294,6 +295,7 @@ def test_who_waits_for_a_turn_between_two_steps_is_told_of_the_end(engine, gate,
     gate.open()
     engine._thread.join(DEADLINE)
     assert not called, "who was told that it will not happen must not find it done"
+    assert "outside a step" not in caplog.text, "nor is that a failure of the engine's"
 
 
 def test_nobody_waits_for_ever_for_an_engine_that_fails_while_it_ends(fake_engine, caplog):

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -216,6 +217,19 @@ def test_step_records_add_up(fake_engine):
         assert min(after.schedule_seconds, after.execute_seconds) >= 0
         assert before is None or before.end <= after.start
         assert after.counters == {}
+
+
+def test_a_step_records_times_are_of_its_parts(fake_engine, monkeypatch):
+    """By a clock that goes on by 1 whenever the engine looks: before and after scheduling, and so on."""
+    recorder = Recorder()
+    engine = fake_engine(listeners=Listeners([recorder]))
+    engine.add_request("a", "hello", GREEDY)
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.core.llm_engine.time", SimpleNamespace(perf_counter=count(1).__next__))
+        engine.step()
+    (record,) = recorder.records
+    run_to_end(engine)
+    assert (record.start, record.schedule_seconds, record.execute_seconds, record.end) == (1, 1, 1, 4)
 
 
 def test_the_sampler_is_called_with_one_row_for_each_logit(fake_engine):

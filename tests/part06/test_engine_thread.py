@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from engine.core.engine_thread import EngineError, EngineThread
-from engine.core.mailbox import Mailbox, Post
+from engine.core.mailbox import Mailbox, Post, Reader
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.scheduling.fifo import FIFOScheduler
 from tests.part04.serving import wait_until
@@ -43,6 +44,31 @@ def test_outputs_arrive_while_the_request_is_running(engine, gate):
         assert (await read(outputs))[-1].finished
 
     asyncio.run(run())
+
+
+def test_it_is_known_before_how_many_tokens_a_request_may_have(engine):
+    async def run():
+        params = SamplingParams(temperature=0, max_tokens=20, n=2)
+        return (await engine.generate("hello", params, "a")).tokens
+
+    assert asyncio.run(run()) == 2 * (5 + 20), "of both samples, prompts included"
+
+
+def test_who_leaves_before_the_first_output_was_asked_for_aborts_nothing():
+    aborted = []
+    reader = Reader(Mailbox(None), lambda: None, lambda: aborted.append(True), tokens=1)
+    asyncio.run(reader.aclose())
+    assert not aborted
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork beside threads is the matter here
+def test_in_a_forked_process_the_engine_does_not_run(engine):
+    child = os.fork()
+    if not child:
+        os._exit(engine.health())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "its thread was not copied"
+    assert engine.health()
 
 
 def test_a_slow_reader_holds_nobody_up_and_finds_the_latest(engine, gate):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.execution.runner import Logits, ModelRunner
+from engine.execution.runner import HostCopy, Logits, ModelRunner
 from engine.requests.batch import Batch, Copy
 from engine.scheduling.scheduler import Queues
 from tests.part06.fakes import BlockCache
@@ -79,3 +79,10 @@ def test_copies_that_nobody_can_make_are_refused(batch):
     copied = replace(batch, copies=(Copy(0, "fork", (1,), (2,)),))
     with pytest.raises(ValueError, match="1 copies of blocks, and this runner has no memory"):
         ModelRunner([Fixed(3, 9)], select=greedy).submit(copied)
+
+
+def test_a_copy_on_the_host_holds_what_the_tensor_held_when_it_was_begun():
+    tensor = torch.tensor([3, 4])
+    copied = HostCopy(tensor)
+    tensor.fill_(9)
+    assert copied.read().tolist() == [3, 4]

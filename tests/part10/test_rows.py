@@ -92,6 +92,7 @@ def test_of_n_samples_the_first_scores_the_prompt():
     second = request(prompt=4, parent=first)
     assert scored_rows(second, range(3, 4)) == LogitsRows([], 1)
     assert (first.wants_every_row, second.wants_every_row) == (True, False)
+    assert rows_of((first, 4), (second, 4)).prompt_logprobs == (0, UNSCORED)
 
 
 def rows_of(*work):

@@ -92,6 +92,15 @@ def test_scores_are_of_the_raw_logits_whatever_sampling_makes_of_them(scoring_en
     )
 
 
+def test_a_token_begins_where_it_does_whether_or_not_its_text_is_held_back(scoring_engine):
+    """A stop string that may have begun keeps the text from being shown, not from being there."""
+    (plain,) = ask(scoring_engine()).outputs
+    for i in range(1, 9):
+        stop = plain.text[plain.text_offsets[i] - 1 : plain.text_offsets[i]] + "never"
+        (sample,) = ask(scoring_engine(), replace(ASKED, stop=(stop,))).outputs
+        assert sample.text_offsets == plain.text_offsets
+
+
 @pytest.mark.parametrize("budget", [1, 2, 3, 7, 19, 20, 21])
 def test_a_prompt_in_chunks_has_the_scores_of_a_prompt_in_one(scoring_engine, budget):
     output = ask(scoring_engine(seats=1, budget=budget))

@@ -2,13 +2,16 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from engine.attention.dense import dense_attention
 from engine.cache.single import CachedForward, SingleCache
 from engine.execution.runner import EagerWay
+from engine.requests.batch import Copy
 from tests.part06.fakes import CONFIG
 from tests.part12.pages import admitted, paged, sequence, step, table, take, tokens_in_pages
 
@@ -152,6 +155,35 @@ def test_an_old_copy_is_not_used_once_others_have_written_where_it_was_made_of()
     mean = step(cache, (a, 1)).item()
     assert (table(cache, a), cache.hit_tokens) == (old, 4), "found in a block of its old table"
     assert abs(mean - sum(a.token_ids) / 5) < 1e-4
+
+
+def alone(name: str, table: list[int], start: int, end: int) -> SimpleNamespace:
+    """The part of a step's record that matters: tokens start to end of one sequence in these blocks."""
+    return SimpleNamespace(
+        ids=(name,), tables=np.array([table]), num_tokens=end - start, context_lens=(end,), copies=()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["another sequence", "a copy of blocks"])
+def test_a_copy_is_not_used_where_blocks_hold_something_else(what):
+    """Blocks 5 and 3 are copied; in the copy's spare room a token of block 8 comes behind them."""
+    kernel = Seen()
+    memory, P = paged(10, kernel=kernel).memory, 4
+    memory.memory.copy_(torch.arange(10.0).view(-1, 1, 1, 1).expand_as(memory.memory))  # block b holds b
+
+    def read(batch) -> list[float]:
+        x = torch.full((batch.num_tokens, 1, 1), 50.0)
+        memory.attention(batch)(0, x, x, x)
+        return kernel.keys[-1].flatten().tolist()
+
+    assert read(alone("a", [5, 3], 7, 8)) == [5.0] * P + [3.0] * 3 + [50.0]
+    memory.memory[:, :, 3, 3] = 3.0
+    if what == "another sequence":
+        read(alone("a", [5, 3, 8], 8, 9))
+        assert read(alone("b", [5, 3, 9], 11, 12))[8:] == [9.0] * 3 + [50.0]
+    else:
+        memory.apply([Copy(0, "fork", (7,), (5,))])
+        assert read(alone("a", [5, 3, 8], 8, 9))[:P] == [7.0] * P
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

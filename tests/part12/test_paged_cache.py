@@ -153,6 +153,13 @@ def test_only_what_is_committed_is_shared():
     assert cache.admit(sequence("c", "1234567890")) == 4
 
 
+def test_a_block_is_known_with_its_last_token():
+    cache, a = paged(10), sequence("a", "1234567890")
+    a.num_computed_tokens = cache.admit(a)
+    step(cache, (a, 4))
+    assert cache.admit(sequence("b", "1234567890")) == 4
+
+
 def test_another_adapter_or_salt_finds_nothing():
     cache = paged(20)
     admitted(cache, sequence("a", "1234567890"))
@@ -203,10 +210,11 @@ def test_a_child_waits_while_its_parents_prompt_is_computed():
     child = sequence("a/1", "1234567890", parent=a)
     admitted(cache, a, compute=False)
     assert cache.admit(child) is None, "the parent has computed nothing yet: not now"
-    step(cache, (a, 4))
-    assert cache.admit(child) is None, "the parent is in the middle of its prompt: not now"
+    for n in (4, 3):
+        step(cache, (a, n))
+        assert cache.admit(child) is None, "the parent is in the middle of its prompt: not now"
     assert cache.usage().num_sequences == 1
-    step(cache, (a, 6))
+    step(cache, (a, 3))
     assert cache.admit(child) == 9, "all but the last token are there"
 
 

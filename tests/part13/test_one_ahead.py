@@ -4,12 +4,14 @@ The fake model and the cache are Part 6's. Tokens are chosen when a step is laun
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from engine.core.ahead import AheadEngine
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.params import SamplingParams
+from engine.decoding.sampling import NO_TOKEN
 from engine.execution.runner import ModelRunner
 from engine.requests.batch import PLACEHOLDER, Batch
 from engine.requests.step import Pending, Step, StepResult
@@ -198,6 +200,18 @@ def test_who_has_finished_meanwhile_expects_nothing():
     assert PLACEHOLDER not in gone.token_ids, "who has finished gets no token any more, and expects none"
     assert run(engine)["b"].outputs[0].token_ids == told_alone("hello", greedy(9)).token_ids
     assert_idle(engine)
+
+
+def test_who_fails_while_its_next_step_is_under_way_expects_nothing():
+    engine = made()
+    engine.add_request("a", "hello", greedy(9))
+    broken = SimpleNamespace(result=lambda: StepResult([[NO_TOKEN]]))
+    engine.executor = SimpleNamespace(submit=lambda batch: broken)
+    engine.step()
+    (gone,) = engine.scheduler.running
+    (output,) = engine.step()
+    assert "not finite" in output.error
+    assert PLACEHOLDER not in gone.token_ids
 
 
 def test_what_was_launched_on_top_of_a_failed_step_is_taken_back():

@@ -141,6 +141,15 @@ def test_when_each_has_one_token_the_worst_rank_leaves():
     assert scheduled(scheduler) == {"r1": 1, "r2": 1}
 
 
+def test_a_better_newcomer_does_not_leave_though_it_is_the_last_that_was_admitted():
+    scheduler = make()
+    requests = running(scheduler, 0, 0)
+    requests.append(make_request("new", 1, 50, -1))
+    scheduler.add(requests[-1])
+    fail(scheduler)
+    assert [request.state for request in requests] == [State.RUNNING, State.WAITING, State.RUNNING]
+
+
 def test_of_one_priority_the_newest_leaves():
     scheduler = make()
     requests = running(scheduler, 0, 0, 0)

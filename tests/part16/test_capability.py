@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engine.decoding.sampling import NO_TOKEN
+from engine.decoding.params import SamplingParams
+from engine.decoding.sampling import NO_TOKEN, SamplingState
 from engine.requests.request import State
 from engine.requests.step import Step, StepResult
 from engine.scheduling.batching import make_batch
@@ -200,6 +201,33 @@ def test_before_a_step_has_landed_it_is_known_whether_it_must_land_first():
         assert speculation.must_land_first(step_of([request(drafts=drafts)])) == first
         assert speculation.proposer.asked == speculation.scheduler.asked == [], "to ask changes nothing"
     assert not made().must_land_first(step_of([request(limit=2)])), "behind the last token, none is proposed"
+
+
+def test_a_step_has_drafts_however_many_prompts_are_read_beside_them():
+    drafting, reading = request(drafts=[1]), request("p", known=9, computed=2)
+    batch = make_batch([(drafting, 2), (reading, 3)], BlockCache(99, 8))
+    assert batch.rows.counts == (2, 0)
+    assert batch.has_drafts, "two rows in a step of two sequences, and yet one of them is behind a draft"
+
+
+def test_the_token_behind_a_draft_is_drawn_as_if_the_draft_were_output():
+    params, output = SamplingParams(frequency_penalty=1.0), [7]
+    drafting = request(drafts=[1, 1])
+    drafting.sampling = SamplingState(params, [5], output, 0)
+    batch = make_batch([(drafting, 3)], BlockCache(99, 8))
+    counted = [dict(zip(draw.tokens.tolist(), draw.factors[:, 2], strict=True)) for draw in batch.draws.rows]
+    assert [{token: count for token, count in row.items() if count} for row in counted] == [
+        {7: 1}, {7: 1, 1: 1}, {7: 1, 1: 2},
+    ]  # fmt: skip
+
+
+def test_a_token_still_on_its_way_is_not_counted_twice_when_memory_goes_back():
+    speculation = made()
+    landed(speculation, [request()], [[5]])
+    ahead = request(known=11)
+    ahead.num_output_placeholders = 1
+    speculation.after_result(step_of([ahead], overlapped=True), StepResult([[5]]))
+    assert speculation.scheduler.trimmed == [("a", 11)], "its placeholder stands for the token that has come"
 
 
 def test_behind_an_overlapped_step_nothing_is_proposed():

@@ -47,6 +47,16 @@ def test_each_step_is_the_one_or_the_other():
     assert log[:8] == ["launch", "launch", "land", "launch", "land", "land", "launch", "land"]
 
 
+def test_drafts_for_which_a_step_has_no_room_are_gone_before_the_next_is_launched():
+    """Two requests, and a budget of two tokens: what was proposed is in no step."""
+    engine = engine_with(lambda step: step % 2 == 0, seats=2, budget=2)
+    for name in "ab":
+        engine.add_request(name, "hello", replace(GREEDY, max_tokens=12))
+    for name, output in run_to_end(engine).items():
+        assert_told(output, "hello", replace(GREEDY, max_tokens=12))
+    assert_idle(engine)
+
+
 def test_behind_the_last_token_but_one_steps_run_ahead():
     """It is known before the step lands that nothing may be proposed there."""
     engine = engine_with(lambda step: True)

@@ -10,6 +10,7 @@ from engine.decoding.params import SamplingParams
 from engine.decoding.sampling import NO_TOKEN, SamplingState, adjust, distribution, draw, sample
 from engine.execution.runner import Logits
 from engine.requests.batch import Batch, Draws, Rows
+from engine.speculation.config import MAX_DRAFTS
 from engine.speculation.draft_model import DRAFT_SEED
 from engine.speculation.rejection_sampler import DraftProbs, RejectionSampler, confirmed_tokens, residual
 
@@ -248,3 +249,12 @@ def test_nothing_is_kept_of_sequences_that_are_not_in_the_step(num_drafts):
     verified(logits_of(0, num_drafts + 1), [request], draft_probs=draft_probs)
     assert draft_probs.get("another", 0) is None, "another was not in the step: its drafts are not verified"
     assert draft_probs.get(request.id, 0) is p
+
+
+def test_what_a_draft_was_drawn_from_is_kept_as_long_as_it_may_be_verified():
+    drawn_from, probs = torch.ones(2) / 2, DraftProbs()
+    probs.put("a", 0, drawn_from)
+    probs.put("a", MAX_DRAFTS - 1, drawn_from)
+    assert probs.get("a", 0) is drawn_from, "the first of as many drafts as there may be"
+    probs.put("a", MAX_DRAFTS, drawn_from)
+    assert probs.get("a", 0) is None, "of an older proposal"

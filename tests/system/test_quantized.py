@@ -10,6 +10,7 @@ from engine.models.loader import load_model
 from engine.quantization.checkpoint import save_quantized
 from engine.quantization.layers import LINEARS
 from engine.quantization.quantize import quantize
+from engine.speculation.measuring import ALWAYS_DRAFT
 from engine.wiring.engine_args import EngineArgs, choices
 from tests.part01 import reference
 from tests.system.ready import ruvon
@@ -77,11 +78,13 @@ def test_it_knows_no_architecture(tmp_path, family, method):
 
 
 SEEDED = SamplingParams(temperature=1.0, seed=7, max_tokens=60, ignore_eos=True)
-FREE = {"costs": {"sequences": [1], "drafts": [0, 1], "steps": [[1.0, 1.0]]}}  # as many drafts as may be
+EVERY_STEP = {"step_times": ALWAYS_DRAFT.as_dict()}  # as many drafts as may be
 DRAFTS = {
     "no drafts": {},
-    "n-grams": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3} | FREE},
-    "a model's": {"speculative_config": {"model": "storyteller-draft", "num_speculative_tokens": 3} | FREE},
+    "n-grams": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3} | EVERY_STEP},
+    "a model's": {
+        "speculative_config": {"model": "storyteller-draft", "num_speculative_tokens": 3} | EVERY_STEP
+    },
 }
 
 

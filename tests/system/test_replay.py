@@ -4,6 +4,7 @@ import copy
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import typer
 
 from engine import LLM, LoRARequest, SamplingParams
 from engine.cli.replay import replay as command
-from engine.execution.recording import Compared
+from engine.execution.recording import Bounds, Compared
 from engine.requests.wire import from_json, to_bytes
 from engine.speculation.measuring import ALWAYS_DRAFT
 from engine.wiring import replay as wiring
@@ -159,6 +160,14 @@ def test_the_command_says_that_all_is_as_recorded(recorded, capsys):
     assert "4 steps, 8 tokens: all as recorded" in capsys.readouterr().out
 
 
+def test_the_model_may_be_elsewhere(recorded, devices, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(wiring, "load_devices", lambda args: loaded.append(args.model) or devices)
+    for model in (None, "elsewhere"):
+        assert all(compared.is_equal for compared in replay(recorded, model))
+    assert loaded == ["storyteller", "elsewhere"]
+
+
 def test_tokens_that_differ_are_found_with_their_step_and_sequence(recorded, tmp_path, capsys):
     lines = lines_of(recorded)
     third = next(line for line in lines if line.get("result") == 3)
@@ -226,8 +235,10 @@ def test_what_a_recording_says_of_recording_is_not_done(recorded, tmp_path):
     """Whoever sends a recording names no file that is written."""
     lines = lines_of(recorded)
     lines[0]["about"]["args"]["record"] = str(tmp_path / "written")
-    command(write(tmp_path / "file", lines))
+    file = write(tmp_path / "file", lines)
+    command(file)
     assert not (tmp_path / "written").exists()
+    assert args_of(file).record is None
 
 
 @pytest.mark.parametrize(
@@ -259,6 +270,73 @@ def test_a_line_that_is_none_is_named(line, says, recorded, tmp_path, quick):
     said = refused(write(tmp_path / "file", lines))
     assert "line 3: " in said
     assert says in said
+
+
+def test_a_sequence_without_a_new_token_is_refused(recorded):
+    batch = batches(lines_of(recorded))[0]
+    n, rows, draws = batch["query_start"][1], batch["rows"], batch["draws"]
+    for name in ("token_ids", "positions", "slots"):
+        del batch[name][:n]
+    batch["query_start"] = [0, 0, len(batch["token_ids"])]
+    rows |= {"chosen": [row - n for row in rows["chosen"][1:]], "counts": [0, 1]}
+    for values in draws.values():
+        del values[0]
+    with pytest.raises(ValueError, match="query_start: "):
+        from_json(batch)
+
+
+def test_a_row_behind_the_last_token_is_refused_though_no_sequence_counts_it(recorded):
+    batch = batches(lines_of(recorded))[0]
+    batch["rows"]["chosen"].append(len(batch["token_ids"]))
+    for values in batch["draws"].values():
+        values.append(values[-1])
+    with pytest.raises(ValueError, match="chosen: tokens of the step"):
+        from_json(batch)
+
+
+def test_a_draft_model_may_see_fewer_positions(recorded, devices, tmp_path, monkeypatch):
+    lines = lines_of(recorded)
+    lines[1]["runner"] = "draft"
+    longest = max(lines[1]["batch"]["context_lens"])
+    for max_positions in (longest, longest - 1):
+        config = replace(devices.config, max_positions=max_positions)
+        drafting = replace(devices, draft=devices.runner, draft_config=config)
+        monkeypatch.setattr(wiring, "load_devices", lambda args, drafting=drafting: drafting)
+        steps = replay(write(tmp_path / "file", lines))
+        if max_positions == longest:
+            next(steps)
+        else:
+            with pytest.raises(ValueError, match="line 2: context_lens: "):
+                next(steps)
+
+
+def test_a_steps_result_comes_once(recorded, tmp_path, quick):
+    lines = lines_of(recorded)
+    first = next(i for i, line in enumerate(lines) if "result" in line)
+    lines.insert(first, lines[first])
+    assert f"line {first + 2}: nothing is known of 1" in refused(write(tmp_path / "file", lines))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("vocab_size", "token_ids"),
+        ("positions", "context_lens"),
+        ("num_blocks", "tables"),
+        ("num_seqs", "sequences"),
+        ("num_tokens", "tokens"),
+    ],
+)
+def test_a_step_may_take_all_there_is_and_not_one_more(name, says, recorded):
+    """One more would be somebody else's memory."""
+    batch = from_json(batches(lines_of(recorded))[0])
+    just = Bounds(
+        max(batch.token_ids) + 1, max(batch.context_lens), int(batch.tables.max()) + 1, 16,
+        num_swap_blocks=0, num_adapters=0, num_seqs=2, num_tokens=batch.num_tokens, has_last_tokens=False,
+    )  # fmt: skip
+    just.check(batch)
+    with pytest.raises(ValueError, match=f"^{says}: "):
+        replace(just, **{name: getattr(just, name) - 1}).check(batch)
 
 
 def test_an_adapter_that_is_not_there_is_named_with_its_line(tmp_path):
