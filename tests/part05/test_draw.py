@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.decoding.sampling import IN_CACHE, draw, exponential_noise, uniform
+from engine.decoding.sampling import CACHE_NUMBERS, draw, exponential_noise, uniform
 from tests.part05 import reference
 from tests.part05.dice import CRITICAL, N, chi_squared
 
@@ -71,7 +71,7 @@ def test_each_row_asks_for_the_noise_of_its_own_seed_and_position(noise):
 
 def test_a_row_longer_than_a_processors_cache_has_its_noise():
     """Noise is computed for a few rows at a time: here one is too many already."""
-    V = IN_CACHE + 1
+    V = CACHE_NUMBERS + 1
     rows = exponential_noise([1, 2, 3], [0, 4, 4], V, CPU)
     assert rows.shape == (3, V)
     assert rows[2].equal(exponential_noise([3], [4], V, CPU)[0])

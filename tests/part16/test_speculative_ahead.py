@@ -52,7 +52,7 @@ def test_drafts_for_which_a_step_has_no_room_are_gone_before_the_next_is_launche
     engine = engine_with(lambda step: step % 2 == 0, seats=2, budget=2)
     for name in "ab":
         engine.add_request(name, "hello", replace(GREEDY, max_tokens=12))
-    for name, output in run_to_end(engine).items():
+    for output in run_to_end(engine).values():
         assert_told(output, "hello", replace(GREEDY, max_tokens=12))
     assert_idle(engine)
 
