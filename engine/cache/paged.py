@@ -75,9 +75,10 @@ class PagedCache:
     def admit(self, seq: CachedSequence) -> int | None:
         """Admit a sequence if there is room for all its known tokens: so `reserve` will not refuse them.
 
-        It starts behind what is there already: its own blocks if they were swapped out, else what it shares
-        with its parent, else the beginning that the prefix cache knows; nothing if it wants every row. Of a
-        block that is not full, which it will write next, it gets a copy (`_allocate`, `_move`).
+        Returns how many of its first tokens have their keys and values already; None: not now, and nothing
+        has changed. They come from the swap space, else from its parent's blocks, else from the prefix cache.
+        A sequence whose prompt is scored needs the logits of each token, so it shares nothing. Full blocks
+        are shared. One that is not full is copied, since the sequence will write to it.
         """
         num_needed = self.num_blocks_for(len(seq.token_ids))
         if not self.blocks.num_free:  # every admission takes a block: spare the lookup of the prefix

@@ -16,14 +16,14 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from engine.core.llm_engine import LLMEngine
-from engine.core.mailbox import EngineError, Mailbox, Post, Reader
+from engine.core.mailbox import EngineError, Mailbox, Post, Reader, error_text
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.requests.request import Request
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
+Result = TypeVar("Result")
 SHORT_PROMPT = 1000  # characters or ids: tokenized here, which takes less time than to ask a thread
 STOP_SECONDS = 30  # for the step under way, once the engine is to stop: one that takes longer hangs
 
@@ -108,11 +108,11 @@ class EngineThread:
         tokens = sum(request.num_prompt_tokens + request.output.limit for request in samples)
         return Reader(mailbox, begin, partial(self._leave, request_id, mailbox), tokens)
 
-    async def between_steps(self, function: Callable[[], T]) -> T:
+    async def between_steps(self, function: Callable[[], Result]) -> Result:
         """Have the engine's thread call `function` while no step is under way. Returns what it returns, and
         raises what it raises; or EngineError: the engine is not running, or ends first.
         """
-        loop, done = asyncio.get_running_loop(), Future[T]()
+        loop, done = asyncio.get_running_loop(), Future[Result]()
 
         def call() -> None:
             with self._lock:
@@ -125,7 +125,7 @@ class EngineThread:
             except Exception as error:
                 done.set_exception(error)
             except BaseException as error:  # it ends the thread
-                done.set_exception(EngineError(_error_text(error)))
+                done.set_exception(EngineError(error_text(error)))
                 raise
 
         with self._lock:
@@ -213,7 +213,7 @@ class EngineThread:
             logger.critical("the engine failed while it ended", exc_info=True)
             cause = cause or error
         # Also if that failed: nobody may wait for ever.
-        self._give_up(f"the engine has ended: {_error_text(cause)}" if cause else "the engine has ended")
+        self._give_up(f"the engine has ended: {error_text(cause)}" if cause else "the engine has ended")
         self._mailboxes.clear()
 
     def _stop(self) -> None:
@@ -228,7 +228,7 @@ class EngineThread:
                 self.engine.listeners.tell("on_reject", request_id, error)
             self._send({mailbox: error})
         except BaseException as error:  # it ends the thread
-            self._send({mailbox: EngineError(_error_text(error))})
+            self._send({mailbox: EngineError(error_text(error))})
             raise
 
     def _abort(self, request_id: str, mailbox: Mailbox | None = None) -> None:
@@ -241,20 +241,22 @@ class EngineThread:
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         news: dict[Mailbox, RequestOutput | Exception] = {}
         for output in outputs:
-            find = self._mailboxes.pop if output.finished else self._mailboxes.get
-            mailbox = find(output.request_id, None)
-            if mailbox:  # none: a request that was added to the engine itself
-                news[mailbox] = output
+            mailbox = self._mailboxes.get(output.request_id)
+            if mailbox is None:  # a request that was added to the engine itself
+                continue
+            if output.finished:
+                del self._mailboxes[output.request_id]
+            news[mailbox] = output
         if news:
             self._send(news)
 
     def _send(self, news: dict[Mailbox, RequestOutput | Exception]) -> None:
-        posts = {mailbox.post for mailbox in news}
-        for post in posts:
+        by_post: dict[Post, dict[Mailbox, RequestOutput | Exception]] = {}
+        for mailbox, output in news.items():
+            by_post.setdefault(mailbox.post, {})[mailbox] = output
+        for post, messages in by_post.items():
             try:
-                post.send(
-                    {m: output for m, output in news.items() if m.post is post} if len(posts) > 1 else news
-                )
+                post.send(messages)
             except RuntimeError:  # the loop has closed, and its readers are gone with it
                 for request_id in [i for i, mailbox in self._mailboxes.items() if mailbox.post is post]:
                     self._mailboxes.pop(request_id)
@@ -265,9 +267,5 @@ class EngineThread:
         for request_id in self.engine.unfinished_request_ids():
             output = self.engine.abort_request(request_id)
             assert output is not None  # it is unfinished
-            output.error = _error_text(error)
+            output.error = error_text(error)
             self._deliver([output])
-
-
-def _error_text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from engine.core.mailbox import error_text
 from engine.decoding.outputs import CompletionOutput, FinishReason, Logprobs, RequestOutput, Snapshot
 from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
 from engine.decoding.prompts import Prompt, prompt_token_ids
@@ -105,7 +106,8 @@ class LLMEngine:
             )
         self.tokenizer, self.config = tokenizer, replace(config, max_positions=self.max_model_len)
         self.scheduler, self.executor, self.recover = scheduler, executor, recover
-        self.listeners = scheduler.listeners = Listeners() if listeners is None else listeners
+        self.listeners = Listeners() if listeners is None else listeners
+        scheduler.listeners = self.listeners  # it reports to the same ones
         self.supports, self.adapters, self.capabilities = supports, adapters, list(capabilities)
         self._submissions: dict[str, Submission] = {}  # by request id, until it has finished
         self._steps = self._empty_steps = 0
@@ -259,9 +261,9 @@ class LLMEngine:
         failed = [r for r in self.recover(step, error) if r.state is not FINISHED]
         live = [r for r in step.requests if r.state is not FINISHED]
         for request in failed:
-            request.error = _error_text(error)
+            request.error = error_text(error)
             self._end(request, "error")
-        return self._report(step, landed_at, [*live, *failed], failed, error=_error_text(error))
+        return self._report(step, landed_at, [*live, *failed], failed, error=error_text(error))
 
     def _stuck(self) -> list[RequestOutput]:
         """Called when no request could run. The second time in a row, nothing will ever change: the first
@@ -390,11 +392,7 @@ def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
                 return True
     except Exception as error:
         logger.exception("request %s failed", request.id)
-        request.error = _error_text(error)
+        request.error = error_text(error)
         request.output.finish_reason = "error"
         return True
     return False
-
-
-def _error_text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -16,6 +16,11 @@ class EngineError(RuntimeError):
     """The request failed in the engine, through no fault of its own; the message says why."""
 
 
+def error_text(error: BaseException) -> str:
+    """The error as users see it: its type and its message."""
+    return f"{type(error).__name__}: {error}"
+
+
 class Post:
     """Sends outputs from the engine's thread into one event loop: one call wakes the loop for all of them."""
 

@@ -1,9 +1,10 @@
 """Passes in which a sequence has several new tokens, as rows of a CUDA graph. Part 16.
 
 A pass of n + 1 tokens of a sequence is n + 1 rows of a decode step: each row has its own token, position and
-length, and all have the same block table. So Part 13's graphs serve, if a row sees the rows above it, which
-are stored in the same pass. `ModelStep` stores all rows before any attends; for GPT-2 `VerifyRows` gives what
-that would give.
+length, and all have the same block table. So Part 13's graphs can compute it, if each row attends to the
+earlier rows of its sequence in the same pass. `ModelStep` does: it stores every row's key and value before
+any row attends. GPT-2's kernel stores and attends at once: `VerifyRows` has another one, which reads these
+rows as well.
 
 A target's passes without drafts keep Part 13's graphs: letting rows see one another takes time.
 """
@@ -28,7 +29,7 @@ def num_rows(max_num_seqs: int, max_new: int, max_num_batched_tokens: int) -> in
 
 
 class VerifyRows(ManyRows):
-    """GPT-2's forward pass of S ≤ max_rows tokens, of which several may be one sequence's."""
+    """GPT-2's forward pass of R ≤ max_rows rows, of which several may belong to one sequence."""
 
     def __init__(self, model: GPT2, keys: list[Tensor], values: list[Tensor], max_rows: int) -> None:
         super().__init__(model, keys, values, max_rows)

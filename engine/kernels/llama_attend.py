@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.kernels.paged_attention import MIN_DOT_ROWS
 from engine.kernels.running_softmax import add_tile
+from engine.kernels.single_row import num_multiprocessors
 from engine.models.llama import Attention, Block, LlamaConfig
 from engine.models.llama import Model as Llama
 
@@ -23,14 +24,15 @@ MIN_HEAD_DIM = 32  # half a head is the inner dimension of a product on tensor c
 # TOKENS: old tokens that a program reads at a time. Of 48 tiles that were tried, the fastest for unlike
 # lengths.
 TILE = {"TOKENS": 64, "num_warps": 4, "num_stages": 3}
-MIN_PROGRAMS = 264  # two a multiprocessor of an H200; with fewer, splitting each sequence is faster
+PROGRAMS_PER_MULTIPROCESSOR = 2  # with fewer, splitting each sequence is faster (measured on an H200)
 
 Gains = tuple[Tensor | None, Tensor | None]  # of the norms of queries and keys, [Dh] each
 
 
-def attend_rows_fits(config: LlamaConfig, rows: int) -> bool:
+def attend_rows_fits(config: LlamaConfig, rows: int, device: torch.device) -> bool:
     """Whether this kernel computes a model of these settings, and is the faster way for this many rows."""
-    return config.head_dim >= MIN_HEAD_DIM and rows * config.num_kv_heads >= MIN_PROGRAMS
+    min_programs = PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device)
+    return config.head_dim >= MIN_HEAD_DIM and rows * config.num_kv_heads >= min_programs
 
 
 def attend_rows(

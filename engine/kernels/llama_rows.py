@@ -91,7 +91,7 @@ class LlamaRows:
         config, S = self.config, len(normed)
         qkv = torch.mm(normed, attention.qkv.weight.t(), out=self.qkv[:S])
         gains = gains_of(attention)
-        if attend_rows_fits(config, S) and not self.stores_first:
+        if attend_rows_fits(config, S, qkv.device) and not self.stores_first:
             return attend_rows(config, qkv, cos, sin, gains, keys, values, slots, tables, lens)
         q = self.q[:S]
         rotate_and_store(config, qkv, q, keys, values, slots, cos, sin, gains)

@@ -1,5 +1,5 @@
-"""Steps of a running softmax that the tuned attention kernels share. Part 13. `paged_attention.py` has the
-same steps inside its kernels.
+"""Steps of a running softmax that the tuned attention kernels share. Part 13. `paged_attention.py`, which is
+read first, shows the same steps in place.
 """
 
 import triton
@@ -8,8 +8,11 @@ import triton.language as tl
 
 @triton.jit
 def add_tile(scores, v, maximum, total, weighted):
-    """Add a tile of tokens: scores[R, TOKENS], -inf where there is no token, and v[TOKENS, DH] -> the new
-    maximum[R], total[R] and weighted[R, DH].
+    """Add a tile of tokens to a running softmax -> the new maximum[R], total[R] and weighted[R, DH], in fp32.
+
+    scores[R, TOKENS] are scaled, -inf where a row does not see a token; v[TOKENS, DH]. `total` is the sum of
+    exp(score - maximum) so far, `weighted` the sum of exp(score - maximum) · v. Each row needs a finite score
+    in this tile or an earlier one: else the result is NaN.
     """
     new_maximum = tl.maximum(maximum, tl.max(scores, 1))  # [R]
     shrink = tl.exp(maximum - new_maximum)  # [R]

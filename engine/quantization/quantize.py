@@ -76,9 +76,10 @@ def quantize(model: AnyModel, method: str, group_size: int | None = None) -> Any
         raise ValueError(f"quantization='int8_dynamic' runs on a CPU, not on {device}: use int8 there")
     if (current := quantization_of(model)) is not None:
         if current.method != method or group_size not in (None, current.group_size):
+            groups = f" with group_size={current.group_size}" if current.method == "int4" else ""
             raise ValueError(
-                f"quantization={method!r}: this model is quantized already, by {current.method!r} with "
-                f"group_size={current.group_size}"
+                f"quantization={method!r}: this model is quantized already, by {current.method!r}{groups}; "
+                "the same or None is accepted"
             )
         return model
     return _replace(model, config, fill=True)

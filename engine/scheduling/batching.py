@@ -54,11 +54,11 @@ def make_batch(
     draws: list[Draw] = []  # [R]
     draw_positions: list[int] = []  # [R]
     # Rows that are scored: the token they are at, and the prompt's token that comes after it.
-    prompt: list[int] = []  # [N]
-    prompt_ids: list[int] = []  # [N]
-    prompt_counts = [0] * len(work)  # [S]
+    scored_rows: list[int] = []  # [N]
+    scored_ids: list[int] = []  # [N]
+    num_scored = [0] * len(work)  # [S]
     is_scored = False  # whether a request asks for log probabilities
-    for (request, n), offset in zip(work, query_start, strict=False):
+    for s, ((request, n), offset) in enumerate(zip(work, query_start, strict=False)):
         start, end = request.num_computed_tokens, request.num_computed_tokens + n
         is_scored = is_scored or request.is_scored
         context_lens.append(end)
@@ -73,15 +73,15 @@ def make_batch(
         token_ids += _new_tokens(request, start, end)
         positions += range(start, end)
         rows = select_rows(request, range(start, end))
-        prompt_counts[len(counts)] = len(rows.prompt_ids)
         counts.append(rows.num_sampled)
         for i in range(rows.num_sampled):
             row = n - rows.num_sampled + i
             chosen.append(offset + row)
             draws.append(_sampling_after(request, i).draw())
             draw_positions.append(start + row + 1 - request.num_prompt_tokens)
-        prompt += range(offset, offset + len(rows.prompt_ids))
-        prompt_ids += rows.prompt_ids
+        num_scored[s] = len(rows.prompt_ids)
+        scored_rows += range(offset, offset + num_scored[s])
+        scored_ids += rows.prompt_ids
     rows_read = Rows(tuple(chosen), tuple(counts))
     if is_scored:
         rows_read = replace(
@@ -91,9 +91,9 @@ def make_batch(
                 _num_likeliest(request.params.prompt_logprobs) if request.wants_every_row else UNSCORED
                 for request, _ in work
             ),
-            prompt=tuple(prompt),
-            prompt_ids=tuple(prompt_ids),
-            prompt_counts=tuple(prompt_counts),
+            prompt=tuple(scored_rows),
+            prompt_ids=tuple(scored_ids),
+            prompt_counts=tuple(num_scored),
         )
     ids = tuple(request.id for request, _ in work)
     tables, slots = cache.locate(ids, query_start, positions)
@@ -103,17 +103,17 @@ def make_batch(
             NO_ADAPTER if request.adapter is None else adapter_slots[request.adapter] for request, _ in work
         )
     return Batch(
-        ids,
-        tuple(token_ids),
-        tuple(positions),
-        query_start,
-        tuple(context_lens),
-        tables,
-        slots,
-        cache.take_copies(),
-        rows_read,
-        Draws(tuple(draws), tuple(draw_positions)),
-        adapters,
+        ids=ids,
+        token_ids=tuple(token_ids),
+        positions=tuple(positions),
+        query_start=query_start,
+        context_lens=tuple(context_lens),
+        tables=tables,
+        slots=slots,
+        copies=cache.take_copies(),
+        rows=rows_read,
+        draws=Draws(tuple(draws), tuple(draw_positions)),
+        adapters=adapters,
     )
 
 

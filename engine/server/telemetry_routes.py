@@ -9,7 +9,7 @@ Content-Security-Policy lets it do nothing else.
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -64,30 +64,30 @@ def telemetry_routes(metrics: EngineMetrics) -> Extension:
 
 
 class SharedAnswer:
-    """An answer that `make` takes milliseconds for. It runs in a thread, one at a time; requests that wait
-    meanwhile share the next answer.
+    """Makes an answer in a thread, one call of `make` at a time. Requests that come during a call share the
+    next one.
     """
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make, self._lock = make, asyncio.Lock()
-        self._num_calls = 0  # of `make`, begun or done
-        self._latest_number = 0  # the last call that is done: the how many-th it was
-        self._latest = b""  # what that call returned
+        self._num_started = 0  # calls of `make`
+        self._latest_number = 0  # of the call that returned `_latest`, counted from 1; 0: none yet
+        self._latest = b""
 
     async def answer(self) -> bytes:
         """What `make` returned in a call that began after this method was called."""
-        num_before = self._num_calls
+        num_before = self._num_started
         async with self._lock:
             if self._latest_number <= num_before:  # no other request began one meanwhile
-                self._num_calls += 1
-                number = self._num_calls
+                self._num_started += 1
+                number = self._num_started
                 content = await asyncio.to_thread(self._make)
                 self._latest_number = number
                 self._latest = content
             return self._latest
 
 
-def page(file: Path):
+def page(file: Path) -> Callable[[], Awaitable[Response]]:
     """A route that sends this file, with headers that keep its page to this server."""
     content, media_type = file.read_bytes(), MEDIA_TYPES[file.suffix]
 

@@ -16,7 +16,9 @@ STUCK_SECONDS = 60  # of silence with work to do: the longest step there is (a f
 
 
 class StepWatch(Listener):
-    """Begins to listen to `engine`."""
+    """How long the engine has been silent while it had work. Adds itself to the engine's listeners: the
+    engine's thread calls the `on_…` methods, and any thread may ask.
+    """
 
     def __init__(self, engine: LLMEngine, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -33,7 +35,7 @@ class StepWatch(Listener):
         return self.silent_seconds() >= STUCK_SECONDS
 
     def on_arrival(self, request: Request) -> None:
-        """Told by the engine's own thread: it is not inside a step."""
+        """A sign of life, too: the engine's thread takes requests between two steps only."""
         self._note_sign()  # first: the last request may have ended long ago
         self._unfinished.add(request.id)
 

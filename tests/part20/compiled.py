@@ -32,7 +32,7 @@ def main() -> None:
         model = load_model(folder, "cpu", "bfloat16", "dummy")
         keys, values = torch.zeros(2, 3, P, 8, model.config.head_dim, dtype=torch.bfloat16)
         tables, lens = Pages.of([[1], [2]], [5, 6], P).on(keys.device)
-        llama_attend.MIN_PROGRAMS = 1
+        llama_attend.PROGRAMS_PER_MULTIPROCESSOR = 0
         step = llama_rows.LlamaRows(model, [keys], [values], 2)
         chain = llama_row.LlamaRow(model, [keys], [values])
         chain.pdl, chain.multiprocessors = True, 132

@@ -75,15 +75,15 @@ def test_logits_and_stored_keys_are_the_models(model):
 @pytest.mark.parametrize("lens", [[0, 18, 1], [70, 3]])
 def test_with_attention_in_one_kernel_they_are_too(model, lens, monkeypatch):
     """What many rows take: `llama_attend.py`."""
-    monkeypatch.setattr(llama_attend, "MIN_PROGRAMS", 1)
-    if not llama_attend.attend_rows_fits(model.config, len(lens)):
+    monkeypatch.setattr(llama_attend, "PROGRAMS_PER_MULTIPROCESSOR", 0)
+    if not llama_attend.attend_rows_fits(model.config, len(lens), torch.device(DEVICE)):
         pytest.skip("heads are too narrow for it")
     RowsStep(model, lens).check(max_rows=4)
 
 
 def test_rows_of_one_sequence_see_each_other_if_keys_are_stored_first(model, monkeypatch):
     """In whatever order: the last token is the first row here."""
-    monkeypatch.setattr(llama_attend, "MIN_PROGRAMS", 1)
+    monkeypatch.setattr(llama_attend, "PROGRAMS_PER_MULTIPROCESSOR", 0)
     config = model.config
     memory = torch.zeros(2, config.num_layers, 2, 16, config.num_kv_heads, config.head_dim, device=DEVICE)
     ids = torch.arange(5, 8, device=DEVICE)
