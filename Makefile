@@ -4,7 +4,7 @@ VENV := .venv
 EXTRAS := dev
 RUN := $(VENV)/bin/python
 
-.PHONY: demo serve test quick lab site lint clean
+.PHONY: demo serve test cluster-test quick lab site lint clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/ruvon demo
@@ -21,6 +21,10 @@ test: $(VENV)/.dev lint
 	$(RUN) tools/draw_rooms.py --check
 	$(RUN) -m pytest tests/series tests/system -q $(WORKERS) --dist worksteal
 	$(RUN) -m pytest -p nbval -p tests.system.kernels --nbval notebooks -q $(WORKERS) --dist loadfile
+
+# `ruvon cluster` on a Ray of its own, in an environment of its own: about five minutes. CI does it every night.
+cluster-test: $(VENV)/.cluster
+	$(VENV)/cluster/bin/python -m pytest tests/partA/test_cluster.py tests/partA/test_cluster_parts.py -q
 
 # While you work: the parts' tests from here, without cutting anything, and without the files that take longest
 # (kernels in the interpreter, Hugging Face's texts, servers in processes of their own).
@@ -67,6 +71,13 @@ $(VENV)/.dev: $(VENV)/.demo
 
 $(VENV)/.site: $(VENV)/.demo
 	$(RUN) -m pip install --quiet -c constraints.txt -e ".[site]"
+	touch $@
+
+# Ray, apart from the other packages: it brings 38 of its own.
+$(VENV)/.cluster: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)/cluster
+	$(VENV)/cluster/bin/python -m pip install --quiet -c constraints.txt -e ".[cluster]" \
+	  openai pytest pytest-timeout hypothesis psutil
 	touch $@
 
 clean:

@@ -27,10 +27,7 @@ from engine.load.plan import Job, text
 from engine.load.run import client
 
 QUESTION = "What does a bound on the queue cost, if everybody obeys Retry-After?"
-PROMPT_TOKENS, NEW_TOKENS = (
-    16,
-    (160, 960),
-)  # a second, to which Retry-After rounds up, is short beside the whole
+PROMPT_TOKENS, NEW_TOKENS = 16, (160, 960)
 BEFORE = 12  # requests of the light traffic
 
 

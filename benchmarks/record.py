@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"  # committed
 OUT = ROOT / "out"  # not committed: what demos write
-PACKAGES = ("torch", "triton", "transformers", "tokenizers", "ctranslate2", "numpy")
+PACKAGES = ("torch", "triton", "transformers", "tokenizers", "ctranslate2", "numpy", "ray")
 
 
 def record(

@@ -20,7 +20,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from parts import tree
-from parts.manifest import PARTS_PLANNED, Exercise, Part, SeriesError, find_part, load_parts
+from parts.manifest import PARTS_PLANNED, Exercise, Number, Part, SeriesError, find_part, load_parts
 from parts.mistakes import judge_part
 from parts.stubs import is_stub
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 app = typer.Typer(help="The series, part by part.", no_args_is_help=True, add_completion=False)
 console = Console(highlight=False)
 
-Number = Annotated[int, typer.Argument(metavar="N", help="The part's number.")]
+PartNumber = Annotated[str, typer.Argument(metavar="N", help="A part's number, or an extension's letter.")]
 Target = Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")]
 Rest = Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]", help="Handed on as they are.")]
 # Options that are not ours go through even without `--`, which a shell or another tool may have eaten.
@@ -39,9 +39,10 @@ VALUE_IS_A_FILE = ("--deselect", "--ignore", "-c")  # options of pytest
 
 @app.command("list")
 def list_parts() -> None:
-    """The parts that have landed, in order."""
+    """The parts that have landed, in order, and what is coming."""
     with _refusals():
-        landed = [part for part in load_parts(ROOT) if part.landed]
+        parts = load_parts(ROOT)
+    landed = [part for part in parts if part.landed]
     table = Table(
         "part", "needs", "minutes", "what it brings", box=None, pad_edge=False, padding=(0, 2, 1, 0)
     )
@@ -49,16 +50,21 @@ def list_parts() -> None:
         about = f"[bold]{escape(part.title)}[/bold]\n{escape(part.article)}\n{escape(part.capability)}"
         table.add_row(str(part.number), _numbers(part.needs), str(part.minutes), about)
     console.print(table)
-    console.print(f"{len(landed)} of {PARTS_PLANNED} parts have landed. `python -m parts show N` tells more.")
+    letters = [part.number.label for part in landed if part.number.is_letter]
+    count = f"{len(landed) - len(letters)} of {PARTS_PLANNED} parts"
+    console.print(f"{' and '.join([count, *letters])} have landed. `python -m parts show N` tells more.")
+    for part in parts:
+        if not part.landed:
+            console.print(f"Coming: {part.number.label}, {part.title}", markup=False)
 
 
 @app.command()
-def show(number: Number) -> None:
+def show(number: PartNumber) -> None:
     """One part: what it adds, its exercises, its files."""
     with _refusals():
         part = find_part(load_parts(ROOT), number)
         waiting = _unwritten(part)
-    console.print(f"[bold]Part {number}: {escape(part.title)}[/bold]\n{escape(part.article)}\n")
+    console.print(f"[bold]{part.number.label}: {escape(part.title)}[/bold]\n{escape(part.article)}\n")
     console.print(
         f"{part.capability}\n\nAbout {part.minutes} minutes. Needs parts: {_numbers(part.needs)}.\n",
         markup=False,
@@ -71,12 +77,12 @@ def show(number: Number) -> None:
         console.print(Padding(exercise.write, (0, 0, 0, 6)))
     console.print(f"\nRead   articles/{part.name}.md")
     console.print(f"Play   notebooks/{part.name}.ipynb, in `python -m parts lab`")
-    console.print(f"Write  python -m parts start {number} DIR")
-    console.print(f"Test   python -m parts test {number}\nRun    python -m parts run {number}")
+    console.print(f"Write  python -m parts start {part.number} DIR")
+    console.print(f"Test   python -m parts test {part.number}\nRun    python -m parts run {part.number}")
 
 
 @app.command(context_settings=HAND_ON)
-def run(number: Number, arguments: Rest = None) -> None:
+def run(number: PartNumber, arguments: Rest = None) -> None:
     """Run a part's demo; what follows `--` goes to it."""
     with _refusals():
         part = find_part(load_parts(ROOT), number)
@@ -90,7 +96,7 @@ def lab() -> None:
 
 
 @app.command("test", context_settings=HAND_ON)
-def run_tests(number: Number, arguments: Rest = None) -> None:
+def run_tests(number: PartNumber, arguments: Rest = None) -> None:
     """Run a part's tests; what follows `--` goes to pytest, and a file among it is run alone."""
     with _refusals():
         part = find_part(load_parts(ROOT), number)
@@ -107,7 +113,7 @@ def run_tests(number: Number, arguments: Rest = None) -> None:
 
 
 @app.command()
-def mistakes(number: Number) -> None:
+def mistakes(number: PartNumber) -> None:
     """Make a part's known mistakes, and show which test rejects each, and with what words."""
     with _refusals():
         part = find_part(load_parts(ROOT), number)
@@ -126,7 +132,7 @@ def mistakes(number: Number) -> None:
 
 @app.command()
 def start(
-    number: Number,
+    number: PartNumber,
     target: Target,
     solved: Annotated[bool, typer.Option("--solved", help="With the exercises written.")] = False,
 ) -> None:
@@ -134,10 +140,13 @@ def start(
     with _refusals():
         part = tree.start(ROOT, number, target, solved)
     state = "solved" if solved else f"{len(part.exercises)} exercises to write"
-    console.print(f"Part {number} ({state}) is in {target}. Its README.md says how to go on.", markup=False)
+    where = f"{part.number.label} ({state}) is in {target}"
+    console.print(f"{where}. Its README.md says how to go on.", markup=False)
     console.print("It needs no environment of its own. Go there, and use this one:", markup=False)
     console.print(f"  cd {shlex.quote(str(target))}", markup=False, soft_wrap=True)
-    console.print(f"  {shlex.quote(sys.executable)} -m parts test {number}", markup=False, soft_wrap=True)
+    console.print(
+        f"  {shlex.quote(sys.executable)} -m parts test {part.number}", markup=False, soft_wrap=True
+    )
 
 
 @app.command()
@@ -148,7 +157,7 @@ def history(target: Target) -> None:
     console.print(f"{target}: {', '.join(tags)}. Try `git checkout {tags[0]}` there.", markup=False)
 
 
-def _numbers(needs: tuple[int, ...]) -> str:
+def _numbers(needs: tuple[Number, ...]) -> str:
     return ", ".join(map(str, needs)) or "none"
 
 

@@ -1,4 +1,7 @@
-"""What the manifests say: reads every `parts/NN_slug/part.toml` and answers which part a file belongs to.
+"""What the manifests say: reads every `parts/*/part.toml`, and answers which part a file belongs to.
+
+A lettered extension (A, B, ...) is a part after Part 20 and after the letters before it, and in all else like
+the others.
 
 Promises: a record per part, in order, or a `SeriesError` that names the file, the field and what is accepted.
 Does not know git, nor how a tree is written (tree.py).
@@ -12,7 +15,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import get_origin
 
-PARTS_PLANNED = 20
+PARTS_PLANNED = 20  # after them come lettered extensions
+TAG = r"(?:0[1-9]|1\d|20|[A-Z])"  # what names begin with: 03_kv_cache, A_many_devices
 
 # In every tree, whatever the part. Everything else is owned by a part, or stays behind.
 SHARED = (
@@ -29,6 +33,41 @@ SHARED = (
 
 class SeriesError(Exception):
     """The tool cannot do what was asked; the message says what it needs."""
+
+
+class Number(int):
+    """A part's place in the series, by which parts are ordered: 1 to 20, then the letters, A as 21.
+
+    As a text it is what a reader says: 3, or A.
+    """
+
+    @classmethod
+    def read(cls, text: str | int) -> "Number":
+        """From 3, "3", "03", "A" or "a". Raises ValueError for anything else."""
+        if re.fullmatch("[A-Za-z]", name := str(text)):
+            return cls(PARTS_PLANNED + 1 + ord(name.upper()) - ord("A"))
+        if re.fullmatch("[0-9]+", name) and 1 <= int(name) <= PARTS_PLANNED:
+            return cls(name)
+        raise ValueError(f"{text!r}: accepted: 1 to {PARTS_PLANNED}, or a letter")
+
+    @property
+    def is_letter(self) -> bool:
+        return self > PARTS_PLANNED
+
+    @property
+    def tag(self) -> str:
+        """As the names of folders and files have it: 03, or A."""
+        return str(self) if self.is_letter else f"{int(self):02d}"
+
+    @property
+    def label(self) -> str:
+        """Part 3, or Extension A."""
+        return f"{'Extension' if self.is_letter else 'Part'} {self}"
+
+    def __repr__(self) -> str:
+        return chr(ord("A") + self - PARTS_PLANNED - 1) if self.is_letter else int.__repr__(self)
+
+    __str__ = __repr__
 
 
 @dataclass(frozen=True)
@@ -58,14 +97,14 @@ class Exercise:
 class Part:
     """One manifest."""
 
-    number: int
+    number: Number
     slug: str
     title: str
     article: str
     capability: str
     minutes: int  # to read, write and play through
     landed: bool  # False: the manifest is here, the part is not
-    needs: tuple[int, ...] = ()  # the parts it builds on
+    needs: tuple[Number, ...] = ()  # the parts it builds on
     adds: tuple[str, ...] = ()  # patterns of its files under engine/
     files: tuple[str, ...] = ()  # patterns of other files, beyond those that carry its name or number
     exercises: tuple[Exercise, ...] = ()
@@ -73,7 +112,7 @@ class Part:
     @property
     def name(self) -> str:
         """`03_kv_cache`: the folder under parts/, and the stem of the notebook and the article."""
-        return f"{self.number:02d}_{self.slug}"
+        return f"{self.number.tag}_{self.slug}"
 
     @property
     def demo(self) -> str:
@@ -81,12 +120,12 @@ class Part:
 
     @property
     def tests(self) -> str:
-        return f"tests/part{self.number:02d}"
+        return f"tests/part{self.number.tag}"
 
     @cached_property
     def patterns(self) -> tuple[str, ...]:
         """Everything this part owns: what the manifest lists, and what carries the part's name or number."""
-        nn = f"{self.number:02d}"
+        tag = self.number.tag
         return (
             *self.adds,
             *self.files,
@@ -94,9 +133,9 @@ class Part:
             f"{self.tests}/**",
             f"notebooks/{self.name}.ipynb",
             f"articles/{self.name}.md",
-            f"articles/figures/{nn}_*",
-            f"benchmarks/part{nn}_*",
-            f"benchmarks/results/part{nn}_*",
+            f"articles/figures/{tag}_*",
+            f"benchmarks/part{tag}_*",
+            f"benchmarks/results/part{tag}_*",
         )
 
     @cached_property
@@ -115,7 +154,7 @@ class Part:
 
     def announcement(self, exercise: Exercise) -> str:
         """The message of the NotImplementedError that stands in for the exercise."""
-        return f"Part {self.number}: {exercise.write}"
+        return f"{self.number.label}: {exercise.write}"
 
     def announced(self, report: str) -> Exercise | None:
         """The exercise that a failing test's report waits for; None when it failed for another reason.
@@ -133,9 +172,9 @@ def matches(path: str, *patterns: str) -> bool:
     return _expression(patterns).fullmatch(path) is not None
 
 
-def owners(path: str, parts: list[Part]) -> list[int]:
+def owners(path: str, parts: list[Part]) -> list[Number]:
     """The numbers of the parts that own `path`; 0 stands for the files that every tree shares."""
-    shared = [0] if matches(path, *SHARED) else []
+    shared = [Number(0)] if matches(path, *SHARED) else []
     return shared + [part.number for part in parts if matches(path, *part.patterns)]
 
 
@@ -148,20 +187,20 @@ def _expression(patterns: tuple[str, ...]) -> re.Pattern:
 
 def load_parts(root: Path) -> list[Part]:
     """Every manifest under root/parts, in the order of the series, landed or not."""
-    manifests = sorted((root / "parts").glob("[0-9][0-9]_*/part.toml"))
+    manifests = sorted((root / "parts").glob("*/part.toml"))
     if not manifests:
         raise SeriesError(
             f"no part.toml under {root / 'parts'}: the series lives in a checkout of its repository, not in "
             "an installed package. Clone the repository and run `python -m parts` in it."
         )
-    return [_read(path) for path in manifests]
+    return sorted(map(_read, manifests), key=lambda part: part.number)
 
 
-def find_part(parts: list[Part], number: int) -> Part:
-    """The landed part with this number."""
+def find_part(parts: list[Part], number: int | str) -> Part:
+    """The landed part with this number or letter, as `Number.read` takes them."""
     landed = [part for part in parts if part.landed]
     for part in landed:
-        if part.number == number:
+        if str(part.number) == str(number).lstrip("0").upper():
             return part
     have = ", ".join(str(part.number) for part in landed)
     raise SeriesError(f"part {number} is not here (it may not have landed yet); accepted: {have}")
@@ -201,6 +240,13 @@ def record(kind, raw: dict, place: str):
 
 def _read(path: Path) -> Part:
     raw = read_toml(path)
+    try:
+        if "number" in raw:
+            raw["number"] = Number.read(raw["number"])
+        if isinstance(raw.get("needs"), list):
+            raw["needs"] = [Number.read(need) for need in raw["needs"]]
+    except ValueError as error:
+        raise SeriesError(f"{path}: number and needs: {error}") from None
     raw["exercises"] = tuple(
         record(Exercise, entry, f"{path}: exercises[{i}]") for i, entry in enumerate(raw.get("exercises", ()))
     )

@@ -1,8 +1,8 @@
 """Known-wrong solutions: what each part's tests must reject, and the words in which they do.
 
-`parts/NN_slug/mistakes.toml` lists them: for an exercise, a piece of its solution, and what a learner may
-write in its place. `judge` makes the change in a solved tree, runs the exercise's test files in the order of
-the manifest, which is that of a learner's run, up to the first failure, which is the one that a learner is
+`mistakes.toml` in a part's folder lists them: for an exercise, a piece of its solution, and what a learner
+may write in its place. `judge` makes the change in a solved tree, runs the exercise's test files in the order
+of the manifest, which is that of a learner's run, up to the first failure, which is the one that a learner is
 shown (pytest_plugin.py), and demands that it says what is wrong, in few lines. The file is part of no cut
 tree, since it holds pieces of the solutions.
 

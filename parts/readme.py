@@ -3,7 +3,7 @@
 Made from the manifests alone, without a date, so that two cuts of the same source are the same file.
 """
 
-from parts.manifest import PARTS_PLANNED, Part
+from parts.manifest import Part
 
 SETUP = """\
 ## Set up
@@ -38,11 +38,11 @@ def _head(part: Part, solved: bool) -> str:
     state = (
         "This is the finished part."
         if solved
-        else f"All before it works; Part {part.number} needs {len(part.exercises)} functions that you write."
+        else f"All before it works; {part.number.label} needs {len(part.exercises)} functions that you write."
     )
     needs = f"It builds on Parts {', '.join(map(str, part.needs))}. " if part.needs else ""
     return f"""\
-# Part {part.number}: {part.title}
+# {part.number.label}: {part.title}
 
 {part.capability}
 
@@ -66,7 +66,7 @@ def _exercises(part: Part, solved: bool) -> str:
         lines += [
             "",
             "Each of them is a signature, a docstring that says what it promises, and a line that raises",
-            f"`NotImplementedError: Part {part.number}: ...`. Replace that line. Write them in this order.",
+            f"`NotImplementedError: {part.number.label}: ...`. Replace that line. Write them in this order.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -91,11 +91,12 @@ python -m parts run {n}                   # the demo, once the tests are green
 ```
 
 **Red tests are expected.** Before you write anything, tests in the files named above fail with
-`NotImplementedError: Part {n}: ...`. The run ends with a list of which test waits for which exercise, and
-says how many fail for any other reason: none, to begin with. A test stops at the first open exercise that it
-meets, so it may move on to the next exercise before it turns green. Tests run from small to large, up to the
-end of the first file in which something else is wrong; the first such failure is shown once more at the end,
-with the rule that is broken. When you are done, nothing waits and all of `{part.tests}` is green.
+`NotImplementedError: {part.number.label}: ...`. The run ends with a list of which test waits for which
+exercise, and says how many fail for any other reason: none, to begin with. A test stops at the first open
+exercise that it meets, so it may move on to the next exercise before it turns green. Tests run from small
+to large, up to the end of the first file in which something else is wrong; the first such failure is shown
+once more at the end, with the rule that is broken. When you are done, nothing waits and all of `{part.tests}`
+is green.
 
 To compare with the answer, run `python -m parts start {n} OTHER_FOLDER --solved` in the checkout that this
 folder was cut from (this folder cannot be cut again).
@@ -121,9 +122,9 @@ The notebook: [notebooks/{part.name}.ipynb](notebooks/{part.name}.ipynb). {runs}
 
 
 def _road(part: Part, parts: list[Part]) -> str:
-    lines = [f"## Where this stands among the {PARTS_PLANNED} parts", ""]
+    lines = ["## The road up to here", ""]
     for other in parts:
         if other.landed and other.number <= part.number:
             here = " (this one)" if other is part else ""
-            lines.append(f"- Part {other.number}: [{other.title}](articles/{other.name}.md){here}")
+            lines.append(f"- {other.number.label}: [{other.title}](articles/{other.name}.md){here}")
     return "\n".join(lines) + "\n"

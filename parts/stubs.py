@@ -6,6 +6,7 @@ lines between two `ast` positions change. Knows nothing of parts: it is given so
 
 import ast
 import json
+import re
 import textwrap
 
 from parts.manifest import SeriesError
@@ -32,7 +33,7 @@ def is_stub(source: str, name: str, path: str) -> bool:
     """Whether the function still is the `raise NotImplementedError` that `stub` left."""
     match find_function(source, name, path).body[-1]:
         case ast.Raise(exc=ast.Call(func=ast.Name("NotImplementedError"), args=[ast.Constant(str(message))])):
-            return message.startswith("Part ")
+            return re.match(r"(Part \d+|Extension [A-Z]): ", message) is not None
     return False
 
 

@@ -13,14 +13,24 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from parts.manifest import Part, SeriesError, find_part, load_parts, matches, owners
+from parts.manifest import (
+    PARTS_PLANNED,
+    TAG,
+    Number,
+    Part,
+    SeriesError,
+    find_part,
+    load_parts,
+    matches,
+    owners,
+)
 from parts.readme import readme
 from parts.stubs import stub
 
 CUT = "parts/cut.toml"
 STAYS_BEHIND = "parts/*/mistakes.toml"  # holds pieces of the solutions
 # A link to another part's article or notebook.
-LINK = re.compile(r"\[(?P<words>[^\[\]]*)\]\((?:\.\./(?:articles|notebooks)/)?(?P<part>\d\d)_[^()\s]*\)")
+LINK = re.compile(rf"\[(?P<words>[^\[\]]*)\]\((?:\.\./(?:articles|notebooks)/)?(?P<part>{TAG})_[^()\s]*\)")
 AUTHOR = {"NAME": "ruvon series", "EMAIL": "series@ruvon.invalid"}
 LEARNER_CONFTEST = '''"""Lists the tests that wait for an exercise apart from those that fail."""
 
@@ -32,17 +42,20 @@ pytest_plugins = ["parts.pytest_plugin"]
 class Cut:
     """What a cut tree says about itself: the part it was cut at, and whether the exercises are written."""
 
-    part: int
+    part: Number
     solved: bool
 
 
 def read_cut(root: Path) -> Cut | None:
     """What `root` was cut as; None for the full checkout."""
     path = root / CUT
-    return Cut(**tomllib.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+    if not path.exists():
+        return None
+    raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    return Cut(Number.read(raw["part"]), raw["solved"])
 
 
-def start(root: Path, number: int, target: Path, solved: bool) -> Part:
+def start(root: Path, number: int | str, target: Path, solved: bool) -> Part:
     """Write part `number`, as a learner starts it or finished, into the empty or new folder `target`."""
     files, parts = _open(root, target)
     part = find_part(parts, number)
@@ -51,7 +64,9 @@ def start(root: Path, number: int, target: Path, solved: bool) -> Part:
 
 
 def history(root: Path, target: Path) -> list[str]:
-    """Write a git repository with one commit and one tag (`part-01`, ...) per landed part; returns the tags.
+    """Write a git repository with one commit and one tag (`part-01`, ..., `part-A`) per landed part.
+
+    Returns the tags.
 
     The same source commit gives the same commit ids: author, dates and contents come from the source alone.
     """
@@ -70,8 +85,8 @@ def history(root: Path, target: Path) -> list[str]:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         _write(root, files, parts, part, target, solved=True)
         _git(target, "add", "--all", "--force", env=env)
-        _git(target, "commit", "--quiet", "--message", f"Part {part.number}: {part.title}", env=env)
-        tags.append(f"part-{part.number:02d}")
+        _git(target, "commit", "--quiet", "--message", f"{part.number.label}: {part.title}", env=env)
+        tags.append(f"part-{part.number.tag}")
         _git(target, "tag", tags[-1], env=env)
     return tags
 
@@ -96,7 +111,7 @@ def tree_files(files: list[str], parts: list[Part], number: int) -> list[str]:
 def _open(root: Path, target: Path) -> tuple[list[str], list[Part]]:
     if cut := read_cut(root):
         raise SeriesError(
-            f"{root} is itself a tree cut at Part {cut.part}: `start` and `history` need the full checkout "
+            f"{root} is itself a tree cut at {cut.part.label}: `start` and `history` need the full checkout "
             "of the series, where all parts are."
         )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -110,7 +125,7 @@ def _write(root: Path, files: list[str], parts: list[Part], part: Part, target: 
     texts = {
         "README.md": readme(part, parts, solved),
         "pyproject.toml": _pyproject(root, part),
-        CUT: f"# Written by `python -m parts`.\npart = {part.number}\nsolved = {str(solved).lower()}\n",
+        CUT: f'# Written by `python -m parts`.\npart = "{part.number}"\nsolved = {str(solved).lower()}\n',
     }
     texts |= {path: text for path in paths if (text := _without_later_links(root, path, part))}
     if not solved:
@@ -132,13 +147,15 @@ def _without_later_links(root: Path, path: str, part: Part) -> str | None:
     if not path.endswith((".md", ".ipynb")) or not path.startswith(("articles/", "notebooks/")):
         return None
     text = (root / path).read_text(encoding="utf-8")
-    return LINK.sub(lambda link: link["words"] if int(link["part"]) > part.number else link[0], text)
+    return LINK.sub(lambda link: link["words"] if Number.read(link["part"]) > part.number else link[0], text)
 
 
 def _pyproject(root: Path, part: Part) -> str:
     """The project file; without the `ruvon` command where the part that brings its code is absent."""
     text = (root / "pyproject.toml").read_text(encoding="utf-8")
-    return text if part.number == 20 else re.sub(r"(?m)^\[project\.scripts\]\n(?:(?!\[).*\n)*", "", text)
+    if part.number >= PARTS_PLANNED:
+        return text
+    return re.sub(r"(?m)^\[project\.scripts\]\n(?:(?!\[).*\n)*", "", text)
 
 
 def _git(folder: Path, *arguments: str, env: dict[str, str] | None = None, check: bool = True) -> str:

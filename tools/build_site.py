@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from parts.manifest import Part, load_parts  # noqa: E402
+from parts.manifest import TAG, Part, load_parts  # noqa: E402
 
 LINK = re.compile(r"(\]\()([^)\s:#]+)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"^(```+).*?^\1\s*$", re.DOTALL | re.MULTILINE)
@@ -89,7 +89,7 @@ class Stage:
             return link[0]
         if path == "README.md":
             path = "index.md"
-        elif re.match(r"(articles|notebooks)/\d\d_", path):
+        elif re.match(rf"(articles|notebooks)/{TAG}_", path):
             return link[0]  # Sphinx says that it is not there
         else:
             self.sources.add(path)

@@ -1,8 +1,8 @@
-"""The one thing a model and its memory agree on. Part 1.
+"""The interface between a model and the memory of its keys and values. Part 1.
 
-The model computes queries, keys and values for T new tokens and calls `attend`. Whoever supplies `attend`
-decides which tokens see which, and where keys and values live: nowhere (Part 1), one buffer (3), slots (6),
-pages (12).
+The model computes queries, keys and values for T new tokens and calls `attend`. The code that supplies
+`attend` decides which tokens each token sees, and where keys and values are stored: nowhere (Part 1), in one
+buffer (Part 3), in slots (Part 6), or in pages (Part 12).
 """
 
 from collections.abc import Callable
@@ -14,14 +14,18 @@ from torch import Tensor
 
 from engine.machine.device import on_device
 
-# out[T, Hq, Dh] = attend(layer, q[T, Hq, Dh], k[T, Hkv, Dh], v[T, Hkv, Dh])
+# The attention of one layer: out[T, Hq, Dh] = attend(layer, q[T, Hq, Dh], k[T, Hkv, Dh], v[T, Hkv, Dh]).
+# `layer` counts from 0.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Spans:
-    """S sequences end to end: sequence s has the queries query_start[s]:query_start[s+1] and the keys
-    key_start[s]:key_start[s+1]. Made once per step and handed to every layer's kernel.
+    """Where the queries and keys of S sequences lie, end to end: sequence s has the queries
+    query_start[s]:query_start[s+1] and the keys key_start[s]:key_start[s+1].
+
+    A step makes one `Spans` and hands it to the kernel of every layer. Raises ValueError if the two fields
+    differ in length.
     """
 
     query_start: tuple[int, ...]  # [S+1]: from 0 to T
@@ -37,7 +41,7 @@ class Spans:
             )
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """query_start and key_start as int32 tensors[S+1], copied to the device at the first call only."""
+        """query_start and key_start as int32 tensors[S+1] on `device`. Only the first call copies them."""
         if device not in self._by_device:
             query_start, key_start = on_device(device, self.query_start, self.key_start, dtype=torch.int32)
             self._by_device[device] = query_start, key_start
@@ -46,10 +50,14 @@ class Spans:
     @staticmethod
     @lru_cache(maxsize=16)
     def of_one(num_queries: int, num_keys: int) -> "Spans":
-        """One sequence's last `num_queries` tokens over all its keys; the same record in every layer."""
+        """The spans of one sequence: its last `num_queries` tokens over all its `num_keys` keys.
+
+        The result is cached, so all layers of a step share one record and its copy on the device.
+        """
         return Spans((0, num_queries), (0, num_keys))
 
 
-# A varlen kernel: each sequence's queries are its *last* tokens, so query i sees every key up to its own.
-# out[T, Hq, Dh] = kernel(q[T, Hq, Dh], k[K, Hkv, Dh], v[K, Hkv, Dh], spans)
+# Attention of S sequences of different lengths in one call: out[T, Hq, Dh] = kernel(q[T, Hq, Dh], k[K, Hkv,
+# Dh], v[K, Hkv, Dh], spans) The queries of a sequence are its *last* tokens. Each query sees the keys of its
+# own sequence, up to its own key.
 VarlenKernel = Callable[[Tensor, Tensor, Tensor, Spans], Tensor]

@@ -1,6 +1,6 @@
-"""Attention of single tokens over pages on a CPU, in C. Part 12.
+"""Decode attention over pages on a CPU, in C. Part 12.
 
-Promises the numbers of `Gathered` (paged.py), that only a sequence's own tokens are read, and that a
+Promises the numbers of `Gathered` (paged.py) up to rounding. Reads only a sequence's own tokens, and a
 sequence's result does not depend on the other sequences of the step.
 """
 
@@ -18,18 +18,20 @@ POINTER, LONG = ctypes.c_void_p, ctypes.c_int64
 
 
 def is_available() -> bool:
-    """Whether this machine has a compiler for page_reader.c."""
+    """Whether this machine can compile and load page_reader.c. The first call compiles the file."""
     return load(SOURCE) is not None
 
 
 class PageReader:
-    """A step's plan, made from tables[S, W] and lens[S] where `is_available`. Keys and values are fp32 on a
-    CPU.
+    """The `AttentionPlan` (slot_decode.py) that calls page_reader.c: one new token of each of S sequences.
+
+    Can be made only if `is_available()`. Queries, keys and values must be fp32 on a CPU.
     """
 
     def __init__(self, tables: np.ndarray, lens: np.ndarray) -> None:
+        """tables[S, W] and lens[S] are the fields of `Pages` (paged.py)."""
         self.tables, self.lens = (np.ascontiguousarray(x, dtype=np.int64) for x in (tables, lens))
-        # As read_pages of page_reader.c takes them: the address of tables, W, and the address of lens.
+        # Arguments of read_pages in page_reader.c: the address of tables, W, and the address of lens.
         self._table_arguments = self.tables.ctypes.data, self.tables.shape[1], self.lens.ctypes.data
         library = load(SOURCE)
         assert library is not None, "PageReader is made only where is_available() says so"
@@ -40,11 +42,14 @@ class PageReader:
         ]  # fmt: skip
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """q[S, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [S, Hq, Dh]. Raises MemoryError."""
+        """q[S, Hq, Dh], keys and values[B, P, Hkv, Dh] -> [S, Hq, Dh].
+
+        Raises MemoryError if the C code cannot allocate its buffers.
+        """
         (S, Hq, Dh), (_, P, Hkv, _) = q.shape, keys.shape
         if q.stride(1) != Dh or q.stride(2) != 1:
             q = q.contiguous()
-        out = keys.new_empty(S, Hq, Dh)  # fp32 as they are, whatever torch's default dtype is
+        out = keys.new_empty(S, Hq, Dh)  # fp32 like `keys`; torch's default dtype may differ
         if self._read(
             q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
             *self._table_arguments, S, P, Hq, Hkv, Dh, Dh**-0.5, torch.get_num_threads(),

@@ -1,10 +1,12 @@
-"""Decode attention over slots: one new token of each of many sequences, attended by one plan. Part 6.
+"""Decode attention over slots: one plan attends for one new token of each of S sequences. Part 6.
 
-Promises what a call per sequence would give. Such calls cost their overhead for every sequence, in every
-layer. One product over all slots has one call, and reads each slot as far as the longest sequence reaches. So
-there are two plans. On a CPU, where reading memory is slow, `Ragged`: the scores are one sparse matrix, with
-each query's scores for the keys of its own sequence alone. On a GPU, where calls are slow, `Padded`: all
-slots as far as the longest sequence, with a mask.
+Promises the results of one call per sequence. A call per sequence would pay the overhead of a call for each
+sequence, in each layer. There are two plans with fewer calls:
+
+- `Ragged`, for a CPU, where reading memory is slow. Each query reads the keys of its own sequence only. The
+  scores form one sparse matrix.
+- `Padded`, for a GPU, where calls are slow. One product reads every slot up to the length of the longest
+  sequence, and a mask hides the rest.
 """
 
 import functools
@@ -21,7 +23,11 @@ from engine.machine.device import on_device
 
 
 def combined_attend(parts: Sequence[tuple[slice | Tensor, Attend]]) -> Attend:
-    """One `attend` made of several. `parts`: (rows, their attend); each of a step's T rows is in one part."""
+    """One `Attend` that calls several, each for its own rows of the step.
+
+    `parts` has (rows, attend) pairs. `rows` is a slice or an index tensor. Each of the step's T rows belongs
+    to exactly one part.
+    """
     if len(parts) == 1:
         return parts[0][1]
 
@@ -35,41 +41,47 @@ def combined_attend(parts: Sequence[tuple[slice | Tensor, Attend]]) -> Attend:
 
 
 class AttentionPlan(Protocol):
-    """Attention over cached keys and values. Made once per step, called in every layer."""
+    """Attention over cached keys and values. A step makes one plan and calls the plan in every layer."""
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """q[S, Hq, Dh], keys and values[N, Hkv, M, Dh], or pages [B, P, Hkv, Dh] (Part 12) -> [S, Hq, Dh]."""
+        """q[S, Hq, Dh] and a layer's keys and values -> [S, Hq, Dh].
+
+        Keys and values are slots [N, Hkv, M, Dh], or pages [B, P, Hkv, Dh] (Part 12).
+        """
 
 
 def plan_decode(slots: Sequence[int], lens: Sequence[int], num_heads: int, keys: Tensor) -> AttentionPlan:
-    """The plan for one new token each of S sequences: sequence s holds `lens[s]` tokens in slot `slots[s]`.
+    """The plan for one new token of each of S sequences. Sequence s has lens[s] tokens in slot slots[s].
 
-    `num_heads`: query heads. `keys`: any layer's, [N, Hkv, M, Dh]: N slots of M tokens.
+    `num_heads` is Hq. `keys` are the keys of any layer: [N, Hkv, M, Dh], N slots of M tokens. Their device
+    and dtype decide which plan it is.
     """
     if not supports_ragged(keys):
         return Padded(slots, lens, keys)
     _, Hkv, M, _ = keys.shape
     lengths = np.asarray(lens)  # [S]
-    first_token = lengths.cumsum() - lengths  # [S]: tokens of the sequences before
-    slot_row = np.array(slots) * Hkv * M  # [S]: where each slot begins, in rows of Dh numbers
+    first_token = lengths.cumsum() - lengths  # [S]: the number of tokens in earlier sequences
+    slot_row = np.array(slots) * Hkv * M  # [S]: the first row of each slot, in keys.view(-1, Dh)
     token_rows = np.arange(lengths.sum()) + (slot_row - first_token).repeat(lengths)  # [sum of lens]
     return Ragged(token_rows, lengths, num_heads, Hkv, M, keys)
 
 
 def supports_ragged(keys: Tensor) -> bool:
-    """Whether `Ragged` computes over this memory: fp32 on a CPU. The other plans also read, and mask, what
-    finished sequences have left behind in the memory. A mask does not hide NaN: so there must be none.
+    """Whether `Ragged` can read these keys: they must be fp32 on a CPU.
+
+    The memory of the other plans must be free of NaN. These plans also read what finished sequences have left
+    in the memory, and mask it, but a mask does not hide NaN.
     """
     return keys.device.type == "cpu" and keys.dtype == torch.float32
 
 
 class Ragged:
-    """Reads each sequence's own keys and values only, in three calls that graph libraries use: a sampled
-    product of dense matrices (SDDMM) for the scores, a softmax of each row of scores, and a weighted sum of
-    each row's values (an embedding bag).
+    """The `AttentionPlan` that reads only the keys and values of each query's own sequence.
 
-    There are R = S · Hq rows of scores, one for each query head of each sequence, and K scores in all: each
-    row has as many as its sequence has tokens.
+    It takes three operations that are common in graph libraries: a sampled product of dense matrices (SDDMM)
+    for the scores, a softmax of each row of scores, and a weighted sum of each row's values (an embedding
+    bag). There are R = S · Hq rows of scores, one for each query head of each sequence. A row has one score
+    for each token of its sequence. K is the number of scores in all rows together.
     """
 
     def __init__(
@@ -81,32 +93,36 @@ class Ragged:
         head_stride: int,
         keys: Tensor,
     ) -> None:
-        """token_rows[sum of lens]: the row of keys.view(-1, Dh) with each token's first head, sequence by
-        sequence; the next head's row is `head_stride` further. lens[S]. `keys`: any layer's.
+        """Plan for S sequences of lens[S] tokens.
+
+        token_rows[sum of lens] is, for each token of each sequence in order, the row of keys.view(-1, Dh)
+        that holds the key of the token's first head. The key of the next head is `head_stride` rows further.
+        `num_heads` is Hq, `num_kv_heads` is Hkv, and `keys` are the keys of any layer.
         """
         _swallow_beta_warning()
         lengths, Dh = np.asarray(lens), keys.shape[-1]
         longest = int(lengths.max())  # tokens
-        # 1. Where each row's scores are among all of them, end to end.
+        # 1. The scores of all rows lie end to end. Find where the scores of each row begin.
         row = np.arange(len(lengths) * num_heads)  # [R]
         row_length = lengths.repeat(num_heads)  # [R]: how many scores it has
         row_end = row_length.cumsum()  # [R]
         row_start = row_end - row_length  # [R]
         score = np.arange(row_end[-1])  # [K]
-        # 2. The key of each score: its sequence's tokens in order, at the key head that serves the row.
-        first_token = (lengths.cumsum() - lengths).repeat(num_heads)  # [R]: tokens of the sequences before
+        # 2. Find the key of each score. A row's keys are those of its sequence's tokens, in order, at the key
+        #    head that its query head uses.
+        first_token = (lengths.cumsum() - lengths).repeat(num_heads)  # [R]: tokens of earlier sequences
         token = score + (first_token - row_start).repeat(row_length)  # [K]: indices of token_rows
         kv_head = row % num_heads // (num_heads // num_kv_heads)  # [R]
         key_row = token_rows[token] + (kv_head * head_stride).repeat(row_length)  # [K]
-        # 3. Where each score goes in the matrix of the softmax, [R, longest], seen as one list.
+        # 3. Find the place of each score in `padded`, the matrix of the softmax, flattened.
         padded_index = score + (row * longest - row_start).repeat(row_length)  # [K]
         self.scale = Dh**-0.5
         self.row_start, self.key_row, self.padded_index = map(
             torch.from_numpy, (row_start, key_row, padded_index)
         )
-        # `padded` and `scores` are filled anew in every layer. Entries of `padded` without a score stay -inf.
+        # Every layer overwrites the scores in both tensors. Entries of `padded` without a score stay -inf.
         self.padded = torch.full((len(row), longest), -torch.inf)  # [R, longest]
-        self.scores = torch.sparse_csr_tensor(  # [R, rows of keys], of which K are filled
+        self.scores = torch.sparse_csr_tensor(  # [R, rows of keys.view(-1, Dh)] with K entries
             torch.from_numpy(np.append(row_start, row_end[-1])),
             self.key_row,
             torch.zeros(len(key_row)),
@@ -115,23 +131,24 @@ class Ragged:
         )
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """q[S, Hq, Dh], keys and values in the shape of `__init__`'s `keys` -> [S, Hq, Dh]"""
+        """q[S, Hq, Dh], and keys and values in the shape of `__init__`'s `keys` -> [S, Hq, Dh]."""
         Dh = q.shape[-1]
-        queries, keys, values = (x.reshape(-1, Dh) for x in (q, keys, values))  # no key or value is copied
-        # 1. K scores. `beta=0`: what `scores` held in the last layer is not added.
+        queries, keys, values = (x.reshape(-1, Dh) for x in (q, keys, values))  # keys and values: views
+        # 1. The K scores. With beta=0, the scores of the previous layer are overwritten, not added to.
         torch.sparse.sampled_addmm(self.scores, queries, keys.t(), beta=0, alpha=self.scale, out=self.scores)
         # 2. The softmax of each row.
         self.padded.view(-1).scatter_(0, self.padded_index, self.scores.values())
         weights = self.padded.softmax(-1).view(-1).index_select(0, self.padded_index)  # [K]
-        # 3. The sum (mode 0) of each row's values, each by its weight.
+        # 3. The weighted sum (mode 0) of each row's values.
         bags = torch.embedding_bag(values, self.key_row, self.row_start, mode=0, per_sample_weights=weights)
         return bags[0].view(q.shape)  # [R, Dh] -> [S, Hq, Dh]
 
 
 @functools.cache
 def _swallow_beta_warning() -> None:
-    """Make this process's first sparse tensor with torch's warning ignored: torch warns at the first one
-    alone. `Ragged` is made in every step, and a filter there would cost time in each.
+    """Make the first sparse tensor of this process, and ignore torch's warning about it.
+
+    Torch warns about the first sparse tensor only. A filter in `Ragged` would cost time in every step.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
@@ -140,15 +157,19 @@ def _swallow_beta_warning() -> None:
 
 
 class Padded:
-    """Reads every slot from the lowest to the highest in use, W of them, as far as the longest sequence
-    reaches, and masks what is behind each sequence's end.
+    """The `AttentionPlan` that reads the W slots from the lowest to the highest slot in use.
+
+    It reads each slot up to the length of the longest sequence, and masks what follows a sequence's end.
     """
 
     def __init__(self, slots: Sequence[int], lens: Sequence[int], keys: Tensor) -> None:
-        """slots[S], lens[S]; `keys`: any layer's, [N, Hkv, M, Dh]."""
+        """Plan for S sequences: sequence s has lens[s] tokens in slot slots[s].
+
+        `keys` are the keys of any layer, [N, Hkv, M, Dh].
+        """
         self.first_slot, self.longest = min(slots), max(lens)
-        slot_index = np.array(slots) - self.first_slot  # [S]: among the W slots
-        # An idle slot shows one key: the softmax of a row without any would be NaN.
+        slot_index = np.array(slots) - self.first_slot  # [S]: of each sequence's slot among the W slots
+        # One key of an idle slot is visible, because the softmax of a row without visible keys would be NaN.
         slot_lens = np.ones(max(slots) + 1 - self.first_slot, dtype=int)  # [W]
         slot_lens[slot_index] = lens
         self.slot_index, num_visible = on_device(keys.device, slot_index, slot_lens)  # [S], [W]
@@ -157,7 +178,7 @@ class Padded:
         self.mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None]  # [W, 1, 1, longest]
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """q[S, Hq, Dh], keys and values[N, Hkv, M, Dh] -> [S, Hq, Dh]"""
+        """q[S, Hq, Dh], keys and values[N, Hkv, M, Dh] -> [S, Hq, Dh]."""
         W, (_, Hq, Dh), Hkv = len(self.mask), q.shape, keys.shape[1]
         window = slice(self.first_slot, self.first_slot + W)
         k, v = (x[window, :, : self.longest] for x in (keys, values))  # [W, Hkv, longest, Dh]: views

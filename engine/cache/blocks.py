@@ -1,7 +1,8 @@
-"""Memory in blocks of equal size, as an operating system has its pages: which are in use, and which are free.
+"""Counts which blocks of a paged memory are in use and which are free, as an operating system does for pages.
 
-Knows numbers alone: no tensors, no tokens, no sequences. Every call costs constant time per block it names.
-Part 12. Source: Kwon et al., PagedAttention, SOSP 2023, https://arxiv.org/abs/2309.06180.
+Knows block numbers only: no tensors, no tokens, no sequences. Every call takes constant time for each block
+in its arguments or result. Part 12.
+Source: Kwon et al., PagedAttention, SOSP 2023, https://arxiv.org/abs/2309.06180.
 """
 
 from collections import OrderedDict
@@ -12,16 +13,14 @@ import numpy as np
 
 
 class Contents(Protocol):
-    """Which blocks hold something that can be found again, though no sequence refers to them (a
-    prefix cache).
-    """
+    """Knows the blocks whose contents can be found again without a reference, as a prefix cache does."""
 
     def __contains__(self, block: int) -> bool: ...
     def forget(self, block: int) -> None: ...
 
 
 class NoContents:
-    """For blocks without a prefix cache: nothing in them can be found."""
+    """The `Contents` of blocks without a prefix cache: the contents of no block can be found."""
 
     def __contains__(self, block: int) -> bool:
         return False
@@ -31,13 +30,14 @@ class NoContents:
 
 
 class BlockManager:
-    """Counts the references to each of `num_blocks` blocks. One that nobody refers to is free."""
+    """Counts the references to each of `num_blocks` blocks. A block without references is free."""
 
     def __init__(self, num_blocks: int, contents: Contents | None = None) -> None:
         self.num_blocks = num_blocks
-        self.contents = NoContents() if contents is None else contents  # an empty PrefixCache is false, too
+        self.contents = NoContents() if contents is None else contents  # an empty cache is false, too
         self.references = [0] * num_blocks
-        # The free blocks in the order in which they are allocated. A block can leave from the middle.
+        # The free blocks, in the order in which they will be allocated. A dict, since `fork` takes blocks
+        # from the middle.
         self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     @property
@@ -45,11 +45,13 @@ class BlockManager:
         return len(self.free_queue)
 
     def allocate(self, count: int, after: int | None = None) -> list[int] | None:
-        """`count` free blocks, each with one reference; `after`: the block that they are to follow, if any.
+        """Allocate `count` free blocks, each with one reference. `after`: the sequence's last block.
 
-        The next block is the one right behind the last, if that is free and its contents cannot be found: so
-        blocks mostly follow one another, and no contents are lost for the sake of order. Else it is the front
-        of the free queue, and its contents are forgotten. None: fewer are free, and nothing has changed.
+        Each new block is the one right behind the block before, if that is free and its contents cannot be
+        found. So a sequence's blocks are mostly neighbours, and no contents are lost for this order.
+        Otherwise the new block is the front of the free queue, and its contents are forgotten.
+
+        Returns None, and changes nothing, if fewer than `count` blocks are free.
         """
         if count > len(self.free_queue):
             return None
@@ -76,8 +78,8 @@ class BlockManager:
 
     def free(self, blocks: Sequence[int]) -> None:
         """Take a reference from each block; `blocks` are in the order of a sequence. A block without
-        references joins the free queue: at the end if its contents can be found, a sequence's last block
-        first, so that a beginning, which more requests can share, is kept longest; else at the front.
+        references joins the free queue: at the end if its contents can be found, at the front otherwise.
+        The sequence's last block joins first. So a beginning, which more requests can share, is kept longest.
 
         Raises ValueError for a block that is free already.
         """
@@ -92,21 +94,21 @@ class BlockManager:
 
 
 class BlockTable:
-    """The blocks of one sequence, in order: with P tokens per block, token i lies at offset i % P in block
-    i // P of the table. It grows at its end only.
+    """The blocks of one sequence, in order. With P tokens per block, token i lies at offset i % P in block
+    i // P of the table. A table grows at its end only.
     """
 
     def __init__(self) -> None:
-        self._numbers = np.empty(8, dtype=np.int64)  # longer than the table: doubled when it is full
+        self._numbers = np.empty(8, dtype=np.int64)  # has spare room, and is doubled when it is full
         self._length = 0
-        self.last: int | None = None  # the last block; None: the table is empty
+        self.last: int | None = None  # the last block; None if the table is empty
 
     def __len__(self) -> int:
         return self._length
 
     @property
     def blocks(self) -> np.ndarray:
-        """[n]: their numbers. A view, until the table grows."""
+        """[n]: the block numbers, as a view that is valid until the table grows."""
         return self._numbers[: self._length]
 
     def append(self, blocks: Sequence[int]) -> None:

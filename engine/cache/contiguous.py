@@ -1,8 +1,8 @@
 """Attention of a step with one sequence, on a CPU: its pages as one contiguous tensor, for a varlen kernel.
 
-To read pages where they lie takes a plan of their blocks, which pays for many sequences and not for one.
-Promises that the kernel gets exactly the sequence's own keys and values, and that they are stored in its
-blocks, too: a later step that reads the blocks finds them there. Part 12.
+A kernel that reads pages in place needs a plan of their blocks. Such a plan pays for many sequences, and not
+for a single one. The varlen kernel gets exactly the sequence's own keys and values. New keys and values are
+stored in the sequence's blocks, too, so that later steps can read the blocks. Part 12.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.attention.interface import Attend, Spans, VarlenKernel
 from engine.requests.batch import Batch
 
-SPARE_BLOCKS = 16  # room that a gathered copy has for its sequence to grow, before it is gathered again
+SPARE_BLOCKS = 16  # how many blocks a sequence can grow before its pages are gathered again
 
 
 class _GatheredPages(NamedTuple):
@@ -26,13 +26,15 @@ class _GatheredPages(NamedTuple):
 
 
 class ContiguousPages:
-    """One sequence's keys and values in one piece.
+    """Attends to one sequence, with its keys and values in one piece.
 
-    Blocks that follow one another are a view of the memory: nothing is copied. Others (behind a shared
-    beginning, say) are gathered into one copy, to which each step adds its new tokens. Only the last sequence
-    that needed a copy has one, of its blocks and SPARE_BLOCKS more. Call `forget` whenever blocks change
-    without it: for each step of several sequences, and each copy of blocks. A finished sequence's copy stays
-    until then, or until another sequence needs one.
+    If the blocks are neighbours, the piece is a view of the memory, and nothing is copied. Otherwise (after a
+    shared beginning, for example) the blocks are gathered into a copy, to which each step adds its new
+    tokens. There is at most one copy: that of the last sequence that needed one. The copy has room for
+    SPARE_BLOCKS more blocks, and stays until `forget` or until another sequence needs a copy.
+
+    Call `forget` whenever other code changes blocks: before each step of several sequences, and after each
+    copy of blocks.
     """
 
     def __init__(self, memory: Tensor, kernel: VarlenKernel) -> None:
@@ -48,10 +50,10 @@ class ContiguousPages:
     def attention(self, batch: Batch) -> Attend:
         """The `attend` of a step of one sequence, whose last T tokens are new."""
         table, T, context_len = batch.tables[0], batch.num_tokens, batch.context_lens[0]
-        # 1. The pages in one piece; and if that is a copy, where its new tokens lie in the blocks.
+        # 1. Get the pages in one piece. If the piece is a copy, find where its new tokens lie in the blocks.
         new_tokens: list[tuple[Tensor, Tensor]] = []
         if (table[1:] - table[:-1] == 1).all():
-            self.forget()  # what this step stores is not in the copy
+            self.forget()  # this step stores in the blocks only, so a copy would miss its tokens
             first = int(table[0]) * self._memory.shape[3]
             layers = self._layers[:, first : first + context_len].unbind()
         else:
@@ -63,7 +65,7 @@ class ContiguousPages:
         spans = Spans.of_one(T, context_len)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            # 2. Store, then attend. The last layer stores the new tokens of all layers in the blocks.
+            # 2. Store, then attend. In the last layer, the new tokens of all layers are stored in the blocks.
             keys[layer][-T:].copy_(k)
             values[layer][-T:].copy_(v)
             if layer == L - 1:
@@ -74,8 +76,8 @@ class ContiguousPages:
         return attend
 
     def _gathered_pages(self, seq_id: str, table: np.ndarray, context_len: int) -> Tensor:
-        """[2, L, context_len, Hkv, Dh], of any blocks: the copy of the last step, or a new one if that is of
-        another sequence, of other blocks, or too short.
+        """A copy of a sequence's pages: [2, L, context_len, Hkv, Dh]. This is the last step's copy, or a new
+        one if the last step's copy is of another sequence, of other blocks, or too short.
         """
         gathered = self._gathered
         if (
@@ -92,8 +94,8 @@ class ContiguousPages:
         return gathered.pages[:, :, :context_len]
 
     def _new_token_views(self, table: np.ndarray, pages: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:
-        """For each block that has tokens from position `start` on: views of them in the block, and in
-        `pages`; [2, L, n, Hkv, Dh] both.
+        """For each block with tokens from position `start` on: a view of these n tokens in the block, and a
+        view of them in `pages`. Both views are [2, L, n, Hkv, Dh].
         """
         P, context_len = self._memory.shape[3], pages.shape[2]
         views: list[tuple[Tensor, Tensor]] = []

@@ -1,6 +1,6 @@
-"""Checks what must hold of a paged cache at all times, by counting everything anew.
+"""Checks what must always hold of a paged cache, for tests. Part 12.
 
-Slow on purpose: it trusts no count that the cache has. Tests call it at every step. Part 12.
+The checks count everything anew and use no count of the cache's own, so they are slow.
 """
 
 from collections import Counter
@@ -12,20 +12,21 @@ from engine.requests.step import Step
 
 
 class InvariantError(AssertionError):
-    """Something that must always hold does not; the message says what."""
+    """Something that must always hold of the cache does not hold. The message says what."""
 
 
 class Invariants:
-    """Checks one cache, again and again: tables are compared with those of the last check."""
+    """Checks one cache, time after time. Each check compares the tables with those of the last check."""
 
     def __init__(self, cache: PagedCache) -> None:
         self.cache = cache
-        # sequence -> its table at the last check, and what stood there. `trim` makes another table.
+        # By sequence id: the table at the last check, and its blocks then. The table itself is kept because
+        # `trim` replaces a table, and the new table may be shorter.
         self._before: dict[str, tuple[BlockTable, list[int]]] = {}
 
     def check(self, step: Step | None = None) -> None:
-        """Check all sequences; with a step that is about to run, also that it writes only blocks of its own.
-        Raises InvariantError.
+        """Check all sequences. With a `step` that is about to run, also check that the step writes only
+        blocks that its sequences do not share. Raises InvariantError.
         """
         block_tables = {seq_id: allocation.table for seq_id, allocation in self.cache.allocations.items()}
         tables = {seq_id: table.blocks.tolist() for seq_id, table in block_tables.items()}
@@ -47,7 +48,7 @@ class Invariants:
             self._check_step(step)
 
     def _check_allocation(self, seq_id: str, table: list[int]) -> None:
-        """A block that several sequences share is full of committed tokens in each of them."""
+        """Check that a block that several sequences share is full of committed tokens in this sequence."""
         num_committed, P = self.cache.allocations[seq_id].num_committed, self.cache.block_size
         _must(num_committed <= len(table) * P, f"{seq_id} has {num_committed} tokens in {len(table)} blocks")
         for i, block in enumerate(table):
@@ -57,8 +58,9 @@ class Invariants:
                 )
 
     def _check_step(self, step: Step) -> None:
-        """The record's slots are those of each sequence's table. No block that the step writes is shared, or
-        in the prefix cache. A block that is in the prefix cache is there for the tokens it holds.
+        """Check that the record's slots are those of each sequence's table, that no block that the step
+        writes is shared or in the prefix cache, and that blocks in the prefix cache are there for their own
+        tokens.
         """
         batch, P = step.batch, self.cache.block_size
         for s, request in enumerate(step.requests):
@@ -71,7 +73,8 @@ class Invariants:
                 slots == [table[i // P] * P + i % P for i in range(start, end)],
                 f"{request.id}'s tokens {start} to {end} go to {slots}, which its table {table} does not say",
             )
-            for block in table[start // P : -(-end // P)]:
+            num_blocks = -(-end // P)  # rounded up
+            for block in table[start // P : num_blocks]:
                 _must(
                     self.cache.blocks.references[block] == 1,
                     f"{request.id} writes block {block}, which is shared",
@@ -89,7 +92,7 @@ class Invariants:
 
 
 def _check_counts(where: str, manager: BlockManager, tables: list[list[int]]) -> None:
-    """Each block is free or referred to, never both, never neither; references are as many as tables say."""
+    """Check that each block is either free or referred to, and has as many references as tables with it."""
     in_tables = Counter(block for table in tables for block in table)
     for block, references in enumerate(manager.references):
         _must(

@@ -1,9 +1,9 @@
 """The two interfaces of a KV cache for many sequences: a plan on the host, and memory on the device. Part 6.
 
-The plan decides which memory is whose: the scheduler asks it for memory, and each step's record gets from it
-where keys and values lie. The memory holds them, and knows the record alone: so one plan serves one memory,
-or one on each of several devices, or one for each of several models. Slots (Part 6) and pages (Part 12) are
-such pairs.
+The plan decides which memory belongs to which sequence. The scheduler asks the plan for memory, and the plan
+writes into each step's record where keys and values lie. The memory holds the keys and values, and knows the
+record only. So one plan can serve one memory, a memory on each of several devices, or a memory for each of
+several models. Slots (Part 6) and pages (Part 12) are pairs of a plan and a memory.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from engine.requests.batch import Batch, Copy
 
 
 class CachedSequence(Protocol):
-    """What a cache may know of a request."""
+    """The attributes of a request that a cache may read."""
 
     @property
     def id(self) -> str: ...
@@ -35,87 +35,94 @@ class CachedSequence(Protocol):
     def wants_every_row(self) -> bool: ...
     @property
     def error(self) -> str | None:
-        """Why it failed, if it did: then its keys and values may be wrong, and are not shared (Part 12)."""
+        """Why the sequence failed; None if it did not. The keys and values of a failed sequence may be wrong,
+        and are not shared (Part 12).
+        """
 
 
 @dataclass(frozen=True)
 class Usage:
     """How full a cache is, in tokens."""
 
-    num_sequences: int  # admitted
+    num_sequences: int  # sequences that are admitted
     tokens_held: int  # tokens reserved for sequences, used or not
     tokens_total: int
 
     @property
     def share(self) -> float:
+        """The share of the cache that is reserved, from 0 to 1."""
         return self.tokens_held / self.tokens_total
 
 
 @dataclass(slots=True)
 class DraftProgress:
-    """How much of a sequence a draft model has computed (Part 16). Its keys and values are in a memory of its
-    own, in the blocks and slots that the plan gives the target's.
+    """How much of a sequence a draft model has computed (Part 16).
+
+    The draft model has a memory of its own. Its keys and values lie there in the same blocks or slots as the
+    target model's lie in the target's memory.
     """
 
     num_tokens: int  # the sequence's first tokens whose keys and values the draft model has computed
-    guesses: list[int] = field(default_factory=list)  # its own tokens behind these: computed, not confirmed
+    guesses: list[int] = field(default_factory=list)  # drafts behind these: computed, and not confirmed
 
 
 class Locations(NamedTuple):
-    """Where a step's sequences and new tokens lie: two fields of its `Batch`."""
+    """Where the sequences and the new tokens of a step lie: two fields of the step's `Batch`."""
 
-    tables: np.ndarray  # [S, W]: each sequence's blocks (or slot) in order; 0 beyond its end
+    tables: np.ndarray  # [S, W]: each sequence's blocks (or slot) in order; 0 beyond the sequence's end
     slots: np.ndarray  # [T]: where each new token's keys and values go: block · P + offset in the block
 
 
 class KVCacheManager(Protocol):
-    """The plan: which memory is whose, by sequence. Knows no tensor."""
+    """The plan: which memory belongs to which sequence. Knows no tensor."""
 
-    draft_progress: dict[str, DraftProgress]  # by id of admitted sequences: `admit` adds an entry
+    draft_progress: dict[str, DraftProgress]  # by id of the admitted sequences; `admit` adds an entry
 
     def admit(self, seq: CachedSequence) -> int | None:
-        """Admit a sequence, and say how many of its first tokens are computed already: 0, or with a prefix
-        cache up to all but one. None: there is no room now, and nothing has changed.
+        """Admit a sequence, and return how many of its first tokens are computed already: 0, or with a prefix
+        cache up to all but one. Returns None, and changes nothing, if there is no room now.
         """
 
     def reserve(self, seq: CachedSequence, num_tokens: int) -> bool:
-        """Make room for an admitted sequence's first `num_tokens` tokens. False: there is no room now, and
-        nothing has changed.
+        """Make room for an admitted sequence's first `num_tokens` tokens. Returns False, and changes nothing,
+        if there is no room now.
         """
 
     def commit(self, seq: CachedSequence, num_tokens: int) -> None:
-        """Note that an admitted sequence's first `num_tokens` tokens are known, and their keys and values
-        computed: from here on they may be shared (Part 12). Never called for a step that failed, or that has
-        not landed.
+        """Note that an admitted sequence's first `num_tokens` tokens are known, and that their keys and
+        values are computed and may be shared from now on (Part 12). Must not be called for a step that has
+        failed or has not landed.
         """
 
     def trim(self, seq: CachedSequence, num_tokens: int) -> None:
-        """Free what an admitted sequence has reserved beyond `num_tokens` tokens (Part 16)."""
+        """Free the memory that an admitted sequence has reserved beyond `num_tokens` tokens (Part 16)."""
 
     def preempt(self, seq: CachedSequence) -> None:
-        """Take a sequence's memory from it; it may be admitted again later. What was computed may be lost."""
+        """Free an admitted sequence's memory. The sequence may be admitted again later; its keys and values
+        may be lost.
+        """
 
     def release(self, seq: CachedSequence) -> None:
-        """Free all that a finished sequence has. Does nothing for one that was never admitted."""
+        """Free all memory of a finished sequence. Does nothing for a sequence that was never admitted."""
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether one sequence of `num_tokens` tokens fits, if it has the cache for itself."""
+        """Whether a sequence of `num_tokens` tokens fits into the cache if no other sequence is there."""
 
     def usage(self) -> Usage:
-        """How full it is."""
+        """How full the cache is."""
 
     def locate(self, ids: Sequence[str], query_start: Sequence[int], positions: Sequence[int]) -> Locations:
         """Where the sequences of a step lie, up to their last new tokens, and where the new tokens go.
 
-        ids[S]: admitted sequences, with room reserved. query_start[S+1]: sequence s has the new tokens
-        query_start[s]:query_start[s+1] of positions[T].
+        `ids`[S] are admitted sequences with room reserved. `positions`[T] are those of the new tokens:
+        sequence s has the new tokens query_start[s]:query_start[s+1], with query_start[S+1].
         """
 
     def take_copies(self) -> tuple[Copy, ...]:
-        """The copies planned since the last step, for the next step's record: it makes them first."""
+        """Return the copies planned since the last call. The next step makes them before it computes."""
 
     def replan(self, copies: Sequence[Copy]) -> None:
-        """Plan a failed step's copies again: the next step makes them before all that were planned since."""
+        """Plan the copies of a failed step again. The next step makes them before all newer copies."""
 
 
 class KVMemory(Protocol):

@@ -1,8 +1,8 @@
 """The memory of a KV cache in pages: blocks of P tokens in one tensor, and a swap space in the host's memory.
 
-Promises the attention that slots give, wherever a step's record says that sequences lie, and that a copy is
-made once. The mathematics are arguments: a varlen kernel, and how single tokens read pages. Knows no sequence
-beyond the record: engine/cache/paged.py decides which block is whose. Part 12.
+The attention equals that of slots, wherever a step's record says that sequences lie. Each copy of blocks is
+made once. The kernels are arguments: a varlen kernel, and a kernel by which single tokens read pages. This
+module knows only the record of a step: engine/cache/paged.py decides which blocks a sequence has. Part 12.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from engine.machine.device import on_device
 from engine.models.config import ModelConfig
 from engine.requests.batch import Batch, Copy
 
-MAX_ROW_BY_ROW = 8  # new tokens of a sequence on a CPU: with more, a call of the varlen kernel is faster
+MAX_ROW_BY_ROW = 8  # new tokens of a sequence; on a CPU, with more, a call of the varlen kernel is faster
 
 
 class PageMemory:
@@ -48,8 +48,8 @@ class PageMemory:
         store: Store = store_by_index,
         num_swap_blocks: int = 0,
     ) -> None:
-        """`decode` reads pages for single tokens, `prefill` for sequences with several new tokens. Without
-        `prefill`, `kernel` gets the keys and values gathered from their pages.
+        """`decode` reads pages for single tokens, `prefill` for sequences with several new tokens. If
+        `prefill` is None, `kernel` gets keys and values that are gathered from their pages.
         """
         self.num_blocks, self.block_size, self.num_swap_blocks = num_blocks, block_size, num_swap_blocks
         shape = (2, config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
@@ -64,12 +64,12 @@ class PageMemory:
         self._num_copies = 0  # made so far
 
     def plan(self, **options) -> PagedCache:
-        """A plan of these blocks, all of them free. `options`: as for `PagedCache`."""
-        self._num_copies = 0  # a new plan counts its copies from 0
+        """A new plan of these blocks, in which all are free. `options` are those of `PagedCache`."""
+        self._num_copies = 0  # a new plan numbers its copies from 0
         return PagedCache(self.num_blocks, self.block_size, self.num_swap_blocks, **options)
 
     def apply(self, copies: Sequence[Copy]) -> None:
-        """Make a step's copies, in order, but those that are made already: a failed step's come again."""
+        """Make a step's copies, in order. Copies that were made already, in a failed step, are left out."""
         for copy in copies:
             if copy.number >= self._num_copies:
                 self.move(copy)
@@ -77,7 +77,7 @@ class PageMemory:
                 self._contiguous.forget()
 
     def move(self, copy: Copy) -> None:
-        """Copy blocks, of all layers: within the device's memory, out to the host's, or back in."""
+        """Copy blocks of all layers: within the device's memory, out to the host's, or back in."""
         source = self.swapped if copy.kind == "in" else self.memory
         target = self.swapped if copy.kind == "out" else self.memory
         (source_blocks,) = on_device(source.device, copy.source)
@@ -90,14 +90,14 @@ class PageMemory:
         return Pages(batch.tables, np.array(batch.context_lens), self.block_size)
 
     def attention(self, batch: Batch) -> Attend:
-        """The `attend` of one step. What is the same in every layer is worked out here, once.
+        """The `attend` of one step. All that is the same in every layer is computed here, once.
 
-        1. One sequence goes to the varlen kernel in one piece, unless there are kernels that read pages.
-        2. Else all new keys and values are stored by their slot mapping (block · P + offset in the block).
-           Then sequences with one new token each read pages in one call (`_decode`); on a CPU so do those
-           with up to MAX_ROW_BY_ROW, each token as a row that sees what is before it. All others go to the
-           varlen kernel in one call: on the new keys alone, or on keys gathered from the pages if some were
-           there before.
+        1. A single sequence goes to the varlen kernel in one piece, unless there are kernels that read pages.
+        2. Otherwise all new keys and values are stored by their slots (block · P + offset in the block).
+           Then sequences with one new token each read pages in one call (`_decode`). On a CPU, sequences with
+           up to MAX_ROW_BY_ROW new tokens do so, too: each token is a row that sees the tokens up to itself.
+           All other sequences go to the varlen kernel in one call: with the new keys only, or, if a sequence
+           had keys before, with keys that are gathered from the pages.
         """
         if len(batch.ids) == 1 and not self._kernels_read_pages:
             return self._contiguous.attention(batch)
@@ -106,7 +106,7 @@ class PageMemory:
         sequence = np.repeat(np.arange(len(num_new)), num_new)  # [T]
         positions = np.array(batch.positions)  # [T]
         (slots,) = on_device(self.memory.device, batch.slots)
-        # Which sequences are attended row by row, and which of the T rows are theirs.
+        # The sequences that are attended row by row, and which of the T rows belong to them.
         by_row = num_new <= (1 if self._kernels_read_pages else MAX_ROW_BY_ROW)  # [S]
         row_mask = by_row[sequence]  # [T]
         groups: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
@@ -126,8 +126,8 @@ class PageMemory:
         return attend
 
     def _rows(self, mask: np.ndarray) -> slice | Tensor:
-        """The rows of a step for which mask[T] is true: a slice where they are neighbours, so that to index
-        with it copies nothing; else their numbers, on the device.
+        """The rows of a step for which mask[T] is true: a slice if the rows are neighbours, since indexing
+        with a slice copies nothing; otherwise their indices, on the device.
         """
         rows = np.flatnonzero(mask)
         if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
@@ -135,9 +135,9 @@ class PageMemory:
         return on_device(self.memory.device, rows)[0]
 
     def _several(self, pages: Pages, num_new: np.ndarray) -> Attend:
-        """Attention of sequences with num_new[S] new tokens, several each."""
+        """Attention of S sequences, each with several new tokens: num_new[S]."""
         query_start = (0, *np.cumsum(num_new).tolist())
-        if (num_new == pages.lens).all():  # prompts computed from their start: all keys they see are new
+        if (num_new == pages.lens).all():  # prompts computed from their start, which see new keys only
             spans = Spans(query_start, query_start)
             return lambda layer, q, k, v: self._kernel(q, k, v, spans)
         if self._prefill is not None:

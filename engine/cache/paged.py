@@ -1,10 +1,10 @@
 """A KV cache in pages: a sequence's tokens lie in blocks of P tokens, anywhere, listed in its block table.
 
-This is the plan, on the host; engine/cache/memory.py has the memory. Promises that a sequence holds no more
-than it needs, rounded up to a block; that sequences share what they have in common (a prompt's known
-beginning, the samples of one request) and never write what they share; and that a preempted sequence comes
-back with the keys it left with, or computes them again. Every move of blocks (a fork, out to the swap space,
-back in) is a `Copy` in the next step's record. Part 12.
+This module is the plan, on the host; engine/cache/memory.py is the memory. A sequence holds no more memory
+than it needs, rounded up to a block. Sequences share the blocks that they have in common (a prompt's known
+beginning, the samples of one request), and never write a shared block. A preempted sequence comes back with
+the keys and values that were swapped out, or computes them again. Every move of blocks (a fork, out to the
+swap space, back in) is a `Copy` in the next step's record. Part 12.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from engine.cache.swap import SwapSpace
 from engine.requests.batch import Copy
 
 PreemptionMode = Literal["recompute", "swap"]
-SWAP_FROM = 32  # computed tokens: sequences with fewer leave the swap space to longer ones
+SWAP_FROM = 32  # computed tokens; sequences with fewer leave the swap space to longer sequences
 
 
 @dataclass(slots=True)
@@ -29,16 +29,17 @@ class Allocation:
     """The memory of one admitted sequence."""
 
     table: BlockTable = field(default_factory=BlockTable)
-    num_reserved: int = 0  # tokens for which its blocks have room; 0 until `reserve` was called
-    num_committed: int = 0  # its first tokens that are known and computed: these alone may be shared
-    chain: list[Prefix] = field(default_factory=list)  # of its committed full blocks, in order
-    # What a draft model has computed (Part 16); and how many of the first blocks the prefix cache has it of.
+    num_reserved: int = 0  # tokens for which the blocks have room; 0 until `reserve` was called
+    num_committed: int = 0  # the first tokens that are known and computed; only these may be shared
+    chain: list[Prefix] = field(default_factory=list)  # of the committed full blocks, in order
+    # What a draft model has computed (Part 16), and how many of the first blocks are noted in the prefix
+    # cache as computed by the draft model.
     draft_progress: DraftProgress = field(default_factory=lambda: DraftProgress(0))
     num_draft_blocks: int = 0
 
 
 class PagedCache:
-    """`num_blocks` blocks of `block_size` tokens, and a swap space of `num_swap_blocks`."""
+    """The plan of `num_blocks` blocks of `block_size` tokens, and of a swap space of `num_swap_blocks`."""
 
     def __init__(
         self,
@@ -48,9 +49,9 @@ class PagedCache:
         enable_prefix_caching: bool = True,
         preemption_mode: PreemptionMode | None = None,
     ) -> None:
-        """`preemption_mode`: "recompute" never swaps, "swap" always does if there is room, None swaps
-        sequences with at least SWAP_FROM computed tokens. Raises ValueError: another mode, or "swap" without
-        swap blocks.
+        """`preemption_mode`: "recompute" never swaps, "swap" swaps whenever there is room, and None swaps
+        sequences with at least SWAP_FROM computed tokens if there is room. Raises ValueError for another
+        mode, and for "swap" without swap blocks.
         """
         if preemption_mode not in (None, "recompute", "swap"):
             raise ValueError(f"{preemption_mode=}: accepted are 'recompute', 'swap' and None")
@@ -62,38 +63,39 @@ class PagedCache:
         self.swap = SwapSpace(num_swap_blocks)
         self.allocations: dict[str, Allocation] = {}
         self.draft_progress: dict[str, DraftProgress] = {}
-        self.queried_tokens = self.hit_tokens = 0  # of sequences admitted, as vLLM counts its prefix cache
+        self.queried_tokens = self.hit_tokens = 0  # over all admissions, as in vLLM's prefix cache metrics
         self.num_swapped = 0  # preempted sequences whose blocks were copied out
         self._copies: list[Copy] = []  # planned since the last step
         self._num_copies = 0
         self._enable_prefix_caching, self._mode = enable_prefix_caching, preemption_mode
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that so many tokens need."""
+        """The number of blocks that `num_tokens` tokens need."""
         return -(-num_tokens // self.block_size)
 
     def admit(self, seq: CachedSequence) -> int | None:
-        """Admit a sequence if there is room for all its known tokens: so `reserve` will not refuse them.
+        """Admit a sequence if there is room for all its known tokens, so that `reserve` will not refuse them.
 
-        Returns how many of its first tokens have their keys and values already; None: not now, and nothing
-        has changed. They come from the swap space, else from its parent's blocks, else from the prefix cache.
-        A sequence whose prompt is scored needs the logits of each token, so it shares nothing. Full blocks
-        are shared. One that is not full is copied, since the sequence will write to it.
+        Returns how many of the sequence's first tokens have keys and values already. These come from the swap
+        space if the sequence is there, otherwise from its parent's blocks if it has a parent in the cache,
+        otherwise from the prefix cache. A sequence whose prompt is scored needs the logits of each token, so
+        it shares nothing. Full blocks are shared. A block that is not full is copied, since the sequence will
+        write to it. Returns None, and changes nothing, if the sequence cannot be admitted now.
         """
         num_needed = self.num_blocks_for(len(seq.token_ids))
-        if not self.blocks.num_free:  # every admission takes a block: spare the lookup of the prefix
+        if not self.blocks.num_free:  # every admission takes a free block, so the lookup can be skipped
             return None
         if seq.id in self.swap:
             return self._swap_in(seq, num_needed)
-        # 1. What is there already.
+        # 1. Find the blocks that are there already.
         found_blocks, num_cached, chain = self._shared(seq)
         if found_blocks is None:
             return None
-        # 2. Is there room for the rest? A found block without a reference is one of the free ones, too.
+        # 2. Is there room for the rest? A found block without a reference counts as free, too.
         num_idle = sum(not self.blocks.references[block] for block in found_blocks)
         if num_needed - num_cached // self.block_size + num_idle > self.blocks.num_free:
             return None
-        # 3. Full blocks are shared. One that is not full will be written next, so it is copied.
+        # 3. Share full blocks. Copy a block that is not full, since the sequence will write to it next.
         allocation = self.allocations[seq.id] = Allocation(num_committed=num_cached, chain=chain)
         full_blocks = found_blocks[: num_cached // self.block_size]
         self.blocks.fork(full_blocks)
@@ -110,19 +112,19 @@ class PagedCache:
         return num_cached
 
     def _shared(self, seq: CachedSequence) -> tuple[list[int] | None, int, list[Prefix]]:
-        """Blocks that hold the sequence's first tokens, how many tokens, and the chain of the full ones. None
-        for the blocks: its parent is still computing them, so it has to wait.
+        """The blocks that hold the sequence's first tokens, the number of these tokens, and the chain of the
+        full blocks. The blocks are None if the sequence's parent still computes them: the sequence must wait.
         """
         if seq.wants_every_row:
             return [], 0, []
         parent = self.allocations.get(seq.parent.id) if seq.parent is not None else None
         if seq.parent is not None and parent is not None:
-            # The first tokens of both, as far as they are equal; the last must be computed, for its logits.
+            # Count the equal first tokens of both. The last token must be computed, for its logits.
             pairs = zip(seq.parent.token_ids, seq.token_ids, strict=False)
             num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             num_tokens = min(num_equal, len(seq.token_ids) - 1)
-            # A decoding parent's newest token is known before it is computed, hence the - 1. Further behind,
-            # it is still computing the prompt they share.
+            # A decoding parent's newest token is known but not computed, hence the - 1. If more is missing,
+            # the parent still computes the shared prompt.
             if parent.num_committed < num_tokens - 1:
                 return None, 0, []
             num_tokens = min(num_tokens, parent.num_committed)
@@ -132,7 +134,7 @@ class PagedCache:
         return blocks, len(blocks) * self.block_size, [self.prefixes.prefix(block) for block in blocks]
 
     def _swap_in(self, seq: CachedSequence, num_needed: int) -> int | None:
-        """Admit a sequence that was swapped out; as `admit`, if `num_needed` blocks are free."""
+        """Admit a sequence that was swapped out, if `num_needed` blocks are free. Returns as `admit` does."""
         if num_needed > self.blocks.num_free:
             return None
         swapped = self.swap.take(seq.id)
@@ -145,14 +147,14 @@ class PagedCache:
         return swapped.num_tokens
 
     def _allocate(self, count: int) -> list[int]:
-        """`count` blocks; the caller has checked that so many are free."""
+        """Allocate `count` blocks. The caller has checked that this many are free."""
         blocks = self.blocks.allocate(count)
         assert blocks is not None, f"{count} blocks are not free"
         return blocks
 
     def reserve(self, seq: CachedSequence, num_tokens: int) -> bool:
         allocation = self.allocations[seq.id]
-        if num_tokens <= allocation.num_reserved:  # in most steps: a block lasts for many
+        if num_tokens <= allocation.num_reserved:  # true in most steps, since a block has room for several
             return True
         missing = max(0, self.num_blocks_for(num_tokens) - len(allocation.table))
         blocks = self.blocks.allocate(missing, allocation.table.last)
@@ -163,8 +165,8 @@ class PagedCache:
         return True
 
     def commit(self, seq: CachedSequence, num_tokens: int) -> None:
-        """As in `KVCacheManager`. The prefix cache learns of blocks that have become full, and of those that
-        a draft model has computed, too.
+        """As in `KVCacheManager`. Adds blocks that have become full to the prefix cache, and notes there
+        which blocks a draft model has computed, too.
         """
         allocation, P = self.allocations[seq.id], self.block_size
         allocation.num_committed = num_tokens
@@ -193,8 +195,9 @@ class PagedCache:
         self.blocks.free(blocks[num_blocks:])
 
     def preempt(self, seq: CachedSequence) -> None:
-        """Free a sequence's blocks; what is committed is copied out first, if `preemption_mode` says so. A
-        sequence that wants every row is not: its prompt is computed again, for its logits.
+        """Free a sequence's blocks. Under `preemption_mode`, blocks with committed tokens are copied to the
+        swap space first. A sequence that wants every row is never copied: its prompt must be computed again,
+        for the logits.
         """
         num_committed = self.allocations[seq.id].num_committed
         min_tokens = SWAP_FROM if self._mode is None else 1
@@ -210,8 +213,8 @@ class PagedCache:
         self._free(seq)
 
     def release(self, seq: CachedSequence) -> None:
-        """Free a finished sequence's blocks. Those of a failed one leave the prefix cache: their keys and
-        values may be what made it fail.
+        """Free a finished sequence's blocks. The blocks of a failed sequence leave the prefix cache, since
+        their keys and values may be the cause of the failure.
         """
         self.swap.drop(seq.id)
         if seq.error is not None and seq.id in self.allocations:
@@ -239,7 +242,7 @@ class PagedCache:
         for row, seq_id, count in zip(tables, ids, counts, strict=True):
             row[:count] = self.allocations[seq_id].table.blocks[:count]
         sequence = np.arange(len(ids))
-        if len(positions) > len(ids):  # mostly each has one new token
+        if len(positions) > len(ids):  # in most steps each sequence has one new token
             sequence = sequence.repeat(np.diff(query_start))  # [T]
         block, offset = np.divmod(positions, P)  # [T]
         return Locations(tables, tables[sequence, block] * P + offset)
@@ -252,8 +255,8 @@ class PagedCache:
         self._copies = [*copies, *self._copies]
 
     def _move(self, kind: Literal["fork", "out", "in"], source: Sequence[int], target: Sequence[int]) -> None:
-        """Plan a copy of `source` blocks to `target`, made before the next step computes. The source may be
-        freed at once: its next owner writes it in that step at the earliest, or by a later copy.
+        """Plan a copy of the blocks `source` to `target`, which the next step makes before it computes. The
+        source may be freed at once: its next owner writes it by a later copy, or when that step computes.
         """
         self._copies.append(Copy(self._num_copies, kind, tuple(source), tuple(target)))
         self._num_copies += 1

@@ -1,26 +1,24 @@
-"""Which blocks hold the keys and values of which tokens: so that a prompt's beginning is computed once.
+"""Finds blocks by the tokens whose keys and values they hold, so that a prompt's beginning is computed once.
 
-A key depends on its token and on all tokens before it, on the adapter, and on nothing else. So a full block
-is found by its own tokens and everything before them: a chain of hashes, each made of the last one and one
-block's tokens. Equal hashes are not taken as proof: token ids are compared. Knows no sequences and no
-tensors. Part 12.
+A key depends on its token, on all tokens before it, on the adapter, and on nothing else. So a full block is
+found by its own tokens and all tokens before: a chain of hashes, each made of the last hash and one block's
+tokens. Equal hashes are no proof, so token ids are compared, too. Knows no sequences and no tensors. Part 12.
 """
 
 from collections.abc import Sequence
 
 
 class Prefix:
-    """The tokens of one full block, and all that stands before it. Equal to the same tokens after an equal
-    parent, and to nothing else.
+    """The tokens of one full block, and the prefix before it (`parent`). A `root` has an adapter and a salt
+    in place of tokens. Two prefixes are equal if their tokens and their parents are equal.
     """
 
     __slots__ = ("_hash", "parent", "token_ids")
 
     def __init__(self, parent: "Prefix | None", token_ids: tuple) -> None:
         self.parent, self.token_ids = parent, token_ids
-        self._hash = hash(
-            (parent, token_ids)
-        )  # the parent keeps its hash: only this block's tokens are hashed
+        # The parent has stored its hash, so only this block's tokens are hashed.
+        self._hash = hash((parent, token_ids))
 
     def __hash__(self) -> int:
         return self._hash
@@ -30,7 +28,7 @@ class Prefix:
             return NotImplemented
         prefix: Prefix | None = self
         other_prefix: Prefix | None = other
-        while prefix is not other_prefix:  # back to the block where both are one object: often the parent's
+        while prefix is not other_prefix:  # until both chains meet in one object, often the first parent
             if prefix is None or other_prefix is None or prefix.token_ids != other_prefix.token_ids:
                 return False
             prefix, other_prefix = prefix.parent, other_prefix.parent
@@ -38,12 +36,14 @@ class Prefix:
 
 
 def root(adapter: str | None, cache_salt: str | None) -> Prefix:
-    """Where a chain starts: sequences with another adapter or another salt share nothing."""
+    """The start of a chain. Sequences with different adapters or salts have different roots, and share no
+    block.
+    """
     return Prefix(None, (adapter, cache_salt))
 
 
 class PrefixCache:
-    """A map from known prefixes to the blocks that hold their last tokens, and back."""
+    """Maps each known prefix to the block that holds its last tokens, and each known block to its prefix."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -62,14 +62,14 @@ class PrefixCache:
         return self._prefix[block]
 
     def add(self, prefix: Prefix, block: int) -> Prefix:
-        """Make a block known: it holds this prefix's last tokens. If another block is known for them already,
-        that one stays. Returns the prefix under which the block is known: the next block's parent.
+        """Note that `block` holds the last tokens of `prefix`, unless another block is known for them
+        already. Returns the stored prefix, which is the next block's parent.
         """
         known_block = self._block.setdefault(prefix, block)
         return self._prefix.setdefault(known_block, prefix)
 
     def forget(self, block: int) -> None:
-        """A block will be overwritten: it is known no longer. Does nothing for one that is not known."""
+        """Remove a block, which will be overwritten. Does nothing for a block that is not known."""
         prefix = self._prefix.pop(block, None)
         if prefix is not None:
             del self._block[prefix]
@@ -86,8 +86,8 @@ class PrefixCache:
     def match(
         self, token_ids: Sequence[int], adapter: str | None = None, cache_salt: str | None = None
     ) -> list[int]:
-        """The blocks of the longest known beginning of a sequence, in order. At most all tokens but one: the
-        last must be computed, since its logits are wanted.
+        """The blocks of the longest known beginning of a sequence, in order. They hold at most all tokens but
+        one, since the last token must be computed for its logits.
         """
         blocks: list[int] = []
         prefix = root(adapter, cache_salt)
@@ -97,5 +97,5 @@ class PrefixCache:
             if block is None:
                 break
             blocks.append(block)
-            prefix = self._prefix[block]  # the stored record, not its equal: the next comparison ends at it
+            prefix = self._prefix[block]  # the stored object, where the next comparison can end
         return blocks

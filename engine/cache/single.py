@@ -1,7 +1,7 @@
 """The KV cache of one sequence: keys and values are computed once, kept, and read again at every step.
 
-Promises the same logits as computing everything anew. Holds one sequence that only grows; many sequences come
-with slots (Part 6) and pages (Part 12). Part 3.
+The logits are the same as without a cache. The cache holds one sequence, which may only grow. Caches for many
+sequences have slots (Part 6) or pages (Part 12). Part 3.
 """
 
 from collections.abc import Sequence
@@ -35,29 +35,31 @@ class SingleCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes the two tensors occupy, used or not."""
+        """The bytes of both tensors, used or not."""
         return self.keys.nbytes + self.values.nbytes
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store T new tokens' k, v[T, Hkv, Dh] behind the old ones, then let q[T, Hq, Dh] see them all."""
         start, end = self.length, self.length + len(k)
-        # 1. The new keys and values go behind the ones already there.
+        # 1. The new keys and values go behind the old ones.
         self.keys[layer, start:end] = k
         self.values[layer, start:end] = v
-        # 2. T queries, `end` keys: the kernel aligns them at the end, each query sees its own past. What it
-        #    gets are views[end, Hkv, Dh]: nothing is copied.
+        # 2. T queries, `end` keys: the kernel aligns both at the end, so each query sees its own past. Keys
+        #    and values are views[end, Hkv, Dh], so nothing is copied.
         keys, values = self.keys[layer, :end], self.values[layer, :end]
         return self._kernel(q, keys, values, Spans.of_one(end - start, end))
 
     def advance(self, num_tokens: int) -> None:
-        """The model has seen `num_tokens` more, in every layer."""
+        """Note that the keys and values of `num_tokens` more tokens are stored, in every layer."""
         self.length += num_tokens
 
 
 class CachedForward:
-    """Logits by running only what is new: the whole prompt once (prefill), then one token at a time (decode).
+    """Computes logits by running only new tokens: the whole prompt once (prefill), then one token at a time
+    (decode).
 
-    Takes the place of Part 2's FullForward, for one request. Its calls must pass a sequence that only grows.
+    Takes the place of Part 2's FullForward, for one request. Each call must pass a longer sequence that
+    begins with the sequence of the call before.
     """
 
     def __init__(
@@ -73,17 +75,17 @@ class CachedForward:
     def __call__(self, token_ids: Sequence[int]) -> Tensor:
         """All token ids so far -> logits[V] of the next one.
 
-        Raises ValueError: no token is new, or the cache has no room for them.
+        Raises ValueError if no token is new, or if the cache has no room for all tokens.
         """
         start, end = self.cache.length, len(token_ids)
         if not start < end <= self.cache.max_tokens:
             raise ValueError(
                 f"{end} tokens: the cache holds {start} and has room for {self.cache.max_tokens}"
             )
-        # 1. Only the tokens whose keys and values are not in the cache, at their true positions.
+        # 1. Take only the tokens whose keys and values are not in the cache, at their true positions.
         new = torch.tensor(token_ids[start:], device=self.device)  # [T]
         positions = torch.arange(start, end, device=self.device)  # [T]
-        # 2. The same model as ever: it does not know that `attend` remembers.
+        # 2. Run the same model as without a cache: only `attend` knows the cache.
         hidden = self.model(new, positions, self.cache.attend)  # [T, D]
         self.cache.advance(end - start)
         return self.model.logits(hidden[-1:])[0]  # [V]

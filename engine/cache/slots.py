@@ -1,8 +1,7 @@
-"""A KV cache of equal slots, one sequence each: simple, and wasteful for short sequences (Part 12 mends
-that).
+"""A KV cache of equal slots with one sequence each: simple, and wasteful for short sequences. Part 6.
 
-Promises that a sequence alone and the same sequence among others get the same attention. Takes the
-mathematics as an argument: a varlen kernel. Part 6.
+A sequence gets the same attention alone and among others. The varlen kernel that computes attention is an
+argument. Part 12's pages waste less memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +31,9 @@ class SlotCache:
         self._slot: dict[str, int] = {}
 
     def admit(self, seq: CachedSequence) -> int | None:
-        """Take a free slot; 0, since it holds nothing of the sequence yet. None: no slot is free."""
+        """Take a free slot. Returns 0, since a new slot holds no token of the sequence, or None if no slot is
+        free.
+        """
         if not self._free:
             return None
         self._slot[seq.id] = self._free.pop()
@@ -56,7 +57,7 @@ class SlotCache:
             self._free.append(slot)
             self._free.sort(reverse=True)
 
-    preempt = release  # its keys and values are lost, and computed again
+    preempt = release  # the sequence's keys and values are lost, and will be computed again
 
     def fits(self, num_tokens: int) -> bool:
         return num_tokens <= self.slot_tokens
@@ -79,8 +80,8 @@ class SlotCache:
 class SlotMemory:
     """The memory: keys and values of `num_slots` sequences of up to `slot_tokens` tokens, allocated once.
 
-    When a sequence begins in a slot, what the last one left there is set to zero, unless the attention reads
-    a sequence's own tokens only.
+    When a sequence begins in a slot, the keys and values of the last sequence there are set to zero, unless
+    the attention reads a sequence's own tokens only.
     """
 
     def __init__(
@@ -93,8 +94,8 @@ class SlotMemory:
         kernel: VarlenKernel = dense_attention,
     ) -> None:
         self.num_slots, self.slot_tokens = num_slots, slot_tokens or config.max_positions
-        # Heads before tokens, so that one head's keys are one matrix. Zeros: a mask hides any number behind a
-        # sequence's end, but not a NaN.
+        # Heads come before tokens, so that one head's keys are one matrix. The memory starts with zeros,
+        # because a mask hides any number behind a sequence's end except a NaN.
         shape = (2, config.num_layers, num_slots, config.num_kv_heads, self.slot_tokens, config.head_dim)
         self._memory = torch.zeros(shape, device=device, dtype=dtype)  # [2, L, N, Hkv, M, Dh]
         self.keys, self.values = (layers.unbind() for layers in self._memory)  # by layer: [N, Hkv, M, Dh]
@@ -103,14 +104,14 @@ class SlotMemory:
         self._written: dict[int, int] = {}  # by slot: how many of its first tokens may not be zero
 
     def plan(self) -> SlotCache:
-        """A plan of these slots, all of them free."""
+        """A new plan of these slots, in which all are free."""
         return SlotCache(self.num_slots, self.slot_tokens)
 
     def apply(self, copies: Sequence[Copy]) -> None:
         """Does nothing: slots are never copied."""
 
     def attention(self, batch: Batch) -> Attend:
-        """The `attend` of one step. What is the same in every layer is worked out here, once.
+        """The `attend` of one step. All that is the same in every layer is computed here, once.
 
         Prompts computed from their start share a call of the kernel with their neighbours (`_prompts`). Two
         or more sequences with one new token each are attended together (`_decode`). Each other sequence, also
@@ -132,7 +133,7 @@ class SlotMemory:
             else:
                 prompts.append([part])
         if len(single) == 1:
-            others += single  # to plan for one sequence takes longer than a call of its own
+            others += single  # for one sequence, a plan takes longer than a call of the kernel
         groups: list[tuple[slice | Tensor, Attend]] = []  # some of the T rows, and how they are attended
         if len(single) > 1:
             (row_index,) = on_device(self._memory.device, [part.first_row for part in single])
@@ -142,7 +143,7 @@ class SlotMemory:
         return combined_attend(groups)
 
     def _clear(self, part: "_Part") -> None:
-        """When a sequence begins in a slot, set to zero what the last one left there: a NaN passes a mask."""
+        """If a sequence begins in a slot, set the last one's numbers there to zero: a NaN passes a mask."""
         written = self._written.get(part.slot, 0)
         if part.num_new == part.end and written:
             if not supports_ragged(self._memory):
@@ -168,7 +169,7 @@ class SlotMemory:
         return attend
 
     def _prompts(self, parts: "list[_Part]") -> Attend:
-        """Attention of prompts computed from their start: all keys they see are new, so no slot is read."""
+        """Attention of prompts computed from their start. They see new keys only, so no slot is read."""
         store, starts = self._store(parts), tuple(accumulate((part.end for part in parts), initial=0))
         spans = Spans(starts, starts)
 
@@ -216,8 +217,8 @@ class _Part(NamedTuple):
 
     slot: int
     first_row: int
-    last_row: int  # of the step's T rows; exclusive
-    end: int  # its tokens in the cache when the step is done: the last num_new of them are new
+    last_row: int  # exclusive
+    end: int  # the sequence's tokens in the cache after the step; the last `num_new` of them are new
 
     @property
     def num_new(self) -> int:

@@ -1,8 +1,8 @@
 """Swap space: blocks in the CPU's memory for the keys and values of preempted sequences.
 
-A preempted sequence has two ways back: its tokens are computed again, or its blocks were copied to the swap
-space and are copied back. This is the plan alone, block numbers: engine/cache/memory.py has the memory.
-Promises that no two sequences here have a block in common. Part 12.
+A preempted sequence comes back in one of two ways: its tokens are computed again, or its blocks were copied
+to the swap space and are copied back. This module has only the plan, in block numbers; engine/cache/memory.py
+has the memory. No two sequences share a block of the swap space. Part 12.
 """
 
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from engine.cache.blocks import BlockManager
 
 @dataclass(frozen=True, slots=True)
 class SwappedSequence:
-    """What the swap space holds of a preempted sequence."""
+    """The blocks and tokens of a preempted sequence in the swap space."""
 
     blocks: list[int]  # of the swap space
-    num_tokens: int  # whose keys and values are in these blocks: its first ones
-    num_draft_tokens: int  # of these, the first ones that a draft model has computed, too (Part 16)
+    num_tokens: int  # how many of the sequence's first tokens have keys and values in these blocks
+    num_draft_tokens: int  # how many of these tokens a draft model has computed, too (Part 16)
 
 
 class SwapSpace:
@@ -35,7 +35,9 @@ class SwapSpace:
     def put(
         self, seq_id: str, num_blocks: int, num_tokens: int, num_draft_tokens: int = 0
     ) -> SwappedSequence | None:
-        """Reserve `num_blocks` blocks for a sequence's first `num_tokens` tokens. None: fewer are free."""
+        """Reserve `num_blocks` blocks for a sequence's first `num_tokens` tokens. Returns None if fewer
+        blocks are free.
+        """
         blocks = self.blocks.allocate(num_blocks)
         if blocks is None:
             return None
@@ -43,14 +45,15 @@ class SwapSpace:
         return swapped
 
     def take(self, seq_id: str) -> SwappedSequence:
-        """Remove a sequence that is swapped in. Its blocks are free at once: copies are made in the order in
-        which they are planned, so whatever is copied here later comes behind this sequence's copy back.
+        """Remove and return a sequence that is swapped in. Its blocks are free at once: copies are made in
+        the order in which they are planned, so this sequence is copied back before its blocks are written
+        again.
         """
         swapped = self.sequences.pop(seq_id)
         self.blocks.free(swapped.blocks)
         return swapped
 
     def drop(self, seq_id: str) -> None:
-        """Forget a sequence that will not come back. Does nothing for one that is not here."""
+        """Forget a sequence that will not come back. Does nothing for a sequence that is not here."""
         if seq_id in self.sequences:
             self.take(seq_id)

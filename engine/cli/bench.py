@@ -1,7 +1,7 @@
-"""`ruvon bench`: latency and throughput of the engine in this process. Part 20's wiring.
+"""`ruvon bench`: measures the latency and throughput of an engine in this process. Part 20's wiring.
 
-Flags and lines of output are vLLM's, so that two engines' numbers can stand side by side. Prompts are random
-token ids, none of which is a special token; outputs are of exactly the length asked for.
+The flags and the printed lines are vLLM's, so that the numbers of two engines can be compared. Prompts are
+random token ids without special tokens. Every output has exactly the length that was asked for.
 """
 
 import json
@@ -25,12 +25,12 @@ bench.command("serve")(bench_serve)
 
 
 def _size(help: str):
-    """A flag of the workload: a whole number from 1 on."""
+    """The typer option of a workload flag that takes a whole number of at least 1."""
     return typer.Option(help=help, rich_help_panel=WORKLOAD, min=1)
 
 
 OutputJson = Annotated[Path | None, typer.Option(help="A file for the figures.", rich_help_panel=WORKLOAD)]
-Seed = Annotated[int, typer.Option(help="Of the prompts.", rich_help_panel=WORKLOAD)]
+Seed = Annotated[int, typer.Option(help="Seed of the prompts.", rich_help_panel=WORKLOAD)]
 
 
 @bench.command()
@@ -86,7 +86,8 @@ def throughput(
         check_folder("--output-json", output_json)
         llm, params = _load(args, input_len, output_len, n)
         generator = random.Random(seed)
-        warmup = _random_prompts(llm, 2, input_len, generator)  # some things are made at their first use
+        # The first use of the engine allocates buffers and compiles kernels, so it is not timed.
+        warmup = _random_prompts(llm, 2, input_len, generator)
         llm.generate(warmup, params, use_tqdm=False)
         prompts = _random_prompts(llm, num_prompts, input_len, generator)
         start = time.perf_counter()
@@ -112,8 +113,10 @@ def throughput(
 
 
 def _load(args: EngineArgs, input_len: int, output_len: int, n: int):
-    """The LLM, and SamplingParams for outputs of exactly this length. Raises ValueError for lengths that the
-    model cannot have.
+    """Load the LLM. Returns it with SamplingParams for `n` samples of exactly `output_len` tokens each.
+
+    Raises CheckpointError if the model cannot be loaded, ValueError if `input_len` and `output_len` together
+    are more than the model's longest sequence.
     """
     from engine.decoding.params import SamplingParams
     from engine.wiring.llm import LLM
@@ -131,14 +134,16 @@ def _load(args: EngineArgs, input_len: int, output_len: int, n: int):
 
 
 def _random_prompts(llm, num_prompts: int, num_tokens: int, generator: random.Random) -> list[dict]:
-    """Prompts for LLM.generate, of this many token ids each. No id is special, and each has a token."""
+    """Prompts for LLM.generate with `num_tokens` random token ids each. Special tokens are left out, and so
+    are ids of the vocabulary that stand for no token.
+    """
     tokenizer = llm.tokenizer
     ids = [id for id in range(tokenizer.vocab_size) if id in tokenizer and id not in tokenizer.special_ids]
     return [{"prompt_token_ids": generator.choices(ids, k=num_tokens)} for _ in range(num_prompts)]
 
 
 def _with_bar(iterations: range, description: str) -> Iterable[int]:
-    """The iterations, with a progress bar on a terminal."""
+    """The iterations, with a progress bar if stderr is a terminal."""
     from tqdm import tqdm
 
     return tqdm(iterations, desc=description, disable=None)

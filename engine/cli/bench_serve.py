@@ -1,13 +1,15 @@
-"""`ruvon bench serve`: a running server under load, from outside. Part 20's wiring. Imports no torch.
+"""`ruvon bench serve`: measures a running server under load. Part 20's wiring. Imports no torch.
 
-Any server with OpenAI's API. Flags and lines of output are vLLM's. An open loop (--request-rate) counts from
-when a request was due; with --max-concurrency, from when it was its turn.
+The server may be any server with OpenAI's API. The flags and the printed lines are vLLM's. A request's times
+count from when the request was due by --request-rate. With --max-concurrency, they count from when a place
+for the request became free.
 """
 
 import asyncio
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -26,10 +28,10 @@ from engine.load.run import Ask, Run, client, first_model
 WORKLOAD, METRICS = "Workload", "Metrics"
 METRIC_NAMES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)"}
 METRIC_NAMES |= {"itl": "Inter-token Latency", "e2el": "End-to-end Latency"}
-WIDTH = 50  # characters of the printed report, as vLLM's
-# vLLM's name -> the one in engine/load/report.py's `figures`.
+WIDTH = 50  # characters in a line of the printed report, as in vLLM's
+# vLLM's name of a metric -> its key in the figures of engine/load/report.py
 FIGURE_NAMES = {name: f"{name}_seconds" for name in METRIC_NAMES} | {"e2el": "e2e_seconds"}
-BACKENDS = {"openai": "completions", "openai-chat": "chat"}  # vLLM's name -> Endpoint's
+BACKENDS = {"openai": "completions", "openai-chat": "chat"}  # vLLM's name -> `Endpoint.api`
 
 
 def _workload_flag(help: str, **settings):
@@ -49,14 +51,14 @@ def bench_serve(
         float, _workload_flag("Lengths are drawn from this share below to this share above.", min=0, max=0.99)
     ] = 0.0,
     request_rate: Annotated[
-        float, _workload_flag("A second, on average (Poisson); inf: all at once.")
+        float, _workload_flag("Requests a second, on average (Poisson); inf sends all at once.")
     ] = math.inf,
     max_concurrency: Annotated[
         int | None, _workload_flag("Requests under way at once, at most.", min=1)
     ] = None,
     ignore_eos: Annotated[bool, _workload_flag("Outputs of exactly their length (vLLM's field).")] = False,
     temperature: Annotated[float, _workload_flag("0 is greedy.")] = 0.0,
-    seed: Annotated[int, _workload_flag("Of prompts, lengths and arrivals.")] = 0,
+    seed: Annotated[int, _workload_flag("Seed of prompts, lengths and arrivals.")] = 0,
     percentile_metrics: Annotated[
         str, typer.Option(help="Some of ttft, tpot, itl, e2el.", rich_help_panel=METRICS)
     ] = "ttft,tpot,itl",
@@ -71,7 +73,8 @@ def bench_serve(
         bool, typer.Option("--save-result", help="Write the figures as JSON.", rich_help_panel=METRICS)
     ] = False,
     result_filename: Annotated[
-        Path | None, typer.Option(help="Where; default: by the time of day.", rich_help_panel=METRICS)
+        Path | None,
+        typer.Option(help="The file; default: a name with the date and time.", rich_help_panel=METRICS),
     ] = None,
 ) -> None:
     """Send requests to a running server, and say how long people waited."""
@@ -85,7 +88,7 @@ def bench_serve(
         metrics = percentile_metrics.split(",")
         for name in metrics:
             _one_of("--percentile-metrics", name, METRIC_NAMES)
-        percentiles = [_percentile(text) for text in metric_percentiles.split(",")]
+        percentiles = [_percentile(number) for number in metric_percentiles.split(",")]
         limits = _limits(goodput)
         if not request_rate > 0:
             raise ValueError(f"--request-rate {request_rate}: more than 0 is accepted, or inf")
@@ -119,8 +122,11 @@ def bench_serve(
 
 
 def in_vllms_names(measured: dict[str, Any], metrics: list[str], percentiles: list[float]) -> dict[str, Any]:
-    """engine/load/report.py's `figures`, which have these percentiles and 50, as vLLM's benchmark calls them.
-    Times are in milliseconds, and 0 where nobody was answered.
+    """The figures under the names of vLLM's benchmark. `measured` is a result of `figures` in
+    engine/load/report.py, with these percentiles and the 50th.
+
+    The latencies of `metrics` are in milliseconds, and 0 if no request was answered; the duration is in
+    seconds.
     """
     seconds = measured["seconds"]
     num_tokens = measured["prompt_tokens"] + measured["output_tokens"]
@@ -139,16 +145,18 @@ def in_vllms_names(measured: dict[str, Any], metrics: list[str], percentiles: li
         "total_token_throughput": num_tokens / seconds if seconds else 0.0,
     }
     for name in metrics:
-        seconds_of_all = measured[FIGURE_NAMES[name]]  # a `spread`; None where nobody was answered
-        statistics = {"mean": "mean", "median": "p50"}  # vLLM's name -> the spread's
+        spread = measured[FIGURE_NAMES[name]]  # in seconds; None if no request was answered
+        statistics = {"mean": "mean", "median": "p50"}  # vLLM's name -> the key in the spread
         statistics |= {f"p{percent:g}": f"p{percent:g}" for percent in percentiles}
         for statistic, key in statistics.items():
-            result[f"{statistic}_{name}_ms"] = 1e3 * seconds_of_all[key] if seconds_of_all else 0.0
+            result[f"{statistic}_{name}_ms"] = 1e3 * spread[key] if spread else 0.0
     return result
 
 
 def lines(result: dict[str, Any], metrics: list[str], percentiles: list[float]) -> list[str]:
-    """What vLLM's benchmark prints of such a result, which has a request_rate and max_concurrency, too."""
+    """The lines that vLLM's benchmark prints. `result` comes from `in_vllms_names`, with request_rate and
+    max_concurrency added.
+    """
     rate = result["request_rate"]
     printed = [" Serving Benchmark Result ".center(WIDTH, "=")]
     rows = [
@@ -183,8 +191,9 @@ def _row(name: str, value: float | str) -> str:
 def _jobs(
     num_jobs: int, input_len: int, output_len: int, range_ratio: float, rate: float, random: Random
 ) -> list[Job]:
-    """Requests with random prompts, which no prefix cache knows. Lengths are in tokens, `rate` is in requests
-    a second.
+    """Jobs with random prompts. Lengths are averages in tokens: each is drawn from `range_ratio` below its
+    average to `range_ratio` above. Jobs arrive as a Poisson process of `rate` requests a second; with an
+    infinite rate, all arrive at the start.
     """
 
     def random_length(average: int) -> int:
@@ -199,8 +208,8 @@ def _jobs(
 
 
 def _with_bound(endpoint: Endpoint, max_concurrency: int | None) -> Ask:
-    """endpoint.ask, with at most this many requests under way. A request that waits for others to end is due
-    when they have.
+    """`endpoint.ask` with at most `max_concurrency` requests under way; None means no bound. A request that
+    waits for others to end is due when its wait ends.
     """
     if max_concurrency is None:
         return endpoint.ask
@@ -214,7 +223,9 @@ def _with_bound(endpoint: Endpoint, max_concurrency: int | None) -> Ask:
 
 
 def _bar(total: int) -> Callable[[Run], None]:
-    """A progress bar on a terminal: to be called with the run each time it has come further."""
+    """A function that shows a run's progress, in a bar if stderr is a terminal. Call it with the run whenever
+    requests may have ended.
+    """
     from tqdm import tqdm
 
     bar = tqdm(total=total, disable=None)
@@ -222,27 +233,29 @@ def _bar(total: int) -> Callable[[Run], None]:
 
 
 def _one_of(option: str, value: str, accepted: dict[str, str]) -> str:
-    """accepted[value]. Raises ValueError, which names the option."""
+    """accepted[value]. Raises ValueError, which names the option, if `value` is not a key."""
     if value not in accepted:
         raise ValueError(f"{option} {value}: accepted are {', '.join(accepted)}")
     return accepted[value]
 
 
-def _percentile(text: str) -> float:
-    """Raises ValueError for what is no number from 0 to 100."""
-    value = float(text) if text.replace(".", "", 1).isdigit() else -1.0
+def _percentile(number: str) -> float:
+    """The value of `number`. Raises ValueError if it is not a number from 0 to 100."""
+    value = float(number) if re.fullmatch(r"[0-9]+(\.[0-9]*)?", number) else -1.0
     if not 0 <= value <= 100:
-        raise ValueError(f"--metric-percentiles {text}: numbers from 0 to 100 are accepted")
+        raise ValueError(f"--metric-percentiles {number}: numbers from 0 to 100 are accepted")
     return value
 
 
 def _limits(goodput: list[str] | None) -> Limits | None:
-    """The limits of --goodput, each as vLLM's `ttft:500`, in milliseconds. Raises ValueError."""
+    """The limits of --goodput, each written as in vLLM: `ttft:500` is 500 milliseconds. None without limits.
+    Raises ValueError if a name is unknown or comes twice, or if a value is not a number above 0.
+    """
     if not goodput:
         return None
-    limit_names = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}  # vLLM's name -> Limits'
+    limit_names = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}  # vLLM's name -> the field of Limits
     try:
-        pairs = [limit.partition(":")[::2] for limit in goodput]
+        pairs = [limit.partition(":")[::2] for limit in goodput]  # (name, milliseconds)
         seconds = {limit_names[name]: float(milliseconds) / 1e3 for name, milliseconds in pairs}
         is_twice = len(seconds) < len(pairs)
         if is_twice or not all(limit > 0 for limit in seconds.values()):

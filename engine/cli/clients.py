@@ -1,4 +1,4 @@
-"""`ruvon chat` and `ruvon ui`, which talk to a server, and `ruvon top`, which watches one. Part 20."""
+"""`ruvon chat` and `ruvon ui` talk to a server, and `ruvon top` watches a server. Part 20."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ import typer
 
 from engine.cli.options import with_hint
 
-DEFAULT_URL = "http://127.0.0.1:8000"  # where `ruvon serve` listens by itself
+DEFAULT_URL = "http://127.0.0.1:8000"  # where `ruvon serve` listens by default
 Url = Annotated[str, typer.Option(help="Any server with OpenAI's chat API.")]
 
 
@@ -27,7 +27,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: the server's.")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Of an answer, at most; default: the server's.")
+        int | None, typer.Option(help="Most tokens of an answer; default: the server's.")
     ] = None,
 ) -> None:
     """Talk to a model: words as they come, Ctrl-C stops an answer. A question may come through a pipe."""
@@ -56,22 +56,22 @@ def chat(
 def ui(
     url: Url = DEFAULT_URL,
     api_key: Annotated[str | None, typer.Option(help="Default: RUVON_API_KEY, if set.")] = None,
-    port: Annotated[int, typer.Option(help="Where the page is.", min=1, max=65535)] = 8501,
+    port: Annotated[int, typer.Option(help="Port of the page.", min=1, max=65535)] = 8501,
 ) -> None:
     """The chat as a Streamlit page on this machine, until Ctrl-C."""
     if importlib.util.find_spec("streamlit") is None:
         sys.exit("ruvon ui: streamlit is not installed; pip install 'ruvon[ui]'")
     page = Path(__file__).parents[1] / "client" / "streamlit_page.py"
     flags = ["--server.address=127.0.0.1", f"--server.port={port}", "--server.headless=true"]
-    flags += ["--browser.gatherUsageStats=false"]  # else it reports to its makers
+    flags += ["--browser.gatherUsageStats=false"]  # by default, Streamlit sends statistics to its makers
     environment = os.environ | {"RUVON_URL": url} | ({"RUVON_API_KEY": api_key} if api_key else {})
     command = [sys.executable, "-m", "streamlit", "run", str(page), *flags]
-    os.execve(sys.executable, command, environment)  # this process becomes Streamlit's
+    os.execve(sys.executable, command, environment)  # replaces this process with Streamlit
 
 
 def top(
-    server: Annotated[str | None, typer.Argument(help="Where the server is; as --url.")] = None,
-    url: Annotated[str, typer.Option(help="Where the server is.")] = DEFAULT_URL,
+    server: Annotated[str | None, typer.Argument(help="The server's address, in place of --url.")] = None,
+    url: Annotated[str, typer.Option(help="The server's address.")] = DEFAULT_URL,
     once: Annotated[bool, typer.Option("--once", help="Show the board once, and end.")] = False,
 ) -> None:
     """Watch a running server: tokens per second, latencies, queue and memory, until Ctrl-C."""

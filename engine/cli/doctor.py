@@ -1,6 +1,6 @@
-"""`ruvon doctor`: what this machine can run, how fast its memory is, and why something is not to be had.
+"""`ruvon doctor`: checks what this machine can run, and measures how fast its memory is. Part 20's wiring.
 
-Promises a line for each thing, whatever is missing; asks nobody over the network. Part 20's wiring.
+Each check prints one line, whether it succeeds or fails. The command does not use the network.
 """
 
 import os
@@ -17,27 +17,28 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from engine.cli.extensions import modules_of_extensions
 from engine.machine.host_memory import host_memory
 from engine.models.checkpoint import embedded_models, resolve
 
-EXTRAS = {  # extra, as pyproject.toml names it -> the modules it installs, and what needs them
+EXTRAS = {  # name of an extra in pyproject.toml -> the modules that it installs, and what needs them
     "server": (("fastapi", "uvicorn", "prometheus_client"), "ruvon serve, ruvon demo"),
     "ui": (("streamlit",), "ruvon ui"),
     "notebooks": (("jupyterlab", "matplotlib", "transformers"), "the notebooks"),
 }
 PROGRAMS = {"chromium": "tests of the pages", "prometheus": "tests of /metrics"}
-COPY_BYTES = 128 * 2**20  # bytes: more than a processor's caches hold
-COPY_ROUNDS = 5  # of which the fastest counts
+COPY_BYTES = 128 * 2**20  # more than a processor's caches hold
+COPY_ROUNDS = 5  # the fastest of them counts
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line."""
+    """The result of one check, printed as one line."""
 
     name: str
     ok: bool
     message: str
-    needed: bool = False  # whether nothing runs without it
+    needed: bool = False  # whether nothing runs if this check fails
 
 
 def doctor() -> None:
@@ -56,7 +57,9 @@ def doctor() -> None:
 
 
 def findings() -> Iterator[Finding]:
-    """The lines, from what everything needs to what few do."""
+    """Run all checks, and yield their results: first what everything needs, last what few things need. Ends
+    after the check of PyTorch if PyTorch is not installed.
+    """
     is_supported = (3, 11) <= sys.version_info < (3, 14)
     message = f"{platform.python_version()} at {sys.executable}"
     if not is_supported:
@@ -75,6 +78,8 @@ def findings() -> Iterator[Finding]:
     yield _triton()
     yield _compiled_c()
     yield from _models()
+    for module in modules_of_extensions():
+        yield from (Finding(*finding) for finding in module.findings())
     for name, (modules, use) in EXTRAS.items():
         missing = [module for module in modules if find_spec(module) is None]
         message = f"{use}: {', '.join(missing)} is missing; pip install 'ruvon[{name}]'" if missing else use
@@ -86,7 +91,7 @@ def findings() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    """The processor, its memory, and what reading that memory allows."""
+    """Check the processor and its memory, and estimate from the memory's speed how long a token takes."""
     import torch
 
     cores = os.cpu_count() or 1
@@ -107,14 +112,16 @@ def _machine() -> Iterator[Finding]:
 
 
 def copy_rate(device) -> float:
-    """Bytes per second, read and written, of the fastest of a few copies."""
+    """The speed of the memory of `device`, a torch.device: bytes per second, read plus written, in the
+    fastest of COPY_ROUNDS copies of COPY_BYTES.
+    """
     import torch
 
-    source = torch.zeros(COPY_BYTES // 4, device=device)  # fp32: 4 bytes each
+    source = torch.zeros(COPY_BYTES // 4, device=device)  # fp32 numbers have 4 bytes
     target = torch.empty_like(source)
     wait: Callable[[], None] = torch.cuda.synchronize if source.is_cuda else lambda: None
     best_seconds = float("inf")
-    for _ in range(COPY_ROUNDS + 1):  # the first touches the pages
+    for _ in range(COPY_ROUNDS + 1):  # one more, because the first copy also waits for new pages of memory
         wait()
         start = time.perf_counter()
         target.copy_(source)
@@ -145,7 +152,7 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _triton() -> Finding:
-    """Whether our Triton kernels run here, with heads of 64 numbers in fp32, as small models have them."""
+    """Whether our Triton kernels run here, with heads of 64 fp32 numbers as in many small models."""
     import torch
 
     from engine.wiring.attention_kernel import why_no_triton
@@ -184,7 +191,7 @@ def _version(package: str) -> str:
 
 
 def _processor() -> str:
-    """Its name, where the system says it."""
+    """The processor's name, or its architecture if the system does not report the name."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

@@ -1,4 +1,4 @@
-"""`ruvon generate`: one prompt, continued in this process. Part 20's wiring."""
+"""`ruvon generate`: continues one prompt with an engine in this process. Part 20's wiring."""
 
 import sys
 from pathlib import Path
@@ -30,7 +30,7 @@ def generate(
     ] = None,
     lora: Annotated[
         Path | None,
-        typer.Option(help="The folder of an adapter to speak with.", rich_help_panel=ADAPTERS),
+        typer.Option(help="The folder of a LoRA adapter to use.", rich_help_panel=ADAPTERS),
     ] = None,
 ) -> None:
     """Continue PROMPT: the text alone on stdout, as it is generated; everything else on stderr."""

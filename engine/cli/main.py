@@ -1,4 +1,4 @@
-"""The command `ruvon`: which commands there are. Part 20's wiring."""
+"""The command `ruvon`, with all its subcommands. Part 20's wiring."""
 
 import subprocess
 import sys
@@ -12,6 +12,7 @@ import typer
 from engine.cli.bench import bench
 from engine.cli.clients import chat, top, ui
 from engine.cli.doctor import doctor
+from engine.cli.extensions import modules_of_extensions
 from engine.cli.generate import generate
 from engine.cli.models import models
 from engine.cli.options import refusals, takes_engine_args
@@ -21,9 +22,10 @@ from engine.cli.tokenize import tokenize
 from engine.demo.server import ROOT, environment
 from engine.wiring.engine_args import EngineArgs
 
-SERVER_PACKAGES = ("fastapi", "uvicorn", "prometheus_client")  # that the extra `server` installs
+SERVER_PACKAGES = ("fastapi", "uvicorn", "prometheus_client")  # installed by the extra `server`
 INSTALL_SERVER = "pip install 'ruvon[server]'"
-RUN_TOPIC = "Run a model"  # topics of the help
+# Headings in the help.
+RUN_TOPIC = "Run a model"
 CLIENT_TOPIC = "Talk to a server, and watch it"
 INSPECT_TOPIC = "Look inside"
 
@@ -38,7 +40,7 @@ app = typer.Typer(
 
 
 def _print_version(is_requested: bool) -> None:
-    """--version ends the command."""
+    """Print the version and end the command, if --version was given."""
     if is_requested:
         try:
             print(f"ruvon {version('ruvon')}")
@@ -50,7 +52,8 @@ def _print_version(is_requested: bool) -> None:
 @app.callback()
 def ruvon(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say it, and end.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Options of all commands."""
@@ -60,11 +63,11 @@ def ruvon(
 @takes_engine_args()
 def demo(
     args: EngineArgs,
-    seconds: Annotated[float, typer.Option(help="For which people ask.", min=0, max=600)] = 10,
+    seconds: Annotated[float, typer.Option(help="How long people ask.", min=0, max=600)] = 10,
     story: Annotated[
         bool, typer.Option("--story", help="One story in this process instead: tokens, ids, how fast.")
     ] = False,
-    max_tokens: Annotated[int, typer.Option(help="Of that story, at most.")] = 220,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of that story.")] = 220,
 ) -> None:
     """The main job: start a server, let several people stream at once, show its numbers, end."""
     missing = [name for name in SERVER_PACKAGES if find_spec(name) is None]
@@ -96,9 +99,19 @@ for command in (tokenize, models, doctor, replay):
     app.command(rich_help_panel=INSPECT_TOPIC)(command)
 
 
+def add_commands_of_extensions(app: typer.Typer) -> None:
+    """Add the commands of the lettered extensions that are in this tree."""
+    for module in modules_of_extensions():
+        for command in module.COMMANDS:
+            app.command(rich_help_panel=RUN_TOPIC)(command)
+
+
+add_commands_of_extensions(app)
+
+
 @app.command("run", hidden=True, context_settings=ANY_ARGUMENTS)
 def no_run() -> None:
-    """Ollama's word. Ends with exit status 2, and names the commands that do it here."""
+    """Name the commands that replace `run`, which users know from Ollama. Ends with exit status 2."""
     print(
         "ruvon run: no such command; ruvon generate continues a text, ruvon serve and ruvon chat talk",
         file=sys.stderr,

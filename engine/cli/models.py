@@ -1,4 +1,7 @@
-"""`ruvon models`: what `--model` may name here. Part 20's wiring. Loads no weights."""
+"""`ruvon models`: lists the models that `--model` may name on this machine. Part 20's wiring.
+
+The command reads configurations and the headers of weight files, but no weights. It does not use the network.
+"""
 
 import json
 import math
@@ -13,7 +16,7 @@ from engine.models.known_shapes import known_shapes
 
 
 def models() -> None:
-    """Embedded models, those that the Hugging Face hub's cache has, and which architectures run."""
+    """List embedded models, models in the Hugging Face hub's cache, and the architectures that run."""
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("--model", no_wrap=True)
@@ -21,7 +24,7 @@ def models() -> None:
         table.add_column(name, justify="left" if name == "architecture" else "right")
     for name in embedded_models():
         table.add_row(name, *_row(name))
-    unsupported: dict[str, str] = {}  # name -> why it cannot be run
+    unsupported: dict[str, str] = {}  # name of a model -> why it cannot be run
     for name in cached_models():
         try:
             table.add_row(name, *_row(name))
@@ -36,7 +39,7 @@ def models() -> None:
 
 
 def cached_models() -> list[str]:
-    """Models that were downloaded once: hub ids. Asks nobody."""
+    """The hub ids of the models in the Hugging Face hub's cache on this machine, sorted."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -49,13 +52,13 @@ def cached_models() -> list[str]:
 
 
 def _snapshot(folder: Path) -> Path | None:
-    """Where a downloaded model's files are; None: it has no config.json."""
+    """The folder with a downloaded model's files, or None if there is no config.json."""
     return next((config.parent for config in Path(folder).glob("snapshots/*/config.json")), None)
 
 
 def _row(name: str) -> list[str]:
-    """What the table says of a model behind its name. Raises CheckpointError, KeyError, ValueError: it cannot
-    be run.
+    """The cells of the table after the model's name. Raises CheckpointError, KeyError or ValueError if the
+    model cannot be run.
     """
     folder = _folder_of(name)
     config = ModelConfig.from_pretrained(folder)
@@ -72,20 +75,23 @@ def _row(name: str) -> list[str]:
 
 
 def _folder_of(name: str) -> Path:
-    """Its folder, without asking the hub."""
+    """The folder of an embedded or a downloaded model, found without asking the hub."""
     if name in embedded_models():
         return resolve(name)
     from huggingface_hub.constants import HF_HUB_CACHE
 
     folder = _snapshot(Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}")
-    assert folder is not None  # `cached_models` names those alone that have one
+    assert folder is not None  # `cached_models` names only models that have such a folder
     return folder
 
 
 def _num_parameters(file: Path) -> int:
-    """How many numbers a safetensors file has, by its header: 8 bytes with its length, then JSON."""
+    """How many numbers a safetensors file contains, read from the file's header: 8 bytes with the length of
+    the JSON that follows them, and then that JSON.
+    """
     with file.open("rb") as opened:
-        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        num_bytes = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(num_bytes))
     total = 0
     for name, tensor in header.items():
         if name != "__metadata__":

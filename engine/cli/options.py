@@ -1,4 +1,4 @@
-"""Flags from `EngineArgs`: one for each of its fields, by its type, default and help. Part 20's wiring."""
+"""Makes a flag from each field of `EngineArgs`, with the field's type, default and help. Part 20's wiring."""
 
 import inspect
 import json
@@ -15,20 +15,17 @@ import typer
 
 from engine.models.checkpoint import CheckpointError
 from engine.wiring.engine_args import EngineArgs, choices
+from engine.wiring.extensions import is_here
 
-CONNECTION_REFUSED = ("Connection refused", "All connection attempts failed")  # in urllib's and httpx's words
-TYPER_TYPES = (
-    bool,
-    int,
-    float,
-    list[str],
-)  # that typer reads by itself; it reads a field of any other type as a text
+CONNECTION_REFUSED = ("Connection refused", "All connection attempts failed")  # messages of urllib and httpx
+# Typer reads these types. The flag of a field of any other type is read as text.
+TYPER_TYPES = (bool, int, float, list[str])
 
 
 @contextmanager
 def refusals(command: str, *more: type[Exception]) -> Iterator[None]:
-    """Ends the command with one line and exit status 1 if its body raises CheckpointError, ValueError, or one
-    of `more`.
+    """End the command with a one-line message and exit status 1 if the block raises CheckpointError,
+    ValueError, or one of `more`.
     """
     refused: tuple[type[Exception], ...] = (CheckpointError, ValueError, *more)
     try:
@@ -38,28 +35,35 @@ def refusals(command: str, *more: type[Exception]) -> Iterator[None]:
 
 
 def check_folder(flag: str, path: Path | None) -> None:
-    """Raises ValueError, before anything is measured: no file can be written at `path`."""
+    """Raise ValueError if `path` is a folder, or lies in a folder that does not exist. Commands call this
+    before they measure, so that no result is lost at the end.
+    """
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise ValueError(f"{flag} {path}: a file in a folder that is there is accepted")
 
 
 def with_hint(message: str) -> str:
-    """The message, and which command starts a server if it says that there is none."""
+    """The message of a failed request. If no server listens, the message also names the command that starts
+    one.
+    """
     if any(words in message for words in CONNECTION_REFUSED):
         message += "; ruvon serve starts a server"
     return message
 
 
 def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[Callable], Callable]:
-    """Decorates `command(args: EngineArgs, …)`: in place of `args`, the command has a flag for each field of
-    EngineArgs. `name`: the command's, if it is not the function's. `defaults`: in place of the fields' own.
+    """Decorate `command(args: EngineArgs, …)`. In place of `args`, the new command has a flag for each field
+    of EngineArgs.
+
+    `name` is the command's name in error messages, by default the function's. `defaults` replace defaults of
+    fields. The command ends with exit status 1 if EngineArgs refuses the flags' values.
     """
 
     def decorate(command: Callable) -> Callable:
         flags = [_parameter(spec, defaults) for spec in fields(EngineArgs)]
         signature = inspect.signature(command)
         others = [parameter for parameter in signature.parameters.values() if parameter.name != "args"]
-        # Arguments, which have no default, come first: the help keeps this order.
+        # Arguments, which have no default, come first, because the help keeps this order.
         arguments = [parameter for parameter in others if parameter.default is parameter.empty]
         options = [parameter for parameter in others if parameter.default is not parameter.empty]
 
@@ -74,7 +78,7 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for parameter in (*arguments, *flags, *options)
         ]
-        # typer reads the signature; mypy does not know that a function may have one of its choosing.
+        # Typer reads the signature from this attribute, which mypy does not know.
         from_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         from_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return from_flags
@@ -83,15 +87,17 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
 
 
 def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
-    """The parameter that typer makes this field's flag from."""
+    """The parameter from which typer makes the flag of this field. `defaults` replace defaults of fields."""
     default = defaults.get(spec.name, spec.default)
     kind = _flag_type(spec.type)
     flag = "--" + spec.name.replace("_", "-")
-    # A flag that is off by itself has no --no-flag; one that may be left open (None) has.
+    # A flag that is off by default needs no --no-flag. A flag with the default None needs both forms.
     names = [flag] if kind is bool and spec.default is False else []
     literals = [str(choice) for choice in choices(spec.type) if choice is not None]
     help, example = spec.metadata["help"], spec.metadata["example"]
-    settings = {"help": help, "rich_help_panel": spec.metadata["topic"]}  # typer.Option's
+    settings = {"help": help, "rich_help_panel": spec.metadata["topic"]}  # arguments of typer.Option
+    extension = spec.metadata["extension"]
+    settings["hidden"] = extension is not None and not is_here(extension)  # it would be refused
     if kind is str and literals:
         settings["help"] = f"{'|'.join(literals)}: {help}"
     elif example:
@@ -106,23 +112,25 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
 
 
 def _completion(values: list[str]) -> Callable[[str], list[str]]:
-    """What a shell offers for the beginning of a value."""
+    """A function that returns the values with a given beginning, for a shell's completion."""
 
-    def complete(incomplete: str) -> list[str]:  # typer knows what to hand in by its name
+    def complete(incomplete: str) -> list[str]:  # typer requires this parameter's name
         return [value for value in values if value.startswith(incomplete)]
 
     return complete
 
 
 def _flag_type(declared: Any) -> type:
-    """What typer reads from the command line for a field that is declared so."""
+    """The type that typer reads from the command line for a field with the declared type."""
     members = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
     first, *_ = [member for member in members if member is not NoneType]
     return first if first in TYPER_TYPES else str
 
 
 def _value(spec: Field, flag_value: Any) -> Any:
-    """The field's value from the flag's. Raises ValueError: no JSON where a mapping is wanted."""
+    """The field's value from the flag's value. The flag of a field that is a mapping takes JSON. Raises
+    ValueError if that flag's value is not JSON.
+    """
     if flag_value is None or not _is_mapping(spec.type):
         return flag_value
     try:
@@ -132,4 +140,5 @@ def _value(spec: Field, flag_value: Any) -> Any:
 
 
 def _is_mapping(declared: Any) -> bool:
+    """Whether the declared type is a Mapping, or a union with one."""
     return any(get_origin(member) is Mapping for member in (declared, *get_args(declared)))

@@ -1,4 +1,4 @@
-"""`ruvon replay`: what `--record FILE` wrote, run again and compared. Part 20's wiring."""
+"""`ruvon replay`: runs the steps in a file of `--record` again and compares the tokens. Part 20's wiring."""
 
 import sys
 from pathlib import Path
@@ -10,9 +10,9 @@ from engine.cli.options import refusals
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(help="What --record wrote.")],
+    file: Annotated[Path, typer.Argument(help="A file that --record wrote.")],
     model: Annotated[
-        str | None, typer.Option(help="In place of the model that it names: where that lies here.")
+        str | None, typer.Option(help="The model's name or folder here; default: as recorded.")
     ] = None,
 ) -> None:
     """Run every step of a recording again, and say where its tokens differ. Exit status 1: somewhere."""
@@ -24,7 +24,7 @@ def replay(
     from engine.wiring.replay import replay as run
 
     num_steps = num_tokens = 0
-    difference: Compared | None = None  # the first
+    difference: Compared | None = None  # the first step that differs
     with refusals("replay"):
         try:
             one_thread_if_small(model or args_of(file).model)
@@ -38,7 +38,7 @@ def replay(
                     )
                 if not compared.is_equal and difference is None:
                     difference = compared
-        except (CheckpointError, ValueError, OSError) as error:  # a stranger's words may be in it
+        except (CheckpointError, ValueError, OSError) as error:  # the message may quote a stranger's file
             raise ValueError(printable(" ".join(str(error).split()))) from None
     if difference is None:
         print(f"{num_steps:,} steps, {num_tokens:,} tokens: all as recorded")

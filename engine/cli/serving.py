@@ -1,14 +1,16 @@
-"""What `ruvon serve` serves: an engine, with all that stands between it and a socket. Part 20's wiring.
+"""Builds what `ruvon serve` serves: an engine, admission control, and the HTTP app. Part 20's wiring.
 
-Needs the extra `server`; engine/cli/serve.py says so where it is not installed.
+This module needs the extra `server`; engine/cli/serve.py prints a message if the extra is not installed.
 """
 
 import reprlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Self
 
 from fastapi import FastAPI
 
+from engine.cli.serve_flags import ServeFlags
 from engine.core.engine_thread import EngineThread
 from engine.decoding.chat_template import ChatTemplate
 from engine.lora.manager import AdapterManager
@@ -35,13 +37,14 @@ from engine.telemetry.metrics import EngineMetrics
 from engine.telemetry.speculation import SpeculationMetrics
 from engine.wiring.compose import build_engine
 from engine.wiring.engine_args import EngineArgs
+from engine.wiring.extensions import wiring_of
 from engine.wiring.loading import public_name
 
 LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 
 
 class Service:
-    """A loaded model behind admission control. `app` makes the HTTP server of it."""
+    """A loaded model behind admission control. `app` makes the HTTP app for it."""
 
     def __init__(
         self,
@@ -53,22 +56,29 @@ class Service:
         lora_modules: Sequence[str] = (),
         lora_dir: Path | None = None,
     ) -> None:
-        """`name`: what clients call the model. `lora_modules`: adapters that are there from the start, as
-        name=folder; `lora_dir`: others that clients may load. Raises CheckpointError or ValueError.
+        """Load the model, and its adapters.
+
+        `name` is the model's name for clients, by default `public_name`. `max_num_queued_reqs` and
+        `max_num_queued_tokens` bound what is admitted; None takes the defaults of `queue_limits`.
+        `request_timeout` is in seconds, and None means no bound. `lora_modules` are adapters that are loaded
+        at the start, each as name=folder. `lora_dir` is a folder with further adapters that clients may load.
+
+        Raises CheckpointError if a model or an adapter cannot be loaded, ValueError if a value is refused.
         """
         for flag, value in {"--lora-modules": lora_modules, "--lora-dir": lora_dir}.items():
             if value and not args.enable_lora:
                 raise ValueError(f"{flag} needs --enable-lora")
         if lora_dir and not lora_dir.is_dir():
             raise ValueError(f"--lora-dir {lora_dir}: no such folder")
-        if name is not None and not (name.isprintable() and 0 < len(name.strip()) <= MAX_NAME_CHARACTERS):
+        is_valid_name = name is None or (name.isprintable() and 0 < len(name.strip()) <= MAX_NAME_CHARACTERS)
+        if not is_valid_name:
             message = f"1 to {MAX_NAME_CHARACTERS} printable characters are accepted"
             raise ValueError(f"served_model_name={reprlib.repr(name)}: {message}")
-        self.lora_dir = lora_dir
+        self.args, self.lora_dir = args, lora_dir
         self.template = ChatTemplate.from_pretrained(args.tokenizer or args.model)
         self.engine, self.name = build_engine(args), name or public_name(args.model)
         scheduler, adapters = self.engine.scheduler, self.engine.adapters
-        assert isinstance(scheduler, ElasticScheduler)  # `build_engine` makes no other
+        assert isinstance(scheduler, ElasticScheduler)  # the only kind that `build_engine` makes
         self.scheduler = scheduler
         limits = queue_limits(
             scheduler.max_num_seqs,
@@ -91,16 +101,36 @@ class Service:
             StepWatch(self.engine),
         )
 
+    @classmethod
+    def of(cls, args: EngineArgs, flags: ServeFlags) -> Self:
+        """The service that a command's flags ask for. Raises CheckpointError or ValueError."""
+        return cls(
+            args,
+            flags.served_model_name,
+            flags.max_num_queued_reqs,
+            flags.max_num_queued_tokens,
+            flags.request_timeout,
+            flags.lora_modules or (),
+            flags.lora_dir,
+        )
+
     def app(
         self, hosts: Collection[str], api_key: str | None, allow_priority: bool, costs: CostAccounting | None
     ) -> FastAPI:
-        """What uvicorn runs. `hosts`: the names it answers to; empty: to any."""
+        """The ASGI app that uvicorn runs.
+
+        `hosts` are the host names that requests may be for; an empty collection allows any. Without an
+        `api_key`, clients need no key. `allow_priority` lets clients set a request's priority. With `costs`,
+        each answer's usage includes its cost.
+        """
         engine = self.engine
-        metrics = EngineMetrics(engine, self.name)
+        self.metrics = metrics = EngineMetrics(engine, self.name)
         metrics.registry.register(AdmissionMetrics(self.backend, self.scheduler, self.name))
         for capability in engine.capabilities:
             if isinstance(capability, Speculation):
                 metrics.registry.register(SpeculationMetrics(capability.tally, self.name))
+        if self.args.tensor_parallel_size > 1:
+            wiring_of("A").show_ranks(engine, metrics)
         adapter_engine = self.engine_thread if isinstance(self.engine_thread, AdapterEngine) else None
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
@@ -133,10 +163,11 @@ class Service:
 
 
 def allowed_hosts(host: str, more: Collection[str] = ()) -> list[str]:
-    """The host names that requests to a server on `host` may be for; empty: any.
+    """The host names that requests to a server on `host` may be for. An empty list allows any.
 
-    A page in a browser may reach this machine under a host name of its own, whose address it changes (DNS
-    rebinding). A server for this machine alone therefore answers only to this machine's names, and `more`.
+    A malicious web page can reach a local server through its own host name, by changing the address of that
+    name to this machine (DNS rebinding). So a server on a local address answers only to this machine's names
+    and to `more`. A server on another address answers to any name, unless `more` is given.
     """
     is_local = host in LOCAL_NAMES or f"[{host}]" in LOCAL_NAMES
     return [*LOCAL_NAMES, *more] if is_local or more else []

@@ -1,4 +1,4 @@
-"""`ruvon tokenize`: a text as a model reads it. Part 20's wiring. Imports no torch."""
+"""`ruvon tokenize`: shows the tokens of a text. Part 20's wiring. Imports no torch."""
 
 import json
 import sys
@@ -16,10 +16,10 @@ from engine.text.tokenizer import Tokenizer
 def tokenize(
     text: Annotated[str | None, typer.Argument(help="The text; default: what comes through a pipe.")] = None,
     model: Annotated[
-        str, typer.Option(help="Whose tokenizer: embedded, a folder, or a hub id.")
+        str, typer.Option(help="The tokenizer's model: embedded, a folder, or a hub id.")
     ] = "storyteller",
-    ids: Annotated[bool, typer.Option("--ids", help="The ids alone, as JSON.")] = False,
-    decode: Annotated[bool, typer.Option("--decode", help="TEXT is such a JSON; print its text.")] = False,
+    ids: Annotated[bool, typer.Option("--ids", help="Print only the ids, as JSON.")] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="TEXT is ids as JSON; print their text.")] = False,
 ) -> None:
     """Show TEXT's tokens and their ids."""
     with refusals("tokenize"):
@@ -38,7 +38,7 @@ def tokenize(
 
 
 def _ids(text: str) -> list[int]:
-    """The token ids in a JSON list. Raises ValueError: it is none."""
+    """The token ids in a JSON list. Raises ValueError if `text` is not such a list."""
     try:
         token_ids = json.loads(text)
     except json.JSONDecodeError as error:

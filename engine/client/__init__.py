@@ -1,1 +1,1 @@
-"""Programs beside the engine that ask a server: the terminal's board and chat, a page."""
+"""Clients of a running server: the dashboard and the chat for a terminal, and a chat page."""

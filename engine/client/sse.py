@@ -1,7 +1,7 @@
-"""Server-sent events, read: bytes in, the data of each event out. Part 14.
+"""Reads server-sent events: bytes go in, the data of each event come out. Part 14.
 
-Promises what the standard demands of a reader, wherever the network cuts the bytes. Knows nothing of what the
-data mean. Part 4 writes such events. Source:
+The result follows the standard wherever the network cuts the bytes. The data are text; their meaning is the
+caller's business. Part 4 writes such events. Source:
 https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 """
 
@@ -12,14 +12,15 @@ LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 def lines(pieces: Iterable[bytes]) -> Iterator[str]:
-    """The lines of a text that comes in pieces, each as soon as its end is there.
+    """Yield the lines of a text that comes in pieces, each line as soon as its end has come.
 
-    A line ends with CRLF, LF or CR, and with nothing else: `str.splitlines` cuts at eight more characters,
-    some of which stand in JSON as they are. A piece may end anywhere: in a line, in a character, or between
-    CR and LF, which are one end and not two. A byte order mark before everything is left out; bytes that are
-    not UTF-8 become U+FFFD. What has no end when the pieces are over is no line.
+    A line ends with CRLF, LF or CR, and with nothing else. (`str.splitlines` also cuts at eight other
+    characters, some of which JSON contains unescaped.) The end is no part of the line, and a line may be
+    empty. A piece may end anywhere: in a line, in a character, or between CR and LF, which still are one end
+    and not two. A byte order mark at the very beginning is left out. Bytes that are not UTF-8 become U+FFFD.
+    Text whose end has not come when the pieces are over is not a line.
     """
-    unfinished = bytearray()  # of the line whose end has not come
+    unfinished = bytearray()  # the bytes so far of the line whose end has not come
     after_cr = False  # whether the last byte was a CR
     encoding = "utf-8-sig"
     for piece in filter(None, pieces):
@@ -35,12 +36,13 @@ def lines(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 def events(lines: Iterable[str]) -> Iterator[str]:
-    """The data of each event, as soon as the empty line is there that ends it.
+    """Yield the data of each event, as soon as the empty line that ends the event has come.
 
-    A line is `name:value`; one space behind the colon is not part of the value. Without a colon, the line is
-    a name, and its value empty. The values of `data` are the lines of the event's data, joined by line
-    breaks; every other name is passed over, and so is a comment, which begins with a colon: servers send it
-    to keep a connection open. An event without `data` is none, nor is one whose empty line never comes.
+    A line is `name:value`; one space after the colon is not part of the value. A line without a colon is a
+    name with an empty value. An event's data are the values of its lines named `data`, joined by line breaks.
+    Lines with other names are skipped. So are comments, which begin with a colon: servers send comments to
+    keep a connection open. An event without a `data` line is skipped, and so is an event whose empty line
+    never comes.
     """
     data: list[str] = []
     for line in lines:

@@ -1,8 +1,8 @@
-"""A conversation with any server that speaks OpenAI's chat API, word by word. Part 14.
+"""A client that streams answers from any server with OpenAI's chat API. Part 14.
 
-Promises each piece of text as soon as the server has sent it, an error in the server's own words, and that
-leaving a stream closes its connection: by that the server knows that nobody reads on, and stops. Source:
-https://platform.openai.com/docs/api-reference/chat
+Each piece of text is yielded as soon as the server has sent it, and an error has the server's own words.
+Closing a stream closes its connection: from the closed connection, the server knows that nobody reads the
+answer, and stops. Source: https://platform.openai.com/docs/api-reference/chat
 """
 
 import re
@@ -17,13 +17,13 @@ from engine.client import sse
 from engine.client.untrusted import ByteLimit, is_this_machine, parse_json, printable, token_count
 
 CONNECT_SECONDS = 10
-SILENCE_SECONDS = 300  # for which a server may send nothing: a long queue
-MAX_MESSAGE_CHARACTERS = 1000  # of an error, in a server's words
-SURROGATE = re.compile(r"[\ud800-\udfff]")  # half a character: JSON may have it, UTF-8 cannot express it
+SILENCE_SECONDS = 300  # the longest time in which a server may send nothing, as it does with a long queue
+MAX_MESSAGE_CHARACTERS = 1000  # of an error message from a server
+SURROGATE = re.compile(r"[\ud800-\udfff]")  # half a character: JSON can contain it, UTF-8 cannot
 
 
 class ChatFailed(Exception):
-    """What the server said, or why there was no answer; printable in a terminal."""
+    """The server refused a request, failed, or did not answer. The message is safe to print in a terminal."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message[:MAX_MESSAGE_CHARACTERS]))
@@ -31,18 +31,22 @@ class ChatFailed(Exception):
 
 @dataclass
 class ChatAnswer:
-    """One answer, while it comes. Times are seconds since the question was sent."""
+    """An answer as far as it has come. Times are in seconds since the question was sent, and None before any
+    text has come. Token counts are the server's, and None if the server has not sent them.
+    """
 
     text: str = ""
-    finish_reason: str | None = None
-    num_tokens: int | None = None  # as the server counts them; None: it does not say
+    finish_reason: str | None = None  # None until the server sends it
+    num_tokens: int | None = None  # tokens of the answer
     first_text_seconds: float | None = None  # when the first piece of text came
     last_text_seconds: float | None = None  # when the last piece of text came
-    num_prompt_tokens: int | None = None  # the whole conversation, as the server counts it
+    num_prompt_tokens: int | None = None  # tokens of the whole conversation before the answer
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all tokens but the first, since the first came; None while that means nothing."""
+        """The number of tokens after the first, divided by the seconds from the first piece of text to the
+        last. None without a token count, and as long as fewer than two pieces have come.
+        """
         if self.num_tokens is None or self.first_text_seconds is None or self.last_text_seconds is None:
             return None
         if self.last_text_seconds <= self.first_text_seconds:
@@ -51,11 +55,12 @@ class ChatAnswer:
 
 
 class ChatClient:
-    """A server with OpenAI's chat API: its address, the key and the model to ask for."""
+    """A client for one server, API key and model."""
 
     def __init__(self, url: str, api_key: str | None = None, model: str | None = None) -> None:
-        """`url`: with or without /v1. `model`: by default the server's first. Raises ChatFailed: `url` is no
-        address, or the key has characters that no header can have.
+        """`url` is the server's address, with or without /v1. `model` is by default the first model that the
+        server lists. Raises ChatFailed if `url` is not an address, or if the key has characters that an HTTP
+        header cannot have.
         """
         if not url.startswith(("http://", "https://")):
             raise ChatFailed(f"{url!r}: an address begins with http:// or https://")
@@ -65,7 +70,7 @@ class ChatClient:
             base_url = httpx.URL(url)
             if base_url.path in ("", "/"):
                 base_url = base_url.copy_with(path="/v1")
-            use_proxies = not is_this_machine(base_url.host)  # those that the environment names
+            use_proxies = not is_this_machine(base_url.host)  # the proxies that the environment names
             self._http = httpx.Client(
                 base_url=base_url, headers=headers, timeout=timeout, trust_env=use_proxies
             )
@@ -80,7 +85,9 @@ class ChatClient:
 
     @property
     def model(self) -> str:
-        """The model to ask for. Raises ChatFailed: the server does not answer, or has none."""
+        """The model's name; the server is asked at the first use if no model was given. Raises ChatFailed if
+        the server does not answer, or has no model.
+        """
         if self._model is None:
             with self._as_chat_failed(), self._http.stream("GET", "models") as response:
                 _raise_for_error(response)
@@ -93,9 +100,12 @@ class ChatClient:
         return self._model
 
     def stream(self, messages: Sequence[Mapping], **options) -> Generator[tuple[str, ChatAnswer], None, None]:
-        """Each new piece of text, and the answer so far; the last piece is empty and its answer complete.
+        """Send a conversation, and yield each new piece of the answer's text together with the answer so far.
+        The last piece is empty, and its answer is complete.
 
-        `options`: further fields of the request. Raises ChatFailed; what had come is in the last answer.
+        `messages` are mappings with "role" and "content". `options` are further fields of the request. Every
+        piece comes with the same ChatAnswer object, which grows. Raises ChatFailed if the request fails or
+        the answer breaks off.
         """
         body = {"model": self.model, "messages": list(messages), "stream": True}
         body |= {"stream_options": {"include_usage": True}} | options
@@ -129,19 +139,19 @@ class ChatClient:
 
     @contextmanager
     def _as_chat_failed(self) -> Iterator[None]:
-        """Whatever goes wrong with a server becomes a ChatFailed."""
+        """Turn every error of the connection or of the answer's form into a ChatFailed."""
         try:
             yield
         except httpx.TimeoutException:
             raise ChatFailed(f"{self._http.base_url} did not answer in time") from None
         except httpx.HTTPError as error:
             raise ChatFailed(f"{self._http.base_url}: {error}") from None
-        except (ValueError, LookupError, TypeError, AttributeError) as error:  # no JSON, or another shape
+        except (ValueError, LookupError, TypeError, AttributeError) as error:  # not JSON, or other fields
             raise ChatFailed(f"{self._http.base_url} does not speak OpenAI's chat API: {error}") from None
 
 
 def _chunks(pieces: Iterator[bytes]) -> Iterator[dict]:
-    """The JSON of each event, up to OpenAI's mark of the end."""
+    """The JSON of each event, up to the event [DONE], with which OpenAI's API ends a stream."""
     for data in sse.events(sse.lines(pieces)):
         if data == "[DONE]":
             return
@@ -149,12 +159,12 @@ def _chunks(pieces: Iterator[bytes]) -> Iterator[dict]:
 
 
 def _body(response: httpx.Response) -> dict:
-    """The whole body as JSON. Raises ValueError: it is too long, or no JSON."""
+    """The whole body as JSON. Raises ValueError if the body is too long, or not JSON."""
     return parse_json(b"".join(map(ByteLimit().take, response.iter_bytes())))
 
 
 def _raise_for_error(response: httpx.Response) -> None:
-    """Raises ChatFailed if this is no success: in the words of its body, else with its status."""
+    """Raise ChatFailed if the status is not a success, with the body's message, or else with the status."""
     if not response.is_success:
         try:
             raise ChatFailed(_message(_body(response)))
@@ -163,6 +173,6 @@ def _raise_for_error(response: httpx.Response) -> None:
 
 
 def _message(body: dict) -> str:
-    """What the body of an error says; the whole body if it is not in OpenAI's shape."""
+    """The message in an error's body, or the whole body if it lacks the fields of OpenAI's errors."""
     error = body.get("error") if isinstance(body, dict) else None
     return str(error.get("message")) if isinstance(error, dict) else str(error or body)

@@ -1,11 +1,12 @@
-"""A chat page in Streamlit, on any server with OpenAI's chat API. Part 14, with the extra `ui`.
+"""A chat page in Streamlit for any server with OpenAI's chat API. Part 14, with the extra `ui`.
 
 RUVON_URL=http://127.0.0.1:8000 streamlit run engine/client/streamlit_page.py --server.address 127.0.0.1
 
-The server's address and key (RUVON_API_KEY) are this process's, not its visitors'. Streamlit runs the file
-from its first line to its last for whatever a visitor does, and ends the run under way at its next word: any
-button is a stop button. By that the stream is left, and the server stops, too. What a model says is shown as
-text: a picture in Markdown would tell its host what was said.
+The server's address (RUVON_URL) and key (RUVON_API_KEY) come from this process's environment; visitors of the
+page do not see them. Streamlit runs this file anew for each action of a visitor, and first ends the run that
+is under way when that run next updates the page. So any button stops an answer: the run ends, its stream is
+closed, and the server stops, too. The model's answer is shown as plain text. As Markdown it could contain a
+picture, whose address would tell the picture's host what was said.
 """
 
 import os
@@ -17,7 +18,7 @@ from engine.client.stream import ChatAnswer, ChatClient, ChatFailed
 
 
 def main() -> None:
-    """The page, from its first line to its last, as Streamlit runs it for whatever a visitor does."""
+    """Draw the page. Streamlit calls this again for each action of a visitor."""
     st.set_page_config(page_title="ruvon: chat")
     turns: list[dict] = st.session_state.setdefault("turns", [])
     with st.sidebar:
@@ -42,7 +43,12 @@ def main() -> None:
 
 
 def ask(turns: list[dict], question: str, system: str, options: dict) -> None:
-    """Show the answer as it comes. Both are turns from its first word on; not if it fails."""
+    """Ask the question, and show the answer as it comes.
+
+    `turns` is the conversation; `system` is the model's instruction, or ""; `options` are fields of the
+    request. The question and the answer are appended to `turns` when the answer's first word comes, and taken
+    out again if the answer fails.
+    """
     messages = [{"role": "system", "content": system}] if system else []
     messages += [{"role": turn["role"], "content": turn["content"]} for turn in turns]
     messages.append({"role": "user", "content": question})
@@ -57,7 +63,7 @@ def ask(turns: list[dict], question: str, system: str, options: dict) -> None:
         ):
             for number, (_, answer) in enumerate(pieces):
                 new_turns[1].update(content=answer.text, caption=caption(answer))
-                if number == 0:  # kept from now on: when this run is stopped, the next has already begun
+                if number == 0:  # now, since a run that is stopped never gets behind the loop
                     turns += new_turns
                 text_place.text(answer.text)
     except ChatFailed as error:
@@ -65,19 +71,23 @@ def ask(turns: list[dict], question: str, system: str, options: dict) -> None:
         stop_place.empty()
         st.text(f"⚠ {error}")
         return
-    st.rerun()  # shows it among the turns, and no Stop
+    st.rerun()  # draws the page again: with the answer among the turns, and without the Stop button
 
 
 def caption(answer: ChatAnswer) -> str:
-    """What stands below an answer: its first word's milliseconds, its speed, its tokens, as far as known."""
-    facts = (
-        []
-        if answer.first_text_seconds is None
-        else [f"first word after {1e3 * answer.first_text_seconds:.0f} ms"]
-    )
-    facts += [f"{answer.tokens_per_second:.0f} tokens/s"] if answer.tokens_per_second else []
-    facts += [f"{answer.num_tokens} tokens"] if answer.num_tokens is not None else []
-    return " · ".join([*facts, *([] if answer.finish_reason else ["stopped"])])
+    """The line below an answer: milliseconds to the first word, tokens per second and the number of tokens,
+    as far as they are known, and "stopped" for an answer without a finish reason.
+    """
+    facts = []
+    if answer.first_text_seconds is not None:
+        facts.append(f"first word after {1e3 * answer.first_text_seconds:.0f} ms")
+    if answer.tokens_per_second:
+        facts.append(f"{answer.tokens_per_second:.0f} tokens/s")
+    if answer.num_tokens is not None:
+        facts.append(f"{answer.num_tokens} tokens")
+    if not answer.finish_reason:
+        facts.append("stopped")
+    return " · ".join(facts)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A chat in the terminal: words as they come, Ctrl-C stops the answer and not the program. Part 14.
+"""A chat in the terminal, which shows words as they come. Ctrl-C stops the answer, not the program. Part 14.
 
-Promises that what a model says is shown as text: it cannot move the cursor, or worse; and that no word is cut
-at the right edge. What failed, or was stopped before its first word, is no part of the conversation. Knows a
-`ChatClient` and nothing of the server behind it.
+The model's answer is shown as plain text: control characters in it cannot move the cursor or do worse. Lines
+break between words. An answer that failed, or that was stopped before its first word, does not become part
+of the conversation, and neither does its question. `ChatClient` talks to the server.
 """
 
 import json
@@ -17,8 +17,8 @@ from rich.console import Console
 from engine.client.stream import ChatAnswer, ChatClient, ChatFailed
 from engine.client.untrusted import printable
 
-with suppress(ImportError):  # Windows has none
-    import readline  # noqa: F401  `input` edits with it, remembers, and takes pasted lines as one
+with suppress(ImportError):  # Windows has no readline
+    import readline  # noqa: F401  gives `input` line editing, a history, and pasted lines as one input
 
 HELP = """\
 /reset        forget the conversation
@@ -30,23 +30,29 @@ Ctrl-C stops an answer. A pasted text of several lines is one question."""
 
 
 class TerminalChat:
-    """A conversation in the terminal, with the times of its answers."""
+    """A conversation in the terminal."""
 
     def __init__(self, client: ChatClient, console: Console, system: str | None = None, **options) -> None:
-        """`options`: fields of every request, such as temperature."""
+        """`system` is the message before the conversation, or None. `options` are fields of every request,
+        such as temperature.
+        """
         self.client, self.console, self.system, self.options = client, console, system, options
         self.turns: list[dict[str, str]] = []
-        self.answers: list[ChatAnswer] = []
-        self._saved: set[Path] = set()  # files of this chat, which it may write again
+        self.answers: list[ChatAnswer] = []  # with their times, for /stats
+        self._saved: set[Path] = set()  # files that this chat has written, and so may overwrite
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """What is sent: the system's message, if there is one, then the turns."""
+        """The messages that are sent before a new question: the system message if there is one, then all
+        turns.
+        """
         system = [{"role": "system", "content": self.system}] if self.system else []
         return system + self.turns
 
     def run(self, read: Callable[[str], str] = input) -> None:
-        """Questions and answers until /exit or the end of the input."""
+        """Read questions and commands, and answer them, until /exit or the end of the input. `read` gets a
+        prompt to show and returns a line, as `input` does. Raises ChatFailed if the server names no model.
+        """
         model = printable(self.client.model)
         self.console.print(f"{model}. Ctrl-C stops an answer; /help", style="dim", markup=False)
         while True:
@@ -67,17 +73,18 @@ class TerminalChat:
                 self.console.print(str(error), style="red", markup=False)
 
     def ask(self, question: str) -> None:
-        """One question, and the answer as it comes. What was stopped is kept as far as it came. Raises
-        ChatFailed: then the conversation is as it was.
+        """Ask one question, and show the answer as it comes. Ctrl-C stops the answer, and the text so far is
+        kept. Raises ChatFailed, and leaves the conversation as it was, if the answer fails.
         """
         turn = {"role": "user", "content": question}
         answer, wrap = ChatAnswer(), Wrap(self.console)
         stream = self.client.stream([*self.messages, turn], **self.options)
-        with closing(stream):  # which closes the connection: by that the server stops, too
+        with closing(stream):  # which closes the connection, so that the server stops, too
             try:
                 for text, so_far in stream:
                     answer = so_far
-                    self.console.file.write(wrap.push(printable(text)))  # rich would take backspaces out
+                    # Console.print would remove the backspaces that `wrap` writes.
+                    self.console.file.write(wrap.push(printable(text)))
                     self.console.file.flush()
             except KeyboardInterrupt:
                 self.console.print(" [stopped]", style="dim", markup=False, end="")
@@ -113,7 +120,9 @@ class TerminalChat:
             self.console.print(line, style="dim", highlight=False)
 
     def _save(self, name: str) -> None:
-        """Write the conversation. A file that this chat has not written itself is not written over."""
+        """Write the conversation to a file as JSON. A file that this chat has not written is never
+        overwritten.
+        """
         try:
             if not name:
                 raise ValueError("a file's name is wanted")
@@ -121,7 +130,7 @@ class TerminalChat:
             text = json.dumps(self.messages, ensure_ascii=False, indent=1).encode() + b"\n"
             with path.open("wb" if path in self._saved else "xb") as file:
                 file.write(text)
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~nobody has no home
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~user names an unknown user
             reason = getattr(error, "strerror", None) or error
             self.console.print(printable(f"/save {name}: {reason}"), style="red", markup=False)
         else:
@@ -130,24 +139,24 @@ class TerminalChat:
 
 
 class Wrap:
-    """Breaks lines between words while they come: a word that turns out too long for its line is taken back,
-    and begun again on the next. In a pipe, text stays as it is.
+    """Breaks lines between words while the text comes. If a word turns out too long for the rest of its line,
+    the word is erased and begun again on the next line. If stdout is not a terminal, the text is not changed.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._column = 0  # cells of the line that are written
-        self._word, self._word_cells = "", 0  # the text behind the line's last space, and its cells
+        self._column = 0  # how many cells of the line are written; a wide character takes two
+        self._word, self._word_cells = "", 0  # the text after the line's last space, and its cells
 
     def push(self, text: str) -> str:
-        """What to write to the terminal so that this text comes next."""
+        """The characters to write to the terminal in order to show `text` next."""
         if not self._console.is_terminal:
             return text
-        width = self._console.width - 1  # in the last column, terminals differ in what a backspace does
+        width = self._console.width - 1  # terminals treat a backspace in the last column differently
         return "".join(self._push(character, width) for character in text.replace("\t", "    "))
 
     def _push(self, character: str, width: int) -> str:
-        """The same for one character, on lines of `width` cells."""
+        """As `push`, for one character and lines of `width` cells."""
         cells = cell_len(character)
         fits = self._column + cells <= width
         if character == "\n" or (character == " " and not fits):
@@ -159,10 +168,10 @@ class Wrap:
             return " "
         if fits:
             line_break = ""
-        elif self._word_cells < self._column:  # the word is erased, and begun again on the next line
+        elif self._word_cells < self._column:  # erase the word, and begin it again on the next line
             line_break = "\b \b" * self._word_cells + "\n" + self._word
             self._column = self._word_cells
-        else:  # the word has the whole line, and goes on in the next
+        else:  # the word fills the whole line, and continues on the next
             line_break = "\n"
             self._word, self._word_cells, self._column = "", 0, 0
         self._word += character
@@ -172,8 +181,8 @@ class Wrap:
 
 
 def stats(answers: list[ChatAnswer]) -> Iterator[str]:
-    """A line for each answer that has text, with its time and speed, and a line of medians."""
-    first_texts, speeds = [], []  # seconds, tokens per second
+    """Yield a line for each answer that has text, with its time and speed, and then a line of medians."""
+    first_texts, speeds = [], []  # in seconds, and in tokens per second
     for answer in answers:
         if answer.first_text_seconds is None:
             continue

@@ -1,7 +1,7 @@
-"""The dashboard in a terminal: reads a running server's /dashboard/data once a second. Part 11.
+"""The dashboard for a terminal, which reads a server's /dashboard/data once a second. Part 11.
 
-Knows no engine, only that answer, so it watches a server on any machine. Beside the percentiles of single
-requests it shows what the histogram's buckets would make of them: the estimate that Prometheus works with.
+The server may run on any machine. Below the exact percentiles of recent requests, the dashboard shows the
+percentiles that a histogram's buckets give, which is how Prometheus estimates them.
 """
 
 import http.client
@@ -25,20 +25,22 @@ from engine.telemetry.histogram import quantile
 from engine.telemetry.history import DATA_PATH, PERCENTILES
 
 LEVELS = "▁▂▃▄▅▆▇█"
-TIMEOUT = 10  # seconds that a server may take for its whole answer
+TIMEOUT = 10  # seconds for the server's whole answer
 SOMETHING_ELSE = "answers something else than a dashboard's data"
 COLOURS = {"output": "cyan", "running": "green", "waiting": "yellow", "batch": "magenta", "kv": "blue"}
 
 
 class NoAnswer(Exception):
-    """The server gave no dashboard data; the message says which server, and why."""
+    """The server sent no dashboard data. The message says which server, and why."""
 
 
 def read(url: str) -> dict:
-    """One answer of the server at `url`, within TIMEOUT. Raises NoAnswer."""
+    """The dashboard data of the server at `url`. Raises NoAnswer if they have not come within TIMEOUT, or if
+    the answer is something else.
+    """
     address = url.rstrip("/") + DATA_PATH
     content = Future[bytes]()
-    # urllib's own timeout is for each read of the socket, and there may be reads without end.
+    # urllib's timeout bounds each read of the socket, but not their number: a thread bounds the whole.
     Thread(target=_fetch, args=(address, content), daemon=True).start()
     try:
         answer = parse_json(content.result(TIMEOUT))
@@ -56,7 +58,7 @@ def read(url: str) -> dict:
 
 
 def _fetch(address: str, content: Future[bytes]) -> None:
-    """Sets `content` to the body of the answer, or to what is raised for it."""
+    """Set `content` to the body of the answer, or to the exception that the request raised."""
     try:
         local = is_this_machine(urlsplit(address).hostname)
         opener = urllib.request.build_opener(*[urllib.request.ProxyHandler({})] if local else [])
@@ -67,12 +69,14 @@ def _fetch(address: str, content: Future[bytes]) -> None:
 
 
 def growth(column: Sequence[float]) -> list[float]:
-    """By how much a counter grew from each entry to the next."""
+    """How much a counter grew from each entry to the next: n - 1 differences of n entries."""
     return [after - before for before, after in pairwise(column)]
 
 
 def sparkline(values: Sequence[float | None], width: int, top: float | None = None) -> str:
-    """The last `width` values as bars up to `top`, by default the largest; a blank where there is none."""
+    """The last `width` values as a row of bars, `width` characters long. A value of `top`, by default the
+    largest of them, has the highest bar. None becomes a blank.
+    """
     latest = values[-width:]
     top = top or max((value for value in latest if value is not None), default=0) or 1
     bars = []
@@ -86,7 +90,11 @@ def sparkline(values: Sequence[float | None], width: int, top: float | None = No
 
 
 def board(answer: dict, width: int) -> Panel:
-    """The answer as something rich can print, `width` columns wide."""
+    """The dashboard as a panel of `width` columns, from an answer of `read`.
+
+    Raises LookupError, TypeError, ValueError, AttributeError or ArithmeticError if a field is missing or has
+    another type.
+    """
     now, seconds = answer["now"], answer["seconds"]
     output, steps = growth(seconds["generation_tokens"]), growth(seconds["steps"])
     sequences = growth(seconds["step_sequences"])
@@ -95,7 +103,7 @@ def board(answer: dict, width: int) -> Panel:
     lines.add_column(style="dim")
     lines.add_column(justify="right", min_width=8)
     lines.add_column()
-    room = max(4, width - 40)  # for bars, beside a name and a number of about 40 columns
+    room = max(4, width - 40)  # columns for the bars; the names and numbers take about 40
     latest_batch = batch[-1] if batch else None
     for name, latest, values, top, colour in (
         ("output tokens/s", f"{output[-1]:,.0f}" if output else "–", output, None, "output"),
@@ -121,7 +129,9 @@ def board(answer: dict, width: int) -> Panel:
 
 
 def _latencies(answer: dict) -> Table:
-    """Percentiles of both times: of single requests, and as the histograms' buckets estimate them."""
+    """A table of percentiles of both latencies: exact ones of recent requests, and estimates from the
+    histograms' buckets since the server's start.
+    """
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("milliseconds")
     for name in PERCENTILES:
@@ -140,7 +150,9 @@ def _milliseconds(value: float | None) -> str:
 
 
 def top(url: str, console: Console, enough: Callable[[], bool] = lambda: False) -> None:
-    """Show the board, renewed once a second, until Ctrl-C or until `enough` says so. Raises NoAnswer."""
+    """Show the dashboard and renew it once a second, until Ctrl-C or until `enough` returns True. Raises
+    NoAnswer if the server sends no dashboard data.
+    """
     with Live(console=console, auto_refresh=False) as live:
         while True:
             answer = read(url)
@@ -153,4 +165,4 @@ def top(url: str, console: Console, enough: Callable[[], bool] = lambda: False) 
                 break
             time.sleep(1)
     if not console.is_terminal:
-        console.line()  # there, rich leaves the last one open
+        console.line()  # without a terminal, rich does not end the last line

@@ -1,7 +1,7 @@
-"""Answers of servers that are not trusted, for the terminal's board (Part 11), chats (14), loads (15).
+"""Checks for answers of servers that a client does not trust. Part 11; also used by Parts 14 and 15.
 
-Promises that an answer is bounded, that JSON nested too deeply is a ValueError like any other, and that text
-cannot control a terminal. Knows no HTTP.
+The checks bound an answer's length, turn JSON that is nested too deeply into a ValueError, and remove the
+characters with which text controls a terminal.
 """
 
 import json
@@ -10,27 +10,27 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-MAX_ANSWER_BYTES = 2**26  # some 250,000 tokens as events
-MAX_COUNT = 2**53  # up to which all readers of JSON agree on whole numbers
-# Control characters but tab and line feed; halves of characters, which no terminal can show.
+MAX_ANSWER_BYTES = 2**26  # about 250,000 tokens as events
+MAX_COUNT = 2**53  # up to here, all readers of JSON agree on whole numbers
+# Control characters except tab and line feed; and surrogates (half characters), which UTF-8 cannot encode.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def is_this_machine(host: str | None) -> bool:
-    """Whether a server of this name is on this machine. It is asked without a proxy, though the environment
-    may name one: that could not reach it.
+    """Whether `host` names this machine. A client asks a server on this machine without a proxy, even if the
+    environment names one: the proxy could not reach the server.
     """
     return host in ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass
 class ByteLimit:
-    """How many bytes of an answer may still come."""
+    """Counts the bytes of one answer, which may have `bytes_left` bytes more."""
 
     bytes_left: int = MAX_ANSWER_BYTES
 
     def take(self, piece: bytes) -> bytes:
-        """The piece, once it is counted. Raises ValueError: the answer is too long."""
+        """Count the piece, and return it. Raises ValueError if the answer is now too long."""
         self.bytes_left -= len(piece)
         if self.bytes_left < 0:
             raise ValueError(f"the answer is longer than {MAX_ANSWER_BYTES:,} bytes")
@@ -38,7 +38,7 @@ class ByteLimit:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What the JSON says. Raises ValueError: it is no JSON, or nested too deeply."""
+    """The value of a JSON text. Raises ValueError if the text is not JSON, or is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -46,7 +46,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def token_count(value: Any) -> int | None:
-    """A number of tokens in JSON; None stays None. Raises ValueError."""
+    """A number of tokens from a server's JSON; None stays None. Raises ValueError if `value` is anything but
+    an integer from 0 to MAX_COUNT.
+    """
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= MAX_COUNT:
@@ -55,10 +57,10 @@ def token_count(value: Any) -> int | None:
 
 
 def printable(text: str) -> str:
-    """Text for a terminal, with U+FFFD for each of the CONTROL characters."""
+    """The text with U+FFFD in place of each character of CONTROL, so that it can be printed in a terminal."""
     return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def for_stdout(text: str) -> str:
-    """`printable` if stdout is a terminal; else the text as it is."""
+    """`printable(text)` if stdout is a terminal; otherwise the text as it is."""
     return printable(text) if sys.stdout.isatty() else text

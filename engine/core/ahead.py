@@ -1,9 +1,10 @@
-"""One step ahead: the next step is launched before the last one's tokens have been read. Part 13.
+"""One step ahead: the next step is launched before the host has read the last step's tokens. Part 13.
 
-A GPU that waits while the host reads tokens, checks stops and schedules is idle for as long. Here the tokens
-of a step stay where they were chosen, the next step finds them there, and the host works while the device
-does. Promises the tokens of one step at a time. A request that ends by a stop token is in one more step
-before the host reads that token: one wasted token. One that ends by its length costs none.
+With one step at a time, the GPU is idle while the host reads tokens, checks stops and schedules. Here the
+tokens of a step stay on the device, the next step reads them there, and the host works while the device
+computes. The engine promises the same tokens as with one step at a time. A request that ends by a stop token
+wastes one token: the request is in the next step already when the host reads the stop token. A request that
+ends by its length wastes none.
 """
 
 from engine.core.llm_engine import LLMEngine
@@ -15,47 +16,50 @@ from engine.requests.step import Step
 class AheadEngine(LLMEngine):
     """An engine that launches a step before it lands the last one."""
 
-    _in_flight: Step | None = None  # launched, and not landed
+    _in_flight: Step | None = None  # the step that is launched and has not landed
 
     def has_unfinished_requests(self) -> bool:
         return self._in_flight is not None or super().has_unfinished_requests()
 
     def step(self) -> list[RequestOutput]:
-        """Launch a step, and land the one before it, if any: an output for each request that was in that one.
+        """Launch a step, land the step in flight, and return the outputs of the landed step.
 
-        If the step in flight must land first (`_must_land_first`), it lands, and none is launched. Else it is
-        marked as `overlapped`, and each request that gets a token from it (`sampled_requests`) and has not
-        finished meanwhile gets a placeholder, before the next step is scheduled. `land` alone asks for a
-        step's result. If that step failed, `_recover` rolls back the one in `_in_flight`: so the next step
-        must be there by then. With no step in flight and none to launch: `_stuck`.
+        - If the step in flight must land first (`_must_land_first`), it lands, and no step is launched.
+        - Otherwise, before the next step is scheduled, the step in flight is marked as `overlapped`, and each
+          request that gets a token from it (`sampled_requests`) and has not finished gets a placeholder.
+        - Only `land` waits for a step's result. If the landing step failed, `land` calls `_recover`, which
+          rolls back the step in `_in_flight`. So `_in_flight` must be the next step before `land` is called.
+        - If no step was in flight, the launched step lands in the next call, and the outputs are empty.
+        - If no step is in flight and no step can be launched, the result is that of `_stuck`.
         """
         landing = self._in_flight
-        # 1. A step whose tokens are needed before the next can be launched.
+        # 1. If the next step cannot be scheduled without this step's tokens, only land.
         if landing and self._must_land_first(landing):
             self._in_flight = None
             return self.land(landing)
-        # 2. The next step, in which a placeholder stands for each token that is still on the device.
+        # 2. Launch the next step. A placeholder stands for each token that is still on the device.
         if landing:
             landing.overlapped = True
             for request in landing.sampled_requests():
                 if request.state is not State.FINISHED:
                     request.add_placeholder()
         self._in_flight = launched = self.launch()
-        # 3. The result of the last one.
+        # 3. Land the last step.
         if landing:
             return self.land(landing)
         return [] if launched else self._stuck()
 
     def _must_land_first(self, step: Step) -> bool:
-        """Whether the step failed at its launch, a running request's penalties count tokens on the host, or a
-        capability needs the step's tokens.
+        """Whether `step`, which is in flight, must land before the next step is scheduled: its launch failed,
+        a running request's penalties must count its tokens on the host, or a capability needs its tokens.
         """
-        if step.error or any(request.sampling.is_adjusted for request in self.scheduler.running):
+        counts_on_host = any(request.sampling.is_adjusted for request in self.scheduler.running)
+        if step.error or counts_on_host:
             return True
         return any(capability.must_land_first(step) for capability in self.capabilities)
 
     def _recover(self, step: Step, error: Exception) -> list[RequestOutput]:
-        """Roll back the step that was launched on top of the failed one first: it read that one's tokens."""
+        """Roll back the step in flight, which read the failed step's tokens, and then the failed step."""
         if self._in_flight:
             self.scheduler.rollback(self._in_flight)
             self._in_flight = None

@@ -1,7 +1,7 @@
 """The engine in a thread of its own, so that an event loop can serve many users. Part 6.
 
-Promises that the event loop never computes and the step loop never waits for a reader: outputs are
-cumulative, so a slow reader simply finds the latest. It is the server's `Backend`.
+The event loop never computes a step. The step loop never waits for a reader: outputs are cumulative, so a
+slow reader finds the latest output and misses no token. `EngineThread` is a `Backend` of the server.
 """
 
 import asyncio
@@ -24,28 +24,36 @@ from engine.requests.request import Request
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
-SHORT_PROMPT = 1000  # characters or ids: tokenized here, which takes less time than to ask a thread
-STOP_SECONDS = 30  # for the step under way, once the engine is to stop: one that takes longer hangs
+SHORT_PROMPT = 1000  # characters or ids; to tokenize a prompt up to here costs less than to call a thread
+FAIL_SECONDS = 1  # how long `fail` waits for the current step
+STOP_SECONDS = 30  # how long `stop` waits for the current step; a step that takes longer is taken to hang
 
 
 class EngineThread:
-    """`generate` for event loops. Use as an async context manager, or call `start` and `stop`."""
+    """Runs an engine's steps in a thread, and offers `generate` to event loops.
+
+    Use an EngineThread as an async context manager, or call `start` and `stop`.
+    """
 
     def __init__(self, engine: LLMEngine, name: str) -> None:
-        """`name` is the model's, as users will ask for it."""
+        """`name` is the model's name in users' requests."""
         self.engine, self.name = engine, name
         self.supports = engine.supports
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.RLock()  # no command may come in while the thread ends
+        self._lock = threading.RLock()  # guards `_running`: no command is queued once the thread has ended
         self._running = self._stopping = False
-        self._mailboxes: dict[str, Mailbox] = {}  # changed by the engine's thread only
-        self._between_steps: set[Future] = set()  # of functions that the thread has not called yet
+        self._mailboxes: dict[str, Mailbox] = {}  # by request id; only the engine's thread changes it
+        self._between_steps: set[Future] = set()  # futures of functions that the thread has not called yet
         self._posts: WeakValueDictionary[asyncio.AbstractEventLoop, Post] = WeakValueDictionary()
         self._thread: threading.Thread | None = None
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
+        engine.on_lost.append(self.fail)
 
     def start(self) -> None:
-        """Raises EngineError while a step of the last run hangs."""
+        """Start the step loop, unless it runs already.
+
+        Raises EngineError if a step of the last run hangs in the old thread.
+        """
         if not self._running:
             if self._thread and self._thread.is_alive():
                 raise EngineError("the engine has been stopped, and its last step has not come back")
@@ -54,12 +62,13 @@ class EngineThread:
             self._thread.start()
 
     def stop(self) -> None:
-        """End the step loop; unfinished requests are aborted.
+        """End the step loop, and abort unfinished requests.
 
-        A step that has not come back after STOP_SECONDS is left behind in its thread, which keeps no process
-        alive: readers get EngineError, and the log says so. Should it come back, the loop ends then.
+        If the current step takes longer than STOP_SECONDS, this method leaves the step in its thread, logs
+        the fact, and raises EngineError in all readers. The thread is a daemon, so the process can exit; if
+        the step returns later, the loop ends then.
         """
-        with suppress(EngineError):  # it has ended already
+        with suppress(EngineError):  # the loop has ended already
             self._command(self._stop)
         if self._thread:
             self._thread.join(STOP_SECONDS)
@@ -70,6 +79,26 @@ class EngineThread:
                     self._running = False
                 self._give_up(why)
 
+    def fail(self, cause: BaseException) -> None:
+        """End the step loop because no step can be computed any more. Any thread may call this.
+
+        Every reader gets EngineError with the cause, and `health` returns False. If the current step takes
+        longer than FAIL_SECONDS, this method leaves the step in its thread.
+        """
+
+        def end() -> None:
+            raise cause
+
+        with suppress(EngineError):  # the loop has ended already
+            self._command(end)
+        if self._thread is None or self._thread is threading.current_thread():
+            return
+        self._thread.join(FAIL_SECONDS)
+        if self._thread.is_alive():
+            with self._lock:
+                self._running = False
+            self._give_up(f"the engine has ended: {error_text(cause)}")
+
     async def __aenter__(self) -> "EngineThread":
         self.start()
         return self
@@ -78,17 +107,18 @@ class EngineThread:
         await asyncio.to_thread(self.stop)
 
     def models(self) -> list[str]:
+        """The names under which users may ask for the model."""
         return [self.name]
 
     def health(self) -> bool:
-        """Whether the step loop is running."""
+        """Whether the step loop runs."""
         return self._is_running()
 
     async def generate(self, prompt: Prompt, params: SamplingParams, request_id: str, **options) -> Reader:
-        """Outputs of one request as they grow. It is checked now, and queued when the first output is asked
-        for.
+        """Check a request, and return an iterator over its outputs. The first `__anext__` queues the request.
 
-        Raises ParameterError for what the engine refuses; the iterator raises EngineError for a failed step.
+        `options` are those of `LLMEngine.make_requests`. Raises ParameterError for a field or a prompt that
+        the engine refuses. The iterator raises EngineError if the request fails.
         """
 
         def make() -> list[Request]:
@@ -109,22 +139,24 @@ class EngineThread:
         return Reader(mailbox, begin, partial(self._leave, request_id, mailbox), tokens)
 
     async def between_steps(self, function: Callable[[], Result]) -> Result:
-        """Have the engine's thread call `function` while no step is under way. Returns what it returns, and
-        raises what it raises; or EngineError: the engine is not running, or ends first.
+        """Have the engine's thread call `function` between two steps.
+
+        Returns and raises what `function` returns and raises. Raises EngineError if the engine does not run,
+        or ends before the call.
         """
         loop, done = asyncio.get_running_loop(), Future[Result]()
 
         def call() -> None:
             with self._lock:
-                given_up = done not in self._between_steps  # `_give_up` has raised in it
+                given_up = done not in self._between_steps  # `_give_up` has set an exception in `done`
                 self._between_steps.discard(done)
             if given_up or not done.set_running_or_notify_cancel():
-                return  # nobody waits for it any more
+                return  # nobody waits for the result any more
             try:
                 done.set_result(function())
             except Exception as error:
                 done.set_exception(error)
-            except BaseException as error:  # it ends the thread
+            except BaseException as error:  # such as SystemExit, which ends the thread
                 done.set_exception(EngineError(error_text(error)))
                 raise
 
@@ -134,8 +166,8 @@ class EngineThread:
         return await asyncio.wrap_future(done, loop=loop)
 
     async def abort(self, request_id: str) -> None:
-        """Stop a request; whoever reads it gets a last output with finish reason "abort"."""
-        with suppress(EngineError):  # nothing runs any more
+        """Stop a request. Its reader gets a last output with finish reason "abort"."""
+        with suppress(EngineError):  # the loop has ended, and the request with it
             self._command(self._abort, request_id)
 
     def _leave(self, request_id: str, mailbox: Mailbox) -> None:
@@ -143,7 +175,7 @@ class EngineThread:
             self._command(self._abort, request_id, mailbox)
 
     def _post(self) -> Post:
-        """The `Post` of the running event loop; it lives as long as there is a reader in that loop."""
+        """The `Post` of the running event loop. The readers of that loop keep it alive."""
         loop = asyncio.get_running_loop()
         with self._lock:
             post = self._posts.get(loop) or Post(loop)
@@ -151,32 +183,34 @@ class EngineThread:
         return post
 
     def _give_up(self, why: str) -> None:
-        """Raise EngineError in all readers, and in every `between_steps`, without asking the engine."""
+        """Raise EngineError in every reader and every `between_steps`, without a call to the engine."""
         with self._lock:
             futures, self._between_steps = self._between_steps, set()
         for done in futures:
             if done.set_running_or_notify_cancel():
                 done.set_exception(EngineError(why))
         for mailbox in list(self._mailboxes.values()):
-            with suppress(RuntimeError):  # its loop has closed
+            with suppress(RuntimeError):  # the reader's loop has closed
                 mailbox.post.send({mailbox: EngineError(why)})
 
     def _command(self, function: Callable[..., None], *arguments: object) -> None:
-        """Have the engine's thread call it. Raises EngineError: there is no such thread any more."""
+        """Have the engine's thread call `function`. Raises EngineError if the thread has ended."""
         with self._lock:
             if not self._is_running():
                 raise EngineError("the engine is not running")
             self._commands.put(lambda: function(*arguments))
 
     def _is_running(self) -> bool:
-        """Whether the thread runs, in this process: a fork does not copy it."""
+        """Whether the thread runs in this process: a fork does not copy threads."""
         return self._running and self._thread is not None and self._thread.is_alive()
 
     # From here on, everything runs in the engine's thread.
 
     def _run(self) -> None:
-        """The step loop: take in what came, step, hand out; sleep when there is nothing to do."""
-        cause: BaseException | None = None  # of the thread's death
+        """The step loop: run queued commands, compute a step, deliver its outputs. Without an unfinished
+        request, wait for a command.
+        """
+        cause: BaseException | None = None  # the exception that ended the thread
         try:
             while not self._stopping:
                 try:
@@ -187,7 +221,7 @@ class EngineThread:
                 except Exception as error:
                     logger.exception("the engine failed outside a step's forward pass")
                     self._fail_all(error)
-        except BaseException as error:  # such as SystemExit: nobody asked for this end
+        except BaseException as error:  # such as SystemExit
             logger.critical("the engine's thread has died", exc_info=True)
             cause = error
         with self._lock:
@@ -195,8 +229,8 @@ class EngineThread:
         self._end(cause)
 
     def _end(self, cause: BaseException | None) -> None:
-        """No command can come any more. Run those that have come, then end all readers that are left: by a
-        last output ("abort"), or by the error that the thread died of (`cause`).
+        """Run the commands that are still queued, then end every remaining reader: with a last output
+        ("abort"), or with `cause`, the error that ended the thread. No new command can be queued by now.
         """
         while not self._commands.empty():
             try:
@@ -212,7 +246,7 @@ class EngineThread:
         except BaseException as error:
             logger.critical("the engine failed while it ended", exc_info=True)
             cause = cause or error
-        # Also if that failed: nobody may wait for ever.
+        # Readers that the code above did not reach because it failed must not wait for ever.
         self._give_up(f"the engine has ended: {error_text(cause)}" if cause else "the engine has ended")
         self._mailboxes.clear()
 
@@ -223,16 +257,18 @@ class EngineThread:
         try:
             self.engine.add(request_id, samples, prompt)
             self._mailboxes[request_id] = mailbox
-        except Exception as error:  # this request's own: the others do not notice
+        except Exception as error:  # fails this request only
             if isinstance(error, ParameterError):
                 self.engine.listeners.tell("on_reject", request_id, error)
             self._send({mailbox: error})
-        except BaseException as error:  # it ends the thread
+        except BaseException as error:  # such as SystemExit, which ends the thread
             self._send({mailbox: EngineError(error_text(error))})
             raise
 
     def _abort(self, request_id: str, mailbox: Mailbox | None = None) -> None:
-        """Abort a request; with `mailbox`, only if it is that reader's still: names are used again."""
+        """Abort a request. With `mailbox`, abort only if the request is still that reader's: another user may
+        have taken the id for a new request.
+        """
         if mailbox is None or self._mailboxes.get(request_id) is mailbox:
             output = self.engine.abort_request(request_id)
             if output:
@@ -242,7 +278,7 @@ class EngineThread:
         news: dict[Mailbox, RequestOutput | Exception] = {}
         for output in outputs:
             mailbox = self._mailboxes.get(output.request_id)
-            if mailbox is None:  # a request that was added to the engine itself
+            if mailbox is None:  # the request was added to the engine directly, and has no reader here
                 continue
             if output.finished:
                 del self._mailboxes[output.request_id]
@@ -257,15 +293,15 @@ class EngineThread:
         for post, messages in by_post.items():
             try:
                 post.send(messages)
-            except RuntimeError:  # the loop has closed, and its readers are gone with it
+            except RuntimeError:  # the loop has closed: abort the requests of its readers
                 for request_id in [i for i, mailbox in self._mailboxes.items() if mailbox.post is post]:
                     self._mailboxes.pop(request_id)
                     self.engine.abort_request(request_id)
 
     def _fail_all(self, error: BaseException) -> None:
-        """What cannot be pinned on one request ends all of them; the engine goes on empty."""
+        """End all requests with an error that belongs to no single request. The engine goes on, empty."""
         for request_id in self.engine.unfinished_request_ids():
             output = self.engine.abort_request(request_id)
-            assert output is not None  # it is unfinished
+            assert output is not None  # an unfinished request has an output
             output.error = error_text(error)
             self._deliver([output])

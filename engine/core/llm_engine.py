@@ -1,8 +1,8 @@
 """The engine: requests in, one step at a time, outputs out. Part 6.
 
-Promises that every request added ends: finished, aborted, or failed with a reason; that an exception inside a
-step fails the requests it must and no others; that memory is free once a request has ended. Knows no HTTP and
-no threads.
+The engine promises three things. Every request that was added ends: it finishes, is aborted, or fails with a
+reason. An exception inside a step fails only the requests that `recover` names. The memory of a request is
+free once the request has ended. The engine knows no HTTP and no threads.
 """
 
 import logging
@@ -31,30 +31,34 @@ from engine.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 MAX_PRIORITY = 100
-FINISHED = State.FINISHED  # looked up once: an Enum's member takes as long to look up as a call
-Recover = Callable[[Step, Exception], list[Request]]  # a failed step, its error -> the requests that fail
+FINISHED = State.FINISHED  # a global, since each lookup of an Enum's member takes as long as a call
+Recover = Callable[[Step, Exception], list[Request]]  # a failed step and its error -> the requests to fail
 
 
 class Capability(Protocol):
-    """Hooks around each step, on the host: speculation (Part 16), grammars (Part B). Several capabilities are
-    called in the engine's order, each with what the one before returned. A step whose `before_submit` or
-    `after_result` raises has failed.
+    """Hooks around each step, on the host: speculation (Part 16), grammars (Extension B).
+
+    Capabilities are called in the engine's order, and each gets what the capability before it returned. If
+    `before_submit` or `after_result` raises, the step has failed.
     """
 
     def before_submit(self, step: Step) -> Batch:
-        """Called once a step, after it was scheduled and before it is submitted. Returns the record to be
-        submitted: `step.batch`, or a copy of it with other draws. Changes neither step nor requests.
+        """Return the record to submit: `step.batch`, or a copy of `step.batch` with other draws.
+
+        Called once for each step, after the step was scheduled and before it is submitted. Must not change
+        the step or its requests.
         """
 
     def must_land_first(self, step: Step) -> bool:
-        """Called by an engine one step ahead (Part 13), before it schedules the next step: `step` is in
-        flight. True: its tokens are needed for that, so it lands first. Changes nothing.
+        """Whether `step`, which is in flight, must land before the next step is scheduled, because the next
+        step needs its tokens. Called by an engine that runs one step ahead (Part 13). Must change nothing.
         """
 
     def after_result(self, step: Step, result: StepResult) -> StepResult:
-        """Called once a step, when its result was read and no token of it is appended yet. Returns the result
-        that counts: `result`, or one with other tokens, log probabilities, drafts, counters. Not called for a
-        step that failed. May change the capability's own state, and reserve memory for drafts.
+        """Return the result to use: `result`, or one with other tokens, log probabilities, drafts, counters.
+
+        Called once for each step that did not fail, after its result was read and before its tokens are
+        appended. May change the capability's own state, and may reserve memory for drafts.
         """
 
 
@@ -62,8 +66,10 @@ class Adapters(Protocol):
     """The adapters that requests may ask for (Part 18)."""
 
     def key(self, adapter: Any) -> str:
-        """What scheduler and cache call the adapter that a request asks for. It is called when the request is
-        queued, by the thread that steps. Raises ParameterError.
+        """The name by which scheduler and cache know the adapter that a request asks for.
+
+        The thread that steps calls this when the request is queued. Raises ParameterError if the adapter is
+        refused.
         """
 
 
@@ -71,14 +77,16 @@ class Adapters(Protocol):
 class Submission:
     """A request as one user sent it: `n` samples of one prompt."""
 
-    prompt: str | None  # None: it came as token ids
+    prompt: str | None  # None if the user sent token ids
     samples: list[Request]
-    prompt_logprobs: Logprobs | None = None  # once complete; a preempted request forgets its own
+    prompt_logprobs: Logprobs | None = None  # kept here once complete: a preempted request forgets its own
 
 
 class LLMEngine:
-    """Composes a scheduler, an executor and a tokenizer; `step` is the whole engine: launch, then land. An
-    engine that launches the next step before it lands the last one (Part 13) overrides `step`.
+    """Composes a scheduler, an executor and a tokenizer.
+
+    `step` launches a step and lands it. An engine that launches the next step before it lands the last one
+    (Part 13) overrides `step`.
     """
 
     def __init__(
@@ -94,9 +102,10 @@ class LLMEngine:
         adapters: Adapters | None = None,
         capabilities: Sequence[Capability] = (),
     ) -> None:
-        """`max_model_len` bounds prompt plus output; default: what the model sees. `adapters`: needed where
-        `supports` has "adapter". `capabilities` are called in their order. Raises ValueError: the model or
-        the cache has no room for `max_model_len` tokens.
+        """`max_model_len` is the most tokens of a request, prompt and output together; the default is
+        `config.max_positions`. `adapters` is needed if `supports` contains "adapter". `capabilities` are
+        called in the order given. Raises ValueError if the model or the cache has no room for
+        `max_model_len` tokens.
         """
         self.max_model_len = max_model_len or config.max_positions
         if self.max_model_len > config.max_positions or not scheduler.cache.fits(self.max_model_len):
@@ -107,11 +116,13 @@ class LLMEngine:
         self.tokenizer, self.config = tokenizer, replace(config, max_positions=self.max_model_len)
         self.scheduler, self.executor, self.recover = scheduler, executor, recover
         self.listeners = Listeners() if listeners is None else listeners
-        scheduler.listeners = self.listeners  # it reports to the same ones
+        scheduler.listeners = self.listeners  # scheduler and engine report to the same listeners
         self.supports, self.adapters, self.capabilities = supports, adapters, list(capabilities)
-        self._submissions: dict[str, Submission] = {}  # by request id, until it has finished
+        self._submissions: dict[str, Submission] = {}  # unfinished requests, by request id
         self._steps = self._empty_steps = 0
         self._process_id = os.getpid()
+        # Called, in any thread, when no step can be computed any more.
+        self.on_lost: list[Callable[[BaseException], None]] = []
 
     def make_requests(
         self,
@@ -123,8 +134,10 @@ class LLMEngine:
         adapter: Any = None,
         cache_salt: str | None = None,
     ) -> list[Request]:
-        """The n samples of one request, checked but not queued; safe to call from any thread. `adapter` is
-        what `Adapters.key` understands; whether it is there is checked when the request is queued.
+        """Check a request, and return its `params.n` samples, which are not queued. Any thread may call this.
+
+        `priority` is from -MAX_PRIORITY to MAX_PRIORITY, and the lowest goes first. `adapter` is a value that
+        `Adapters.key` accepts; `add` checks that the adapter exists.
 
         Raises ParameterError for a field or a prompt that is refused, and RuntimeError in a forked process,
         where a step would hang.
@@ -167,7 +180,10 @@ class LLMEngine:
     def add_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options
     ) -> None:
-        """Queue a request; `options` as in `make_requests`. Raises ParameterError: nothing was queued."""
+        """Check and queue a request. `options` are those of `make_requests`.
+
+        Raises ParameterError if the request is refused. A refused request is not queued.
+        """
         try:
             samples = self.make_requests(request_id, prompt, params, **options)
             self.add(request_id, samples, prompt)
@@ -176,8 +192,10 @@ class LLMEngine:
             raise
 
     def add(self, request_id: str, samples: list[Request], prompt: Prompt) -> None:
-        """Queue what `make_requests` made. Raises ParameterError: its id is in use, or its adapter is not
-        there (and whatever else `Adapters.key` raises).
+        """Queue the samples that `make_requests` returned.
+
+        Raises ParameterError if an unfinished request has the same id or if the adapter does not exist, and
+        whatever else `Adapters.key` raises.
         """
         if request_id in self._submissions:
             raise ParameterError(
@@ -193,7 +211,9 @@ class LLMEngine:
             self.scheduler.add(request)
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
-        """Stop a request, waiting or running. Returns its last output; None: unknown, or finished."""
+        """Stop a waiting or running request. Returns its last output, or None if no unfinished request has
+        this id.
+        """
         submission = self._submissions.get(request_id)
         if submission is None:
             return None
@@ -203,6 +223,17 @@ class LLMEngine:
                 self.listeners.tell("on_finish", request)
         return self._output(request_id)
 
+    def lose(self, error: BaseException) -> None:
+        """Call each callback of `on_lost` with `error`, the reason why no step can be computed any more. Any
+        thread may call this.
+        """
+        for callback in list(self.on_lost):
+            callback(error)
+
+    def shutdown(self) -> None:
+        """End the processes and threads that compute for this engine. No step may follow."""
+        self.executor.shutdown()
+
     def has_unfinished_requests(self) -> bool:
         return bool(self._submissions)
 
@@ -210,13 +241,14 @@ class LLMEngine:
         return list(self._submissions)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step, and give an output for each request that was in it."""
+        """Run one step. Returns an output for each request of the step."""
         step = self.launch()
         return self.land(step) if step else self._stuck()
 
     def launch(self) -> Step | None:
-        """Schedule a step and submit it. None: no request can run. A step whose submission fails comes back
-        with its `error`, and `land` deals with it.
+        """Schedule a step and submit it. Returns None if no request can run.
+
+        If the submission fails, the step's `error` is set, and `land` recovers from it.
         """
         start = time.perf_counter()
         step = self.scheduler.schedule()
@@ -234,10 +266,10 @@ class LLMEngine:
         return step
 
     def land(self, step: Step) -> list[RequestOutput]:
-        """Wait for a step's result, append its tokens, and give an output for each request that was in it and
-        has not finished meanwhile.
+        """Wait for a step's result, and append its tokens. Returns an output for each request of the step
+        that has not finished meanwhile. A step that failed is rolled back (`_recover`).
         """
-        # 1. The result, as the capabilities return it. If the step failed, it is rolled back.
+        # 1. Get the result, as the capabilities return it. If the step failed, roll it back.
         try:
             result = step.result()
             for capability in self.capabilities:
@@ -245,7 +277,7 @@ class LLMEngine:
         except Exception as error:
             return self._recover(step, error)
         landed_at = time.perf_counter()
-        # 2. Its tokens are appended, with stop checks: nothing after the last token counts.
+        # 2. Append the tokens, with stop checks: tokens after the one that ends a request are dropped.
         live = [(s, r) for s, r in enumerate(step.requests) if r.state is not FINISHED]
         ended = [request for s, request in live if _confirm(request, s, result, landed_at)]
         # 3. The scheduler learns what was appended. Finished requests leave, and their memory is free.
@@ -255,7 +287,9 @@ class LLMEngine:
         return self._report(step, landed_at, [request for _, request in live], ended, result.counters)
 
     def _recover(self, step: Step, error: Exception) -> list[RequestOutput]:
-        """Roll back a step that failed, and end the requests that `recover` names. Outputs as of `land`."""
+        """Roll back a step that failed, and end the requests that `recover` names. Returns their outputs, and
+        those of the step's requests.
+        """
         landed_at = time.perf_counter()
         self.scheduler.rollback(step)
         failed = [r for r in self.recover(step, error) if r.state is not FINISHED]
@@ -266,8 +300,10 @@ class LLMEngine:
         return self._report(step, landed_at, [*live, *failed], failed, error=error_text(error))
 
     def _stuck(self) -> list[RequestOutput]:
-        """Called when no request could run. The second time in a row, nothing will ever change: the first
-        request in line fails. Returns its last output.
+        """Deal with a step in which no request could run. Returns the outputs of requests that fail.
+
+        The first such step in a row fails no request. After the second, waiting longer would change nothing,
+        so the first request in line fails.
         """
         queue = [*self.scheduler.running, *self.scheduler.waiting]
         self._empty_steps += 1
@@ -294,7 +330,7 @@ class LLMEngine:
         counters: dict[str, float] | None = None,
         error: str | None = None,
     ) -> list[RequestOutput]:
-        """The outputs of a step that has landed. Listeners hear of the step, then of requests that ended."""
+        """Return the outputs of a landed step. Tell listeners of the step, then of the ended requests."""
         batch = step.batch
         outputs = [self._output(request_id) for request_id in dict.fromkeys([r.request_id for r in live])]
         self._steps += 1
@@ -322,14 +358,16 @@ class LLMEngine:
         return outputs
 
     def _output(self, request_id: str) -> RequestOutput:
-        """A request's output so far; lists that still grow are not copied. A finished one is forgotten."""
+        """Return a request's output so far. Lists that still grow are not copied. If all samples have
+        finished, the engine forgets the request.
+        """
         submission = self._submissions[request_id]
         completions: list[CompletionOutput] = []
         finished, error = True, None
         for request in submission.samples:
             output = request.output
             reason = output.finish_reason
-            snapshot: Callable[[list], Sequence] = list if reason else Snapshot  # finished: nothing grows
+            snapshot: Callable[[list], Sequence] = list if reason else Snapshot  # a finished list is copied
             completion = CompletionOutput(
                 len(completions), output.visible, snapshot(output.token_ids), reason, output.stop_reason
             )
@@ -361,8 +399,8 @@ class LLMEngine:
 
 
 def _refuse_forked(process_id: int) -> None:
-    """Raises RuntimeError: this process was forked from the one that made the engine, and computes with
-    several threads. A fork copies one thread, and would wait for ever for the others.
+    """Raise RuntimeError if this process is a fork of `process_id` and computes with several threads: a fork
+    copies one thread only, and a step would wait for ever for the others.
     """
     if os.getpid() != process_id and torch.get_num_threads() > 1:
         raise RuntimeError(
@@ -373,13 +411,14 @@ def _refuse_forked(process_id: int) -> None:
 
 
 def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
-    """Append the tokens of sequence s of the step, read at `now`. Returns whether the request has ended: by
-    its last token, or by an error, which ends no other request.
+    """Append the tokens that the step chose for its sequence `s`, read at time `now`. Returns whether the
+    request has ended: by its last token, or by an error, which ends no other request.
     """
     try:
-        if result.prompt_logprobs and request.state is State.RUNNING:  # else preempted: computed again later
+        # A preempted request computes the log probabilities of its prompt again later.
+        if result.prompt_logprobs and request.state is State.RUNNING:
             request.prompt_logprobs += result.prompt_logprobs[s]
-        scores = result.logprobs[s] if result.logprobs else None  # None, or empty: not asked for
+        scores = result.logprobs[s] if result.logprobs else None  # None or empty if the request asks for none
         for i, token_id in enumerate(result.tokens[s]):
             if token_id == NO_TOKEN:
                 raise ArithmeticError("the model's logits are not finite numbers")

@@ -1,8 +1,9 @@
-"""How outputs get from the engine's thread to the event loops in which they are read. Part 6.
+"""Brings outputs from the engine's thread to the event loops in which they are read. Part 6.
 
-Promises that the thread never waits for a reader; that an output is replaced only by one that contains it;
-and that a step wakes a loop once, however many requests are read there. Knows no engine: functions that begin
-and abort a request are handed in.
+The module promises that the engine's thread never waits for a reader, that an unread output is replaced only
+by a later output of the same request, which contains it, and that a step wakes each event loop once, however
+many requests are read there. The module does not know the engine: a `Reader` is given the functions that
+begin and abort its request.
 """
 
 import asyncio
@@ -13,25 +14,28 @@ from engine.decoding.outputs import RequestOutput
 
 
 class EngineError(RuntimeError):
-    """The request failed in the engine, through no fault of its own; the message says why."""
+    """The engine failed a request that was valid. The message says why."""
 
 
 def error_text(error: BaseException) -> str:
-    """The error as users see it: its type and its message."""
+    """The error as users see it: "type: message"."""
     return f"{type(error).__name__}: {error}"
 
 
 class Post:
-    """Sends outputs from the engine's thread into one event loop: one call wakes the loop for all of them."""
+    """Sends outputs from the engine's thread to one event loop. One wake-up delivers all that were sent."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self._lock = loop, threading.Lock()
         self._news: dict[Mailbox, RequestOutput | Exception] = {}
 
     def send(self, news: "dict[Mailbox, RequestOutput | Exception]") -> None:
-        """Have the loop put these outputs into their mailboxes. Raises RuntimeError: the loop has closed."""
+        """Have the loop put each output, or exception, into its mailbox. Any thread may call this.
+
+        Raises RuntimeError if the loop has closed.
+        """
         with self._lock:
-            is_first = not self._news  # else the loop is awake already, and takes these, too
+            is_first = not self._news  # if not the first, the loop has been woken and will deliver these, too
             self._news |= news
         if is_first or self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._hand_out)
@@ -44,36 +48,39 @@ class Post:
 
 
 class Mailbox:
-    """One request's latest output, in its reader's event loop."""
+    """Holds the latest output of one request, in its reader's event loop."""
 
     def __init__(self, post: Post) -> None:
         self.post = post
         self.unread: RequestOutput | Exception | None = None
-        self._filled: asyncio.Future | None = None  # what the reader waits for
+        self._filled: asyncio.Future | None = None  # the future that the reader awaits
 
     def put(self, output: RequestOutput | Exception) -> None:
-        """Store an output, in place of one that was not read yet: the new one contains it."""
+        """Store an output. It replaces an unread output, since each output contains the earlier ones."""
         self.unread = output
         if self._filled and not self._filled.done():
             self._filled.set_result(None)
 
     def filled(self) -> asyncio.Future:
-        """A future that is done when an output comes; to be awaited while `unread` is None."""
+        """Return a future that is done when the next output comes. Await it only while `unread` is None."""
         self._filled = self.post.loop.create_future()
         return self._filled
 
 
 class Reader:
-    """An asynchronous iterator over one request's outputs, each with everything so far; the last is finished.
+    """An asynchronous iterator over the outputs of one request.
 
-    The first output that is asked for begins the request. Whoever leaves early (`aclose`, cancelled, or the
-    iterator is dropped) aborts it.
+    Each output contains all tokens so far; the last output is `finished`. The request begins when the first
+    output is asked for. The request is aborted if its reader leaves early: calls `aclose`, is cancelled, or
+    drops the iterator.
     """
 
     def __init__(
         self, mailbox: Mailbox, begin: Callable[[], None], abort: Callable[[], None], tokens: int
     ) -> None:
-        """`tokens`: of all samples of the request at most, prompts included (Part 15 counts them)."""
+        """`begin` queues the request, `abort` ends it. `tokens` is the most tokens that all samples of the
+        request can have together, prompts included; Part 15 limits the sum over requests.
+        """
         self._mailbox, self._begin, self._abort, self.tokens = mailbox, begin, abort, tokens
         self._begun = self._ended = False
 
@@ -81,8 +88,9 @@ class Reader:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """The latest output, once there is one that was not read. Raises EngineError: the request failed; or
-        the exception that was put in the output's place.
+        """Wait for an unread output, and return the latest.
+
+        Raises EngineError if the request failed, and any exception that was put in place of an output.
         """
         if self._ended:
             raise StopAsyncIteration
@@ -105,6 +113,7 @@ class Reader:
         return output
 
     async def aclose(self) -> None:
+        """Abort the request if it has begun and not finished. The iterator gives no more outputs."""
         self._leave()
 
     def __del__(self) -> None:

@@ -1,10 +1,10 @@
-"""A conversation as the text its model was trained on: the checkpoint's own chat template. Part 14.
+"""Writes a conversation as the text that a model was trained on, by the checkpoint's chat template. Part 14.
 
-Promises the text of Hugging Face's `apply_chat_template`, and a way to keep special tokens the template's
-own (`guarded`). A template is a small program (Jinja) that comes with a checkpoint: it runs in a sandbox
-(template_sandbox.py), which keeps it from this process and its files, and bounds its time and its length.
-Knows no roles: which there are, and in which order, is the template's business. Document:
-https://huggingface.co/docs/transformers/chat_templating
+Promises the text of Hugging Face's `apply_chat_template`. `guarded` ensures that only the template, and no
+message, writes special tokens. A template is a small Jinja program that comes with a checkpoint. It runs in a
+sandbox (template_sandbox.py), which keeps it from this process and its files, and limits its time and the
+length of its text. Does not know which roles there are, or in which order: the template checks the roles.
+Document: https://huggingface.co/docs/transformers/chat_templating
 """
 
 import json
@@ -26,28 +26,32 @@ from engine.text.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 MAX_TEMPLATE_CHARACTERS = 1_000_000
-GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters: Unicode keeps them out of every text
-# What a template may raise, beside Jinja's own errors.
+GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # Unicode noncharacters, which no text should have
+# Errors that a template may raise beside Jinja's own errors.
 FAILURES = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
 )  # fmt: skip
 
 
 class ChatError(ValueError):
-    """The template refuses a conversation, in its own words, or fails."""
+    """The template refuses a conversation, or fails.
+
+    The message has the words of the template or the error.
+    """
 
 
 def guarded(
     messages: Sequence[Mapping[str, str]], special_tokens: Collection[str]
 ) -> tuple[list[dict[str, str]], str]:
-    """The messages with a guard in every special token that their contents spell, and that guard.
+    """Return (guarded messages, guard): copies of the messages in which no content spells a special token.
 
-    Who writes "<|assistant|>" into a message must not begin a turn by it. So a character stands behind the
-    first one of each such text, also where two of them overlap, and the text is that token's no longer;
-    `Tokenizer.encode` takes the guard out again, once it has found the special tokens. It is the first of
-    GUARDS that no content has. Nothing else is changed, the messages given stay as they are, and without
-    special tokens there is nothing to guard. (A token of a single character has no place for a guard: it is
-    not kept out.) Raises ChatError: all of GUARDS are in use.
+    A user who writes "<|assistant|>" into a message must not begin a new turn. So a guard, a single
+    character, is inserted after the first character of every special token in a content, also where two
+    special tokens overlap. The content then has no special token. `Tokenizer.encode` removes the guard after
+    it has found the special tokens. The guard is the first of GUARDS that no content has. Nothing else
+    changes, the given messages do not change, and without special tokens no guard is inserted. A special
+    token of a single character is not guarded, because it has no place for a guard. Raises ChatError if the
+    contents use all of GUARDS.
     """
     contents = "".join(message["content"] for message in messages)
     guard = next((guard for guard in GUARDS if guard not in contents), None)
@@ -55,23 +59,25 @@ def guarded(
         raise ChatError(f"the contents hold all {len(GUARDS)} noncharacters from U+FDD0 on")
     guarded_messages = []
     for message in messages:
-        content, cuts = message["content"], set()  # cuts: where a guard is put in
+        content, cuts = message["content"], set()  # cuts: the indices where a guard is inserted
         for token in special_tokens:
             start = content.find(token)
             while start >= 0:
                 cuts.add(start + 1)
-                start = content.find(token, start + 1)  # what overlaps is found, too
+                start = content.find(token, start + 1)  # also finds a token that overlaps this one
         pieces = (content[a:b] for a, b in pairwise([0, *sorted(cuts), len(content)]))
         guarded_messages.append({**message, "content": guard.join(pieces)})
     return guarded_messages, guard
 
 
 class ChatTemplate:
-    """How a conversation is written down for one model."""
+    """The chat template of one model."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """`special_tokens`: bos_token and its kin, which templates may use. Raises CheckpointError: `source`
-        is no template.
+        """A template from its Jinja source.
+
+        `special_tokens` maps names such as "bos_token", which the template may use, to texts. Raises
+        CheckpointError if `source` is not a template, or has more than MAX_TEMPLATE_CHARACTERS.
         """
         environment = BoundedEnvironment([loopcontrols, _Generation], {"tojson": _to_json})
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
@@ -87,16 +93,16 @@ class ChatTemplate:
 
     @classmethod
     def from_pretrained(cls, name: str | Path) -> "ChatTemplate | None":
-        """The template of an embedded model, a folder or a hub id: chat_template.jinja, else what
-        tokenizer_config.json says; of several, the one called default. None: the model has none.
+        """Read the template of an embedded model, a folder or a hub id. Returns None if the model has none.
 
-        Raises CheckpointError for a file that cannot be read.
+        The template is in chat_template.jinja, else in tokenizer_config.json. If tokenizer_config.json has
+        several templates, the template "default" is read. Raises CheckpointError if a file cannot be read.
         """
         folder = resolve(name)
         path = folder / "tokenizer_config.json"
         config = read_json(path) if path.exists() else {}
         source = config.get("chat_template")
-        if isinstance(source, list):  # of {"name", "template"}
+        if isinstance(source, list):  # each entry is a dict with "name" and "template"
             templates = {
                 entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)
             }
@@ -110,10 +116,11 @@ class ChatTemplate:
         return cls(source, {name: text for name, text in tokens.items() if text is not None})
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The text of these messages ({"role", "content"}), and the beginning of the answer to come.
+        """The text of `messages`, which are dicts with "role" and "content".
 
-        There are neither tools nor documents, and a template may ask whether there are. Raises ChatError: the
-        template refuses the messages, fails, or takes too much.
+        With `add_generation_prompt`, the text ends with the beginning of the model's answer. A template may
+        ask for tools and documents; both are None. Raises ChatError if the template refuses the messages,
+        fails, or exceeds the sandbox's limits.
         """
         try:
             return render(
@@ -139,8 +146,11 @@ def chat_prompt(
     config: ModelConfig,
     add_generation_prompt: bool = True,
 ) -> tuple[str, list[int]]:
-    """(text, token ids) of a conversation, as the model reads it. The template writes special tokens itself:
-    the tokenizer adds none, and contents give none. Raises ChatError or ParameterError.
+    """Return (text, token ids) of a conversation, as the model reads it.
+
+    Only the template writes special tokens: the tokenizer adds none, and special tokens in contents are
+    encoded as ordinary text. Raises ChatError as `ChatTemplate.render` does, and ParameterError as
+    `prompt_token_ids` does.
     """
     special_tokens = [token.content for token in tokenizer.added.values() if token.special]
     messages, guard = guarded(messages, special_tokens)
@@ -150,7 +160,10 @@ def chat_prompt(
 
 
 class _Generation(Extension):
-    """`{% generation %}`: around what the model says, for those who train it. Here, no more than its body."""
+    """The tag `{% generation %}`, which marks the model's words for training.
+
+    Here it renders only its body.
+    """
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -160,21 +173,24 @@ class _Generation(Extension):
 
 
 def _text(token: Any) -> str | None:
-    """A special token in tokenizer_config.json: its text, or a record with it."""
+    """The text of a special token in tokenizer_config.json, which is a string or a dict with "content".
+
+    None for any other value.
+    """
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 
 
 def _refuse(message: object) -> NoReturn:
-    """`raise_exception` in a template."""
+    """The function `raise_exception` of a template."""
     raise TemplateError(to_text(message))
 
 
 def _now(format: str) -> str:
-    """`strftime_now` in a template: the time of day."""
+    """The function `strftime_now` of a template: the current local time, formatted."""
     return datetime.now().strftime(format)
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    """As Hugging Face's, and unlike Jinja's own: nothing is escaped for HTML."""
+    """The filter `tojson` as in Hugging Face. Unlike Jinja's own filter, it does not escape for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)

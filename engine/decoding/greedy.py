@@ -1,8 +1,8 @@
 """The loop every language model runs: predict, choose, append, repeat.
 
-Promises the tokens of Hugging Face's `generate(do_sample=False)`. Knows neither how logits are computed
-(`forward` is handed in: everything anew here, with a cache from Part 3 on) nor how to choose otherwise than
-by the maximum (`choose` is handed in too: Part 5). Part 2.
+Promises the tokens of Hugging Face's `generate(do_sample=False)`. Does not know how logits are computed: the
+caller hands in `forward`, which computes everything anew here, and uses a cache from Part 3 on. Knows only
+one way to choose a token, the maximum: a caller may hand in another `choose` (Part 5). Part 2.
 """
 
 import time
@@ -21,24 +21,25 @@ from engine.models.config import ModelConfig
 from engine.models.language_model import LanguageModel
 from engine.text.tokenizer import Tokenizer
 
-Forward = Callable[[Sequence[int]], Tensor]  # all token ids so far -> logits[V] of the next one
+Forward = Callable[[Sequence[int]], Tensor]  # all token ids so far -> logits[V] of the next token
 Choose = Callable[[Tensor], int]  # logits[V] -> token id
 
-SUPPORTS: frozenset[str] = frozenset()  # of the fields that later parts bring: none
+SUPPORTS: frozenset[str] = frozenset()  # no field of SamplingParams that a later part adds
 
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """One turn of the loop."""
+    """One iteration of the loop."""
 
     token_id: int
-    text: str  # what became safe to show: perhaps nothing, perhaps several characters
-    logits: Tensor  # [V], what the choice was made from
+    text: str  # the text that is safe to show since the step before: "" or some characters
+    logits: Tensor  # [V]: the logits from which the token was chosen
     time: float  # seconds, of time.perf_counter()
-    output: GrowingOutput  # everything so far
+    output: GrowingOutput  # the whole output so far
 
     @property
     def finish_reason(self) -> FinishReason | None:
+        """Why the output has ended, or None if another token follows."""
         return self.output.finish_reason
 
 
@@ -52,7 +53,10 @@ class Candidate:
 
 
 class FullForward:
-    """Logits by running the whole sequence through the model, every time: simple, right, and ever slower."""
+    """The `Forward` that runs the whole sequence through the model for each token.
+
+    Each call takes longer than the call before, because the sequence grows.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -63,11 +67,11 @@ class FullForward:
         tokens = torch.tensor(token_ids, device=self.device)  # [T]
         positions = torch.arange(len(token_ids), device=self.device)  # [T]
         hidden = self.model(tokens, positions, causal)  # [T, D]
-        return self.model.logits(hidden[-1:])[0]  # [V]: only the last token's successor is unknown
+        return self.model.logits(hidden[-1:])[0]  # [V]: only the token after the last one is unknown
 
 
 def argmax(logits: Tensor) -> int:
-    """The likeliest token; the lowest id among equals."""
+    """The id of the largest of logits[V]; of equal logits, the lowest id."""
     return int(logits.argmax())
 
 
@@ -80,10 +84,10 @@ def decode_steps(
     choose: Choose = argmax,
     supports: frozenset[str] = SUPPORTS,
 ) -> Iterator[DecodeStep]:
-    """Generate token by token; a `DecodeStep` after each, the last one with a finish reason.
+    """Generate token by token, and yield a `DecodeStep` after each token. The last step has a finish reason.
 
-    `prompt` is text or token ids. Raises ParameterError, before the first step, for a field or a prompt it
-    refuses.
+    `prompt` is text or token ids. `supports` names the fields of `params` that `forward` and `choose`
+    implement. Raises ParameterError, before the first step, for a field or a prompt that is not accepted.
     """
     params = params or SamplingParams()
     refuse_unsupported(params, supports)
@@ -96,14 +100,14 @@ def decode_steps(
 def _decode(
     forward: Forward, token_ids: list[int], output: GrowingOutput, choose: Choose
 ) -> Iterator[DecodeStep]:
-    """The loop itself: a DecodeStep per token, until `output` has a finish reason. No forward after the last
-    token.
+    """Yield a DecodeStep for each token, until `output` has a finish reason. `forward` is not called after
+    the last token.
 
-    `token_ids` is the sequence: each new id is appended to this very list, which `forward` reads next.
-    `output` takes each id too, and its `visible` says how far the text may be shown; a DecodeStep has what
-    was added to it.
-    Tokens that `output` bans just now get the logit -inf, in a copy: `forward`'s tensor is its own. The
-    DecodeStep carries the logits that the choice was made from, with the bans in them.
+    `token_ids` is the whole sequence. Each new id is appended to this list, which `forward` reads next, and
+    to `output`. `output.visible` is the text that may be shown, and a DecodeStep has the text that its token
+    added to `output.visible`. Tokens in `output.banned_token_ids` get the logit -inf in a copy of the logits,
+    because `forward` may use its own tensor again. A DecodeStep has the logits with the bans, from which its
+    token was chosen.
     """
     num_shown = 0
     while output.finish_reason is None:
@@ -112,10 +116,10 @@ def _decode(
         if output.banned_token_ids:
             banned = torch.tensor(output.banned_token_ids, device=logits.device)
             logits = logits.index_fill(0, banned, -torch.inf)
-        # 2. Choose, and let the sequence grow by one.
+        # 2. Choose a token, and append it to the sequence.
         token_id = choose(logits)
         token_ids.append(token_id)
-        # 3. Is that the end? Which text is safe to show?
+        # 3. Is this token the last one? Which text is safe to show?
         output.append(token_id)
         text = output.visible[num_shown:]
         num_shown += len(text)
@@ -130,7 +134,10 @@ def generate(
     params: SamplingParams | None = None,
     request_id: str = "0",
 ) -> RequestOutput:
-    """`decode_steps` to its end, in one record with the times of its tokens."""
+    """Run `decode_steps` to its end, and return the whole output with the time of each token.
+
+    Raises ParameterError as `decode_steps` does.
+    """
     stats = RequestStats(arrival=time.perf_counter())
     token_ids = prompt_token_ids(prompt, tokenizer, config)
     for step in decode_steps(forward, tokenizer, config, token_ids, params):
@@ -142,7 +149,7 @@ def generate(
 
 
 def top_candidates(logits: Tensor, tokenizer: Tokenizer, k: int = 5) -> list[Candidate]:
-    """The k likeliest next tokens of logits[V]: a look at what the loop chose from."""
+    """The k likeliest next tokens of logits[V], the likeliest first. An unknown id has the text ""."""
     probabilities, ids = torch.softmax(logits.float(), dim=-1).topk(k)
     return [
         Candidate(id, tokenizer.decode([id]) if id in tokenizer else "", p)

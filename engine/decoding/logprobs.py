@@ -1,8 +1,8 @@
-"""How likely the model thought a token was, its rank, and the likeliest tokens beside it.
+"""Log probabilities: how likely a token was for the model, its rank, and the likeliest tokens.
 
-Promises numbers from the model's raw logits, in fp32, whatever bias, penalties and temperature made of them
-later. Scores are kept as small arrays, and become records when somebody reads them. Does not know which row
-of a step speaks of which token (engine/requests/batch.py does). Part 10.
+Promises numbers from the model's raw logits in fp32, before bias, penalties and temperature. Scores are kept
+in small arrays, and become `Logprob` records only when they are read. Does not know which row of a step
+belongs to which token (engine/requests/batch.py does). Part 10.
 """
 
 import math
@@ -18,11 +18,11 @@ from engine.decoding.outputs import Logprob
 from engine.text.tokenizer import Tokenizer
 
 SUPPORTS = sampling.SUPPORTS | {"logprobs", "prompt_logprobs"}
-CHUNK_LOGITS = 2**22  # that are scored at once: 16 MiB of fp32, and as much again for their logarithms
+CHUNK_LOGITS = 2**22  # logits scored at once: 16 MiB in fp32, and 16 MiB for their log probabilities
 
 
 class Scores(NamedTuple):
-    """What R rows of logits say, each of one token and of the n likeliest."""
+    """The scores of one token of each of R rows of logits, and of the n likeliest tokens of each row."""
 
     logprobs: Tensor  # [R]: of the row's token
     ranks: Tensor  # [R]: of the row's token; 1 is the likeliest
@@ -31,11 +31,11 @@ class Scores(NamedTuple):
 
 
 def score(logits: Tensor, token_ids: Tensor, n: int) -> Scores:
-    """What logits[R, V] say of token_ids[R], a token for each row, and of the n likeliest tokens.
+    """Score token_ids[R], one token for each row of logits[R, V], and the n likeliest tokens of each row.
 
-    A log probability is the natural logarithm of a token's share in the softmax of its row, all V tokens
-    counted, worked out in fp32 whatever the logits are in. A rank is 1 more than the number of tokens that
-    are likelier, so equals share one. A vocabulary of fewer than n tokens gives all it has.
+    A log probability is the natural logarithm of a token's probability in the softmax over all V tokens of
+    its row. It is computed in fp32, whatever the dtype of the logits. A rank is 1 more than the number of
+    likelier tokens, so equally likely tokens share a rank. If V is less than n, all V tokens are returned.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)  # [R, V]
     token_logprobs = logprobs.gather(-1, token_ids[:, None])  # [R, 1]
@@ -45,8 +45,10 @@ def score(logits: Tensor, token_ids: Tensor, n: int) -> Scores:
 
 
 def score_in_chunks(logits_of: Callable[[slice], Tensor], token_ids: Tensor, n: int, V: int) -> Scores:
-    """`score` of token_ids[R] for any R: `logits_of` gives logits[r, V] of r of the rows at a time, and no
-    more than CHUNK_LOGITS numbers (or one row) are there at once.
+    """The `score` of token_ids[R], computed for a chunk of rows at a time to limit the memory.
+
+    `logits_of` takes a slice of the R rows and returns their logits [r, V]. A chunk has at most CHUNK_LOGITS
+    logits, or one row.
     """
     size = max(1, CHUNK_LOGITS // V)
     chunks = [slice(start, start + size) for start in range(0, len(token_ids), size)]
@@ -55,10 +57,10 @@ def score_in_chunks(logits_of: Callable[[slice], Tensor], token_ids: Tensor, n: 
 
 
 def perplexity(logprobs: Sequence[float]) -> float:
-    """e to the power of the mean surprise (the negated log probability): among how many equally likely tokens
-    the model might as well have been guessing, on average. 1 is certainty.
+    """e to the power of the mean negated log probability. A perplexity of N is that of a model that guesses
+    among N equally likely tokens. A perplexity of 1 means that the model was certain of each token.
 
-    Raises ValueError without any: "at least one log probability is needed".
+    Raises ValueError, "at least one log probability is needed", if there are none.
     """
     if not logprobs:
         raise ValueError("perplexity of no tokens: at least one log probability is needed")
@@ -66,8 +68,10 @@ def perplexity(logprobs: Sequence[float]) -> float:
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token's text; OpenAI's `bytes:\\xf0\\x9f` where its bytes are no text by themselves; `token_id:N` for
-    an id that the tokenizer does not know. No two tokens have the same.
+    """The text of a token for a table of log probabilities.
+
+    A token whose bytes are not UTF-8 is written as in OpenAI's API: `bytes:\\xf0\\x9f`. An id that the
+    tokenizer does not know is written `token_id:N`. No two tokens have the same text.
     """
     if token_id not in tokenizer:
         return f"token_id:{token_id}"
@@ -79,9 +83,10 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 class TokenScores(Mapping[int, Logprob]):
-    """Token id -> Logprob at one position: the token that is there, then the likeliest that are not it.
+    """A read-only map from token id to Logprob, for one position of a sequence.
 
-    A read-only dict that makes its entries when they are read: a step collects thousands, and few are read.
+    The first entry is the token at this position. The n likeliest tokens follow, without this token. A
+    `Logprob` is made when it is read, because a step collects thousands of entries and few of them are read.
     """
 
     __slots__ = ("_ids", "_logprobs", "_rank", "_text")
@@ -89,32 +94,33 @@ class TokenScores(Mapping[int, Logprob]):
     def __init__(
         self, token_ids: np.ndarray, logprobs: np.ndarray, rank: int, text: Callable[[int], str]
     ) -> None:
-        """`token_ids[1+n]` and `logprobs[1+n]`: of the token that is there, then of the n likeliest in order,
-        among which it may be again. `rank`: its rank. `text`: from a token id to its text.
+        """token_ids[1+n] and logprobs[1+n] have the token at this position first, then the n likeliest tokens
+        in order, which may include this token again. `rank` is the rank of this token. `text` returns the
+        text of a token id.
         """
         self._ids, self._logprobs, self._rank, self._text = token_ids, logprobs, rank, text
 
     @property
     def token_id(self) -> int:
-        """The token that is there."""
+        """The id of the token at this position."""
         return int(self._ids[0])
 
     @property
     def logprob(self) -> float:
-        """Its log probability."""
+        """The log probability of the token at this position."""
         return float(self._logprobs[0])
 
     def top(self, n: int) -> list[tuple[int, float]]:
-        """(id, log probability) of the n likeliest, or of as many as were asked of the engine."""
+        """(id, log probability) of the n likeliest tokens, or of all that the engine has scored, if fewer."""
         return list(zip(self._ids[1 : n + 1].tolist(), self._logprobs[1 : n + 1].tolist(), strict=True))
 
     def first(self, n: int) -> dict[int, Logprob]:
-        """The token that is there, then the n likeliest: the entries of `self`, but made in one pass."""
+        """The token at this position, then the n likeliest tokens: entries of `self`, made in one pass."""
         ids, logprobs = self._ids[: n + 1].tolist(), self._logprobs[: n + 1].tolist()
         records = {ids[0]: Logprob(logprobs[0], self._rank, self._text(ids[0]))}
         rank = 1
-        for i in range(1, len(ids)):  # from the likeliest on
-            if i > 1 and logprobs[i] != logprobs[i - 1]:  # equals share a rank
+        for i in range(1, len(ids)):  # from the likeliest token on
+            if i > 1 and logprobs[i] != logprobs[i - 1]:  # equally likely tokens share a rank
                 rank = i
             if ids[i] not in records:
                 records[ids[i]] = Logprob(logprobs[i], rank, self._text(ids[i]))

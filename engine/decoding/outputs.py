@@ -1,6 +1,6 @@
-"""What a user gets back: vLLM's RequestOutput and CompletionOutput, with every field from the first day.
+"""The records that a user receives: vLLM's RequestOutput and CompletionOutput, with the fields of all parts.
 
-Records only. A field that no part has filled yet is None. Part 2.
+A field is None until the part that fills it. Part 2.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,23 +13,24 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True)
 class Logprob:
-    """One candidate at one place (filled from Part 10 on)."""
+    """The score of one token at one position of a sequence (from Part 10 on)."""
 
     logprob: float  # natural logarithm of the probability
-    rank: int  # 1 is the most likely
-    decoded_token: str
+    rank: int  # 1 is the most likely token
+    decoded_token: str  # the token's text
 
 
-TokenLogprobs = Mapping[int, Logprob]  # by token id, at one place
-Logprobs = list[TokenLogprobs | None]  # None: nothing comes before the first token of a prompt
+TokenLogprobs = Mapping[int, Logprob]  # token id -> its score, at one position
+Logprobs = list[TokenLogprobs | None]  # None for the first token of a prompt: no logits predict it
 
 
 Item = TypeVar("Item")
 
 
 class Snapshot(Sequence[Item]):
-    """The items that a growing list has now, without a copy: the list only gets longer. Equal to any list of
-    the same items.
+    """The items that a growing list has at this moment, without a copy.
+
+    The list may only be appended to. A snapshot equals any list of the same items.
     """
 
     __slots__ = ("_items", "_length")
@@ -63,51 +64,57 @@ class Snapshot(Sequence[Item]):
 class CompletionOutput:
     """One continuation of a prompt."""
 
-    index: int  # which of the n samples
+    index: int  # the number of the sample among the request's n samples, from 0
     text: str
-    token_ids: Sequence[int]  # a list once it is finished
-    finish_reason: FinishReason | None = None  # None while it runs
+    token_ids: Sequence[int]  # a list once the continuation is finished
+    finish_reason: FinishReason | None = None  # None while the continuation grows
     stop_reason: int | str | None = None  # the stop token or stop string; None for end of sequence
-    cumulative_logprob: float | None = None
-    logprobs: Sequence[Mapping[int, Logprob]] | None = None  # of each token, if asked for
-    text_offsets: Sequence[int] | None = None  # with logprobs: where each token begins in the text decoded
+    cumulative_logprob: float | None = None  # the sum of the tokens' log probabilities, if requested
+    logprobs: Sequence[Mapping[int, Logprob]] | None = None  # of each token, if requested
+    text_offsets: Sequence[int] | None = None  # with logprobs: where each token begins in the decoded text
 
 
 @dataclass(slots=True)
 class RequestStats:
-    """When things happened, in seconds of a monotonic clock."""
+    """The times of a request's events, in seconds of a monotonic clock.
+
+    The properties need at least one output token.
+    """
 
     arrival: float
     token_times: list[float] = field(default_factory=list)  # when each output token was known
-    account: object | None = None  # what it has cost, where that is metered (Part 19)
+    account: object | None = None  # the request's cost, where cost is metered (Part 19)
 
     @property
     def time_to_first_token(self) -> float:
-        """Seconds from arrival to the first token: mostly reading the prompt (prefill)."""
+        """Seconds from arrival to the first token. Without a queue, most of them are the prefill's."""
         return self.token_times[0] - self.arrival
 
     @property
     def tokens_per_second(self) -> float:
-        """Output tokens per second, from arrival to the last of them."""
+        """Output tokens per second, from arrival to the last token."""
         return len(self.token_times) / (self.token_times[-1] - self.arrival)
 
     @property
     def time_per_output_token(self) -> float:
-        """Mean seconds between output tokens, the first one's wait left out; 0 for a single token."""
+        """Mean seconds between two output tokens; 0 for a single token.
+
+        The wait for the first is left out.
+        """
         gaps = len(self.token_times) - 1
         return (self.token_times[-1] - self.token_times[0]) / gaps if gaps else 0.0
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """All there is to say about one request, so far or finished."""
+    """The state of one request, while it runs or after it has finished."""
 
     request_id: str
-    prompt: str | None
+    prompt: str | None  # None if the prompt was given as token ids
     prompt_token_ids: Sequence[int]
-    outputs: list[CompletionOutput]
+    outputs: list[CompletionOutput]  # one for each of the n samples
     finished: bool
-    prompt_logprobs: Logprobs | None = None  # of each prompt token, once the whole prompt was read
-    num_cached_tokens: int | None = None  # prompt tokens found in a cache (Part 12)
-    error: str | None = None  # why it failed, with finish reason "error" (Part 6)
+    prompt_logprobs: Logprobs | None = None  # of each prompt token, once the whole prompt is computed
+    num_cached_tokens: int | None = None  # prompt tokens that were found in a cache (Part 12)
+    error: str | None = None  # why the request failed; its finish reason is then "error" (Part 6)
     stats: RequestStats | None = None

@@ -1,8 +1,8 @@
-"""What a user may ask of one generation: every field, from the first day.
+"""The parameters of one generation, with the fields of all parts. Part 2.
 
-Promises that a value is of the right kind and in range, and, by `refuse_unsupported`, that a field is never
-silently ignored: what the present composition cannot do is refused by name, with the part that brings it.
-Names and meanings are vLLM's and OpenAI's. Part 2.
+Promises that each value has the right type and range. `refuse_unsupported` promises that no field is silently
+ignored: a field that the present engine does not implement is refused, and the error names the field and the
+part that adds it. Names and meanings are those of vLLM and OpenAI.
 """
 
 import dataclasses
@@ -14,16 +14,16 @@ from functools import wraps
 from typing import Any, TypeVar
 
 Fields = TypeVar("Fields")
-# Each new token is compared with all of a request's stops. (The server's own bounds are lower.)
+# Limits, because each new token is compared with all stops of a request. (The server's limits are lower.)
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 1024
-MAX_LOGPROBS = 20  # likeliest tokens shown at each position
-MAX_SAMPLES = 128  # of a prompt: each is a sequence of its own
+MAX_LOGPROBS = 20  # likeliest tokens returned for each position
+MAX_SAMPLES = 128  # samples of one prompt; each sample is a sequence with its own keys and values
 
 
 class ParameterError(ValueError):
-    """A field's value is wrong or not supported here. `field` names it."""
+    """The value of a field is wrong, or not supported here. The attribute `field` is the field's name."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -31,11 +31,11 @@ class ParameterError(ValueError):
 
 
 class NotFoundError(ParameterError):
-    """The field names something that is not there, or not any more: an adapter (Part 18)."""
+    """The field names an object that does not exist, or no longer exists: an adapter (Part 18)."""
 
 
 def refuse_unknown_names(kind: type[Fields]) -> type[Fields]:
-    """Decorates a dataclass: an unknown name raises a TypeError, with the field that was meant."""
+    """Decorate a dataclass, so that an unknown field raises a TypeError that suggests a similar name."""
     names = [spec.name for spec in dataclasses.fields(kind)]  # type: ignore[arg-type]  # a dataclass
     init: Callable[..., None] = kind.__init__
 
@@ -55,34 +55,38 @@ def refuse_unknown_names(kind: type[Fields]) -> type[Fields]:
 
 
 def _field_of_part(default: Any, part: int, brings: str) -> Any:
-    """A field that has its effect from `part` on."""
+    """A dataclass field that has an effect from part number `part` on. `brings` says what the part adds."""
     return field(default=default, metadata={"part": part, "brings": brings})
 
 
 @refuse_unknown_names
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """One request's wishes. Raises ParameterError for a value out of range, TypeError for an unknown name."""
+    """The parameters of one request.
 
-    max_tokens: int | None = 16  # None: as many as the model's length leaves
-    min_tokens: int = 0  # no stop token may be chosen before this many
-    stop: str | tuple[str, ...] = ()  # text that ends the output
-    stop_token_ids: tuple[int, ...] = ()  # tokens that end it, besides the model's own
-    ignore_eos: bool = False  # go on past the model's end-of-sequence token
-    include_stop_str_in_output: bool = False
+    Raises ParameterError for a value of the wrong type or out of range, and TypeError for an unknown name.
+    """
+
+    max_tokens: int | None = 16  # None: as many tokens as the model's length leaves
+    min_tokens: int = 0  # no stop token may be chosen, and no stop string counts, before this many tokens
+    stop: str | tuple[str, ...] = ()  # strings that end the output
+    stop_token_ids: tuple[int, ...] = ()  # tokens that end the output, besides the model's own
+    ignore_eos: bool = False  # continue after the model's end-of-sequence token
+    include_stop_str_in_output: bool = False  # keep the stop string, or the stop token's text, in the text
     skip_special_tokens: bool = True  # leave tokens such as <|endoftext|> out of the text
 
-    # 0: greedy. None: greedy before Part 5, 1.0 from it on.
+    # From 0 (greedy) to 1000. None means greedy before Part 5, and 1.0 from Part 5 on.
     temperature: float | None = _field_of_part(None, 5, "sampling")
-    top_k: int = _field_of_part(0, 5, "sampling")  # 0 or -1: all
-    top_p: float = _field_of_part(1.0, 5, "sampling")
-    min_p: float = _field_of_part(0.0, 5, "sampling")
-    repetition_penalty: float = _field_of_part(1.0, 5, "sampling")
-    frequency_penalty: float = _field_of_part(0.0, 5, "sampling")
-    presence_penalty: float = _field_of_part(0.0, 5, "sampling")
-    logit_bias: dict[int, float] | None = _field_of_part(None, 5, "sampling")
-    seed: int | None = _field_of_part(None, 5, "sampling")
-    n: int = _field_of_part(1, 5, "sampling")
+    top_k: int = _field_of_part(0, 5, "sampling")  # only the k likeliest tokens; 0 or -1: all
+    top_p: float = _field_of_part(1.0, 5, "sampling")  # more than 0, up to 1: cumulative probability
+    min_p: float = _field_of_part(0.0, 5, "sampling")  # 0 to 1: share of the likeliest token's probability
+    repetition_penalty: float = _field_of_part(1.0, 5, "sampling")  # 0.01 to 100, for prompt and output
+    frequency_penalty: float = _field_of_part(0.0, 5, "sampling")  # -2 to 2, per occurrence in the output
+    presence_penalty: float = _field_of_part(0.0, 5, "sampling")  # -2 to 2, once per token of the output
+    logit_bias: dict[int, float] | None = _field_of_part(None, 5, "sampling")  # token id -> -100 to 100
+    seed: int | None = _field_of_part(None, 5, "sampling")  # 64 bits, signed; None: a random seed
+    n: int = _field_of_part(1, 5, "sampling")  # samples, 1 to MAX_SAMPLES
+    # 0 to MAX_LOGPROBS: how many of the likeliest tokens to score beside each token. None: no scores.
     logprobs: int | None = _field_of_part(None, 10, "logprobs")
     prompt_logprobs: int | None = _field_of_part(None, 10, "logprobs")
 
@@ -137,7 +141,10 @@ class SamplingParams:
     def _check(
         self, name: str, kind: type, low: float, high: float = math.inf, optional: bool = False
     ) -> None:
-        """Raise ParameterError for a field that is no `kind` from `low` to `high`. `optional`: or None."""
+        """Raises ParameterError if the field is not a `kind` from `low` to `high`, both included.
+
+        With `optional`, None is accepted, too.
+        """
         value = getattr(self, name)
         if optional and value is None:
             return
@@ -148,7 +155,10 @@ class SamplingParams:
 
 
 def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None:
-    """Raise ParameterError for a field that is set to have an effect which this composition does not have."""
+    """Raises ParameterError if a field asks for an effect of a later part and its name is not in `supports`.
+
+    A field whose value has no effect, such as its default, is accepted.
+    """
     for spec in dataclasses.fields(params):
         value = getattr(params, spec.name)
         has_no_effect = value == spec.default or (spec.name, value) in [("temperature", 0), ("top_k", -1)]
@@ -158,7 +168,7 @@ def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None
 
 
 def refuse_unknown_tokens(params: SamplingParams, vocab_size: int) -> None:
-    """Raise ParameterError for a token id that a model of `vocab_size` tokens does not have."""
+    """Raises ParameterError for a token id in `params` that is not from 0 to `vocab_size` - 1."""
     for name in ("stop_token_ids", "logit_bias"):
         for token_id in getattr(params, name) or ():
             if not 0 <= token_id < vocab_size:
@@ -168,13 +178,17 @@ def refuse_unknown_tokens(params: SamplingParams, vocab_size: int) -> None:
 
 
 def _is_a(value: Any, kind: type) -> bool:
-    """isinstance, with whole numbers accepted as floats, and neither true nor NaN as numbers."""
+    """isinstance(value, kind), but an int is a float, too, and neither a bool nor NaN is a number.
+
+    `kind` is str, int or float.
+    """
     accepted = (int, float) if kind is float else kind
     is_nan = value != value
     return isinstance(value, accepted) and not isinstance(value, bool) and not is_nan
 
 
 def _tuple_of(name: str, values: Any, kind: type) -> tuple:
+    """`values` as a tuple. Raises ParameterError if it is not a list or tuple of `kind`."""
     if not isinstance(values, (tuple, list)) or not all(_is_a(value, kind) for value in values):
         noun = "strings" if kind is str else "whole numbers"
         raise ParameterError(name, f"{name}={values!r}: a list of {noun} is accepted")
@@ -182,7 +196,10 @@ def _tuple_of(name: str, values: Any, kind: type) -> tuple:
 
 
 def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
-    """What a model's makers recommend, from its generation_config.json, as in vLLM."""
+    """The parameters that a model's generation_config.json recommends, as in vLLM.
+
+    Raises ParameterError for a value out of range.
+    """
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     defaults = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
     max_tokens = generation_config.get("max_new_tokens")

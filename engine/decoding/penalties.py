@@ -1,6 +1,7 @@
-"""What one request's bias and penalties do to which tokens, kept up to date while its output grows. Part 5.
+"""The logits that a request's bias and penalties change, kept up to date while the output grows. Part 5.
 
-Promises that a new token costs the same however long the output is: only that token's entry changes.
+Promises that the update for a new token takes the same time however long the output is: only the entry of
+this token changes.
 """
 
 from collections import Counter
@@ -10,21 +11,23 @@ import numpy as np
 
 from engine.decoding.params import SamplingParams
 
-START_LENGTH = 16  # room for so many tokens at first; it doubles when it is full
+START_LENGTH = 16  # the first capacity, in tokens; a full array doubles its capacity
 
 
 class Changes:
-    """tokens[C] and factors[C, 3]: the logit of `tokens[c]` is changed by `factors[c]`, (bias, repetition,
-    subtract). Entries 0, 1 and 0 change nothing.
+    """The changes of one request's logits: tokens[C] and factors[C, 3].
+
+    The logit of tokens[c] is changed by factors[c] = (bias, repetition, subtract), as `adjust` (sampling.py)
+    describes. The factors (0, 1, 0) change nothing.
     """
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
         self._params = params
-        self._index: dict[int, int] = {}  # token -> c, its index in both arrays
-        self._tokens = np.empty(START_LENGTH, np.int64)  # both grow
-        self._factors = np.empty((START_LENGTH, 3), np.float32)
-        self._counts: Counter[int] = Counter()  # how often each token is in the output so far
-        self._num_counted = 0  # of the output's tokens
+        self._index: dict[int, int] = {}  # token -> c, the token's index in both arrays
+        self._tokens = np.empty(START_LENGTH, np.int64)  # [capacity], of which C are used
+        self._factors = np.empty((START_LENGTH, 3), np.float32)  # [capacity, 3]
+        self._counts: Counter[int] = Counter()  # the occurrences of each token in the output so far
+        self._num_counted = 0  # the number of output tokens that `_counts` has counted
         for token, bias in (params.logit_bias or {}).items():
             self._factors_of(token)[0] = bias
         if params.repetition_penalty != 1:
@@ -34,8 +37,10 @@ class Changes:
     def for_output(
         self, output_ids: Sequence[int], guesses: Sequence[int] = ()
     ) -> tuple[np.ndarray, np.ndarray]:
-        """tokens[C], factors[C, 3] for this output, which begins with that of the last call. `guesses` count
-        as if they followed it (Part 16); the next call forgets them.
+        """(tokens[C], factors[C, 3]) for an output, which must begin with the output of the last call.
+
+        `guesses` are counted as if they followed the output (Part 16). The next call does not count them.
+        Without guesses, the arrays are views, which the next call may change.
         """
         p = self._params
         if p.frequency_penalty or p.presence_penalty or p.repetition_penalty != 1:
@@ -49,7 +54,10 @@ class Changes:
         return self._tokens[:C], self._factors[:C]
 
     def _with_guesses(self, guesses: Counter[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of tokens[C], factors[C, 3], as if each guess were in the output so many times more."""
+        """Copies of the two arrays, as if each token of `guesses` followed the output as often as it counts.
+
+        The arrays have an entry for each token of `guesses`, too.
+        """
         C = len(self._index)
         new_tokens = [token for token in guesses if token not in self._index]
         new_factors = np.tile(np.array([0, 1, 0], np.float32), (len(new_tokens), 1))  # [len(new_tokens), 3]
@@ -61,14 +69,14 @@ class Changes:
         return tokens, factors
 
     def _penalise(self, factors: np.ndarray, count: int) -> None:
-        """Set factors[3] of a token that the output has so often."""
+        """Set the factors [3] of a token that is in the output `count` times."""
         p = self._params
         factors[1] = p.repetition_penalty
         if p.frequency_penalty or p.presence_penalty:
             factors[2] = p.frequency_penalty * count + p.presence_penalty
 
     def _factors_of(self, token: int) -> np.ndarray:
-        """factors[3] of the token, to be changed in place; a new token's change nothing yet."""
+        """The factors [3] of a token: a view, to be changed in place. A new token starts with (0, 1, 0)."""
         if token not in self._index:
             c = self._index[token] = len(self._index)
             if c == len(self._tokens):  # full

@@ -1,4 +1,4 @@
-"""A prompt as token ids, checked against the model. Part 2."""
+"""Converts a prompt to token ids, and checks that the model accepts them. Part 2."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -7,7 +7,7 @@ from engine.decoding.params import ParameterError
 from engine.models.config import ModelConfig
 from engine.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int]  # text, or token ids
 
 
 def prompt_token_ids(
@@ -17,12 +17,15 @@ def prompt_token_ids(
     add_special_tokens: bool = True,
     guard: str = "",
 ) -> list[int]:
-    """Token ids of a text, or the given ids once each is known to the model. `add_special_tokens`: those that
-    the tokenizer puts around every text; a chat template writes its own (Part 14). `guard`: as in `encode`.
+    """The token ids of a prompt: those of its text, or the given ids.
 
-    Raises ParameterError (field `prompt`): empty, too long to leave room for one token, an id out of range
-    (a tokenizer may have more tokens than the model), or text that is not Unicode. What is too long is
-    refused before it is worked on: a text so long that no tokenizing could make it fit costs nothing.
+    `add_special_tokens` adds the special tokens that the tokenizer puts around every text. A chat template
+    writes its own special tokens (Part 14). `guard` is as in `Tokenizer.encode`.
+
+    Raises ParameterError (field `prompt`) if the prompt is empty, if it leaves no room for one token of
+    output, if the model does not have one of its ids (a tokenizer may have more ids than the model), or if
+    the tokenizer refuses the text. A text that is too long for any tokenization is refused without encoding
+    it.
     """
     if not isinstance(prompt, str):
         _check_length(len(prompt), config)
@@ -48,27 +51,27 @@ def prompt_token_ids(
 
 
 def _check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
-    """Raises ParameterError for the first that is no whole number from 0 to vocab_size - 1."""
-    # Nearly all prompts end here, without a loop in Python.
+    """Raises ParameterError for the first id that is not an int from 0 to vocab_size - 1."""
+    # A valid prompt returns here, without the slower loop below.
     if set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size:
         return
     for token_id in token_ids:
-        is_whole = isinstance(token_id, int) and not isinstance(
-            token_id, bool
-        )  # a NumPy integer is no int: refused
-        if not (is_whole and 0 <= token_id < vocab_size):
+        # A bool is refused although it is an int, and a NumPy integer because it is none.
+        is_int = isinstance(token_id, int) and not isinstance(token_id, bool)
+        if not (is_int and 0 <= token_id < vocab_size):
             raise ParameterError(
                 "prompt", f"prompt has token id {token_id!r}; accepted are 0 to {vocab_size - 1}"
             )
 
 
 def _check_length(num_tokens: int, config: ModelConfig) -> None:
-    """Raises ParameterError: no token, or too many."""
+    """Raises ParameterError if the prompt is empty, or leaves no room for one token of output."""
     if not 0 < num_tokens < config.max_positions:
         _refuse_length(str(num_tokens), config)
 
 
 def _refuse_length(num_tokens: str, config: ModelConfig) -> NoReturn:
+    """Raises ParameterError. `num_tokens` is the number of tokens in words, such as "at least 5000"."""
     raise ParameterError(
         "prompt",
         f"prompt has {num_tokens} tokens; accepted are 1 to {config.max_positions - 1}: this model sees "

@@ -1,9 +1,9 @@
-"""From logits to a token: temperature, top-k, top-p, min-p, penalties, bias, seeds, all rows unlike.
+"""From logits to tokens: temperature, top-k, top-p, min-p, penalties, bias and seeds, different for each row.
 
-Promises the probabilities of Hugging Face's logits processors, in their order, and a draw that depends on a
-row's own probabilities, seed and position alone: never on its batch mates, nor on preemption. Probabilities
-that differ by rounding nearly always give the same token. Every decision is made from host-side numbers, so a
-GPU is never waited for. Does not know where rows come from. Part 5.
+Promises the probabilities of Hugging Face's logits processors, applied in the same order. A row's token
+depends only on the row's own probabilities, seed and position, and not on other rows of the batch or on
+preemption. Probabilities that differ by rounding nearly always give the same token. All branches depend on
+numbers of the host, so the host never waits for a GPU. Does not know where rows come from. Part 5.
 Sources: top-p: Holtzman et al. 2019, https://arxiv.org/abs/1904.09751; min-p: Nguyen et al. 2024,
 https://arxiv.org/abs/2407.01082; frequency and presence penalties: OpenAI's API reference; the race:
 Efraimidis and Spirakis 2006, https://doi.org/10.1016/j.ipl.2005.11.003.
@@ -38,14 +38,14 @@ SUPPORTS = frozenset(
         "n",
     ]
 )
-NO_TOKEN = -1  # where nothing can be chosen: the model's numbers are broken
-COLDEST = 1e-6  # a smaller temperature would overflow fp32, and is greedy long before
-INT32_OFFSET = 2**31  # added to a signed whole number of 32 bits, makes it 0 or more
-CACHE_NUMBERS = 2**15  # numbers that a processor core's cache holds while they are computed
+NO_TOKEN = -1  # the result for a row in which no token can be chosen, because its largest logit is not finite
+COLDEST = 1e-6  # the lowest temperature above 0: dividing by less would overflow fp32, and changes no choice
+INT32_OFFSET = 2**31  # maps a signed number of 32 bits to 0 to 2**32 - 1 by addition
+CACHE_NUMBERS = 2**15  # how many numbers of noise are computed at a time, so that a core's cache holds them
 
 
 class Limits(NamedTuple):
-    """The fields of SamplingParams that a row's choice depends on beside its temperature and seed."""
+    """The fields of SamplingParams, beside temperature and seed, that the choice of a row's token needs."""
 
     top_k: int
     top_p: float
@@ -55,27 +55,30 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """All that choosing a token from a row of logits needs, in numbers, for a step's record (Part 6)."""
+    """Everything that is needed to choose a token from one row of logits, for a step's record (Part 6)."""
 
     params: Limits
-    temperature: float
+    temperature: float  # 0 is greedy
     seed: int
-    names_seed: bool  # whether tokens are drawn by a seed of the request's own choice (Part 16)
-    is_adjusted: bool  # whether `adjust` may have anything to do
-    stop_ids: tuple[int, ...] = ()  # not to be chosen before `min_tokens`
-    tokens: np.ndarray | None = None  # [C]: what bias and penalties touch
-    factors: np.ndarray | None = None  # [C, 3]: as `SamplingState.changes` has it
-    mask: np.ndarray | None = None  # [V / 32]: bit v says whether token v may be chosen at all (Part B)
+    names_seed: bool  # whether the request has chosen its seed (Part 16)
+    is_adjusted: bool  # whether `adjust` may change the row
+    stop_ids: tuple[int, ...] = ()  # tokens that may not be chosen before `min_tokens`
+    tokens: np.ndarray | None = None  # [C]: the tokens whose logits change
+    factors: np.ndarray | None = None  # [C, 3]: how the logits change, as in `SamplingState.changes`
+    mask: np.ndarray | None = None  # [V / 32]: bit v says whether token v may be chosen at all (Extension B)
 
     def changes(self) -> tuple[np.ndarray, np.ndarray]:
-        """tokens[C], factors[C, 3] of a row that is adjusted."""
+        """tokens[C], factors[C, 3]. Only for a row with `is_adjusted`."""
         assert self.tokens is not None
         assert self.factors is not None
         return self.tokens, self.factors
 
 
 class Row(Protocol):
-    """What the functions below ask of a row: a request's living `SamplingState`, or a `Draw` of it."""
+    """The interface of a row for the functions below: a `SamplingState`, or a `Draw` made from one.
+
+    `Draw` describes the members.
+    """
 
     @property
     def params(self) -> SamplingParams | Limits: ...
@@ -92,18 +95,18 @@ class Row(Protocol):
 
 @dataclass(slots=True)
 class SamplingState:
-    """What a row of logits needs to know about its request, as long as the request lives."""
+    """The state of one request's sampling, for the lifetime of the request."""
 
     params: SamplingParams
     prompt_ids: Sequence[int]
-    output_ids: Sequence[int]  # the growing list itself, not a copy
+    output_ids: Sequence[int]  # the request's own growing list, not a copy
     seed: int
-    stop_ids: Sequence[int] = ()  # not to be chosen before `min_tokens`
-    guesses: Sequence[int] = ()  # proposed tokens behind the output, counted as if they were in it (Part 16)
-    temperature: float = field(init=False)
-    is_adjusted: bool = field(init=False)  # whether `adjust` may have anything to do
+    stop_ids: Sequence[int] = ()  # tokens that may not be chosen before `min_tokens`
+    guesses: Sequence[int] = ()  # proposed tokens, counted as if they followed the output (Part 16)
+    temperature: float = field(init=False)  # 0 is greedy
+    is_adjusted: bool = field(init=False)  # whether `adjust` may change the row
     _changes: Changes = field(init=False)
-    _draw: Draw = field(init=False)  # of a row that is not adjusted: always the same
+    _draw: Draw = field(init=False)  # the record without tokens and factors, which never changes
 
     def __post_init__(self) -> None:
         p = self.params
@@ -125,7 +128,7 @@ class SamplingState:
         )
 
     def draw(self) -> Draw:
-        """A record of the state as it is now, which later tokens do not change."""
+        """A record of the present state. Later tokens do not change the record."""
         if not self.is_adjusted:
             return self._draw
         tokens, factors = self.changes()
@@ -134,14 +137,15 @@ class SamplingState:
         )
 
     def changes(self) -> tuple[np.ndarray, np.ndarray]:
-        """tokens[C], factors[C, 3]: the tokens that bias and penalties touch after the output so far, and for
-        each (bias, repetition, subtract). What does nothing is 0, 1 and 0.
+        """tokens[C], factors[C, 3]: the tokens whose logits bias and penalties change after the output so
+        far, and the factors (bias, repetition, subtract) of each. The factors (0, 1, 0) change nothing.
         """
         return self._changes.for_output(self.output_ids, self.guesses)
 
     def behind(self, guesses: Sequence[int]) -> "SamplingState":
-        """The state as if these tokens were in the output, too. It shares the counts of the output with this
-        one.
+        """A state as if these tokens followed the output.
+
+        Both states share the counts of the output's tokens.
         """
         state = copy(self)
         state.guesses = guesses
@@ -149,16 +153,16 @@ class SamplingState:
 
 
 def new_seed(params: SamplingParams) -> int:
-    """The request's seed, or a random one for a request that names none."""
+    """The seed in `params`, or a random seed of 63 bits if it is None."""
     return secrets.randbits(63) if params.seed is None else params.seed
 
 
 def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
-    """logits[R, V] -> token ids[R], each row by its own parameters; NO_TOKEN where the likeliest logit is no
-    finite number.
+    """Choose a token for each row: logits[R, V] -> token ids[R].
 
-    `positions[R]`: which of its request's output tokens each row is to give, counted from 0. Default: the one
-    behind those the row has.
+    `rows` [R] has the parameters of each row. positions[R] is the index of each row's token in its request's
+    output, from 0. By default, it is the length of the output so far. A row whose largest logit is not finite
+    gives NO_TOKEN.
     """
     if positions is None:
         positions = next_positions(rows)
@@ -170,13 +174,19 @@ def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
 
 
 def next_positions(rows: Sequence[Row]) -> list[int]:
-    """Which output token comes next in each row. A `Draw` does not know: its record says so beside it."""
+    """[R]: the index of each row's next output token.
+
+    `rows` must be `SamplingState`s: a `Draw` has no output.
+    """
     return [len(row.output_ids) for row in rows if isinstance(row, SamplingState)]
 
 
 def _likeliest(logits: Tensor) -> Tensor:
-    """logits[R, V] -> token ids[R]: on a CPU NumPy finds them several times faster than PyTorch."""
-    if logits.device.type != "cpu" or logits.dtype is torch.bfloat16:  # which NumPy does not know
+    """logits[R, V] -> token ids[R]: the token of the largest logit, or NO_TOKEN if that is not finite.
+
+    On a CPU, NumPy finds the largest logit several times faster than PyTorch.
+    """
+    if logits.device.type != "cpu" or logits.dtype is torch.bfloat16:  # NumPy has no bfloat16
         best, token_ids = logits.max(-1)
         return torch.where(best.isfinite(), token_ids, NO_TOKEN)
     numbers = logits.detach().numpy()
@@ -187,11 +197,12 @@ def _likeliest(logits: Tensor) -> Tensor:
 
 
 def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
-    """logits[R, V] -> probs[R, V] in fp32, what each next token is drawn from; one-hot for temperature 0.
+    """logits[R, V] -> probs[R, V] in fp32: the probabilities from which each row's token is drawn.
 
-    In order: bias and penalties, temperature, top-k, top-p, min-p, each over what the one before left. A
-    fence is a value: all tokens that equal it stay. The likeliest always stays. What no row asks for is not
-    computed.
+    The steps are, in order: bias and penalties, temperature, top-k, top-p, min-p. Each step works on the
+    tokens that the step before has kept. Top-k, top-p and min-p keep every token that is as likely as the
+    least likely token they keep, and always keep the likeliest token. Temperature 0 gives probability 1 to
+    the likeliest token. A step that no row asks for is not computed.
     """
 
     def column(values: list[float]) -> Tensor:
@@ -206,19 +217,19 @@ def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] |
     if any(p.top_k > 0 or p.top_p < 1 for p in params):
         ascending = _sorted(logits)  # [R, V]
         V = logits.shape[-1]
-        # 1. top-k: below the k-th largest value nothing stays.
+        # 1. top-k: drop the values below the k-th largest value.
         kth = column([V - min(p.top_k, V) if p.top_k > 0 else 0 for p in params]).long()  # [R, 1]: its index
         ascending = ascending.masked_fill(ascending < ascending.gather(-1, kth), -torch.inf)
-        # 2. top-p: the smallest set of the likeliest tokens whose probability reaches p; the very likeliest
-        #    stays, and so do equals of the least likely one.
-        tail = column([1 - p.top_p if p.top_p < 1 else -1.0 for p in params])  # [R, 1]: -1: all stay
-        is_behind = ascending.softmax(-1).cumsum(-1) <= tail  # [R, V]
-        num_behind = is_behind[:, :-1].sum(-1, keepdim=True)  # [R, 1]: index of the least likely that stays
+        # 2. top-p: keep the smallest set of the likeliest tokens whose probability reaches p, and tokens that
+        #    are as likely as the least likely token of this set. The likeliest token always stays.
+        tail = column([1 - p.top_p if p.top_p < 1 else -1.0 for p in params])  # [R, 1]: -1 keeps all tokens
+        is_behind = ascending.softmax(-1).cumsum(-1) <= tail  # [R, V]: whether the token is dropped
+        num_behind = is_behind[:, :-1].sum(-1, keepdim=True)  # [R, 1]: index of the least likely kept token
         fence = ascending.gather(-1, torch.maximum(num_behind, kth))  # [R, 1]
         logits = logits.masked_fill(logits < fence, -torch.inf)
     probs = logits.softmax(-1)
     if any(p.min_p > 0 for p in params):
-        # 3. min-p: at least this share of the likeliest token's probability.
+        # 3. min-p: keep tokens that have at least this share of the likeliest token's probability.
         fence = probs.amax(-1, keepdim=True) * column([p.min_p for p in params])  # [R, 1]
         probs = logits.masked_fill(probs < fence, -torch.inf).softmax(-1)
     if any(row.temperature == 0 for row in rows):
@@ -228,25 +239,32 @@ def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] |
 
 
 def _sorted(logits: Tensor) -> Tensor:
-    """logits[R, V] in ascending order, the values alone: on a CPU NumPy sorts them several times faster."""
+    """The values of logits[R, V], each row in ascending order. On a CPU, NumPy sorts several times faster."""
     if logits.device.type == "cpu":
         return torch.from_numpy(np.sort(logits.detach().numpy(), axis=-1))
     return logits.sort(dim=-1).values
 
 
 def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None = None) -> Tensor:
-    """logits[R, V] in fp32, with each row's bias, penalties and bans applied to the few tokens they are for.
+    """Apply the bias, penalties and bans of each row to logits[R, V]. Returns new logits [R, V] in fp32, or
+    the given tensor if no row is adjusted.
 
-    A penalised token's logit x becomes, after its bias: x / r if x > 0 else x · r (repetition, prompt and
-    output), then x − frequency · count − presence (output only). A row's stop tokens are banned, whatever
-    else is said of them, as long as its output has fewer than `min_tokens`.
+    `row.changes()` names the tokens to change and their factors (bias, repetition, subtract), where subtract
+    is frequency · count + presence. First the bias is added to a token's logit x. Then the repetition penalty
+    r applies to tokens of the prompt and the output: x becomes x / r if x > 0, else x · r. Then the other
+    penalties apply to tokens of the output: x becomes x − frequency · count − presence. While a row's output
+    has fewer than `min_tokens` tokens, the row's stop tokens are banned, whatever their bias: they get the
+    logit -inf. All other logits stay as they are.
     """
     if not any(row.is_adjusted for row in rows):
         return logits
-    logits = logits.float()  # as beside a sampled row: bf16 would depend on who else is in the batch
+    # `distribution` passes fp32 to this function. With bf16, a greedy row would depend on whether another row
+    # of the batch is sampled.
+    logits = logits.float()
     adjusted = [i for i, row in enumerate(rows) if row.is_adjusted]
-    tokens, factors = zip(*[rows[i].changes() for i in adjusted])  # of each such row
-    row_indices = np.repeat(adjusted, [len(row_tokens) for row_tokens in tokens])  # [C], of all rows
+    tokens, factors = zip(*[rows[i].changes() for i in adjusted])  # one array of each per adjusted row
+    # From here on, C counts the changes of all rows together.
+    row_indices = np.repeat(adjusted, [len(row_tokens) for row_tokens in tokens])  # [C]
     if len(row_indices):
         index = _to(logits.device, row_indices), _to(logits.device, np.concatenate(tokens))  # each [C]
         bias, repetition, subtract = _to(logits.device, np.concatenate(factors)).unbind(1)  # each [C]
@@ -266,27 +284,31 @@ def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
 
 
 def _to(device: torch.device, numbers: np.ndarray) -> Tensor:
-    """Host numbers on the device. The host does not wait for the copy."""
+    """Copy numbers of the host to `device`. The host does not wait for the copy."""
     return torch.from_numpy(numbers).to(device, non_blocking=True)
 
 
 def draw(probs: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
-    """probs[R, V] -> token ids[R]: row i's token is a function of its probabilities, seed and position only.
+    """Draw a token for each row: probs[R, V] -> token ids[R]. The token of a row is a function of the row's
+    probabilities, seed and position only.
 
-    A race: token v arrives after noise[v] / probs[v], and the first to arrive is drawn. As the noise is
-    exponential, each token is the first as often as its share of the row's sum says, and one of probability 0
-    never arrives. An error in a probability delays that token by as much, and seldom changes who is first.
+    The draw is a race: token v arrives at time noise[v] / probs[v], and the first token to arrive is drawn.
+    The noise is exponential, so each token wins with a chance of its share of the row's sum. A token of
+    probability 0 never arrives. A rounding error in a probability changes one token's time by the same
+    factor, and so rarely changes the winner.
     """
     noise = exponential_noise(seeds, positions, probs.shape[-1], probs.device)  # [R, V]
-    speed = probs / noise
-    if speed.device.type == "cpu":  # NumPy finds the largest several times faster
+    speed = probs / noise  # [R, V]: 1 / the time of arrival
+    if speed.device.type == "cpu":  # NumPy finds the largest number several times faster
         return torch.from_numpy(speed.numpy().argmax(-1))
     return speed.argmax(-1)
 
 
 def exponential_noise(seeds: Sequence[int], positions: Sequence[int], V: int, device: torch.device) -> Tensor:
-    """[R, V] in fp32, all above 0: exponential random numbers of mean 1. Each is a function of its row's seed
-    and position and of its token id: nothing is used up, and all devices give the same up to rounding.
+    """[R, V] in fp32, all above 0: exponential random numbers of mean 1, for seeds[R] and positions[R].
+
+    Each number is a function of its row's seed and position and of its token id. There is no generator with a
+    state, and all devices give the same numbers up to rounding.
     """
     keys = np.array([_key(seed, i) for seed, i in zip(seeds, positions, strict=True)], dtype=np.uint64)  # [R]
     halves = keys.view(np.int32).reshape(-1, 2)  # [R, 2]
@@ -296,30 +318,32 @@ def exponential_noise(seeds: Sequence[int], positions: Sequence[int], V: int, de
         return -((hashes + (INT32_OFFSET + 0.5)) / 2**32).log().float()
     noise = np.empty((len(keys), V), dtype=np.float32)
     id_hashes = _hashes_of_ids(V, device).numpy()  # [V]
-    count = max(1, CACHE_NUMBERS // V)  # rows at a time
+    count = max(1, CACHE_NUMBERS // V)  # rows computed at a time
     for start in range(0, len(keys), count):
         rows = slice(start, start + count)
         hashes = _hash32(id_hashes, halves[rows, :1], halves[rows, 1:])  # [count, V]
         numbers = hashes + (INT32_OFFSET + 0.5)  # [count, V] in double
-        numbers /= 2**32  # between 0 and 1, and never either
+        numbers /= 2**32  # between 0 and 1, both excluded
         np.negative(np.log(numbers, out=numbers), out=noise[rows], casting="same_kind")
     return torch.from_numpy(noise)
 
 
 @lru_cache(maxsize=8)
 def _hashes_of_ids(V: int, device: torch.device) -> Tensor:
-    """[V] in int32: neighbouring token ids have nothing in common any more."""
+    """[V] in int32: a hash of each token id, so that neighbouring ids get unrelated noise."""
     return _hash32(torch.arange(V, dtype=torch.int32, device=device), 0, 0)
 
 
 def _hash32(x: Any, first: Any, second: Any) -> Any:
-    """Two multiplications of lowbias32 (Wellons 2018, https://nullprogram.com/blog/2018/07/31/), with half of
-    a key in front of each. Of arrays or tensors in int32, so that a CPU and a GPU count alike; a shift's mask
-    makes the shift unsigned.
+    """Hash x with a key of 64 bits, given as two halves `first` and `second`.
+
+    The steps are the two multiplications of lowbias32, each with a shift after it (Wellons 2018,
+    https://nullprogram.com/blog/2018/07/31/). One half of the key is mixed in before each multiplication. All
+    arguments are arrays or tensors in int32, which overflow in the same way on a CPU and a GPU.
     """
     x = x ^ first
     x *= 0x21F0AAAD
-    x ^= x >> 15 & 0x1FFFF
+    x ^= x >> 15 & 0x1FFFF  # the mask makes the shift of a signed number unsigned
     x += second
     x *= 0x735A2D97
     x ^= x >> 15 & 0x1FFFF
@@ -327,18 +351,18 @@ def _hash32(x: Any, first: Any, second: Any) -> Any:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) for the `position`-th token of `seed`; `draw` uses others."""
+    """A random number in [0, 1), a function of `seed` and `position`. `draw` uses other numbers."""
     return (_key(seed, position) >> 11) / (1 << 53)
 
 
 def _key(seed: int, position: int) -> int:
-    """64 bits for the `position`-th token of `seed`: SplitMix64 (Steele et al. 2014), used as a hash."""
+    """64 random bits, a function of `seed` and `position`: SplitMix64 (Steele et al. 2014) as a hash."""
     mask = (1 << 64) - 1
     return _mix((_mix(seed & mask) + (position + 1) * 0x9E3779B97F4A7C15) & mask)
 
 
 def _mix(z: int) -> int:
-    """SplitMix64's last step, which mixes the 64 bits of z."""
+    """The last step of SplitMix64, which mixes the 64 bits of z."""
     mask = (1 << 64) - 1
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
@@ -346,7 +370,11 @@ def _mix(z: int) -> int:
 
 
 def sampler(params: SamplingParams, prompt_ids: Sequence[int], index: int = 0) -> Choose:
-    """`choose` for Part 2's loop: the `index`-th of a request's n samples, seeded with seed + index."""
+    """The `Choose` function for Part 2's loop that samples by `params`.
+
+    `index` is the number of the sample among a request's n samples, from 0. The sample's seed is the
+    request's seed + `index`.
+    """
     output_ids: list[int] = []
     row = SamplingState(params, prompt_ids, output_ids, new_seed(params) + index)
 

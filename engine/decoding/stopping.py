@@ -1,7 +1,7 @@
-"""When to stop, and which text is safe to show meanwhile.
+"""Decides when an output ends, and which of its text is safe to show before. Part 2.
 
-Promises one place where an output grows: tokens in, text and finish reason out. Does not know where tokens
-come from: the greedy loop uses it now, the engine's step loop from Part 6 on. Part 2.
+Promises that an output grows in one place only: tokens go in, text and a finish reason come out. Does not
+know where tokens come from. The greedy loop uses `GrowingOutput` here, and the engine's loop from Part 6 on.
 """
 
 from engine.decoding.outputs import FinishReason
@@ -13,8 +13,8 @@ from engine.text.tokenizer import Tokenizer
 class GrowingOutput:
     """One output while it is generated.
 
-    `text` holds everything decoded so far; `visible` leaves out an end that may turn out to be the start of a
-    stop string. Once `finish_reason` is set, the two are equal and final.
+    `text` is all text decoded so far. `visible` leaves out an end of `text` that may be the beginning of a
+    stop string. Once `finish_reason` is set, `text` and `visible` are equal and final.
     """
 
     def __init__(
@@ -25,6 +25,9 @@ class GrowingOutput:
         max_positions: int,
         eos_token_ids: tuple[int, ...],
     ) -> None:
+        """`prompt_length` is the number of tokens of the prompt. `max_positions` and `eos_token_ids` are
+        those of the model's `ModelConfig`.
+        """
         self.params = params
         self.token_ids: list[int] = []
         self.text = ""
@@ -32,25 +35,27 @@ class GrowingOutput:
         self.stop_reason: int | str | None = None
         self.eos_token_ids = () if params.ignore_eos else eos_token_ids
         room = max_positions - prompt_length
-        self.limit = room if params.max_tokens is None else min(params.max_tokens, room)  # tokens
+        # The most tokens that the output may have:
+        self.limit = room if params.max_tokens is None else min(params.max_tokens, room)
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
         self._last_ids = frozenset((*self.eos_token_ids, *params.stop_token_ids))
         self._longest_stop = max(map(len, params.stop), default=0)
 
     @property
     def banned_token_ids(self) -> tuple[int, ...]:
-        """Tokens that must not be chosen next: the ones that end the output, until `min_tokens` are there."""
+        """The tokens that must not be chosen next: those that end the output, before it has `min_tokens`."""
         if len(self.token_ids) >= self.params.min_tokens:
             return ()
         return (*self.eos_token_ids, *self.params.stop_token_ids)
 
     @property
     def visible(self) -> str:
-        """The text that no later token can take back.
+        """The text that no later token can remove.
 
-        A stop string may have begun, so an end of the text that begins any of `params.stop` is left out, the
-        longest such end. A finished output shows everything. So does a stop string that was complete before
-        `min_tokens`: it ended nothing, and is text like any other.
+        The end of the text may be the beginning of a stop string. So the longest end of the text that begins
+        any of `params.stop` is left out. A finished output shows its whole text. A
+        stop string that was complete before `min_tokens` did not end the output, and is shown like other
+        text.
         """
         if self.finish_reason or not self._longest_stop:
             return self.text
@@ -60,19 +65,20 @@ class GrowingOutput:
         return self.text
 
     def append(self, token_id: int) -> bool:
-        """Take the next token; True when it was the last one.
+        """Append the next token. Returns True if the output has ended, else False.
 
-        In order: end of sequence or a stop token, a stop string, the length.
+        The output ends, in this order of checks, at the end of sequence or a stop token, a stop string, or
+        the length.
         """
         self.token_ids.append(token_id)
-        # 1. A token that ends the output. It counts as a token, but is not text unless asked for.
+        # 1. Does the token end the output? Such a token has no text, unless the parameters ask for its text.
         if token_id in self._last_ids:
             shows_text = self.params.include_stop_str_in_output or not self.params.skip_special_tokens
             stop_reason = None if token_id in self.eos_token_ids else token_id
             return self._finish("stop", stop_reason, self._detokenizer.push(token_id) if shows_text else "")
-        # 2. Its text, and in it a stop string, which may have begun several tokens ago.
+        # 2. Append the token's text. Is there a stop string, which may have begun several tokens ago?
         piece = self._detokenizer.push(token_id)
-        text, self.text = self.text, ""  # with no second reference, Python appends to a str in place
+        text, self.text = self.text, ""  # Python appends to a str in place if there is only one reference
         num_before = len(text)
         text += piece
         self.text = text
@@ -83,14 +89,15 @@ class GrowingOutput:
             end = start + len(string) if self.params.include_stop_str_in_output else start
             self.text = self.text[:end]
             return self._finish("stop", string, flush=False)
-        # 3. The length.
+        # 3. Has the output reached its limit?
         if len(self.token_ids) >= self.limit:
             return self._finish("length", None)
         return False
 
     def _find_stop(self, num_before: int) -> tuple[int, str] | None:
-        """(start, stop string) of the one that ends first, among those that were not complete in the first
-        `num_before` characters; None: there is none.
+        """(start, stop string) of the stop string that ends first in the text, or None.
+
+        Only a stop string that ends after the first `num_before` characters counts.
         """
         matches = []  # (end, start, string)
         for string in self.params.stop:
@@ -105,7 +112,10 @@ class GrowingOutput:
     def _finish(
         self, reason: FinishReason, stop_reason: int | str | None, text: str = "", flush: bool = True
     ) -> bool:
-        """End the output with `text`, and with half a character as U+FFFD if `flush`. Always True."""
+        """End the output: append `text` and, with `flush`, U+FFFD for an incomplete character.
+
+        Returns True.
+        """
         self.text += text + (self._detokenizer.flush() if flush else "")
         self.finish_reason, self.stop_reason = reason, stop_reason
         return True

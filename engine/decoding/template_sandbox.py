@@ -1,13 +1,13 @@
-"""Jinja's sandbox, with bounds on what a template takes: characters and time. Part 14.
+"""Jinja's sandbox, with limits on the characters and the time that a template takes. Part 14.
 
-A chat template is a stranger's program. Jinja's own sandbox keeps it from this process and its files. This
-one also bounds what a render makes: each item of a loop, call, filter, operator and printed value is charged
-to a `Budget`, with the characters that it may come to, before it is computed. `TooMuch` ends a render that
-has used up MAX_CHARACTERS or SECONDS. So no thread has to be killed, and memory stays within a few times
-MAX_CHARACTERS. One thing is not charged: a single comparison of lists. Lists that are nested for the purpose
-make it long.
+A chat template is a program from an unknown author. Jinja's own sandbox keeps it from this process and its
+files. This sandbox also limits what a render computes. Each item of a loop, call, filter, operator and
+printed value is charged to a `Budget` before it is computed, with the most characters that its result may
+have. A render that exceeds MAX_CHARACTERS or SECONDS ends with `TooMuch`. So no thread has to be killed, and
+memory stays within a few times MAX_CHARACTERS. One operation is not charged: a comparison of lists, which
+deeply nested lists can make slow.
 
-From top to bottom: the budget, `render`, the environment that charges it, and how much each thing is charged.
+From top to bottom: the budget, `render`, the environment that charges the budget, and the charges.
 """
 
 import functools
@@ -25,15 +25,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_CHARACTERS = 2**25  # made in a render, on the way too: a prompt of a million tokens has about 4 million
-STEP = 64  # characters that a step is charged by itself: an item of a loop or of a list, a call, an operator
-SECONDS = 10.0
-MAX_INT_BITS = 4096
+# Characters that one render may make, intermediate results included. A prompt of a million tokens has about 4
+# million characters.
+MAX_CHARACTERS = 2**25
+STEP = 64  # characters charged for each step itself: an item of a loop or of a list, a call, an operator
+SECONDS = 10.0  # that one render may take
+MAX_INT_BITS = 4096  # of a product or a power of whole numbers
 Text = str | bytes
 
-# Two filters of this sandbox. No template can call them: a name has no space there.
+# The names of two filters of this sandbox. A template cannot call them, because of the space in each name.
 COUNTED, JOINED = "counted iterations", "joined pieces"
-# Filters that write out all of their value.
+# Filters that convert their whole value to text.
 WRITING_FILTERS = {"format", "join", "pprint", "string", "sum", "tojson", "urlencode", "xmlattr"}
 FORMAT_FIELD = re.compile(r"%(?:\([^()%]*\))?[-+ #\d.*]*|:[^{}:]*\}")  # with its width: "%20d", "{:>20}"
 
@@ -43,13 +45,13 @@ class TooMuch(TemplateError):
 
 
 class Budget:
-    """What one render may still use."""
+    """The characters and the time that one render may still use."""
 
     def __init__(self) -> None:
         self.characters, self.deadline = MAX_CHARACTERS, time.monotonic() + SECONDS
 
     def charge(self, characters: int) -> None:
-        """Take so many characters and a STEP. Raises TooMuch: not so many are left, or the time is over."""
+        """Subtract `characters` and a STEP. Raises TooMuch if fewer are left, or if the time is over."""
         self.characters -= STEP + characters
         if self.characters < 0:
             raise TooMuch(f"the chat template makes more than {MAX_CHARACTERS:,} characters")
@@ -57,17 +59,23 @@ class Budget:
             raise TooMuch(f"the chat template takes more than {SECONDS:g} seconds")
 
     def counted(self, items: Iterable[Any], characters: int = 0) -> Iterator[Any]:
-        """The items, each charged when it is taken. `characters`: that a loop's body writes by itself."""
+        """Yield the items, and charge for each one.
+
+        `characters` is how many the loop's body writes each time.
+        """
         for item in items:
             self.charge(characters)
             yield item
 
 
-_budget: ContextVar[Budget] = ContextVar("budget")  # of the render that runs in this thread
+_budget: ContextVar[Budget] = ContextVar("budget")  # the budget of the render that runs in this thread
 
 
 def render(template: Template, values: Mapping[str, Any]) -> str:
-    """The text of a template of a `BoundedEnvironment`. Raises TooMuch, or what the template raises."""
+    """Render a template of a `BoundedEnvironment` with these values, by name.
+
+    Raises TooMuch if the render exceeds its budget, and any error that the template raises.
+    """
     budget = Budget()
     token = _budget.set(budget)
     try:
@@ -81,19 +89,19 @@ def render(template: Template, values: Mapping[str, Any]) -> str:
 
 
 def to_text(value: Any) -> str:
-    """`value` written out, once that is charged."""
+    """str(value), charged before it is computed. Only inside `render`."""
     _budget.get().charge(written_length(value))
     return str(value)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates charge the budget of `render`."""
+    """A sandbox for templates, which charge the budget of `render`."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self, extensions: list[type[Extension]], filters: Mapping[str, Callable[..., Any]]) -> None:
-        """`filters`: by name, beside Jinja's own."""
-        # Not optimized: else Jinja would compute constants while it reads a template, without a budget.
+        """`filters` are added to Jinja's own filters, by name."""
+        # The optimizer is off, because it would compute constants without a budget while a template is read.
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False, finalize=_printed
         )
@@ -101,14 +109,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for name, function in self.filters.items():
             self.filters[name] = _charged_filter(name, function)
         self.filters |= {COUNTED: _counted, JOINED: _joined}
-        del self.globals["lipsum"]  # makes text of any length
+        del self.globals["lipsum"]  # this function makes text of any length
         self.globals["namespace"] = _Namespace
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return _ChargeLoopsAndConcats(self).visit(super()._parse(source, name, filename))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """`left operator right`, once its result is charged."""
+        """Compute `left operator right`, after its result is charged."""
         budget = _budget.get()
         if isinstance(left, int) and isinstance(right, int):
             _refuse_large_int(operator, left, right)
@@ -123,13 +131,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """`obj(...)`: a method of a text or a number is charged for what it may make, any other call for the
-        text or list that it returns.
+        """Call `obj`. A method of a text or a number is charged before the call, for the most characters that
+        it may make. Every call is charged for the text or list that it returns.
         """
         budget = _budget.get()
         method = getattr(obj, "__wrapped__", obj)  # Jinja wraps str.format
         owner = getattr(method, "__self__", None)
-        if isinstance(obj, LoopContext):  # `loop(items)`: a recursive loop goes on with them
+        if isinstance(obj, LoopContext):  # `loop(items)` runs a recursive loop over these items
             if args:
                 args = (budget.counted(args[0]), *args[1:])
         elif isinstance(owner, Text | int):
@@ -141,7 +149,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _ChargeLoopsAndConcats(NodeTransformer):
-    """Has loops and `a ~ b` go through the two filters of this sandbox: Jinja has no hooks for them."""
+    """Passes the items of loops, and the pieces of `a ~ b`, through the two filters of this sandbox.
+
+    The syntax tree is changed because Jinja has no hooks for loops and `~`.
+    """
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -163,29 +174,33 @@ class _ChargeLoopsAndConcats(NodeTransformer):
 
 
 def _counted(items: Iterable[Any], characters: int) -> Iterator[Any]:
+    """The filter COUNTED: `Budget.counted` of the present render."""
     return _budget.get().counted(items, characters)
 
 
 def _joined(pieces: list[Any]) -> str:
+    """The filter JOINED: the pieces of `a ~ b` as one text, each charged."""
     return "".join(map(to_text, pieces))
 
 
 @pass_context
 def _printed(context: Context, value: Any) -> str:
-    """`{{ value }}`. With a context as its argument, Jinja calls it at each render, not while it reads."""
+    """The text of `{{ value }}`. Because of the argument `context`, Jinja calls this function at each render,
+    and not while it reads the template.
+    """
     return to_text(value)
 
 
 class _Namespace(Namespace):
-    """Jinja's, but its contents are not written out: it may hold itself."""
+    """Jinja's Namespace, but its text leaves out its contents, because a namespace may hold itself."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
 
 
 def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter, charged for what it may make before it runs, and for its result."""
-    # To such filters Jinja passes its context, or environment, as the first argument.
+    """The filter, charged for the most characters that it may make before it runs, and for its result."""
+    # Jinja passes a context or an environment to some filters as the first argument.
     num_leading = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
@@ -203,9 +218,9 @@ def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _charge_filter(budget: Budget, name: str, value: Any, arguments: tuple[Any, ...]) -> None:
-    """Charge what `value | name(arguments)` may come to."""
+    """Charge the budget with the most characters that `value | name(arguments)` may make."""
     if name in ("default", "d"):
-        return  # it makes nothing
+        return  # the filter returns its value or its argument
     if name == "format":
         characters = _format_characters(value, arguments)
     elif name == "replace":
@@ -216,7 +231,7 @@ def _charge_filter(budget: Budget, name: str, value: Any, arguments: tuple[Any, 
         characters = size + num_items * written_length(arguments) + size * _largest_int(arguments)
     else:
         size = len(value) if isinstance(value, Text) else 0
-        insertions = 1  # of an argument, or of as many spaces as one says
+        insertions = 1  # how often the result may have an argument, or as many spaces as an argument says
         if name == "indent" and size:
             insertions += value.count("\n")
         elif name in ("wordwrap", "urlize"):
@@ -227,7 +242,7 @@ def _charge_filter(budget: Budget, name: str, value: Any, arguments: tuple[Any, 
 
 
 def _method_characters(name: str, owner: Any, arguments: tuple[Any, ...]) -> int:
-    """How many characters a method of a text, or of a number, may come to."""
+    """The most characters that a method of a text or of a number may make. `owner` is the text or number."""
     size = len(owner) if isinstance(owner, Text) else 0
     if name == "replace" and len(arguments) > 1:
         old, new = arguments[:2]
@@ -245,22 +260,23 @@ def _method_characters(name: str, owner: Any, arguments: tuple[Any, ...]) -> int
 
 
 def _format_characters(template: Any, values: Any) -> int:
-    """How many characters a format (`%` or `str.format`) may come to: itself, its values, and its widths."""
+    """The most characters that a format (`%` or `str.format`) may make: its text, values and widths."""
     text = template.decode("latin-1") if isinstance(template, bytes) else str(template)
-    widths = 0  # that the text says
+    widths = 0  # the sum of the widths that are written in the template
     for field in FORMAT_FIELD.findall(text):
         for digits in re.findall(r"\d+", field):
-            widths += int(digits[:12])  # 12 digits are more than MAX_CHARACTERS
+            widths += int(digits[:12])  # 12 digits suffice to exceed MAX_CHARACTERS
     values = values if isinstance(values, tuple) else (values,)
-    num_fields = 1 + text.count("{") + text.count("%")  # at most; each may show all values
-    has_width_values = "*" in text or re.search(r"\{[^{}]*\{", text)  # "%*d", "{:>{}}"
+    num_fields = 1 + text.count("{") + text.count("%")  # an upper bound; each field may show all values
+    has_width_values = "*" in text or re.search(r"\{[^{}]*\{", text)  # a value is a width: "%*d", "{:>{}}"
     value_widths = num_fields * _largest_int(values) if has_width_values else 0
     return len(text) + widths + num_fields * written_length(values) + value_widths
 
 
 def written_length(value: Any) -> int:
-    """How many characters `value` has, written out, with a STEP for each part of it. The count ends once it
-    is more than MAX_CHARACTERS.
+    """An estimate of the characters of str(value), with a STEP for each part of the value.
+
+    The count stops as soon as it exceeds MAX_CHARACTERS.
     """
     total, parts = 0, [value]
     while parts and total <= MAX_CHARACTERS:
@@ -269,7 +285,7 @@ def written_length(value: Any) -> int:
         if isinstance(part, Text):
             total += len(part)
         elif isinstance(part, int):
-            total += part.bit_length() // 3  # a digit has more than three bits
+            total += part.bit_length() // 3  # a decimal digit stands for more than three bits
         elif isinstance(part, Mapping):
             parts += [*part.keys(), *part.values()]
         elif isinstance(part, list | tuple | set | frozenset | ItemsView | ValuesView):
@@ -279,17 +295,20 @@ def written_length(value: Any) -> int:
 
 
 def _as_list(value: Any) -> Any:
-    """An iterator as a list, whose items can be counted before they are used; anything else as it is."""
+    """Convert an iterator to a list, so that its items can be counted before they are used.
+
+    Other values are returned unchanged.
+    """
     return list(islice(value, MAX_CHARACTERS)) if isinstance(value, Iterator) else value
 
 
 def _largest_int(values: Iterable[Any]) -> int:
-    """The largest whole number among arguments, which may say how wide, or how many."""
+    """The largest absolute value of the ints among arguments, any of which may be a width or a count."""
     return max((abs(value) for value in values if isinstance(value, int)), default=0)
 
 
 def _refuse_large_int(operator: str, left: int, right: int) -> None:
-    """Raises TooMuch: the product or the power has more than MAX_INT_BITS."""
+    """Raises TooMuch if the product or the power may have more than MAX_INT_BITS bits."""
     bits = 0
     if operator == "*":
         bits = left.bit_length() + right.bit_length()

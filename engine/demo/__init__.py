@@ -1,1 +1,1 @@
-"""A program beside the engine that shows it at work: a server and several people who ask it, or one story."""
+"""The demo of the whole engine: a server with several simulated users, or one story."""

@@ -1,6 +1,6 @@
-"""Several people who stream from a server at once, and the server's own numbers. Part 20's wiring.
+"""Simulates several people who stream from a server, and reads the server's metrics. Part 20's wiring.
 
-Knows the server by its address alone, and draws nothing.
+The server may run anywhere: only its address is needed. Drawing is left to engine/demo/show.py.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from engine.load.client import event_data
 from engine.telemetry.history import DATA_PATH
 
 NUMBERS_SECONDS = 0.5  # between two requests for the server's numbers
-FRAME_SECONDS = 0.1  # between two pictures
-PAUSE_SECONDS = 0.4  # before a person comes, and between two of a person's questions
+FRAME_SECONDS = 0.1  # between two calls of `draw`
+PAUSE_SECONDS = 0.4  # between the first questions of two people, and between two questions of one person
 MAX_TOKENS = 160  # of an answer
 QUESTIONS = {
     "Ann": "Tell me a story about a dog and a red ball",
@@ -34,21 +34,23 @@ QUESTIONS = {
 
 @dataclass
 class Person:
-    """Asks, reads, and asks again."""
+    """A simulated user, who asks the same question again and again."""
 
     name: str
     question: str
-    text: str = ""  # of the answer that is coming, or came last
+    text: str = ""  # of the current answer so far; between two questions, of the last answer
     first_answer: str = ""
-    is_waiting: bool = False  # for the first text of an answer
-    num_answers: int = 0
-    first_text_seconds: list[float] = field(
-        default_factory=list
-    )  # seconds from each question to the first text of its answer
-    error: str = ""
+    is_waiting: bool = False  # whether the current answer has no text yet
+    num_answers: int = 0  # whole answers so far
+    # Seconds from each question to the first text of its answer.
+    first_text_seconds: list[float] = field(default_factory=list)
+    error: str = ""  # why the person stopped asking
 
     async def ask(self, http: httpx.AsyncClient, url: str, body: dict) -> None:
-        """One question, read to its end."""
+        """Send one request, and read its answer to the end. `url` is the API's address, and `body` is the
+        JSON of a streaming request. An error that the server reports is kept in `error`. Raises
+        httpx.HTTPError if the connection fails.
+        """
         self.text, self.is_waiting = "", True
         start = time.perf_counter()
         async with http.stream("POST", url, json=body) as response:
@@ -60,7 +62,7 @@ class Person:
                 if data == b"[DONE]":
                     break
                 chunk = json.loads(data)
-                if "error" in chunk:  # too late for a status
+                if "error" in chunk:  # the server failed after it had sent its status
                     self.error = str(chunk["error"].get("message"))
                     return
                 for choice in chunk.get("choices") or ():
@@ -76,21 +78,22 @@ class Person:
 
 
 class Numbers:
-    """The server's own numbers: counters since its start, and its recent speed."""
+    """The server's metrics: counters since its start, and its recent speed."""
 
     def __init__(self, url: str) -> None:
+        """`url` is the server's address, without a path."""
         self.url = url
         self.now = {"running": 0, "waiting": 0, "kv_usage": 0.0}
         # Tokens since the server's start.
         self.output_tokens = self.prompt_tokens = self.cached_tokens = 0.0
         self.draft_tokens = self.accepted_tokens = 0.0
-        self.requests_per_step = 0.0  # mean
+        self.requests_per_step = 0.0  # mean since the server's start
         self.speeds = [0.0]  # output tokens per second, from each update to the next
-        self.seconds = 0.0  # from the start to the last update
+        self.seconds = 0.0  # from the creation of this object to the last update
         self._start = self._last_update = time.perf_counter()
 
     async def update(self, http: httpx.AsyncClient) -> None:
-        """Ask the server now. Raises httpx.HTTPError."""
+        """Read the metrics from the server. Raises httpx.HTTPError if the server does not answer."""
         answer = (await http.get(self.url + DATA_PATH)).json()
         metrics = (await http.get(self.url + "/metrics")).text
         self.now, totals = answer["now"], answer["totals"]
@@ -109,7 +112,7 @@ class Numbers:
         self.accepted_tokens = _counter(metrics, "vllm:spec_decode_num_accepted_tokens")
 
     def lines(self, width: int) -> list[str]:
-        """Two lines for a terminal."""
+        """Two lines for a terminal: the speed with its history in bars, and the state of the engine."""
         bars = sparkline(self.speeds[1:], max(8, min(40, width - 20))).strip()
         state = f"running {self.now['running']}, waiting {self.now['waiting']}, "
         state += f"KV cache {self.now['kv_usage']:.1%}"
@@ -119,16 +122,20 @@ class Numbers:
 
 
 def _counter(metrics: str, name: str) -> float:
-    """The value of a counter in Prometheus' text; 0 if it is not there: the server does not speculate."""
+    """The value of a counter in Prometheus' text format, or 0 if the counter is missing: a server without
+    speculation has no counters of drafts.
+    """
     line = re.search(rf"^{name}_total\S* (\S+)$", metrics, re.MULTILINE)
     return float(line[1]) if line else 0.0
 
 
 class Crowd:
-    """The people, and the numbers of the server they ask."""
+    """Several people, and the metrics of the server that they ask."""
 
     def __init__(self, url: str, chat: bool) -> None:
-        """`chat`: the model has a template; else people begin a story, and it goes on."""
+        """`url` is the server's address, without a path. With `chat`, people ask for stories, for which the
+        model needs a chat template; otherwise the model continues the beginnings of stories.
+        """
         self.url, self.chat = url, chat
         self.people = [
             Person(name, question if chat else f"Once upon a time, {name}")
@@ -143,7 +150,12 @@ class Crowd:
         max_seconds: float,
         draw: Callable[[], None] = lambda: None,
     ) -> None:
-        """Each person asks until `seconds` are over and one answer was read, or `max_seconds` are."""
+        """Let each person ask until `seconds` are over and the person has at least one answer. After
+        `max_seconds`, all stop. `draw` is called every FRAME_SECONDS, and once at the end.
+
+        Raises httpx.HTTPError if the server does not answer at the start or at the end. An error of one
+        person is kept in `Person.error`.
+        """
         models = (await http.get(self.url + "/v1/models")).json()
         model = models["data"][0]["id"]
         deadline = time.perf_counter() + seconds
@@ -164,8 +176,10 @@ class Crowd:
     async def _visit(
         self, person: Person, i: int, http: httpx.AsyncClient, model: str, deadline: float
     ) -> None:
-        """Person i asks until `deadline`, by `time.perf_counter`, once at least, or until an error."""
-        await asyncio.sleep(i * PAUSE_SECONDS)  # one after the other
+        """Person number `i` asks until `deadline`, which is a time of `time.perf_counter`, or until an error.
+        The person gets at least one answer, even after the deadline.
+        """
+        await asyncio.sleep(i * PAUSE_SECONDS)  # people come one after another
         body: dict = {"model": model, "stream": True, "max_tokens": MAX_TOKENS, "temperature": 0.7}
         if self.chat:
             url = self.url + "/v1/chat/completions"
@@ -174,7 +188,7 @@ class Crowd:
             url = self.url + "/v1/completions"
             body["prompt"] = person.question
         while not person.error and (not person.num_answers or time.perf_counter() < deadline):
-            seed = 100 * i + person.num_answers  # another answer each time, and the same in each demo
+            seed = 100 * i + person.num_answers  # differs for each answer, and is the same in each run
             try:
                 await person.ask(http, url, body | {"seed": seed})
             except httpx.HTTPError as error:

@@ -1,6 +1,6 @@
-"""`ruvon serve` in a process of its own, for the length of a `with`. Part 20's wiring.
+"""Runs `ruvon serve` in a process of its own, for the length of a `with` block. Part 20's wiring.
 
-Runs nothing of the engine itself: whoever draws or measures here takes nothing from the server's steps.
+The engine runs in the server's process only, so drawing or measuring in this process holds up no step.
 """
 
 import json
@@ -17,12 +17,12 @@ from pathlib import Path
 
 from engine.wiring.engine_args import EngineArgs
 
-ROOT = Path(__file__).parents[2]  # the folder that has the package
-START_SECONDS = 240  # for a server to load its model
+ROOT = Path(__file__).parents[2]  # the folder that contains the package `engine`
+START_SECONDS = 240  # for a server to load its model and start
 
 
 def to_flags(args: EngineArgs) -> list[str]:
-    """The flags of `ruvon serve` that mean `args`, without those that say the default."""
+    """The flags of `ruvon serve` that give the same EngineArgs. Flags for default values are left out."""
     flags = []
     for spec in fields(EngineArgs):
         value, name = getattr(args, spec.name), spec.name.replace("_", "-")
@@ -39,15 +39,15 @@ def to_flags(args: EngineArgs) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, with which a child process imports this very package."""
+    """This process's environment, with PYTHONPATH changed so that a child process imports this package."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def free_port(port: int, host: str = "127.0.0.1") -> int:
-    """`port` if it is free; else 0, with which a server takes any free port."""
+    """`port` if it is free on `host`, otherwise 0. A server that is given port 0 takes any free port."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the server sets this option, too
         try:
             probe.bind((host, port))
         except OSError:
@@ -59,9 +59,11 @@ def free_port(port: int, host: str = "127.0.0.1") -> int:
 def served(
     log: Path, *arguments: str, env: Mapping[str, str] | None = None, port: int = 0
 ) -> Iterator[tuple[str, int]]:
-    """Run `ruvon serve` with these arguments, and give its URL and process id. Its output goes to `log`.
+    """Run `ruvon serve` with these arguments inside the `with` block, which gets the server's URL and process
+    id. Stdout and stderr go to the file `log`. `env` is by default that of `environment`. With port 0, the
+    server takes any free port.
 
-    Raises RuntimeError, with that output: the server did not start.
+    Raises RuntimeError with the server's output if the server does not start within START_SECONDS.
     """
     command = [sys.executable, "-m", "engine.cli.main", "serve", "--port", str(port), *arguments]
     variables = (environment() if env is None else dict(env)) | {"PYTHONUNBUFFERED": "1"}

@@ -1,7 +1,8 @@
-"""`ruvon demo`: the whole engine at work, watched from a terminal. Part 20's wiring.
+"""`ruvon demo`: shows the whole engine at work in a terminal. Part 20's wiring. Imports no torch.
 
-Starts `ruvon serve` in a process of its own, with pages, continuous batching, telemetry and speculation, lets
-several people stream from it at once, shows its own numbers meanwhile, and ends. Imports no torch.
+The demo starts `ruvon serve` in a process of its own, with pages, continuous batching, telemetry and
+speculation. Several simulated people stream from the server at once, and the terminal shows their answers and
+the server's metrics.
 """
 
 import asyncio
@@ -26,24 +27,25 @@ from engine.demo.server import environment, free_port, served, to_flags
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.loading import public_name
 
-PORT = 8000  # if it is free
-MAX_SECONDS = 40.0  # for the crowd, on a machine that is busy with something else
-LINGER_SECONDS = 12  # that the server stays for a user who wants to click
+PORT = 8000  # taken if it is free
+MAX_SECONDS = 40.0  # after which the crowd stops even without answers, for instance on a busy machine
+LINGER_SECONDS = 12  # how long the server stays afterwards, for a user who wants to open its pages
 NAME_COLUMNS = 6
-SIGTERM_STATUS = 128 + signal.SIGTERM  # what a shell makes of a process that ended so
+SIGTERM_STATUS = 128 + signal.SIGTERM  # the exit status that a shell reports for a process ended by SIGTERM
 NUM_SPECULATIVE_TOKENS = 4
 
 
 def show_crowd(args: EngineArgs, seconds: float) -> None:
-    """Start a server, and show people who ask it for so many seconds. Raises CheckpointError, ValueError, or
-    RuntimeError: the server did not start, or a person got no answer.
+    """Start a server, and show people who ask it for `seconds` seconds.
+
+    Raises CheckpointError or ValueError if the model or an option is refused, and RuntimeError if the server
+    does not start, is lost, or does not answer a person.
     """
     console = Console(highlight=False)
     chat = ChatTemplate.from_pretrained(args.tokenizer or args.model) is not None
     args = _with_speculation(args)
-    previous_handler = signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(SIGTERM_STATUS)
-    )  # the server must end, too
+    # An exit by exception leaves the `with` block below, which ends the server; SIGTERM alone would not.
+    previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(SIGTERM_STATUS))
     env = {name: value for name, value in environment().items() if name != "RUVON_API_KEY"}
     try:
         with ExitStack() as stack:
@@ -71,8 +73,8 @@ def show_crowd(args: EngineArgs, seconds: float) -> None:
 
 
 def _with_speculation(args: EngineArgs) -> EngineArgs:
-    """The options with a draft model, where there is one with the same tokenizer, else with n-grams of the
-    text itself.
+    """The options with speculation: by a draft model for storyteller, which has one with the same tokenizer,
+    and by n-grams of the text itself for any other model. Options that set speculation stay as they are.
     """
     if args.speculative_config is not None:
         return args
@@ -81,7 +83,7 @@ def _with_speculation(args: EngineArgs) -> EngineArgs:
 
 
 def _refusal(error: RuntimeError) -> Exception:
-    """What `ruvon serve` refused, as a ValueError; any other failure as it is."""
+    """A ValueError with the message of `ruvon serve` if the server refused its options, else `error`."""
     *_, last_line = str(error).strip().splitlines()
     prefix = "ruvon serve: "
     return ValueError(last_line.removeprefix(prefix)) if last_line.startswith(prefix) else error
@@ -96,7 +98,9 @@ def _introduce(console: Console, url: str, args: EngineArgs) -> None:
 
 
 async def _watch(console: Console, crowd: Crowd, seconds: float) -> None:
-    """Let the people ask until the time is over: drawn meanwhile in a terminal, else printed at the end."""
+    """Let the people ask for `seconds` seconds. A terminal shows the board meanwhile; otherwise the questions
+    and answers are printed at the end. Raises httpx.HTTPError if the server is lost.
+    """
     async with httpx.AsyncClient(timeout=MAX_SECONDS, trust_env=False) as http:
         if console.is_terminal:
             with Live(console=console, auto_refresh=False) as live:
@@ -114,7 +118,9 @@ async def _watch(console: Console, crowd: Crowd, seconds: float) -> None:
 
 
 def board(crowd: Crowd, width: int) -> Table:
-    """Each person's question and the end of the answer; below, the server's numbers."""
+    """A table of `width` columns: each person's question with the end of the answer, and below them the
+    server's metrics.
+    """
     table = Table.grid(padding=(0, 1))
     room = max(20, width - NAME_COLUMNS - 2)
     table.add_column(style="bold", no_wrap=True, width=NAME_COLUMNS)
@@ -131,7 +137,7 @@ def board(crowd: Crowd, width: int) -> Table:
 def _end_of_text(person: Person, width: int) -> Text:
     """The last `width` characters of the person's text."""
     text = person.text
-    return Text(text if len(text) <= width else "…" + text[-width + 1 :])  # no markup, whatever it says
+    return Text(text if len(text) <= width else "…" + text[-width + 1 :])  # Text reads no markup
 
 
 def _sum_up(console: Console, crowd: Crowd) -> None:
@@ -157,7 +163,7 @@ def _sum_up(console: Console, crowd: Crowd) -> None:
 
 
 def _linger(console: Console, url: str) -> None:
-    """Keep the server for LINGER_SECONDS, or until Enter, if a user sits at the terminal."""
+    """In a terminal, wait LINGER_SECONDS or until Enter, so that the user can open the server's pages."""
     if console.is_terminal and sys.stdin.isatty():
         console.print(f"\nThe server stays for {LINGER_SECONDS} seconds; Enter ends it. Click:")
         console.print(f"  chat {url}/   dashboard {url}/dashboard")

@@ -1,4 +1,4 @@
-"""`ruvon demo --story`: one story, in this process: tokens, ids, and how fast. Part 20's wiring."""
+"""`ruvon demo --story`: shows tokens, a story and its speed, all in this process. Part 20's wiring."""
 
 from rich.console import Console
 from rich.panel import Panel
@@ -15,7 +15,9 @@ PROMPT = "Once upon a time, there was a little dog named Max. Max had a red ball
 
 
 def tell_story(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
-    """Load, show the prompt's tokens, stream a story, and say how fast it was. Ends by itself."""
+    """Load the model, show the prompt's tokens, stream a story of at most `max_tokens` tokens, and print its
+    speed. Raises CheckpointError or ValueError if the model, an option or `max_tokens` is refused.
+    """
     console = Console()
     console.print(
         Panel.fit("[bold]ruvon[/]: a transformer tells a story, on this machine, through our own engine")
@@ -40,12 +42,12 @@ def tell_story(args: EngineArgs, max_tokens: int, prompt: str = PROMPT) -> None:
     num_printed = 0  # characters
     for output in llm.stream(prompt, SamplingParams(temperature=0, max_tokens=max_tokens)):
         story = output.outputs[0]
-        # rich would take longer over a token than the model does
+        # Console.print takes longer for a token than the model does.
         print(for_stdout(story.text[num_printed:]), end="", flush=True)
         num_printed = len(story.text)
 
     stats = output.stats
-    assert stats is not None  # an engine's outputs have them
+    assert stats is not None  # every output of an engine has them
     reason = "the model ended the story" if story.finish_reason == "stop" else "it reached --max-tokens"
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_row("prompt", f"{len(llm.tokenizer.encode(prompt))} tokens")

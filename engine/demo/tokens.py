@@ -1,4 +1,4 @@
-"""A text's tokens, coloured for a terminal. Part 20's wiring. Imports no torch."""
+"""Shows the tokens of a text in colours. Part 20's wiring. Imports no torch."""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -9,7 +9,7 @@ from engine.text.tokenizer import Tokenizer
 
 
 def coloured(tokenizer: Tokenizer, token_ids: Sequence[int]) -> Text:
-    """Tokens in alternating colours, each followed by its id."""
+    """A text for `rich` with the tokens in alternating colours, each followed by its id."""
     text = Text()
     for token_id, colour in zip(token_ids, cycle(["cyan", "magenta", "yellow", "green"])):
         text.append(_printable(tokenizer.decode([token_id])), style=f"bold {colour}")
@@ -18,5 +18,5 @@ def coloured(tokenizer: Tokenizer, token_ids: Sequence[int]) -> Text:
 
 
 def _printable(token: str) -> str:
-    """A blank as a dot; what commands a terminal, or ends a line, as Python writes it."""
+    """The token with blanks as dots, and control characters and line ends as Python's escapes."""
     return "".join("·" if c == " " else c if c.isprintable() else repr(c)[1:-1] for c in token)

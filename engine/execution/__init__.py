@@ -1,1 +1,1 @@
-"""A batch in, tokens out, on one device."""
+"""Executes steps on one device: a batch in, tokens out."""

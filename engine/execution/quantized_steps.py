@@ -1,6 +1,7 @@
-"""How a step of so many rows is computed, where weights may be codes. Part 17.
+"""The steps of models whose weights may be quantized. Part 17.
 
-Promises Part 13's steps, and one row of a quantized GPT-2 by a chain of few kernels. Needs triton.
+A single row of a quantized GPT-2 is computed by a chain of few kernels; other steps are those of Part 13.
+Needs the package triton.
 """
 
 from engine.cache.memory import PageMemory
@@ -10,9 +11,9 @@ from engine.quantization.single_row import QuantizedSingleRow
 
 
 def steps(model: LanguageModel, memory: PageMemory, max_rows: int) -> graphs.StepOf:
-    """How a step of so many rows is computed, up to `max_rows`. For `DecodeGraphs`.
+    """A function that gives the step for a number of rows from 1 to `max_rows`. For `DecodeGraphs`.
 
-    Of `memory` it takes `keys` and `values` by layer: [B, P, Hkv, Dh].
+    The steps read and write `keys` and `values` of `memory`, which have [B, P, Hkv, Dh] for each layer.
     """
     many_rows = graphs.steps(model, memory, max_rows)
     if not QuantizedSingleRow.fits(model):

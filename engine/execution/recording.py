@@ -1,9 +1,9 @@
 """Steps written to a file as they run, and run again from it: a bug report that can be sent. Part 20.
 
-Each line is JSON: first how the engine was made; then each step's record when it was submitted, with its
-runner's name, and its tokens, or its error, when they were read. Promises that the same steps are run again
-in the same order. Knows no request. Prompts are in the file, as token ids: to send the file is to send
-them.
+Each line of the file is JSON. The first line says how the engine was made. When a step is submitted, its
+record and its runner's name are written; when its result is read, its tokens or its error are. `run_again`
+runs the same steps in the same order. This module knows no request. The file contains the prompts, as token
+ids: whoever gets the file gets the prompts.
 """
 
 import json
@@ -23,26 +23,27 @@ MAX_LINE = 2**28  # characters
 
 
 class Recording:
-    """The file, open to be written. Each line is written out at once; it is closed with the process."""
+    """Writes a recording to a file. Each line is flushed at once. The file closes when the process ends."""
 
     def __init__(self, path: str | Path) -> None:
-        """Overwrites the file. Raises OSError."""
+        """Open `path`, and overwrite an existing file. Raises OSError if that fails."""
         self._file: TextIO = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
         self._steps = 0
 
     def about(self, values: Mapping[str, Any]) -> None:
-        """Write the first line: how the engine was made. What JSON does not know is written as text."""
+        """Write the first line: how the engine was made. A value that JSON cannot hold is written as text."""
         self.write({"about": dict(values)})
 
     def write(self, line: Mapping[str, Any]) -> None:
+        """Write a line."""
         self._file.write(json.dumps(line, separators=(",", ":"), default=str) + "\n")
 
     def adapter(self, slot: int, folder: str) -> None:
-        """Write that an adapter, read from `folder`, is in this slot from here on."""
+        """Write that `slot` holds the adapter of `folder` in the steps that follow."""
         self.write({"adapter": slot, "folder": folder})
 
     def submitted(self, runner: str, batch: Batch) -> int:
-        """Write a step's record and its runner's name. Returns the step's number in the file, from 1 on."""
+        """Write a step's record and its runner's name. Returns the step's number in the file, from 1."""
         self._steps += 1
         self._file.write(f'{{"step":{self._steps},"runner":"{runner}","batch":{to_bytes(batch).decode()}}}\n')
         return self._steps
@@ -50,7 +51,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A `Pending` step whose result is written to the file when it is read."""
+    """A `Pending` step that writes its result to the file when the result is read."""
 
     pending: Pending
     recording: Recording
@@ -67,7 +68,7 @@ class RecordedStep:
 
 
 class RecordedExecutor:
-    """An executor around another one, which writes all its steps to a file."""
+    """An executor that has another executor compute its steps, and writes all steps to a file."""
 
     def __init__(self, executor: Executor, recording: Recording, runner: str) -> None:
         """`runner`: the executor's name in the file."""
@@ -82,26 +83,34 @@ class RecordedExecutor:
             raise
         return RecordedStep(pending, self.recording, step)
 
+    def on_lost(self, callback: Callable[[BaseException], None]) -> None:
+        """Passes `callback` to the executor inside."""
+        self.executor.on_lost(callback)
+
+    def shutdown(self) -> None:
+        """Shuts down the executor inside."""
+        self.executor.shutdown()
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much there is on a device. A record that exceeds it would read memory that is not its own."""
+    """The sizes of a device's memory and tables. A record beyond these bounds would read other memory."""
 
     vocab_size: int
     positions: int  # tokens of the longest sequence
     num_blocks: int  # or slots
-    block_size: int
+    block_size: int  # tokens
     num_swap_blocks: int
     num_adapters: int
     num_seqs: int  # sequences in a step
-    num_tokens: int | None  # tokens in a step; None: as many as the sequences may have
-    has_last_tokens: bool  # a placeholder stands for a token that the step before chose
+    num_tokens: int | None  # tokens in a step; None for no other limit than that of the sequences
+    has_last_tokens: bool  # whether records may have placeholders for tokens of the step before
 
     def check(self, batch: Batch) -> None:
-        """Raises ValueError, which names the field that exceeds the bounds."""
+        """Raise ValueError if a number of the record is out of bounds. The message names the field."""
         rows, S, V, tables = batch.rows, len(batch.ids), self.vocab_size, batch.tables
         context_lens = np.array(batch.context_lens)  # [S]
-        # 1. Numbers that are an index into something, and counts.
+        # 1. Indices and counts are in range.
         _within("sequences", [S], self.num_seqs + 1)
         _within("tokens", [batch.num_tokens], (self.num_tokens or batch.num_tokens) + 1)
         _within("context_lens", context_lens, self.positions + 1)
@@ -117,7 +126,7 @@ class Bounds:
         for copy in batch.copies:
             _within("copies", copy.source, self.num_swap_blocks if copy.kind == "in" else self.num_blocks)
             _within("copies", copy.target, self.num_swap_blocks if copy.kind == "out" else self.num_blocks)
-        # 2. As many blocks as tokens need, and the slots of the new tokens in them.
+        # 2. Tables have as many blocks as the tokens need, and the new tokens' slots lie in these blocks.
         P, longest = self.block_size, context_lens.max()
         if tables.shape[1] != -(-longest // P):
             raise ValueError(f"tables: {tables.shape[1]} blocks each, for up to {longest} tokens")
@@ -128,7 +137,7 @@ class Bounds:
 
 
 def _within(name: str, values: Sequence[int] | np.ndarray, end: int, start: int = 0) -> None:
-    """Raises ValueError: a value is not in range(start, end)."""
+    """Raise ValueError if a value is not in range(start, end)."""
     numbers = np.asarray(values, dtype=np.int64)
     outside = numbers[(numbers < start) | (numbers >= end)]
     if outside.size:
@@ -137,13 +146,13 @@ def _within(name: str, values: Sequence[int] | np.ndarray, end: int, start: int 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A recorded step, and what it gave when it was run again."""
+    """A recorded step, and its result when it was run again."""
 
     step: int
     runner: str
     batch: Batch
-    tokens: list[list[int]] | None  # [S], as recorded; None: it failed, with `error`
-    tokens_now: list[list[int]] | None  # [S]; None: it fails now, with `error_now`
+    tokens: list[list[int]] | None  # [S], as recorded; None if the step failed then, with `error`
+    tokens_now: list[list[int]] | None  # [S]; None if the step failed now, with `error_now`
     error: str | None = None
     error_now: str | None = None
 
@@ -158,13 +167,14 @@ def run_again(
     runners: Mapping[str, tuple[Executor, Bounds]],
     write_adapter: Callable[[int, str], None],
 ) -> Iterator[Compared]:
-    """Run the steps of a recording in the order in which they were submitted. Gives those whose results were
-    read, in the order in which they were read.
+    """Run the steps of a recording in the order in which they were submitted. Yields the steps whose results
+    were read, in the order in which they were read.
 
-    `file`: its first line has been read. `runners`: by their names in the file. `write_adapter(slot, folder)`
-    reads an adapter into a slot. Raises ValueError, with the line's number: no line of a recording.
+    `file` is a recording after its first line. `runners` have executors and bounds by the runners' names in
+    the file. `write_adapter(slot, folder)` reads an adapter into a slot. Raises ValueError, with the line's
+    number, for a line that does not belong in a recording or whose record is out of bounds.
     """
-    submitted: dict[int, tuple[str, Batch, Pending | Exception]] = {}  # by step, until its result is read
+    submitted: dict[int, tuple[str, Batch, Pending | Exception]] = {}  # by step: those without a result yet
     number = 1
     while line := file.readline(MAX_LINE):
         number += 1
@@ -188,7 +198,7 @@ def run_again(
 
 
 def _read(line: str) -> dict[str, Any]:
-    """The JSON object in a line. Raises ValueError."""
+    """The JSON object in a line. Raises ValueError if there is none, or if the line is too long."""
     if len(line) >= MAX_LINE:
         raise ValueError(f"longer than {MAX_LINE:,} characters")
     try:
@@ -203,7 +213,7 @@ def _read(line: str) -> dict[str, Any]:
 
 
 def _check_result(entry: Mapping[str, Any], batch: Batch) -> None:
-    """Raises ValueError: the entry has neither the step's tokens nor an error."""
+    """Raise ValueError if the entry has neither the step's tokens nor an error."""
     tokens, S = entry.get("tokens"), len(batch.ids)
     if tokens is None and isinstance(entry.get("error"), str):
         return
@@ -216,10 +226,10 @@ def _check_result(entry: Mapping[str, Any], batch: Batch) -> None:
 
 
 def _submit(executor: Executor, batch: Batch) -> Pending | Exception:
-    """Submit a step. Returns the error if that fails."""
+    """Submit a step. Returns the error if the submission fails."""
     try:
         return executor.submit(batch)
-    except Exception as error:  # it may have failed when it was recorded, too
+    except Exception as error:  # the step may have failed when it was recorded, too
         return error
 
 

@@ -1,9 +1,8 @@
 """Runs steps on one device: the record of a step in, tokens out. Part 6.
 
-A runner is made of items that are handed in, so that what later parts bring is one more item: a way to
-compute a pass (a CUDA graph, Part 13), something to do before it (LoRA's rows, Part 18), how tokens are
-chosen (a rejection sampler, Part 16), scores (Part 10). `submit` does not wait for the device; `result`
-does.
+A runner is composed of items, and later parts add items: a way to compute a pass (a CUDA graph, Part 13), a
+preparation before the pass (LoRA's rows, Part 18), a choice of tokens (a rejection sampler, Part 16), and
+scores (Part 10). `submit` does not wait for the device; `result` does.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,22 +21,28 @@ from engine.requests.step import Pending, StepResult
 
 
 class Executor(Protocol):
-    """Has steps computed, on one device or on several (Part A)."""
+    """Computes steps, on one device or on several (Extension A)."""
 
     def submit(self, batch: Batch) -> Pending:
-        """Start the step, and do not wait for it. Raises whatever fails at its start."""
+        """Start a step, without a wait for its result. Raises any exception of the start."""
+
+    def on_lost(self, callback: Callable[[BaseException], None]) -> None:
+        """Have `callback` called, in any thread, when no step can be computed any more."""
+
+    def shutdown(self) -> None:
+        """End all processes that compute for this executor. No step may follow."""
 
 
 class Logits(NamedTuple):
-    """What a pass of the model gives."""
+    """The result of a pass of the model."""
 
-    values: Tensor  # [R, V]: of the rows `Rows.chosen`
-    likeliest: Tensor | None = None  # [R]: if the pass computes them anyway (NO_TOKEN: none is finite)
+    values: Tensor  # [R, V]: logits of the rows `Rows.chosen`
+    likeliest: Tensor | None = None  # [R]: token ids, or NO_TOKEN; None if the pass does not compute them
     prompt_hidden: Tensor | None = None  # [N, D]: hidden states of the rows `Rows.prompt` (Part 10)
 
 
 class Way(Protocol):
-    """How a pass is computed."""
+    """A way to compute a pass of the model."""
 
     def fits(self, batch: Batch) -> bool:
         """Whether this way can compute the step."""
@@ -46,22 +51,22 @@ class Way(Protocol):
 
 
 class Inputs(NamedTuple):
-    """The model's inputs, and the rows that are read, on the device."""
+    """The model's inputs on the device, and the indices of the rows whose results are read."""
 
     token_ids: Tensor  # [T]
     positions: Tensor  # [T]
-    chosen: Tensor  # [R]: rows
-    prompt: Tensor  # [N]: rows
+    chosen: Tensor  # [R]: rows from which tokens are chosen
+    prompt: Tensor  # [N]: rows that are scored for a prompt's token
 
 
 def upload(batch: Batch, device: torch.device) -> Inputs:
-    """The record's numbers on the device, brought there in one copy."""
+    """Copy the record's numbers to the device, in one copy."""
     rows = batch.rows
     return Inputs(*on_device(device, batch.token_ids, batch.positions, rows.chosen, rows.prompt))
 
 
 class EagerWay:
-    """The model's own forward pass, kernel by kernel: it fits any step."""
+    """A `Way` that runs the model's own forward pass, kernel by kernel. It fits any step."""
 
     def __init__(
         self,
@@ -70,8 +75,9 @@ class EagerWay:
         forward: Callable[..., Tensor] | None = None,
         upload: Callable[[Batch, torch.device], Inputs] = upload,
     ) -> None:
-        """`forward`: called as the model is; default: the model itself. `upload`: brings the record's numbers
-        to the device; where steps run ahead, it replaces placeholders by the tokens they stand for (Part 13).
+        """`forward` is called in place of the model, with the model's arguments; None calls the model.
+        `upload` copies the record's numbers to the device; if steps run ahead, it also puts tokens in place
+        of their placeholders (Part 13).
         """
         self.model, self.memory, self.upload = model, memory, upload
         self.forward = forward or model
@@ -93,7 +99,7 @@ Select = Callable[[Logits, Batch], Tensor]  # -> token ids[R], one for each row 
 
 
 def choose(logits: Logits, batch: Batch) -> Tensor:
-    """token ids[R], each sampled by its row's parameters."""
+    """logits of R rows -> token ids[R], each sampled by the row's parameters, or NO_TOKEN."""
     draws = batch.draws
     if logits.likeliest is not None and not any(row.temperature or row.is_adjusted for row in draws.rows):
         return logits.likeliest
@@ -101,24 +107,28 @@ def choose(logits: Logits, batch: Batch) -> Tensor:
 
 
 class Score(Protocol):
-    """Something else that is computed from a step's logits, for requests that ask for it (Part 10)."""
+    """Numbers that are computed from a step's logits, for requests that ask for them (Part 10)."""
 
     def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
-        """token ids[R] -> tensors to copy to the host with them. None: no request of the step asks."""
+        """Compute tensors, which are copied to the host together with token_ids[R]. Returns None if no
+        request of the step asks for this score.
+        """
 
     def add_to(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
-        """The result, with what the arrays say: token ids[R], then those tensors, on the host."""
+        """Return `result` with this score. `arrays` are on the host: token ids[R], then the tensors that
+        `__call__` returned.
+        """
 
 
 class LastTokens(Protocol):
     """Keeps chosen tokens on the device, for a step that is launched before they are read (Part 13)."""
 
     def remember(self, batch: Batch, token_ids: Tensor) -> None:
-        """Keep token_ids[R] of this step, in place of the last one's."""
+        """Keep token_ids[R] of this step, in place of those of the last step."""
 
 
 class ModelRunner:
-    """One device. The ways are tried in order: the first that fits computes the pass."""
+    """An `Executor` on one device. The first of its ways that fits a step computes the pass."""
 
     def __init__(
         self,
@@ -129,37 +139,44 @@ class ModelRunner:
         scores: Sequence[Score] = (),
         last_tokens: LastTokens | None = None,
     ) -> None:
-        """`memory` makes the copies of a step; None: no step has any. `before`: called with each batch before
-        its pass. `select` chooses the tokens. `last_tokens` keeps them on the device.
+        """`memory` makes the copies of a step; None if no step has copies. Each function of `before` is
+        called with the batch before the pass. `select` chooses the tokens. `scores` add scores to the result.
+        `last_tokens` keeps the tokens on the device for the next step; None if steps do not run ahead.
         """
         self.ways, self.memory, self.before = list(ways), memory, list(before)
         self.select, self.scores, self.last_tokens = select, list(scores), last_tokens
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> Pending:
-        """Give the device all it has to do for a step. Raises whatever fails before that is done, such as
-        torch.OutOfMemoryError; and ValueError: the step has copies, and this runner has no memory.
+        """Queue all work of a step on the device. Raises any exception on the way, such as
+        torch.OutOfMemoryError, and ValueError if the step has copies and this runner has no memory.
         """
-        # 1. Copies of blocks, and whatever else was handed in to be done before.
+        # 1. Copies of blocks, and the functions of `before`.
         if self.memory is not None:
             self.memory.apply(batch.copies)
         elif batch.copies:
             raise ValueError(f"{len(batch.copies)} copies of blocks, and this runner has no memory")
         for prepare in self.before:
             prepare(batch)
-        # 2. The pass, and the choice.
+        # 2. The pass of the model, and the choice of tokens.
         logits = next(way for way in self.ways if way.fits(batch))(batch)
         token_ids = self.select(logits, batch)  # [R]
         if self.last_tokens is not None:
             self.last_tokens.remember(batch, token_ids)
-        # 3. Scores, for requests that ask: they are copied to the host together with the tokens.
+        # 3. Scores, if a request asks. They are copied to the host together with the tokens.
         computed = [(score, score(logits, token_ids, batch)) for score in self.scores]
         scores = [(score, tensors) for score, tensors in computed if tensors is not None]
         return SubmittedStep(batch, token_ids, scores)
 
+    def on_lost(self, callback: Callable[[BaseException], None]) -> None:
+        """Does nothing: a runner is lost only when its process ends."""
+
+    def shutdown(self) -> None:
+        """Does nothing: a runner starts no process."""
+
 
 class SubmittedStep:
-    """A `Pending` step: the device computes it, and copies its tokens to the host."""
+    """A `Pending` step, which the device computes. The device then copies the tokens to the host."""
 
     def __init__(self, batch: Batch, token_ids: Tensor, scores: list[tuple[Score, list[Tensor]]]) -> None:
         self.batch, self.scores = batch, scores
@@ -167,13 +184,15 @@ class SubmittedStep:
         self._host_copy = HostCopy(_pack(self._tensors) if scores else token_ids)
 
     def result(self) -> StepResult:
-        """The tokens that were chosen, by sequence, with scores. Raises what failed on the device."""
-        # 1. The one place that waits for the device.
+        """Wait for the device, and return the chosen tokens by sequence, with scores. Raises any error of the
+        device.
+        """
+        # 1. Wait for the device. No other code of a step does.
         if self.scores:
             token_ids, *arrays = _unpack(self._host_copy.read(), self._tensors)
         else:
             token_ids, arrays = self._host_copy.read(), []
-        # 2. Tokens by sequence: in most steps one each.
+        # 2. Split the tokens by sequence. In most steps each sequence has one.
         chosen, counts = token_ids.tolist(), self.batch.rows.counts
         if len(chosen) == len(counts) and all(counts):
             tokens = [[token_id] for token_id in chosen]
@@ -182,7 +201,7 @@ class SubmittedStep:
             for count in counts:
                 tokens.append(chosen[start : start + count])
                 start += count
-        # 3. Each score takes its own arrays, which come in the same order.
+        # 3. Give each score its own arrays, which are in the order of the scores.
         result = StepResult(tokens)
         for score, tensors in self.scores:
             result = score.add_to(result, self.batch, [token_ids, *arrays[: len(tensors)]])
@@ -191,8 +210,8 @@ class SubmittedStep:
 
 
 class HostCopy:
-    """A copy of a tensor on the host, under way. `read` waits for this copy alone, not for work that the
-    device was given since.
+    """A copy of a tensor to the host, which has been started. `read` waits for this copy only, and not for
+    work that was queued later.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -206,14 +225,16 @@ class HostCopy:
             self._host = tensor.clone()  # the next step may write the tensor itself
 
     def read(self) -> np.ndarray:
-        """The tensor's numbers, once the copy is done."""
+        """Wait for the copy, and return the tensor's numbers."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._host.numpy()
 
 
 def _pack(tensors: Sequence[Tensor]) -> Tensor:
-    """int32[n]: all numbers of these tensors, fp32 as its bits, so that one copy takes them to the host."""
+    """All numbers of the tensors as one int32[n], so that one copy takes them to the host. Floating-point
+    tensors are fp32, and are packed as their bits; other tensors are converted to int32.
+    """
     device = tensors[0].device
     numbers = []
     for tensor in tensors:
@@ -223,7 +244,7 @@ def _pack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _unpack(numbers: np.ndarray, like: Sequence[Tensor]) -> list[np.ndarray]:
-    """The numbers that were packed, int32[n], in the shapes of these tensors: fp32 or int32."""
+    """Undo `_pack`: split numbers, an int32[n], into fp32 or int32 arrays of the shapes of `like`."""
     arrays, start = [], 0
     for tensor in like:
         part = numbers[start : start + tensor.numel()]

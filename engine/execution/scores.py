@@ -1,9 +1,8 @@
 """Log probabilities of a step's tokens, for the requests that ask for them. Part 10.
 
-Promises that the tokens are those of a runner without it; that a step in which nobody asks does nothing
-more; that all of a step's numbers come from the device at once; and that a prompt's logits are never there
-all together: the output layer gets its rows in chunks. Which row is scored for which token the step's
-record says.
+Scores change no token. A step in which no request asks for log probabilities does no extra work. All numbers
+of a step are copied from the device at once. The logits of a long prompt are never all in memory: the output
+layer gets the prompt's rows in chunks. The step's record says which row is scored for which token.
 """
 
 import math
@@ -27,14 +26,16 @@ ToLogits = Callable[[Tensor], Tensor]  # hidden[N, D] -> logits[N, V], for any N
 
 
 class ChosenLogprobs:
-    """Of the chosen tokens."""
+    """A `Score`: the log probabilities of the chosen tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """`tokenizer` says how a token is shown."""
+        """`tokenizer` gives the text of a token."""
         self.text = partial(token_text, tokenizer)
 
     def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
-        """`Scores` of the rows whose requests ask, with as many of the likeliest as anybody asks for."""
+        """The tensors of `Scores` for the rows whose requests ask for log probabilities; None if no request
+        asks. Each row has as many likeliest tokens as the request that asks for most.
+        """
         rows, values = self._rows(batch), logits.values
         if not rows:
             return None
@@ -43,12 +44,12 @@ class ChosenLogprobs:
             (index,) = on_device(values.device, rows)
             values, token_ids = values[index], token_ids[index]
         n = max(batch.rows.logprobs)
-        # NO_TOKEN is below 0: it is scored as token 0, and its request fails.
+        # NO_TOKEN, which is below 0, is scored as token 0. Its request fails, so the score is not used.
         return [*score_in_chunks(values.__getitem__, token_ids.clamp(min=0), n, values.shape[-1])]
 
     def add_to(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
-        """The result with `logprobs`: an entry for each token of a sequence whose request asks, and an empty
-        list for other sequences.
+        """The result with `logprobs`[S]: a sequence whose request asks has an entry for each of its tokens,
+        and other sequences have an empty list.
         """
         token_ids, *scores = arrays
         rows = ScoredRows(token_ids[self._rows(batch)], scores, self.text)
@@ -58,7 +59,7 @@ class ChosenLogprobs:
         return replace(result, logprobs=logprobs)
 
     def _rows(self, batch: Batch) -> list[int]:
-        """Which of the R rows are scored."""
+        """The indices of those of the R rows that are scored."""
         if not batch.rows.logprobs:
             return []
         is_scored = [n != UNSCORED for n in batch.rows.logprobs]  # [S]
@@ -66,27 +67,30 @@ class ChosenLogprobs:
 
 
 class PromptLogprobs:
-    """Of the prompts' tokens, whose rows stop before the output layer."""
+    """A `Score`: the log probabilities of the prompts' tokens. The pass of the model gives hidden states of
+    the prompts' rows, without the output layer.
+    """
 
     def __init__(self, tokenizer: Tokenizer, to_logits: ToLogits) -> None:
+        """`tokenizer` gives the text of a token. `to_logits` is the model's output layer."""
         self.text, self.to_logits = partial(token_text, tokenizer), to_logits
 
     def __call__(self, logits: Logits, token_ids: Tensor, batch: Batch) -> list[Tensor] | None:
-        """`Scores` of the rows that are scored for a prompt's token, a chunk of them through the output layer
-        at a time.
+        """The tensors of `Scores` for the N rows that are scored for a prompt's token; None if no request
+        asks. The output layer gets a chunk of the rows at a time.
         """
         hidden, num_likeliest = logits.prompt_hidden, batch.rows.prompt_logprobs  # [N, D], [S] or ()
         if not num_likeliest or max(num_likeliest) == UNSCORED:
             return None
-        if hidden is None:  # a prompt of one token, say: nothing comes before it
+        if hidden is None:  # no row to score in this step, as in a prompt of one token
             return []
         (prompt_ids,) = on_device(hidden.device, batch.rows.prompt_ids)
         n, V = max(num_likeliest), logits.values.shape[-1]
         return [*score_in_chunks(lambda rows: self.to_logits(hidden[rows]), prompt_ids, n, V)]
 
     def add_to(self, result: StepResult, batch: Batch, arrays: Sequence[np.ndarray]) -> StepResult:
-        """A prompt's first token has nothing before it: None. A request some of whose scores are no numbers
-        fails, as it does where no token can be chosen.
+        """The result with `prompt_logprobs`[S]. The entry of a prompt's first token is None, since no token
+        comes before it. If a score is not a number, the request's token becomes NO_TOKEN, so it fails.
         """
         _, *scores = arrays
         rows = ScoredRows(np.array(batch.rows.prompt_ids), scores, self.text) if scores else None
@@ -103,7 +107,7 @@ class PromptLogprobs:
 
 
 class ScoredRows:
-    """Scores that have come from the device, handed out in order."""
+    """A step's scores on the host. `take` gives them to the sequences in order."""
 
     def __init__(
         self, token_ids: np.ndarray, scores: Sequence[np.ndarray], text: Callable[[int], str]
@@ -115,8 +119,8 @@ class ScoredRows:
         self._next_row = 0
 
     def take(self, count: int, n: int) -> list[TokenScores]:
-        """The next `count` rows, each with its n likeliest tokens. Each is a copy, so that a request that
-        keeps one row does not keep the whole step's arrays.
+        """The next `count` rows, each with its n likeliest tokens. Each row is a copy: a request that keeps a
+        row would otherwise keep the arrays of the whole step in memory.
         """
         rows = range(self._next_row, self._next_row + count)
         self._next_row = rows.stop
@@ -132,5 +136,5 @@ class ScoredRows:
 
 
 def logprobs_of(tokenizer: Tokenizer, to_logits: ToLogits) -> list[ChosenLogprobs | PromptLogprobs]:
-    """Both: a runner's `scores`. `to_logits`: the model's output layer."""
+    """The `scores` of a runner: of chosen tokens, and of prompts. `to_logits` is the model's output layer."""
     return [ChosenLogprobs(tokenizer), PromptLogprobs(tokenizer, to_logits)]

@@ -1,7 +1,7 @@
-"""How a step of so many rows is computed, by the model's family. Part 20.
+"""The fastest steps for each family of models. Part 20.
 
-Promises the fastest way there is: few kernels for Llama and Qwen3 (engine/kernels/llama_rows.py), for GPT-2
-those of Parts 13 and 17, for any other model its own forward pass. Needs the package triton.
+Llama and Qwen3 have chains of few kernels (engine/kernels/llama_rows.py), GPT-2 has those of Parts 13 and 17,
+and any other model runs its own forward pass. Needs the package triton.
 """
 
 from engine.cache.memory import PageMemory
@@ -14,10 +14,10 @@ from engine.models.llama import Model as Llama
 
 
 def steps(model: LanguageModel, memory: PageMemory, max_rows: int) -> StepOf:
-    """How a step of so many rows is computed, up to `max_rows`; each row is another sequence's. For
+    """A function that gives the step for a number of rows from 1 to `max_rows`, each of another sequence. For
     `DecodeGraphs`.
 
-    Of `memory` it takes `keys` and `values` by layer: [B, P, Hkv, Dh].
+    The steps read and write `keys` and `values` of `memory`, which have [B, P, Hkv, Dh] for each layer.
     """
     if not LlamaRows.fits(model):
         return quantized_steps.steps(model, memory, max_rows)
@@ -25,7 +25,7 @@ def steps(model: LanguageModel, memory: PageMemory, max_rows: int) -> StepOf:
 
 
 def verifying_steps(model: LanguageModel, memory: PageMemory, max_rows: int) -> StepOf:
-    """The same for passes with several tokens of a sequence (Part 16): a row sees those above it."""
+    """As `steps`, for passes in which a row sees the earlier rows of its sequence (Part 16)."""
     if not LlamaRows.fits(model):
         return verifying.verifying_steps(model, memory, max_rows)
     return _llama_steps(model, memory, max_rows, stores_first=True)

@@ -1,12 +1,12 @@
 """Passes in which a sequence has several new tokens, as rows of a CUDA graph. Part 16.
 
-A pass of n + 1 tokens of a sequence is n + 1 rows of a decode step: each row has its own token, position and
-length, and all have the same block table. So Part 13's graphs can compute it, if each row attends to the
-earlier rows of its sequence in the same pass. `ModelStep` does: it stores every row's key and value before
-any row attends. GPT-2's kernel stores and attends at once: `VerifyRows` has another one, which reads these
-rows as well.
+A pass over n + 1 tokens of a sequence is n + 1 rows of a decode step: each row has its own token, position
+and length, and all rows have the same block table. Part 13's graphs can compute such a pass if each row
+attends to the earlier rows of its sequence in the same pass. `ModelStep` does so, since it stores the keys
+and values of all rows before any row attends. GPT-2's kernel stores and attends at once, so `VerifyRows` has
+another kernel, which also reads the new keys and values of earlier rows.
 
-A target's passes without drafts keep Part 13's graphs: letting rows see one another takes time.
+The target model's passes without drafts keep Part 13's graphs, since rows that see one another take longer.
 """
 
 from torch import Tensor
@@ -22,8 +22,8 @@ MAX_GRAPH_ROWS = 256  # rows of the largest graph, unless there are more sequenc
 
 
 def num_rows(max_num_seqs: int, max_new: int, max_num_batched_tokens: int) -> int:
-    """Rows of the largest graph, for sequences with up to `max_new` new tokens each: at least one for each
-    sequence, and no more than a step has tokens.
+    """The number of rows of the largest graph, for sequences with up to `max_new` new tokens each: at least
+    one row for each sequence, and no more rows than a step may have tokens.
     """
     return min(max_num_batched_tokens, max(max_num_seqs, min(MAX_GRAPH_ROWS, max_num_seqs * max_new)))
 
@@ -38,5 +38,5 @@ class VerifyRows(ManyRows):
 
 
 def verifying_steps(model: LanguageModel, memory: PageMemory, max_rows: int) -> StepOf:
-    """As `steps` of graphs.py, for passes in which a row sees the rows of its sequence above it."""
+    """As `steps` in graphs.py, for passes in which a row sees the earlier rows of its sequence."""
     return steps(model, memory, max_rows, many_rows_class=VerifyRows)

@@ -1,1 +1,1 @@
-"""Triton. Takes tensors, and models for their weights; imports machine, attention, models, layers at most."""
+"""Triton kernels over tensors or a model's weights. Imports machine, attention, models and layers at most."""

@@ -1,10 +1,11 @@
-"""A decode step's attention in one kernel: the new token's key and value into their page, then its query over
-all of them. Part 13: what tuning adds to `store_kv.py` and `paged_attention.py`.
+"""A decode step's attention in one kernel: store each new token's key and value, then attend with its query.
+Part 13, as a tuned form of `store_kv.py` and `paged_attention.py`.
 
-Promises what these two give for a model whose query heads have a key head each. The new token's key and value
-are read from the qkv layer's output, so no program waits until they are stored. Old keys are not written in
-this step: with PDL they are on their way before the qkv layer is done. Where a sequence is split among
-programs, the one that ends last joins the parts, which saves the second kernel.
+Promises the results of `store_kv.py` and `paged_attention.py`, for models with as many key heads as query
+heads. A program reads the new token's key and value from the output of the qkv layer, so no program waits
+until these are stored. No kernel of the step writes old keys, so with PDL (`pdl.py`) a program loads old keys
+before the qkv layer is done. If a sequence is split among programs, the program that ends last joins the
+parts, which saves a second kernel.
 """
 
 from collections.abc import Callable
@@ -18,35 +19,38 @@ from engine.kernels.paged_attention import MIN_DOT_ROWS, tokens_per_part
 from engine.kernels.pdl import release, wait
 from engine.kernels.running_softmax import add_tile, merge_parts
 
-# TOKENS: old tokens that a program reads at a time. Where a sequence is split among programs:
+# A tile is TOKENS old tokens, which a program reads at a time. SPLIT_TILE: for `_attend_split`.
 SPLIT_TILE = {"TOKENS": 32, "num_warps": 1}
 SPLIT_TILE_WIDE_HEAD = {"TOKENS": 32, "num_warps": 4}  # Dh > 64: one warp's registers do not hold a tile
-# Where it is not split: of 48 tiles that were tried, the fastest for sequences of unlike lengths.
+# WHOLE_TILE: for `_attend_whole`. The fastest of 48 tiles that were tried, for sequences of unlike lengths.
 WHOLE_TILE = {"TOKENS": 64, "num_warps": 4, "num_stages": 3}
-WHOLE_TILE_WITHOUT_PDL = WHOLE_TILE | {"num_warps": 2}  # than with 4, a step of 256 sequences takes 1% less
+WHOLE_TILE_WITHOUT_PDL = WHOLE_TILE | {"num_warps": 2}  # 2 warps: a step of 256 sequences takes 1% less time
 MIN_HEAD_DIM = 16  # the smallest inner dimension of a matrix product on tensor cores
-MIN_SPLITS = 8  # programs among which a sequence is split: with fewer, `_attend_whole` is faster
+MIN_SPLITS = 8  # the fewest programs for which splitting a sequence is faster than `_attend_whole`
 
-# qkv, bias, keys, values, slots, tables, lens, out, pdl: as `AppendAttend` is called
+# The call of `AppendAttend`: qkv, bias, keys, values, slots, tables, lens, out, pdl
 AttendRows = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None]
 
 
 class AppendAttend:
-    """The kernel with its scratch memory."""
+    """Attention of a decode step with the scratch memory that the kernel needs."""
 
     def __init__(self, num_heads: int, head_dim: int, device: torch.device) -> None:
+        """`head_dim`: a power of two, at least MIN_HEAD_DIM."""
         self.heads, self.head_dim = num_heads, head_dim
-        self.programs = 32  # the interpreter: a few splits, to show that they are right
+        self.programs = 32  # for the interpreter: enough for tests to split sequences
         if device.type == "cuda":
             self.programs = 8 * torch.cuda.get_device_properties(device).multi_processor_count
         self.parts = torch.empty(self.programs, head_dim, device=device)
         self.stats = torch.empty(2, self.programs, device=device)  # maximum and total of each part
-        # Of each row and head: how many of its programs have stored their part. 0 between two steps.
+        # For each row and head, the number of programs that have stored their part. 0 between two steps.
         self.arrived = torch.zeros(self.programs, device=device, dtype=torch.int32)
 
     def splits(self, rows: int) -> int:
-        """Among how many programs each head of `rows` sequences is split: a power of two, at least
-        MIN_SPLITS, and no more than `programs` in all; or 1.
+        """The number of programs among which each head of `rows` sequences is split.
+
+        1, or a power of two from MIN_SPLITS on. All heads of all sequences together have at most
+        `self.programs` programs if they are split.
         """
         max_splits = self.programs // (rows * self.heads)
         splits = triton.next_power_of_2(max_splits + 1) // 2  # the largest power of two up to `max_splits`
@@ -56,8 +60,11 @@ class AppendAttend:
         self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
         lens: Tensor, out: Tensor, pdl: bool,
     ) -> None:  # fmt: skip
-        """qkv[S, 3·D] (plus bias[3·D]), keys and values[B, P, H, Dh], slots[S], tables[S, W], lens[S] with
-        the new token -> out[S, D]. A slot of -1 or a length of 0: a padding row.
+        """Store the new tokens' keys and values, and write attention's result to out[S, D].
+
+        qkv[S, 3·D], to which bias[3·D] is added (None: no bias), keys and values[B, P, H, Dh], slots[S] of
+        the new tokens, tables[S, W], lens[S], which count the new token, too. A row with slot -1 stores
+        nothing. A row of length 0 is padding: its result is not written. `pdl`: launch with PDL (`pdl.py`).
         """
         S = len(qkv)
         splits = self.splits(S)
@@ -81,8 +88,10 @@ class AppendAttend:
 def load_new_token(
     qkv, bias, head, sequence, dtype: tl.constexpr, H: tl.constexpr, DH: tl.constexpr, BIAS: tl.constexpr
 ):
-    """The new token's query, key and value, [DH] each, rounded as if they had been stored. DH is a power of
-    two (`SingleRow.supports`), so no lane of tl.arange(0, DH) lies outside the head, here and below.
+    """The new token's query, key and value, [DH] each, rounded to `dtype` as if they had been stored.
+
+    DH is a power of two (`SingleRow.supports`). So all numbers of tl.arange(0, DH) lie inside the head, and
+    the kernels of this file need no mask for them.
     """
     D: tl.constexpr = H * DH
     d = tl.arange(0, DH)
@@ -100,8 +109,8 @@ def load_new_token(
 def load_old_tokens(
     keys, values, tables, token, valid, head, d, H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr
 ):
-    """Keys and values[TOKENS, DH] of a head's tokens `token`[TOKENS], from their pages; 0 where they are not
-    `valid`[TOKENS]. `tables`: the row of their sequence.
+    """Keys and values[TOKENS, DH] of one head, for the positions token[TOKENS]; 0 where valid[TOKENS] is
+    False. `tables` points to the sequence's row of the block tables.
     """
     block = tl.load(tables + token // P, mask=valid, other=0).to(tl.int64)  # [TOKENS]
     address = ((block * P + token % P) * H + head)[:, None] * DH + d[None, :]  # [TOKENS, DH]
@@ -116,8 +125,10 @@ def _attend_whole(
     H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (head, sequence): out[S, H, DH]. Its running softmax begins with the new token. The block
-    numbers of the next tile of old tokens are read while this tile is computed. `width` is W of tables[S, W].
+    """Program (head, sequence): its row of out[S, H, DH]. `width` is W of tables[S, W].
+
+    The running softmax begins with the new token. The block numbers of the next tile of old tokens are read
+    while the current tile is computed.
     """
     head, sequence = tl.program_id(0), tl.program_id(1)
     length = tl.load(lens + sequence)
@@ -133,7 +144,8 @@ def _attend_whole(
     slot = tl.load(slots + sequence).to(tl.int64)
     tl.store(keys + (slot * H + head) * DH + d, key, mask=slot >= 0)
     tl.store(values + (slot * H + head) * DH + d, value, mask=slot >= 0)
-    # One query is one row of a matrix; the rows below are zeros, and their results are not read.
+    # A product on tensor cores needs ROWS rows. Row 0 is the query. The other rows are zeros, and their
+    # results are not read.
     queries = tl.where((r == 0)[:, None], query[None, :], 0.0).to(key.dtype)  # [ROWS, DH]
     maximum = tl.zeros([ROWS], tl.float32) + tl.sum(query.to(tl.float32) * key.to(tl.float32), 0) * scale
     total = tl.full([ROWS], 1.0, tl.float32)
@@ -158,10 +170,11 @@ def _attend_split(
     H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, SPLITS: tl.constexpr,
     BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (head, sequence, part): as `_attend_whole`, with a sequence's tokens split among SPLITS
-    programs.
+    """Program (head, sequence, part): as `_attend_whole`, but a sequence's tokens are split among SPLITS
+    programs. A part has whole tiles (`tokens_per_part`), so the last parts may have no tokens.
     """
-    # 1. Which head, which sequence, and which of its old tokens are mine? The new one is in the last part.
+    # 1. This program's head, sequence and part: the tokens first:last, of which first:end are old tokens. The
+    #    new token is the last token of the last part.
     head, sequence, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     d, i = tl.arange(0, DH), tl.arange(0, TOKENS)
     length = tl.load(lens + sequence)
@@ -173,18 +186,18 @@ def _attend_split(
     last = tl.minimum(first + share, length)
     has_new = last == length
     end = tl.minimum(last, length - 1)
-    # 2. My first old keys and values.
+    # 2. Load the first tile of old keys and values.
     tables += sequence * width
     k, v = load_old_tokens(keys, values, tables, first + i, first + i < end, head, d, H, DH, P)
     slot = tl.load(slots + sequence).to(tl.int64)
-    # 3. What the qkv layer has computed: the query, and the new key and value, which go to their page.
+    # 3. Read the query and the new key and value from the qkv layer's output. Store the key and the value.
     wait(PDL)
     query, key, value = load_new_token(qkv, bias, head, sequence, k.dtype, H, DH, BIAS)  # [DH] each
     new_offset = (slot * H + head) * DH + d  # [DH]
     tl.store(keys + new_offset, key, mask=has_new & (slot >= 0))
     tl.store(values + new_offset, value, mask=has_new & (slot >= 0))
-    # 4. The running softmax begins with the new token, if it is mine, and goes on with the old ones. The next
-    #    tile is on its way meanwhile.
+    # 4. The running softmax: the new token, if this part has it, and then the old tokens. The next tile is
+    #    loaded while the current tile is computed.
     query = query.to(tl.float32) * scale
     maximum = tl.where(has_new, tl.sum(query * key.to(tl.float32), 0), -float("inf"))
     total = tl.where(has_new, 1.0, 0.0)
@@ -201,14 +214,14 @@ def _attend_split(
         weighted = weighted * shrink + tl.sum(v.to(tl.float32) * weights[:, None], 0)
         maximum = new_maximum
         k, v = next_k, next_v
-    # 5. I store my part of the result. The program that ends last joins all parts.
+    # 5. Store this part of the result. The program that ends last joins all parts.
     row = sequence * H + head
     tl.store(parts + (row * SPLITS + part) * DH + d, weighted)
     tl.store(maxima + row * SPLITS + part, maximum)
     tl.store(totals + row * SPLITS + part, total)
-    tl.debug_barrier()  # all threads' numbers are stored before this program is counted
+    tl.debug_barrier()  # all threads have stored their numbers before the program counts itself
     num_parts = tl.cdiv(length, share)
     if tl.atomic_add(arrived + row, 1) == num_parts - 1:
         mean = merge_parts(parts, maxima, totals, row, num_parts, d, SPLITS, DH)
         tl.store(out + row * DH + d, mean.to(out.dtype.element_ty))
-        tl.store(arrived + row, 0)  # ready for the next step
+        tl.store(arrived + row, 0)  # for the next step

@@ -1,10 +1,10 @@
-"""`tiled.py` as a GPU kernel in Triton: a program for each tile of queries, of each head, of each sequence.
-Part 9.
+"""`tiled.py` as a GPU kernel in Triton, with one program for each tile of queries, head and sequence. Part 9.
 
-Promises what `dense.py` promises, up to rounding (products of fp32 are IEEE's, not TF32), for packed
-sequences, grouped heads and heads up to 128 wide. Knows pointers and masks only, so it runs on any GPU that
-Triton supports, and with TRITON_INTERPRET=1 on a CPU, slowly. What tuning adds for Hopper is in
-`flash_prefill_tma.py`. Needs the package triton. Source: Dao 2023, https://arxiv.org/abs/2307.08691.
+Promises the results of `dense.py` up to rounding, for packed sequences, grouped heads and heads up to 128
+wide. Products of fp32 numbers are computed in fp32, not in TF32. The kernel uses only pointers and masks, so
+the kernel runs on any GPU that Triton supports, and with TRITON_INTERPRET=1 on a CPU, slowly.
+`flash_prefill_tma.py` is tuned for Hopper. Needs the package triton. Source: Dao 2023,
+https://arxiv.org/abs/2307.08691.
 """
 
 import torch
@@ -16,11 +16,14 @@ from engine.attention.interface import Spans
 from engine.attention.varlen import max_length
 
 MAX_HEAD_DIM = 128
-TILES = {2: 64, 4: 32}  # bytes of a number -> queries, and keys, in a tile
+TILES = {2: 64, 4: 32}  # bytes of a number -> the number of queries and of keys in a tile
 
 
 def flash_prefill(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
-    """The varlen kernel of `interface.py`. Raises ValueError for heads wider than MAX_HEAD_DIM."""
+    """The varlen kernel of `interface.py`: q[T, Hq, Dh], k and v[K, Hkv, Dh] -> out[T, Hq, Dh].
+
+    Raises ValueError for heads wider than MAX_HEAD_DIM.
+    """
     (T, Hq, Dh), (_, Hkv, _) = q.shape, k.shape
     if Dh > MAX_HEAD_DIM:
         raise ValueError(f"head_dim={Dh}: this kernel accepts up to {MAX_HEAD_DIM}")
@@ -45,16 +48,16 @@ def _kernel(
     GROUP: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of ROWS queries, query head, sequence): out[T, Hq, Dh]."""
-    # 1. Which tile of queries, which head, which sequence is mine?
+    # 1. This program's tile of queries, head and sequence.
     head, sequence = tl.program_id(1), tl.program_id(2)
     q_start, k_start = tl.load(query_start + sequence), tl.load(key_start + sequence)
     Tq, Tk = tl.load(query_start + sequence + 1) - q_start, tl.load(key_start + sequence + 1) - k_start
     first = tl.program_id(0) * ROWS
-    if first >= Tq:  # the grid has tiles for the sequence with the most queries
+    if first >= Tq:  # the grid has as many tiles as the sequence with the most queries needs
         return
     past = Tk - Tq
 
-    # 2. The tile of queries. What lies beyond the sequence's end, or the head's width, reads as 0.
+    # 2. The tile of queries. Numbers beyond the sequence's end or the head's width are loaded as 0.
     row = first + tl.arange(0, ROWS)  # [ROWS]
     col = tl.arange(0, COLS)  # [COLS]
     d = tl.arange(0, DH_PADDED)  # [DH_PADDED]
@@ -70,7 +73,7 @@ def _kernel(
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, DH_PADDED], tl.float32)
     for start in range(0, past + tl.minimum(first + ROWS, Tq), COLS):
-        # a. Scores of a tile of keys, in fp32. No query sees a later key, nor what is beyond the end.
+        # a. Scores of a tile of keys, in fp32. A query does not see later keys, nor keys beyond the end.
         valid = start + col < Tk
         step = tl.cast(start, tl.int64)
         keys = tl.load(
@@ -78,11 +81,11 @@ def _kernel(
         )  # [DH_PADDED, COLS]
         scores = tl.dot(queries, keys, input_precision="ieee") * scale  # [ROWS, COLS]
         scores = tl.where((start + col)[None, :] <= (past + row)[:, None], scores, -float("inf"))
-        # b. A new maximum: what was summed so far shrinks.
+        # b. The new maximum, and the factor `shrink` that makes the sums so far relative to the new maximum.
         new = tl.maximum(maximum, tl.max(scores, 1))  # [ROWS]
         shrink = tl.exp(maximum - new)
         weights = tl.exp(scores - new[:, None])  # [ROWS, COLS]
-        # c. Add the tile.
+        # c. Shrink the sums, and add the tile.
         values = tl.load(
             v + step * v_token, mask=valid[:, None] & (d < DH)[None, :], other=0.0
         )  # [COLS, DH_PADDED]
@@ -91,5 +94,5 @@ def _kernel(
         weighted = tl.dot(weights.to(values.dtype), values, weighted, input_precision="ieee")
         maximum = new
 
-    # 4. The mean, each value by its weight.
+    # 4. The mean of the values, weighted by the softmax.
     tl.store(out, (weighted / total[:, None]).to(out.dtype.element_ty), mask=inside)

@@ -1,14 +1,18 @@
-"""`flash_prefill.py` tuned for Hopper. What is added, each measured by `benchmarks/part09_prefill_gpu.py`:
+"""`flash_prefill.py` tuned for Hopper. Part 9.
 
-1. Tiles are fetched by the tensor memory accelerator (TMA). It needs a descriptor of the whole tensor and a
-   tile's coordinates, and not an address for each number.
-2. The loop is split in two: only the tiles on the diagonal have a future to hide.
-3. exp2 with the factor log2(e) folded into the scale.
-4. The last tiles of a sequence, which take the longest, begin first. Neighbouring programs have neighbouring
-   heads: so heads that share keys run at the same time.
+`benchmarks/part09_prefill_gpu.py` measures each of the four changes:
 
-Promises the same results. Falls back to the plain kernel for what a descriptor cannot describe: fp32 is not
-worth it, and strides and the start must be multiples of 16 bytes. Part 9.
+1. The tensor memory accelerator (TMA) fetches tiles. The accelerator needs a descriptor of the whole tensor
+   and a tile's coordinates, and not an address for each number.
+2. The loop over keys is split in two. Only the tiles on the diagonal have keys that a query must not see, so
+   only the second loop masks scores.
+3. The softmax uses exp2 in place of exp. The factor log2(e) is part of the scale.
+4. The last tiles of a sequence take the longest, so these tiles begin first. Neighbouring programs have
+   neighbouring heads, so heads that share keys run at the same time.
+
+Promises the results of `flash_prefill.py`, and calls `flash_prefill.py` for tensors that are not
+`describable`: fp32 gains nothing from TMA, and a descriptor needs a start and strides that are multiples of
+16 bytes.
 """
 
 import torch
@@ -21,13 +25,13 @@ from engine.attention.interface import Spans
 from engine.attention.varlen import max_length
 from engine.kernels.flash_prefill import MAX_HEAD_DIM, flash_prefill
 
-TILE = 64  # queries, and keys
+TILE = 64  # the number of queries and of keys in a tile
 LOG2_E = 1.4426950408889634  # exp(x) = 2 ** (x · log2 e)
 
 
 def describable(x: Tensor) -> bool:
-    """Whether the accelerator can fetch tiles of x[T, H, Dh]: 16 bits, a head's numbers side by side, and
-    start and strides at multiples of 16 bytes.
+    """Whether the accelerator can fetch tiles of x[T, H, Dh]: numbers have 16 bits, a head's numbers lie side
+    by side, and the start and the strides are multiples of 16 bytes.
     """
     token_bytes, head_bytes = (stride * x.element_size() for stride in x.stride()[:2])
     aligned = all(number % 16 == 0 for number in (x.data_ptr(), token_bytes, head_bytes))
@@ -35,7 +39,10 @@ def describable(x: Tensor) -> bool:
 
 
 def flash_prefill_tma(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
-    """The varlen kernel of `interface.py`. Raises ValueError for heads wider than MAX_HEAD_DIM."""
+    """The varlen kernel of `interface.py`: q[T, Hq, Dh], k and v[K, Hkv, Dh] -> out[T, Hq, Dh].
+
+    Raises ValueError for heads wider than MAX_HEAD_DIM.
+    """
     (T, Hq, Dh), (_, Hkv, _) = q.shape, k.shape
     if Dh > MAX_HEAD_DIM or not all(map(describable, (q, k, v))):
         return flash_prefill(q, k, v, spans)
@@ -51,7 +58,9 @@ def flash_prefill_tma(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
 
 
 def _descriptor(x: Tensor, padded: int) -> TensorDescriptor:
-    """x[T, H, Dh] in tiles of one head and TILE tokens; what lies outside reads as 0."""
+    """The descriptor of x[T, H, Dh] with tiles of one head, TILE tokens and `padded` numbers of the head.
+    Numbers outside x are loaded as 0.
+    """
     (T, H, Dh), (token, head, _) = x.shape, x.stride()
     return TensorDescriptor(x, [H, T, Dh], [head, token, 1], [1, TILE, padded])
 
@@ -61,8 +70,8 @@ def _kernel(
     q, k, v, out, query_start, key_start, out_token, scale,
     GROUP: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Program (query head, tile of TILE queries from the last to the first, sequence): out[T, Hq, Dh]."""
-    # 1. Which head, which tile of queries (the last ones begin first), which sequence is mine?
+    """Program (query head, tile of TILE queries, counted from the last tile, sequence): out[T, Hq, Dh]."""
+    # 1. This program's head, sequence and tile of queries. Tiles are counted from the end of the sequence.
     head, sequence = tl.program_id(0), tl.program_id(2)
     q_start, k_start = tl.load(query_start + sequence), tl.load(key_start + sequence)
     Tq, Tk = tl.load(query_start + sequence + 1) - q_start, tl.load(key_start + sequence + 1) - k_start
@@ -71,7 +80,8 @@ def _kernel(
         return
     past = Tk - Tq
 
-    # 2. The tile of queries. Rows beyond the sequence's end are a neighbour's: computed, and never stored.
+    # 2. The tile of queries. Rows beyond the sequence's end may belong to the next sequence. The results of
+    #    these rows are not stored.
     row = first + tl.arange(0, TILE)  # [TILE]
     col = tl.arange(0, TILE)  # [TILE]
     queries = q.load([head, q_start + first, 0]).reshape(TILE, DH_PADDED)
@@ -80,8 +90,8 @@ def _kernel(
     total = tl.zeros([TILE], tl.float32)
     weighted = tl.zeros([TILE, DH_PADDED], tl.float32)
 
-    # 3. Tiles of keys that every query here sees: nothing to hide.
-    diagonal = (past + first) // TILE * TILE  # the first tile with a key that the first query does not see
+    # 3. Tiles of keys that all queries of the tile see: scores need no mask.
+    diagonal = (past + first) // TILE * TILE  # the first tile that may have a key later than the first query
     for start in range(0, diagonal, TILE):
         keys = k.load([kv_head, k_start + start, 0]).reshape(TILE, DH_PADDED)
         scores = tl.dot(queries, keys.T)  # [TILE, TILE]
@@ -94,7 +104,8 @@ def _kernel(
         total = total * shrink + tl.sum(weights, 1)
         maximum = new
 
-    # 4. The tiles on the diagonal. A value beyond the end is a neighbour's: 0 times NaN would be NaN.
+    # 4. The tiles on the diagonal. Values beyond the sequence's end may belong to the next sequence, and may
+    #    be NaN. These values are set to 0, since a weight of 0 times NaN would be NaN.
     for start in range(diagonal, past + tl.minimum(first + TILE, Tq), TILE):
         keys = k.load([kv_head, k_start + start, 0]).reshape(TILE, DH_PADDED)
         scores = tl.dot(queries, keys.T)  # [TILE, TILE]
@@ -109,7 +120,7 @@ def _kernel(
         total = total * shrink + tl.sum(weights, 1)
         maximum = new
 
-    # 5. The mean, each value by its weight.
+    # 5. The mean of the values, weighted by the softmax.
     d = tl.arange(0, DH_PADDED)
     out += (q_start + row).to(tl.int64)[:, None] * out_token + head * DH + d[None, :]
     inside = (row < Tq)[:, None] & (d < DH)[None, :]

@@ -1,8 +1,8 @@
-"""The first and the last kernels of a decode step: the tokens that the last step chose go in, and the
-likeliest next tokens come out. Part 13.
+"""The first and the last kernels of a decode step: one fetches the previous step's tokens, and the others
+choose the next tokens greedily. Part 13.
 
-Promises what `sample` gives for greedy rows: the likeliest token, the lowest id among equals, and NO_TOKEN
-where the likeliest logit is no finite number. Two launches, however many rows.
+Promises the tokens of `sample` for greedy rows: the token with the largest logit, the lowest id among equal
+logits, and NO_TOKEN if the largest logit is not finite. Choosing takes two launches for any number of rows.
 """
 
 import torch
@@ -14,24 +14,26 @@ PART = 4096  # logits of a row that a program compares
 
 
 def fetch(token_ids: Tensor, sources: Tensor, chosen: Tensor, out: Tensor) -> None:
-    """out[S] = chosen[sources[S]], or token_ids[S] where the source is -1. Where the last step chose no token
-    (NO_TOKEN), out is 0, so that nothing outside the embedding is read.
+    """out[S] = chosen[sources[S]], or token_ids[S] where the source is -1.
+
+    `chosen` has the previous step's tokens. Where `chosen` is NO_TOKEN, out is 0, so that the model does not
+    read outside its embedding table.
     """
     S = len(token_ids)
     _fetch[(1,)](token_ids, sources, chosen, out, S, PADDED=triton.next_power_of_2(S))
 
 
 class Greedy:
-    """The likeliest token of each row, with the scratch memory that its two kernels need."""
+    """Greedy sampling with the scratch memory that its two kernels need."""
 
     def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
         self.V, self.parts = vocab_size, triton.cdiv(vocab_size, PART)
-        # Of each part of a row: its largest logit, and the token that has it.
+        # For each part of each row: the largest logit, and the token with this logit.
         self.best = torch.empty(max_rows, self.parts, device=device)
         self.best_token = torch.empty(max_rows, self.parts, device=device, dtype=torch.int32)
 
     def __call__(self, logits: Tensor, chosen: Tensor) -> None:
-        """logits[S, V or more], whose rows may lie apart; the tokens go to chosen[:S]."""
+        """Write the tokens of logits[S, at least V] to chosen[:S]. Rows of `logits` may have any stride."""
         S = len(logits)
         best, best_token = self.best, self.best_token
         _best_of_part[(self.parts, S)](logits, best, best_token, logits.stride(0), V=self.V, PART=PART)
@@ -40,7 +42,7 @@ class Greedy:
 
 @triton.jit
 def _fetch(token_ids, sources, chosen, out, S, PADDED: tl.constexpr):
-    """One program, for all S rows."""
+    """One program for all S rows: `fetch`. PADDED is a power of two, at least S."""
     i = tl.arange(0, PADDED)
     source = tl.load(sources + i, mask=i < S, other=-1)  # [PADDED]
     token = tl.load(token_ids + i, mask=i < S, other=0)  # [PADDED]
@@ -50,11 +52,14 @@ def _fetch(token_ids, sources, chosen, out, S, PADDED: tl.constexpr):
 
 @triton.jit
 def _best_of_part(logits, best, best_token, stride, V: tl.constexpr, PART: tl.constexpr):
-    """Program (part, row): best and best_token[S, parts], the part's largest logit and the token of it."""
+    """Program (part, row): the part's largest logit to best[S, parts], and its token to best_token[S, parts].
+    `stride` is the distance of two rows of `logits`, in numbers.
+    """
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     token = part * PART + tl.arange(0, PART)  # [PART]
     x = tl.load(logits + row * stride + token, mask=token < V, other=-float("inf")).to(tl.float32)
-    x = tl.where(x == x, x, float("inf"))  # NaN, which a maximum would skip, becomes infinite: no token
+    # A maximum would skip NaN. As inf, NaN becomes the row's maximum, and `_best` then chooses no token.
+    x = tl.where(x == x, x, float("inf"))
     value, index = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(best + row * tl.num_programs(0) + part, value)
     tl.store(best_token + row * tl.num_programs(0) + part, part * PART + index)
@@ -62,7 +67,9 @@ def _best_of_part(logits, best, best_token, stride, V: tl.constexpr, PART: tl.co
 
 @triton.jit
 def _best(best, best_token, chosen, PARTS: tl.constexpr, PADDED: tl.constexpr):
-    """Program (row): chosen[row] = the token of the best part, -1 where its logit is no finite number."""
+    """Program (row): chosen[row] = the token of the part with the largest logit; -1 if this logit is not
+    finite.
+    """
     row, part = tl.program_id(0), tl.arange(0, PADDED)
     x = tl.load(best + row * PARTS + part, mask=part < PARTS, other=-float("inf"))  # [PADDED]
     value, index = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)

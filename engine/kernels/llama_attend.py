@@ -1,10 +1,10 @@
-"""A decode step's attention of Llama or Qwen3 in one kernel: a token's queries and key are normed and
-rotated, key and value go to their page, and the queries attend. Part 20: what `append_attend.py` is for
-GPT-2.
+"""A decode step's attention for Llama and Qwen3 in one kernel, as `append_attend.py` for GPT-2. Part 20.
 
-Promises what `rotate_and_store` and `paged_attention.py` give, where each row is another sequence's: a row
-does not see what others store in the same step. The new token's numbers stay in registers; where the next
-tile of old tokens lies is read while this one is computed.
+The kernel norms and rotates each new token's queries and key, stores the key and the value in their page, and
+attends with the queries. Promises the results of `rotate_and_store` followed by `paged_attention.py`, if each
+row belongs to another sequence: a row does not see keys that other rows store in the same step. The new
+token's numbers stay in registers. The block numbers of the next tile of old tokens are read while the current
+tile is computed.
 """
 
 from typing import cast
@@ -20,17 +20,20 @@ from engine.kernels.single_row import num_multiprocessors
 from engine.models.llama import Attention, Block, LlamaConfig
 from engine.models.llama import Model as Llama
 
-MIN_HEAD_DIM = 32  # half a head is the inner dimension of a product on tensor cores, at least 16
-# TOKENS: old tokens that a program reads at a time. Of 48 tiles that were tried, the fastest for unlike
-# lengths.
+MIN_HEAD_DIM = 32  # the inner dimension of a product on tensor cores is half a head, and must be at least 16
+# TOKENS: old tokens that a program reads at a time. The fastest of 48 tiles that were tried, for sequences of
+# unlike lengths.
 TILE = {"TOKENS": 64, "num_warps": 4, "num_stages": 3}
-PROGRAMS_PER_MULTIPROCESSOR = 2  # with fewer, splitting each sequence is faster (measured on an H200)
+PROGRAMS_PER_MULTIPROCESSOR = 2  # with fewer programs, splitting sequences is faster (measured on an H200)
 
-Gains = tuple[Tensor | None, Tensor | None]  # of the norms of queries and keys, [Dh] each
+Gains = tuple[Tensor | None, Tensor | None]  # gains[Dh] of the queries' norm and of the keys' norm
 
 
 def attend_rows_fits(config: LlamaConfig, rows: int, device: torch.device) -> bool:
-    """Whether this kernel computes a model of these settings, and is the faster way for this many rows."""
+    """Whether this kernel computes a model with this config, and is the faster way for so many rows.
+
+    `rows`: the number of sequences in the step.
+    """
     min_programs = PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device)
     return config.head_dim >= MIN_HEAD_DIM and rows * config.num_kv_heads >= min_programs
 
@@ -39,9 +42,11 @@ def attend_rows(
     config: LlamaConfig, qkv: Tensor, cos: Tensor, sin: Tensor, gains: Gains, keys: Tensor,
     values: Tensor, slots: Tensor, tables: Tensor, lens: Tensor,
 ) -> Tensor:  # fmt: skip
-    """qkv[S, (Hq + 2 Hkv) · Dh], cos and sin[S, 1, Dh/2], norms' gains[Dh] or None, keys and values[B, P,
-    Hkv, Dh], slots[S], tables[S, W], lens[S] with the new token -> [S, Hq, Dh]. A slot of -1 or a length of
-    0: a padding row.
+    """Store the new tokens' keys and values, and return attention's result [S, Hq, Dh].
+
+    qkv[S, (Hq + 2 Hkv) · Dh], cos and sin[S, 1, Dh/2], gains[Dh] or None, keys and values[B, P, Hkv, Dh],
+    slots[S] of the new tokens, tables[S, W], lens[S], which count the new token, too. A row with slot -1
+    stores nothing. A row of length 0 is padding, and its result may be anything.
     """
     S, Hq, Hkv, Dh = len(qkv), config.num_heads, config.num_kv_heads, config.head_dim
     out = torch.empty(S, Hq, Dh, dtype=qkv.dtype, device=qkv.device)
@@ -54,20 +59,22 @@ def attend_rows(
 
 
 def blocks_of(model: Llama) -> list[Block]:
-    """The model's blocks, with their type: nn.ModuleList does not say what is in it."""
+    """The model's blocks with their type, which nn.ModuleList does not declare."""
     return cast(list[Block], list(model.blocks))
 
 
 def gains_of(attention: Attention) -> Gains:
-    """None where queries and keys are not normed."""
+    """The gains[Dh] of the queries' norm and of the keys' norm; None if the model has no such norm."""
     q_norm, k_norm = attention.q_norm, attention.k_norm
     return (None if q_norm is None else q_norm.weight), (None if k_norm is None else k_norm.weight)
 
 
 @triton.jit
 def _norm_and_rotate(heads, gain, cos, sin, mask, eps, HALF: tl.constexpr, NORM: tl.constexpr):
-    """The two halves of each head that begins at heads[R, 1], [R, HALF] each: normed (NORM), then rotated by
-    cos and sin[HALF]. 0 where not mask[R, 1].
+    """Norm (if NORM) and rotate R heads -> their first and second halves, [R, HALF] each.
+
+    heads[R, 1] are pointers to the heads' first numbers. A head with a False in mask[R, 1] is loaded as 0.
+    gain[2 HALF]; cos and sin[HALF].
     """
     i = tl.arange(0, HALF)
     a = tl.load(heads + i[None, :], mask=mask, other=0.0).to(tl.float32)  # [R, HALF]
@@ -85,15 +92,16 @@ def load_new_token(
     qkv, cos, sin, q_gain, k_gain, head, eps, dtype: tl.constexpr,
     HQ: tl.constexpr, HKV: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The new token's queries, key and value at key head `head`, from qkv[(HQ + 2 HKV) · Dh], rounded as if
-    they had been stored: both halves of its HQ / HKV queries, [ROWS, HALF] each, both halves of its key,
-    [1, HALF] each, and its value[Dh]. HALF is a power of two (`LlamaRows.fits`), so no lane of
-    tl.arange(0, HALF) lies outside the half, here and below.
+    """The new token's queries, key and value at key head `head`, from qkv[(HQ + 2 HKV) · Dh].
+
+    -> both halves of the HQ / HKV queries, [ROWS, HALF] each, both halves of the key, [1, HALF] each, and
+    value[Dh], all rounded to `dtype` as if they had been stored. HALF is a power of two (`LlamaRows.fits`).
+    So all numbers of tl.arange(0, HALF) lie inside the half, and the kernels need no mask for them.
     """
     DH: tl.constexpr = 2 * HALF
     GROUP: tl.constexpr = HQ // HKV
-    g = tl.arange(0, ROWS)  # of the queries, the first GROUP are real
-    one_row = tl.arange(0, 1)  # [1]: the key has its shape from it
+    g = tl.arange(0, ROWS)  # the first GROUP rows are queries, the other rows are padding
+    one_row = tl.arange(0, 1)  # [1]: makes `key` a tensor of one row
     queries = qkv + (head * GROUP + g)[:, None] * DH  # [ROWS, 1]
     key = qkv + (HQ + head + one_row)[:, None] * DH  # [1, 1]
     is_query, is_key = (g < GROUP)[:, None], tl.full([1, 1], True, tl.int1)
@@ -109,8 +117,10 @@ def _attend_rows(
     HQ: tl.constexpr, HKV: tl.constexpr, HALF: tl.constexpr, P: tl.constexpr, NORM: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Program (key head, sequence): out[S, HQ, DH] of the queries that share the key head. Of a query or a
-    key, a and b are its first and second half, [HALF] each: number i of a is rotated with number i of b.
+    """Program (key head, sequence): out[S, HQ, DH] for the queries that share the key head.
+
+    In names, a and b stand for the first and the second half of a query or a key, [HALF] each. Number i of a
+    is rotated with number i of b. `width` is W of tables[S, W].
     """
     DH: tl.constexpr = 2 * HALF
     GROUP: tl.constexpr = HQ // HKV
@@ -118,7 +128,7 @@ def _attend_rows(
     num_old = tl.load(lens + sequence) - 1  # tokens without the new one
     if num_old < 0:
         return
-    # 1. The new token's queries, key and value; the last two go to their page.
+    # 1. The new token's queries, key and value. The key and the value are stored in their page.
     t, i, d, g = tl.arange(0, TOKENS), tl.arange(0, HALF), tl.arange(0, DH), tl.arange(0, ROWS)
     tables += sequence * width
     block = tl.load(tables + t // P, mask=t < num_old, other=0)  # [TOKENS]
@@ -134,8 +144,8 @@ def _attend_rows(
     tl.store(keys + new_offset + i[None, :], new_ka, mask=slot >= 0)
     tl.store(keys + new_offset + HALF + i[None, :], new_kb, mask=slot >= 0)
     tl.store(values + new_offset + d, new_value, mask=slot >= 0)
-    # 2. The running softmax begins with the new token, and goes on with the old ones.
-    score = tl.sum(qa.to(tl.float32) * new_ka.to(tl.float32), 1)  # [ROWS]: of the new token
+    # 2. The running softmax over the new token, and then over the old tokens.
+    score = tl.sum(qa.to(tl.float32) * new_ka.to(tl.float32), 1)  # [ROWS], of the new token
     score += tl.sum(qb.to(tl.float32) * new_kb.to(tl.float32), 1)
     maximum = score * scale  # [ROWS]
     total = tl.full([ROWS], 1.0, tl.float32)

@@ -1,8 +1,8 @@
-"""Llama's or Qwen3's forward pass over the tokens of prompts, with the small work between the products in few
-kernels. Part 20.
+"""The forward pass of Llama and Qwen3 over the tokens of prompts, with few kernels between matrix products.
+Part 20.
 
-Promises the model's own hidden states up to rounding, called as the model is: the residual sum is in fp32.
-The small kernels are those of `llama_rows.py`; attention is handed in, as it is to the model.
+Promises the interface of the model and its hidden states up to rounding. The residual sum is in fp32.
+`llama_rows.py` has the kernels between the products. The caller passes attention, as to the model.
 """
 
 from collections.abc import Callable
@@ -26,21 +26,21 @@ from engine.models.llama import Model as Llama
 
 
 def prompt_forward(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
-    """As `prompt_forward` of prompt_rows.py, for Llama and Qwen3, too."""
+    """As `prompt_forward` of prompt_rows.py, with `LlamaPrompts` for Llama and Qwen3 on a GPU."""
     if LlamaRows.fits(model) and model.embed.weight.is_cuda:
         return LlamaPrompts(model)
     return prompt_rows.prompt_forward(model)
 
 
 class LlamaPrompts:
-    """The forward pass of T tokens."""
+    """The forward pass of the tokens of a step's prompts, for a model for which `LlamaRows.fits` is true."""
 
     def __init__(self, model: Llama) -> None:
         self.model, self.blocks, self.norms = model, blocks_of(model), norm_weights(model)
         self.frequencies = model.get_buffer("frequencies")
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """token_ids[T], positions[T] -> hidden[T, D], normalised, ready for `logits`."""
+        """token_ids[T], positions[T] -> hidden[T, D] after the last norm, for the model's `logits`."""
         model, config, T = self.model, self.model.config, len(token_ids)
         D, Dh, Hkv = config.hidden_size, config.head_dim, config.num_kv_heads
         dtype, eps = model.embed.weight.dtype, config.norm_eps
@@ -50,14 +50,16 @@ class LlamaPrompts:
         q, k, v = (normed.new_empty(T, heads, Dh) for heads in (config.num_heads, Hkv, Hkv))
         inner = normed.new_empty(T, config.intermediate_size)
         cos, sin = config.rope.angles(positions, self.frequencies, torch.float32)  # [T, 1, Dh/2] each
-        slots = torch.arange(T, device=x.device)  # where keys and values go: side by side
+        slots = torch.arange(T, device=x.device)  # token t's key and value go to row t of k and v
         embed_norm[(T,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
         for layer, block in enumerate(self.blocks):
             attention, mlp = block.attention, block.mlp
             qkv = torch.mm(normed, attention.qkv.weight.t())
             rotate_and_store(config, qkv, q, k, v, slots, cos, sin, gains_of(attention))
-            product = torch.mm(attend(layer, q, k, v).flatten(1), attention.proj.weight.t())
+            attended = attend(layer, q, k, v)  # [T, Hq, Dh]
+            product = torch.mm(attended.flatten(1), attention.proj.weight.t())
             add_norm[(T,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
-            product = torch.mm(silu_mul(torch.mm(normed, mlp.gate_up.weight.t()), inner), mlp.down.weight.t())
+            gate_up = torch.mm(normed, mlp.gate_up.weight.t())
+            product = torch.mm(silu_mul(gate_up, inner), mlp.down.weight.t())
             add_norm[(T,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
         return normed

@@ -1,11 +1,13 @@
-"""A decode step of Llama or Qwen3 for one sequence, as a chain of five kernels a layer. Part 20: what
-`single_row.py` is for GPT-2.
+"""A decode step of Llama or Qwen3 for one sequence: a chain of five kernels a layer, as `single_row.py` for
+GPT-2. Part 20.
 
-Promises the model's own logits up to rounding; residuals and sums are in fp32. A norm needs no kernel: a root
-mean square is one number, by which the product is divided afterwards. `_attend_row` norms, rotates, stores
-and attends for one key head and the queries that share it. Each kernel is launched before its predecessor has
-ended (`pdl.py`), and what no kernel of the step writes (weights, old keys) is on its way when `wait` returns.
-Several rows of one sequence must not be in such a step: a row would not see its neighbours' keys.
+Promises the model's own logits up to rounding. Residuals and sums are in fp32. A norm has no kernel of its
+own: the next product is computed first and then divided by the root mean square, which is one number.
+`_attend_row` norms, rotates, stores and attends for one key head and the queries that share this key head.
+Each kernel is launched before the previous kernel has ended (`pdl.py`), and loads weights and old keys, which
+no kernel of the step writes, before the previous kernel has ended.
+
+A step has one row. `LlamaRows(stores_first=True)` computes steps with several rows of one sequence.
 """
 
 from functools import partial
@@ -31,14 +33,16 @@ TILES = {
     "head": Tile(rows=4, warps=4, resident=None),
 }
 ATTEND_TILE = {"TOKENS": 64, "num_warps": 4}  # old tokens that a program reads at a time
-MAX_SPLITS = 16  # programs among which the sequence is split, at most, for each key head
+MAX_SPLITS = 16  # the most programs among which the sequence is split, for each key head
 
 
 class LlamaRow:
     """The forward pass of one sequence's next token, over buffers whose addresses never change."""
 
     def __init__(self, model: Llama, keys: list[Tensor], values: list[Tensor]) -> None:
-        """keys and values by layer: [B, P, Hkv, Dh]."""
+        """`model`: a model for which `LlamaRows.fits` and `fits` are true. `keys` and `values`: one tensor
+        [B, P, Hkv, Dh] for each layer.
+        """
         config = self.config = model.config
         device, dtype = model.embed.weight.device, model.embed.weight.dtype
         Hq, Hkv, Dh = config.num_heads, config.num_kv_heads, config.head_dim
@@ -47,7 +51,7 @@ class LlamaRow:
         self.frequencies = model.get_buffer("frequencies")
         self.pdl = has_pdl(device)
         self.multiprocessors = num_multiprocessors(device)
-        programs = 2 * self.multiprocessors // Hkv  # of a key head, if each multiprocessor runs two
+        programs = 2 * self.multiprocessors // Hkv  # for each key head, with two programs a multiprocessor
         splits = triton.next_power_of_2(programs + 1) // 2  # the largest power of two up to `programs`
         self.splits = min(MAX_SPLITS, max(2, splits))
         empty = partial(torch.empty, device=device, dtype=dtype)
@@ -60,18 +64,21 @@ class LlamaRow:
         self.logits = empty_fp32(1, config.vocab_size)
         self.parts = empty_fp32(Hq, self.splits, Dh)
         self.stats = empty_fp32(2, Hq, self.splits)  # maximum and total of each part
-        # Of each key head: how many of its programs have stored their part. 0 between two steps.
+        # For each key head, the number of programs that have stored their part. 0 between two steps.
         self.arrived = torch.zeros(Hkv, device=device, dtype=torch.int32)
 
     @staticmethod
     def fits(model: Llama) -> bool:
-        """Whether this chain computes a model that `LlamaRows` fits: if its heads are wide enough."""
+        """Whether the heads are wide enough for this chain. `LlamaRows.fits(model)` must be true."""
         return model.config.head_dim >= MIN_HEAD_DIM
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> Tensor:
-        """Each [1], tables[1, W] -> logits[1, V]. A length of 0: a padding row."""
+        """token_ids, positions, slots, lens[1], tables[1, W] -> logits[1, V] in fp32.
+
+        `lens` counts the new token, too. A length of 0 is a padding row, whose logits may be anything.
+        """
         model, config = self.model, self.config
         D, half = config.hidden_size, config.head_dim // 2
         _embed_row[(1,)](
@@ -136,12 +143,12 @@ def _norm_linear(
     N: tl.constexpr, K: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, PROGRAMS: tl.constexpr,
     GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[N] = norm(x[K]) · weight[N, K]ᵀ, without a pass for the norm: W·(g·x/s) = (W·(g·x))/s, where g is
-    the norm's gain[K] and s the root mean square of x.
+    """out[N] = norm(x[K]) · weight[N, K]ᵀ. The norm needs no pass of its own: W·(g·x/s) = (W·(g·x))/s, where
+    g is the norm's gain[K], and s is the root mean square of x.
 
-    GATED: weight[2 N, K] has the N rows of the gate, then the N of up; out = silu(gate) · up.
+    GATED: weight[2 N, K] has the N rows of the gate and then the N rows of up, and out = silu(gate) · up.
     """
-    # 1. What my first rows need, before anything that depends on the step.
+    # 1. The weights of this program's first ROWS rows, which no kernel of the step writes.
     k = tl.arange(0, PADDED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     w = load_rows(weight, row.to(tl.int64), k, N, K)
@@ -150,22 +157,24 @@ def _norm_linear(
         up = load_rows(weight + N * K, row.to(tl.int64), k, N, K)
     g = tl.load(gain + k, mask=k < K, other=0.0)
     release(PDL)
-    # 2. The residual a[PADDED], and the norm's one number, rstd.
+    # 2. The residual a[PADDED], and rstd: 1 / the root mean square of x.
     wait(PDL)
     a = tl.load(x + k, mask=k < K, other=0.0)
     rstd = tl.rsqrt(tl.sum(a * a, 0) / K + eps)
     a = a * g.to(tl.float32)
-    # 3. ROWS rows at a time; what the next ones need is on its way meanwhile.
+    # 3. ROWS rows at a time. The weights of the next rows are loaded while the current rows are computed.
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
-            next_w = load_rows(weight, (row + PROGRAMS * ROWS).to(tl.int64), k, N, K)
+            next_row = (row + PROGRAMS * ROWS).to(tl.int64)
+            next_w = load_rows(weight, next_row, k, N, K)
             next_up = next_w
             if GATED:
-                next_up = load_rows(weight + N * K, (row + PROGRAMS * ROWS).to(tl.int64), k, N, K)
+                next_up = load_rows(weight + N * K, next_row, k, N, K)
         y = tl.sum(w.to(tl.float32) * a[None, :], 1) * rstd
         if GATED:
-            y = y * tl.sigmoid(y) * (tl.sum(up.to(tl.float32) * a[None, :], 1) * rstd)
+            up_sum = tl.sum(up.to(tl.float32) * a[None, :], 1) * rstd
+            y = y * tl.sigmoid(y) * up_sum
         tl.store(out + row, y.to(out.dtype.element_ty), mask=row < N)
         if PROGRAMS * ROWS < N:
             w, up = next_w, next_up
@@ -201,10 +210,12 @@ def _attend_row(
     HQ: tl.constexpr, HKV: tl.constexpr, HALF: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr,
     NORM: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (key head, part): the queries that share this key head over a part of the old tokens; the new
-    token belongs to the last part, which stores it. The program that ends last joins the parts.
+    """Program (key head, part): the queries that share the key head attend to a part of the tokens.
+
+    The last part has the new token, and stores its key and value. The program that ends last joins the parts
+    and writes out[HQ, DH]. In names, a and b stand for the two halves of a query or a key.
     """
-    # 1. Which key head, and which old tokens are mine? Of a query or a key, a and b are its two halves.
+    # 1. This program's key head and part: the tokens first:last, of which first:end are old tokens.
     DH: tl.constexpr = 2 * HALF
     GROUP: tl.constexpr = HQ // HKV
     head, part = tl.program_id(0), tl.program_id(1)
@@ -217,7 +228,7 @@ def _attend_row(
     last = tl.minimum(first + share, length)
     has_new = last == length
     end = tl.minimum(last, length - 1)
-    # 2. My first old keys and values.
+    # 2. Load the first tile of old keys and values.
     t, i, d, g = tl.arange(0, TOKENS), tl.arange(0, HALF), tl.arange(0, DH), tl.arange(0, ROWS)
     valid = first + t < end  # [TOKENS]
     block = tl.load(tables + (first + t) // P, mask=valid, other=0).to(tl.int64)  # [TOKENS]
@@ -227,7 +238,8 @@ def _attend_row(
     v = tl.load(values + address + d[None, :], mask=valid[:, None], other=0.0)  # [TOKENS, DH]
     slot = tl.load(slots).to(tl.int64)
     dtype: tl.constexpr = keys.dtype.element_ty
-    # 3. What the qkv layer has computed, normed and rotated; the new key and value go to their page.
+    # 3. Norm and rotate the new token's queries and key, which the qkv layer has computed. Store the new key
+    #    and value in their page.
     wait(PDL)
     qa, qb, new_ka, new_kb, new_value = load_new_token(
         qkv, cos_sin, cos_sin + HALF, q_gain, k_gain, head, eps, dtype, HQ, HKV, HALF, NORM, ROWS
@@ -237,8 +249,8 @@ def _attend_row(
     tl.store(keys + new_offset + i[None, :], new_ka, mask=stores_new)
     tl.store(keys + new_offset + HALF + i[None, :], new_kb, mask=stores_new)
     tl.store(values + new_offset + d, new_value, mask=stores_new)
-    # 4. The running softmax begins with the new token, if it is mine, and goes on with the old ones.
-    score = tl.sum(qa.to(tl.float32) * new_ka.to(tl.float32), 1)  # [ROWS]: of the new token
+    # 4. The running softmax: the new token, if this part has it, and then the old tokens.
+    score = tl.sum(qa.to(tl.float32) * new_ka.to(tl.float32), 1)  # [ROWS], of the new token
     score += tl.sum(qb.to(tl.float32) * new_kb.to(tl.float32), 1)
     maximum = tl.where(has_new, score * scale, -float("inf"))  # [ROWS]
     total = tl.where(has_new, 1.0, 0.0) + tl.zeros([ROWS], tl.float32)
@@ -256,17 +268,17 @@ def _attend_row(
         scores = tl.where((start + t < end)[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
         ka, kb, v = next_ka, next_kb, next_v
-    # 5. I store my part of the result. The program that ends last joins all parts.
+    # 5. Store this part of the result. The program that ends last joins all parts.
     index = (head * GROUP + g) * SPLITS + part  # [ROWS]
     is_query = g < GROUP
     tl.store(parts + index[:, None] * DH + d[None, :], weighted, mask=is_query[:, None])
     tl.store(maxima + index, maximum, mask=is_query)
     tl.store(totals + index, total, mask=is_query)
-    tl.debug_barrier()  # all threads' numbers are stored before this program is counted
+    tl.debug_barrier()  # all threads have stored their numbers before the program counts itself
     num_parts = tl.cdiv(length, share)
     if tl.atomic_add(arrived + head, 1) == num_parts - 1:
         for query in range(GROUP):
             row = head * GROUP + query
             mean = merge_parts(parts, maxima, totals, row, num_parts, d, SPLITS, DH)  # [DH]
             tl.store(out + row * DH + d, mean.to(out.dtype.element_ty))
-        tl.store(arrived + head, 0)  # ready for the next step
+        tl.store(arrived + head, 0)  # for the next step

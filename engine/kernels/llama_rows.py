@@ -1,8 +1,14 @@
-"""A decode step of Llama or Qwen3: PyTorch's matrix products, and Triton for all between them. Part 20.
+"""A decode step of Llama or Qwen3: PyTorch's matrix products, and Triton for all work between them. Part 20.
 
-Promises the model's own logits up to rounding: the residual sum is in fp32. Four kernels do all between the
-products: the residual sum and the norm; norm, rotation and store of a token's heads (queries and keys are
-rotated, keys and values go to their page); attention over pages (Part 13's); and silu(gate) · up.
+Promises the model's own logits up to rounding. The residual sum is in fp32. Four kernels compute everything
+between the products:
+
+- `add_norm`: the residual sum and the norm.
+- `_rotate_and_store`: queries and keys are normed and rotated, and keys and values are stored in their page.
+- `paged_attention`, of Part 13.
+- `_silu_mul`: silu(gate) · up.
+
+With many rows `attend_rows` (llama_attend.py) takes the place of the second and the third kernel.
 """
 
 from functools import partial
@@ -20,8 +26,8 @@ from engine.models.llama import Attention, LlamaConfig
 from engine.models.llama import Model as Llama
 
 MIN_HEAD_DIM = 16
-COLS = 1024  # numbers of the MLP's inner layer that a program of `_silu_mul` takes
-HEADS = 8  # heads of a token that a program of `_rotate_and_store` takes
+COLS = 1024  # numbers of the MLP's inner layer that a program of `_silu_mul` computes
+HEADS = 8  # heads of a token that a program of `_rotate_and_store` computes
 
 
 class LlamaRows:
@@ -33,8 +39,11 @@ class LlamaRows:
         self, model: Llama, keys: list[Tensor], values: list[Tensor], max_rows: int,
         stores_first: bool = False,
     ) -> None:  # fmt: skip
-        """keys and values by layer: [B, P, Hkv, Dh]. `stores_first`: keys and values of all rows are stored
-        before any row attends, so that rows of one sequence see each other.
+        """`model`: a model for which `fits` is true. `keys` and `values`: one tensor [B, P, Hkv, Dh] for each
+        layer. `max_rows`: the most rows of a step.
+
+        `stores_first`: whether the keys and values of all rows are stored before any row attends. Must be
+        True if a step may have several rows of one sequence, since a row must see the keys of earlier rows.
         """
         self.stores_first = stores_first
         config = self.config = model.config
@@ -53,8 +62,8 @@ class LlamaRows:
 
     @staticmethod
     def fits(model: nn.Module) -> TypeGuard[Llama]:
-        """Whether this is a model whose arithmetic is written down here: Llama or Qwen3 without biases, with
-        linear layers as they were loaded.
+        """Whether this class computes the model: Llama or Qwen3 without biases, with a head width that is a
+        power of two, and with linear layers that are not quantized, wrapped or packed.
         """
         if not isinstance(model, Llama) or model.config.attention_bias or model.config.mlp_bias:
             return False
@@ -65,7 +74,11 @@ class LlamaRows:
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> Tensor:
-        """Each [S], tables[S, W] -> logits[S, V]. A slot of -1 or a length of 0: a padding row."""
+        """token_ids, positions, slots, lens[S], tables[S, W] -> logits[S, V].
+
+        `lens` counts the new token, too. A row with slot -1 stores nothing. A row of length 0 is padding, and
+        its logits may be anything.
+        """
         model, config, S = self.model, self.config, len(token_ids)
         D, eps = config.hidden_size, config.norm_eps
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "num_warps": 4}
@@ -87,7 +100,7 @@ class LlamaRows:
         self, normed: Tensor, attention: Attention, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor,
         slots: Tensor, tables: Tensor, lens: Tensor,
     ) -> Tensor:  # fmt: skip
-        """normed[S, D] -> [S, Hq, Dh]; new keys and values are in their slots."""
+        """normed[S, D] -> attention's result [S, Hq, Dh]. Stores the new keys and values in their slots."""
         config, S = self.config, len(normed)
         qkv = torch.mm(normed, attention.qkv.weight.t(), out=self.qkv[:S])
         gains = gains_of(attention)
@@ -99,7 +112,7 @@ class LlamaRows:
 
 
 def norm_weights(model: Llama) -> list[Tensor]:
-    """[D] each: of every block's two norms, and of the last one."""
+    """The gains[D] of all norms in the order of the forward pass: two for each block, and the last norm's."""
     norms = [norm for block in blocks_of(model) for norm in (block.norm1, block.norm2)] + [model.norm]
     return [norm.weight for norm in norms]
 
@@ -108,8 +121,10 @@ def rotate_and_store(
     config: LlamaConfig, qkv: Tensor, q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, cos: Tensor,
     sin: Tensor, gains: Gains,
 ) -> None:  # fmt: skip
-    """qkv[S, (Hq + 2 Hkv) · Dh] -> q[S, Hq, Dh], and rows slots[S] of keys and values, [Hkv · Dh] each.
-    Queries and keys are normed, where the model has gains, and rotated by cos and sin[S, 1, Dh/2].
+    """Split qkv[S, (Hq + 2 Hkv) · Dh]: queries go to q[S, Hq, Dh], and keys and values to their slots[S].
+
+    Queries and keys are normed, if the model has gains, and rotated by cos and sin[S, 1, Dh/2]. `keys` and
+    `values` have rows of Hkv · Dh numbers, one for each slot. A row with slot -1 stores no key and value.
     """
     Hq, Hkv = config.num_heads, config.num_kv_heads
     _rotate_and_store[(triton.cdiv(Hq + 2 * Hkv, HEADS), len(qkv))](
@@ -127,7 +142,7 @@ def silu_mul(gate_up: Tensor, out: Tensor) -> Tensor:
 
 @triton.jit
 def _store_norm(a, gain, normed, row, i, eps, D: tl.constexpr):
-    """normed[row] = a[PADDED] (0 beyond D) divided by its root mean square, times gain."""
+    """normed[row] = a / (the root mean square of a) · gain. a[PADDED] is 0 beyond D; i = 0 to PADDED - 1."""
     rstd = tl.rsqrt(tl.sum(a * a, 0) / D + eps)
     g = tl.load(gain + i, mask=i < D, other=0.0).to(tl.float32)
     tl.store(normed + row * D + i, (a * rstd * g).to(normed.dtype.element_ty), mask=i < D)
@@ -160,18 +175,18 @@ def _rotate_and_store(
 ):  # fmt: skip
     """Program (HEADS heads, sequence): these heads of the new token's qkv[S, (HQ + 2 HKV) · Dh], Dh = 2 HALF.
 
-    A query goes to q[S, HQ, Dh], a key or a value to slot slots[S] of its pages, unless that is -1. Queries
-    and keys are normed (NORM) and rotated on the way, by cos and sin[S, HALF].
+    Queries and keys are normed (if NORM) and rotated by cos and sin[S, HALF]. A query goes to q[S, HQ, Dh]. A
+    key or a value goes to the sequence's slot in its pages, unless the slot is -1.
     """
     head, row = tl.program_id(0) * HEADS + tl.arange(0, HEADS), tl.program_id(1).to(tl.int64)
     i = tl.arange(0, HALF)[None, :]
     is_query, is_value = (head < HQ)[:, None], (head >= HQ + HKV)[:, None]  # [HEADS, 1] each
     valid = (head < HQ + 2 * HKV)[:, None]  # [HEADS, 1]
-    # 1. The heads as they are: a and b are their halves.
+    # 1. Load the heads: a is the first half of each head, b is the second half.
     address = qkv + (row * (HQ + 2 * HKV) + head)[:, None] * 2 * HALF + i  # [HEADS, HALF]
     a = tl.load(address, mask=valid, other=0.0).to(tl.float32)  # [HEADS, HALF]
     b = tl.load(address + HALF, mask=valid, other=0.0).to(tl.float32)  # [HEADS, HALF]
-    # 2. x and y are the normed halves. Queries and keys are rotated; values stay as they are.
+    # 2. Norm the halves a and b to x and y. Rotate queries and keys; values stay as they are.
     x, y = a, b
     if NORM:
         rstd = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
@@ -181,7 +196,7 @@ def _rotate_and_store(
     dtype: tl.constexpr = q.dtype.element_ty
     a = tl.where(is_value, a, x * c - y * s).to(dtype)
     b = tl.where(is_value, b, y * c + x * s).to(dtype)
-    # 3. Queries to q; keys, then values, to their slot.
+    # 3. Store queries in q, and keys and values in the sequence's slot.
     out = q + (row * HQ + head)[:, None] * 2 * HALF + i  # [HEADS, HALF]
     tl.store(out, a, mask=is_query)
     tl.store(out + HALF, b, mask=is_query)
@@ -191,14 +206,14 @@ def _rotate_and_store(
     tl.store(keys + key_offset, a, mask=stores_key)
     tl.store(keys + key_offset + HALF, b, mask=stores_key)
     stores_value = (slot >= 0) & valid & is_value  # [HEADS, 1]
-    value_offset = key_offset - HKV * 2 * HALF  # in qkv the values' heads come HKV heads after the keys'
+    value_offset = key_offset - HKV * 2 * HALF  # a value's head has the number of its key's head + HKV
     tl.store(values + value_offset, a, mask=stores_value)
     tl.store(values + value_offset + HALF, b, mask=stores_value)
 
 
 @triton.jit
 def _silu_mul(gate_up, out, N: tl.constexpr, COLS: tl.constexpr):
-    """out[S, N] = silu(gate) · up, of gate_up[S, 2 N]."""
+    """Program (COLS columns, row): out[S, N] = silu(gate) · up; gate_up[S, 2 N] has gate and then up."""
     row, col = tl.program_id(1), tl.program_id(0) * COLS + tl.arange(0, COLS)
     address = gate_up + row.to(tl.int64) * 2 * N + col
     gate = tl.load(address, mask=col < N, other=0.0).to(tl.float32)

@@ -1,11 +1,15 @@
-"""A decode step of many sequences: PyTorch's matrix products, and Triton for everything between them.
-Part 13: what tuning adds for a batch.
+"""A decode step of many sequences of GPT-2: PyTorch's matrix products, and Triton for all work between them.
+Part 13, tuned for a batch.
 
-Promises GPT-2's numbers up to rounding. Products are without bias: the kernel that reads a product adds the
-bias, since the numbers are in its registers. The residual sum, the bias and the norm are one kernel. Up to
-SPLIT_ROWS rows the two products with few columns are split along their inner dimension, too (split-K), since
-most of the GPU would be idle; the next kernel sums the parts. The output layer's weights are a copy with a
-multiple of 128 rows: with GPT-2's own number, 50,257, which is odd, the product takes several times as long.
+Promises GPT-2's numbers up to rounding. The kernel that reads a product adds the bias, since this kernel has
+the product's numbers in registers. The residual sum, the bias and the norm are one kernel.
+
+Two products of a block, `proj` and `down`, have few columns, and would leave most of the GPU idle with few
+rows. So up to SPLIT_ROWS rows these products are split along their inner dimension (split-K), and the next
+kernel sums the parts.
+
+The output layer's weights are copied and padded to a multiple of 128 rows. GPT-2 has 50,257 rows, and with
+this odd number the product takes several times as long.
 """
 
 from functools import partial
@@ -22,13 +26,13 @@ from engine.kernels.pdl import has_pdl, release, wait
 from engine.kernels.single_row import blocks_of
 from engine.models.gpt2 import Model as GPT2
 
-SPLIT_ROWS = 128  # rows of a step up to which products are split; with more, PyTorch's products are faster
-SPLITS = 5  # parts of the inner dimension: divides 1,600 and 6,400, GPT-2 XL's, into whole tiles
+SPLIT_ROWS = 128  # the most rows of a step with split products; with more rows PyTorch's products are faster
+SPLITS = 5  # parts of the inner dimension; divides GPT-2 XL's 1,600 and 6,400 into whole tiles of INNER
 INNER = 64  # numbers of the inner dimension that a program reads at a time
-FEW_ROWS = 64
-# COLS: columns of the product that a program computes.
-FEW_ROWS_TILE = {"COLS": 32, "num_warps": 4}  # up to FEW_ROWS rows
-MANY_ROWS_TILE = {"COLS": 64, "num_warps": 8}  # with more rows
+FEW_ROWS = 64  # the most rows of a step with FEW_ROWS_TILE, and with PDL for attention
+# COLS: columns of the product that a program of `_split_linear` computes.
+FEW_ROWS_TILE = {"COLS": 32, "num_warps": 4}
+MANY_ROWS_TILE = {"COLS": 64, "num_warps": 8}
 
 
 class ManyRows:
@@ -37,7 +41,9 @@ class ManyRows:
     """
 
     def __init__(self, model: GPT2, keys: list[Tensor], values: list[Tensor], max_rows: int) -> None:
-        """keys and values by layer: [B, P, H, Dh]."""
+        """`model`: a model for which `SingleRow.fits` is true. `keys` and `values`: one tensor [B, P, H, Dh]
+        for each layer. `max_rows`: the most rows of a step.
+        """
         config = self.config = model.config
         device, dtype = model.embed.weight.device, model.embed.weight.dtype
         D, V = config.hidden_size, config.vocab_size
@@ -58,7 +64,11 @@ class ManyRows:
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> Tensor:
-        """Each [S], tables[S, W] -> logits[S, at least V]."""
+        """token_ids, positions, slots, lens[S], tables[S, W] -> logits[S, at least V].
+
+        `lens` counts the new token, too. A row with slot -1 stores nothing. A row of length 0 is padding, and
+        its logits may be anything. Columns of the logits from V on are not tokens.
+        """
         model, S = self.model, len(token_ids)
         D = self.config.hidden_size
         x, normed, attended, qkv = (b[:S] for b in (self.x, self.normed, self.attended, self.qkv))
@@ -81,7 +91,7 @@ class ManyRows:
         return torch.mm(normed, self.head.t(), out=self.logits[:S])
 
     def _linear_add_norm(self, a: Tensor, linear: nn.Linear, norm: nn.LayerNorm, **shape: Any) -> None:
-        """x[S, D] += linear(a[S, in]), and normed = norm(x); `shape`: the constants of `add_norm`."""
+        """self.x[S, D] += linear(a[S, in]), and self.normed = norm(x). `shape`: constants of `add_norm`."""
         S, D = len(a), self.config.hidden_size
         tile = FEW_ROWS_TILE if S <= FEW_ROWS else MANY_ROWS_TILE
         if S <= SPLIT_ROWS and linear.in_features % (SPLITS * INNER) == 0 and D % tile["COLS"] == 0:
@@ -100,7 +110,9 @@ class ManyRows:
 
 
 def linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
-    """gelu(linear(x)), x[S, in] -> [S, out]. GPT-2's gelu is by tanh, which PyTorch fuses on a GPU only."""
+    """gelu(linear(x)): x[S, in] -> [S, out]. GPT-2's gelu is the tanh form. PyTorch's product with this gelu
+    is one call on a GPU only.
+    """
     if x.is_cuda:
         return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)
     return F.gelu(F.linear(x, linear.weight, linear.bias), approximate="tanh")
@@ -108,7 +120,7 @@ def linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
 
 @triton.jit
 def _norm(x, g, b, inside, eps, D: tl.constexpr):
-    """LayerNorm of x[PADDED] in fp32, which is 0 beyond D; gain g and bias b[PADDED]."""
+    """LayerNorm of x[PADDED] in fp32, with gain g[PADDED] and bias b[PADDED]. x must be 0 beyond D."""
     mean = tl.sum(x, 0) / D
     centered = tl.where(inside, x - mean, 0.0)  # [PADDED]
     rstd = tl.rsqrt(tl.sum(centered * centered, 0) / D + eps)
@@ -117,7 +129,7 @@ def _norm(x, g, b, inside, eps, D: tl.constexpr):
 
 @triton.jit
 def _load_row(weight, i, inside):
-    """weight[i] in fp32, 0 where not inside; i and inside[PADDED]."""
+    """weight[i] in fp32, or 0 where `inside` is False; i and inside are [PADDED]."""
     return tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
 
 
@@ -144,8 +156,10 @@ def add_norm(
     x, product, linear_bias, gain, bias, normed, eps, part_stride,
     SPLITS: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x[S, D] += sum of product[SPLITS, S, D] + linear_bias[D]; normed = norm(x). Split s of the product
-    begins s · `part_stride` numbers into it. What no kernel writes is on its way before the product is done.
+    """x[S, D] += linear_bias[D] + the sum of product[SPLITS, S, D] over the splits; normed[S, D] = norm(x).
+
+    Split s of the product begins s · `part_stride` numbers after the first. With PDL the gain and the two
+    biases, which no kernel of the step writes, are loaded before the product is done.
     """
     release(PDL)
     row, i = tl.program_id(0), tl.arange(0, PADDED)
@@ -166,7 +180,9 @@ def _split_linear(
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
     SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """parts[split, S, N] = a[S, my share of K] · weight[N, my share of K]ᵀ, in fp32."""
+    """Program (COLS columns, split): parts[split, S, N] = a[S, share] · weight[N, share]ᵀ, in fp32, where
+    `share` is the split's K / SPLITS numbers of the inner dimension K.
+    """
     release(PDL)
     wait(PDL)
     row, col = tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)

@@ -1,13 +1,17 @@
-"""Decode attention that reads pages where they lie: one new token of each of S sequences. A Triton kernel.
-Part 13.
+"""Decode attention in Triton: each of S sequences has one new token, and keys and values are read in their
+pages. Part 13.
 
-Promises what `Gathered` of `engine/attention/paged.py` gives, up to rounding, and copies nothing together.
-A program takes one key head of one sequence, with all query heads that share it, and walks over its tokens
-with a running softmax (Part 9). One long sequence alone would keep one program per head busy and leave the
-rest of the GPU idle: so its tokens are split among several programs, and `_merge` joins their results
-(split-K). The grid depends on the number of sequences only; how far each program has to read is worked out
-on the GPU from `lens`, so that a CUDA graph stays valid while sequences grow. With TRITON_INTERPRET=1 it
-runs on a CPU, slowly. Source: Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html.
+Promises the results of `Gathered` of `engine/attention/paged.py` up to rounding, without copying pages. A
+program takes one key head of one sequence, with all query heads that share the key head. The program goes
+over the sequence's tokens with a running softmax (Part 9).
+
+One long sequence alone would keep one program per head busy, and leave the rest of the GPU idle. So a
+sequence's tokens are split among several programs, and `_merge` joins the results (split-K). The grid depends
+only on the number of sequences. Each program finds out how far to read from `lens` on the GPU, so a CUDA
+graph stays valid while sequences grow.
+
+With TRITON_INTERPRET=1 the kernels run on a CPU, slowly. Source: Dao et al. 2023,
+https://crfm.stanford.edu/2023/10/12/flashdecoding.html.
 """
 
 import torch
@@ -17,17 +21,19 @@ from torch import Tensor
 
 from engine.attention.paged import Pages
 
-TILE = 64  # tokens a program reads at a time
-MIN_DOT_ROWS = 16  # of a matrix product on tensor cores: fewer query heads are padded
-MAX_SPLITS = 64
+TILE = 64  # tokens that a program reads at a time
+MIN_DOT_ROWS = 16  # the fewest rows of a matrix product on tensor cores; fewer query heads are padded
+MAX_SPLITS = 64  # the most programs among which a sequence is split, for each key head
 MAX_HEAD_DIM = 256
 
 
 class PagedAttention:
-    """A step's plan, as `paged_decode` makes one for a CPU: (pages, query heads, a layer's keys)."""
+    """The plan of one step's attention, which all layers use, as `paged_decode` makes a plan for a CPU."""
 
     def __init__(self, pages: Pages, num_heads: int, keys: Tensor) -> None:
-        """Raises ValueError for heads that are too wide."""
+        """`num_heads`: the number of query heads, which this plan does not need. `keys`: any layer's keys
+        [B, P, Hkv, Dh]. Raises ValueError for heads wider than MAX_HEAD_DIM.
+        """
         if keys.shape[-1] > MAX_HEAD_DIM:
             raise ValueError(f"head_dim={keys.shape[-1]}: this kernel accepts up to {MAX_HEAD_DIM}")
         self.tables, self.lens = pages.on(keys.device)  # [S, W], [S]
@@ -39,12 +45,14 @@ class PagedAttention:
 
 
 def num_splits(num_sequences: int, num_kv_heads: int, device: torch.device) -> int:
-    """Among how many programs each sequence is split: enough for two on every multiprocessor, a power of two.
+    """The number of programs among which each sequence is split, for each key head: a power of two from 1 to
+    MAX_SPLITS. Every multiprocessor gets at least two programs, if MAX_SPLITS allows.
 
-    Nothing but the batch's shape goes in, since a captured graph cannot change its grid.
+    The number depends only on the batch's shape and the device, since a captured graph cannot change its
+    grid.
     """
     if device.type != "cuda":
-        return 4  # any number will do: the interpreter runs programs one after the other
+        return 4  # any power of two will do: the interpreter runs programs one after the other
     wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count
     return min(MAX_SPLITS, triton.next_power_of_2(triton.cdiv(wanted, num_sequences * num_kv_heads)))
 
@@ -54,9 +62,9 @@ def paged_attention(
 ) -> Tensor:
     """q[S, Hq, Dh], keys and values[B, P, Hkv, Dh], tables[S, W], lens[S] -> [S, Hq, Dh].
 
-    Sequence s has lens[s] tokens; token i lies in block tables[s, i // P] at place i % P. What lies behind a
-    sequence's end, or in blocks that are not its own, is not read. A length of 0: a padding row, whose
-    result may be anything. `splits` is a power of two.
+    Sequence s has lens[s] tokens. Token i lies in block tables[s, i // P] at place i % P. Keys and values
+    behind a sequence's end, or in blocks that are not the sequence's, are not read. A row of length 0 is
+    padding, and its result may be anything. `splits` is a power of two.
     """
     (S, Hq, Dh), (_, P, Hkv, _) = q.shape, keys.shape
     q, out = q.contiguous(), torch.empty(S, Hq, Dh, dtype=q.dtype, device=q.device)
@@ -75,7 +83,7 @@ def paged_attention(
 
 @triton.jit
 def tokens_per_part(length, SPLITS: tl.constexpr, TOKENS: tl.constexpr):
-    """Tokens of each part: whole tiles, so that the last parts of a short sequence have nothing to do."""
+    """The number of tokens of a part: whole tiles, so the last parts of a short sequence may be empty."""
     return tl.cdiv(tl.cdiv(length, SPLITS), TOKENS) * TOKENS
 
 
@@ -85,15 +93,16 @@ def _attend(
     HQ: tl.constexpr, HKV: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, P: tl.constexpr,
     TOKENS: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One part of the tokens of one sequence, for one key head and the query heads that share it: program
-    (key head, sequence, part). tables[S, width]; PADDED and DH_PADDED are powers of two, at least 16.
+    """Program (key head, sequence, part): one part of a sequence's tokens, for one key head and the query
+    heads that share the key head.
 
-    A part is `tokens_per_part` tokens; a part with none writes nothing. With SPLITS = 1 the mean goes to
-    out[S, HQ, DH]. Else each query head's weighted sum goes to parts[S, HQ, SPLITS, DH], the maximum to which
-    it is relative to maxima[S, HQ, SPLITS], and its total to totals[S, HQ, SPLITS].
+    tables[S, width]. PADDED and DH_PADDED are powers of two, at least 16. A part has `tokens_per_part`
+    tokens. A part without tokens writes nothing. With SPLITS = 1 the mean goes to out[S, HQ, DH]. Otherwise
+    each query head writes three results: its weighted sum to parts[S, HQ, SPLITS, DH], the maximum score, to
+    which the sum is relative, to maxima[S, HQ, SPLITS], and the total weight to totals[S, HQ, SPLITS].
     """
-    # 1. Which key head, which sequence, and which part of its tokens is mine? Heads are neighbours in memory
-    #    and in the grid.
+    # 1. This program's key head, sequence and part: the tokens first:last. Heads are neighbours in memory, so
+    #    heads are neighbours in the grid, too.
     head, sequence, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + sequence)
     share = tokens_per_part(length, SPLITS, TOKENS)
@@ -107,7 +116,7 @@ def _attend(
     row = sequence * HQ + head * GROUP + g  # [PADDED]
     mine = (g < GROUP)[:, None] & (d < DH)[None, :]  # [PADDED, DH_PADDED]
     queries = tl.load(q + row[:, None] * DH + d[None, :], mask=mine, other=0.0)
-    # 3. The running softmax over my tokens.
+    # 3. The running softmax over the part's tokens.
     maximum = tl.full([PADDED], -float("inf"), tl.float32)
     total = tl.zeros([PADDED], tl.float32)
     weighted = tl.zeros([PADDED, DH_PADDED], tl.float32)
@@ -121,7 +130,7 @@ def _attend(
         inside = valid[:, None] & (d < DH)[None, :]
         k = tl.load(keys + address, mask=inside, other=0.0)
         v = tl.load(values + address, mask=inside, other=0.0)
-        # b. Scores, a new maximum, and what was summed so far shrinks.
+        # b. Scores and the new maximum. Shrink the sums so far, and add the tile.
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [PADDED, TOKENS]
         scores = tl.where(valid[None, :], scores, -float("inf"))
         new = tl.maximum(maximum, tl.max(scores, 1))
@@ -131,7 +140,7 @@ def _attend(
         weighted = weighted * shrink[:, None]
         weighted = tl.dot(weights.to(v.dtype), v, weighted, input_precision="ieee")
         maximum = new
-    # 4. Alone, the result is done. Else it is one part of it.
+    # 4. With one part the mean is the result. With several parts, store what `_merge` needs.
     if SPLITS == 1:
         mean = weighted / total[:, None]
         tl.store(out + row[:, None] * DH + d[None, :], mean.to(out.dtype.element_ty), mask=mine)
@@ -147,15 +156,16 @@ def _merge(
     parts, maxima, totals, lens, out,
     TOKENS: tl.constexpr, HQ: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (query head, sequence): its parts, each relative to its own maximum, become a mean[DH] in out.
+    """Program (query head, sequence): join the head's parts, each relative to its own maximum, to a mean[DH]
+    in out[S, HQ, DH].
 
-    parts[S, HQ, SPLITS, DH], maxima and totals[S, HQ, SPLITS]; SPLITS is a power of two. A part without
-    tokens (`tokens_per_part`) was never written: what lies there may be anything.
+    parts[S, HQ, SPLITS, DH], maxima and totals[S, HQ, SPLITS], as `_attend` writes them. SPLITS is a power of
+    two. A part without tokens (`tokens_per_part`) was not written, and its memory may hold anything.
     """
     head, sequence = tl.program_id(0), tl.program_id(1)
     part, d = tl.arange(0, SPLITS), tl.arange(0, DH_PADDED)
     length = tl.load(lens + sequence)
-    valid = part * tokens_per_part(length, SPLITS, TOKENS) < length  # the others were never written
+    valid = part * tokens_per_part(length, SPLITS, TOKENS) < length  # [SPLITS]: the part has tokens
     index = (sequence * HQ + head) * SPLITS + part  # [SPLITS]
     maximum = tl.load(maxima + index, mask=valid, other=-float("inf"))
     total = tl.load(totals + index, mask=valid, other=0.0)

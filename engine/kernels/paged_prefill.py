@@ -1,8 +1,9 @@
-"""`flash_prefill.py` over pages: several new tokens of each sequence attend to all its tokens. Part 13.
+"""`flash_prefill.py` over pages: several new tokens of each sequence attend to all tokens of the sequence.
+Part 13.
 
-Promises what the varlen kernel gives on keys and values gathered from their pages, and reads them in their
-pages: a chunk of a prompt sees the chunks before it, and a prompt whose beginning the prefix cache has sees
-that beginning. New tokens' keys and values must be stored first.
+Promises the results of the varlen kernel over gathered keys and values, but reads keys and values in their
+pages. So a chunk of a prompt sees the earlier chunks, and a prompt sees its beginning in the prefix cache.
+The new tokens' keys and values must be stored before the call.
 """
 
 import torch
@@ -18,11 +19,11 @@ from engine.machine.device import on_device
 
 
 class PagedPrefill:
-    """A step's plan, made from its pages: takes q and each layer's keys and values."""
+    """The plan of one step's attention over pages, which all layers use."""
 
     def __init__(self, pages: Pages, query_start: tuple[int, ...], keys: Tensor) -> None:
-        """query_start[S+1]: sequence s has the queries query_start[s]:query_start[s+1]. `keys`: any layer's.
-        Raises ValueError for heads wider than MAX_HEAD_DIM.
+        """query_start[S+1]: sequence s has the queries query_start[s]:query_start[s+1]. `keys`: any layer's
+        keys [B, P, Hkv, Dh]. Raises ValueError for heads wider than MAX_HEAD_DIM.
         """
         if keys.shape[-1] > MAX_HEAD_DIM:
             raise ValueError(f"head_dim={keys.shape[-1]}: this kernel accepts up to {MAX_HEAD_DIM}")
@@ -51,15 +52,16 @@ def _paged_prefill(
     GROUP: tl.constexpr, HKV: tl.constexpr, DH: tl.constexpr, DH_PADDED: tl.constexpr, P: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile of ROWS queries, query head, sequence): its rows of out[T, HQ, DH]. `width` is W of
-    tables[S, W]; q_token to out_head are strides, in numbers.
+    """Program (tile of ROWS queries, query head, sequence): the tile's rows of out[T, HQ, DH].
+
+    `width` is W of tables[S, W]. q_token, q_head, out_token and out_head are strides, in numbers.
     """
-    # 1. Which tile of queries, which head, which sequence is mine?
+    # 1. This program's tile of queries, head and sequence.
     head, sequence = tl.program_id(1), tl.program_id(2)
     start = tl.load(query_start + sequence)
     Tq, Tk = tl.load(query_start + sequence + 1) - start, tl.load(lens + sequence)
     first = tl.program_id(0) * ROWS
-    if first >= Tq:  # the grid has tiles for the sequence with the most queries
+    if first >= Tq:  # the grid has as many tiles as the sequence with the most queries needs
         return
     past = Tk - Tq
     row = first + tl.arange(0, ROWS)  # [ROWS]
@@ -68,8 +70,8 @@ def _paged_prefill(
     inside = (row < Tq)[:, None] & (d < DH)[None, :]  # [ROWS, DH_PADDED]
     token = (start + row).to(tl.int64)[:, None]  # [ROWS, 1]
     queries = tl.load(q + token * q_token + head * q_head + d[None, :], mask=inside, other=0.0)
-    # 2. The running softmax over tiles of COLS keys, up to the last one that a query of the tile sees. The
-    #    block table says where they lie.
+    # 2. The running softmax over tiles of COLS keys, up to the last key that a query of the tile sees. The
+    #    block table says where the keys lie.
     maximum = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, DH_PADDED], tl.float32)
@@ -85,6 +87,6 @@ def _paged_prefill(
         scores = tl.where(position[None, :] <= (past + row)[:, None], scores, -float("inf"))
         v = tl.load(values + offsets, mask=in_bounds, other=0.0)
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
-    # 3. The mean, each value by its weight.
+    # 3. The mean of the values, weighted by the softmax.
     out += token * out_token + head * out_head + d[None, :]
     tl.store(out, (weighted / total[:, None]).to(out.dtype.element_ty), mask=inside)

@@ -1,9 +1,9 @@
-"""Programmatic dependent launch: a kernel starts before the one it follows has ended. Part 13.
+"""Programmatic dependent launch (PDL): a kernel starts before the previous kernel has ended. Part 13.
 
-With PDL a kernel's first programs run while the last ones of its predecessor still do. What no kernel of the
-step writes (weights, old keys, block tables) may be read at once; before anything else is read, and before
-anything is written, a kernel must `wait`. `release` lets the next one be launched. Without PDL both do
-nothing. Needs compute capability 9.0. Document:
+With PDL the first programs of a kernel run while the last programs of the previous kernel still run. A kernel
+may at once read memory that no kernel of the step writes: weights, old keys, block tables. A kernel must call
+`wait` before any other read, and before any write. `release` allows the launch of the next kernel. Without
+PDL both functions do nothing. PDL needs compute capability 9.0. Document:
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization
 """
 
@@ -19,13 +19,13 @@ def has_pdl(device: torch.device) -> bool:
 
 @triton.jit
 def wait(PDL: tl.constexpr):
-    """Wait for the earlier kernels: afterwards what they wrote may be read, and anything may be written."""
+    """Wait for the earlier kernels. After `wait` a kernel may read their results, and may write."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
 def release(PDL: tl.constexpr):
-    """Allow the next kernel to be launched."""
+    """Allow the launch of the next kernel. The next kernel's own `wait` still waits for this kernel."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

@@ -1,9 +1,9 @@
-"""GPT-2's forward pass over the tokens of prompts, with the small work between the products in few kernels.
-Part 13: what tuning adds to prompts.
+"""GPT-2's forward pass over the tokens of prompts, with few kernels between matrix products. Part 13, tuned
+for prompts.
 
-Promises the model's own hidden states up to rounding, called as the model is. The residual sum, a bias and
-the norm are one kernel, and gelu is part of its product, as in `many_rows.py`; attention is handed in, as it
-is to the model.
+Promises the interface of the model and its hidden states up to rounding. As in `many_rows.py`, one kernel
+computes the residual sum, a bias and the norm, and gelu is part of the product before. The caller passes
+attention, as to the model.
 """
 
 from collections.abc import Callable
@@ -20,21 +20,24 @@ from engine.models.gpt2 import Model as GPT2
 
 
 def prompt_forward(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
-    """The fastest forward pass over a prompt's tokens, called as the model is: `PromptRows` if the model is
-    one that `SingleRow` fits and is on a GPU, else the model itself. For `EagerWay(forward=)`.
+    """The fastest forward pass over prompts' tokens, with the interface of the model. Used as
+    `EagerWay(forward=)`.
+
+    The result is `PromptRows` if `SingleRow.fits(model)` is true and the model is on a GPU, and otherwise the
+    model itself.
     """
     return PromptRows(model) if SingleRow.fits(model) and model.embed.weight.is_cuda else model
 
 
 class PromptRows:
-    """The forward pass of T tokens."""
+    """The forward pass of the tokens of a step's prompts, for a model for which `SingleRow.fits` is true."""
 
     def __init__(self, model: GPT2) -> None:
         self.model, self.blocks = model, blocks_of(model)
         self.norms = [norm for block in self.blocks for norm in (block.norm1, block.norm2)] + [model.norm]
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """token_ids[T], positions[T] -> hidden[T, D], normalised, ready for `logits`."""
+        """token_ids[T], positions[T] -> hidden[T, D] after the last norm, for the model's `logits`."""
         model, config, T = self.model, self.model.config, len(token_ids)
         D, heads, eps = config.hidden_size, (3, config.num_heads, config.head_dim), config.norm_eps
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "PDL": False, "num_warps": 8}

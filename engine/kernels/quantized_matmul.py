@@ -1,9 +1,10 @@
-"""Linear layers whose weights are codes, in Triton: a code becomes a weight in registers alone. Part 17.
+"""Linear layers whose weights are codes, in Triton: codes become numbers in registers only. Part 17.
 
-Promises the products of engine/quantization/products.py up to rounding; sums are in fp32. For one row of x a
-program multiplies some rows of W, which it reads once, in wide loads. Several rows of x share a tile of W and
-are multiplied on tensor cores. For the rows of a decode step; a prompt's are computed in another way
-(engine/quantization/gpu.py).
+Promises the products of engine/quantization/products.py up to rounding. Sums are in fp32. The kernels are for
+the few rows of a decode step; engine/quantization/gpu.py computes the many rows of a prompt in another way.
+
+For one row of x, a program multiplies x by a few rows of W and reads each row once, in wide loads. Several
+rows of x are multiplied by a tile of W on tensor cores.
 """
 
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor
 
 
 def int8_linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """x[T, K], codes[N, K] in int8, scale[N] and bias[N] -> [T, N]. One program takes all T rows."""
+    """x[T, K], codes[N, K] in int8, scale[N] and bias[N] -> [T, N] in the dtype of x.
+
+    Each program takes all T rows, so T must be small (at most 64 in engine/quantization/gpu.py).
+    """
     (T, K), N = x.shape, len(codes)
     x, out = x.contiguous(), torch.empty(T, N, device=x.device, dtype=x.dtype)
     if T == 1:
@@ -32,8 +36,9 @@ def int8_linear(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor) -> Tensor
 def int4_linear(
     x: Tensor, packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int
 ) -> Tensor:
-    """x[T, K], packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> [T, N]. One program takes all T
-    rows.
+    """x[T, K], packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> [T, N] in the dtype of x.
+
+    `group_size`: weights in a group, 32, 64 or 128. Each program takes all T rows, so T must be small.
     """
     (T, K), N = x.shape, len(packed)
     x, out = x.contiguous(), torch.empty(T, N, device=x.device, dtype=x.dtype)
@@ -53,7 +58,7 @@ def int4_linear(
 
 
 def _row_tile(N: int, K: int) -> tuple[int, int, int]:
-    """Rows of W and numbers of a row that a program takes at a time, and its warps: 16 codes a thread."""
+    """-> (rows of W, numbers of a row) that a program takes at a time, and the program's number of warps."""
     inner = min(triton.next_power_of_2(K), 1024)
     return (4, inner, 4) if N >= 4096 else (2, inner, 2)
 
@@ -63,7 +68,7 @@ def _int8_row(
     x, codes, scale, bias, out,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    """out[N] = (codes[N, K] · x[K]) · scale[N] + bias[N]; a program takes ROWS rows."""
+    """Program (ROWS rows of W): out[N] = (codes[N, K] · x[K]) · scale[N] + bias[N]."""
     row, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, INNER)
     codes += row[:, None].to(tl.int64) * K + k[None, :]
     total = tl.zeros([ROWS, INNER], tl.float32)
@@ -82,8 +87,10 @@ def _int4_row(
     x, packed, scale, low, bias, out,
     N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """As `_int8_row`; a program takes GROUPS groups of ROWS rows at a time: a sum of x · code for each, which
-    then has one scale, and a sum of x, which has one low.
+    """Program (ROWS rows of W): as `_int8_row`, with GROUPS groups of each row at a time.
+
+    For each group the program computes the sum of x · code, which is multiplied by the group's scale, and the
+    sum of x, which is multiplied by the group's low.
     """
     HALF: tl.constexpr = GROUP // 2
     BYTES: tl.constexpr = (K + 1) // 2
@@ -116,7 +123,7 @@ def _int8_tile(
     x, codes, scale, bias, out, T,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    """out[T, N]; a program takes COLS rows of W, and all of x."""
+    """Program (COLS rows of W): out[T, N] = (x[T, K] · codes[N, K]ᵀ) · scale[N] + bias[N], for all T rows."""
     t, col = tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)
     k = tl.arange(0, INNER)
     total = tl.zeros([ROWS, COLS], tl.float32)
@@ -142,8 +149,10 @@ def _int4_tile(
     x, packed, scale, low, bias, out, T,
     N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """As `_int8_tile`, group by group: the even numbers of x meet a byte's lower half, the odd ones its
-    upper. Codes are whole numbers that any dtype of x holds; scale and low come in afterwards, in fp32.
+    """Program (COLS rows of W): as `_int8_tile`, one group after the other.
+
+    The even columns of x are multiplied by the lower halves of the bytes, and the odd columns by the upper
+    halves. Every dtype of x holds codes exactly. The sums are multiplied by scale and low in fp32.
     """
     HALF: tl.constexpr = GROUP // 2
     BYTES: tl.constexpr = (K + 1) // 2
@@ -166,7 +175,7 @@ def _int4_tile(
         s = tl.load(scale + index, mask=col < N, other=0.0).to(tl.float32)
         group_low = tl.load(low + index, mask=col < N, other=0.0).to(tl.float32)
         total += sums * s[None, :]
-        x_sum = tl.sum(even.to(tl.float32), 1) + tl.sum(odd.to(tl.float32), 1)  # [ROWS]: of x in this group
+        x_sum = tl.sum(even.to(tl.float32), 1) + tl.sum(odd.to(tl.float32), 1)  # [ROWS]: the group's sum of x
         total += x_sum[:, None] * group_low[None, :]
     b = tl.load(bias + col, mask=col < N, other=0.0).to(tl.float32)
     y = (total + b[None, :]).to(out.dtype.element_ty)

@@ -1,8 +1,8 @@
-"""A decode step of one sequence whose weights are codes: the kernels of Part 13's chain for one row. Part 17.
+"""The kernels of a decode step of one sequence of a quantized GPT-2, as in single_row.py of Part 13. Part 17.
 
-Promises engine/quantization/products.py's numbers up to rounding. `digits.py` multiplies a vector by codes,
-and says what an interleaved vector and GROUP are. engine/quantization/single_row.py says which models have
-such layers, and launches the chain.
+Promises the numbers of engine/quantization/products.py up to rounding. `digits.py` multiplies a vector by
+codes, and defines interleaved vectors and GROUP. engine/quantization/single_row.py launches the kernels, and
+decides which models have fitting layers.
 """
 
 import triton
@@ -12,7 +12,7 @@ from engine.kernels.digits import dot, interleaved_index, load_contiguous, load_
 from engine.kernels.pdl import release, wait
 from engine.kernels.single_row import Tile, gelu
 
-# What benchmarks/part17_rows.py found on an H200, for the widths of GPT-3 6.7B.
+# The fastest tiles that benchmarks/part17_rows.py found on an H200, for the widths of GPT-3 6.7B.
 TILES = {
     "int8": {
         "qkv": Tile(rows=8, warps=4, resident=6),
@@ -36,8 +36,8 @@ def embed_codes(
     token_ids, positions, token_codes, token_scale, position_codes, position_scale, x,
     D: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """x[D], interleaved = the token's row of one table plus the position's row of the other. A row is its
-    codes times its scale.
+    """x[D], interleaved, = the token's row of the token table + the position's row of the position table. A
+    row of a table is its codes times its scale.
     """
     i = tl.arange(0, PADDED)
     inside = i < D
@@ -53,22 +53,23 @@ def embed_codes(
 def _load_codes(
     weight, scale, low, row, N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr
 ):
-    """Rows `row`[ROWS] of a layer, as `dot` takes them: words[ROWS, WORDS] of eight codes, their scale and
-    their offset (the layer's `low`). Both are [ROWS] in int8, which has no offset: it is the scale again, and
-    not read. Both are [ROWS, WORDS / 4] in int4.
+    """Load the rows row[ROWS] of a layer, for `dot` -> words[ROWS, WORDS] of eight codes, scale and offset.
 
-    Words beyond the last row may be anything, since their sums are not stored; so may words beyond a row's
-    end, since x is 0 there.
+    In int4 scale and offset are [ROWS, WORDS / 4]; the offset is the layer's `low`. In int8 both are [ROWS];
+    int8 has no offset: the scale stands in its place, and `dot` does not read the second copy.
+
+    Words beyond the last row may hold anything, since their sums are not stored. Words beyond a row's end may
+    hold anything, too, since x is 0 there.
     """
     i = tl.arange(0, WORDS)
     words = tl.load(
         weight + row[:, None] * (K // 8) + i[None, :],
         mask=(i < K // 8)[None, :] & (row < N)[:, None],
-        eviction_policy="evict_first",  # each word is read once in a step: no cache need keep it
+        eviction_policy="evict_first",  # a step reads each word once, so no cache needs to keep the word
     )
     if GROUP:
         NUM_GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP  # of a row
-        quad = tl.arange(0, WORDS // 4)  # [WORDS / 4]: four words are 32 codes, the smallest group there is
+        quad = tl.arange(0, WORDS // 4)  # [WORDS / 4]: four words are 32 codes, the smallest group
         index = row[:, None] * NUM_GROUPS + quad[None, :] * 32 // GROUP  # [ROWS, WORDS / 4]
         valid = (quad * 32 < K)[None, :] & (row < N)[:, None]
         word_scale = tl.load(scale + index, mask=valid, other=0.0)
@@ -85,13 +86,13 @@ def norm_product(
     N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     PROGRAMS: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[N] = norm(x[K]) · Wᵀ + bias, of an interleaved x. GELU: out is gelu of that, interleaved, for
-    `product_add`.
+    """out[N] = norm(x[K]) · Wᵀ + bias, where x is interleaved. With GELU, out is gelu of this product, and
+    interleaved, as `product_add` reads its input.
 
-    As in `_norm_linear` of single_row.py the norm needs no pass: ((g·x) · Wᵀ - mean · (W·g)) · rstd + (W·b +
-    c).
+    The norm needs no pass of its own, as in `_norm_linear` of single_row.py:
+    out = ((g·x) · Wᵀ - mean · (W·g)) · rstd + (W·b + c).
     """
-    # 1. What my first rows need, before anything that depends on the step.
+    # 1. The weights of this program's first ROWS rows, which no kernel of the step writes.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     words, scales, offsets = _load_codes(weight, scale, low, row, N, K, WORDS, GROUP)
     wg = tl.load(weight_gain + row, mask=row < N, other=0.0)  # [ROWS]
@@ -106,7 +107,7 @@ def norm_product(
     rstd = tl.rsqrt(tl.sum(square, 0) / K - mean * mean + eps)
     x0, x1, x2, x3, x4, x5, x6, x7 = x0 * g0, x1 * g1, x2 * g2, x3 * g3, x4 * g4, x5 * g5, x6 * g6, x7 * g7
     a_low, a_high, b_low, b_high, step, total = vector_digits(x0, x1, x2, x3, x4, x5, x6, x7, WORDS, GROUP)
-    # 3. ROWS rows at a time; what the next ones need is on its way meanwhile.
+    # 3. ROWS rows at a time. The weights of the next rows are loaded while the current rows are computed.
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
@@ -132,8 +133,8 @@ def product_add(
     N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     PROGRAMS: tl.constexpr, INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x[N] += a[K] · Wᵀ + bias, of an interleaved x. INTERLEAVED: so is a; else it lies in the usual order,
-    as attention's result does.
+    """x[N] += a[K] · Wᵀ + bias, where x is interleaved. INTERLEAVED: whether a is interleaved, too.
+    Attention's result is not.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     words, scales, offsets = _load_codes(weight, scale, low, row, N, K, WORDS, GROUP)

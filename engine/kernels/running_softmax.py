@@ -1,5 +1,6 @@
-"""Steps of a running softmax that the tuned attention kernels share. Part 13. `paged_attention.py`, which is
-read first, shows the same steps in place.
+"""Steps of a running softmax that the tuned attention kernels share. Part 13.
+
+`paged_attention.py`, which a reader meets first, has the same steps inside its kernels.
 """
 
 import triton
@@ -10,9 +11,9 @@ import triton.language as tl
 def add_tile(scores, v, maximum, total, weighted):
     """Add a tile of tokens to a running softmax -> the new maximum[R], total[R] and weighted[R, DH], in fp32.
 
-    scores[R, TOKENS] are scaled, -inf where a row does not see a token; v[TOKENS, DH]. `total` is the sum of
-    exp(score - maximum) so far, `weighted` the sum of exp(score - maximum) · v. Each row needs a finite score
-    in this tile or an earlier one: else the result is NaN.
+    scores[R, TOKENS] are scaled, and -inf where a row does not see a token. v[TOKENS, DH] are the values.
+    `maximum` is the largest score so far, `total` the sum of exp(score - maximum), and `weighted` the sum of
+    exp(score - maximum) · v. A row without a finite score in this tile and all earlier tiles becomes NaN.
     """
     new_maximum = tl.maximum(maximum, tl.max(scores, 1))  # [R]
     shrink = tl.exp(maximum - new_maximum)  # [R]
@@ -24,9 +25,10 @@ def add_tile(scores, v, maximum, total, weighted):
 
 @triton.jit
 def merge_parts(parts, maxima, totals, row, num_parts, d, SPLITS: tl.constexpr, DH: tl.constexpr):
-    """The mean[DH] of the first `num_parts` parts of row `row`, each relative to its own maximum, in
-    parts[rows, SPLITS, DH], maxima and totals[rows, SPLITS]. Other programs have just written them:
-    `volatile` reads past caches that do not know it yet.
+    """The mean[DH] of the first `num_parts` parts of row `row`, each relative to its own maximum.
+
+    parts[rows, SPLITS, DH], maxima and totals[rows, SPLITS]; d = 0 to DH - 1. Other programs have just
+    written the parts, and a cache may hold older numbers. `volatile` loads do not read from such caches.
     """
     part = tl.arange(0, SPLITS)
     index, valid = row * SPLITS + part, part < num_parts  # [SPLITS] each

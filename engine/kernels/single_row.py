@@ -1,11 +1,12 @@
-"""A decode step of one sequence as a chain of few kernels, each of which starts before the last has ended.
-Part 13: what tuning adds for a batch of one.
+"""A decode step of one sequence of GPT-2 as a chain of few kernels that overlap. Part 13, tuned
+for a batch of one.
 
-With one row, a step reads every weight once and computes little, so what can be saved is the time between two
-kernels. Promises GPT-2's numbers up to rounding. Two kinds of kernel beside attention: a norm
-with the linear layer behind it, and a linear layer with the residual sum. On Hopper each is launched before
-its predecessor has ended (`pdl.py`): its first weights, and all it needs that no predecessor writes, are on
-their way when `wait` returns. Residuals and sums are in fp32.
+With one row a step reads every weight once and computes little. So the chain saves the time between two
+kernels. Beside attention a block has two kinds of kernels: a norm with the linear layer that follows, and a
+linear layer with the residual sum. On Hopper each kernel is launched before the previous kernel has ended
+(`pdl.py`), and loads its first weights before the previous kernel has ended.
+
+Promises GPT-2's numbers up to rounding. Residuals and sums are in fp32.
 """
 
 from typing import Any, NamedTuple, TypeGuard, cast
@@ -24,20 +25,20 @@ from engine.models.gpt2 import Model as GPT2
 
 
 class Tile(NamedTuple):
-    """How a matrix's rows are dealt out to programs."""
+    """How the rows of a weight matrix are divided among programs."""
 
-    rows: int  # of the matrix that a program takes at a time
-    warps: int  # of a program
-    resident: int | None  # programs on a multiprocessor, which walk over the matrix; None: one for each tile
-    registers: int | None = None  # of a thread, at most; None: the compiler chooses
+    rows: int  # rows of the matrix that a program takes at a time
+    warps: int  # warps of a program
+    resident: int | None  # programs on a multiprocessor, which loop over tiles; None: one program a tile
+    registers: int | None = None  # the most registers of a thread with PDL; None: the compiler chooses
 
     def programs(self, num_rows: int, multiprocessors: int) -> int:
-        """How many programs there are for a matrix of `num_rows` rows."""
+        """The number of programs for a matrix of `num_rows` rows."""
         tiles = triton.cdiv(num_rows, self.rows)
         return min(tiles, self.resident * multiprocessors) if self.resident else tiles
 
     def options(self, num_rows: int, multiprocessors: int, pdl: bool) -> dict[str, Any]:
-        """The kernel's parameters and launch options for this tile and a matrix of `num_rows` rows."""
+        """The kernel's constants and launch options for this tile and a matrix of `num_rows` rows."""
         programs = self.programs(num_rows, multiprocessors)
         options = {"ROWS": self.rows, "PROGRAMS": programs, "PDL": pdl, "launch_pdl": pdl}
         options["num_warps"] = self.warps
@@ -45,10 +46,10 @@ class Tile(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A linear layer as its kernel reads it."""
+    """A linear layer's arguments for its kernel."""
 
     tensors: tuple[Tensor, ...]  # in the order of the kernel's parameters
-    constants: dict[str, int]  # known to the compiler: N, K, and others that the kernel takes
+    constants: dict[str, int]  # compile-time constants of the kernel: N, K and others
 
 
 TILES = {
@@ -62,8 +63,9 @@ TILES = {
 
 @triton.jit
 def gelu(x):
-    """GPT-2's gelu: x · (1 + tanh(u)) / 2, where u = √(2/π) · (x + 0.044715 · x³). tanh(u) = 1 - 2 / (exp(2u)
-    + 1) neither overflows nor loses small numbers' sign.
+    """GPT-2's gelu: x · (1 + tanh(u)) / 2, where u = √(2/π) · (x + 0.044715 · x³).
+
+    tanh(u) is computed as 1 - 2 / (exp(2u) + 1), which does not become NaN where exp(2u) is infinite.
     """
     u = 0.7978845608028654 * (x + 0.044715 * x * x * x)  # the first number is √(2/π)
     return x * (1 - 1 / (tl.exp(2 * u) + 1))
@@ -71,8 +73,10 @@ def gelu(x):
 
 @triton.jit
 def load_rows(weight, row, k, N: tl.constexpr, K: tl.constexpr):
-    """[R, PADDED]: rows `row`[R] of weight[N, K], columns k[PADDED]; 0 beyond. Each is read once, so no cache
-    keeps it. `row` is of 64 bits where a matrix may have more than 2**31 numbers.
+    """Load the rows row[R] and the columns k[PADDED] of weight[N, K] -> [R, PADDED], 0 beyond N and K.
+
+    `row` must be int64 if the matrix may have more than 2**31 numbers. A step reads each weight once, so the
+    caches need not keep the numbers ("evict_first").
     """
     inside = (k < K)[None, :] & (row < N)[:, None]
     address = weight + row[:, None] * K + k[None, :]
@@ -81,7 +85,7 @@ def load_rows(weight, row, k, N: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def _embed(token_ids, positions, embed, embed_position, x, D: tl.constexpr, PADDED: tl.constexpr):
-    """x[D] = the token's row of one table, and the position's of the other."""
+    """x[D] = the token's row of `embed` + the position's row of `embed_position`."""
     i = tl.arange(0, PADDED)
     inside = i < D
     token, position = tl.load(token_ids).to(tl.int64), tl.load(positions).to(tl.int64)
@@ -96,13 +100,16 @@ def _norm_linear(
     N: tl.constexpr, K: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, PROGRAMS: tl.constexpr,
     GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[N] = norm(x[K]) · weight[N, K]ᵀ + c, without a pass for the norm; and gelu of that (GELU).
+    """out[N] = norm(x[K]) · weight[N, K]ᵀ + c, or gelu of this sum (GELU). The norm has no separate pass.
 
-    The norm has gain g[K] and bias b[K], the linear layer W and bias c[N]; m is x's mean, s its standard
-    deviation: W·(g·(x - m)/s + b) + c = (W·(g·x) - m·(W·g))/s + (W·b + c). W·g (`weight_gain`[N]) and W·b + c
-    (`weight_bias`[N]) do not depend on x: they are computed once, at load.
+    The norm has gain g[K] and bias b[K]. The linear layer has the weight W and bias c[N]. The mean of x is m,
+    and its standard deviation is s. Norm and layer together compute
+
+        W·(g·(x - m)/s + b) + c = (W·(g·x) - m·(W·g))/s + (W·b + c).
+
+    W·g (`weight_gain`[N]) and W·b + c (`weight_bias`[N]) do not depend on x, and are computed once, at load.
     """
-    # 1. What my first rows need, before anything that depends on the step.
+    # 1. The weights of this program's first ROWS rows, which no kernel of the step writes.
     k = tl.arange(0, PADDED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     w = load_rows(weight, row, k, N, K)  # [ROWS, PADDED]
@@ -110,13 +117,13 @@ def _norm_linear(
     wb = tl.load(weight_bias + row, mask=row < N, other=0.0)  # [ROWS]
     g = tl.load(gain + k, mask=k < K, other=0.0)  # [PADDED]
     release(PDL)
-    # 2. The residual a[PADDED], and the norm's two numbers, mean and rstd.
+    # 2. The residual a[PADDED], its mean, and rstd: 1 / its standard deviation.
     wait(PDL)
     a = tl.load(x + k, mask=k < K, other=0.0)  # [PADDED]
     mean = tl.sum(a, 0) / K
     rstd = tl.rsqrt(tl.sum(a * a, 0) / K - mean * mean + eps)
     a = a * g.to(tl.float32)
-    # 3. ROWS rows at a time; what the next ones need is on its way meanwhile.
+    # 3. ROWS rows at a time. The weights of the next rows are loaded while the current rows are computed.
     for start in range(tl.program_id(0) * ROWS, N, PROGRAMS * ROWS):
         row = start + tl.arange(0, ROWS)
         if PROGRAMS * ROWS < N:
@@ -162,9 +169,9 @@ def _linear_add(
 
 
 class Operands(NamedTuple):
-    """GPT-2 as the chain's kernels read it."""
+    """All weights of a GPT-2 as arguments for the chain's kernels."""
 
-    embeddings: tuple[Tensor, ...]  # of tokens and positions, in the order of the kernel's parameters
+    embeddings: tuple[Tensor, ...]  # token and position tables, in the order of the kernel's parameters
     blocks: list[tuple[Operand, Operand, Operand, Operand]]  # qkv, proj, up, down
     head: Operand
 
@@ -177,7 +184,11 @@ class SingleRow:
     def __init__(
         self, model: GPT2, keys: list[Tensor], values: list[Tensor], operands: Operands | None = None
     ) -> None:
-        """keys and values by layer: [B, P, H, Dh]. `operands`: for other `kernels` (Part 17)."""
+        """`model`: a model for which `fits` is true. `keys` and `values`: one tensor [B, P, H, Dh] for each
+        layer.
+
+        `operands`: the arguments for a subclass's `kernels` (Part 17); None: made from the model's weights.
+        """
         config = self.config = model.config
         device, dtype = model.norm.weight.device, model.norm.weight.dtype
         D = config.hidden_size
@@ -195,7 +206,9 @@ class SingleRow:
 
     @staticmethod
     def fits(model: nn.Module) -> TypeGuard[GPT2]:
-        """Whether these kernels compute this model: GPT-2, with linear layers as they were loaded."""
+        """Whether these kernels compute the model: a GPT-2 with a config that `supports` accepts, and with
+        linear layers that are not quantized, wrapped or packed.
+        """
         return (
             isinstance(model, GPT2)
             and SingleRow.supports(model.config)
@@ -204,8 +217,8 @@ class SingleRow:
 
     @staticmethod
     def supports(config: ModelConfig) -> bool:
-        """Whether the kernels compute a GPT-2 of these settings: its activation, and heads whose width is a
-        power of two.
+        """Whether the kernels compute a GPT-2 with this config: the activation is gelu's tanh form, and the
+        width of a head is a power of two, at least MIN_HEAD_DIM.
         """
         return (
             config.activation in ("gelu_new", "gelu_pytorch_tanh")
@@ -215,7 +228,10 @@ class SingleRow:
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> Tensor:
-        """Each [1], tables[1, W] -> logits[1, V]."""
+        """token_ids, positions, slots, lens[1], tables[1, W] -> logits[1, V] in fp32.
+
+        `lens` counts the new token, too. A length of 0 is a padding row, whose logits may be anything.
+        """
         self.embed(token_ids, positions)
         for layer, (qkv, proj, up, down) in enumerate(self.operands.blocks):
             self.norm_linear("qkv", qkv, self.qkv)
@@ -230,7 +246,7 @@ class SingleRow:
         return self.logits
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> None:
-        """The residual x[D] of token_ids[1] at positions[1]."""
+        """Write the embedding of token_ids[1] at positions[1] to the residual x[D]."""
         kernel, D = self.kernels[0], self.config.hidden_size
         kernel[(1,)](
             token_ids, positions, *self.operands.embeddings, self.x,
@@ -238,7 +254,10 @@ class SingleRow:
         )  # fmt: skip
 
     def norm_linear(self, name: str, operand: Operand, out: Tensor, gelu: bool = False) -> None:
-        """out[N] = the layer's product of the normed residual x[K], and gelu of that. `name`: in `tiles`."""
+        """out[N] = the layer's product of the normed residual x[K]; with `gelu`, gelu of this product.
+
+        `name`: the layer's key in `tiles`.
+        """
         kernel, tile, N = self.kernels[1], self.tiles[name], operand.constants["N"]
         kernel[(tile.programs(N, self.multiprocessors),)](
             self.x, *operand.tensors, out, self.config.norm_eps, **operand.constants, GELU=gelu,
@@ -246,7 +265,7 @@ class SingleRow:
         )  # fmt: skip
 
     def linear_add(self, name: str, a: Tensor, operand: Operand) -> None:
-        """The residual x[N] += the layer's product of a[K]."""
+        """The residual x[N] += the layer's product of a[K]. `name`: the layer's key in `tiles`."""
         kernel, tile, N = self.kernels[2], self.tiles[name], operand.constants["N"]
         kernel[(tile.programs(N, self.multiprocessors),)](
             a, *operand.tensors, self.x, **operand.constants,
@@ -255,25 +274,25 @@ class SingleRow:
 
 
 def num_multiprocessors(device: torch.device) -> int:
-    """The GPU's; 1 for the interpreter, which runs programs one after the other."""
+    """The GPU's number of multiprocessors; 1 for the interpreter, which runs one program after the other."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def has_plain_linears(model: nn.Module, num_layers: int) -> bool:
-    """Whether all linear layers (four in each block, and the head) are as they were loaded: not quantized,
-    not wrapped and not packed.
+    """Whether all linear layers (four in each block, and the head) are nn.Linear: not quantized, wrapped or
+    packed. `num_layers`: the number of blocks.
     """
     linears = [model.get_submodule(name) for name in linear_names(model)]
     return len(linears) == 4 * num_layers + 1 and all(isinstance(linear, nn.Linear) for linear in linears)
 
 
 def blocks_of(model: GPT2) -> list[Block]:
-    """The model's blocks, with their type: nn.ModuleList does not say what is in it."""
+    """The model's blocks with their type, which nn.ModuleList does not declare."""
     return cast(list[Block], list(model.blocks))
 
 
 def _operands_of(model: GPT2) -> Operands:
-    """The model's weights, as `_embed`, `_norm_linear` and `_linear_add` read them."""
+    """The model's weights as arguments for `_embed`, `_norm_linear` and `_linear_add`."""
     blocks = [
         (
             _norm_linear_operand(block.norm1, block.attention.qkv), _linear_operand(block.attention.proj),
@@ -286,7 +305,7 @@ def _operands_of(model: GPT2) -> Operands:
 
 
 def _norm_linear_operand(norm: nn.LayerNorm, linear: nn.Linear) -> Operand:
-    """W[N, K], g[K], W·g[N] and W·b + c[N], as `_norm_linear` calls them."""
+    """The weights of a norm and a linear layer for `_norm_linear`: W[N, K], g[K], (W·g)[N], (W·b + c)[N]."""
     weight = linear.weight.float()
     weight_gain = weight @ norm.weight.float()  # [N]
     weight_bias = weight @ norm.bias.float()  # [N]
@@ -296,11 +315,11 @@ def _norm_linear_operand(norm: nn.LayerNorm, linear: nn.Linear) -> Operand:
 
 
 def _linear_operand(linear: nn.Linear) -> Operand:
-    """W[N, K] and c[N], as `_linear_add` takes them."""
+    """The weights of a linear layer for `_linear_add`: W[N, K] and its bias c[N]."""
     return Operand((linear.weight, linear.bias), _constants(linear))
 
 
 def _constants(linear: nn.Linear) -> dict[str, int]:
-    """N, K and PADDED of both kernels."""
+    """The constants N, K and PADDED of `_norm_linear` and `_linear_add`."""
     N, K = linear.weight.shape
     return {"N": N, "K": K, "PADDED": triton.next_power_of_2(K)}

@@ -1,8 +1,8 @@
-"""New keys and values into their pages, in one launch: what two `index_copy_` do. Part 13.
+"""Storing new keys and values in their pages in one launch, in place of two `index_copy_`. Part 13.
 
-Promises that token t's heads are written to slot `slots[t]` (block · P + offset in the block) of the layer's
-pages. A slot of -1 is no token, and nothing is written: a CUDA graph runs with as many rows as it was
-captured for, also when a step has fewer.
+Promises that the heads of token t are written to slot slots[t] of the layer's pages. The number of a slot is
+block · P + offset in the block. A slot of -1 stands for no token, and nothing is written: a CUDA graph always
+runs with the number of rows of its capture, and a step may have fewer tokens.
 """
 
 import triton
@@ -11,8 +11,10 @@ from torch import Tensor
 
 
 def store_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """k, v[T, Hkv, Dh] -> keys, values[B, P, Hkv, Dh], at slots[T]. A token's Hkv · Dh numbers must lie
-    together; tokens may lie apart (a view of a fused qkv).
+    """Write k and v[T, Hkv, Dh] to the slots slots[T] of keys and values[B, P, Hkv, Dh].
+
+    A token's Hkv · Dh numbers must lie side by side. The distance between tokens may be larger, as in a view
+    of a fused qkv.
     """
     T, Hkv, Dh = k.shape
     if T:
@@ -24,10 +26,12 @@ def store_kv(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) 
 
 @triton.jit
 def _store(k, v, keys, values, slots, k_token, v_token, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """A program for each token: its WIDTH = Hkv · Dh numbers of k go to row slots[token] of keys[B · P,
-    WIDTH], and those of v to values. Token t's numbers begin k_token · t numbers into k, and v_token · t into
-    v. A slot of -1 is no token. `tl.arange` takes powers of two alone: PADDED is the first that is at least
-    WIDTH.
+    """Program (token): the token's WIDTH = Hkv · Dh numbers of k go to row slots[token] of keys[B · P,
+    WIDTH], and its numbers of v to the same row of values.
+
+    The numbers of token t begin k_token · t numbers after the start of k, and v_token · t after the start of
+    v. A slot of -1 stands for no token: nothing is written. `tl.arange` takes only powers of two, so PADDED
+    is the first power of two that is at least WIDTH.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)

@@ -1,12 +1,15 @@
-"""Attention of a pass in which sequences have several new tokens each, a row each. Part 16: what verification
-needs beside `append_attend.py`, where a row does not see its neighbours of the same pass.
+"""Attention of a forward pass in which a sequence may have several new tokens, one row each. Part 16: what
+verification needs beside `append_attend.py`, where a row does not see other rows of the same pass.
 
-Promises what storing all new keys and values first, and then attending row by row, gives for a model whose
-query heads have a key head each. Rows of a sequence are neighbours, in the order of their tokens. No input
-says how many rows a sequence has, since a graph's inputs are the same for any mixture: the row above is of
-the same sequence if its slot is where this row's block table has the token before. The last row of a sequence
-does the work of all its rows. So old keys are read once for all its queries, and new keys and values are
-taken from the qkv layer's output.
+Promises the results of storing all new keys and values first and then attending row by row, for models with
+as many key heads as query heads. The rows of a sequence must be neighbours, in the order of their tokens.
+
+No input says how many rows a sequence has, since the inputs of a CUDA graph have the same shapes for any
+mixture of sequences. The kernel finds out from slots and block tables: the row above belongs to the same
+sequence if its slot is the place of the previous token in this row's block table.
+
+The last row of a sequence computes all rows of the sequence. So old keys are read once for all queries of
+the sequence. New keys and values are read from the output of the qkv layer.
 """
 
 import torch
@@ -19,30 +22,33 @@ from engine.kernels.paged_attention import MIN_DOT_ROWS, tokens_per_part
 from engine.kernels.pdl import release, wait
 from engine.kernels.running_softmax import add_tile
 
-MOST_NEW = 32  # new tokens of a sequence, at most
+MOST_NEW = 32  # the most new tokens of a sequence in a pass
 TOKENS = 64  # old tokens that a program reads at a time
-MAX_SPLITS = 32  # programs among which a sequence is split, at most
-PROGRAMS_PER_MULTIPROCESSOR = 16  # many, because those whose row is not its sequence's last end at once
+MAX_SPLITS = 32  # the most programs among which a sequence is split, for each head
+PROGRAMS_PER_MULTIPROCESSOR = 16  # many, since only the programs of a sequence's last row have work
 
 
 class VerifyAttend:
-    """The kernel with its scratch memory; called as `AppendAttend` is."""
+    """Attention of a verification pass, with its scratch memory and the interface of `AppendAttend`."""
 
     def __init__(self, num_heads: int, head_dim: int, device: torch.device, max_rows: int) -> None:
+        """`head_dim`: a power of two, at least 16. `max_rows`: the most rows of a pass."""
         self.heads, self.head_dim = num_heads, head_dim
-        self.programs = 4 * num_heads  # the interpreter: a few splits, to show that they are right
+        self.programs = 4 * num_heads  # for the interpreter: enough for tests to split sequences
         if device.type == "cuda":
             multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
             self.programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
         part_rows = (self.splits(rows) * rows * _new_token_lanes(rows) for rows in range(1, max_rows + 1))
-        max_part_rows = max(part_rows) * num_heads  # of any number of rows up to max_rows
+        max_part_rows = max(part_rows) * num_heads  # enough for any pass of up to max_rows rows
         self.parts = torch.empty(max_part_rows, head_dim, device=device)
         self.stats = torch.empty(2, max_part_rows, device=device)  # maximum and total of each part's rows
-        # Of each row and head: how many of its programs have stored their part. 0 between two passes.
+        # For each row and head, the number of programs that have stored their part. 0 between two passes.
         self.arrived = torch.zeros(max_rows * num_heads, device=device, dtype=torch.int32)
 
     def splits(self, rows: int) -> int:
-        """Among how many programs the old tokens of a row's head are split: a power of two."""
+        """The number of programs among which a head's old tokens are split in a pass of `rows` rows: a power
+        of two from 1 to MAX_SPLITS.
+        """
         max_splits = self.programs // (rows * self.heads)
         splits = triton.next_power_of_2(max_splits + 1) // 2  # the largest power of two up to `max_splits`
         return min(MAX_SPLITS, max(1, splits))
@@ -51,8 +57,12 @@ class VerifyAttend:
         self, qkv: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor, slots: Tensor, tables: Tensor,
         lens: Tensor, out: Tensor, pdl: bool,
     ) -> None:  # fmt: skip
-        """qkv[S, 3·D] (plus bias[3·D]), keys and values[B, P, H, Dh], slots[S], tables[S, W], lens[S] with
-        the row's own token -> out[S, D]. A length of 0: a padding row. At most MOST_NEW rows a sequence.
+        """Store the new tokens' keys and values, and write attention's result to out[S, D].
+
+        qkv[S, 3·D], to which bias[3·D] is added (None: no bias), keys and values[B, P, H, Dh], slots[S] of
+        the rows' tokens, tables[S, W], lens[S], which count the row's own token and the tokens before. A
+        sequence may have at most MOST_NEW rows. A row of length 0 is padding: its result is not written.
+        `pdl`: launch with PDL (`pdl.py`).
         """
         S = len(qkv)
         splits = self.splits(S)
@@ -65,14 +75,16 @@ class VerifyAttend:
 
 
 def _new_token_lanes(rows: int) -> int:
-    """New tokens of a sequence that a program has room for, in a pass of this many rows: a power of two."""
+    """The number of a sequence's new tokens that a program has room for, in a pass of `rows` rows: a power
+    of two.
+    """
     return MOST_NEW if rows > MIN_DOT_ROWS else MIN_DOT_ROWS
 
 
 @triton.jit
 def _load_rows(qkv_ptr, bias, column, valid, dtype: tl.constexpr, BIAS: tl.constexpr):
-    """The numbers behind the pointers qkv_ptr[NEW, DH], plus bias[column[DH]]: rounded as if they had been
-    stored. Rows that are not `valid`[NEW] may be anything.
+    """Load the numbers at the pointers qkv_ptr[NEW, DH], and add bias[column[DH]] -> [NEW, DH], rounded to
+    `dtype` as if they had been stored. Rows with a False in valid[NEW] may hold anything.
     """
     x = tl.load(qkv_ptr, mask=valid[:, None], other=0.0)  # [NEW, DH]
     if BIAS:
@@ -86,24 +98,27 @@ def _verify(
     H: tl.constexpr, DH: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, NEW: tl.constexpr,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (head, row, part): if the row is its sequence's last, a part of the old tokens, for the queries
-    of all the sequence's rows. Part 0 takes the new tokens, too. What is read before `wait` does not change
-    during a pass.
+    """Program (head, row, part): if the row is the last row of its sequence, attend with the queries of all
+    rows of the sequence to a part of the old tokens. Part 0 also has the new tokens.
+
+    Memory that is read before `wait` does not change during a pass. In names, `above` is the rows before this
+    row, and NEW the number of rows that the program has room for.
     """
-    # 1. Only a sequence's last row works. I am not it if the row below continues me: if its block table puts
-    #    the token before its own into my slot.
+    # 1. Only the last row of a sequence goes on. This row is not the last row if the next row has the same
+    #    sequence: if the next row's block table puts the token before its own token into this row's slot.
     head, row, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + row)
     next_row = row + 1
-    # A position. The next row's own token is at its length - 1, so the one before is at its length - 2.
+    # The next row's token has the position `length - 1` of the next row; the token before has `length - 2`.
     before_next = tl.load(lens + next_row, mask=next_row < S, other=0) - 2
     block = tl.load(tables + next_row * width + before_next // P, mask=before_next >= 0, other=-1)
-    is_continued = (before_next >= 0) & (tl.load(slots + row) == block * P + before_next % P)
+    slot_before_next = block * P + before_next % P
+    is_continued = (before_next >= 0) & (tl.load(slots + row) == slot_before_next)
     release(PDL)
     if (length == 0) | is_continued:
         return
-    # 2. Which rows above are my sequence's? Row `row - n` has the token n positions before my own, if that
-    #    token's place in my block table is its slot.
+    # 2. Find the rows of this sequence. Row `row - n` has the token n positions before this row's token, if
+    #    the slot of row `row - n` is this token's place in this row's block table.
     n, d, i = tl.arange(0, NEW), tl.arange(0, DH), tl.arange(0, TOKENS)
     tables += row * width
     above, position = row - n, length - 1 - n  # [NEW] each
@@ -111,19 +126,19 @@ def _verify(
     block = tl.load(tables + position // P, mask=valid, other=0)  # [NEW]
     slot = tl.load(slots + above, mask=valid, other=-1)  # [NEW]
     valid = valid & (slot == block * P + position % P)
-    # 3. My part of the old tokens: the first keys and values are on their way while the qkv layer computes.
+    # 3. This part's old tokens are first:last. The first tile is loaded while the qkv layer still computes.
     num_old = length - tl.sum(valid.to(tl.int32), 0)
-    share = tl.maximum(tokens_per_part(num_old, SPLITS, TOKENS), TOKENS)  # not 0: `num_parts` divides by it
+    share = tl.maximum(tokens_per_part(num_old, SPLITS, TOKENS), TOKENS)  # not 0: a divisor below
     first = part * share
     last = tl.minimum(first + share, num_old)
     if (part > 0) & (first >= num_old):
         return
     k, v = load_old_tokens(keys, values, tables, first + i, first + i < last, head, d, H, DH, P)
     wait(PDL)
-    # 4. The queries. Part 0 stores the new keys and values in their pages, and begins the softmax with them:
-    #    a row sees its own and those of the rows above.
+    # 4. The queries. Part 0 stores the new keys and values in their pages, and begins the softmax with them.
+    #    A row sees its own token and the tokens of earlier rows.
     D: tl.constexpr = H * DH
-    column = head * DH + d  # [DH]: my head's, among a row's D queries
+    column = head * DH + d  # [DH]: the head's columns of a row of queries
     qkv_ptr = qkv + above.to(tl.int64)[:, None] * 3 * D + column[None, :]  # [NEW, DH]
     queries = _load_rows(qkv_ptr, bias, column, valid, k.dtype, BIAS)  # [NEW, DH]
     maximum = tl.full([NEW], -float("inf"), tl.float32)
@@ -136,15 +151,15 @@ def _verify(
         tl.store(keys + kv_offset, key, mask=valid[:, None])
         tl.store(values + kv_offset, value, mask=valid[:, None])
         scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale  # [NEW, NEW]
-        # n counts upwards, so row n sees the columns from n on. A row that is not valid sees itself alone, so
-        # that its sum is not 0.
+        # n counts rows backwards, from the last token to the first. So row n sees the columns from n on. A
+        # row that is not valid sees only itself, so that its total is not 0.
         visible = (valid[None, :] & (n[None, :] >= n[:, None])) | (n[None, :] == n[:, None])  # [NEW, NEW]
         scores = tl.where(visible, scores, -float("inf"))
         maximum = tl.max(scores, 1)
         weights = tl.exp(scores - maximum[:, None])
         total = tl.sum(weights, 1)
         weighted = tl.dot(weights.to(value.dtype), value, input_precision="ieee")
-    # 5. The old tokens, with a running softmax; the next ones are on their way meanwhile.
+    # 5. The running softmax over the old tokens. The next tile is loaded while the current tile is computed.
     for start in range(first, last, TOKENS):
         token = start + TOKENS + i
         next_k, next_v = load_old_tokens(keys, values, tables, token, token < last, head, d, H, DH, P)
@@ -152,7 +167,7 @@ def _verify(
         scores = tl.where((start + i < last)[None, :], scores, -float("inf"))
         maximum, total, weighted = add_tile(scores, v, maximum, total, weighted)
         k, v = next_k, next_v
-    # 6. Alone, my result is the sequence's. Else I store my part, and the program that ends last joins them.
+    # 6. With one part the mean is the result. With several parts the program that ends last joins the parts.
     out_ptr = out + (above * H + head)[:, None] * DH + d[None, :]  # [NEW, DH]
     if SPLITS == 1:
         tl.store(out_ptr, (weighted / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
@@ -162,21 +177,22 @@ def _verify(
         tl.store(parts + part_row[:, None] * DH + d[None, :], weighted)
         tl.store(maxima + part_row, maximum)
         tl.store(totals + part_row, total)
-        tl.debug_barrier()  # all threads' parts are stored before this program is counted
+        tl.debug_barrier()  # all threads have stored their numbers before the program counts itself
         num_parts = tl.maximum(tl.cdiv(num_old, share), 1)
         if tl.atomic_add(arrived + index, 1) == num_parts - 1:
             mean = _join_parts(parts, maxima, totals, index, num_parts, SPLITS, NEW, DH)  # [NEW, DH]
             tl.store(out_ptr, mean.to(out.dtype.element_ty), mask=valid[:, None])
-            tl.store(arrived + index, 0)  # ready for the next pass
+            tl.store(arrived + index, 0)  # for the next pass
 
 
 @triton.jit
 def _join_parts(
     parts, maxima, totals, index, num_parts, SPLITS: tl.constexpr, NEW: tl.constexpr, DH: tl.constexpr
 ):
-    """The mean[NEW, DH] of the first `num_parts` parts at `index` in parts[rows · H, SPLITS, NEW, DH], each
-    relative to its own maximum: maxima and totals[rows · H, SPLITS, NEW]. Other programs have just written
-    them: `volatile` reads past caches that do not have it yet.
+    """The mean[NEW, DH] of the first `num_parts` parts at `index`, each relative to its own maximum.
+
+    parts[rows · H, SPLITS, NEW, DH], maxima and totals[rows · H, SPLITS, NEW]. Other programs have just
+    written the parts, and a cache may hold older numbers. `volatile` loads do not read from such caches.
     """
     n, d = tl.arange(0, NEW), tl.arange(0, DH)
     maximum = tl.full([NEW], -float("inf"), tl.float32)

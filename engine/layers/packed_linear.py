@@ -1,9 +1,10 @@
-"""Linear layers whose weights are laid out once, at load, for the processor that will read them. Part 3.
+"""Linear layers whose weights are packed, at load, into the layout that this processor reads fastest. Part 3.
 
-With a cache, a step computes little and reads every weight once. Promises the same result as nn.Linear up to
-fp32 rounding. Which layout is fastest depends on the processor, on a layer's shape and on how many rows
-(tokens) are multiplied at a time. So `pack_linears` measures the model's layers, and takes the fastest layout
-for each shape; a layer gets a second layout for a single row if it is much faster there.
+With a KV cache, a step computes little but reads every weight once. Promises the results of nn.Linear up to
+fp32 rounding. The fastest layout depends on the processor, on the shape of the layer, and on the number of
+rows (tokens) of a product. So `pack_linears` measures all layouts on the model's own layers, and takes the
+fastest layout for each shape. A layer also keeps a second layout for few rows if that one is much faster for
+a single row.
 """
 
 import time
@@ -20,16 +21,21 @@ from torch import Tensor, nn
 from engine.layers.replace import AnyModel, linear_names, replace_linears
 from engine.models.weights import Module
 
-# In a running engine, where keys and values use the same caches, fp32 weights take this times as long.
+# In a running engine, layers with fp32 weights take longer than measured here by this factor, because keys
+# and values compete for the processor's caches.
 FP32_SLOWDOWN = 1.15
-OTHER_BYTES = 2**24  # other memory that is touched between two passes over the weights
-MAX_SECOND_FORM_TIME = 0.9  # of the first form's: a second form takes memory, so it must be this much faster
-Shape = tuple[int, int]  # of a linear layer: in, out
-Form = Callable[[nn.Linear], nn.Module]  # makes a linear layer's weights into another layout
+OTHER_BYTES = 2**24  # bytes of other memory that are written between two passes over the weights
+# A second form takes memory. It is kept only if its time is below this fraction of the first form's time.
+MAX_SECOND_FORM_TIME = 0.9
+Shape = tuple[int, int]  # (in, out) features of a linear layer
+Form = Callable[[nn.Linear], nn.Module]  # makes a layer of the same results with another layout of weights
 
 
 class Half(Module):
-    """Weights kept in fp16 and widened to fp32 as they are read (FBGEMM, on x86): half the bytes."""
+    """Keeps weights in fp16, which halves the bytes, and converts them to fp32 as they are read.
+
+    Uses FBGEMM's functions for x86 processors.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -38,7 +44,10 @@ class Half(Module):
 
     @staticmethod
     def can_pack(linear: nn.Linear) -> bool:
-        """Only where it loses nothing: the weights came from fp16. (The bias stays fp32.)"""
+        """Whether this form exists on this machine and loses nothing: each weight must be exact in fp16.
+
+        The bias stays in fp32.
+        """
         weight = linear.weight
         return (
             torch.backends.quantized.engine in ("x86", "fbgemm")
@@ -53,7 +62,10 @@ class Half(Module):
 
 
 class SharedHalf(Module):
-    """As `Half`, split over all threads: a call costs more, so it is faster for many rows or large layers."""
+    """Keeps weights in fp16 as `Half` does, and splits a product over all threads.
+
+    A call costs more than a call of `Half`, so this form is faster only for many rows or large layers.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -67,7 +79,10 @@ class SharedHalf(Module):
 
 
 class Transposed(Module):
-    """Weights in fp32, one row per input: a token's output is then a sum of rows, read from first to last."""
+    """Keeps weights in fp32, transposed to [in, out].
+
+    The output of a token is then a weighted sum of rows, which are read in the order of memory.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -75,6 +90,7 @@ class Transposed(Module):
 
     @staticmethod
     def can_pack(linear: nn.Linear) -> bool:
+        """Whether the layer's weights are fp32 on a CPU."""
         return _is_fp32_on_cpu(linear)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,7 +99,7 @@ class Transposed(Module):
 
 
 class Blocked(Module):
-    """Weights in fp32, in the blocks that oneDNN's matrix product reads: faster from several rows on."""
+    """Keeps weights in fp32, in the blocks that oneDNN's matrix product reads: faster for several rows."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -91,6 +107,7 @@ class Blocked(Module):
 
     @staticmethod
     def can_pack(linear: nn.Linear) -> bool:
+        """Whether oneDNN is available, and the layer's weights are fp32 on a CPU."""
         return torch.backends.mkldnn.is_available() and _is_fp32_on_cpu(linear)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,10 +116,13 @@ class Blocked(Module):
 
 
 class ByRows(Module):
-    """One layer in two forms, each for the numbers of rows at which it is the faster."""
+    """One layer in several forms. The number of rows decides which form computes a product."""
 
     def __init__(self, by_size: Sequence[nn.Module]) -> None:
-        """by_size[i] computes 2**i rows and more, up to the next power of two; the last one all above."""
+        """by_size[i] computes products of 2**i to 2**(i+1) - 1 rows.
+
+        Its last form computes all larger ones.
+        """
         super().__init__()
         self.by_size = tuple(by_size)
 
@@ -112,37 +132,41 @@ class ByRows(Module):
 
 
 FORMS = (Half, SharedHalf, Transposed, Blocked)
-SIZES = [2**i for i in range(8)]  # rows, 1 to 128, at which two forms are compared
+SIZES = [2**i for i in range(8)]  # numbers of rows, from 1 to 128, at which two forms are compared
 
 
 def pack_linears(model: AnyModel, rows: int = 1) -> AnyModel:
-    """Replace the model's linear layers by their fastest lossless form, in place, shape by shape: the form
-    for `rows` rows, and beside it the form for a single row, if it is another one and much faster there.
-    Which of the two computes a number of rows is measured at powers of two; where they are equal, the one for
-    `rows`.
+    """Replace the model's linear layers by their fastest lossless form, in place, and return the model.
 
-    For `load_model(..., transform=pack_linears)`. Leaves a model alone that is not in fp32 on a CPU, or for
-    which nothing beats nn.Linear; and layers that are no nn.Linear. Takes up to two seconds per ten million
-    weights.
+    Layers of one shape get the same form: the fastest one for `rows` rows. They keep a second form if another
+    form is much faster for a single row. Both forms are then measured at each
+    size of SIZES. The faster form, or the form for `rows` if their times are equal, computes the products of
+    this many rows, up to the next size.
+
+    Use it as `load_model(..., transform=pack_linears)`. A model that is not fp32 on a CPU does not change,
+    nor do layers that are no nn.Linear, nor shapes for which nn.Linear is the fastest. Takes up to two
+    seconds per ten million weights.
     """
     layers = [model.get_submodule(name) for name in linear_names(model)]
     linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
     shapes = [_shape(linear) for linear in linears]
-    # 1. Which form is the fastest at one row, which at many? Each is deleted before the next is made: all of
-    #    them might not fit into memory.
-    at_one: dict[Form, dict[Shape, float]] = {}  # seconds of a step
-    at_many: dict[Form, dict[Shape, float]] = {}
-    for form in (_unchanged, *(form for form in FORMS if all(map(form.can_pack, linears)))):
+    # 1. Measure each form at one row and at `rows` rows. The layers of a form are deleted before those of the
+    #    next form are made, because the layers of all forms might not fit into memory.
+    possible_forms = [_unchanged, *(form for form in FORMS if all(map(form.can_pack, linears)))]
+    at_one: dict[Form, dict[Shape, float]] = {}  # seconds of a step of one row
+    at_many: dict[Form, dict[Shape, float]] = {}  # seconds of a step of `rows` rows
+    for form in possible_forms:
         packed = [form(linear) for linear in linears]
         at_one[form], at_many[form] = (_seconds_by_shape(linears, packed, n) for n in (1, rows))
+    # 2. Choose the fastest form of each shape at both numbers of rows.
     for_one: dict[Shape, Form] = {}
     for_many: dict[Shape, Form] = {}
     for shape in shapes:
         for_one[shape], for_many[shape] = _fastest(at_one, shape), _fastest(at_many, shape)
         seconds, seconds_of_first = at_one[for_one[shape]][shape], at_one[for_many[shape]][shape]
         if rows == 1 or seconds >= MAX_SECOND_FORM_TIME * seconds_of_first:
-            for_one[shape] = for_many[shape]
-    # 2. One form for the layers of a shape; or two, each for the numbers of rows at which it is the faster.
+            for_one[shape] = for_many[shape]  # a second form would not be worth its memory
+    # 3. Make the layers. Where a shape has two forms, measure which of the two is faster at which size.
     chosen = [for_many[shape](linear) for shape, linear in zip(shapes, linears, strict=True)]
     if for_one != for_many:
         second = [
@@ -159,9 +183,10 @@ def pack_linears(model: AnyModel, rows: int = 1) -> AnyModel:
 
 @cache
 def _swallow_deprecation_warnings() -> None:
-    """FBGEMM's two functions for fp16 are in torch 2.11 to 2.13 and announced to go (SharedHalf is the way
-    that stays). Torch says so at the first call of each, and never again. So both are called here first,
-    with the warning ignored, and no filter is left behind in our user's process.
+    """Call FBGEMM's two functions for fp16 once, and ignore their deprecation warnings.
+
+    Torch 2.11 to 2.13 have both functions and announce their removal; `SharedHalf` does not need them. Torch
+    warns at the first call of each function only, so no warning filter has to stay in the user's process.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fbgemm_.*fp16.* is deprecated")
@@ -170,22 +195,24 @@ def _swallow_deprecation_warnings() -> None:
 
 
 def _unchanged(linear: nn.Linear) -> nn.Module:
-    """The form that every layer has at first."""
+    """The form of a layer that is not replaced."""
     return linear
 
 
 def _fastest(seconds: dict[Form, dict[Shape, float]], shape: Shape) -> Form:
-    """The form in which the layers of this shape take the fewest seconds[form][shape]."""
+    """The form with the smallest seconds[form][shape]."""
     return min(seconds, key=lambda form: seconds[form][shape])
 
 
 def _shape(linear: nn.Linear) -> Shape:
+    """(in, out) features of the layer."""
     return linear.in_features, linear.out_features
 
 
 def _seconds_by_shape(linears: list[nn.Linear], packed: list[nn.Module], rows: int) -> dict[Shape, float]:
-    """The seconds of a step that the layers of each shape take in this form; of fp32 weights times
-    FP32_SLOWDOWN.
+    """The seconds that the layers of each shape take in one step of `rows` rows.
+
+    `packed` are the layers `linears` in one form. The times of fp32 weights are multiplied by FP32_SLOWDOWN.
     """
     total: defaultdict[Shape, float] = defaultdict(float)
     times = _seconds_per_layer(linears, packed, rows)
@@ -196,9 +223,10 @@ def _seconds_by_shape(linears: list[nn.Linear], packed: list[nn.Module], rows: i
 
 @torch.inference_mode()
 def _seconds_per_layer(linears: list[nn.Linear], packed: list[nn.Module], rows: int) -> list[float]:
-    """The median of several passes over all layers in order, with other memory touched in between, so that
-    the processor's caches hold what they hold in a running engine. (In the fastest pass they hold more, and
-    another form would win.)
+    """The seconds of each layer of `packed` for `rows` rows: the median of several passes over all layers.
+
+    Other memory is written between two passes, so that the processor's caches hold about what they hold in a
+    running engine. In the fastest pass the caches hold more weights, and another form would win.
     """
     other_memory = torch.zeros(OTHER_BYTES, dtype=torch.uint8)
     inputs = [torch.ones(rows, linear.in_features).to(linear.weight) for linear in linears]
@@ -214,8 +242,10 @@ def _seconds_per_layer(linears: list[nn.Linear], packed: list[nn.Module], rows: 
 
 
 def _bias(linear: nn.Linear) -> Tensor:
+    """[out]: the layer's bias, or zeros if it has none."""
     return torch.zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
 
 
 def _is_fp32_on_cpu(linear: nn.Linear) -> bool:
+    """Whether the layer's weights are fp32 on a CPU."""
     return linear.weight.device.type == "cpu" and linear.weight.dtype == torch.float32

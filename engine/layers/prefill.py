@@ -1,7 +1,7 @@
 """Many prompts in one forward pass: packed end to end, without padding. Part 7.
 
-Promises each prompt the logits it would have alone. Padding would make every prompt as long as the longest;
-packing computes each token once and nothing else.
+Promises each prompt the logits that it has in a forward pass alone. Padding would make every prompt as long
+as the longest prompt. Packing computes each token once, and nothing else.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,20 @@ class PackedPrompts:
     """S prompts on one flat token axis."""
 
     token_ids: Tensor  # [T]
-    positions: Tensor  # [T]: each prompt counts from 0
+    positions: Tensor  # [T]: position of each token in its prompt, from 0
     query_start: tuple[int, ...]  # [S+1]: prompt s is token_ids[query_start[s]:query_start[s+1]]
 
     @property
     def last_rows(self) -> list[int]:
-        """[S]: the row of each prompt's last token, the only one whose next token is not known."""
+        """[S]: the row of each prompt's last token. The token after each other row is already known."""
         return [end - 1 for end in self.query_start[1:]]
 
 
 def pack(prompts: Sequence[Sequence[int]]) -> PackedPrompts:
-    """Lay prompts end to end. Raises ValueError for an empty one, naming its index."""
+    """Lay prompts, each a sequence of token ids, end to end.
+
+    Raises ValueError, which names the prompt's index, if a prompt is empty.
+    """
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompt {index} is empty")
@@ -44,14 +47,15 @@ def pack(prompts: Sequence[Sequence[int]]) -> PackedPrompts:
 def run_prefill(
     model: LanguageModel, batch_of_prompts: Sequence[Sequence[int]], kernel: VarlenKernel = dense_attention
 ) -> Tensor:
-    """logits[S, V] of each prompt's next token, in one forward pass.
+    """The logits [S, V] of the token after each of S prompts, from one forward pass.
 
-    `kernel` does the attention of every layer, with the same `Spans`, made once. Only each prompt's last
-    token goes through the output layer.
+    Each prompt is a sequence of token ids. `kernel` computes the attention of every layer; all layers share
+    one `Spans`. Only the last token of each prompt goes through the output layer. Raises ValueError if a
+    prompt is empty.
     """
     packed = pack(batch_of_prompts)
     device = next(model.parameters()).device
-    spans = Spans(packed.query_start, packed.query_start)  # every prompt sees itself alone
+    spans = Spans(packed.query_start, packed.query_start)  # each prompt sees only its own tokens
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return kernel(q, k, v, spans)

@@ -1,13 +1,15 @@
-"""Swaps a model's linear layers for other ones that compute the same. Part 3.
+"""Replaces the linear layers of a model by other layers. Part 3.
 
-Packed weights (here), quantization (Part 17) and LoRA (Part 18) all change how y = x·Wᵀ + b is computed and
-leave the rest of the model alone, so they share this one function.
+Packed weights (Part 3), quantization (Part 17) and LoRA (Part 18) all change how y = x·Wᵀ + b is computed and
+leave the rest of the model alone, so they share `replace_linears`. A linear layer is any module that
+satisfies `LinearLayer`: an nn.Linear or a quantized layer. A packed layer does not satisfy `LinearLayer`.
 
-A linear layer is a module with what `LinearLayer` has: nn.Linear, and quantized layers too.
+At load, layers change in this order:
 
-The order at load is: merge, quantize, wrap, pack. A merged adapter changes the weights that are quantized.
-Wrapping takes quantized layers and plain ones alike. Packing is last: it replaces the layer inside a wrapper,
-and leaves quantized layers as they are. (A packed layer is no `LinearLayer`.)
+1. Merge adapters, because merging changes the weights that are quantized.
+2. Quantize.
+3. Wrap for adapters. A wrapper holds a plain or a quantized layer.
+4. Pack. Packing replaces plain layers, also inside a wrapper, and leaves quantized layers as they are.
 """
 
 from collections.abc import Callable
@@ -20,7 +22,7 @@ AnyModel = TypeVar("AnyModel", bound=nn.Module)
 
 @runtime_checkable
 class LinearLayer(Protocol):
-    """y[T, out_features] = layer(x[T, in_features])"""
+    """A layer that computes y[T, out_features] = layer(x[T, in_features])."""
 
     in_features: int
     out_features: int
@@ -29,16 +31,16 @@ class LinearLayer(Protocol):
 
 
 def linear_names(model: nn.Module) -> list[str]:
-    """The dotted names of the model's linear layers, in the order of the model."""
+    """The dotted names of the model's linear layers, in the order of `named_modules`."""
     return [name for name, module in model.named_modules() if isinstance(module, LinearLayer)]
 
 
 def replace_linears(model: AnyModel, make: Callable[[str, nn.Module], nn.Module]) -> AnyModel:
-    """Put `make(name, linear)` in the place of every linear layer of `model`, in place; returns the model.
+    """Replace every linear layer of `model` by `make(name, linear)`, in place, and return the model.
 
-    `name` is dotted, and every model's output layer is "head". `make` may return `linear` itself: then it
-    stays, and `make` is called for the layers inside it (a wrapper holds one). A head tied to the embedding
-    is replaced too; the embedding keeps the shared weight.
+    `name` is the layer's dotted name; the output layer of every model is "head". If `make` returns `linear`
+    itself, the layer stays, and `make` is called for the linear layers inside it, too (a wrapper holds one).
+    A head that is tied to the embedding is replaced, too, and the embedding keeps the shared weight.
     """
     replaced: list[str] = []
     for name in linear_names(model):

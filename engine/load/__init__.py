@@ -1,1 +1,1 @@
-"""A crowd for a server, and what it saw."""
+"""A load generator for servers with OpenAI's API: what it sends, when, and what it measures."""

@@ -1,7 +1,7 @@
-"""One request to any OpenAI-compatible server, as a stream, with a stopwatch. Part 15.
+"""Sends one request to any OpenAI-compatible server, and times its streamed answer. Part 15.
 
-Promises a record of every request, whatever becomes of it: answered, refused, broken off, too late. Times are
-by the event loop's clock, which a test can set. No request is sent twice: a refusal is counted.
+Every request gets a record: whether it was answered, refused, broken off or too late. Times are read from the
+event loop's clock, which a test can replace. No request is sent twice: a refusal is recorded, not retried.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ PATHS = {"completions": "completions", "chat": "chat/completions"}
 
 @dataclass
 class RequestRecord:
-    """What a client saw of one request. Moments are seconds of the event loop's clock."""
+    """What a client saw of one request. Points in time are in seconds of the event loop's clock."""
 
-    due: float  # when it was to be sent
-    sent: float  # when it was sent
+    due: float  # when the request should be sent
+    sent: float  # when the request was sent
     outcome: str = BROKEN  # OK, an HTTP status as digits, or one of the names above
-    first: float | None = None  # when the first piece of text came
-    last: float | None = None  # when the last piece of text came
-    end: float = 0.0  # when the answer was over
-    prompt_tokens: int | None = None  # by the server's usage; None: it did not say
-    tokens: int | None = None  # of the output, by the server's usage
-    retry_after: float | None = None  # seconds, of a refusal that has the header
+    first: float | None = None  # when the first piece of text came; None without text
+    last: float | None = None  # when the last piece of text came; None without text
+    end: float = 0.0  # when the answer ended
+    prompt_tokens: int | None = None  # from the answer's usage; None without usage
+    tokens: int | None = None  # output tokens, from the answer's usage; None without usage
+    retry_after: float | None = None  # seconds, from the headers of a refusal; None if they do not say
     text: str = ""
     gaps: list[float] = field(default_factory=list)  # seconds from each piece of text to the next
 
@@ -42,13 +42,13 @@ class RequestRecord:
 
     @property
     def late(self) -> float:
-        """Seconds by which the load generator sent it too late."""
+        """Seconds by which the load generator sent the request too late."""
         return self.sent - self.due
 
     @property
     def ttft(self) -> float | None:
-        """Seconds to the first text, from when the request was due: waiting in the generator counts, too. The
-        end stands for the first text of an answer without any. None without a whole answer.
+        """Time to first token: seconds from `due` to the first text, so that waiting in the generator counts,
+        too. For an answer without text, seconds to its end. None if the answer is not whole.
         """
         if not self.ok:
             return None
@@ -56,15 +56,17 @@ class RequestRecord:
 
     @property
     def e2e(self) -> float | None:
-        """Seconds to the last text, from when the request was due. None without a whole answer."""
+        """End-to-end latency: seconds from `due` to the last text, or to the end of an answer without text.
+        None if the answer is not whole.
+        """
         if not self.ok:
             return None
         return (self.end if self.last is None else self.last) - self.due
 
     @property
     def tpot(self) -> float | None:
-        """Mean seconds from one token to the next; None for a single token, without usage, or without a whole
-        answer.
+        """Time per output token: mean seconds from one token to the next. None for a single token, without
+        usage, and if the answer is not whole.
         """
         if not self.ok or self.first is None or self.last is None:
             return None
@@ -75,16 +77,16 @@ class RequestRecord:
 
 @dataclass
 class Endpoint:
-    """A server, and how it is asked."""
+    """A server, and the fields that all requests to it share."""
 
     http: httpx.AsyncClient  # its base_url ends with /v1
     model: str
-    api: str = "completions"  # or chat
+    api: str = "completions"  # a key of PATHS
     timeout: float = 600.0  # seconds for a whole answer
-    fields: dict | None = None  # further fields of each body
+    fields: dict | None = None  # further fields of each request
 
     def body(self, job: Job) -> dict:
-        """The request's JSON: a stream, with the server's count of tokens in its last event."""
+        """The request as JSON. It asks for a stream whose last event has the server's token counts."""
         body: dict = {"model": self.model, "max_tokens": job.max_tokens}
         if self.api == "chat":
             body["messages"] = [{"role": "user", "content": job.prompt}]
@@ -94,7 +96,9 @@ class Endpoint:
         return body | (self.fields or {})
 
     async def ask(self, job: Job, due: float) -> RequestRecord:
-        """Send one request now, which was due at `due`, and read its answer to the end."""
+        """Send one request now, and read its answer to the end. `due` is when the request should have been
+        sent, by the event loop's clock. Network errors do not raise: they are the record's `outcome`.
+        """
         clock = asyncio.get_running_loop().time
         record = RequestRecord(due, sent=clock())
         try:
@@ -106,21 +110,23 @@ class Endpoint:
                     await _read(response.aiter_bytes(), record)
                 else:
                     record.outcome = str(response.status_code)
-                    record.retry_after = _seconds(response.headers.get("retry-after"))
+                    record.retry_after = _retry_after(response.headers)
         except TimeoutError:
             record.outcome = TIMEOUT
         except (httpx.ConnectError, httpx.ConnectTimeout):
             record.outcome = UNREACHABLE
         except httpx.HTTPError:
             record.outcome = BROKEN
-        except (ValueError, LookupError, TypeError, AttributeError):  # no JSON, or another shape
+        except (ValueError, LookupError, TypeError, AttributeError):  # not JSON, or other fields
             record.outcome = GARBLED
         record.end = clock()
         return record
 
 
 async def _read(received: AsyncIterator[bytes], record: RequestRecord) -> None:
-    """Fill in `record` from a stream. Without [DONE] and a finish_reason, the stream was broken off."""
+    """Fill in `record` from a stream of events. A stream without [DONE], or without a finish_reason, counts
+    as broken off. Raises ValueError, LookupError, TypeError or AttributeError if the events are not OpenAI's.
+    """
     clock = asyncio.get_running_loop().time
     pieces: list[str] = []
     has_error = has_done = has_finish_reason = False
@@ -156,11 +162,13 @@ async def _read(received: AsyncIterator[bytes], record: RequestRecord) -> None:
 
 
 async def event_data(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of each event: what follows `data:` on a line. Lines end with \\n and with nothing else: a
-    text may hold other characters at which `splitlines` would cut.
+    """Yield the data of each event: what follows `data:` on a line, without blanks around it.
+
+    Only \\n ends a line, because JSON may contain other characters at which `splitlines` cuts. Raises
+    ValueError if the answer is longer than MAX_ANSWER_BYTES.
     """
     limit = ByteLimit()
-    unfinished: list[bytes] = []  # the pieces of the line whose end has not come
+    unfinished: list[bytes] = []  # the pieces so far of the line whose end has not come
     async for piece in received:
         *lines, rest = limit.take(piece).split(b"\n")
         if lines:
@@ -172,12 +180,15 @@ async def event_data(received: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
                 yield line.removeprefix(b"data:").strip()
 
 
-def _seconds(value: str | None) -> float | None:
-    """A Retry-After header in seconds; None: there is none, or it is no number of seconds from 0 on."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:  # HTTP also allows a date, which servers of this API do not send
-        return None
-    return seconds if 0 <= seconds < math.inf else None
+def _retry_after(headers: httpx.Headers) -> float | None:
+    """The seconds after which a refused client may come again: from OpenAI's header `retry-after-ms`, which
+    the openai client prefers, or from Retry-After. None if neither header is a finite number from 0 on.
+    """
+    for name, per_second in (("retry-after-ms", 1000), ("retry-after", 1)):
+        try:
+            seconds = float(headers.get(name, "")) / per_second
+        except ValueError:  # such as a date: HTTP allows dates, but servers of this API do not send them
+            continue
+        if 0 <= seconds < math.inf:
+            return seconds
+    return None

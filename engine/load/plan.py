@@ -1,8 +1,8 @@
-"""What a load generator sends, and when: by chance from a seed, or as a production trace has it. Part 15.
+"""Plans what a load generator sends, and when: at random, or as a production trace has it. Part 15.
 
-Promises the same jobs for the same arguments. A prompt is a row of short common words, about one token each
-(the server's usage says how many they were), and no two prompts begin alike, so that no prefix cache knows
-them. Knows no server.
+The same arguments, with a generator of the same seed, give the same jobs. A prompt is a row of short common
+words of about one token each; the exact count comes from the server's usage. Prompts are drawn independently,
+so a prefix cache hardly ever helps.
 """
 
 import csv
@@ -17,35 +17,37 @@ WORDS = [
     "big", "not", "you", "very", "happy", "so", "little", "for", "had", "on", "saw", "that", "wanted",
     "one", "went", "but", "mom", "play", "like", "dog", "then", "were", "time", "there", "fun", "of",
 ]  # fmt: skip
-TEMPLATE_SHARE = 1 / 16  # of the context: left for a chat template, and for words of two tokens
-FITTING_SHARE = 0.99  # of a trace's requests: scaled until they fit; the prompts of the longest few are cut
+TEMPLATE_SHARE = 1 / 16  # share of the context that is left for a chat template and for words of two tokens
+FITTING_SHARE = 0.99  # share of a trace's requests that fit after scaling; longer prompts are cut
 
 Span = tuple[int, int]  # minimum and maximum, both included
 
 
 @dataclass(frozen=True)
 class Job:
-    """One request, due `at` seconds after the start. A closed loop ignores `at`."""
+    """One request that a load generator will send."""
 
-    at: float
+    at: float  # seconds after the run's start; a closed loop ignores this
     prompt: str
-    max_tokens: int
+    max_tokens: int  # of the output
 
 
 def text(tokens: int, random: Random) -> str:
-    """A text of about so many tokens, at least one."""
+    """A random text of about `tokens` tokens, and of at least one word."""
     return " ".join(random.choices(WORDS, k=max(1, tokens)))
 
 
 def endless(prompt_tokens: Span, max_tokens: Span, random: Random) -> Iterator[Job]:
-    """Jobs of sizes drawn evenly, for a closed loop."""
+    """Yield jobs without end, for a closed loop. The numbers of prompt and output tokens are drawn uniformly
+    from their spans.
+    """
     while True:
         yield Job(0.0, text(random.randint(*prompt_tokens), random), random.randint(*max_tokens))
 
 
 def poisson(rate: float, seconds: float, prompt_tokens: Span, max_tokens: Span, random: Random) -> list[Job]:
-    """Independent arrivals, `rate` a second on average: the gaps between them are drawn from an exponential
-    distribution. Sizes as in `endless`.
+    """The jobs of the first `seconds` of a Poisson process with `rate` arrivals a second on average: the gaps
+    between arrivals have an exponential distribution. Sizes are drawn as in `endless`.
     """
     jobs = []
     sized_jobs = endless(prompt_tokens, max_tokens, random)
@@ -58,21 +60,25 @@ def poisson(rate: float, seconds: float, prompt_tokens: Span, max_tokens: Span, 
 
 @dataclass(frozen=True)
 class Trace:
-    """A recording's jobs, and how they were changed to fit a smaller model."""
+    """The jobs of a production trace, and how they were changed to fit the model that is tested."""
 
     jobs: list[Job]
-    size_factor: float  # what its numbers of tokens were multiplied by
-    speed: float  # how many of its seconds pass in one of ours
-    cut: int  # jobs whose prompt was cut to fit
+    size_factor: float  # at most 1: the trace's numbers of tokens were multiplied by this factor
+    speed: float  # seconds of the trace that pass in one second of the run
+    cut: int  # how many jobs had their prompt cut to fit
 
 
 def replay(path: Path, context: int, seconds: float, random: Random, rate: float | None = None) -> Trace:
-    """The first `seconds` of a trace with the columns TIMESTAMP, ContextTokens, GeneratedTokens.
+    """The jobs of a trace that are due in the first `seconds` of the run. The trace is a CSV file with the
+    columns TIMESTAMP, ContextTokens and GeneratedTokens.
 
-    Prompts and outputs are multiplied by one factor of at most 1, so that 99 of 100 requests fit `context`
-    tokens and long ones stay long beside short ones; the prompts of the others are cut. `rate` plays the
-    trace faster or slower, so that all of it has so many arrivals a second on average; bursts stay bursts.
-    Raises ValueError: it has other columns, fewer than two rows, or no duration that `rate` could change.
+    All lengths are multiplied by one factor of at most 1, chosen so that 99 of 100 requests fit into
+    `context` tokens; the prompts of the others are cut. So long requests stay long in proportion to short
+    ones. With `rate`, the trace is played faster or slower, so that the whole trace has `rate` arrivals a
+    second on average; its bursts remain.
+
+    Raises OSError if the file cannot be read, and ValueError if a column is missing, a value is not a number
+    or a time, there are fewer than two rows, or `rate` is given and the trace has no duration.
     """
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
@@ -89,9 +95,10 @@ def replay(path: Path, context: int, seconds: float, random: Random, rate: float
     if rate and end <= start:
         raise ValueError(f"{path}: the last row is not later than the first, so no pace can become {rate=}")
     speed = rate * (end - start) / (len(rows) - 1) if rate else 1.0
-    room = int(context * (1 - TEMPLATE_SHARE))
+    room = int(context * (1 - TEMPLATE_SHARE))  # tokens for a prompt and its output together
     totals = sorted(prompt + output for _, prompt, output in rows)
-    factor = min(1.0, room / max(1, totals[int(FITTING_SHARE * (len(totals) - 1))]))
+    largest_fitting = totals[int(FITTING_SHARE * (len(totals) - 1))]
+    factor = min(1.0, room / max(1, largest_fitting))
 
     jobs, cut = [], 0
     for moment, prompt, output in rows:
@@ -108,5 +115,5 @@ def replay(path: Path, context: int, seconds: float, random: Random, rate: float
 
 
 def _to_seconds(stamp: str) -> float:
-    """Seconds of an ISO time. It may have seven digits behind the point, of which Python reads six."""
+    """An ISO 8601 time as seconds since 1970. Only six decimals are kept, because Python reads no more."""
     return datetime.fromisoformat(stamp[:26]).timestamp()

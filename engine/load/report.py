@@ -1,8 +1,8 @@
-"""The figures of a run, from the records of its requests: percentiles, goodput, refusals, generator lag.
+"""Computes a run's figures from its records: percentiles, goodput, refusals, the generator's lag. Part 15.
 
-Part 15. A percentile is interpolated between the two nearest values, as numpy's and vLLM's are. Only whole
-answers have latencies. A server that turns half of its clients away is fast for the others, so refusals are
-counted beside them.
+A percentile is interpolated between the two nearest values, as in numpy and vLLM. Only whole answers have
+latencies. Refusals are reported beside the latencies, because a server that refuses half of its clients is
+fast for the others.
 """
 
 import statistics
@@ -13,15 +13,15 @@ from typing import Any
 
 from engine.load.client import RequestRecord
 
-LATENCIES = ("ttft", "tpot", "e2e")  # those that a limit may be set to
+LATENCIES = ("ttft", "tpot", "e2e")  # the latencies that may have a limit
 PERCENTILES = (50, 95, 99)
 TITLES = {"ttft": "time to first text", "tpot": "time per output token", "e2e": "whole answer"}
-MAX_LAG = 0.010  # seconds: the delay of a generator that is later than that counts in what it measures
+MAX_LAG = 0.010  # seconds: a longer delay of the generator distorts the times that it measures
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an answer must keep to be good; None: no limit. In seconds."""
+    """Upper bounds, in seconds, for the latencies of a good answer. None means no bound."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -29,7 +29,9 @@ class Limits:
 
     @classmethod
     def parse(cls, text: str) -> "Limits":
-        """`ttft=0.5,tpot=0.05`. Raises ValueError: another name, or no number of seconds."""
+        """Read limits such as `ttft=0.5,tpot=0.05`. Raises ValueError if a name is unknown or comes twice, or
+        if a value is not a number above 0.
+        """
         limits: dict[str, float] = {}
         for part in text.split(","):
             name, _, value = part.strip().partition("=")
@@ -41,8 +43,8 @@ class Limits:
         return cls(**limits)
 
     def are_met(self, record: RequestRecord) -> bool:
-        """Whether the request has a whole answer within all limits. One that has no such time (a single token
-        has no time per output token) keeps the limit on it.
+        """Whether the request has a whole answer within all limits. A latency that an answer does not have
+        meets its limit: an answer of one token has no time per output token.
         """
         if not record.ok:
             return False
@@ -58,7 +60,7 @@ class Limits:
 
 
 def spread(values: Sequence[float], percentiles: Sequence[float] = PERCENTILES) -> dict[str, float] | None:
-    """count, mean, the percentiles (by default p50, p95 and p99) and max; None for no values."""
+    """A dict with count, mean, the percentiles (by default p50, p95 and p99) and max. None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -71,8 +73,8 @@ def spread(values: Sequence[float], percentiles: Sequence[float] = PERCENTILES) 
 
 
 def _percentile(ordered: Sequence[float], percent: float) -> float:
-    """The percentile of at least one value, the smallest first: 0 is the first, 100 the last."""
-    index = (len(ordered) - 1) * percent / 100  # mostly between two
+    """A percentile, from 0 to 100, of one or more values in ascending order."""
+    index = (len(ordered) - 1) * percent / 100  # mostly between two values
     below = int(index)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (index - below) * (ordered[above] - ordered[below])
@@ -85,9 +87,12 @@ def figures(
     limits: Limits | None = None,
     percentiles: Sequence[float] = PERCENTILES,
 ) -> dict[str, Any]:
-    """The figures of a run that began at `start`: times in seconds, each list of them as a `spread` with
-    these percentiles. `wakeup_delays`: by how many seconds the generator's event loop woke up too late, all
-    through the run; no time here is more exact than that.
+    """The figures of a run as a dict that JSON can hold. Times are in seconds. Each kind of time is a
+    `spread` with these percentiles, or None if nothing was measured.
+
+    `start` is when the run began, by the event loop's clock. `wakeup_delays` has the seconds by which the
+    generator's event loop woke up too late, measured all through the run: no other time is more exact.
+    With `limits`, the figures include "goodput".
     """
     answered = [record for record in records if record.ok]
     refused = [record for record in records if record.outcome.isdigit()]  # an HTTP status
@@ -124,13 +129,15 @@ def figures(
         measured["goodput"] = {
             "limits": str(limits),
             "answers_per_second": num_good / seconds if seconds else 0.0,
-            "share": num_good / len(records) if records else 0.0,  # of all that were sent, refused ones too
+            "share": num_good / len(records) if records else 0.0,  # of all requests, refused ones included
         }
     return measured
 
 
 def tables(measured: dict[str, Any]) -> dict[str, dict[str, list]]:
-    """`figures` for people: a table of latencies, in milliseconds, and one of how requests ended."""
+    """Two tables for people from the result of `figures`: "latency", in milliseconds, and "requests", which
+    says how the requests ended. Each is a dict with "columns" and "rows".
+    """
     column_names = ("mean", "p50", "p95", "p99", "max")
     latency_rows: list[list] = []
     for name in LATENCIES:
@@ -155,7 +162,9 @@ def tables(measured: dict[str, Any]) -> dict[str, dict[str, list]]:
 
 
 def generator_lag(measured: dict[str, Any]) -> str:
-    """One sentence about the generator itself, from `figures`: how late it sent, and read the clock."""
+    """One sentence about the generator's own delays, from the result of `figures`: how late requests were
+    sent, and how late the clock was read.
+    """
     sending, reading = measured["late_seconds"], measured["wakeups_late_seconds"]
     if not sending or not reading:
         return "Nothing was sent."

@@ -1,7 +1,7 @@
-"""A run of a load generator: requests sent when they are due, or by so many users. Part 15.
+"""Runs a load generator, as an open loop (requests at given times) or a closed loop (given users). Part 15.
 
-Promises that an open loop waits for no answer, and that the generator's own delays are on record. Knows no
-HTTP but for `client` and `first_model`: a run is handed the function that sends a request.
+An open loop waits for no answer before it sends the next request. A run also measures its own delays. It gets
+the function that sends a request; only `client` and `first_model` use HTTP.
 """
 
 import asyncio
@@ -14,22 +14,27 @@ from engine.load.client import RequestRecord
 from engine.load.plan import Job
 
 Ask = Callable[[Job, float], Awaitable[RequestRecord]]
-MODELS_SECONDS = 30  # to say which models there are
-TICK = 0.1  # seconds between two measurements of the generator's delay, and two calls of `tick`
+MODELS_SECONDS = 30  # for a server's list of models
+TICK = 0.1  # seconds between two measurements of the generator's delay, and between two calls of `tick`
 
 
 class Run:
-    """A run: the records so far, and by how much the generator itself was late."""
+    """One run: the records of its requests, and the generator's own delays."""
 
     def __init__(self, ask: Ask) -> None:
+        """The run starts now. `ask(job, due)` sends a job's request and returns its record, as
+        `Endpoint.ask` does. Raises RuntimeError outside an event loop.
+        """
         self.ask = ask
-        self.records: list[RequestRecord] = []  # of requests that are over, in that order
-        self.sent = 0  # requests
-        self.wakeup_delays: list[float] = []  # seconds by which the event loop was late, every TICK
+        self.records: list[RequestRecord] = []  # of requests that have ended, in the order of their ends
+        self.sent = 0  # number of requests sent so far
+        self.wakeup_delays: list[float] = []  # seconds by which the event loop woke up late, every TICK
         self.start = asyncio.get_running_loop().time()
 
     async def open_loop(self, jobs: Iterable[Job]) -> None:
-        """Send each job when it is due, however many are under way; then wait for all answers."""
+        """Send each job when it is due, no matter how many requests are under way; then wait for all answers.
+        The jobs come in the order of their times.
+        """
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             for job in jobs:
@@ -38,7 +43,9 @@ class Run:
                 group.create_task(self._send(job, due))
 
     async def closed_loop(self, jobs: Iterator[Job], users: int, seconds: float) -> None:
-        """So many users, each of whom sends a job as soon as the last one is over, for so many `seconds`."""
+        """Simulate `users` users. Each sends its next job as soon as its last request has ended, until
+        `seconds` after the run's start; then wait for the last answers.
+        """
         loop = asyncio.get_running_loop()
 
         async def user() -> None:
@@ -54,8 +61,8 @@ class Run:
         self.records.append(await self.ask(job, due))
 
     async def watch(self, work: Awaitable[None], tick: Callable[["Run"], None] = lambda run: None) -> None:
-        """Await `work`, one of the loops above. Meanwhile, every TICK, measure how late the event loop is,
-        and call `tick`.
+        """Await `work`, which is one of the loops above. Meanwhile, every TICK seconds, measure how late the
+        event loop wakes up, and call `tick` with this run.
         """
 
         async def tick_until_cancelled() -> None:
@@ -74,7 +81,9 @@ class Run:
 
 
 def client(url: str, api_key: str | None = None, **options) -> httpx.AsyncClient:
-    """An HTTP client for `url`, with or without /v1. It uses no proxy for a server on this machine."""
+    """An HTTP client for the server at `url`, which may end with /v1. A server on this machine is asked
+    without a proxy. `options` are further arguments of httpx.AsyncClient.
+    """
     base_url = httpx.URL(url)
     if base_url.path in ("", "/"):
         base_url = base_url.copy_with(path="/v1")
@@ -89,7 +98,9 @@ def client(url: str, api_key: str | None = None, **options) -> httpx.AsyncClient
 
 
 async def first_model(http: httpx.AsyncClient) -> str:
-    """The name of the server's first model. Raises httpx.HTTPError, OSError or ValueError: it names none."""
+    """The name of the server's first model. Raises httpx.HTTPError or OSError if the server does not answer
+    within MODELS_SECONDS, and ValueError if its answer names no model.
+    """
     limit = ByteLimit()
     async with asyncio.timeout(MODELS_SECONDS), http.stream("GET", "models") as answer:
         answer.raise_for_status()

@@ -1,1 +1,1 @@
-"""Adapters: read, laid into slots, mixed within one batch."""
+"""LoRA adapters: reading adapters, giving adapters slots in the model, mixing adapters within one batch."""

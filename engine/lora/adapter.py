@@ -1,10 +1,12 @@
-"""An adapter in memory: for each linear layer it changes, two thin matrices. Part 18.
+"""A LoRA adapter in memory: two thin matrices for each linear layer that the adapter changes. Part 18.
 
-LoRA leaves a layer's weight W[out, in] as it is and learns a difference of low rank: W + scale · B·A with
-A[r, in] and B[out, r]. Reads PEFT's format: adapter_config.json and adapter_model.safetensors. Promises that
-every tensor in the file belongs to a layer, that none is missing, and that all numbers are finite, also in
-the model's dtype; or a `CheckpointError` in words. Never unpickles. Source: Hu et al. 2021,
-https://arxiv.org/abs/2106.09685.
+LoRA leaves a layer's weight W[out, in] as it is and learns a difference of low rank: the layer computes with
+W + scale · B·A, where A is [r, in] and B is [out, r]. This module reads PEFT's format: adapter_config.json
+and adapter_model.safetensors. A pickle file is never opened.
+
+Promises of an adapter that was read: every tensor in the file belongs to a linear layer of the model, no
+tensor is missing, and all numbers are finite, in fp32 and in the model's dtype. Otherwise reading raises a
+`CheckpointError`. Source: Hu et al. 2021, https://arxiv.org/abs/2106.09685.
 """
 
 import os
@@ -22,7 +24,7 @@ from engine.lora.config import EXPRESSION_SECONDS, AdapterConfig, read_config
 from engine.models.checkpoint import CheckpointError
 from engine.models.config import ModelConfig, architecture
 
-WRAPPED = "base_model.model."  # what PEFT puts before the names of the model it wraps
+WRAPPED = "base_model.model."  # PEFT puts this prefix before every name of the wrapped model
 FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
 
 
@@ -32,32 +34,34 @@ class Factors:
 
     A: Tensor  # [r, in]
     B: Tensor  # [out, r]
-    rows: slice | None = None  # of the layer's weight, None: all. Where q, k and v are one layer: q's, say
+    rows: slice | None = None  # rows of our layer's weight, such as q's in a fused qkv layer; None: all rows
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter's factors for every layer that it changes. `scale` multiplies each difference B·A."""
+    """An adapter's factors for every layer that the adapter changes. `scale` multiplies every product B·A."""
 
     rank: int
     scale: float
     layers: dict[str, tuple[Factors, ...]]  # by the dotted name of our linear layer
-    folder: str = ""  # where it was read
+    folder: str = ""  # the absolute path of the adapter's folder
 
 
 @dataclass(frozen=True)
 class Target:
-    """Which part of which of our linear layers a linear layer of Hugging Face's is."""
+    """Where a linear layer of Hugging Face's model lies in ours: some or all rows of one of our layers."""
 
-    layer: str  # our linear layer's dotted name
-    rows: slice | None  # of our layer's weight; None: all
-    shape: tuple[int, int]  # out, in
+    layer: str  # the dotted name of our linear layer
+    rows: slice | None  # rows of our layer's weight; None: all rows
+    shape: tuple[int, int]  # (out, in) of Hugging Face's layer
 
 
-@lru_cache(maxsize=8)  # every load asks, and for the same model
+@lru_cache(maxsize=8)  # every load of an adapter calls this function with the same model's config
 def targets_of(config: ModelConfig) -> dict[str, Target]:
-    """Every linear layer that an adapter may change, by Hugging Face's name: all but the output layer, whose
-    rows are not the step's rows (it computes those alone that need logits).
+    """The linear layers that an adapter may change, by Hugging Face's name.
+
+    The output layer is left out. The record of rows (rows.py) counts all rows of a step, and the output layer
+    computes only the rows that need logits.
     """
     family = architecture(config.model_type)
     model = family.Model(config, device="meta")
@@ -78,11 +82,13 @@ def read_adapter(
     max_rank: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Adapter:
-    """The adapter in `folder`, for a model of this shape, in fp32 on the CPU. `dtype`: what its numbers must
-    fit, since the model's slots have it.
+    """Read the adapter in `folder`, for a model with this config. Its factors are in fp32 on the CPU.
 
-    Raises CheckpointError: a file is missing, damaged, or asks for what is not computed here; a rank above
-    `max_rank`; a tensor that belongs nowhere in this model, the wrong shape, or numbers that are not finite
+    `max_rank`: the largest rank that is accepted; None: any rank. `dtype`: the dtype of the model's slots,
+    which the adapter's numbers must fit.
+
+    Raises CheckpointError if a file is missing or damaged, if a setting is not supported, if the rank is
+    above `max_rank`, if a tensor has no place in the model or the wrong shape, or if a number is not finite
     or too large for `dtype`.
     """
     folder = Path(os.path.expanduser(folder))
@@ -97,7 +103,7 @@ def read_adapter(
         hint = "; adapter_model.bin may hold code: save it as safetensors" if has_pickle else ""
         raise CheckpointError(f"{file}: no such file{hint}")
     targets, prefix = targets_of(config), architecture(config.model_type).PREFIX
-    paths = [lead + name for name in targets for lead in ("", prefix)]  # a file's names may have the prefix
+    paths = [lead + name for name in targets for lead in ("", prefix)]  # some files' names have the prefix
     adapted = _adapted_modules(file, settings, paths)
     try:
         with safe_open(file, framework="pt") as tensors:
@@ -107,7 +113,7 @@ def read_adapter(
         raise CheckpointError(f"{file}: truncated or not a safetensors file ({error})") from None
     file_prefix = prefix if any(name.startswith(WRAPPED + prefix) for name in names) else ""
     _refuse_missing(file, pairs, targets, file_prefix, adapted)
-    # By our layers: where several of Hugging Face's are one of ours, each changes its rows of it.
+    # Several of Hugging Face's layers may be one layer of ours: then that layer gets the factors of each.
     layers: dict[str, tuple[Factors, ...]] = {}
     for module, pair in pairs.items():
         target = targets[module]
@@ -120,7 +126,9 @@ def read_adapter(
 
 
 def _adapted_modules(file: Path, settings: AdapterConfig, modules: Iterable[str]) -> set[str]:
-    """Those of these modules that `target_modules` names. Raises CheckpointError: it takes too long."""
+    """The modules that the setting `target_modules` names. Raises CheckpointError if matching takes longer
+    than EXPRESSION_SECONDS.
+    """
     try:
         return settings.targets(set(modules))
     except TimeoutError:
@@ -138,11 +146,13 @@ def _read_pairs(
     prefix: str,
     adapted: set[str],
 ) -> dict[str, dict[str, Tensor]]:
-    """{module: {"A": Tensor, "B": Tensor}} in fp32, with Hugging Face's names of modules. Raises
-    CheckpointError: a tensor belongs to no adapted layer, or has not the shape or the numbers it needs.
+    """Read the file's tensors as {module: {"A": Tensor, "B": Tensor}}, in fp32, by Hugging Face's names.
+
+    Raises CheckpointError if a tensor belongs to no adapted layer, if its shape is not the model's, or if a
+    number is not a finite floating-point number.
     """
     pairs: dict[str, dict[str, Tensor]] = {}
-    for name in tensors.keys():  # noqa: SIM118  # safe_open is no dict
+    for name in tensors.keys():  # noqa: SIM118  # safe_open is not a dict
         match = FACTOR.fullmatch(name.removeprefix(WRAPPED))
         path, factor = match.groups() if match else ("", "")
         module = path.removeprefix(prefix)
@@ -150,7 +160,7 @@ def _read_pairs(
             raise CheckpointError(f"{file}: tensor {name!r} belongs to no linear layer that is adapted here")
         out_features, in_features = targets[module].shape
         needed = (settings.r, in_features) if factor == "A" else (out_features, settings.r)
-        shape = tuple(tensors.get_slice(name).get_shape())  # this reads no numbers yet
+        shape = tuple(tensors.get_slice(name).get_shape())  # get_slice does not read the tensor's numbers
         if shape != needed:
             raise CheckpointError(f"{file}: tensor {name!r} has shape {shape}, the model needs {needed}")
         tensor = tensors.get_tensor(name)
@@ -169,8 +179,8 @@ def _refuse_missing(
     file_prefix: str,
     adapted: set[str],
 ) -> None:
-    """Raises CheckpointError: a layer that the settings name has no tensors, or A without B. `file_prefix`:
-    what this file's names have before the module's.
+    """Raise CheckpointError if a layer that the settings name lacks its tensor A or B. `file_prefix`: the
+    prefix of Hugging Face's names in this file, or "".
     """
     for module in targets:
         missing = {"A", "B"} - pairs.get(module, {}).keys()
@@ -182,12 +192,12 @@ def _refuse_missing(
 def _refuse_too_large(
     file: Path, module: str, factors: Factors, settings: AdapterConfig, dtype: torch.dtype
 ) -> None:
-    """Raises CheckpointError: A, or scale · B, has numbers that are infinite in `dtype`."""
+    """Raise CheckpointError if A or scale · B has a number that is too large for `dtype`."""
     limit = f"at most {torch.finfo(dtype).max:g} fits {str(dtype).removeprefix('torch.')}"
     if not factors.A.to(dtype).isfinite().all():
         largest = factors.A.abs().max().item()
         raise CheckpointError(f"{file}: lora_A of {module!r} has numbers up to {largest:g}: {limit}")
-    if not (settings.scale * factors.B).to(dtype).isfinite().all():  # as LoRALinear.write computes it
+    if not (settings.scale * factors.B).to(dtype).isfinite().all():  # the product of LoRALinear.write
         largest = abs(settings.scale) * factors.B.abs().max().item()
         config = file.parent / "adapter_config.json"
         raise CheckpointError(

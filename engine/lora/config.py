@@ -1,7 +1,7 @@
-"""What PEFT's adapter_config.json says, as far as it is computed here. Part 18.
+"""PEFT's adapter_config.json: the settings that this engine computes. Part 18.
 
-Promises that every setting in the file has its effect or is refused by its name: an adapter that would be
-computed otherwise than it was trained is not loaded. Knows no tensors.
+Promises that every setting in the file either has its effect or is refused by name. So the computation of an
+adapter is the same as in its training. This module does not read tensors.
 """
 
 import math
@@ -17,39 +17,40 @@ import regex
 
 from engine.models.checkpoint import CheckpointError, read_json
 
-# Where an adapter comes from and how it was trained: they change nothing of what is computed with it now.
-# fan_in_fan_out is one of them: it says how PEFT's *base* keeps its weights (GPT-2's Conv1D), not the
-# adapter.
+# These settings describe an adapter's origin and training, and do not change the computation. The setting
+# fan_in_fan_out belongs here: it describes how the *base* model keeps its weights (GPT-2's Conv1D keeps the
+# transpose), not how the adapter keeps its factors.
 NO_EFFECT = {
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out",
     "inference_mode", "lora_dropout", "lora_ga_config", "loftq_config", "megatron_core", "peft_version",
     "qalora_group_size", "revision", "runtime_config", "task_type",
 }  # fmt: skip
 READ = {"peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "bias", "init_lora_weights"}
-MAX_EXPRESSION_LENGTH = 10_000  # characters; PEFT's have tens, expressions that list whole names thousands
-MAX_REPETITIONS = 1000  # the product of all counts in braces: `regex` compiles every repetition by itself
-EXPRESSION_SECONDS = 2.0  # to match all names of a model; an expression can be made to take years
-INITS_OF_ADAPTER_ALONE = (True, False, "gaussian")  # others change the base's weights, too
+# Limits for a regular expression, which comes with a file that the user may not have written.
+MAX_EXPRESSION_LENGTH = 10_000  # characters; PEFT's expressions have tens, and lists of whole names thousands
+MAX_REPETITIONS = 1000  # the product of all counts in braces: `regex` compiles each repetition separately
+EXPRESSION_SECONDS = 2.0  # time to match all names of a model; a hostile expression could take years
+INITS_OF_ADAPTER_ALONE = (True, False, "gaussian")  # other values change the base model's weights, too
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """The settings that change what is computed."""
+    """The settings of an adapter that change the computation."""
 
     r: int  # the rank: A[r, in], B[out, r]
     lora_alpha: float
     use_rslora: bool  # Kalajdzievski 2023, https://arxiv.org/abs/2312.03732
-    target_modules: str | tuple[str, ...]  # ends of names, or one regular expression for whole names
+    target_modules: str | tuple[str, ...]  # a tuple: ends of names; a string: an expression for whole names
 
     @property
     def scale(self) -> float:
-        """What B·A is multiplied by."""
+        """The factor of the difference: the layer adds scale · B·A to its weight."""
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
     def targets(self, modules: Collection[str]) -> set[str]:
-        """Those of these module names that `target_modules` names, as PEFT reads it.
+        """The subset of `modules` (dotted names) that `target_modules` selects, by PEFT's rules.
 
-        Raises TimeoutError: matching an expression takes longer than EXPRESSION_SECONDS.
+        Raises TimeoutError if matching an expression takes longer than EXPRESSION_SECONDS.
         """
         if self.target_modules == "all-linear":
             return set(modules)
@@ -59,16 +60,18 @@ class AdapterConfig:
         expression, adapted = regex.compile(self.target_modules), set()
         deadline = time.monotonic() + EXPRESSION_SECONDS
         for module in modules:
-            seconds_left = max(deadline - time.monotonic(), 1e-3)  # `regex` takes 0 or less for no limit
-            if expression.fullmatch(module, timeout=seconds_left, concurrent=True):  # other threads may run
+            seconds_left = max(deadline - time.monotonic(), 1e-3)  # to `regex`, 0 or less means no limit
+            # concurrent=True: `regex` releases the GIL, so other threads run while the expression is matched.
+            if expression.fullmatch(module, timeout=seconds_left, concurrent=True):
                 adapted.add(module)
         return adapted
 
 
 def read_config(folder: Path) -> AdapterConfig:
-    """The settings of the adapter in `folder`.
+    """Read adapter_config.json in `folder`.
 
-    Raises CheckpointError naming the file, the field, its value and what is accepted.
+    Raises CheckpointError if the file is missing or a setting is not supported. The message names the file,
+    the field, its value and the accepted values.
     """
     path = folder / "adapter_config.json"
     raw = read_json(path)
@@ -82,7 +85,7 @@ def read_config(folder: Path) -> AdapterConfig:
     if type(r) is not int or r < 1:
         refuse("r", "a whole number from 1 on is accepted")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= sys.float_info.max:
-        refuse("lora_alpha", "a finite number is accepted")  # nan is refused: no comparison with it is true
+        refuse("lora_alpha", "a finite number is accepted")  # also for nan: `nan <= max` is False
     if raw.get("task_type") not in (None, "CAUSAL_LM"):
         refuse("task_type", "'CAUSAL_LM' is accepted")
     if raw.get("bias", "none") != "none":
@@ -99,14 +102,15 @@ def read_config(folder: Path) -> AdapterConfig:
         if not _has_few_repetitions(targets):
             refuse("target_modules", f"in braces, counts of up to {MAX_REPETITIONS:,} together are accepted")
         try:
-            re.compile(targets)  # PEFT uses Python's own `re`
-            regex.compile(targets)  # and we this, for its timeout
+            re.compile(targets)  # PEFT matches with `re`, so `re` must accept the expression
+            regex.compile(targets)  # `AdapterConfig.targets` matches with `regex`, which has a timeout
         except (re.error, regex.error, RecursionError, OverflowError):
             refuse("target_modules", "no regular expression")
     elif not isinstance(targets, list) or not targets or not all(isinstance(t, str) for t in targets):
         refuse("target_modules", "a list of names, or a regular expression, is accepted")
     for name, value in raw.items():
-        is_empty = value is None or value is False or value in ("", [], {})  # 0 is not: it may be a layer
+        # 0 does not count as empty: in a setting such as layers_to_transform, 0 is the number of a layer.
+        is_empty = value is None or value is False or value in ("", [], {})
         if name not in NO_EFFECT | READ and not is_empty:
             refuse(name, "not supported here; leave it empty")
     targets = targets if isinstance(targets, str) else tuple(targets)
@@ -114,9 +118,9 @@ def read_config(folder: Path) -> AdapterConfig:
 
 
 def _has_few_repetitions(expression: str) -> bool:
-    """Whether braces hold nothing but counts of at most three digits, whose product is at most
-    MAX_REPETITIONS: `(a{10}){20}` repeats 200 times. False if there is something else in braces ({name}), or
-    a brace is not closed.
+    """Whether the product of all counts in braces is at most MAX_REPETITIONS: 200 for `(a{10}){20}`.
+
+    False if an opening brace is followed by anything but counts of at most three digits, such as a name.
     """
     in_braces = re.findall(r"\{([^{}]*)", expression)
     counts = [count for braces in in_braces for count in braces.split(",")]

@@ -1,7 +1,8 @@
-"""A linear layer that adds to each row the difference of that row's adapter. Part 18.
+"""A linear layer that adds the difference of each row's adapter to the row. Part 18.
 
-Wraps any linear layer, packed (Part 3) or quantized (Part 17) ones too: y is the wrapped layer's result plus
-the difference. Does not know which requests there are: `rows` does.
+The layer wraps any other linear layer, also a packed one (Part 3) or a quantized one (Part 17). Its result is
+the wrapped layer's result plus the difference. The layer does not know requests: the record `rows` says which
+slot each row has.
 """
 
 import torch
@@ -14,13 +15,15 @@ from engine.models.weights import Module
 
 
 class LoRALinear(Module):
-    """base(x) + x·Aᵀ·(scale·B)ᵀ, with A and B of the slot that the row belongs to."""
+    """base(x) + x·Aᵀ·(scale·B)ᵀ, where A and B are those of the row's slot."""
 
     def __init__(
         self, base: LinearLayer, rows: Rows, max_loras: int, num_parts: int, max_rank: int, like: Tensor
     ) -> None:
-        """`num_parts`: how many of Hugging Face's layers `base` is. `like`: its device and dtype are the
-        slots'. The slots: down[max_loras, in, K], up[max_loras, K, out], with K = num_parts · max_rank.
+        """Make empty slots: down[max_loras, in, K] and up[max_loras, K, out], with K = num_parts · max_rank.
+
+        `num_parts`: the number of Hugging Face's layers that `base` fuses (3 for qkv). `like`: a tensor with
+        the device and dtype that the slots get.
         """
         super().__init__()
         self.base, self.rows, self.max_rank = base, rows, max_rank
@@ -35,8 +38,10 @@ class LoRALinear(Module):
 
     @torch.no_grad()
     def write(self, slot: int, parts: tuple[Factors, ...], scale: float) -> None:
-        """Copy an adapter's factors for this layer into a slot. Parts that it does not change, and ranks
-        beyond its own, are zeros.
+        """Copy an adapter's factors for this layer, one for each changed part, into a slot.
+
+        All other numbers of the slot become 0: parts that the adapter leaves unchanged, and ranks above the
+        adapter's own rank.
         """
         self.down[slot].zero_()
         self.up[slot].zero_()

@@ -1,7 +1,8 @@
-"""Adapters that are loaded when a request first asks for them: `LLM` and `AsyncLLMEngine`. Part 18.
+"""Loading adapters on demand, as `LLM` and `AsyncLLMEngine` do: at the first request for an adapter. Part 18.
 
-Promises that an adapter is read from its files before the request that asks for it is queued, and not again
-as long as it is among the `max_loras` adapters that were asked for last, or an unfinished request has it.
+Promises that an adapter's files are read before a request with this adapter is queued. The files are not read
+again while the adapter is one of the `max_loras` most recently requested adapters, or while an unfinished
+request has the adapter.
 """
 
 from engine.decoding.params import ParameterError
@@ -12,8 +13,8 @@ from engine.models.config import ModelConfig
 
 
 class OnDemand:
-    """`LLMEngine(adapters=)` where requests ask with a LoRARequest. Only this object may load with its
-    manager.
+    """Passed as `LLMEngine(adapters=)` if requests have a LoRARequest. No other code may load or unload
+    adapters with the same manager.
     """
 
     def __init__(self, manager: AdapterManager, config: ModelConfig) -> None:
@@ -21,8 +22,10 @@ class OnDemand:
         self._loaded: dict[str, LoRARequest] = {}  # by name, the least recently used first
 
     def key(self, adapter: LoRARequest) -> str:
-        """Load the adapter if it is not loaded; returns the engine's key. Raises ParameterError (another
-        LoRARequest has the same name or number and is not equal), CheckpointError (the files).
+        """Load the adapter if it is not loaded, and return its key for the engine.
+
+        Raises ParameterError if a loaded LoRARequest has the same name or number and is not equal, and
+        CheckpointError if the adapter's files cannot be read (`read_adapter`).
         """
         for other in self._loaded.values():
             same_adapter = other.lora_name == adapter.lora_name or other.lora_int_id == adapter.lora_int_id
@@ -32,13 +35,15 @@ class OnDemand:
         if name not in self._loaded:
             weights = read_adapter(adapter.lora_path, self.config, slots.max_lora_rank, slots.dtype)
             self.manager.load(name, weights)
-        self._loaded[name] = self._loaded.pop(name, adapter)  # now the most recently used: the last
+        self._loaded[name] = self._loaded.pop(name, adapter)  # moves the name to the end: most recently used
         if len(self._loaded) > slots.max_loras:
             self._unload_idle(len(self._loaded) - slots.max_loras, name)
         return self.manager.key(name)
 
     def _unload_idle(self, count: int, wanted: str) -> None:
-        """Unload at most `count` adapters that no request has, least recently used first; never `wanted`."""
+        """Unload up to `count` adapters that no unfinished request has, the least recently used first. The
+        adapter `wanted` stays loaded.
+        """
         in_use = self.manager.keys_in_use()
         idle = [name for name in self._loaded if self.manager.key_of[name] not in in_use and name != wanted]
         for name in idle[:count]:

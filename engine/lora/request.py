@@ -1,4 +1,4 @@
-"""Which adapter a request wants, as vLLM's users say it. Part 18."""
+"""`LoRARequest`: how a request names its adapter, with vLLM's fields. Part 18."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,10 +6,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class LoRARequest:
-    """`LLM.generate(..., lora_request=LoRARequest("poetry", 1, "adapters/poetry"))`. Raises ValueError."""
+    """A request's adapter: `LLM.generate(..., lora_request=LoRARequest("poetry", 1, "adapters/poetry"))`.
 
-    lora_name: str
-    lora_int_id: int  # one number for one adapter, 1 or more
+    Raises ValueError if a field is empty, has the wrong type or is out of range.
+    """
+
+    lora_name: str  # not empty
+    lora_int_id: int  # 1 or more; each adapter has its own number
     lora_path: str | Path  # a folder in PEFT's format
 
     def __post_init__(self) -> None:

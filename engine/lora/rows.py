@@ -1,10 +1,12 @@
-"""Which rows of a step belong to which adapter, and the product that adds its difference to them. Part 18.
+"""Which rows of a step belong to which adapter, and the product that adds an adapter's difference. Part 18.
 
-A step's tokens go through the model together, and a linear layer sees T rows without their requests. So all
-wrapped layers share one record of rows, vLLM's "LoRA mapping", which is filled before the forward pass. It is
-all they know beside x. Here it is in plain PyTorch, for a CPU; `engine/lora/tiles.py` has the same over fixed
-buffers, for a GPU and its graphs. What both compute is Punica's SGMV (segmented gather matrix-vector
-multiplication): Chen et al. 2023, https://arxiv.org/abs/2310.18547.
+The tokens of all requests in a step go through the model together: a linear layer gets x[T, in] and does not
+know which request a row belongs to. So all wrapped layers share one record of rows (vLLM calls this record
+"LoRA mapping"). The engine fills the record before the forward pass.
+
+This module has the record and the product in plain PyTorch, for a CPU. `engine/lora/tiles.py` has the same
+over fixed buffers, for a GPU and its graphs. Both compute Punica's SGMV (segmented gather matrix-vector
+multiplication). Source: Chen et al. 2023, https://arxiv.org/abs/2310.18547.
 """
 
 from collections.abc import Sequence
@@ -16,41 +18,43 @@ from torch import Tensor
 
 from engine.requests.batch import NO_ADAPTER
 
-Group = tuple[int, slice | Tensor]  # a slot, and the rows of the step that have its adapter
+Group = tuple[int, slice | Tensor]  # a slot, and the rows of the step (or their indices) that have this slot
 
 
 class Rows(Protocol):
-    """The rows of one step, by their adapter's slot; the same for every layer."""
+    """The record of one step's rows and their slots. All wrapped layers of a model share one record."""
 
     def fill(self, slots: Sequence[int], query_start: Sequence[int]) -> None:
-        """Before a step. slots[S], query_start[S+1]: sequence s has the rows
-        query_start[s]:query_start[s+1], and the adapter in slots[s].
+        """Record the rows of the step that comes next. slots[S], query_start[S+1]: sequence s has the rows
+        query_start[s]:query_start[s+1] and the slot slots[s], or NO_ADAPTER.
         """
 
     def add(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        """y[T, out] += x[T, in] · down[slot] · up[slot], each row by its slot; gives y.
+        """y[T, out] += x[T, in] · down[slot] · up[slot], where `slot` is the row's slot; returns y.
 
-        down[slots, in, K], up[slots, K, out]. Rows of NO_ADAPTER stay as they are.
+        down[max_loras, in, K], up[max_loras, K, out]. Rows with NO_ADAPTER stay as they are.
         """
 
 
 class GroupedRows:
-    """All rows of an adapter are multiplied in one product, so that its matrices are read once a step."""
+    """The record for a CPU. One product takes all rows of a slot, so a layer reads each slot once a step."""
 
     def __init__(self) -> None:
         self.groups: list[Group] = []
 
     def fill(self, slots: Sequence[int], query_start: Sequence[int]) -> None:
-        """slots[S], query_start[S+1]"""
+        """As `Rows.fill`: slots[S], query_start[S+1]."""
         self.groups = groups_of(slots, query_start)
 
     def add(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        """y[T, out] += x[T, in] · down[slot] · up[slot], each row by its slot, in place; gives y."""
+        """As `Rows.add`, in place."""
         return add_grouped(y, x, down, up, self.groups)
 
 
 def ranges_of(slots: Sequence[int], query_start: Sequence[int]) -> list[tuple[int, list[range]]]:
-    """slots[S], query_start[S+1] -> each slot with the rows of its sequences, one range each, by slot."""
+    """slots[S], query_start[S+1] -> (slot, ranges) pairs in the order of slots, one range of rows for each
+    sequence that has the slot. Sequences with NO_ADAPTER are left out.
+    """
     ranges: dict[int, list[range]] = {}
     for s, slot in enumerate(slots):
         if slot != NO_ADAPTER:
@@ -59,8 +63,9 @@ def ranges_of(slots: Sequence[int], query_start: Sequence[int]) -> list[tuple[in
 
 
 def groups_of(slots: Sequence[int], query_start: Sequence[int]) -> list[Group]:
-    """slots[S], query_start[S+1] -> each slot with all its rows, by slot. Rows that are neighbours are a
-    slice, which needs no copy of them.
+    """slots[S], query_start[S+1] -> each slot with all its rows, in the order of slots.
+
+    Rows that lie side by side are given as a slice, since indexing with a slice does not copy x.
     """
     groups: list[Group] = []
     for slot, ranges in ranges_of(slots, query_start):
@@ -73,10 +78,10 @@ def groups_of(slots: Sequence[int], query_start: Sequence[int]) -> list[Group]:
 
 
 def add_grouped(y: Tensor, x: Tensor, down: Tensor, up: Tensor, groups: Sequence[Group]) -> Tensor:
-    """y[T, out] += x[T, in] · down[slot] · up[slot] for the rows of each group, in place; gives y.
+    """y[T, out] += x[T, in] · down[slot] · up[slot] for the rows of each group, in place; returns y.
 
-    Two thin products, never the matrix down · up: that would be as large as the layer's own. Rows of no group
-    are not touched.
+    down[max_loras, in, K], up[max_loras, K, out]. Two thin products are computed, and never the matrix
+    down · up, which would be as large as the layer's weight. Rows that are in no group are not touched.
     """
     for slot, rows in groups:
         middle = x[rows] @ down[slot]  # [n, K]

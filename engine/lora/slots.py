@@ -1,10 +1,11 @@
 """Slots for a fixed number of adapters in a model's linear layers. Part 18.
 
-A request may run once its adapter has a slot: the scheduler asks for one with `assign`, and `prepare` copies
-the adapter's weights there before the step that needs them. Promises that an adapter is computed for the rows
-of requests that have its key, and for no others; that no running request's adapter loses its slot; and that a
-slot's address never changes, so that a graph stays valid while adapters come and go. Does not know the names
-that users have for adapters.
+A request may run once its adapter has a slot. The scheduler gets the slot with `assign`, and `prepare` copies
+the adapter's weights into the slot before the step that needs them.
+
+Promises: an adapter changes only the rows of requests that have its key. The adapter of a running request
+never loses its slot. A slot's address never changes, so a CUDA graph stays valid while adapters come and go.
+This module does not know the names that users give to adapters.
 """
 
 from collections import Counter
@@ -23,27 +24,38 @@ from engine.requests.request import Request
 
 
 class AdapterSlots:
-    """`max_loras` slots, for ranks up to `max_lora_rank`; and the adapters that may get one."""
+    """`max_loras` slots for adapters of ranks up to `max_lora_rank`, and the adapters that may get a slot."""
 
-    def __init__(self, max_loras: int, max_lora_rank: int, max_tokens: int) -> None:
-        """`max_tokens`: rows of the largest step. Raises ValueError."""
+    def __init__(
+        self,
+        max_loras: int,
+        max_lora_rank: int,
+        max_tokens: int,
+        shard: Callable[[Adapter], Adapter] | None = None,
+    ) -> None:
+        """`max_tokens`: the number of rows of the largest step. `shard` gives this device's part of an
+        adapter, if the model is one device's part (Extension A). Raises ValueError if `max_loras` or
+        `max_lora_rank` is not a whole number from 1 on.
+        """
         for name, value in {"max_loras": max_loras, "max_lora_rank": max_lora_rank}.items():
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name}={value!r}: a whole number from 1 on is accepted")
         self.max_loras, self.max_lora_rank, self.max_tokens = max_loras, max_lora_rank, max_tokens
-        self.adapters: dict[str, Adapter] = {}  # by key, in the host's memory
-        self.slot_of: dict[str, int] = {}  # by key, of adapters with a slot: least recently assigned first
-        self._to_write: dict[int, Adapter] = {}  # by slot: its adapter, if not copied there yet
-        self.layers: dict[str, LoRALinear] = {}  # by name: the layers that are wrapped
-        self.rows: Rows = GroupedRows()
-        self.dtype = torch.float32  # of the slots' numbers
-        self.on_assign: Callable[[int, Adapter], None] | None = None  # called when an adapter gets a slot
+        self.adapters: dict[str, Adapter] = {}  # key -> adapter, in the host's memory
+        self.slot_of: dict[str, int] = {}  # key -> slot, if there is one; least recently assigned first
+        self._to_write: dict[int, Adapter] = {}  # slot -> its adapter, if the weights are not copied yet
+        self.layers: dict[str, LoRALinear] = {}  # dotted name -> wrapped layer
+        self.rows: Rows = GroupedRows()  # `wrap` replaces this record on a GPU
+        self.dtype = torch.float32  # of the numbers in the slots
+        self._shard = shard
+        # Called when an adapter gets a slot, with the whole adapter.
+        self.on_assign: list[Callable[[int, Adapter], None]] = []
 
     def num_bytes(self, model: LanguageModel) -> int:
-        """The bytes that all slots will take, once the model's linear layers are wrapped.
+        """The bytes that all slots will take once the model's linear layers are wrapped.
 
-        Each rank takes a row of A and a column of B, once for each of Hugging Face's layers that are one of
-        ours.
+        A rank of a layer takes a row of A (`in` numbers) and a column of B (`out` numbers). A layer of ours
+        that fuses several of Hugging Face's layers has so many times the ranks.
         """
         num_parts = _num_parts(model)
         numbers_per_rank = sum(
@@ -55,8 +67,8 @@ class AdapterSlots:
         return self.max_loras * self.max_lora_rank * numbers_per_rank * bytes_per_number
 
     def wrap(self, model: LanguageModel) -> LanguageModel:
-        """Wrap the model's linear layers, in place; returns the model. For `load_model(transform=)`, after
-        merging and quantization, before packing.
+        """Wrap the model's linear layers in place, and return the model. Used as `load_model(transform=)`,
+        after merging and quantization, and before packing.
         """
         like = next(model.parameters())
         self.rows, self.dtype = self._make_rows(like.device), like.dtype
@@ -65,7 +77,7 @@ class AdapterSlots:
         def make(name: str, linear: nn.Module) -> nn.Module:
             if name not in num_parts:
                 return linear
-            assert isinstance(linear, LinearLayer)  # replace_linears hands over no other
+            assert isinstance(linear, LinearLayer)  # replace_linears calls `make` with linear layers only
             rows, rank = self.rows, self.max_lora_rank
             self.layers[name] = LoRALinear(linear, rows, self.max_loras, num_parts[name], rank, like)
             return self.layers[name]
@@ -76,34 +88,37 @@ class AdapterSlots:
         """The record of rows for this device."""
         if device.type == "cpu":
             return GroupedRows()
-        from engine.lora.tiles import TiledRows  # here: triton is optional
+        from engine.lora.tiles import TiledRows  # imported here, since the package triton is optional
 
         return TiledRows(self.max_tokens, self.max_loras, device)
 
     def add(self, key: str, adapter: Adapter) -> None:
-        """Keep an adapter in the host's memory, so that requests may have it. Raises ValueError: its rank is
-        above max_lora_rank.
+        """Keep an adapter in the host's memory, so that requests may have it. Raises ValueError if the
+        adapter's rank is above `max_lora_rank`.
         """
         if adapter.rank > self.max_lora_rank:
             raise ValueError(f"rank={adapter.rank}: at most max_lora_rank={self.max_lora_rank} is accepted")
         self.adapters[key] = adapter
 
     def remove(self, key: str) -> None:
-        """Drop an adapter that no unfinished request has. Its slot, if it has one, becomes free."""
+        """Drop an adapter that no unfinished request has, and free its slot. Raises KeyError if the key is
+        unknown.
+        """
         del self.adapters[key]
         if key in self.slot_of:
             self._to_write.pop(self.slot_of.pop(key), None)
 
     def assign(self, key: str, running: Sequence[Request]) -> bool:
-        """Give an adapter a slot, for a request that is about to join the `running` ones. False: there is
-        none now, and nothing has changed.
+        """Give an adapter a slot, for a request that is about to join the `running` requests.
 
-        - An adapter that has a slot keeps it.
-        - Else it gets a free slot (`_occupy`), the lowest first; or, if none is free, the slot of an adapter
-          that no running request has. Of several such, the one that was assigned longest ago loses its slot.
-        - When each slot's adapter has a running request, the answer is False.
+        - An adapter that has a slot keeps its slot.
+        - Otherwise the adapter gets the lowest free slot (`_occupy`).
+        - If no slot is free, the adapter gets the slot of an adapter that no running request has. Among
+          several such adapters, the least recently assigned adapter loses its slot.
+        - If every slot's adapter has a running request, the result is False and nothing changes.
 
-        `slot_of` has the keys in the order in which they were assigned last: this one is its last now.
+        `slot_of` keeps its keys in the order of their last call of `assign`: a call that returns True moves
+        its key to the end.
         """
         if key not in self.slot_of:
             free = set(range(self.max_loras)) - set(self.slot_of.values())
@@ -118,17 +133,22 @@ class AdapterSlots:
         return True
 
     def _occupy(self, slot: int, key: str) -> None:
-        """Make the slot this adapter's. Its weights are copied there before its next step (`prepare`)."""
+        """Record that the adapter has the slot. `prepare` copies the weights before the next step."""
         self.slot_of[key] = slot
-        self._to_write[slot] = self.adapters[key]
-        if self.on_assign:
-            self.on_assign(slot, self.adapters[key])
+        self.hold(slot, self.adapters[key])
+        for callback in self.on_assign:
+            callback(slot, self.adapters[key])
+
+    def hold(self, slot: int, adapter: Adapter) -> None:
+        """Have the adapter copied to this slot before its next step."""
+        self._to_write[slot] = adapter
 
     def prepare(self, batch: Batch) -> None:
-        """Before a pass: copy the weights that its slots do not have yet, and tell the layers each row's
-        slot.
+        """Prepare a forward pass of this batch: copy weights that are not in their slots yet, and record each
+        row's slot.
 
-        A copy that fails (no memory, say) fails this step; the next step that needs it tries it again.
+        If a copy fails (no memory, for example), this step fails, and the next step with the same adapter
+        copies again.
         """
         for slot in self._to_write.keys() & set(batch.adapters):
             self.write(slot, self._to_write[slot])
@@ -136,11 +156,13 @@ class AdapterSlots:
         self.rows.fill(batch.adapters, batch.query_start)
 
     def write(self, slot: int, adapter: Adapter) -> None:
-        """Copy an adapter's weights into a slot. What was there is overwritten."""
+        """Copy an adapter's weights into a slot, over the weights that the slot had."""
+        if self._shard is not None:
+            adapter = self._shard(adapter)
         for name, layer in self.layers.items():
             layer.write(slot, adapter.layers.get(name, ()), adapter.scale)
 
 
 def _num_parts(model: LanguageModel) -> Counter[str]:
-    """By the name of each linear layer that may be adapted: how many of Hugging Face's layers it is."""
+    """The number of Hugging Face's layers that each adaptable layer of ours fuses, by our layer's name."""
     return Counter(target.layer for target in targets_of(model.config).values())

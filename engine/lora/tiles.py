@@ -1,10 +1,15 @@
-"""Rows by adapter over fixed buffers, for a GPU and its graphs: a grouped product in Triton. Part 18.
+"""Which rows of a step have which adapter, on a GPU, and the product of them with it, in Triton. Part 18.
 
-Rows of one adapter are put into tiles of TILE rows. A tile has one adapter, so it can use tensor cores, and
-reads that adapter's matrices once. The number of tiles with work changes from step to step, but a graph's
-grid does not: the program of a tile of NO_ADAPTER ends at once. Two kernels: `_shrink` computes middle = x ·
-down, K numbers a row, and `_expand` adds middle · up to y. With TRITON_INTERPRET=1 they run on a CPU, slowly.
-Source of the idea: Chen et al. 2023, Punica, https://arxiv.org/abs/2310.18547.
+The buffers keep their addresses, so CUDA graphs can capture the kernels.
+
+The rows of a slot are put into tiles of TILE rows. All rows of a tile have the same slot, so a tile is one
+product on tensor cores, which reads the slot's matrices once. The number of tiles with work changes from step
+to step, but the grid of a CUDA graph does not change. So a tile may have NO_ADAPTER, and its program ends at
+once.
+
+There are two kernels: `_shrink` computes middle = x · down, K numbers a row, and `_expand` adds middle · up
+to y. With TRITON_INTERPRET=1 both kernels run on a CPU, slowly. Source of the idea: Chen et al. 2023, Punica,
+https://arxiv.org/abs/2310.18547.
 """
 
 from collections.abc import Sequence
@@ -19,32 +24,36 @@ from engine.lora.rows import ranges_of
 from engine.machine.device import on_device
 from engine.requests.batch import NO_ADAPTER
 
-TILE = 16  # rows: the smallest matrix product on tensor cores has so many
-INNER = 64  # numbers of a row of x that a program reads at a time
-COLS = 64  # columns of y that a program adds to
-PADDING = -1  # instead of a row's index, in a tile that is not full
+TILE = 16  # rows of a tile: a matrix product on tensor cores has at least 16 rows
+INNER = 64  # numbers of each row of x that a program of `_shrink` reads at a time
+COLS = 64  # columns of y that a program of `_expand` computes
+PADDING = -1  # stands in place of a row's index where a tile is not full
 
 
 class TiledRows:
-    """The rows of one step in two buffers. tile_rows[tiles, TILE]: each tile's rows, or PADDING.
-    tile_slots[tiles]: its adapter's slot, or NO_ADAPTER.
+    """The rows of one step in two buffers. tile_rows[tiles, TILE] has the indices of each tile's rows, or
+    PADDING. tile_slots[tiles] has each tile's slot, or NO_ADAPTER.
     """
 
     def __init__(self, max_tokens: int, max_loras: int, device: torch.device) -> None:
-        """Buffers for steps of up to `max_tokens` rows, whatever their mixture of adapters."""
+        """Make buffers for steps of up to `max_tokens` rows and any mixture of up to `max_loras` adapters."""
         self.max_loras = max_loras
         tiles = self._max_tiles(max_tokens)
         self.tile_rows = torch.full((tiles, TILE), PADDING, device=device, dtype=torch.int32)
         self.tile_slots = torch.full((tiles,), NO_ADAPTER, device=device, dtype=torch.int32)
-        self.middle: Tensor | None = None  # [tiles * TILE, K]: what passes between the kernels
+        self.middle: Tensor | None = None  # [tiles * TILE, K] in fp32: the result of `_shrink`
 
     def _max_tiles(self, num_rows: int) -> int:
-        """The most tiles that this many rows can take: the last tile of each adapter may not be full."""
+        """The largest number of tiles that `num_rows` rows can need. The last tile of each adapter may not be
+        full, so each adapter may need one tile more.
+        """
         return min(num_rows, triton.cdiv(num_rows, TILE) + self.max_loras)
 
     def fill(self, slots: Sequence[int], query_start: Sequence[int]) -> None:
-        """slots[S], query_start[S+1]. A graph computes as many tiles as it was captured with, which may be
-        more than this step has: so tiles of the step before are set to NO_ADAPTER.
+        """As `Rows.fill`: slots[S], query_start[S+1].
+
+        A CUDA graph computes as many tiles as the graph was captured with, and this step may have fewer. So
+        all tiles that this step does not need are set to NO_ADAPTER.
         """
         rows, tile_slots = tiles_of(slots, query_start)
         self.tile_slots.fill_(NO_ADAPTER)
@@ -55,10 +64,12 @@ class TiledRows:
             self.tile_slots[: len(new_slots)] = new_slots
 
     def add(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        """y[T, out] += x[T, in] · down[slot] · up[slot], each row by its slot, in place; gives y."""
+        """For each row, y[T, out] += x[T, in] · down[slot] · up[slot], in place; returns y. The slots'
+        matrices: down[max_loras, in, K], up[max_loras, K, out].
+        """
         (_, in_features, K), out_features = down.shape, up.shape[2]
         tiles = self._max_tiles(len(x))
-        if self.middle is None or self.middle.shape[1] < K:  # all layers, one after the other, share it
+        if self.middle is None or self.middle.shape[1] < K:  # one buffer serves all layers in turn
             self.middle = torch.empty(len(self.tile_rows) * TILE, K, device=x.device)
         middle = self.middle
         lookup = self.tile_rows, self.tile_slots, middle.stride(0)
@@ -70,8 +81,8 @@ class TiledRows:
 
 
 def tiles_of(slots: Sequence[int], query_start: Sequence[int]) -> tuple[list[list[int]], list[int]]:
-    """slots[S], query_start[S+1] -> (tile_rows[tiles][TILE], tile_slots[tiles]): the rows of each adapter in
-    tiles, its last one padded.
+    """slots[S], query_start[S+1] -> (tile_rows[tiles][TILE], tile_slots[tiles]): the rows of each slot in
+    tiles of TILE rows. The last tile of a slot is filled up with PADDING.
     """
     tile_rows, tile_slots = [], []
     for slot, ranges in ranges_of(slots, query_start):
@@ -88,7 +99,10 @@ def _shrink(
     x, down, middle, tile_rows, tile_slots, stride,
     IN: tl.constexpr, INNER: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile): middle[tile's TILE rows, K] = x[its rows, IN] · down[its slot][IN, K], in fp32."""
+    """Program (tile): middle[the tile's rows, K] = x[the tile's rows, IN] · down[slot][IN, K], in fp32.
+
+    `stride` is the number of columns of `middle`, which has TILE rows for each tile.
+    """
     tile = tl.program_id(0)
     slot = tl.load(tile_slots + tile).to(tl.int64)
     if slot < 0:
@@ -116,8 +130,10 @@ def _expand(
     y, up, middle, tile_rows, tile_slots, stride,
     OUT: tl.constexpr, COLS: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile, columns): y[its rows, COLS] += middle[its TILE rows, K] · up[its slot][K, COLS]. A row
-    is in one tile, so no other program adds to these numbers.
+    """Program (tile, columns): y[the tile's rows, COLS] += middle[the tile's rows, K] · up[slot][K, COLS].
+
+    `stride` is the number of columns of `middle`. A row is in one tile only, so no two programs add to the
+    same number of y.
     """
     tile = tl.program_id(0)
     slot = tl.load(tile_slots + tile).to(tl.int64)

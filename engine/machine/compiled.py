@@ -1,10 +1,13 @@
-"""C files of this package, compiled by this machine's compiler when they are first needed. Part 12.
+"""Compiles C files of this package with this machine's compiler when they are first needed. Part 12.
 
-Promises the library, or None: there is no compiler, the compiler refuses (a source says which processors it
-is for), or there is no folder to load from. The caller then computes without it, and `why_not` gives the
-reason. Libraries are cached for the user (XDG_CACHE_HOME, else ~/.cache), one for each source, compiler and
-processor; if others could write there, in a folder of this process alone. A library that cannot be loaded is
-not cached, and one that is damaged is compiled anew. The environment variable CC names another compiler.
+`load` returns the library. It returns None if there is no compiler, if the compiler refuses the source (a
+source says which processors it supports), or if no folder can hold the library. The caller then computes
+without the library, and `why_not` gives the reason.
+
+Libraries are cached in the user's cache folder (XDG_CACHE_HOME, else ~/.cache), one for each source, compiler
+and processor. If other users could write to the folder, the library lies in a temporary folder of this
+process instead. A library that cannot be loaded is not cached. A damaged library is compiled again. The
+environment variable CC selects another compiler.
 """
 
 import atexit
@@ -22,27 +25,31 @@ from pathlib import Path
 
 COMPILER_TIMEOUT = 120  # seconds
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC"]
-CPU = Path("/proc/cpuinfo")
+CPU = Path("/proc/cpuinfo")  # on Linux: lists the features of each core
 
 
 def load(source: Path, *flags: str) -> ctypes.CDLL | None:
-    """The library of this C file, compiled with FLAGS and these; None: see `why_not`."""
+    """Load the library of a C file, compiled with FLAGS and `flags`.
+
+    Returns None if there is no such library; `why_not` gives the reason. The first call compiles the file.
+    Later calls with the same arguments return the same object.
+    """
     return _loaded(source, flags)[0]
 
 
 def why_not(source: Path, *flags: str) -> str:
-    """Why `load` gives None, in a line; "" if it gives a library."""
+    """The reason why `load` returns None for these arguments, in one line; "" if `load` returns a library."""
     return _loaded(source, flags)[1]
 
 
 @cache
 def _loaded(source: Path, flags: tuple[str, ...]) -> tuple[ctypes.CDLL | None, str]:
-    """(the library, why there is none)"""
+    """(library, ""), or (None, the reason why there is no library)."""
     try:
         command = [*compiler(), *FLAGS, *flags]
         folder, name = _folder(), _name(source, command)
         for library in folder.glob(f"{name}-*.so"):
-            if library.name == _cached_name(name, library):  # to load a damaged file may end the process
+            if library.name == _cached_name(name, library):  # loading a damaged file may kill the process
                 return ctypes.CDLL(str(library)), ""
         return _compile(source, command, folder, name), ""
     except subprocess.CalledProcessError as error:
@@ -53,16 +60,17 @@ def _loaded(source: Path, flags: tuple[str, ...]) -> tuple[ctypes.CDLL | None, s
 
 
 def compiler() -> list[str]:
-    """The compiler's command: `CC`, else the first there is of cc, gcc and clang.
+    """The compiler's command and its arguments: the environment variable CC, else the first of cc, gcc and
+    clang that is installed.
 
-    Raises FileNotFoundError: there is none; ValueError for a `CC` that is no command.
+    Raises FileNotFoundError if none of them is installed, and ValueError if CC cannot be split into words.
     """
-    CC = os.environ.get("CC", "")
+    setting = os.environ.get("CC", "")
     try:
-        if command := shlex.split(CC):
+        if command := shlex.split(setting):
             return command
     except ValueError as error:
-        raise ValueError(f"CC={CC!r} is no command: {error}") from None
+        raise ValueError(f"CC={setting!r} is no command: {error}") from None
     for name in ("cc", "gcc", "clang"):
         if shutil.which(name):
             return [name]
@@ -70,8 +78,8 @@ def compiler() -> list[str]:
 
 
 def _name(source: Path, command: list[str]) -> str:
-    """The library's name, with a digest of all that it depends on: the source, the command, and the
-    processor, for which `-march=native` compiles.
+    """The library's name. It holds a digest of everything that the library depends on: the source, the
+    command, and the processor, because `-march=native` compiles for this processor alone.
     """
     lines = CPU.read_text("utf-8", errors="replace").splitlines() if CPU.exists() else []
     features = {line for line in lines if line.startswith(("flags", "Features"))}
@@ -80,18 +88,20 @@ def _name(source: Path, command: list[str]) -> str:
 
 
 def _cached_name(name: str, library: Path) -> str:
-    """The file's name in the cache, which ends with a digest of its content."""
+    """The library's file name in the cache. It ends with a digest of the library's content."""
     return f"{name}-{_digest(library.read_bytes())}.so"
 
 
 def _digest(content: bytes) -> str:
-    """64 bits of SHA-256, in hexadecimal."""
+    """The first 64 bits of SHA-256, as 16 hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _compile(source: Path, command: list[str], folder: Path, name: str) -> ctypes.CDLL:
-    """Compile the source, and cache the library. In a temporary folder first: other processes may compile it,
-    or look for it, at the same time. Raises OSError or subprocess.SubprocessError.
+    """Compile the source, load the library, and move the library into the cache.
+
+    The compiler writes to a temporary folder, because other processes may compile the same source, or look
+    for its library, at the same time. Raises OSError or subprocess.SubprocessError.
     """
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         file = Path(temporary) / f"{name}.so"
@@ -110,16 +120,18 @@ def _compile(source: Path, command: list[str], folder: Path, name: str) -> ctype
 
 @cache
 def _folder() -> Path:
-    """Where libraries are cached. A library may do all that this user may, so nobody else may write there."""
+    """The folder where libraries are cached. No other user may write there: whoever can change a library can
+    run code as this user.
+    """
     try:
         root = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        if not root.is_absolute():  # then it is to be ignored, says its specification
+        if not root.is_absolute():  # the XDG specification says to ignore a relative path
             root = Path.home().absolute() / ".cache"
         folder = root / "ruvon"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _only_ours(folder):
             return folder
-    except (OSError, RuntimeError):  # there is no home, or nothing may be written there
+    except (OSError, RuntimeError):  # this user has no home folder, or may not write to it
         pass
     temporary = tempfile.mkdtemp(prefix="ruvon-")
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
@@ -127,7 +139,7 @@ def _folder() -> Path:
 
 
 def _only_ours(folder: Path) -> bool:
-    """Whether this user may write there and nobody else; False where the system has no user ids."""
+    """Whether this user, and no other user, may write to the folder. False if the system has no user ids."""
     status = folder.stat()
     is_owner = hasattr(os, "getuid") and status.st_uid == os.getuid()
     others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -1,4 +1,4 @@
-"""Copies the host's numbers to the device that computes with them. Part 1."""
+"""Copies numbers from the host to the device that computes with them. Part 1."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,10 @@ from torch import Tensor
 def on_device(
     device: torch.device | str, *lists: Sequence[int] | np.ndarray, dtype: torch.dtype = torch.long
 ) -> tuple[Tensor, ...]:
-    """A tensor[n] of each list[n], in `dtype`. A GPU gets all of them in one copy, and the host does not wait
-    for it: the copy starts from pinned memory, which the GPU can read by itself.
+    """Copy lists of whole numbers to `device`: each list[n] becomes a tensor[n] of type `dtype`.
+
+    A GPU receives all lists in one copy. The host does not wait for the copy, because the source is pinned
+    memory, which the GPU reads by itself.
     """
     arrays = [np.asarray(numbers, dtype=np.int64) for numbers in lists]
     if torch.device(device).type == "cpu":

@@ -1,26 +1,30 @@
-"""How much memory this machine has, and how much of it is free, as far as its system says. Part 1."""
+"""How much memory this machine has, and how much is free, as the system reports it. Part 1."""
 
 import os
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")  # Linux
-CONTAINER_LIMITS = (  # cgroup 2 and 1; "max", or a number beyond all machines, where there is none
+# A container's limit in bytes, for cgroup 2 and cgroup 1. Without a limit, a file holds "max", or a number
+# larger than any machine's memory.
+CONTAINER_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
 
 
 def host_memory() -> tuple[int | None, int | None]:
-    """(free, total) in bytes; None where the system does not say: macOS has no number for what is free,
-    and Windows for neither.
+    """(free, total) memory in bytes. A number that the system does not report is None: macOS does not report
+    free memory, and Windows reports neither number.
     """
     return _bytes("SC_AVPHYS_PAGES"), _bytes("SC_PHYS_PAGES")
 
 
 def available_memory() -> int | None:
-    """Bytes that programs may still take before the system ends one of them: what is free, what it keeps of
-    files and can drop, and swap; not more than a container's limit. All there is where the system does not
-    say what is in use; None where it says nothing.
+    """Bytes that programs may still allocate before the system kills a program for lack of memory.
+
+    The number is the sum of free memory, cached files that the system can drop, and free swap, and at most
+    the container's limit. If the system does not report free memory, the total memory counts as free.
+    Returns None if the system does not report the total memory either.
     """
     try:
         fields = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
@@ -30,20 +34,21 @@ def available_memory() -> int | None:
         if total is None:
             return None
         available = total
-    return min([available, *filter(None, map(_container_limit, CONTAINER_LIMITS))])
+    limits = [limit for path in CONTAINER_LIMITS if (limit := _container_limit(path))]
+    return min([available, *limits])
 
 
 def _container_limit(path: Path) -> int | None:
-    """Bytes that this container may use; None: there is no limit."""
+    """Bytes that this container may use, or None if there is no limit."""
     try:
         return int(path.read_text())
-    except (OSError, ValueError):  # no container, or no limit
+    except (OSError, ValueError):  # the file does not exist, or holds "max"
         return None
 
 
 def _bytes(pages: str) -> int | None:
-    """Bytes of the pages that sysconf counts under this name; None: it does not."""
+    """The bytes of the pages that sysconf counts under the name `pages`, or None without such a name."""
     try:
         return os.sysconf("SC_PAGESIZE") * os.sysconf(pages)
-    except (AttributeError, ValueError, OSError):  # no such function, no such name, no number for it
+    except (AttributeError, ValueError, OSError):  # no sysconf (Windows), an unknown name, or no value
         return None

@@ -1,9 +1,10 @@
-"""Weights on huge pages: a step looks up fewer addresses. Part 17.
+"""Puts weights on huge pages, so that a step looks up fewer addresses. Part 17.
 
-A processor addresses memory in pages of 4 KiB, and remembers where a few thousand of them are (its TLB). A
-step reads every weight, so it must look most of their pages up again. Linux can put 2 MiB behind one such
-entry. Promises nothing but speed: on another system, with Linux before 6.1, or where no 2 MiB are free in one
-piece, nothing changes. Source: madvise(2), MADV_COLLAPSE.
+A processor addresses memory in pages of 4 KiB. Its TLB, a small cache, holds the addresses of a few thousand
+pages. A step reads every weight, so the processor must look up the addresses of most pages again. With huge
+pages, one entry of the TLB covers 2 MiB. Only the speed changes. On a system other than Linux, on Linux
+before 6.1, or where no 2 MiB of memory are free in one piece, nothing changes. Source: madvise(2),
+MADV_COLLAPSE.
 """
 
 import ctypes
@@ -13,22 +14,25 @@ from pathlib import Path
 
 MADV_COLLAPSE = 25  # in Linux's mman.h
 HUGE_PAGE = 2**21  # bytes
-MAPS = Path("/proc/self/maps")  # what Linux says of this process's memory
-Region = tuple[int, int]  # the first address, and the first one behind
+MAPS = Path("/proc/self/maps")  # on Linux: the regions of this process's memory
+Region = tuple[int, int]  # the first address of a piece of memory, and the first address after it
 
 
 @contextmanager
 def huge_pages() -> Iterator[None]:
-    """Memory that this process takes inside the block lies on huge pages afterwards, as far as Linux can."""
+    """Move the memory that this process allocates inside the block to huge pages when the block ends.
+
+    Linux moves as much as it can. Memory that cannot be moved stays on small pages.
+    """
     before = _writable_regions()
     yield
     for start, end in new_regions(_writable_regions(), before):
-        if end - start >= HUGE_PAGE:  # if madvise fails, nothing has changed
+        if end - start >= HUGE_PAGE:  # madvise's result is not read: if it fails, nothing has changed
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
 
 
 def new_regions(regions: Iterable[Region], before: list[Region]) -> Iterator[Region]:
-    """The pieces of `regions` that are in none of `before`. Both are sorted by their addresses."""
+    """The pieces of `regions` that no region of `before` covers. Both lists are sorted by address."""
     for start, end in regions:
         for old_start, old_end in before:
             if old_start < end and start < old_end:
@@ -40,9 +44,12 @@ def new_regions(regions: Iterable[Region], before: list[Region]) -> Iterator[Reg
 
 
 def _writable_regions() -> list[Region]:
-    """This process's memory that it may write to and that is no file; empty where the system does not say."""
+    """The regions of this process that are writable and not backed by a file, sorted by address.
+
+    Empty on a system without MAPS.
+    """
     regions = []
-    # Files of other encodings may be mapped; their names do not matter here.
+    # The name of a mapped file need not be UTF-8, and does not matter here.
     for line in MAPS.read_text("utf-8", errors="replace").splitlines() if MAPS.exists() else ():
         addresses, rights, _, _, _, *name = line.split()
         if rights.startswith("rw") and name in ([], ["[heap]"]):

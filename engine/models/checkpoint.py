@@ -1,7 +1,7 @@
-"""Where a model's files are: an embedded model's name, a local folder, or an id on the Hugging Face hub.
+"""Finds a model's files: of an embedded model, in a local folder, or on the Hugging Face hub.
 
-Promises a local folder with the files asked for, or a `CheckpointError` that says what was looked for and
-where. Knows nothing of what is in the files. Part 1.
+Promises a local folder with the files, or a `CheckpointError` that says which file was looked for and where.
+Does not know the contents of the files. Part 1.
 """
 
 import json
@@ -11,50 +11,54 @@ from difflib import get_close_matches
 from pathlib import Path
 
 ZOO = Path(__file__).parents[1] / "zoo"
-MAX_FILE_BYTES = 1 << 28  # of settings or a vocabulary; the largest that are known have 40 million
-SMALL_FILES = ["*.json", "*.txt", "*.jinja"]  # settings, vocabularies, chat templates: all but the weights
+MAX_FILE_BYTES = 1 << 28  # of a file of settings or a vocabulary; the largest known one has 40 million bytes
+SMALL_FILES = ["*.json", "*.txt", "*.jinja"]  # all files but the weights: settings, vocabularies, templates
 
 
 class CheckpointError(Exception):
-    """A checkpoint's file is missing, damaged, or not what the model needs; the message names it."""
+    """A file of a checkpoint is missing, damaged, or not what the model needs. The message names the file."""
 
 
 def embedded_models() -> list[str]:
-    """Names of the models that ship inside this package, found by scanning `engine/zoo`."""
+    """The names of the models inside this package, sorted: the folders of `engine/zoo`."""
     return sorted(path.parent.name for path in ZOO.glob("*/config.json"))
 
 
 def resolve(name: str | Path, weights: bool = False) -> Path:
-    """The local folder of model `name`; with `weights`, its tensors are there too.
+    """The local folder of model `name`: an embedded model's name, a folder, or a hub id "owner/name".
 
-    An embedded name wins over a folder of the same name: write `./storyteller` for the folder. A hub id is
-    downloaded into the Hugging Face cache, small files first, safetensors before pytorch_model.bin.
+    An embedded name takes precedence over a folder of the same name: write `./storyteller` for the folder.
+    The files of a hub id are downloaded into the Hugging Face cache. With `weights`, the weights are
+    downloaded, too: safetensors if the model has them, else pytorch_model.bin.
 
-    Raises CheckpointError: no such folder, or the hub could not provide it.
+    Raises CheckpointError if there is no such folder, or if the hub could not provide the files.
     """
     if str(name) in embedded_models():
         return ZOO / str(name)
-    folder = Path(os.path.expanduser(name))  # "~nobody/x" stays as it is written
+    folder = Path(os.path.expanduser(name))  # Path.expanduser would raise an error for "~nobody/x"
     try:
         if folder.is_dir():
             return _readable(folder)
     except OSError as error:
         raise CheckpointError(f"{folder}: {error.strerror}") from None
     is_path = isinstance(name, Path) or str(name).startswith((".", "/", "~")) or str(name).count("/") > 1
-    if is_path:  # a hub id is "owner/name"
+    if is_path:  # `name` cannot be a hub id, which is "owner/name"
         raise CheckpointError(f"no model folder at {name}")
     return _from_hub(str(name), weights)
 
 
 def _readable(folder: Path) -> Path:
-    """`folder`. Raises CheckpointError: this user may not read it."""
+    """Return `folder`. Raises CheckpointError if this user may not read it."""
     if not os.access(folder, os.R_OK | os.X_OK):
         raise CheckpointError(f"{folder}: not readable by this user")
     return folder
 
 
 def _from_hub(repo_id: str, weights: bool) -> Path:
-    """The folder of a download, in the Hugging Face cache. Raises CheckpointError."""
+    """Download a model, and return its folder in the Hugging Face cache.
+
+    Raises CheckpointError if the hub does not provide the model.
+    """
     from huggingface_hub import snapshot_download
 
     try:
@@ -63,7 +67,7 @@ def _from_hub(repo_id: str, weights: bool) -> Path:
             snapshot_download(repo_id, allow_patterns=[pattern])
             if any(folder.glob(pattern)):
                 break
-    except Exception as error:  # the hub client has many: offline, unknown id, gated, no space
+    except Exception as error:  # the hub's client raises many kinds: offline, unknown id, gated, disk full
         similar = get_close_matches(repo_id, embedded_models(), 1)
         raise CheckpointError(
             f"model {repo_id!r} is neither an embedded model ({', '.join(embedded_models())}) nor a "
@@ -74,8 +78,8 @@ def _from_hub(repo_id: str, weights: bool) -> Path:
 
 
 def _why(error: Exception) -> str:
-    """Why the hub did not provide a model: with what the user can do, where we know it; else in the words of
-    the hub's client.
+    """Why the hub did not provide a model. For a known error, the text says what the user can do. For any
+    other error, it is the first line of the error's message.
     """
     from huggingface_hub import errors
 
@@ -93,8 +97,10 @@ def _why(error: Exception) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text in `path`. Raises CheckpointError naming the file: it cannot be read, is no regular file (a
-    pipe may never end), or has more than MAX_FILE_BYTES.
+    """Read a UTF-8 text file.
+
+    Raises CheckpointError, which names the file, if the file cannot be read, is not UTF-8, is no regular file
+    (a pipe may never end), or has more than MAX_FILE_BYTES.
     """
     try:
         status = path.stat()
@@ -107,14 +113,17 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
-    except OSError as error:  # no permission, a folder in its place, a broken disk
+    except OSError as error:  # for example no permission, or a folder with this name
         raise CheckpointError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path}: not UTF-8 ({error})") from None
 
 
 def read_json(path: Path) -> dict:
-    """The JSON object in `path`. Raises CheckpointError naming the file: it is missing, or has no object."""
+    """Read a JSON file that holds one object.
+
+    Raises CheckpointError, which names the file, as `read_text` does, or if the content is no JSON object.
+    """
     try:
         content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""A model's sizes and settings, read from a Hugging Face `config.json`.
+"""The sizes and settings of a model, read from a Hugging Face `config.json`.
 
-Promises one record with the same field names for every architecture. Does not know any architecture: each
-model file translates the names in its config.json (`config_from`). Part 1.
+Promises one record with the same field names for every architecture. Does not know any architecture: the
+module of each architecture translates the names of its config.json in `config_from`. Part 1.
 """
 
 import dataclasses
@@ -13,12 +13,15 @@ from types import ModuleType
 
 from engine.models.checkpoint import CheckpointError, read_json, resolve
 
-MAX_SIZE = 2**31 - 1  # of a field that is a size: no machine could hold more
+MAX_SIZE = 2**31 - 1  # the largest value of an integer field; no machine could hold a larger model
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and settings of a decoder-only transformer, with the letters that shapes have in this project."""
+    """The sizes and settings of a decoder-only transformer.
+
+    The letters in the comments are those of tensor shapes throughout the project.
+    """
 
     model_type: str
     vocab_size: int  # V
@@ -28,20 +31,20 @@ class ModelConfig:
     num_kv_heads: int  # Hkv, key and value heads
     head_dim: int  # Dh
     intermediate_size: int  # width of the MLP
-    max_positions: int  # the longest sequence the model can see, in tokens
-    norm_eps: float
-    activation: str
-    tie_word_embeddings: bool
-    dtype: str | None = None  # the checkpoint's own, e.g. "float16"
-    eos_token_ids: tuple[int, ...] = ()
-    raw: dict = field(default_factory=dict, repr=False, compare=False)  # config.json as it is
+    max_positions: int  # tokens of the longest sequence that the model accepts, prompt and output together
+    norm_eps: float  # added under the root of a norm
+    activation: str  # of the MLP, as Hugging Face names it, e.g. "gelu_new"
+    tie_word_embeddings: bool  # the output layer shares the weight of the embedding
+    dtype: str | None = None  # of the weights in the checkpoint, e.g. "float16"; None if config.json has none
+    eos_token_ids: tuple[int, ...] = ()  # tokens that end a text
+    raw: dict = field(default_factory=dict, repr=False, compare=False)  # the content of config.json
 
     @classmethod
     def from_pretrained(cls, name: str | Path) -> "ModelConfig":
-        """Read the configuration of an embedded model, a folder or a hub id.
+        """Read the configuration of an embedded model, a folder or a hub id (see `resolve`).
 
-        Raises CheckpointError: no such model, a file that is not JSON, an architecture or a setting that is
-        not supported, a field that should be a number and is not.
+        Raises CheckpointError if there is no such model, if a file is not JSON, if the architecture or a
+        setting is not supported, or if a number is missing or out of range.
         """
         folder = resolve(name)
         path = folder / "config.json"
@@ -55,13 +58,13 @@ class ModelConfig:
             raise CheckpointError(f"{path}: has no {error}") from None
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from None
-        except (TypeError, ValueError, ArithmeticError) as error:  # a text for a number, or 0
+        except (TypeError, ValueError, ArithmeticError) as error:  # a size is a string, or 0
             raise CheckpointError(f"{path}: {type(error).__name__}: {error}") from None
         return dataclasses.replace(config, eos_token_ids=_eos_token_ids(folder, raw))
 
     def _check_numbers(self) -> None:
-        """Raises CheckpointError: a size is not a whole number from 1 to MAX_SIZE, or a float field is
-        negative or not a number.
+        """Raises CheckpointError if an integer field is not a whole number from 1 to MAX_SIZE, or if a float
+        field is not a number of at least 0.
         """
         for spec in dataclasses.fields(self):
             value = getattr(self, spec.name)
@@ -73,14 +76,14 @@ class ModelConfig:
                 raise CheckpointError(f"{spec.name}={value!r}: a number from 0 on is accepted")
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Bytes of keys and values one token needs: 2 · L · Hkv · Dh · bytes per value."""
+        """The bytes of one token's keys and values in all layers: 2 · L · Hkv · Dh · bytes_per_value."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_value
 
 
 def architecture(model_type: str) -> ModuleType:
-    """The module `engine.models.<model_type>`: its `Model`, `config_from` and `places`, found by its name.
+    """The module `engine.models.<model_type>`. It has Model, config_from, places, PREFIX and REDUNDANT.
 
-    Raises CheckpointError, which lists the supported ones.
+    Raises CheckpointError, which lists the supported model types, if there is no such architecture.
     """
     module = _architecture(model_type) if str(model_type).isidentifier() else None
     if module is None:
@@ -90,26 +93,27 @@ def architecture(model_type: str) -> ModuleType:
 
 
 def architectures() -> list[str]:
-    """Every `model_type` that is supported."""
+    """Every supported `model_type`, sorted."""
     names = sorted(module.name for module in iter_modules([str(Path(__file__).parent)]))
     return [name for name in names if _architecture(name)]
 
 
 def _architecture(name: str) -> ModuleType | None:
-    """`engine.models.<name>`; None if there is no such module, or it is no architecture."""
+    """The module `engine.models.<name>`, or None if there is no such module, or if it is no architecture."""
     try:
         module = import_module(f"engine.models.{name}")
     except ModuleNotFoundError as error:
         if error.name != f"engine.models.{name}":
-            raise  # the module is there; another one, which it imports, is not
+            raise  # the module exists, but a module that it imports does not
         return None
     return module if hasattr(module, "config_from") else None
 
 
 def _eos_token_ids(folder: Path, raw: dict) -> tuple[int, ...]:
-    """generation_config.json wins over config.json, as in Hugging Face; either may hold one id or several.
+    """The ids of the tokens that end a text: from generation_config.json, else from config.json, as in
+    Hugging Face. Either file may hold one id or a list of ids.
 
-    Raises CheckpointError: it is neither an id nor a list of ids.
+    Raises CheckpointError if the value is neither an id nor a list of ids.
     """
     path = folder / "generation_config.json"
     ids = read_json(path).get("eos_token_id") if path.exists() else None

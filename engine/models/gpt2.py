@@ -1,7 +1,7 @@
 """GPT-2 on one flat token axis: embed, L blocks of attention and MLP, norm, logits.
 
-Promises Hugging Face's numbers for any GPT-2 checkpoint. Does not know how many sequences the T tokens belong
-to, nor where keys and values live: `attend` does. Part 1.
+Promises Hugging Face's numbers for any GPT-2 checkpoint. The model does not know how many sequences the T
+tokens belong to, nor where keys and values are stored: only `attend` knows both. Part 1.
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 """
 
@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "relu": F.relu,
 }
-# Settings of Hugging Face's GPT2Config that change the arithmetic, with the one value computed here.
+# Settings of Hugging Face's GPT2Config that change the arithmetic, each with the only value supported here.
 FIXED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -35,9 +35,9 @@ FIXED = {
 
 
 def config_from(raw: dict) -> ModelConfig:
-    """GPT-2's config.json in our vocabulary.
+    """Translate GPT-2's config.json, given as `raw`, to a ModelConfig.
 
-    Raises CheckpointError for a setting this file does not compute.
+    Raises CheckpointError for a setting that this module does not support, and KeyError for a missing field.
     """
     for name, value in FIXED.items():
         if raw.get(name, value) != value:
@@ -69,22 +69,24 @@ def config_from(raw: dict) -> ModelConfig:
 
 
 class Attention(Module):
-    """Hq heads, each with queries, keys and values of its own: x[T, D] -> [T, D]."""
+    """Self-attention with Hq heads of queries, keys and values: x[T, D] -> [T, D]."""
 
     def __init__(self, layer: int, config: ModelConfig, **factory) -> None:
         super().__init__()
         self.layer, self.heads, self.head_dim = layer, config.num_heads, config.head_dim
-        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, **factory)
-        self.proj = Linear(config.hidden_size, config.hidden_size, **factory)
+        width = config.num_heads * config.head_dim  # D
+        self.qkv = Linear(config.hidden_size, 3 * width, **factory)
+        self.proj = Linear(width, config.hidden_size, **factory)
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        """x[T, D] -> [T, D], through one call of `attend`."""
         q, k, v = self.qkv(x).view(-1, 3, self.heads, self.head_dim).unbind(1)  # each [T, Hq, Dh]
         out = attend(self.layer, q, k, v)  # [T, Hq, Dh]
         return self.proj(out.flatten(1))  # [T, D]
 
 
 class MLP(Module):
-    """Two linear layers, and the activation between them: x[T, D] -> [T, D]."""
+    """Two linear layers with an activation between them: x[T, D] -> [T, D]."""
 
     def __init__(self, config: ModelConfig, **factory) -> None:
         super().__init__()
@@ -93,11 +95,12 @@ class MLP(Module):
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x)))  # [T, D] -> [T, 4D] -> [T, D]
+        """x[T, D] -> [T, D]"""
+        return self.down(self.activation(self.up(x)))  # [T, D] -> [T, intermediate_size] -> [T, D]
 
 
 class Block(Module):
-    """Attention, then MLP: each computes from the normed x[T, D] what is added to x."""
+    """Attention, then the MLP: each adds to x[T, D] its result for the normalised x."""
 
     def __init__(self, layer: int, config: ModelConfig, **factory) -> None:
         super().__init__()
@@ -106,14 +109,15 @@ class Block(Module):
         self.norm2, self.mlp = norm(), MLP(config, **factory)
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        """x[T, D] -> [T, D], through one call of `attend`."""
         x = x + self.attention(self.norm1(x), attend)  # tokens exchange information
-        return x + self.mlp(self.norm2(x))  # each token thinks for itself
+        return x + self.mlp(self.norm2(x))  # each token is computed by itself
 
 
 class Model(LanguageModel):
-    """GPT-2. Parameters are uninitialised until the loader fills them."""
+    """GPT-2. The parameters are uninitialised until the loader fills them."""
 
-    head: nn.Linear
+    head: nn.Linear  # [T, D] -> [T, V]
 
     def __init__(
         self, config: ModelConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
@@ -130,10 +134,10 @@ class Model(LanguageModel):
             self.head.weight = self.embed.weight
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """token_ids[T], positions[T] -> hidden[T, D], normalised, ready for `logits`.
+        """token_ids[T], positions[T] -> hidden[T, D], after the last norm: the input of `logits`.
 
-        Raises ValueError for a position or a token id past the tables the model learned, naming it and the
-        last one there is (on a GPU the caller must check).
+        Raises ValueError for a position or a token id past the model's embedding tables. The message names
+        the position and the id, and the last ones that the tables have. On a GPU the caller must check both.
         """
         try:
             x = self.embed(token_ids) + self.embed_position(positions)  # [T, D]
@@ -149,7 +153,7 @@ class Model(LanguageModel):
 
 
 def places(config: ModelConfig) -> dict[str, Place]:
-    """Hugging Face's tensor names (without the optional prefix `transformer.`) and their places above."""
+    """Hugging Face's tensor names, without the optional prefix `transformer.`, with their places in Model."""
     table = {
         "wte.weight": Place("embed.weight"),
         "wpe.weight": Place("embed_position.weight"),
@@ -166,8 +170,11 @@ def places(config: ModelConfig) -> dict[str, Place]:
     }
     for i in range(config.num_layers):
         for theirs, ours in linears.items():
-            table[f"h.{i}.{theirs}.weight"] = Place(f"blocks.{i}.{ours}.weight", transpose=True)
-            table[f"h.{i}.{theirs}.bias"] = Place(f"blocks.{i}.{ours}.bias")
+            matrices = 3 if ours == "attention.qkv" else 1
+            table[f"h.{i}.{theirs}.weight"] = Place(
+                f"blocks.{i}.{ours}.weight", transpose=True, matrices=matrices
+            )
+            table[f"h.{i}.{theirs}.bias"] = Place(f"blocks.{i}.{ours}.bias", matrices=matrices)
         for theirs, ours in {"ln_1": "norm1", "ln_2": "norm2"}.items():
             for leaf in ("weight", "bias"):
                 table[f"h.{i}.{theirs}.{leaf}"] = Place(f"blocks.{i}.{ours}.{leaf}")
@@ -175,5 +182,5 @@ def places(config: ModelConfig) -> dict[str, Place]:
 
 
 PREFIX = "transformer."
-# Saved by some versions, computed here: causal masks, and the head when it is the embedding.
+# Tensors that some versions save and this model does not need: causal masks, and a tied head.
 REDUNDANT = r"h\.\d+\.attn\.(bias|masked_bias)|lm_head\.weight"

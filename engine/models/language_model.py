@@ -1,9 +1,10 @@
-"""What the rest of the engine may ask of a model, whatever its architecture. Part 1.
+"""The interface of a model, whatever its architecture. Part 1.
 
     hidden[T, D] = model(token_ids[T], positions[T], attend)
     logits[R, V] = model.logits(hidden[rows])
 
-T tokens lie end to end on one axis. `attend` alone knows their sequences, and where keys and values live.
+The T tokens of all sequences lie end to end on one axis. Only `attend` knows which tokens form a sequence,
+and where keys and values are stored.
 """
 
 from torch import Tensor, nn
@@ -13,11 +14,17 @@ from engine.models.weights import Module
 
 
 class LanguageModel(Module):
-    """The base of each architecture's `Model`, which adds `forward`: it computes the hidden states."""
+    """The base class of each architecture's `Model`.
+
+    A subclass defines `forward`, which computes hidden[T, D].
+    """
 
     config: ModelConfig
     head: nn.Module  # the output layer: hidden[R, D] -> logits[R, V]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden[R, D] -> [R, V]. R rows, and not all T: most tokens' logits are never used."""
+        """hidden[R, D] -> logits[R, V], for the R rows that the caller selects from the T rows of `forward`.
+
+        Most rows need no logits: the token after them is already known.
+        """
         return self.head(hidden)

@@ -1,9 +1,9 @@
 """Llama on one flat token axis: RMSNorm, rotary positions, grouped heads, a gated MLP. Part 20.
 
-Promises Hugging Face's numbers for any Llama checkpoint (Llama 1 to 3, TinyLlama), and computes Qwen3 too
-(qwen3.py), which norms queries and keys. Like GPT-2's file it knows nothing of sequences and of where keys
-and values live: so batching, pages, graphs and all that Parts 3 to 19 add work with it unchanged.
-Sources: Touvron et al. 2023, https://arxiv.org/abs/2302.13971; grouped heads: Ainslie et al. 2023,
+Promises Hugging Face's numbers for any Llama checkpoint (Llama 1 to 3, TinyLlama). Also computes Qwen3
+(qwen3.py), which normalises queries and keys. Like gpt2.py, this module does not know which tokens form a
+sequence, nor where keys and values are stored. So everything that Parts 3 to 19 add works with Llama
+unchanged. Sources: Touvron et al. 2023, https://arxiv.org/abs/2302.13971; grouped heads: Ainslie et al. 2023,
 https://arxiv.org/abs/2305.13245; SwiGLU: Shazeer 2020, https://arxiv.org/abs/2002.05202.
 """
 
@@ -22,24 +22,24 @@ from engine.models.language_model import LanguageModel
 from engine.models.rope import Rope, rope_from, rotate
 from engine.models.weights import Embedding, Linear, Module, Place
 
-MAX_HEAD_DIM = 1 << 16  # far above any model's; its frequencies are computed before memory is counted
+MAX_HEAD_DIM = 1 << 16  # far above any model; `rope_from` takes memory for it before memory is checked
 Angles = tuple[Tensor, Tensor]  # cosines and sines, [T, 1, Dh/2] each
 
 
 @dataclass(frozen=True)
 class LlamaConfig(ModelConfig):
-    """ModelConfig, and the settings that this family alone has."""
+    """A ModelConfig with the settings that only Llama and Qwen3 have."""
 
     rope: Rope = Rope(())
     attention_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # queries and keys are normed, head by head (Qwen3)
+    qk_norm: bool = False  # whether an RMSNorm is applied to each query head and key head (Qwen3)
 
 
 def config_from(raw: dict) -> LlamaConfig:
-    """Llama's config.json in our vocabulary.
+    """Translate Llama's config.json, given as `raw`, to a LlamaConfig.
 
-    Raises CheckpointError for a setting this file does not compute.
+    Raises CheckpointError for a setting that this module does not support, and KeyError for a missing field.
     """
     D, heads = raw["hidden_size"], raw["num_attention_heads"]
     kv_heads = raw.get("num_key_value_heads") or heads
@@ -53,7 +53,7 @@ def config_from(raw: dict) -> LlamaConfig:
         if D % heads:
             raise CheckpointError(f"hidden_size={D} is not a multiple of num_attention_heads={heads}")
         head_dim = D // heads
-    if type(head_dim) is int and head_dim > MAX_HEAD_DIM:  # before its frequencies are computed
+    if type(head_dim) is int and head_dim > MAX_HEAD_DIM:
         raise CheckpointError(f"head_dim={head_dim!r:.40}: at most {MAX_HEAD_DIM:,} is accepted")
     return LlamaConfig(
         model_type=raw["model_type"],
@@ -77,18 +77,22 @@ def config_from(raw: dict) -> LlamaConfig:
 
 
 class RMSNorm(Module, nn.RMSNorm):
-    """x divided by its root mean square: LayerNorm without the mean and without a bias."""
+    """Divides x by its root mean square: LayerNorm without subtracting the mean and without a bias."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x[..., D] -> the same shape and dtype: each row divided by √(mean of its squares + self.eps), times
-        self.weight[D]. Squares, mean and root are fp32 whatever the dtype is, as fp16 ends at 65,504.
+        """x[..., D] -> the same shape and dtype.
+
+        Each row is divided by √(mean of its squares + self.eps), and multiplied by self.weight[D]. Squares,
+        mean and root are computed in fp32, whatever the dtype of x, because fp16 ends at 65,504.
         """
         return torch.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
 
 class Attention(Module):
-    """Hq query heads over Hkv heads of keys and values. Hq / Hkv neighbouring query heads share a key head,
-    so the cache is Hq / Hkv times smaller.
+    """Self-attention with Hq query heads and Hkv heads of keys and values.
+
+    Hq / Hkv neighbouring query heads share a key head and a value head, which makes the KV cache Hq / Hkv
+    times smaller than with Hq heads of keys and values.
     """
 
     def __init__(self, layer: int, config: LlamaConfig, **factory) -> None:
@@ -107,11 +111,11 @@ class Attention(Module):
     def forward(self, x: Tensor, angles: Angles, attend: Attend) -> Tensor:
         """x[T, D] -> [T, D], through one call of `attend(self.layer, q, k, v)`.
 
-        The rows of `qkv` are all heads of queries, then all of keys, then all of values (self.heads says how
-        many of each). Queries and keys are normed head by head (if there are norms), then turned; values are
-        neither. Keys and values are handed over once per head they have: who shares them is attend's affair,
-        and so is the division by √Dh.
-        What it gives back, [T, Hq, Dh], goes through `proj`, head after head.
+        The output of `qkv` has all query heads, then all key heads, then all value heads; self.heads has the
+        number of each. Queries and keys are normalised head by head (if q_norm and k_norm exist), and then
+        rotated. Values are neither normalised nor rotated. `attend` takes q[T, Hq, Dh], k[T, Hkv, Dh] and
+        v[T, Hkv, Dh]: it shares key heads among query heads and divides by √Dh itself. It returns [T, Hq,
+        Dh], and `proj` takes the heads of a token end to end.
         """
         qkv = self.qkv(x).unflatten(1, (-1, self.head_dim))  # [T, Hq + 2 Hkv, Dh]
         q, k, v = qkv.split(self.heads, dim=1)  # [T, Hq, Dh], [T, Hkv, Dh] twice
@@ -122,7 +126,7 @@ class Attention(Module):
 
 
 class MLP(Module):
-    """SwiGLU: one product says what there is to add, another, through silu, how much of it is let in."""
+    """SwiGLU: down(silu(gate(x)) · up(x)), x[T, D] -> [T, D]. One layer, `gate_up`, computes gate and up."""
 
     def __init__(self, config: LlamaConfig, **factory) -> None:
         super().__init__()
@@ -131,12 +135,13 @@ class MLP(Module):
         self.down = Linear(inner, config.hidden_size, bias=bias, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x[T, D] -> [T, D]"""
         gate, up = self.gate_up(x).chunk(2, dim=-1)  # [T, inner] each
         return self.down(F.silu(gate) * up)  # [T, D]
 
 
 class Block(Module):
-    """Attention, then MLP; each adds to x[T, D] what it makes of x normed."""
+    """Attention, then the MLP: each adds to x[T, D] its result for the normalised x."""
 
     def __init__(self, layer: int, config: LlamaConfig, **factory) -> None:
         super().__init__()
@@ -145,15 +150,16 @@ class Block(Module):
         self.norm2, self.mlp = norm(), MLP(config, **factory)
 
     def forward(self, x: Tensor, angles: Angles, attend: Attend) -> Tensor:
+        """x[T, D] -> [T, D], through one call of `attend`."""
         x = x + self.attention(self.norm1(x), angles, attend)  # tokens exchange information
-        return x + self.mlp(self.norm2(x))  # each token thinks for itself
+        return x + self.mlp(self.norm2(x))  # each token is computed by itself
 
 
 class Model(LanguageModel):
-    """Llama or Qwen3. Parameters are uninitialised until the loader fills them."""
+    """Llama or Qwen3. The parameters are uninitialised until the loader fills them."""
 
     config: LlamaConfig
-    head: nn.Linear
+    head: nn.Linear  # [T, D] -> [T, V]
     frequencies: Tensor  # fp32[Dh/2]: radians per position
 
     def __init__(
@@ -172,10 +178,11 @@ class Model(LanguageModel):
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """token_ids[T], positions[T] -> hidden[T, D], normalised, ready for `logits`.
+        """token_ids[T], positions[T] -> hidden[T, D], after the last norm: the input of `logits`.
 
-        Raises ValueError for a token id past the vocabulary, naming it and the last one there is (on a GPU
-        the caller must check). Any position is computed: how far the model is of use is the caller's affair.
+        Raises ValueError for a token id past the vocabulary. The message names the id and the last id that
+        the model has. On a GPU the caller must check the ids. Any position is accepted: the caller keeps to
+        config.max_positions.
         """
         try:
             x = self.embed(token_ids)  # [T, D]
@@ -191,19 +198,20 @@ class Model(LanguageModel):
 
 
 def places(config: LlamaConfig) -> dict[str, Place]:
-    """Hugging Face's tensor names, without the prefix `model.`, and their places above.
+    """Hugging Face's tensor names, without the prefix `model.`, and their places in `Model`.
 
-    embed_tokens, norm and lm_head (if it is not tied: then no file needs it) are our embed, norm and head. Of
-    layers.N, ours are in blocks.N:
+    embed_tokens, norm and lm_head are our embed, norm and head. A head that is tied to the embedding has no
+    entry, since no file needs its tensor. The tensors of layers.N are in our blocks.N:
         self_attn.q_proj, k_proj, v_proj       attention.qkv: rows of Hq heads, then of Hkv, then of Hkv
         self_attn.o_proj                       attention.proj
-        mlp.gate_proj, up_proj                 mlp.gate_up: the gate's rows, then up's
+        mlp.gate_proj, up_proj                 mlp.gate_up: the rows of gate_proj, then of up_proj
         mlp.down_proj                          mlp.down
         input_layernorm                        norm1
         post_attention_layernorm               norm2
         self_attn.q_norm, k_norm               attention.q_norm, k_norm (only with config.qk_norm)
-    Each has a weight, [out, in] on both sides; the linear layers have a bias where config.attention_bias or
-    config.mlp_bias says so, of the same rows. What fills a whole parameter has no rows (None).
+    Each of them has a weight, which is [out, in] in the file and in our model. A linear layer also has a
+    bias, with the same rows as its weight, if config.attention_bias or config.mlp_bias says so. A tensor that
+    fills a whole parameter has `rows` None.
     """
     table = {"embed_tokens.weight": Place("embed.weight"), "norm.weight": Place("norm.weight")}
     if not config.tie_word_embeddings:
@@ -232,5 +240,5 @@ def places(config: LlamaConfig) -> dict[str, Place]:
 
 
 PREFIX = "model."
-# Saved by some versions, computed here: the frequencies, and the head when it is the embedding.
+# Tensors that some versions save and this model does not need: the frequencies, and a tied head.
 REDUNDANT = r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq|lm_head\.weight"

@@ -1,8 +1,8 @@
-"""From a checkpoint's files to a model that can run.
+"""Loads a checkpoint's files into a model that is ready to run.
 
-Promises a model whose every parameter was filled from the files, or a `CheckpointError` that names file,
-tensor and shapes. Never unpickles code, never runs a checkpoint's own Python. Does not know any architecture.
-Part 1.
+Promises a model with every parameter filled from the files, or a `CheckpointError` that names the file, the
+tensor and the shapes. Never unpickles code, and never runs Python that comes with a checkpoint. Does not know
+any architecture. Part 1.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,15 +21,25 @@ from engine.machine.host_memory import available_memory
 from engine.models.checkpoint import CheckpointError, read_json, resolve
 from engine.models.config import ModelConfig, architecture
 from engine.models.language_model import LanguageModel
-from engine.models.weights import Filler, refuse_not_finite
+from engine.models.weights import Filler, Place, refuse_not_finite
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-CODES = "quantization_config"  # config.json has this entry if the checkpoint holds codes, not weights
-NamedTensor = tuple[Path, str, Tensor]  # the file it is in, and its name there
-# Fills a model on the meta device with codes: (model, config.json's entry CODES, tensors, folder, device) ->
-# the model.
+CODES = "quantization_config"  # the entry of config.json that a quantized checkpoint has: it holds codes
+NamedTensor = tuple[Path, str, Tensor]  # (file, the tensor's name in the file, the tensor)
+# model = restore(model on the meta device, the entry CODES of config.json, tensors, folder, device): fills
+# the model with the codes of a quantized checkpoint.
 RestoreQuantized = Callable[[LanguageModel, dict, Iterable[NamedTensor], Path, torch.device], LanguageModel]
+
+
+class Sharding(Protocol):
+    """One device's part of a model that several devices share (Extension A)."""
+
+    def config(self, config: ModelConfig) -> ModelConfig:
+        """The sizes of this device's part. Raises CheckpointError: the model cannot be divided like this."""
+
+    def shard(self, tensor: Tensor, place: Place, shape: tuple[int, ...]) -> Tensor:
+        """Of a checkpoint's tensor, what goes to this device: a view of `shape`, where there is one."""
 
 
 def load_model(
@@ -38,16 +49,19 @@ def load_model(
     load_format: str = "auto",
     transform: Callable[[LanguageModel], LanguageModel] | None = None,
     restore_quantized: RestoreQuantized | None = None,
+    sharding: Sharding | None = None,
 ) -> LanguageModel:
-    """Build and fill the model `name` (an embedded name, a folder or a hub id), ready for inference.
+    """Build the model `name`, an embedded name, a folder or a hub id, and fill it, ready for inference.
 
-    dtype "auto" is float32 on a CPU, where half precision is slow, and the checkpoint's own elsewhere.
-    load_format: "auto" takes safetensors, else pytorch_model.bin ("pt"); "dummy" draws random weights in the
-    true shape (seed 0), for speed work without a download. `transform` changes the finished model: packed
-    weights (Part 3), quantization (17), adapters (18). `restore_quantized` reads a checkpoint of codes:
-    Part 17's `restore`.
+    `dtype` is one of DTYPES or a torch.dtype. "auto" means float32 on a CPU, where half precision is slow,
+    and the dtype of the checkpoint elsewhere. `load_format` is one of LOAD_FORMATS. "auto" reads safetensors
+    if there are any, else pytorch_model.bin. "dummy" fills the model with random weights (seed 0), for
+    measurements of speed without a download. `transform` changes the filled model: it packs weights (Part 3),
+    quantizes (Part 17) or adds adapters (Part 18). `restore_quantized` reads a quantized checkpoint: Part
+    17's `restore`. With `sharding` only this device's part of the model is built, and only that part is read
+    from the files (Extension A). The sizes in the model's `config` are then those of the part.
 
-    Raises CheckpointError (a file or tensor), ValueError (an argument).
+    Raises CheckpointError for a file or a tensor, and ValueError for an argument.
     """
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load_format={load_format!r}: accepted are {', '.join(LOAD_FORMATS)}")
@@ -57,6 +71,8 @@ def load_model(
         raise ValueError(f"device={str(device)!r} cannot be used: {str(error).splitlines()[0]}") from None
     folder = resolve(name, weights=load_format != "dummy")
     config = ModelConfig.from_pretrained(folder)
+    if sharding is not None:
+        config = sharding.config(config)
     weight_dtype, is_quantized = _torch_dtype(dtype, config, device), config.raw.get(CODES) is not None
     if load_format == "dummy":
         if is_quantized:
@@ -69,34 +85,52 @@ def load_model(
     else:
         tensors = list(_read_tensors(folder, load_format))
         if is_quantized:
+            if sharding is not None:
+                raise CheckpointError(
+                    f"{folder}: this checkpoint is quantized, and is loaded on one device only; a plain "
+                    "checkpoint can be quantized on several"
+                )
             model = _load_codes(folder, config, weight_dtype, device, tensors, restore_quantized)
         else:
-            model = _load_weights(folder, config, weight_dtype, device, tensors)
+            model = _load_weights(folder, config, weight_dtype, device, tensors, sharding)
     model = model.eval().requires_grad_(False)
     return transform(model) if transform else model
 
 
 def _load_weights(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, tensors: list[NamedTensor]
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    tensors: list[NamedTensor],
+    sharding: Sharding | None,
 ) -> LanguageModel:
-    """The model with these weights. Until it is clear that all tensors fit, only their shapes are read."""
+    """The model, filled with the weights `tensors`. Their numbers are read only after all shapes fit."""
     family = architecture(config.model_type)
-    # 1. Check that what config.json says fits this machine and the files' tensors. No memory is taken yet.
+    # 1. Check that the sizes in config.json fit this machine's memory and the tensors. A skeleton on the meta
+    #    device takes no memory.
     _refuse_missing_layers(folder, config, tensors)
     _refuse_too_large(folder, config, dtype.itemsize * _num_weights(folder, config), device)
     places, used = family.places(config), []
     skeleton = Filler(family.Model(config, device="meta", dtype=dtype), places)
+
+    def shard(name: str, tensor: Tensor) -> Tensor:
+        """What of this tensor goes to this device. It is read when it is copied, and not before."""
+        if sharding is None or name not in places:
+            return tensor
+        return sharding.shard(tensor, places[name], skeleton.shape(name))
+
     for file, name, tensor in tensors:
         name = name.removeprefix(family.PREFIX)
         if name in places or not re.fullmatch(family.REDUNDANT, name):
-            skeleton.target(str(file), name, tensor)
+            skeleton.target(str(file), name, shard(name, tensor.to("meta")))
             used.append((str(file), name, tensor))
     skeleton.finish(str(folder))
-    # 2. The model, and its weights.
+    # 2. Allocate the model, and copy the weights.
     model = _build(folder, config, dtype, device)
     filler = Filler(model, places)
     for file_name, name, tensor in used:
-        filler.fill(file_name, name, tensor)
+        filler.fill(file_name, name, shard(name, tensor))
     return model
 
 
@@ -108,14 +142,17 @@ def _load_codes(
     tensors: list[NamedTensor],
     restore: RestoreQuantized | None,
 ) -> LanguageModel:
-    """The model with these codes. `dtype`: of the tensors that are no codes (norms, biases)."""
+    """The model, filled with the codes `tensors`.
+
+    `dtype` is for tensors that are no codes (norms, biases).
+    """
     _refuse_missing_layers(folder, config, tensors)
     if restore is None:
         raise CheckpointError(
             f"{folder / 'config.json'}: has a {CODES!r}: to read it, hand `restore` of Part 17's "
             "engine.quantization.checkpoint to load_model as restore_quantized="
         )
-    fewest_bytes = _num_weights(folder, config) // 2  # at four bits a weight
+    fewest_bytes = _num_weights(folder, config) // 2  # a weight takes at least four bits
     num_bytes = max(fewest_bytes, sum(tensor.nbytes for _, _, tensor in tensors))
     _refuse_too_large(folder, config, num_bytes, device)
     skeleton = architecture(config.model_type).Model(config, device="meta", dtype=dtype)
@@ -123,8 +160,9 @@ def _load_codes(
 
 
 def _refuse_missing_layers(folder: Path, config: ModelConfig, tensors: list[NamedTensor]) -> None:
-    """Raises CheckpointError: config.json has more layers than the files have tensors. So an absurd number of
-    layers is refused before anything is computed from it.
+    """Raises CheckpointError if config.json has more layers than the files have tensors.
+
+    This check comes first, because an absurd number of layers would make the next checks slow.
     """
     if config.num_layers > len(tensors):
         raise CheckpointError(
@@ -134,23 +172,28 @@ def _refuse_missing_layers(folder: Path, config: ModelConfig, tensors: list[Name
 
 
 def _num_weights(folder: Path, config: ModelConfig) -> int:
-    """How many weights the model has. Counted on a model of one layer, on the meta device: it takes no
+    """The number of weights of the model, counted on a model of one layer on the meta device, which takes no
     memory.
+
+    Raises CheckpointError if the sizes in config.json are too large for torch.
     """
+    one_layer_config = dataclasses.replace(config, num_layers=1)
     try:
-        model = architecture(config.model_type).Model(
-            dataclasses.replace(config, num_layers=1), device="meta"
-        )
-    except RuntimeError as error:  # torch multiplies sizes in 64 bits
+        model = architecture(config.model_type).Model(one_layer_config, device="meta")
+    except RuntimeError as error:  # the product of two sizes overflows torch's 64 bits
         raise CheckpointError(f"{folder / 'config.json'}: {str(error).splitlines()[0]}") from None
-    layer = sum(parameter.numel() for parameter in model.blocks.parameters())
-    return sum(parameter.numel() for parameter in model.parameters()) + (config.num_layers - 1) * layer
+    per_layer = sum(parameter.numel() for parameter in model.blocks.parameters())
+    with_one_layer = sum(parameter.numel() for parameter in model.parameters())
+    return with_one_layer + (config.num_layers - 1) * per_layer
 
 
 def _refuse_too_large(folder: Path, config: ModelConfig, num_bytes: int, device: torch.device) -> None:
-    """Raises CheckpointError with both numbers: the weights need more memory than there is."""
+    """Raises CheckpointError if the weights need more bytes than the device has free. Names both numbers.
+
+    Only the CPU and CUDA devices are checked.
+    """
     if device.type == "cuda":
-        # Torch holds memory of deleted tensors for later tensors, so this memory is free, too.
+        # Torch keeps the memory of deleted tensors for later tensors, so this memory counts as free.
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         free: int | None = torch.cuda.mem_get_info(device)[0] + cached
     else:
@@ -163,7 +206,7 @@ def _refuse_too_large(folder: Path, config: ModelConfig, num_bytes: int, device:
 
 
 def _build(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LanguageModel:
-    """The model, not filled yet. Raises CheckpointError: its memory could not be allocated."""
+    """Allocate the model, without filling it. Raises CheckpointError if there is not enough memory."""
     try:
         return architecture(config.model_type).Model(config, device=device, dtype=dtype)
     except (RuntimeError, MemoryError) as error:
@@ -172,14 +215,17 @@ def _build(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.
 
 
 def _check_finite(tensors: list[NamedTensor]) -> Iterator[NamedTensor]:
-    """These tensors, each checked as it is taken. Raises CheckpointError naming one that is not finite."""
+    """Yield the tensors, and check each one first.
+
+    Raises CheckpointError, which names the tensor, if one of its numbers is not finite.
+    """
     for file, name, tensor in tensors:
         refuse_not_finite(str(file), name, tensor)
         yield file, name, tensor
 
 
 def _torch_dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """The dtype of the weights. Raises ValueError: `dtype` is none of DTYPES."""
+    """The dtype of the weights. Raises ValueError if `dtype` is a string that is not in DTYPES."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype not in DTYPES:
@@ -191,19 +237,22 @@ def _torch_dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.de
 
 @torch.no_grad()
 def _fill_with_noise(model: nn.Module) -> None:
-    """Small random weights, biases of 0 and gains of 1, as before training."""
+    """Fill the model as before its training: small random weights, biases of 0, and norm gains of 1."""
     generator = torch.Generator(next(model.parameters()).device).manual_seed(0)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             parameter.normal_(0.0, 0.02, generator=generator)
         else:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)  # a bias, or a norm's gain
+            is_bias = name.endswith("bias")  # any other vector is the gain of a norm
+            parameter.fill_(0.0 if is_bias else 1.0)
 
 
 def _read_tensors(folder: Path, load_format: str) -> Iterator[NamedTensor]:
-    """Every (file, name, tensor) of a checkpoint. The files are mapped into memory: a tensor's numbers are
-    read when they are copied. (A pytorch_model.bin of before torch 1.6 cannot be mapped, and is read at
-    once.)
+    """Yield every (file, name, tensor) of a checkpoint.
+
+    The files are mapped into memory, so the numbers of a tensor are read only when they are copied. A
+    pytorch_model.bin from before torch 1.6 cannot be mapped, and is read at once. Raises CheckpointError if
+    there are no weights in this format, or if a file is missing or damaged.
     """
     formats = {
         "safetensors": ("model.safetensors", _read_safetensors),
@@ -216,7 +265,7 @@ def _read_tensors(folder: Path, load_format: str) -> Iterator[NamedTensor]:
         if index.exists():
             shards = _shards(index)
         elif (folder / single).is_file():
-            shards = {folder / single: None}  # None: all tensors in it
+            shards = {folder / single: None}  # without an index, no tensor is required
         else:
             continue
         for file, names in shards.items():
@@ -229,7 +278,10 @@ def _read_tensors(folder: Path, load_format: str) -> Iterator[NamedTensor]:
 
 
 def _shards(index: Path) -> dict[Path, list[str]]:
-    """Which tensors each file of a sharded checkpoint must hold."""
+    """The names of the tensors that each file of a sharded checkpoint must hold, from its index.
+
+    Raises CheckpointError if the index is damaged, names a file outside its folder, or names a missing file.
+    """
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: has no 'weight_map'")
@@ -241,7 +293,7 @@ def _shards(index: Path) -> dict[Path, list[str]]:
     for file in shards:
         try:
             exists = file.is_file()
-        except OSError as error:  # a name that is too long
+        except OSError as error:  # for example, a file name that is too long
             raise CheckpointError(f"{index}: {file.name!s:.80}: {error.strerror}") from None
         if not exists:
             raise CheckpointError(f"{file}: no such file, though {index.name} names it")
@@ -249,7 +301,10 @@ def _shards(index: Path) -> dict[Path, list[str]]:
 
 
 def _check_readable(file: Path) -> None:
-    """Raises CheckpointError in the system's words, where a reader of tensors would call the file damaged."""
+    """Raises CheckpointError with the system's message if the file cannot be opened.
+
+    Without this check, the readers of tensors would report the file as damaged.
+    """
     try:
         file.open("rb").close()
     except OSError as error:
@@ -257,18 +312,25 @@ def _check_readable(file: Path) -> None:
 
 
 def _read_safetensors(file: Path, names: list[str] | None) -> Iterator[NamedTensor]:
-    """The tensors of a file. `names`: those that the index says are in it. Raises CheckpointError."""
+    """Yield every (file, name, tensor) of a safetensors file.
+
+    `names` are the tensors that the index lists for the file, or None if there is no index. Raises
+    CheckpointError if the file is damaged or lacks one of `names`.
+    """
     try:
         with safe_open(file, framework="pt") as tensors:
             _check_listed(file, names, tensors.keys())
-            for name in tensors.keys():  # noqa: SIM118  # a file that is open, not a dictionary
+            for name in tensors.keys():  # noqa: SIM118  # `tensors` is an open file, and cannot be iterated
                 yield file, name, tensors.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: truncated or not a safetensors file ({error})") from None
 
 
 def _read_pickle(file: Path, names: list[str] | None) -> Iterator[NamedTensor]:
-    """As `_read_safetensors`; only tensors are unpickled."""
+    """Yield every (file, name, tensor) of a PyTorch pickle, of which only tensors are unpickled.
+
+    `names` and errors are as in `_read_safetensors`.
+    """
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, OSError, ValueError) as error:
@@ -281,7 +343,7 @@ def _read_pickle(file: Path, names: list[str] | None) -> Iterator[NamedTensor]:
 
 
 def _check_listed(file: Path, names: list[str] | None, in_file: Iterable[str]) -> None:
-    """Raises CheckpointError: the file lacks one of `names`, which an index lists for it (None: no index)."""
+    """Raises CheckpointError if one of `names` is not in the file. `names` is None without an index."""
     missing = set(names or ()) - set(in_file)
     if missing:
         raise CheckpointError(f"{file}: missing tensor {sorted(missing)[0]!r}, which the index says is here")

@@ -1,7 +1,8 @@
-"""Qwen3: Llama's body, with queries and keys normed head by head before they are turned. Part 20.
+"""Qwen3: the architecture of Llama, with a norm of each query head and key head before the rotation. Part 20.
 
-The norm (QK-norm) bounds the scores of attention, whatever the weights. Promises Hugging Face's numbers for
-dense Qwen3 checkpoints (0.6B to 32B). Source: Qwen3 Technical Report 2025, https://arxiv.org/abs/2505.09388.
+This norm (QK-norm) keeps attention scores from growing with the size of the weights of queries and keys.
+Promises Hugging Face's numbers for dense Qwen3 checkpoints (0.6B to 32B).
+Source: Qwen3 Technical Report 2025, https://arxiv.org/abs/2505.09388.
 """
 
 from dataclasses import replace
@@ -12,22 +13,26 @@ from engine.models.llama import PREFIX, REDUNDANT, LlamaConfig, Model, places
 
 __all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "places"]
 
-# Where config.json does not say, as in Hugging Face's Qwen3Config:
+# Defaults of Hugging Face's Qwen3Config, for fields that config.json leaves out.
 HEAD_DIM = 128
 MAX_WINDOW_LAYERS = 28
 
 
 def config_from(raw: dict) -> LlamaConfig:
-    """Qwen3's config.json in our vocabulary. Raises CheckpointError: as Llama's, or for a sliding window."""
+    """Translate Qwen3's config.json, given as `raw`, to a LlamaConfig.
+
+    Raises CheckpointError for a sliding window, and as `llama.config_from` does.
+    """
     _refuse_sliding_windows(raw)
     config = llama.config_from({"head_dim": HEAD_DIM} | raw)
     return replace(config, qk_norm=True, raw=raw)
 
 
 def _refuse_sliding_windows(raw: dict) -> None:
-    """Raises CheckpointError: some layers see only their last tokens. `layer_types` names each layer's kind;
-    where a file has none, layers from `max_window_layers` on have the window, if `use_sliding_window` is
-    true.
+    """Raises CheckpointError if some layers attend only to a window of the last tokens.
+
+    The setting `layer_types` names the kind of each layer. Without `layer_types`, the layers from
+    `max_window_layers` on have a window if `use_sliding_window` is true.
     """
     window = raw.get("use_sliding_window") and raw.get("sliding_window")
     if layer_types := raw.get("layer_types"):

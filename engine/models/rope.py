@@ -1,10 +1,12 @@
 """Rotary position embedding (RoPE): a token's position, encoded by rotating its queries and keys. Part 20.
 
-Numbers i and i + Dh/2 of a head are a point in the plane, and the token at position p rotates it by the angle
-p · f[i]. A query's product with a key then depends on the distance between the two tokens, not on where they
-stand. Nothing is learned and there is no table of positions. Promises Hugging Face's numbers for the ways in
-which Llama and Qwen3 checkpoints scale the frequencies f for longer texts than they were trained on; other
-ways are refused by name. Sources: Su et al. 2021, https://arxiv.org/abs/2104.09864; YaRN: Peng et al. 2023,
+Numbers i and i + Dh/2 of a head form a point in the plane. At position p, the point is rotated by the angle
+p · f[i], where f[i] is the frequency of pair i. The product of a query and a key then depends on the distance
+between the two tokens and not on their positions. No weights are learned, and there is no table of positions.
+
+Some checkpoints scale the frequencies for texts that are longer than the texts of their training. Promises
+Hugging Face's numbers for the scalings of Llama and Qwen3 checkpoints, and refuses any other scaling by name.
+Sources: Su et al. 2021, https://arxiv.org/abs/2104.09864; YaRN: Peng et al. 2023,
 https://arxiv.org/abs/2309.00071.
 """
 
@@ -22,24 +24,26 @@ DEFAULT_THETA = 10_000.0
 
 @dataclass(frozen=True)
 class Rope:
-    """How fast each pair of a head's numbers rotates."""
+    """The frequency at which each pair of a head's numbers rotates, and a scale."""
 
     frequencies: tuple[float, ...]  # [Dh/2]: radians per position
-    scale: float = 1.0  # rotated queries and keys are multiplied by it
+    scale: float = 1.0  # a factor of all rotated queries and keys
 
     def angles(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """positions[T] -> cosines and sines, [T, 1, Dh/2] each; once a step, for all layers. `frequencies`:
-        as fp32[Dh/2] on the device of `positions`.
+        """positions[T] -> (cosines, sines), [T, 1, Dh/2] each, in `dtype` and multiplied by `scale`.
+
+        `frequencies`: `self.frequencies` as an fp32 tensor [Dh/2] on the device of `positions`. The caller
+        makes this tensor once, so that a step copies nothing. One call serves all layers of a step.
         """
         radians = (positions[:, None].float() * frequencies)[:, None]  # [T, 1, Dh/2]
         return (radians.cos() * self.scale).to(dtype), (radians.sin() * self.scale).to(dtype)
 
 
 def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """x[T, H, Dh] -> the same, each head's pairs (i, i + Dh/2) turned by the token's angles.
+    """x[T, H, Dh] -> [T, H, Dh]: pair (i, i + Dh/2) of each head, rotated by angle i of the token.
 
-    angles: cosines and sines, [T, 1, Dh/2] each. Counterclockwise: a turn by 90° takes (a, b) to (-b, a).
-    x itself stays as it is.
+    `angles` has the cosines and sines of the angles, [T, 1, Dh/2] each. The rotation is counterclockwise: 90°
+    takes (a, b) to (-b, a). The tensor x itself does not change.
     """
     cos, sin = angles  # [T, 1, Dh/2]
     a, b = x.chunk(2, dim=-1)  # [T, H, Dh/2] each
@@ -47,10 +51,11 @@ def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def rope_from(raw: dict, head_dim: int) -> Rope:
-    """The Rope of a config.json: of its `rope_parameters` (transformers 5), or `rope_theta` and
-    `rope_scaling`.
+    """The Rope that a config.json, given as `raw`, describes.
 
-    Raises CheckpointError: a kind of scaling that is not computed here, or a number that it needs is missing.
+    The settings are in `rope_parameters` (transformers 5), or in `rope_theta` and `rope_scaling`. Raises
+    CheckpointError if `head_dim` is odd, if the scaling is not in SCALINGS, or if a number that the scaling
+    needs is missing or not above 0.
     """
     if head_dim % 2:
         raise CheckpointError(f"head_dim={head_dim} is odd: rotary embeddings need pairs")
@@ -70,16 +75,19 @@ def rope_from(raw: dict, head_dim: int) -> Rope:
         "original_max_position_embeddings": trained or max_positions,
         "max_position_embeddings": max_positions,
     }
-    # All in fp32, as in Hugging Face: at position 100,000 the last bit of a frequency changes the angle.
+    # Compute in fp32 like Hugging Face: at position 100,000 the last bit of a frequency changes the angle.
     theta = _number(settings, "rope_theta")
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float)  # [Dh/2]
-    periods = theta ** (pairs / head_dim)  # [Dh/2]: positions in which a pair rotates by 1 radian
+    periods = theta ** (pairs / head_dim)  # [Dh/2]: the positions in which a pair rotates by 1 radian
     frequencies, scale = SCALINGS[rope_type](periods, settings)
     return Rope(tuple(frequencies.tolist()), scale)
 
 
 def _number(settings: dict, name: str, default: float | None = None) -> float:
-    """settings[name], or `default`. Raises CheckpointError: neither is there, or it is no number above 0."""
+    """settings[name], or `default` if it is missing.
+
+    Raises CheckpointError if both are missing, or if the value is not a finite number above 0.
+    """
     value = settings.get(name)
     value = default if value is None else value
     if value is None:
@@ -90,62 +98,69 @@ def _number(settings: dict, name: str, default: float | None = None) -> float:
 
 
 def _default(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
-    """Without scaling."""
+    """No scaling: the frequencies of the original RoPE."""
     return 1.0 / periods, 1.0
 
 
 def _linear(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
-    """All pairs rotate slower by `factor`: as if the positions were closer together."""
+    """All pairs rotate slower by `factor`, as if all positions were divided by `factor`."""
     return 1.0 / periods / _number(settings, "factor"), 1.0
 
 
 def _llama3(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
-    """Pairs that rotate fast stay as they are, since they tell neighbouring tokens apart. Pairs that do not
-    complete a rotation within the length of training rotate slower by `factor`. Between the two, a weighted
-    mean.
+    """Slow pairs are scaled by `factor`, and fast pairs are not.
+
+    A pair is fast if it makes more than high_freq_factor rotations within the length of training: fast pairs
+    distinguish neighbouring tokens. A pair is slow if it makes fewer than low_freq_factor rotations. A pair
+    between the two limits gets a weighted mean of both frequencies.
     """
     factor, trained = _number(settings, "factor"), _number(settings, "original_max_position_embeddings")
     low, high = _number(settings, "low_freq_factor"), _number(settings, "high_freq_factor")
     if low >= high:
         raise CheckpointError(f"rope_parameters: low_freq_factor={low} must be below high_freq_factor={high}")
     plain = 1.0 / periods
-    wavelength = 2 * math.pi / plain  # [Dh/2]: positions of a complete rotation
-    slow = torch.where(wavelength > trained / low, plain / factor, plain)
+    wavelength = 2 * math.pi / plain  # [Dh/2]: the positions of one complete rotation
+    scaled = torch.where(wavelength > trained / low, plain / factor, plain)  # slow pairs only
     share = (trained / wavelength - low) / (high - low)
     between = (wavelength >= trained / high) & (wavelength <= trained / low)
-    return torch.where(between, (1 - share) * slow / factor + share * slow, slow), 1.0
+    mean = (1 - share) * plain / factor + share * plain
+    return torch.where(between, mean, scaled), 1.0
 
 
 def _yarn(periods: Tensor, settings: dict) -> tuple[Tensor, float]:
-    """As Llama 3's, but the borders are numbers of rotations within the length of training, and the weight of
-    the mean is linear in the pair's index. Queries and keys are multiplied by a number a little above 1,
-    which makes attention over more keys sharper.
+    """Slow pairs are scaled by `factor`, and fast pairs are not, as in `_llama3`.
+
+    The limits between fast and slow pairs are `beta_fast` and `beta_slow` rotations within the length of
+    training. Between the limits, the weight of the mean is linear in the pair's index. Queries and keys are
+    multiplied by a scale a little above 1, which sharpens the attention over many keys.
     """
     trained = _number(settings, "original_max_position_embeddings")
     factor = _number(settings, "factor", settings["max_position_embeddings"] / trained)
     Dh, theta = 2 * len(periods), _number(settings, "rope_theta")
 
     def pair_index(rotations: float) -> float:
-        """The index of the pair with this number of rotations, as a float between two indices."""
+        """The index, as a float, of the pair that makes this number of rotations within `trained`."""
         return Dh * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = (pair_index(_number(settings, name, default)) for name, default in YARN_ROTATIONS.items())
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, Dh - 1)
-    ramp = (torch.arange(Dh // 2, dtype=torch.float) - low) / (high - low or 0.001)  # never divided by 0
-    fast = 1 - ramp.clamp(0, 1)  # [Dh/2]: 1 where nothing is slowed down
+    width = high - low or 0.001  # not 0, because it is a divisor
+    ramp = (torch.arange(Dh // 2, dtype=torch.float) - low) / width  # [Dh/2]
+    fast = 1 - ramp.clamp(0, 1)  # [Dh/2]: 1 for a fast pair, 0 for a slow pair
     slow = 1.0 / (factor * periods)
     return slow * (1 - fast) + 1.0 / periods * fast, _yarn_scale(factor, settings)
 
 
-YARN_ROTATIONS = {"beta_fast": 32.0, "beta_slow": 1.0}  # the borders, where config.json does not say
+YARN_ROTATIONS = {"beta_fast": 32.0, "beta_slow": 1.0}  # the default limits of `_yarn`, in rotations
 
 
 def _yarn_scale(factor: float, settings: dict) -> float:
-    """What queries and keys are multiplied by."""
+    """The factor of queries and keys: `attention_factor`, or a logarithm of `factor` if that is missing."""
 
     def scale_of(weight: float) -> float:
+        """YaRN's scale, with its logarithm multiplied by `weight`. 1 if `factor` is at most 1."""
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     if settings.get("attention_factor") is not None:
@@ -155,8 +170,8 @@ def _yarn_scale(factor: float, settings: dict) -> float:
     return scale_of(1.0)
 
 
-# (positions in which each pair rotates by 1 radian, [Dh/2]; config.json's settings) -> frequencies[Dh/2],
-# scale
+# frequencies[Dh/2], scale = scaling(periods[Dh/2], settings), where `periods` has the positions in which each
+# pair rotates by 1 radian, and `settings` come from config.json.
 SCALINGS: dict[str, Callable[[Tensor, dict], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,

@@ -1,7 +1,7 @@
-"""How a checkpoint's tensors find their place in a model. Part 1.
+"""Layers of models, and how a checkpoint's tensors are copied into a model's parameters. Part 1.
 
-Each architecture gives a map from Hugging Face's tensor names to `Place`s. One map serves checkpoints now and
-LoRA adapters later (Part 18), because a place says which rows of which of our parameters a tensor fills.
+Each architecture has a map from Hugging Face's tensor names to `Place`s. A place says which rows of which
+parameter a tensor fills, so the same map serves checkpoints and LoRA adapters (Part 18).
 """
 
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ from engine.models.checkpoint import CheckpointError
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor goes: into a parameter, or into some rows of it."""
+    """Where a tensor of a checkpoint goes: a parameter of our model, or some rows of the parameter."""
 
-    parameter: str  # its dotted name in our model
-    rows: slice | None = None  # None: all
-    transpose: bool = False  # GPT-2's Conv1D has [in, out], our Linear [out, in]
+    parameter: str  # the parameter's dotted name in our model
+    rows: slice | None = None  # None means all rows
+    transpose: bool = False  # for GPT-2's Conv1D, whose weights are [in, out]; those of Linear are [out, in]
+    matrices: int = 1  # how many of equal size the tensor holds side by side (q, k and v in GPT-2's c_attn)
 
 
 class Module(nn.Module):
-    """An nn.Module whose calls and attributes are faster: in a small model nn.Module's own cost more than the
-    arithmetic of many layers.
+    """An nn.Module with faster calls and attributes.
 
-    A call goes straight to `forward`, unless a hook is registered. Layers and weights are plain attributes.
-    nn.Module keeps them in dictionaries of its own, where `__getattr__` finds them only after the plain
-    look-up has failed, ten times as slowly: a step of the storyteller has 131 such look-ups, a tenth of its
-    time on a CPU. So what nn.Module registers is in `__dict__`, too; the three methods below `__call__` keep
-    the two equal.
+    In a small model, nn.Module's overhead costs more than the arithmetic of many layers. A call goes straight
+    to `forward` unless a hook is registered. nn.Module keeps layers and weights in dictionaries, where
+    `__getattr__` finds them only after the plain look-up has failed. Such a look-up takes ten times as long
+    as a plain one. A step of the storyteller has 131 of them, a tenth of its time on a CPU. So layers and
+    weights are kept in `__dict__`, too. `__setattr__`, `__delattr__` and `_apply` keep `__dict__` up to date.
     """
 
     def __call__(self, *args, **options):
@@ -42,7 +42,7 @@ class Module(nn.Module):
         super().__setattr__(name, value)
         if isinstance(value, nn.Module | nn.Parameter):
             self.__dict__[name] = value
-        elif value is None and name in self._parameters | self._modules:  # a layer or weight is removed
+        elif value is None and name in self._parameters | self._modules:  # None removes a layer or weight
             self.__dict__.pop(name, None)
 
     def __delattr__(self, name: str) -> None:
@@ -50,38 +50,41 @@ class Module(nn.Module):
         self.__dict__.pop(name, None)
 
     def _apply(self, *args, **options):
-        """What `to`, `half` and their kin do: on some devices ("meta"), parameters are new objects then."""
+        """The step that `to`, `half` and similar methods share. It may replace parameters by new objects, for
+        example on the device "meta".
+        """
         super()._apply(*args, **options)
         self.__dict__.update({name: value for name, value in self._parameters.items() if value is not None})
         return self
 
     def reset_parameters(self) -> None:
-        """Nothing: nn.Linear and others would draw random weights here, and the checkpoint has them all."""
+        """Do nothing. nn.Linear and other layers would draw random weights, which the checkpoint replaces."""
 
 
 class Linear(Module, nn.Linear):
-    """x[T, in] -> [T, out]"""
+    """x[T, in] -> [T, out]: x·weightᵀ + bias, with weight[out, in] and bias[out]."""
 
 
 class Embedding(Module, nn.Embedding):
-    """token_ids[T] -> [T, D], their rows of weight[V, D]."""
+    """token_ids[T] -> [T, D]: the row of weight[V, D] for each id."""
 
     def forward(self, token_ids: Tensor) -> Tensor:
         return torch.embedding(self.weight, token_ids)  # [T] -> [T, D]
 
 
 class LayerNorm(Module, nn.LayerNorm):
-    """(x[T, D] - mean) / standard deviation, both of each row; times weight[D], plus bias[D]."""
+    """x[T, D] -> [T, D]: (x - mean) / standard deviation of each row, times weight[D], plus bias[D]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)  # [T, D]
 
 
 def refuse_not_finite(file: str, name: str, tensor: Tensor) -> None:
-    """Raises CheckpointError naming file and tensor: one of its numbers is nan or infinite.
+    """Raises CheckpointError, which names the file and the tensor, if a number of the tensor is not finite.
 
-    The sum comes first, since it is the fastest way to read a tensor: if one number is not finite, the sum is
-    not. The sum of large numbers may overflow, too; so if it is not finite, each number is looked at.
+    The sum is checked first, because summing is the fastest way to read a tensor, and a number that is not
+    finite makes the sum not finite. The sum of large finite numbers may overflow, too. So each number is
+    checked if the sum is not finite.
     """
     if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():
         raise CheckpointError(f"{file}: tensor {name!r} holds numbers that are not finite, as {tensor.dtype}")
@@ -91,22 +94,33 @@ class Filler:
     """Copies tensors into their places in a model, and tracks which places are still empty."""
 
     def __init__(self, model: nn.Module, places: dict[str, Place]) -> None:
+        """`places` has the place of each tensor that the checkpoint must have, by the tensor's name."""
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         self.places = places
         self.empty = set(places)
 
-    def target(self, file: str, name: str, tensor: Tensor) -> Tensor:
-        """The parameter, or the rows of it, that a tensor of `file` goes into. The place counts as filled
-        from now on.
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape that the tensor `name`, which has a place, needs."""
+        place = self.places[name]
+        target = self.parameters[place.parameter]
+        target = target if place.rows is None else target[place.rows]
+        return tuple(target.T.shape if place.transpose else target.shape)
 
-        Raises CheckpointError naming file, tensor and shapes: it has no place, another shape, or no floats.
+    def target(self, file: str, name: str, tensor: Tensor) -> Tensor:
+        """The parameter, or the rows of a parameter, that a tensor of `file` fills.
+
+        From now on the place counts as filled.
+
+        Raises CheckpointError, which names the file and the tensor, if the tensor has no place in the model,
+        has another shape than its place, or is not of a floating point dtype.
         """
         if name not in self.places:
             raise CheckpointError(f"{file}: tensor {name!r} has no place in this model")
         place = self.places[name]
         target = self.parameters[place.parameter]
-        target = target if place.rows is None else target[place.rows]
-        shape, needed = tuple(tensor.shape), tuple(target.T.shape if place.transpose else target.shape)
+        if place.rows is not None:
+            target = target[place.rows]
+        shape, needed = tuple(tensor.shape), self.shape(name)
         if shape != needed:
             raise CheckpointError(f"{file}: tensor {name!r} has shape {shape}, the model needs {needed}")
         if not tensor.is_floating_point():
@@ -120,15 +134,18 @@ class Filler:
     def fill(self, file: str, name: str, tensor: Tensor) -> None:
         """Copy one tensor of `file` into its place, in the dtype and on the device of the model.
 
-        Raises CheckpointError: as `target`, and for numbers that are not finite (in the model's dtype).
+        Raises CheckpointError as `target` does, and if a number is not finite in the model's dtype.
         """
         target = self.target(file, name, tensor)
         tensor = tensor.T if self.places[name].transpose else tensor
-        target.copy_(tensor)  # converts dtype and device on the way
+        target.copy_(tensor)  # also converts the dtype, and moves the numbers to the device
         refuse_not_finite(file, name, target)
 
     def finish(self, folder: str) -> None:
-        """Raises CheckpointError naming the folder and up to three tensors that the files do not have."""
+        """Raises CheckpointError if a place is still empty.
+
+        Names `folder` and up to three missing tensors.
+        """
         if self.empty:
             names = sorted(self.empty)
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""

@@ -1,1 +1,1 @@
-"""Weights in 8 and 4 bits, handed in as linear layers."""
+"""Quantized models: weights in 8 or 4 bits, as linear layers and embeddings."""

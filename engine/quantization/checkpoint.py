@@ -1,11 +1,11 @@
-"""A quantized model as a folder: written once, and loaded without its weights in full precision. Part 17.
+"""A quantized model as a folder: written once, and loaded without weights in full precision. Part 17.
 
     python -m engine.quantization.checkpoint storyteller out/storyteller-int4 --quantization int4
     model = load_model("out/storyteller-int4", restore_quantized=restore)
 
 Promises a Hugging Face folder: config.json with a `quantization_config`, model.safetensors with the codes,
-and the tokenizer's files. When it is read, weights in full precision are never in memory. Tensors have this
-engine's names (`blocks.0.mlp.up.packed`), since no other program reads these codes.
+and the tokenizer's files. While a folder is loaded, weights in full precision are never in memory. Tensors
+have this engine's names (`blocks.0.mlp.up.packed`), since no other program reads these codes.
 """
 
 import argparse
@@ -35,9 +35,12 @@ WEIGHTS = "model.safetensors"
 
 
 def save_quantized(model: nn.Module, source: str | Path, folder: str | Path) -> Path:
-    """Write a quantized model that is not packed yet; returns the folder. `source`: the model it was made
-    from, whose other files are copied. Raises ValueError: the model is not quantized, or it is packed, or the
-    folder is not empty.
+    """Write a quantized model into `folder`, and return the folder.
+
+    `source`: the original model, as `load_model` takes it; its tokenizer and settings are copied.
+
+    Raises ValueError if the model is not quantized, if the model is packed already, or if the folder is not
+    empty.
     """
     if (config := quantization_of(model)) is None:
         raise ValueError("model is not quantized: `quantize` it first")
@@ -62,9 +65,14 @@ def restore(
     model: AnyModel, raw: dict, tensors: Iterable[tuple[Path, str, Tensor]], folder: Path,
     device: torch.device,
 ) -> AnyModel:  # fmt: skip
-    """Fill `model`, which is on the meta device, from what `save_quantized` wrote; for
-    `load_model(restore_quantized=)`. `raw`: config.json's `quantization_config`. `tensors`: each with its
-    file and its name there. Raises CheckpointError naming file, tensor and shapes.
+    """Fill a model on the meta device from a folder that `save_quantized` wrote; returns the model. Used as
+    `load_model(restore_quantized=)`.
+
+    `raw`: the field `quantization_config` of config.json. `tensors`: (file, name, tensor) of each tensor in
+    the folder. `device`: where the model's tensors go.
+
+    Raises CheckpointError if `raw` is not valid or the method does not run on `device`, and if a tensor is
+    missing, has no place in the model, or has another shape or dtype than the model's.
     """
     try:
         config = QuantizationConfig.from_json(raw)
@@ -99,7 +107,7 @@ def restore(
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All tensors of the model by name, each once: a tied head's codes are the embedding's."""
+    """All tensors of the model by name. A tied head shares the embedding's codes, which are listed once."""
     tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if is_tied(model):
         tensors = {name: t for name, t in tensors.items() if name not in ("head.codes", "head.scale")}
@@ -107,7 +115,9 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """`python -m engine.quantization.checkpoint MODEL FOLDER --quantization int8`"""
+    """The command `python -m engine.quantization.checkpoint MODEL FOLDER --quantization int8`. An error ends
+    the program with its message.
+    """
     from engine.models.loader import load_model
 
     parser = argparse.ArgumentParser(description="Write a model's quantized checkpoint.")

@@ -1,27 +1,29 @@
-"""Weights as small whole numbers: a code for each, and a scale for many. Part 17.
+"""Weights as codes: each weight becomes a small whole number, and many codes share a scale. Part 17.
 
-Two ways. By rows: weight ≈ code · scale, with codes from -127 to 127 and a scale for each row (an output
-channel). By groups: weight ≈ low + code · scale, with codes from 0 to 15, and a scale and a `low` (the weight
-of code 0) for each group of `group_size` neighbours of a row.
+There are two ways:
 
-Promises that each weight gets the nearest code. So by rows a weight is wrong by half its scale at most. By
-groups, low and scale are stored in fp16, and codes are chosen for the stored numbers: a weight between low
-and low + 15 · scale is wrong by half a scale at most. Does not know layers.
+- By rows: weight ≈ code · scale, with codes from -127 to 127 and one scale for each row (output channel).
+- By groups: weight ≈ low + code · scale, with codes from 0 to 15. A group is `group_size` neighbours in a row
+  and has one scale and one `low`, which is the weight that code 0 stands for.
+
+Promises that each weight gets the nearest code. By rows, the error of a weight is at most half its scale. By
+groups, low and scale are stored in fp16, and codes are chosen for the stored numbers: the error of a weight
+between low and low + 15 · scale is at most half a scale. This module does not know layers.
 """
 
 import torch
 from torch import Tensor
 
-GROUP_SIZES = (32, 64, 128)  # weights in a group, as PyTorch's kernel and ours take them
-RANGE_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a group's range: each is tried, the smallest error wins
-LARGEST_FP16 = 65504
+GROUP_SIZES = (32, 64, 128)  # weights in a group: the sizes that both PyTorch's kernel and our kernels accept
+RANGE_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # shares of a group's range that `quantize_groups` tries
+LARGEST_FP16 = 65504  # the largest number that fp16 can hold
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """weight[N, K] -> codes[N, K] in int8, scale[N] in fp32; weight ≈ codes · scale.
 
-    Symmetric: a row's largest magnitude gets the code 127 or -127, and 0 stays 0. A row of zeros has the
-    scale 1.
+    The codes are symmetric: the largest magnitude of a row gets the code 127 or -127, and a weight of 0 gets
+    the code 0. A row of zeros has the scale 1.
     """
     weight = weight.float()
     largest = weight.abs().amax(1)  # [N]
@@ -32,11 +34,12 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 def quantize_groups(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """weight[N, K] -> codes[N, K] in uint8 (0 to 15), scale and low[N, groups] in fp16.
 
-    The last group of a row may be shorter. A group's range goes from its smallest weight to its largest. A
-    few narrower ranges around the same middle are tried, too, and the one with the smallest squared error is
-    taken: where one weight is far from the others, clipping it makes the others' steps smaller.
+    The last group of a row may be shorter. The range of a group goes from its smallest weight to its largest
+    weight. Each group also tries narrower ranges around the same middle (RANGE_SHARES), and takes the range
+    with the smallest squared error. If one weight is far from the others, a narrower range clips this weight
+    and gives the others a smaller scale.
 
-    Raises ValueError: a weight that fp16 cannot hold.
+    Raises ValueError if fp16 cannot hold a weight.
     """
     K = weight.shape[1]
     groups = _in_groups(weight.float(), group_size)  # [N, groups, group_size]
@@ -46,7 +49,7 @@ def quantize_groups(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Te
     error, codes, scale, low = _quantize_range(groups, smallest, largest, RANGE_SHARES[0])
     for share in RANGE_SHARES[1:]:
         new_error, new_codes, new_scale, new_low = _quantize_range(groups, smallest, largest, share)
-        is_better = new_error < error  # [N, groups]: each group takes the range with the smaller error
+        is_better = new_error < error  # [N, groups]: each group keeps its best range
         error = torch.where(is_better, new_error, error)
         codes = torch.where(is_better[..., None], new_codes, codes)
         scale = torch.where(is_better, new_scale, scale)
@@ -57,15 +60,17 @@ def quantize_groups(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Te
 def _quantize_range(
     groups: Tensor, smallest: Tensor, largest: Tensor, share: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """groups[N, groups, group_size], whose weights go from smallest to largest[N, groups] -> squared
-    error[N, groups], codes[N, groups, group_size], scale and low[N, groups] in fp16, for this share of each
-    group's range.
+    """Quantize groups[N, groups, group_size] with `share` (0 to 1) of each group's range. The whole range is
+    smallest[N, groups] to largest[N, groups].
+
+    -> squared error[N, groups], codes[N, groups, group_size] as floats, scale and low[N, groups] in fp16.
     """
-    # 1. Scale and low, as they are stored: in fp16.
+    # 1. Scale and low in fp16, as they are stored.
     half_range = (largest - smallest) / 2 * share  # [N, groups]
     low = ((smallest + largest) / 2 - half_range).half()
     scale = (2 * half_range / 15).half()
-    # 2. The nearest codes for these. A group without a range has the scale 0, and any code will do.
+    # 2. The nearest codes for the stored scale and low. If all weights of a group are equal, the scale is 0,
+    #    and every code stands for the same weight.
     step = torch.where(scale > 0, scale, 1).float()[..., None]
     codes = ((groups - low.float()[..., None]) / step).round().clamp(0, 15)
     error = (low.float()[..., None] + codes * scale.float()[..., None] - groups).square().sum(2)
@@ -73,15 +78,17 @@ def _quantize_range(
 
 
 def dequantize_groups(codes: Tensor, scale: Tensor, low: Tensor, group_size: int) -> Tensor:
-    """codes[N, K], scale and low[N, groups], as `quantize_groups` gives them -> the weights[N, K] in fp32."""
+    """codes[N, K], scale and low[N, groups] of `quantize_groups` -> weights[N, K] in fp32."""
     K = codes.shape[1]
     scale, low = (x.float().repeat_interleave(group_size, 1)[:, :K] for x in (scale, low))
     return low + codes * scale
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
-    """codes[N, K], 0 to 15 -> [N, ceil(K / 2)] in uint8: even columns in a byte's lower four bits, odd ones
-    in its upper.
+    """codes[N, K] in uint8, from 0 to 15 -> packed[N, ceil(K / 2)] in uint8.
+
+    A byte has the code of an even column in its lower four bits, and the code of the next column in its upper
+    four bits. If K is odd, the upper half of the last byte is 0.
     """
     if codes.shape[1] % 2:
         codes = torch.nn.functional.pad(codes, (0, 1))
@@ -89,15 +96,17 @@ def pack_nibbles(codes: Tensor) -> Tensor:
 
 
 def unpack_nibbles(packed: Tensor, K: int) -> Tensor:
-    """packed[N, ceil(K / 2)], as `pack_nibbles` gives it -> codes[N, K] in uint8. Where K is odd, the last
-    byte's upper half is no code.
+    """packed[N, ceil(K / 2)] of `pack_nibbles` -> codes[N, K] in uint8.
+
+    A byte's lower four bits are the code of an even column, and its upper four bits the code of the next
+    column. If K is odd, the upper half of the last byte is not a code.
     """
     return torch.stack([packed & 15, packed >> 4], 2).flatten(1)[:, :K]
 
 
 def _in_groups(weight: Tensor, group_size: int) -> Tensor:
     """weight[N, K] -> [N, groups, group_size]. A short last group is filled up with copies of its last
-    weight, which change neither its smallest nor its largest.
+    weight, since copies change neither the smallest nor the largest weight of the group.
     """
     N, K = weight.shape
     missing = -K % group_size

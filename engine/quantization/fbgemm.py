@@ -1,8 +1,8 @@
-"""FBGEMM's product of int8 by int8, on x86, where we choose the range of the activations' codes. Part 17.
+"""FBGEMM's product of int8 by int8 on x86, with a range of activation codes that we choose. Part 17.
 
-Promises Σ round(x / largest · max_level) · code / max_level for x from -largest to largest: exact up to the
-rounding of fp32, and a row's result does not depend on other rows. FBGEMM codes activations from 0 to 255,
-with the zero in the middle.
+Promises Σ round(x / largest · max_level) · code / max_level for x from -largest to largest, exact up to the
+rounding of fp32. A row's result does not depend on other rows. FBGEMM's codes of activations go from 0 to
+255, and the code max_level + 1 stands for 0.
 """
 
 import threading
@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Product = Callable[[Tensor, Tensor | float], Tensor]  # x[T, K], largest: of all or [T, 1] -> [T, N] in fp32
-SCRATCH_ROWS = 64  # up to so many rows (a decode step) are written into memory that is used again and again
+# x[T, K], largest magnitude (one number, or [T, 1] with one for each row) -> [T, N] in fp32
+Product = Callable[[Tensor, Tensor | float], Tensor]
+SCRATCH_ROWS = 64  # a step of up to 64 rows (a decode step) reuses the same memory for its rows
 
 
 def is_available() -> bool:
@@ -25,11 +26,12 @@ def is_available() -> bool:
 
 @cache
 def max_activation_level() -> int:
-    """`max_level`, the largest level of an activation: 127, or 63 where sums of two products overflow.
+    """`max_level`, the largest level of an activation: 127, or 63 if sums of two products overflow.
 
-    Without instructions made for it (VNNI), an x86 processor adds products in pairs in 16 bits, silently
-    cut off at 32,767. Two products of codes of 255 by weights of 127 make 64,770; of codes up to 127 they
-    make 32,258. So a product of the largest numbers is computed here, and looked at.
+    A processor with the VNNI instructions adds products in 32 bits. Another x86 processor adds products in
+    pairs in 16 bits, and cuts each sum off at 32,767 without an error. Two products of the code 255 and the
+    weight 127 make 64,770, which is cut off. With codes up to 127 the sum is at most 32,258. This function
+    computes a product of the largest numbers and checks whether the result is right.
     """
     if not is_available():
         return 127
@@ -39,7 +41,7 @@ def max_activation_level() -> int:
 
 
 def int8_product(codes: Tensor, max_level: int) -> Product:
-    """codes[N, K] in int8 -> the product with them, as the head of this file says."""
+    """codes[N, K] in int8 -> the product with these codes, as the module's docstring defines the product."""
     _swallow_deprecation_warnings()
     lean = hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation")
     return _lean(codes, max_level) if lean else _prepacked(codes, max_level)
@@ -47,9 +49,11 @@ def int8_product(codes: Tensor, max_level: int) -> Product:
 
 @cache
 def _swallow_deprecation_warnings() -> None:
-    """Call everything that torch announces to go, once, with its warning ignored: torch warns at the first
-    call of each, and then no more. So no filter is left behind in our user's process. `_lean` has the lowest
-    cost per call; its functions are in torch 2.11 to 2.13. Those of `_prepacked` stay.
+    """Call each deprecated function of torch once, with its warning ignored.
+
+    torch warns at the first call of a function only. So later calls do not warn, and no warning filter stays
+    behind in the user's process. `_lean` has the lowest cost per call, and torch 2.11 to 2.13 have its
+    functions. torch will keep the functions of `_prepacked`.
     """
     code = torch.zeros(1, 1, dtype=torch.int8)
     with warnings.catch_warnings():
@@ -60,13 +64,15 @@ def _swallow_deprecation_warnings() -> None:
 
 
 def _lean(codes: Tensor, max_level: int) -> Product:
-    """This call chooses the range of x's codes itself, from the smallest number of all rows to the largest.
-    So that no row's codes depend on another row, two more columns of x hold the ends of the range that we
-    want; their weights are 0.
+    """The product by the call with the lowest cost, which future versions of torch will not have.
+
+    FBGEMM takes the smallest and the largest number of all rows of x as the range of the codes. A row's codes
+    would then depend on the other rows. So x gets two more columns, which hold the ends of the range that we
+    want. The weights of these columns are 0.
     """
     wide = F.pad(codes, (0, 2))  # [N, K + 2]
     packed, offsets = torch.fbgemm_pack_quantized_matrix(wide), wide.sum(1, dtype=torch.int32)
-    shape = torch.zeros(1, 1, dtype=torch.int8).expand_as(wide)  # the call reads no more of it than its shape
+    shape = torch.zeros(1, 1, dtype=torch.int8).expand_as(wide)  # the call reads only its shape
     no_bias = torch.zeros(len(codes))
     rows_for = _rows_of_width(codes.shape[1], max_level)
 
@@ -79,16 +85,18 @@ def _lean(codes: Tensor, max_level: int) -> Product:
 
 
 class _Scratch(threading.local):
-    """Memory for rows, one for each thread, so that no thread writes where another reads."""
+    """Memory for the rows of x. Each thread has its own, so no thread writes where another thread reads."""
 
     def __init__(self) -> None:
         self.rows: Tensor | None = None  # [SCRATCH_ROWS, K + 2]
-        self.views: dict[int, tuple[Tensor, Tensor]] = {}  # T -> its first T rows, with and without the ends
+        self.views: dict[int, tuple[Tensor, Tensor]] = {}  # T -> [T, K + 2] and [T, K]
 
 
 @cache
 def _rows_of_width(K: int, max_level: int) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """T -> rows[T, K + 2] with the ends of the range in the last two columns, and a view of the first K."""
+    """-> a function from T to rows[T, K + 2], whose last two columns hold the ends of the range, and a view
+    of the first K columns.
+    """
     scratch = _Scratch()
     zero_point = max_level + 1  # the code of 0; codes 0 and 255 stand for the ends of the range
 
@@ -102,7 +110,7 @@ def _rows_of_width(K: int, max_level: int) -> Callable[[int], tuple[Tensor, Tens
             rows = new_rows(T)
             return rows, rows[:, :K]
         if T not in scratch.views:
-            # What is made in inference mode cannot be written to outside of it.
+            # A tensor that is made in inference mode cannot be written to outside inference mode.
             with torch.inference_mode(False):
                 if scratch.rows is None:
                     scratch.rows = new_rows(SCRATCH_ROWS)
@@ -113,8 +121,8 @@ def _rows_of_width(K: int, max_level: int) -> Callable[[int], tuple[Tensor, Tens
 
 
 def _prepacked(codes: Tensor, max_level: int) -> Product:
-    """By the calls that stay. Zero points of weights must be whole numbers: given floats, FBGEMM returns
-    garbage without an error.
+    """The product by the calls that torch will keep. The zero points of weights must be of an integer dtype:
+    with floats FBGEMM returns wrong numbers without an error.
     """
     N = len(codes)
     weight = torch._make_per_channel_quantized_tensor(

@@ -1,9 +1,9 @@
 """Products over codes on a GPU. Part 17.
 
-Promises the products of products.py up to rounding. Up to MAX_CODE_ROWS rows (a decode step) are multiplied
-by codes (engine/kernels/quantized_matmul.py). More rows (a prompt) are multiplied by weights, which are made
-from the codes in each call: with many rows arithmetic takes longer than reading memory. Needs the package
-triton.
+Promises the products of products.py up to rounding. Up to MAX_CODE_ROWS rows of x (a decode step) are
+multiplied by codes (engine/kernels/quantized_matmul.py). More rows (a prompt) are multiplied by weights,
+which each call makes from the codes: with many rows the time goes into arithmetic, and not into reading the
+weights. Needs the package triton.
 """
 
 import torch.nn.functional as F
@@ -13,11 +13,11 @@ from engine.kernels.quantized_matmul import int4_linear, int8_linear
 from engine.quantization.codes import dequantize_groups, unpack_nibbles
 from engine.quantization.packed import Product
 
-MAX_CODE_ROWS = 64  # up to so many rows of x are multiplied by codes
+MAX_CODE_ROWS = 64  # the most rows of x that are multiplied by codes
 
 
 def by_rows(codes: Tensor, scale: Tensor, bias: Tensor) -> Product:
-    """codes[N, K] in int8, scale[N], bias[N] -> the product."""
+    """codes[N, K] in int8, scale[N], bias[N] -> the product with x[T, K]."""
 
     def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         if len(x) <= MAX_CODE_ROWS:
@@ -28,7 +28,7 @@ def by_rows(codes: Tensor, scale: Tensor, bias: Tensor) -> Product:
 
 
 def by_groups(packed: Tensor, scale: Tensor, low: Tensor, bias: Tensor, group_size: int) -> Product:
-    """packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> the product."""
+    """packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> the product with x[T, K]."""
 
     def product(x: Tensor) -> Tensor:  # [T, K] -> [T, N]
         if len(x) <= MAX_CODE_ROWS:

@@ -1,7 +1,7 @@
-/* y = x · Wᵀ + bias, with W as int8 codes and each row of x made codes as it comes. Part 17.
+/* y = x · Wᵀ + bias, where W is int8 codes, and the rows of x become codes in the same call. Part 17.
 
-   VNNI's instruction vpdpbusd takes 4 codes of x, from 0 to 255, and 4 codes of W for each of LANES columns (rows
-   of W, which are columns of the product), and adds the 4 products up for each column, in 32 bits. */
+   A row of W is a column of the product. VNNI's instruction vpdpbusd takes 4 codes of x, from 0 to 255, and 4
+   codes of W for each of LANES columns. For each column the instruction adds the 4 products to a sum of 32 bits. */
 
 #if !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 #error "this processor has no VNNI"
@@ -27,11 +27,11 @@
 #endif
 
 enum {
-    COLUMNS = 2 * LANES, /* of the product that are computed at a time */
-    ROWS = 6,            /* of codes, with all their sums in registers: 2 · 6 of them */
+    COLUMNS = 2 * LANES, /* columns of the product that are computed at a time */
+    ROWS = 6,            /* rows of codes at a time: their 2 · 6 vectors of sums fit into the registers */
     CHUNK = 8 * ROWS,    /* rows of codes that a thread takes at a time */
-    /* A number of x becomes a level from -MAX_LEVEL to MAX_LEVEL; its code is that + ZERO_POINT, without a sign.
-       int8_rows.py has the same two numbers. */
+    /* A number of x becomes a level from -MAX_LEVEL to MAX_LEVEL. Its code is level + ZERO_POINT, a byte without
+       a sign. Both constants must be equal to those of int8_rows.py. */
     MAX_LEVEL = 127,
     ZERO_POINT = 128
 };
@@ -51,23 +51,23 @@ static inline floats floats_at(const float *p) {
     return v;
 }
 
-#pragma GCC visibility push(default) /* of what follows; a CC may have it hidden otherwise */
+#pragma GCC visibility push(default) /* Python calls the functions below; a CC with -fvisibility=hidden would hide them */
 
 int columns(void) { return COLUMNS; }
 
-/* Turns a row of x[K] into `digits` rows of codes[Kp] and returns what a step between two codes stands for. The
-   second digit is the first one's rounding error, in steps finer by 2 · MAX_LEVEL. For a row with a number that
-   is not finite it returns NAN, and so all the row's results become NAN. */
+/* Turns a row of x[K] into `digits` rows of codes[Kp], and returns the size of a step between two codes. The second
+   digit is the rounding error of the first digit, in steps that are 2 · MAX_LEVEL times finer. If a number of the
+   row is not finite, the function returns NAN, which makes all results of the row NAN. */
 static float encode(const float *x, int64_t K, int64_t Kp, int digits, uint8_t *codes) {
-    float largest = 1e-30f, not_finite = 0; /* not 0: a row of zeros is divided by it */
+    float largest = 1e-30f, not_finite = 0; /* `largest` is not 0, so that a row of zeros is not divided by 0 */
 #pragma omp simd reduction(max : largest) reduction(+ : not_finite)
     for (int64_t k = 0; k < K; k++) {
         float size = fabsf(x[k]);
         largest = size > largest ? size : largest;
-        not_finite += x[k] - x[k]; /* 0, or NAN for what is not finite */
+        not_finite += x[k] - x[k]; /* 0 for a finite number, else NAN */
     }
     memset(codes, ZERO_POINT, digits * Kp);
-    if (not_finite != 0) return NAN; /* true of NAN */
+    if (not_finite != 0) return NAN; /* the condition is true if not_finite is NAN */
     float steps_per_unit = MAX_LEVEL / largest;
     if (digits == 1) {
 #pragma omp simd
@@ -83,8 +83,8 @@ static float encode(const float *x, int64_t K, int64_t Kp, int digits, uint8_t *
     return largest / MAX_LEVEL;
 }
 
-/* `rows` rows of codes[Kp] times one block of weights[Kp / 4][COLUMNS][4], less what ZERO_POINT adds to each
-   column: sums[rows][COLUMNS]. `rows` is a constant wherever this is called, so that the sums stay in registers. */
+/* sums[rows][COLUMNS] = codes[rows][Kp] times one block of weights[Kp / 4][COLUMNS][4], minus each column's
+   zero_point_sums. Every caller passes a constant for `rows`, so that the compiler keeps the sums in registers. */
 static inline __attribute__((always_inline)) void multiply(
     int rows, const uint8_t *codes, int64_t Kp, const int8_t *weights, const int32_t *zero_point_sums,
     float *sums) {
@@ -95,7 +95,7 @@ static inline __attribute__((always_inline)) void multiply(
         for (int r = 0; r < rows; r++) {
             int32_t four_codes;
             memcpy(&four_codes, codes + r * Kp + k, 4);
-            ints x = (ints){0} + four_codes; /* in every lane */
+            ints x = (ints){0} + four_codes; /* the same four codes in every lane */
             left[r] = dot4(left[r], x, a);
             right[r] = dot4(right[r], x, b);
         }
@@ -108,9 +108,11 @@ static inline __attribute__((always_inline)) void multiply(
     }
 }
 
-/* x[T, K], weights[N / COLUMNS, Kp / 4, COLUMNS, 4]: Kp and N are filled up with codes of 0, and so are
-   zero_point_sums (the sum of each column's codes, times ZERO_POINT), scale and bias -> out[T, N] without what
-   was filled up. Returns 0, or 1 if there is no memory. */
+/* x[T, K] -> out[T, N]. Returns 0, or 1 if there is no memory.
+
+   With Kp and Np = K and N, rounded up to multiples of 4 and COLUMNS: weights[Np / COLUMNS, Kp / 4, COLUMNS, 4],
+   zero_point_sums[Np], scale[Np] and bias[Np], all padded with 0. A column's number in zero_point_sums is the sum
+   of the column's codes times ZERO_POINT. `digits`: 1 or 2 digits for each number of x. */
 int int8_linear(const float *x, int64_t T, int64_t K, int64_t Kp, const int8_t *weights,
                 const int32_t *zero_point_sums, const float *scale, const float *bias, float *out, int64_t N, int digits, int threads) {
     uint8_t *codes = malloc(T * digits * Kp + 1);

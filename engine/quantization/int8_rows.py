@@ -1,8 +1,8 @@
-"""The product of int8 by int8 in C, for processors that have an instruction for it (VNNI). Part 17.
+"""The product of int8 by int8 in C, for processors with the instruction VNNI. Part 17.
 
-Promises what fbgemm.py promises. One call does all that is done to a row of x: it becomes codes, is
-multiplied in whole numbers, and gets both scales and the bias. `digits=2` gives each number of x a second
-digit (cpu.py says how).
+Promises what fbgemm.py promises. One call of the C code does the whole product: a row of x becomes codes, the
+codes are multiplied in whole numbers, and the sums get both scales and the bias. `digits=2` gives each number
+of x a second digit (`_two_digits` of cpu.py explains the digits).
 """
 
 import ctypes
@@ -16,15 +16,15 @@ from engine.machine.compiled import load
 from engine.quantization.packed import Packed
 
 SOURCE = Path(__file__).with_suffix(".c")
-# int8_rows.c has the same two numbers.
-MAX_LEVEL = 127  # a row of x becomes levels from -127 to 127
-ZERO_POINT = 128  # added to each level: VNNI takes bytes without a sign
-MAX_K = 2**16  # numbers of a row: 255 · 127 · MAX_K < 2**31, so that 32 bits hold the sum of its products
+# MAX_LEVEL and ZERO_POINT must be equal to those of int8_rows.c.
+MAX_LEVEL = 127  # the numbers of a row of x become levels from -127 to 127
+ZERO_POINT = 128  # added to each level, since VNNI takes bytes without a sign
+MAX_K = 2**16  # numbers of a row: 255 · 127 · MAX_K < 2**31, so 32 bits hold the sum of a row's products
 POINTER, LONG, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
 def is_available() -> bool:
-    """Whether this machine has a compiler for int8_rows.c, and a processor with the instruction."""
+    """Whether this machine has a compiler for int8_rows.c and a processor with VNNI."""
     return load(SOURCE) is not None
 
 
@@ -34,32 +34,35 @@ def supports(codes: Tensor) -> bool:
 
 
 def pack(codes: Tensor, scale: Tensor, bias: Tensor, digits: int = 1, *flags: str) -> Packed:
-    """Lay int8 codes[N, K] out for the C code; needs `supports(codes)`. scale[N], bias[N]; `flags`: for the
-    compiler.
+    """codes[N, K] in int8, scale[N], bias[N] -> the product by the C code, with the codes in its layout.
 
-    The product takes x[T, K] on a CPU. It raises ValueError for another width or device, since C would read
-    past the end of x, and MemoryError if there is none for the codes of x.
+    `supports(codes)` must be true. `digits`: 1 or 2 digits for each number of x. `flags`: for the compiler.
+
+    The product takes x[T, K] on a CPU. The product raises ValueError if x has another width or device, since
+    C would read past the end of x, and MemoryError if there is no memory for the codes of x.
     """
     library = load(SOURCE, *flags)
     assert library is not None, "pack is called only where supports() says so"
     multiply = library.int8_linear
     multiply.argtypes = [POINTER, LONG, LONG, LONG, *[POINTER] * 5, LONG, INT, INT]
     N, K = codes.shape
-    # C reads blocks of columns (of x · Wᵀ), and four codes of each at a time. Codes of 0 fill both up.
+    # C computes a block of `columns` columns of x · Wᵀ, and reads four codes of each column at a time. So N
+    # is padded to whole blocks, and K to a multiple of 4, with codes of 0.
     columns = library.columns()
     codes = F.pad(codes, (0, -K % 4, 0, -N % columns))  # [N', K']
     padded_K = codes.shape[1]
     weights = (
         codes.view(-1, columns, padded_K // 4, 4).transpose(1, 2).contiguous()
     )  # [., K' / 4, columns, 4]
-    # A level l of x is multiplied as l + ZERO_POINT: C subtracts what that adds to each column's sum.
+    # C multiplies level + ZERO_POINT in place of a level, which adds ZERO_POINT · Σ codes to a column's sum.
+    # C subtracts this number afterwards.
     zero_point_sums = codes.sum(1, dtype=torch.int32) * ZERO_POINT  # [N']
     scale, bias = (F.pad(x.float(), (0, -N % columns)) for x in (scale, bias))  # [N'] each
     operands = weights, zero_point_sums, scale, bias
     pointers = [x.data_ptr() for x in operands]
 
     def product(x: Tensor, keep_alive: tuple[Tensor, ...] = operands) -> Tensor:
-        # `keep_alive` is not read: the default keeps the tensors alive that `pointers` point into.
+        # `keep_alive` is not read. Its default value keeps the tensors behind `pointers` in memory.
         if x.shape[1:] != (K,) or not x.is_cpu:
             raise ValueError(f"x is {list(x.shape)} on {x.device}: accepted is [T, {K}] on a CPU")
         rows, T, threads = x.float().contiguous(), len(x), torch.get_num_threads()

@@ -1,9 +1,9 @@
-"""A model's layers over codes: linear layers, and the embedding. Part 17.
+"""A quantized model's layers: linear layers and an embedding whose weights are codes. Part 17.
 
-Promises the interface of the layers they replace (`in_features`, `out_features`, x[T, in] -> [T, out]), so
-that LoRA can wrap them (Part 18) and `pack_linears` leaves them alone. A new layer computes by `products.py`,
-on any device. `pack()` chooses the fastest kernel for the layer's device; a packed layer cannot be saved.
-Does not know which layers of a model get which class (`quantize.py`).
+Promises the interface of nn.Linear (`in_features`, `out_features`, x[T, in] -> [T, out]) and nn.Embedding. So
+LoRA can wrap a quantized layer (Part 18), and `pack_linears` leaves a quantized layer alone. A new layer
+computes with the functions of products.py, on any device. `pack()` chooses the fastest kernel for the layer's
+device. A packed layer cannot be saved. quantize.py decides which layer of a model gets which class.
 """
 
 from typing import Any
@@ -30,10 +30,10 @@ from engine.quantization.products import (
 
 
 class Int8Linear(Module):
-    """Weights in int8, a scale for each output channel; x and the result are not quantized."""
+    """A linear layer with weights in int8 and a scale for each output channel. x is not quantized."""
 
     method = "int8"
-    own_bytes = 0  # of weights in a kernel's own layout; if there are any, `codes` are deleted
+    own_bytes = 0  # bytes in a kernel's own layout; if there are any, `codes` are deleted
     codes: Tensor  # [out, in] in int8
     scale: Tensor  # [out] in fp32
     bias: Tensor  # [out]
@@ -41,7 +41,9 @@ class Int8Linear(Module):
     def __init__(
         self, in_features: int, out_features: int, device: torch.device, dtype: torch.dtype, **_: Any
     ) -> None:
-        """Without values: `set_weight` or a checkpoint fills it. `_`: settings of other classes."""
+        """Make a layer without values, which `set_weight` or a checkpoint fills. `dtype`: of the bias. `_`
+        takes the settings of other classes, such as `group_size`.
+        """
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.product: Product | None = None
@@ -50,15 +52,19 @@ class Int8Linear(Module):
         self.register_buffer("bias", torch.empty(out_features, device=device, dtype=dtype))
 
     @torch.no_grad()
-    def set_weight(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Quantize weight[out, in]; bias[out] stays as it is."""
+    def set_weight(self, weight: Tensor, bias: Tensor | None, row_max: Tensor | None = None) -> None:
+        """Quantize weight[out, in]. bias[out] is not quantized; None: zeros. `row_max`[out]: the largest
+        magnitude of each row, if `weight` has only some of the row's columns (Extension A).
+        """
+        if row_max is not None:  # as one more column, so that the row gets the scale of the whole row
+            weight = torch.cat([weight, row_max[:, None]], 1)  # [out, in + 1]
         codes, scale = quantize_rows(weight)
-        self.codes.copy_(codes)
+        self.codes.copy_(codes[:, : self.in_features])
         self.scale.copy_(scale)
         self.bias.copy_(torch.zeros_like(self.bias) if bias is None else bias)
 
     def weight_in_fp32(self) -> Tensor:
-        """[out, in]: the weights that the codes stand for."""
+        """The weights [out, in] that the codes stand for."""
         return self.codes * self.scale[:, None]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,17 +72,19 @@ class Int8Linear(Module):
         return self.plain(x) if self.product is None else self.product(x)
 
     def plain(self, x: Tensor) -> Tensor:
-        """x[T, in] -> [T, out] by `products.py`: what every kernel must equal."""
+        """x[T, in] -> [T, out] by products.py, whose result every kernel must match."""
         return linear_by_rows(x, self.codes, self.scale, self.bias)
 
     def pack(self, own_layout: bool = True) -> None:
-        """Choose the kernel, at the first call only. `own_layout`: the kernel may hold the codes in its own
-        layout, and `codes` are then deleted; False where another layer reads them, too.
+        """Choose the fastest kernel for the layer's device. A second call does nothing.
+
+        `own_layout`: whether the kernel may hold a copy of the codes in its own layout; the layer's `codes`
+        are then deleted. False saves memory if another layer shares the codes.
         """
         if self.product is not None:
             return
         if self.codes.is_cuda:
-            from engine.quantization import gpu  # here: triton is optional
+            from engine.quantization import gpu  # imported here, since triton is optional
 
             self.product = gpu.by_rows(self.codes, self.scale, self.bias)
             return
@@ -85,31 +93,35 @@ class Int8Linear(Module):
             del self.codes
 
     def fastest(self, own_layout: bool) -> Packed:
-        """The product on a CPU."""
+        """The fastest product on a CPU. `own_layout`: as for `pack`."""
         return cpu.by_rows(self.codes, self.scale, self.bias, own_layout)
 
 
 class Int8DynamicLinear(Int8Linear):
-    """The same weights; activations become int8, too, row by row, when the layer is called, and whole numbers
-    are multiplied. For CPUs.
+    """`Int8Linear` for CPUs whose activations become int8, too, so that whole numbers are multiplied.
+
+    Each row of x gets its codes and its scale when the layer is called.
     """
 
     method = "int8_dynamic"
 
     def plain(self, x: Tensor) -> Tensor:
+        """x[T, in] -> [T, out] by products.py, whose result every kernel must match."""
         x_codes, x_scale = quantize_activations(x.float(), cpu.max_activation_level())
         return linear_of_codes(x_codes, x_scale, self.codes, self.scale, self.bias).to(x.dtype)
 
     def fastest(self, own_layout: bool) -> Packed:
-        """The product on a CPU."""
+        """The fastest product on a CPU. `own_layout` has no effect on this class."""
         return cpu.of_codes(self.codes, self.scale, self.bias)
 
 
 class Int4Linear(Module):
-    """Weights in four bits, two to a byte; a scale and a low for each `group_size` of a row."""
+    """A linear layer with weights in four bits, two to a byte. Each group of `group_size` neighbours in a row
+    has a scale and a low (codes.py).
+    """
 
     method = "int4"
-    own_bytes = 0  # of weights in a kernel's own layout; if any, `packed`, `scale` and `low` are deleted
+    own_bytes = 0  # bytes in a kernel's own layout; if there are any, `packed`, `scale`, `low` are deleted
     packed: Tensor  # [out, ceil(in / 2)] in uint8
     scale: Tensor  # [out, groups] in fp16
     low: Tensor  # [out, groups] in fp16
@@ -118,6 +130,7 @@ class Int4Linear(Module):
     def __init__(
         self, in_features: int, out_features: int, device: torch.device, dtype: torch.dtype, group_size: int
     ) -> None:
+        """Make a layer without values, which `set_weight` or a checkpoint fills. `dtype`: of the bias."""
         super().__init__()
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
         self.product: Product | None = None
@@ -131,8 +144,8 @@ class Int4Linear(Module):
 
     @torch.no_grad()
     def set_weight(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Quantize weight[out, in]; bias[out] stays as it is. Raises ValueError: a weight that fp16 cannot
-        hold.
+        """Quantize weight[out, in]. bias[out] is not quantized; None: zeros. Raises ValueError if fp16 cannot
+        hold a weight.
         """
         codes, scale, low = quantize_groups(weight, self.group_size)
         self.packed.copy_(pack_nibbles(codes))
@@ -141,7 +154,7 @@ class Int4Linear(Module):
         self.bias.copy_(torch.zeros_like(self.bias) if bias is None else bias)
 
     def weight_in_fp32(self) -> Tensor:
-        """[out, in]: the weights that the codes stand for."""
+        """The weights [out, in] that the codes stand for."""
         codes = unpack_nibbles(self.packed, self.in_features)
         return dequantize_groups(codes, self.scale, self.low, self.group_size)
 
@@ -150,15 +163,16 @@ class Int4Linear(Module):
         return self.plain(x) if self.product is None else self.product(x)
 
     def plain(self, x: Tensor) -> Tensor:
+        """x[T, in] -> [T, out] by products.py, whose result every kernel must match."""
         return linear_by_groups(x, self.packed, self.scale, self.low, self.bias, self.group_size)
 
     def pack(self, own_layout: bool = True) -> None:
-        """As `Int8Linear.pack`; no other layer reads these codes, so `own_layout` changes nothing."""
+        """As `Int8Linear.pack`. `own_layout` is ignored, since no other layer reads these codes."""
         if self.product is not None:
             return
         groups = self.scale, self.low, self.bias, self.group_size
         if self.packed.is_cuda:
-            from engine.quantization import gpu  # here: triton is optional
+            from engine.quantization import gpu  # imported here, since triton is optional
 
             self.product = gpu.by_groups(self.packed, *groups)
             return
@@ -168,12 +182,15 @@ class Int4Linear(Module):
 
 
 class Int8Embedding(Module):
-    """A table in int8, a scale for each row: a token's codes are looked up and multiplied by their scale."""
+    """An embedding table in int8 with a scale for each row. A token's vector is its row's codes times the
+    row's scale.
+    """
 
     codes: Tensor  # [rows, width] in int8
     scale: Tensor  # [rows, 1] in fp32
 
     def __init__(self, rows: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
+        """Make a table without values, which `set_weight` or a checkpoint fills. `dtype`: of the result."""
         super().__init__()
         self.dtype = dtype
         self.register_buffer("codes", torch.empty(rows, width, device=device, dtype=torch.int8))
@@ -187,7 +204,7 @@ class Int8Embedding(Module):
         self.scale.copy_(scale[:, None])
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """token_ids[T] -> [T, width]. Raises IndexError for an id beyond the table, as nn.Embedding does."""
+        """token_ids[T] -> [T, width]. Raises IndexError if an id is outside the table, as in nn.Embedding."""
         codes = torch.embedding(self.codes, token_ids)  # [T, width]
         scale = torch.embedding(self.scale, token_ids)  # [T, 1]
         return (codes * scale).to(self.dtype)

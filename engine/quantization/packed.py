@@ -1,4 +1,4 @@
-"""What packing a layer over codes gives. Part 17."""
+"""`Packed`: the product that a quantized layer gets when the layer is packed. Part 17."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,7 +9,7 @@ Product = Callable[[Tensor], Tensor]  # x[T, K] -> [T, N]
 
 
 class Packed(NamedTuple):
-    """A product, and the bytes of weights that it holds in its own layout. 0: it reads the layer's codes."""
+    """A layer's product with the weights that its kernel needs."""
 
     product: Product
-    own_bytes: int
+    own_bytes: int  # bytes of weights in the kernel's own layout; 0 if the kernel reads the layer's codes

@@ -1,8 +1,9 @@
-"""Linear layers over codes, written plainly: what every faster kernel must equal. Part 17.
+"""The reference products of a quantized linear layer, which every faster kernel must match. Part 17.
 
-Promises y = x·Wᵀ + b for the W that the codes stand for, without making W: a scale that many weights share
-comes out of their sum. Any device, any dtype of x, which is the result's; sums are in fp32, since a sum of
-x · code may be larger than fp16 can hold where the result is not. Does not know layers.
+Promises y = x·Wᵀ + b, where W is the weights that the codes stand for. W itself is never made: weights that
+share a scale are summed as codes, and the sum is multiplied by the scale. The functions run on any device and
+take x in any dtype. Sums are in fp32, since a sum of x · code may be too large for fp16 although the result
+is not. This module does not know layers.
 """
 
 import torch
@@ -12,11 +13,12 @@ from engine.quantization.codes import unpack_nibbles
 
 
 def linear_by_rows(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """x[T, K], codes[N, K] in int8, scale[N], bias[N] -> [T, N].
+    """x[T, K], codes[N, K] in int8, scale[N], bias[N] -> [T, N] in the dtype of x.
 
     Σ x_k · (code_k · scale) = (Σ x_k · code_k) · scale.
     """
-    return (x.float() @ codes.float().T * scale + bias).to(x.dtype)
+    sums = x.float() @ codes.float().T  # [T, N]
+    return (sums * scale + bias).to(x.dtype)
 
 
 def linear_by_groups(
@@ -25,7 +27,7 @@ def linear_by_groups(
     """x[T, K], packed[N, ceil(K / 2)], scale and low[N, groups], bias[N] -> [T, N].
 
     Within a group: Σ x_k · (low + code_k · scale) = (Σ x_k) · low + (Σ x_k · code_k) · scale. The last group
-    may be shorter. Sums are in fp32, the result has the dtype of x.
+    may be shorter. Sums are in fp32. The result has the dtype of x.
     """
     K = x.shape[1]
     total = bias.float().expand(len(x), -1)  # [T, N]
@@ -38,8 +40,9 @@ def linear_by_groups(
 
 
 def quantize_activations(x: Tensor, max_level: int) -> tuple[Tensor, Tensor]:
-    """x[T, K] -> codes[T, K] from -max_level to max_level, scale[T]: each row by itself, so that a
-    request's numbers do not depend on the other rows of the step.
+    """x[T, K] -> codes[T, K] in int8, from -max_level to max_level (at most 127), and scale[T].
+
+    Each row has its own scale, so a request's numbers do not depend on the other rows of the step.
     """
     largest = x.abs().amax(1)  # [T]
     scale = torch.where(largest > 0, largest / max_level, 1.0)
@@ -49,7 +52,8 @@ def quantize_activations(x: Tensor, max_level: int) -> tuple[Tensor, Tensor]:
 def linear_of_codes(x_codes: Tensor, x_scale: Tensor, codes: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     """x_codes[T, K] and codes[N, K] in int8, x_scale[T], scale[N], bias[N] -> [T, N].
 
-    Both sides are whole numbers: the sum of their products is exact, and has two scales.
+    The sum of products of codes is exact, since codes are whole numbers. The sum is then multiplied by the
+    row's scale and the column's scale.
     """
     sums = x_codes.int() @ codes.int().T  # [T, N]
     return sums * x_scale[:, None] * scale + bias

@@ -1,17 +1,19 @@
-"""Replaces a model's layers by quantized ones, with weights or without. Part 17.
+"""Replacing a model's layers by quantized layers, with or without weights. Part 17.
 
-Promises: every linear layer by the method; embeddings in int8 by rows, whatever the method; with int4 the
-output layer in int8. A head that is tied to the embedding shares its codes: a row of the table is an output
-channel of the head, so one scale serves both. Norms and biases stay as they are.
+Promises: linear layers are quantized by the chosen method, and embeddings in int8 by rows. The output layer
+of an int4 model is in int8, too. An output layer that is tied to the embedding shares the embedding's codes
+and scales: a row of the table is an output channel of the head, so one scale serves both. Norms and biases
+are not quantized.
 
-Order at load: merge, quantize, wrap, pack. `quantize` first, then `pack_linears` (Part 3), which leaves these
-layers alone, and `pack_quantized` last.
+The order at load is: merge an adapter, quantize, wrap with adapters, pack. To pack means `pack_linears`
+(Part 3), which leaves quantized layers alone, and then `pack_quantized`.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from engine.layers.replace import AnyModel, replace_linears
 from engine.models.checkpoint import CheckpointError
@@ -19,15 +21,18 @@ from engine.models.config import ModelConfig
 from engine.quantization.codes import GROUP_SIZES
 from engine.quantization.layers import LINEARS, Int8Embedding, Int8Linear, QuantizedLinear
 
-QUANT_METHOD = "ruvon"  # in config.json's quantization_config, where others say "gptq" or "awq"
+# (a linear layer's name, its weight[out, in]) -> [out], the largest magnitude in each row of the whole layer;
+# None if the weight has whole rows.
+RowMax = Callable[[str, Tensor], Tensor | None]
+QUANT_METHOD = "ruvon"  # `quant_method` in config.json's quantization_config, as "gptq" or "awq" elsewhere
 
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """How a model is quantized. Raises ValueError, naming the field and what is accepted."""
+    """How a model is quantized. Raises ValueError if a field is not valid; the message names the field."""
 
-    method: str  # int8, int4 or int8_dynamic
-    group_size: int = 64  # neighbours in a row that share a scale; int4 only
+    method: str  # "int8", "int4" or "int8_dynamic"
+    group_size: int = 64  # weights in a row that share a scale: 32, 64 or 128; only int4 reads this field
 
     def __post_init__(self) -> None:
         if self.method not in LINEARS:
@@ -37,13 +42,13 @@ class QuantizationConfig:
             raise ValueError(f"group_size={self.group_size!r}: accepted are {accepted}")
 
     def as_json(self) -> dict[str, Any]:
-        """For config.json."""
+        """The value of `quantization_config` in config.json."""
         return {"quant_method": QUANT_METHOD} | asdict(self)
 
     @classmethod
     def from_json(cls, raw: Any) -> "QuantizationConfig":
-        """From config.json's `quantization_config`. Raises CheckpointError: another program's quant_method,
-        or a field that is not known.
+        """Read the value of `quantization_config` in config.json. Raises CheckpointError if `quant_method` is
+        another program's, a field is unknown, or a value is not valid.
         """
         if not isinstance(raw, dict) or raw.get("quant_method") != QUANT_METHOD:
             quant_method = raw.get("quant_method") if isinstance(raw, dict) else raw
@@ -61,12 +66,17 @@ class QuantizationConfig:
             raise CheckpointError(f"quantization_config: {error}") from None
 
 
-def quantize(model: AnyModel, method: str, group_size: int | None = None) -> AnyModel:
-    """Replace the model's linear layers and embeddings, in place, layer by layer; returns the model. A model
-    that is quantized in the same way already stays as it is. `group_size`: of int4; default: 64.
+def quantize(
+    model: AnyModel, method: str, group_size: int | None = None, row_max: RowMax | None = None
+) -> AnyModel:
+    """Replace the model's linear layers and embeddings in place, one after the other; returns the model.
+    `row_max` is for a model that is one device's part: some of its layers have parts of rows (Extension A).
 
-    For `load_model(..., transform=)`. Raises ValueError: an unknown method, a group_size where there are no
-    groups, a device it does not run on, or a model that is quantized already by another.
+    Used as `load_model(transform=)`. A model that is quantized in the same way already is not changed.
+    `group_size`: 32, 64 or 128, for int4 only; None: 64.
+
+    Raises ValueError if the method is unknown, if `group_size` is not valid or the method has no groups, if
+    the method does not run on the model's device, or if the model is quantized in another way already.
     """
     config = QuantizationConfig(method, 64 if group_size is None else group_size)
     if group_size is not None and method != "int4":
@@ -82,26 +92,27 @@ def quantize(model: AnyModel, method: str, group_size: int | None = None) -> Any
                 "the same or None is accepted"
             )
         return model
-    return _replace(model, config, fill=True)
+    return _replace(model, config, fill=True, row_max=row_max)
 
 
 def quantization_of(model: nn.Module) -> QuantizationConfig | None:
-    """How a model is quantized; None if it is not."""
+    """How a model is quantized; None if the model is not quantized."""
     return getattr(model, "quantization", None)
 
 
 def is_tied(model: nn.Module) -> bool:
-    """Whether the output layer's weights are the embedding's."""
-    return cast(ModelConfig, model.config).tie_word_embeddings  # nn.Module tells of tensors and modules alone
+    """Whether the output layer shares the embedding's weights."""
+    # The type of an attribute of nn.Module is Tensor or Module, so the config's type needs a cast.
+    return cast(ModelConfig, model.config).tie_word_embeddings
 
 
 def skeleton(model: AnyModel, config: QuantizationConfig) -> AnyModel:
-    """Replace the layers of a model on the meta device, for a quantized checkpoint to fill."""
+    """Replace the layers of a model on the meta device by quantized layers for a checkpoint to fill."""
     return _replace(model, config, fill=False)
 
 
 def tie(model: nn.Module) -> None:
-    """Make the head share the embedding's codes and scales, if the model's head is tied."""
+    """If the model's head is tied, make the head share the embedding's codes and scales."""
     if is_tied(model):
         head, embed = model.get_submodule("head"), model.get_submodule("embed")
         assert isinstance(head, Int8Linear)
@@ -110,10 +121,12 @@ def tie(model: nn.Module) -> None:
 
 
 def pack_quantized(model: AnyModel) -> AnyModel:
-    """Give every quantized layer its fastest kernel, in place, inside wrappers too; the last thing at load.
+    """Give every quantized layer its fastest kernel, in place, also inside wrappers; returns the model.
 
-    With int4 a tied head reads the embedding's codes, which saves memory. With other methods it may get a
-    copy of them, in the layout of a faster kernel.
+    This is the last step at load.
+
+    With int4 a tied head reads the embedding's codes, which saves memory. With other methods a tied head may
+    get a copy of the codes in the layout of a faster kernel.
     """
     config = quantization_of(model)
     head_shares_codes = config is not None and config.method == "int4" and is_tied(model)
@@ -124,23 +137,29 @@ def pack_quantized(model: AnyModel) -> AnyModel:
 
 
 def model_bytes(model: nn.Module) -> int:
-    """Bytes of a model's weights in memory, each counted once: parameters, codes, and packed layouts."""
+    """The bytes of a model's parameters, codes and packed layouts in memory. Shared tensors count once."""
     tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}
     packed = sum(layer.own_bytes for layer in model.modules() if isinstance(layer, QuantizedLinear))
     return packed + sum(t.numel() * t.element_size() for t in tensors.values())
 
 
-def _replace(model: AnyModel, config: QuantizationConfig, fill: bool) -> AnyModel:
-    """`quantize` without its checks. `fill`: quantize the weights; else codes and scales are left empty."""
+def _replace(
+    model: AnyModel, config: QuantizationConfig, fill: bool, row_max: RowMax | None = None
+) -> AnyModel:
+    """`quantize` without its checks. `fill`: whether the new layers get the model's weights; if False, codes
+    and scales are left without values.
+    """
     dtype = next(model.parameters()).dtype
 
     def make(name: str, linear: nn.Module) -> nn.Module:
-        assert isinstance(linear, nn.Linear)  # a model is quantized before it is wrapped or packed
+        assert isinstance(linear, nn.Linear)  # quantizing comes before wrapping and packing
         method = "int8" if config.method == "int4" and name == "head" else config.method
         device, shape = linear.weight.device, (linear.in_features, linear.out_features)
         layer = LINEARS[method](*shape, device, dtype, group_size=config.group_size)
         if fill and name == "head" and is_tied(model):
-            layer.bias.zero_()  # its codes are the embedding's (`tie`)
+            layer.bias.zero_()  # `tie` gives the head the embedding's codes and scales
+        elif fill and row_max is not None and isinstance(layer, Int8Linear):
+            layer.set_weight(linear.weight, linear.bias, row_max(name, linear.weight))
         elif fill:
             layer.set_weight(linear.weight, linear.bias)
         return layer
@@ -154,5 +173,5 @@ def _replace(model: AnyModel, config: QuantizationConfig, fill: bool) -> AnyMode
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, embedding)
     tie(model)
-    model.quantization = config  # type: ignore[assignment]  # nn.Module tells of tensors and modules alone
+    model.quantization = config  # type: ignore[assignment]  # nn.Module declares tensors and modules only
     return model

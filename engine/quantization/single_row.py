@@ -1,9 +1,9 @@
-"""A decode step of one sequence of a quantized GPT-2: what engine/kernels/single_row.py is for plain weights.
+"""A decode step of one sequence for a quantized GPT-2, as engine/kernels/single_row.py for plain weights.
 Part 17.
 
-Promises products.py's numbers up to rounding. The kernels are in engine/kernels/quantized_row.py; this file
-hands them the model. Does not know adapters, nor models whose arithmetic is not GPT-2's. Needs the package
-triton.
+Promises the numbers of products.py up to rounding. engine/kernels/quantized_row.py has the kernels; this
+module passes the model's weights to the kernels. Does not compute adapters, nor models with another
+arithmetic than GPT-2's. Needs the package triton.
 """
 
 from typing import TypeGuard
@@ -20,12 +20,12 @@ from engine.quantization.layers import Int4Linear, Int8Embedding, QuantizedLinea
 
 
 class QuantizedSingleRow(SingleRow):
-    """`SingleRow` of a model whose linear layers and tables are codes: int8, or int4 with an int8 head."""
+    """`SingleRow` for a model whose linear layers and embeddings are int8, or int4 with an int8 head."""
 
     kernels = embed_codes, norm_product, product_add
 
     def __init__(self, model: GPT2, keys: list[Tensor], values: list[Tensor]) -> None:
-        """keys and values by layer: [B, P, H, Dh]. The model is one that `fits`."""
+        """`keys` and `values`: one tensor [B, P, H, Dh] for each layer. `fits(model)` must be true."""
         tables = _table(model.embed), _table(model.embed_position)
         blocks = [
             (
@@ -43,7 +43,7 @@ class QuantizedSingleRow(SingleRow):
 
     @staticmethod
     def fits(model: nn.Module) -> TypeGuard[GPT2]:
-        """Whether this is a GPT-2 whose layers are as `quantize` made them: not wrapped, and not in the
+        """Whether the model is a GPT-2 whose layers are as `quantize` makes them: not wrapped, and not in the
         layout of a kernel for CPUs.
         """
         linears = [model.get_submodule(name) for name in linear_names(model)]
@@ -57,7 +57,9 @@ class QuantizedSingleRow(SingleRow):
 
 
 def _is_readable(layer: nn.Module) -> bool:
-    """Whether the kernels compute this layer: int8 or int4, its codes where they were, in words of eight."""
+    """Whether the kernels compute this layer: int8 or int4, with codes in the layer's layout and not in
+    another kernel's, and with rows of a multiple of eight codes.
+    """
     return (
         isinstance(layer, QuantizedLinear)
         and layer.method in TILES
@@ -67,50 +69,50 @@ def _is_readable(layer: nn.Module) -> bool:
 
 
 def _layer(module: nn.Module) -> QuantizedLinear:
-    """The same module, with its type: GPT-2's file declares the nn.Linear that was there before (`fits`)."""
+    """The same module as a QuantizedLinear. GPT-2's class declares nn.Linear, which `quantize` replaced."""
     assert isinstance(module, QuantizedLinear)
     return module
 
 
 def _table(module: nn.Module) -> Int8Embedding:
-    """As `_layer`, of an embedding."""
+    """The same module as an Int8Embedding. GPT-2's class declares nn.Embedding, which `quantize` replaced."""
     assert isinstance(module, Int8Embedding)
     return module
 
 
 def _norm_linear_operand(norm: nn.LayerNorm, linear: nn.Module) -> Operand:
-    """A norm and the linear layer behind it, for `norm_product`.
+    """A norm and the linear layer that follows the norm, for `norm_product`.
 
-    The norm has gain g[K] and bias b[K]; m is the mean of x[K], s its standard deviation. The layer has
-    weights W[N, K], which its codes stand for, and bias c[N]. Together they compute
+    The norm has gain g[K] and bias b[K]. The mean of x[K] is m, and its standard deviation is s. The layer's
+    codes stand for weights W[N, K], and its bias is c[N]. Norm and layer together compute
 
         W·(g·(x - m)/s + b) + c = (W·(g·x) - m·(W·g))/s + (W·b + c).
 
     Only x, m and s change from step to step. So W·g (`weight_gain`[N]) and W·b + c (`weight_bias`[N]) are
-    computed here, once, by the layer itself: of a vector v it gives W·v + c.
+    computed here, once. For a vector v the layer computes W·v + c: one call with g and b gives both.
     """
     layer = _layer(linear)
     words, constants = _words(layer)
     gain_and_bias = torch.stack([norm.weight, norm.bias]).float()  # [2, K]
     weight_gain, weight_bias = layer(gain_and_bias).float()  # [N] each: W·g + c, and W·b + c
     weight_gain = weight_gain - layer.bias.float()  # [N]: W·g
-    weight_bias = weight_bias.clone()  # so that it begins at a multiple of 16 bytes, whatever N is
-    interleaved_gain = (
-        norm.weight.view(-1, 8).t().contiguous()
-    )  # [8, K / 8]: interleaved, as x is (digits.py)
+    weight_bias = weight_bias.clone()  # a copy begins at a multiple of 16 bytes, also if N is odd
+    interleaved_gain = norm.weight.view(-1, 8).t().contiguous()  # [8, K / 8], in the order of x (digits.py)
     return Operand((*words, interleaved_gain, weight_gain, weight_bias), constants)
 
 
 def _linear_operand(linear: nn.Module, interleaved: bool) -> Operand:
-    """A linear layer, for `product_add`. `interleaved`: so is the vector that it reads (digits.py)."""
+    """A linear layer, for `product_add`. `interleaved`: whether the layer's input is (digits.py)."""
     layer = _layer(linear)
     words, constants = _words(layer)
     return Operand((*words, layer.bias), constants | {"INTERLEAVED": interleaved})
 
 
 def _words(layer: QuantizedLinear) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, int]]:
-    """The layer's words[N, K / 8] of eight codes, its scale, and its low (int8 has none: its scale again);
-    and the kernels' constants.
+    """-> (words, scale, low), and the kernels' constants.
+
+    words[N, K / 8] hold eight codes each. int8 has no `low`: the scale stands in its place, and the kernels
+    do not read the second copy.
     """
     K = layer.in_features
     constants = {"N": layer.out_features, "K": K, "WORDS": max(4, triton.next_power_of_2(K // 8))}

@@ -1,9 +1,9 @@
-"""The record of one step: everything a device must know to compute it, in numbers. Part 6.
+"""The record of one step: all numbers that a device needs to compute the step. Part 6.
 
-Frozen, on the host, passed as an argument; it holds no `Request` and no tensor, so a step can be logged, run
-again, or sent to another process, which computes the same tokens from it. Several sequences lie end to end on
-one flat token axis, without padding. The scheduler writes it (engine/scheduling/batching.py); an executor
-reads it (engine/execution/runner.py).
+A `Batch` is frozen and lies in the host's memory. It holds no `Request` and no tensor, so a step can be
+logged, computed again, or sent to another process, which computes the same tokens. The sequences lie end to
+end on one flat token axis, without padding. The scheduler writes the record (engine/scheduling/batching.py),
+and an executor reads it (engine/execution/runner.py).
 """
 
 from dataclasses import dataclass
@@ -14,35 +14,38 @@ import numpy as np
 from engine.decoding.sampling import Draw
 
 Ints = tuple[int, ...]
-PLACEHOLDER = -1  # stands for the token sampled last, which may still be on the device (Part 13)
+PLACEHOLDER = -1  # the token id of the token sampled last, while the id is still on the device (Part 13)
 NO_ADAPTER = -1  # the adapter slot of a sequence without an adapter (Part 18)
-UNSCORED = -1  # the number of likeliest tokens to score where no log probability is asked for (Part 10)
+UNSCORED = -1  # the number of tokens to score for a sequence that requests no log probabilities (Part 10)
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Blocks to be copied before a step computes; copies are made in the order of their numbers (Part 12)."""
+    """Blocks to copy before a step computes (Part 12). Copies are made in the order of their numbers."""
 
-    number: int  # from 0 on, by cache: a memory makes no copy twice
-    kind: Literal["fork", "out", "in"]  # within the device's memory, to the host's, from the host's
-    source: Ints  # blocks
-    target: Ints  # as many blocks
+    number: int  # counted by the cache from 0 on, so that a memory makes no copy twice
+    kind: Literal["fork", "out", "in"]  # within the device's memory, to the host's memory, from the host's
+    source: Ints  # indices of blocks
+    target: Ints  # indices of as many blocks as `source` has
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which of the step's T rows of logits are read. Row t is of the token that comes after token t: it is to
-    be chosen, or it is a known token of the prompt, to be scored.
+    """Which of the step's T rows of logits are read.
+
+    Row t predicts the token after token t. This token is to be chosen, or it is a known token of the prompt
+    that is to be scored.
     """
 
     chosen: Ints  # [R]: rows from which a token is chosen, sequence by sequence
-    counts: Ints  # [S]: how many of these each has: 0 inside its prompt, 1, or 1 + k where k are drafts (16)
-    # Log probabilities (Part 10); all () where no request of the step asks for any.
-    logprobs: Ints = ()  # [S] or (): how many likeliest tokens to score beside each chosen one, or UNSCORED
-    prompt_logprobs: Ints = ()  # [S] or (): the same, beside each token of the prompt
-    prompt: Ints = ()  # [N]: rows that are scored for a token of the prompt, sequence by sequence
-    prompt_ids: Ints = ()  # [N]: these tokens
-    prompt_counts: Ints = ()  # [S] or (): how many of these rows each sequence has
+    # [S]: how many rows of `chosen` each sequence has: 0 inside its prompt, else 1 + its drafts (Part 16).
+    counts: Ints
+    # Log probabilities (Part 10). The fields are () if no request of the step asks for any.
+    logprobs: Ints = ()  # [S] or (): how many likeliest tokens to score beside a chosen token, or UNSCORED
+    prompt_logprobs: Ints = ()  # [S] or (): how many to score beside a token of the prompt, or UNSCORED
+    prompt: Ints = ()  # [N]: rows in which a token of the prompt is scored, sequence by sequence
+    prompt_ids: Ints = ()  # [N]: the token that is scored in each row of `prompt`
+    prompt_counts: Ints = ()  # [S] or (): how many rows of `prompt` each sequence has
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +53,19 @@ class Draws:
     """How the tokens of the R rows `Rows.chosen` are drawn (Part 5)."""
 
     rows: tuple[Draw, ...]  # [R]
-    positions: Ints  # [R]: which output token of its request each row gives, counted from 0
+    positions: Ints  # [R]: the index of each row's token in its request's output, from 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # compared by identity: no two steps are the same
 class Batch:
     """One step: T new tokens of S sequences."""
 
-    ids: tuple[str, ...]  # [S]: the sequences, by their requests' `id`
+    ids: tuple[str, ...]  # [S]: `Request.id` of each sequence
     token_ids: Ints  # [T]: PLACEHOLDER for a token that is still on the device
-    positions: Ints  # [T]: in its sequence
+    positions: Ints  # [T]: the position of each token in its sequence, from 0
     query_start: Ints  # [S+1]: sequence s owns tokens query_start[s]:query_start[s+1]
-    context_lens: Ints  # [S]: tokens in the cache once this step is done
-    tables: np.ndarray  # [S, W]: the blocks (or the slot) of each sequence in order; 0 beyond its end
+    context_lens: Ints  # [S]: the tokens of each sequence in the cache after this step
+    tables: np.ndarray  # [S, W]: the blocks (or the slot) of each sequence, in order; 0 past its last block
     slots: np.ndarray  # [T]: where each token's keys and values go: block · P + offset in the block
     copies: tuple[Copy, ...]  # made before the step computes
     rows: Rows
@@ -71,13 +74,18 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
+        """T, the number of tokens that the step computes."""
         return len(self.token_ids)
 
     @property
     def has_drafts(self) -> bool:
-        """Whether the step verifies drafts: then a sequence has more than one row in `chosen` (Part 16)."""
-        return len(self.rows.chosen) > sum(map(bool, self.rows.counts))
+        """Whether the step verifies drafts (Part 16).
+
+        Only a sequence with drafts has several rows in `chosen`.
+        """
+        num_choosing = sum(map(bool, self.rows.counts))  # sequences with a row in `chosen`
+        return len(self.rows.chosen) > num_choosing
 
     def num_new_tokens(self, s: int) -> int:
-        """How many of the T tokens are of sequence s."""
+        """How many of the T tokens belong to sequence s."""
         return self.query_start[s + 1] - self.query_start[s]

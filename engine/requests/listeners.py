@@ -1,6 +1,7 @@
-"""Listeners: objects that the engine tells of its events: logs, metrics (Part 11), cost (Part 19). Part 6.
+"""Listeners: objects that the engine notifies of its events. Part 6.
 
-They change nothing in the engine, and an exception in one is logged and fails nothing.
+Logs, metrics (Part 11) and cost (Part 19) are listeners. A listener must not change the engine's objects. An
+exception of a listener is logged, and no request fails from it.
 """
 
 import logging
@@ -15,43 +16,54 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What listeners are told of one step. Times are seconds of the monotonic clock."""
+    """What listeners learn of one step. `start` and `end` are seconds of the monotonic clock."""
 
     number: int
     start: float
     end: float
-    schedule_seconds: float  # to decide which requests run
-    execute_seconds: float  # forward pass and sampling; the rest of the step is bookkeeping
+    schedule_seconds: float  # for the decision which requests run
+    execute_seconds: float  # for the forward pass and sampling; the rest of the step is bookkeeping
     request_ids: tuple[str, ...]  # [S]
     tokens_computed: tuple[int, ...]  # [S]: new tokens of each request in this step
-    tokens_cached: tuple[
-        int, ...
-    ]  # [S]: of each prompt, what the cache had when the request came in (Part 12)
-    tokens_held: tuple[int, ...]  # [S]: tokens in the cache after this step
-    num_running: int  # requests, after this step
-    num_waiting: int
-    error: str | None = None  # why the step failed, if it did: then none of its tokens counts
-    counters: dict[str, float] = field(default_factory=dict)  # by name: of `StepResult.counters`
+    # [S]: tokens of each prompt that the cache had when the request was admitted (Part 12)
+    tokens_cached: tuple[int, ...]
+    tokens_held: tuple[int, ...]  # [S]: tokens of each request in the cache after this step
+    num_running: int  # running requests after this step
+    num_waiting: int  # waiting requests after this step
+    error: str | None = None  # why the step failed; the tokens of a failed step do not count
+    counters: dict[str, float] = field(default_factory=dict)  # `StepResult.counters`
 
 
 class Listener:
-    """Does nothing; a subclass overrides the methods of the events it wants to be told of."""
+    """The base class of listeners. A subclass overrides the methods of the events that it needs."""
 
-    def on_arrival(self, request: Request) -> None: ...
-    def on_schedule(self, batch: Batch) -> None: ...
-    def on_preempt(self, request: Request) -> None: ...
-    def on_step(self, record: StepRecord) -> None: ...
-    def on_finish(self, request: Request) -> None: ...
-    def on_reject(self, request_id: str, error: Exception) -> None: ...
+    def on_arrival(self, request: Request) -> None:
+        """The engine has accepted and queued a request. Called for each of its n samples."""
+
+    def on_schedule(self, batch: Batch) -> None:
+        """A step is scheduled, and is not computed yet."""
+
+    def on_preempt(self, request: Request) -> None:
+        """A running request has lost its memory, and waits again."""
+
+    def on_step(self, record: StepRecord) -> None:
+        """A step has landed, or has failed."""
+
+    def on_finish(self, request: Request) -> None:
+        """A request has stopped, was aborted, or has failed. Called for each of its n samples."""
+
+    def on_reject(self, request_id: str, error: Exception) -> None:
+        """The engine has refused a request with `error`."""
 
 
 class Listeners:
-    """Tells all listeners; a failing one is logged and the others are told."""
+    """The engine's listeners. If one of them fails, the error is logged and the others are still notified."""
 
     def __init__(self, listeners: Iterable[Listener] = ()) -> None:
         self._listeners = list(listeners)
 
     def add(self, listener: Listener) -> None:
+        """Notify `listener` of all events from now on."""
         self._listeners.append(listener)
 
     def __bool__(self) -> bool:
@@ -59,7 +71,7 @@ class Listeners:
         return bool(self._listeners)
 
     def tell(self, event: str, *details: object) -> None:
-        """Call the method named `event` of each listener, with `details`. An exception is logged."""
+        """Call the method named `event` of each listener with `details`. An exception is logged."""
         for listener in self._listeners:
             try:
                 getattr(listener, event)(*details)

@@ -1,8 +1,8 @@
 """One request on its way through the engine. Part 6.
 
-Every part of the engine reads it; only the scheduler and the engine loop write it: the scheduler sets
-`state`, `rank` and `num_computed_tokens`, the engine loop appends tokens. It has the fields of all parts from
-the start; those of a later part name that part.
+All of the engine reads a `Request`, and only the scheduler and the engine loop write it. The scheduler sets
+`state`, `rank` and `num_computed_tokens`. The engine loop appends tokens. A `Request` has the fields of all
+parts; the comment of a later part's field names the part.
 """
 
 import enum
@@ -17,6 +17,8 @@ from engine.requests.batch import PLACEHOLDER
 
 
 class State(enum.Enum):
+    """The state of a request. A preempted request returns from RUNNING to WAITING."""
+
     WAITING = "waiting"  # in the queue: new, or preempted
     RUNNING = "running"  # holds memory in the cache
     FINISHED = "finished"  # stopped, aborted or failed
@@ -26,36 +28,37 @@ class State(enum.Enum):
 class Request:
     """A prompt and the output that continues it.
 
-    Both are in one list, `token_ids`, since the scheduler treats them alike: keys and values of the first
-    `num_computed_tokens` are computed, those of the others are not yet.
+    Prompt and output share one list, `token_ids`, because the scheduler treats their tokens alike: the keys
+    and values of the first `num_computed_tokens` tokens are computed, and those of the other tokens are not.
     """
 
-    id: str  # unique: of n > 1 samples, each has its own
-    request_id: str  # of the user's request, shared by its samples
+    id: str  # unique; each of n > 1 samples has its own id
+    request_id: str  # the id of the user's request, which its n samples share
     token_ids: list[int]  # prompt, then output
     num_prompt_tokens: int
     params: SamplingParams
     output: GrowingOutput  # text, stop checks, finish reason
     sampling: SamplingState
-    priority: int = 0  # lower goes first
-    adapter: str | None = None  # its key, once the request is queued; before, as the user named it (Part 18)
+    priority: int = 0  # a lower number goes first
+    # The adapter's key once the request is queued, and before that the name that the user gave (Part 18).
+    adapter: str | None = None
     cache_salt: str | None = None  # requests with different salts share no cached prefix (Part 12)
-    parent: "Request | None" = None  # of n > 1 samples, the first: they may share its prompt (Part 12)
+    parent: "Request | None" = None  # the first of n > 1 samples, whose prompt the others may share (Part 12)
     state: State = State.WAITING
-    rank: tuple[float, int] = (0.0, 0)  # its order in the queue: lowest goes first
+    rank: tuple[float, int] = (0.0, 0)  # the request's order in the queue: the lowest rank goes first
     num_computed_tokens: int = 0  # tokens whose keys and values are in the cache, or will be after this step
-    num_cached_tokens: int = 0  # of these, how many the cache had when it was first admitted (Part 12)
+    num_cached_tokens: int = 0  # tokens that the cache had when the request was first admitted (Part 12)
     num_preemptions: int = 0
-    num_output_placeholders: int = 0  # at the end of token_ids: chosen, but still on the device (Part 13)
-    draft_ids: list[int] = field(default_factory=list)  # proposed, not yet confirmed (Part 16)
+    num_output_placeholders: int = 0  # tokens at the end of token_ids that are still on the device (Part 13)
+    draft_ids: list[int] = field(default_factory=list)  # proposed tokens, not yet confirmed (Part 16)
     stats: RequestStats = field(default_factory=lambda: RequestStats(arrival=time.perf_counter()))
-    # Log probabilities (Part 10): empty or None where the request asks for none.
+    # Log probabilities (Part 10): empty or None if the request asks for none.
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each output token
-    text_offsets: list[int] = field(default_factory=list)  # of each: characters of the text before it
-    cumulative_logprob: float | None = None  # the sum, over the output tokens
+    text_offsets: list[int] = field(default_factory=list)  # of each output token: where its text begins
+    cumulative_logprob: float | None = None  # the sum over the output tokens
     prompt_logprobs: Logprobs = field(default_factory=list)  # of each token of the prompt
-    error: str | None = None  # why it failed, if it did
-    is_scored: bool = field(init=False)  # log probabilities are asked for, of the output or the prompt
+    error: str | None = None  # why the request failed, or None
+    is_scored: bool = field(init=False)  # whether log probabilities of output or prompt are requested
 
     def __post_init__(self) -> None:
         params = self.params
@@ -63,29 +66,36 @@ class Request:
 
     @property
     def num_tokens_to_compute(self) -> int:
-        """Known tokens and drafts whose keys and values are not computed yet. Those of a prompt and of an
-        output count alike: there is no prefill or decode phase.
+        """The number of tokens and drafts whose keys and values are not computed yet.
+
+        Tokens of the prompt and of the output count alike: there is no prefill or decode phase.
         """
         return len(self.token_ids) + len(self.draft_ids) - self.num_computed_tokens
 
     @property
     def wants_every_row(self) -> bool:
-        """Whether the logits of every prompt token are needed, for prompt log probabilities (Part 10): then a
-        cached prefix must be computed again (Part 12). Of n samples, the first computes them for all.
+        """Whether the logits of every prompt token are needed, for prompt log probabilities (Part 10).
+
+        If so, a cached prefix must be computed again (Part 12). Only the first of n samples needs these
+        logits, and the other samples share its log probabilities.
         """
         return self.params.prompt_logprobs is not None and self.parent is None
 
     def add_placeholder(self) -> None:
-        """Append PLACEHOLDER for a token that is chosen but not read yet, so that the next step can be
-        scheduled (Part 13). Does nothing for the last token the output may have: no step follows it.
+        """Append PLACEHOLDER for a token that is chosen but not read yet (Part 13).
+
+        With the placeholder, the next step can be scheduled. The last token that the output may have gets no
+        placeholder, because no step follows it.
         """
         if len(self.output.token_ids) + self.num_output_placeholders + 1 < self.output.limit:
             self.token_ids.append(PLACEHOLDER)
             self.num_output_placeholders += 1
 
     def confirm(self, token_id: int, now: float) -> bool:
-        """Store an output token that was read at `now` (seconds of the monotonic clock): in place of the
-        oldest placeholder, or at the end. Returns whether the request has finished.
+        """Store an output token that was read at `now`, in seconds of the monotonic clock.
+
+        The token replaces the oldest placeholder, or is appended if there is none. Returns True if the
+        output has ended.
         """
         if self.num_output_placeholders:
             self.token_ids[-self.num_output_placeholders] = token_id
@@ -96,7 +106,7 @@ class Request:
         return self.output.append(token_id)
 
     def drop_placeholders(self) -> None:
-        """Remove all placeholders: the tokens they stand for will not come."""
+        """Remove all placeholders, after their tokens are lost, for example because a step failed."""
         if self.num_output_placeholders:
             del self.token_ids[-self.num_output_placeholders :]
             self.num_output_placeholders = 0

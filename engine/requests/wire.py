@@ -1,7 +1,7 @@
-"""A step's record as bytes and back: to be logged, or sent to another process and computed there. Part 20.
+"""Converts the record of a step to bytes and back, for logs and for other processes. Part 20.
 
-Promises a record that computes the same tokens, or a ValueError that says what is wrong with it. The bytes
-are JSON: people can read them, and reading those of a stranger runs no code.
+Promises a record that computes the same tokens, or a ValueError that says what is wrong with the bytes. The
+bytes are JSON, so people can read them, and bytes from an unknown sender cannot run code.
 """
 
 import json
@@ -23,19 +23,19 @@ from engine.requests.batch import (
     Rows,
 )
 
-# Fields that are arrays, of all records; those of a `Draw` last.
+# The fields of all records that are arrays. The last three are fields of `Draw`.
 DTYPES = {"tables": np.int64, "slots": np.int64, "tokens": np.int64, "factors": np.float32, "mask": np.int32}
 FIELDS = {kind: [spec.name for spec in fields(kind)] for kind in (Batch, Rows, Draws, Copy, Draw)}
-MAX_INT = 2**40  # no token, position or block has a larger number
+MAX_INT = 2**40  # larger than any token id, position or block number
 
 
 def to_bytes(batch: Batch) -> bytes:
-    """A line of JSON, without its end."""
+    """The record as one line of JSON, without a newline at its end."""
     return json.dumps(batch, separators=(",", ":"), default=_to_plain).encode()
 
 
 def from_bytes(data: bytes | str) -> Batch:
-    """The record that `to_bytes` was given. Raises ValueError: these bytes are no record of a step."""
+    """The record that `to_bytes` has converted. Raises ValueError if the bytes are not a record of a step."""
     try:
         return from_json(json.loads(data))
     except RecursionError:
@@ -43,7 +43,7 @@ def from_bytes(data: bytes | str) -> Batch:
 
 
 def from_json(given: Any) -> Batch:
-    """The record, from what `json.loads` gives. Raises ValueError: it is no record of a step."""
+    """The record in the result of `json.loads`. Raises ValueError if it is not a record of a step."""
     try:
         rows, draws = given["rows"], given["draws"]
         batch = _from_fields(
@@ -63,22 +63,25 @@ def from_json(given: Any) -> Batch:
 
 
 def _to_plain(value: Any) -> Any:
-    """An array as lists, a dataclass as a dict of its fields: JSON knows neither."""
+    """Convert what JSON lacks: an array to lists, and a dataclass to a dict of its fields."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     return {name: getattr(value, name) for name in FIELDS[type(value)]}
 
 
 def _draw(given: dict[str, Any]) -> Draw:
+    """A `Draw` from a dict of its fields."""
     return _from_fields(Draw, given | {"params": Limits(*given["params"])})
 
 
 def _from_fields(kind: type, given: dict[str, Any]) -> Any:
-    """An object of this class: lists become arrays where the field is an array, and tuples elsewhere."""
+    """An object of class `kind` from a dict of its fields. A list becomes an array for a field in DTYPES, and
+    a tuple for any other field.
+    """
     values = {}
     for name, value in given.items():
         if isinstance(value, list):
-            with np.errstate(over="ignore"):  # a number that is too large becomes infinite: refused later
+            with np.errstate(over="ignore"):  # a factor beyond fp32 becomes infinite, and is refused later
                 value = np.array(value, dtype=DTYPES[name]) if name in DTYPES else tuple(value)
         values[name] = value
     if "factors" in values and values["factors"] is not None:
@@ -87,12 +90,14 @@ def _from_fields(kind: type, given: dict[str, Any]) -> Any:
 
 
 def _check(batch: Batch) -> None:
-    """Raises ValueError where a number is out of range or two fields do not fit. How many tokens, blocks and
-    adapters there are, only whoever computes the record knows (engine/execution/recording.py).
+    """Raises ValueError if a number is out of range, or if two fields contradict each other.
+
+    This module does not know how many token ids, blocks and adapters there are. Whoever computes the record
+    checks these limits (engine/execution/recording.py).
     """
     S, T, R, N = len(batch.ids), batch.num_tokens, len(batch.rows.chosen), len(batch.rows.prompt)
     rows, draws = batch.rows, batch.draws
-    # 1. Each sequence has new tokens, which are the last ones of its context.
+    # 1. Check the sequences. Each has at least one new token, and its new tokens are the last of its context.
     if not S or not all(type(name) is str for name in batch.ids) or len(set(batch.ids)) < S:
         raise ValueError("ids: different names are expected")
     start = _check_ints("query_start", batch.query_start, S + 1)  # [S+1]
@@ -115,7 +120,7 @@ def _check(batch: Batch) -> None:
         _check_ints("target", copy.target, len(_check_ints("source", copy.source)))
         if copy.kind not in ("fork", "out", "in"):
             raise ValueError(f"copies: {copy.kind!r} is no kind")
-    # 2. Rows that are read, each in its sequence; what is scored; how tokens are drawn.
+    # 2. Check which rows of logits are read, what is scored, and how tokens are drawn.
     _check_rows("rows.chosen", rows.chosen, rows.counts, start)
     if rows.prompt or rows.prompt_counts:
         _check_rows("rows.prompt", rows.prompt, rows.prompt_counts, start)
@@ -132,7 +137,10 @@ def _check(batch: Batch) -> None:
 
 
 def _check_rows(name: str, rows: Ints, counts: Ints, start: np.ndarray) -> None:
-    """Raises ValueError: rows not in order, or not counts[S] of each sequence. `start`: query_start[S+1]."""
+    """Raises ValueError if `rows` are not in order, or if a sequence s does not have counts[s] of them.
+
+    `start` is query_start[S+1].
+    """
     row_numbers = _check_ints(name, rows)
     expected = _check_ints(f"counts of {name}", counts, len(start) - 1)
     if (np.diff(row_numbers) < 1).any() or (row_numbers >= start[-1]).any():
@@ -142,7 +150,7 @@ def _check_rows(name: str, rows: Ints, counts: Ints, start: np.ndarray) -> None:
 
 
 def _check_draw(row: Draw) -> None:
-    """Raises ValueError: a parameter of another type, or out of its range."""
+    """Raises ValueError if a parameter has the wrong type or is out of range."""
     params = row.params
     if not all(type(value) is int for value in (row.seed, params.top_k, params.min_tokens)):
         raise ValueError("seed, top_k, min_tokens: whole numbers are expected")
@@ -161,8 +169,10 @@ def _check_draw(row: Draw) -> None:
 
 
 def _check_ints(name: str, values: Ints, length: int | None = None, minimum: int = 0) -> np.ndarray:
-    """The values, int64[length]. Raises ValueError: not whole numbers from `minimum` to MAX_INT, or not
-    `length` of them."""
+    """The values as an array, int64[length]. A `length` of None accepts any length.
+
+    Raises ValueError if `values` is not a tuple of `length` ints from `minimum` to MAX_INT.
+    """
     if type(values) is not tuple or not all(type(value) is int for value in values):
         raise ValueError(f"{name}: whole numbers are expected")
     if length is not None and len(values) != length:
@@ -173,7 +183,10 @@ def _check_ints(name: str, values: Ints, length: int | None = None, minimum: int
 
 
 def _check_array(name: str, values: np.ndarray | None, dim: int, length: int | None = None) -> np.ndarray:
-    """The values. Raises ValueError: no array of `dim` dimensions, or not `length` rows."""
+    """Return `values`. Raises ValueError if it is not an array of `dim` dimensions with `length` rows.
+
+    A `length` of None accepts any number of rows.
+    """
     if not isinstance(values, np.ndarray) or values.ndim != dim:
         raise ValueError(f"{name}: an array of {dim} dimensions is expected")
     if length is not None and len(values) != length:

@@ -10,24 +10,26 @@ from engine.decoding.sampling import Draw, SamplingState
 from engine.requests.batch import NO_ADAPTER, UNSCORED, Batch, Draws, Rows
 from engine.requests.request import Request
 
-Work = Sequence[tuple[Request, int]]  # [S]: requests, and how many new tokens of each
+Work = Sequence[tuple[Request, int]]  # [S]: each request, and how many new tokens of it to compute
 
 
 class LogitsRows(NamedTuple):
-    """Of one sequence's new tokens in a step, those whose logits are read. The logits at a token are of the
-    token that comes after it.
+    """Which logits of one sequence's new tokens are read. The logits at a token are those of the next token.
+
+    The first len(prompt_ids) new tokens score the prompt's token that follows each. From the last
+    `num_sampled` new tokens, the next token is chosen.
     """
 
-    prompt_ids: list[int]  # known next tokens, to be scored: of the first len(prompt_ids) new tokens
-    num_sampled: int  # the last num_sampled new tokens: the token after each is to be chosen
+    prompt_ids: list[int]  # the prompt's tokens that are scored
+    num_sampled: int
 
 
 SelectRows = Callable[[Request, range], LogitsRows]  # a request, the positions of its new tokens -> rows
 
 
 def sampled_rows(request: Request, positions: range) -> LogitsRows:
-    """The rows from which tokens are chosen: at the last known token, and at each draft behind it (Part 16).
-    The token after any other is known already. No row is scored.
+    """The rows from which tokens are chosen: those of the last known token and of each draft behind it
+    (Part 16). The token after any other new token is known already. No row is scored.
     """
     last_known = len(request.token_ids) - 1
     return LogitsRows([], max(0, positions.stop - max(positions.start, last_known)))
@@ -39,21 +41,23 @@ def make_batch(
     adapter_slots: Mapping[str, int] | None = None,
     select_rows: SelectRows = sampled_rows,
 ) -> Batch:
-    """The next `n` uncomputed tokens of each (request, n), end to end, for which `cache` has reserved room.
+    """Make the record of a step: for each (request, n) of `work`, the request's next n uncomputed tokens.
 
-    `adapter_slots`: the slot of each adapter, by its key (Part 18). `select_rows` says which rows' logits are
-    read; Part 10's has prompts scored, too.
+    `cache` must have reserved room for these tokens. `adapter_slots` gives each adapter's slot by the
+    adapter's key (Part 18); None if no request has an adapter. `select_rows` chooses the rows whose logits
+    are read; Part 10's `scored_rows` also has prompts scored.
     """
     token_ids: list[int] = []  # [T]
     positions: list[int] = []  # [T]
     context_lens: list[int] = []  # [S]
     query_start = (0, *accumulate(n for _, n in work))
-    # Rows from which a token is chosen: the token they are at, how it is drawn, which output token it gives.
+    # Rows from which a token is chosen: the row's index in the step, how the token is drawn, and which output
+    # token of the request it becomes.
     chosen: list[int] = []  # [R]
     counts: list[int] = []  # [S]
     draws: list[Draw] = []  # [R]
     draw_positions: list[int] = []  # [R]
-    # Rows that are scored: the token they are at, and the prompt's token that comes after it.
+    # Rows that are scored: the row's index in the step, and the prompt's token that follows.
     scored_rows: list[int] = []  # [N]
     scored_ids: list[int] = []  # [N]
     num_scored = [0] * len(work)  # [S]
@@ -62,7 +66,7 @@ def make_batch(
         start, end = request.num_computed_tokens, request.num_computed_tokens + n
         is_scored = is_scored or request.is_scored
         context_lens.append(end)
-        if n == 1 and end == len(request.token_ids):  # most often; the code below does the same, slower
+        if n == 1 and end == len(request.token_ids):  # the most frequent case, made fast; same as below
             token_ids.append(request.token_ids[start])
             positions.append(start)
             chosen.append(offset)
@@ -118,18 +122,18 @@ def make_batch(
 
 
 def _new_tokens(request: Request, start: int, end: int) -> list[int]:
-    """Tokens start to end of a request: known ones, then its drafts."""
+    """The tokens start:end of a request's known tokens followed by its drafts."""
     if end <= len(request.token_ids):
         return request.token_ids[start:end]
     return [*request.token_ids[start:], *request.draft_ids][: end - start]
 
 
 def _sampling_after(request: Request, num_drafts: int) -> SamplingState:
-    """The state by which the token after so many drafts is drawn: penalties count the drafts as output."""
+    """The sampling state for the token after `num_drafts` drafts: penalties count these drafts as output."""
     drafts, state = request.draft_ids[:num_drafts], request.sampling
     return state.behind(drafts) if drafts and state.is_adjusted else state
 
 
 def _num_likeliest(logprobs: int | None) -> int:
-    """For the record: how many likeliest tokens to score; UNSCORED where no log probability is asked for."""
+    """How many likeliest tokens to score; UNSCORED for None, which asks for no log probability."""
     return UNSCORED if logprobs is None else logprobs

@@ -1,8 +1,9 @@
-"""Continuous batching: every step is filled anew, so a request joins while others are in full flow. Part 8.
+"""Continuous batching: every step is filled anew, so a request can join while others decode. Part 8.
 
-One budget of tokens per step, and no phases: a prompt and a growing output are both tokens still to compute.
-Promises that the budget and the number of sequences are never exceeded, that a preempted request's output is
-the same as if it had not been, and that no request waits for ever behind newcomers.
+Each step has one budget of tokens, and there is no prefill or decode phase: the tokens of a prompt and of a
+growing output are both tokens still to compute. The scheduler never exceeds the budget and the number of
+sequences. A preempted request has the same output as without the preemption. No request waits for ever behind
+newcomers.
 Sources: iteration-level scheduling: Yu et al., Orca, OSDI 2022; chunked prefill: Agrawal et al.,
 Sarathi-Serve, OSDI 2024, https://arxiv.org/abs/2403.02310; the single budget: vLLM's V1 scheduler.
 """
@@ -12,7 +13,7 @@ from engine.requests.request import Request, State
 from engine.requests.step import Step
 from engine.scheduling.scheduler import Queues, by_rank
 
-# A request that has waited this many steps goes before newcomers of one level better.
+# A request that has waited this many steps goes before newcomers whose priority is better by one.
 STEPS_PER_PRIORITY = 256
 
 
@@ -26,8 +27,8 @@ class ContinuousScheduler(Queues):
         max_num_batched_tokens: int,
         **options,
     ) -> None:
-        """`options`: as for `Queues`. Raises ValueError: no seat, or fewer tokens in a step than running
-        requests, each of which gets one.
+        """`options` are those of `Queues`. Raises ValueError unless 1 <= max_num_seqs <=
+        max_num_batched_tokens: each running request gets a token in each step.
         """
         super().__init__(cache, **options)
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
@@ -36,47 +37,50 @@ class ContinuousScheduler(Queues):
         self._step = 0
 
     def add(self, request: Request) -> None:
-        """Queue by priority, then arrival.
+        """Queue a request by priority, then by arrival. A lower priority goes first.
 
-        The rank never changes, yet no request starves: a later arrival starts with a worse number, so it
-        overtakes by priority only those that came less than STEPS_PER_PRIORITY steps before it.
+        A request's rank never changes, yet no request starves: later arrivals start with worse ranks. A
+        request whose priority is better by d overtakes only requests that came less than
+        d · STEPS_PER_PRIORITY steps earlier.
         """
         self._arrivals += 1
         request.rank = (request.priority + self._step / STEPS_PER_PRIORITY, self._arrivals)
         self._enqueue(request)
 
     def schedule(self) -> Step | None:
-        """Who runs in the next step, and how many tokens of each. None: nothing to do.
+        """Choose the requests of the next step, and how many tokens of each to compute. Returns None if there
+        is nothing to compute.
 
-        Each call counts as a step in `self._step`, by which ranks age. All share one budget of tokens:
+        Each call adds 1 to `self._step`, by which ranks age. All requests share one budget of tokens:
 
-        - Running requests first, best rank first, each as much as it lacks and the budget allows; but one
-          token of the budget is left for every running request behind it. One with nothing to compute
-          (its last token is still on its way) is left out.
-        - Before a request has its tokens, `cache.reserve` makes room for them, drafts included. While the
-          answer is no, the running request of the worst rank is preempted; that may be the request itself.
-        - Then newcomers, in the order of the queue, while there are budget, seats and memory. A prompt may
-          come in chunks, but needs room for all that is known of it before the first: else it is put back,
-          and nobody behind it is admitted. A step that preempts admits nobody.
+        - Running requests come first, best rank first. Each gets the tokens that it lacks, as far as the
+          budget allows, but one token of the budget is left for every running request behind it. A request
+          with nothing to compute (its last token has not landed) is left out.
+        - Before a request gets tokens, `cache.reserve` makes room for them, drafts included. While the cache
+          refuses, the running request of the worst rank is preempted, which may be the request itself.
+        - Newcomers come next, in the order of the queue, while there are budget, seats and memory. A prompt
+          may come in chunks, but the cache must have room for all its known tokens before the first chunk. If
+          not, the request is put back, and no request behind it is admitted. A step that preempts a request
+          admits none.
         """
         self._step += 1
         budget = self.max_num_batched_tokens
         work: list[tuple[Request, int]] = []
         request: Request | None
-        # 1. Running requests first, best rank first: their outputs are awaited, and their memory is in use.
+        # 1. Running requests first, best rank first: users await their outputs, and their memory is in use.
         self.running.sort(key=by_rank)
         preempted = False
         queue = list(self.running)
-        running = State.RUNNING  # looked up once: an Enum's member takes as long to look up as a call
+        running = State.RUNNING  # a local, since each lookup of an Enum's member takes as long as a call
         for i, request in enumerate(queue):
-            if request.state is not running:  # preempted a moment ago
+            if request.state is not running:  # preempted in this loop
                 continue
-            num_behind = len(queue) - i - 1  # each of them is left a token: a long prompt holds nobody up
+            num_behind = len(queue) - i - 1  # each gets at least one token, so a long prompt delays nobody
             new = min(request.num_tokens_to_compute, budget - num_behind)
-            if not new:  # its last token is still on its way
+            if not new:  # the request's last token has not landed
                 continue
             while not self.cache.reserve(request, request.num_computed_tokens + new):
-                victim = self.running[-1]  # the worst rank: none of those already in `work`
+                victim = self.running[-1]  # the worst rank, and never a request that is in `work`
                 self._preempt(victim)
                 preempted = True
                 if victim is request:
@@ -84,8 +88,8 @@ class ContinuousScheduler(Queues):
             else:
                 work.append((request, new))
                 budget -= new
-        # 2. Then newcomers, in order, as far as budget and memory go. A long prompt comes in chunks, yet with
-        # room for all that is known of it: else two newcomers could keep pushing each other out.
+        # 2. Then newcomers, in order, as far as budget and memory go. A long prompt comes in chunks, but has
+        # room for all its known tokens first: without that, two newcomers could preempt each other for ever.
         while self.waiting and budget and len(self.running) < self.max_num_seqs and not preempted:
             request = self.admit_next()
             if request is None:
@@ -99,15 +103,15 @@ class ContinuousScheduler(Queues):
         return self.take(work) if work else None
 
     def _preempt(self, request: Request) -> None:
-        """Take a running request's memory for a better one; its tokens will be computed again."""
+        """Free a running request's memory for a request of better rank. Its tokens will be computed again."""
         self._put_back(request)
         request.num_preemptions += 1
         self.listeners.tell("on_preempt", request)
 
     def _put_back(self, request: Request) -> None:
-        """From the running requests to its old place in the queue, with nothing computed and no memory.
+        """Move a running request to its old place in the queue, with no token computed and no memory.
 
-        Rank and output stay. Drafts and the prompt's log probabilities are forgotten,
+        The request keeps its rank and its output. It forgets its drafts and its prompt's log probabilities,
         since both will be computed again.
         """
         self.running.remove(request)

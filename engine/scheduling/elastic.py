@@ -1,8 +1,8 @@
 """Continuous batching that makes steps smaller when the device's memory runs out. Part 15.
 
-Keys and values have their memory from the start; what a step needs beside it (hidden states, logits, keys
-gathered from pages) grows with its tokens and its sequences, and another program may have taken it. Promises
-that a step that runs out of memory fails no request, unless that request cannot run alone, and that steps
+The memory of keys and values is allocated at the start. The other memory of a step (hidden states, logits,
+keys gathered from pages) grows with the step's tokens and sequences, and another program may have taken that
+memory. A step that runs out of memory fails no request, except a request that cannot run even alone. Steps
 reach their full size again once there is memory.
 """
 
@@ -17,13 +17,13 @@ from engine.requests.step import Step
 from engine.scheduling.continuous import ContinuousScheduler
 from engine.scheduling.scheduler import by_rank, fail_all
 
-GROWTH_STEPS = 64  # after so many steps in a row that succeed, a step may be twice as large
+GROWTH_STEPS = 64  # after this many steps without a failure, a step may be twice as large
 OUT_OF_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a step failed for lack of memory. PyTorch has an exception for a GPU's memory; for a CPU's, and
-    for libraries on a GPU, only the message says it.
+    """Whether a step failed for lack of memory. PyTorch has an exception type for a GPU's memory. Errors of a
+    CPU's memory, and of libraries on a GPU, are known by their messages only.
     """
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
@@ -32,7 +32,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 class ElasticScheduler(ContinuousScheduler):
     """A `ContinuousScheduler` whose `max_num_seqs` and `max_num_batched_tokens` shrink when memory runs out,
-    and grow back to what they were at the start.
+    and grow again up to their values at the start.
     """
 
     def __init__(
@@ -40,22 +40,23 @@ class ElasticScheduler(ContinuousScheduler):
     ) -> None:
         super().__init__(cache, max_num_seqs, max_num_batched_tokens, **options)
         self._full_size = max_num_seqs, max_num_batched_tokens
-        self._num_succeeded = 0  # steps, since memory ran out or since the last growth
+        self._num_succeeded = 0  # steps since memory ran out or since the last growth, whichever was later
         self.num_out_of_memory = 0
 
     def recover(self, step: Step, error: Exception) -> list[Request]:
-        """The requests that fail, after a step failed with `error` and was rolled back: LLMEngine's
-        `recover`.
+        """Return the requests to fail after `step` failed with `error` and was rolled back. This is the
+        `recover` of LLMEngine.
 
-        Any other error fails all requests of the step. Out of memory, the next step is smaller, and as few
-        fail as can be:
+        If the step did not run out of memory, all its requests fail. If it did, the next step is smaller, and
+        the first of these rules that fits applies:
 
-        1. A step of more tokens than there are running requests has a prompt in it: the next has at most
-           half as many tokens, but one for each running request. No request leaves.
-        2. Else each has one token at most, and there is one request too many: the running one of the worst
-           rank is preempted. The next step has as many seats, and tokens, as there are running requests left.
-        3. But where one request runs, with one token, there is no smaller step: it fails. (One that runs
-           beside others is not alone, though the step may hold its token only: rule 2.)
+        1. At most one request runs, and the step had one token: no step can be smaller, so the request fails.
+           A request that runs beside others is under rule 3, even if the step had only this request's token.
+        2. The step had more tokens than there are running requests, so a prompt was in it: the next step has
+           at most half as many tokens, but at least one for each running request. No request fails.
+        3. Otherwise each running request had one token at most: the running request of the worst rank is
+           preempted. The next step has as many seats, and as many tokens, as running requests are left. No
+           request fails.
         """
         if not is_out_of_memory(error):
             return fail_all(step, error)
@@ -74,7 +75,7 @@ class ElasticScheduler(ContinuousScheduler):
         return []
 
     def update(self, step: Step, drafts: list[list[int]] | None = None) -> None:
-        """As in `Queues`; after GROWTH_STEPS steps that succeed in a row, the next may be twice as large."""
+        """As in `Queues`. After GROWTH_STEPS steps without a failure, the next may be twice as large."""
         super().update(step, drafts)
         self._num_succeeded += 1
         if self._num_succeeded >= GROWTH_STEPS:
@@ -85,7 +86,7 @@ class ElasticScheduler(ContinuousScheduler):
 
 
 def _free_tensors(error: Exception) -> None:
-    """Clear the frames of the traceback: they hold the failed step's tensors for as long as it exists."""
+    """Free the failed step's tensors, which the frames of the traceback refer to while the error exists."""
     traceback.clear_frames(error.__traceback__)
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

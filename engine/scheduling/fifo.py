@@ -5,12 +5,14 @@ from engine.scheduling.scheduler import Queues
 
 
 class FIFOScheduler(Queues):
-    """Runs the oldest request to its end before it looks at the next."""
+    """Runs the oldest request to its end before it admits the next."""
 
     def schedule(self) -> Step | None:
-        """The whole prompt in one step, then one token (and the drafts behind it) in each. Room in the cache
-        is reserved first. None: nothing has changed, since no request runs or can be admitted, the running
-        one has nothing to compute, or the cache has no room for it.
+        """The next step of the oldest request: the whole prompt in the first step, then one token, and the
+        drafts behind it, in each. Room in the cache is reserved first.
+
+        Returns None, and computes nothing, if no request runs or can be admitted, if the running request has
+        nothing to compute, or if the cache has no room for its tokens.
         """
         if not self.running and self.waiting:
             self.admit_next()
@@ -19,5 +21,5 @@ class FIFOScheduler(Queues):
         request = self.running[0]
         new = request.num_tokens_to_compute
         if not new or not self.cache.reserve(request, request.num_computed_tokens + new):
-            return None  # alone in the cache, and checked to fit: its last token is on its way
+            return None  # the request's last token has not landed (a request alone in the cache has room)
         return self.take([(request, new)])

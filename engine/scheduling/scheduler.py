@@ -1,7 +1,7 @@
-"""Who runs in the next step: what every scheduler shares, and the promise they keep. Part 6.
+"""The interface of schedulers, and the queues that all schedulers share. Part 6.
 
-A scheduler owns the queue and asks the cache for memory. It does not know the model, text, or why requests
-finish.
+A scheduler chooses the requests of the next step. It owns the queues, and asks the cache for memory. It does
+not know the model, text, or why requests finish.
 """
 
 from bisect import bisect_left, insort
@@ -17,10 +17,13 @@ from engine.scheduling.batching import SelectRows, Work, make_batch, sampled_row
 
 
 class Scheduler(Protocol):
-    """Called by one thread, again and again: schedule, (the step runs), update or rollback, finish."""
+    """Chooses the requests of each step. One thread makes all calls, in this order for each step: `schedule`,
+    then `update` if the step succeeded or `rollback` if it failed, then `finish` for requests that ended.
+    `Queues` documents the methods.
+    """
 
     cache: KVCacheManager
-    listeners: Listeners  # the engine's own, once it has one
+    listeners: Listeners  # the engine's, once the scheduler belongs to an engine
     waiting: list[Request]  # best rank first
     running: list[Request]
 
@@ -34,20 +37,22 @@ class Scheduler(Protocol):
 
 
 class AdapterSlots(Protocol):
-    """The slots of a model that hold adapters (Part 18): `engine/lora/slots.py` has them."""
+    """The model's slots for adapters (Part 18), as in `engine/lora/slots.py`."""
 
-    slot_of: Mapping[str, int]  # by an adapter's key; all those of running requests are there
+    slot_of: Mapping[str, int]  # by an adapter's key; contains the adapters of all running requests
 
     def assign(self, key: str, running: Sequence[Request]) -> bool:
-        """Whether this adapter has a slot now, beside those of the running requests."""
+        """Give the adapter a slot, if it has none. Returns False if the adapters of the running requests take
+        all slots.
+        """
 
 
 by_rank = attrgetter("rank")
-RUNNING = State.RUNNING  # looked up once: an Enum's member takes as long to look up as a call
+RUNNING = State.RUNNING  # a global, since each lookup of an Enum's member takes as long as a call
 
 
 class Queues:
-    """A waiting queue in order of rank, the running requests, and the bookkeeping around a step."""
+    """The waiting and the running requests, and the bookkeeping around a step. Schedulers add `schedule`."""
 
     def __init__(
         self,
@@ -55,8 +60,8 @@ class Queues:
         adapter_slots: AdapterSlots | None = None,
         select_rows: SelectRows = sampled_rows,
     ) -> None:
-        """`adapter_slots`: gives the adapters of running requests their slots; None: no request has an
-        adapter. `select_rows`: as for `make_batch`.
+        """`adapter_slots` gives slots to the adapters of running requests; None if no request has an adapter.
+        `select_rows` is that of `make_batch`.
         """
         self.cache, self.listeners = cache, Listeners()
         self._adapter_slots, self._select_rows = adapter_slots, select_rows
@@ -75,15 +80,17 @@ class Queues:
         insort(self.waiting, request, key=by_rank)
 
     def admit_next(self) -> Request | None:
-        """Move the first waiting request (there must be one) to the running ones; None: the cache has no room
-        for it now. A request whose adapter has no slot waits on, and others go first: `_first_with_slot`.
+        """Move the first waiting request to the running requests, and return it. At least one must wait.
+
+        Requests whose adapters have no slot are passed over (`_first_with_slot`). Returns None if all waiting
+        requests wait for a slot, or if the cache has no room for the request now.
         """
         request = self._first_with_slot()
         cached = None if request is None else self.cache.admit(request)
         if request is None or cached is None:
             return None
         request.num_computed_tokens = cached
-        if not request.num_preemptions:  # after a preemption, the cache may have what it computed itself
+        if not request.num_preemptions:  # after a preemption, the cached tokens may be the request's own
             request.num_cached_tokens = cached
         request.state = State.RUNNING
         self.waiting.remove(request)
@@ -91,12 +98,13 @@ class Queues:
         return request
 
     def _first_with_slot(self) -> Request | None:
-        """The first waiting request whose adapter has a slot, or that has no adapter; None: all wait for one.
+        """The first waiting request that has no adapter, or whose adapter has a slot; None if all wait for a
+        slot.
 
-        As in vLLM, requests behind one that waits for a slot may go first. But one with an adapter of the
-        running requests keeps that adapter's slot in use: it goes first only if its rank is less than 1
-        behind; in continuous batching, if it came less than STEPS_PER_PRIORITY steps later. So no request
-        waits for ever.
+        As in vLLM, a request may overtake a request that waits for a slot. But a request with an adapter of
+        the running requests keeps that adapter's slot in use for longer. So it overtakes only if its rank is
+        less than 1 behind: in continuous batching with equal priorities, if it came less than
+        STEPS_PER_PRIORITY steps later. So no request waits for ever.
         """
         if self._adapter_slots is None:
             return self.waiting[0]
@@ -115,9 +123,7 @@ class Queues:
         return None
 
     def take(self, work: Work) -> Step:
-        """Make the step of these (request, new tokens), which count as computed from here on. If the step
-        fails, `rollback` undoes this.
-        """
+        """Make the step of `work`. The new tokens count as computed from now on, until a `rollback`."""
         adapter_slots = self._adapter_slots.slot_of if self._adapter_slots else None
         batch = make_batch(work, self.cache, adapter_slots, self._select_rows)
         for request, n in work:
@@ -125,9 +131,11 @@ class Queues:
         return Step(batch, tuple(request for request, _ in work))
 
     def update(self, step: Step, drafts: list[list[int]] | None = None) -> None:
-        """Called when a step has succeeded and its tokens are appended: commit them in the cache, and set
-        `draft_ids` to drafts[S]. Rejected drafts do not count as computed. Requests of the step that run no
-        longer are left as they are.
+        """Commit the tokens of a step that has succeeded in the cache, and set each request's `draft_ids` to
+        its entry of drafts[S].
+
+        Called after the step's tokens are appended. Rejected drafts no longer count as computed. Requests of
+        the step that do not run any more are left as they are.
         """
         for s, request in enumerate(step.requests):
             if request.state is not RUNNING:
@@ -135,14 +143,14 @@ class Queues:
             if drafts is not None or request.draft_ids:
                 request.num_computed_tokens = min(request.num_computed_tokens, len(request.token_ids) - 1)
                 request.draft_ids = drafts[s] if drafts else []
-            # The last known token was chosen by this step: its keys and values are not computed yet.
+            # This step chose the last known token, so the keys and values of that token are not computed yet.
             num_known = len(request.token_ids) - request.num_output_placeholders
             self.cache.commit(request, min(step.batch.context_lens[s], num_known - 1))
 
     def rollback(self, step: Step) -> None:
-        """Called when a step has failed: its tokens do not count as computed, and the placeholders of the
-        tokens that it should have chosen are removed. The next step has its copies again, since it may not
-        have made them.
+        """Undo `take` for a step that has failed: its tokens do not count as computed any more, and the
+        placeholders of the tokens that it did not choose are removed. The next step repeats the failed step's
+        copies, since the failed step may not have made them.
         """
         batch = step.batch
         self.cache.replan(batch.copies)
@@ -162,16 +170,16 @@ class Queues:
         self.cache.release(request)
 
     def lend(self, request: Request, num_tokens: int) -> bool:
-        """Reserve memory for a running request's first `num_tokens` tokens, drafts included, if there is some
-        now (Part 16). No request is preempted for drafts.
+        """Reserve memory for a running request's first `num_tokens` tokens, drafts included (Part 16).
+        Returns False if there is no room now: no request is preempted for drafts.
         """
         return self.cache.reserve(request, num_tokens)
 
     def take_back(self, request: Request, num_tokens: int) -> None:
-        """Free what was lent to a running request beyond `num_tokens` tokens."""
+        """Free the memory that a running request has reserved beyond its first `num_tokens` tokens."""
         self.cache.trim(request, num_tokens)
 
 
 def fail_all(step: Step, error: Exception) -> list[Request]:
-    """All requests of the step: the default of LLMEngine's `recover`."""
+    """Fail all requests of the step. This is the default of LLMEngine's `recover`."""
     return list(step.requests)

@@ -1,11 +1,11 @@
-"""Which rows of a step's logits are read where requests have their prompts scored. Part 10."""
+"""Chooses the rows of a step's logits that are read, for requests whose prompts are scored. Part 10."""
 
 from engine.requests.request import Request
 from engine.scheduling.batching import LogitsRows, sampled_rows
 
 
 def scored_rows(request: Request, positions: range) -> LogitsRows:
-    """The rows that are read of a request whose new tokens are at these positions: a scheduler's
+    """The rows whose logits are read, for a request whose new tokens are at `positions`. For a scheduler's
     `select_rows`.
 
     The row at position p has the logits of the token at p + 1. Three kinds:

@@ -1,7 +1,8 @@
 """Static batching: a batch from the queue runs until its last request ends, then comes the next. Part 7.
 
-What a step pays once (its calls, the reading of the weights) is paid once for the whole batch. What is wasted
-is the places of requests that end early: they stay empty until the longest has finished. Part 8 mends that.
+The fixed cost of a step (its calls, the reading of the weights) is paid once for the whole batch. The places
+of requests that end early are wasted: they stay empty until the longest request has finished. Part 8 fills
+them.
 """
 
 from engine.cache.manager import KVCacheManager
@@ -10,20 +11,22 @@ from engine.scheduling.scheduler import Queues
 
 
 class StaticScheduler(Queues):
-    """Batches of up to `max_num_seqs` requests, all prompts in the first step."""
+    """Runs batches of up to `max_num_seqs` requests. The first step of a batch computes all its prompts."""
 
     def __init__(self, cache: KVCacheManager, max_num_seqs: int, **options) -> None:
-        """`options`: as for `Queues`."""
+        """`options` are those of `Queues`."""
         super().__init__(cache, **options)
         self.max_num_seqs = max_num_seqs
 
     def schedule(self) -> Step | None:
-        """Packed prompts first, then one token each per step. None: nothing to do, or a running request has
-        no room for its next token. The engine then fails the oldest, so that the others can go on.
+        """The next step of the batch: all prompts in one step, then one token of each request in each step.
 
-        When nobody runs, a batch is filled from the queue until its places or the cache are full; until its
-        last request has ended, nobody joins it. A step takes all that each running request lacks, after
-        making room for it, drafts included; one that lacks nothing is left out.
+        If no request runs, a batch is filled from the queue until its places or the cache are full. Until the
+        last request of the batch has ended, no request joins. A step computes all tokens that each running
+        request lacks, drafts included, and reserves room first. A request that lacks none is left out.
+
+        Returns None if there is nothing to do, or if the cache has no room for a running request's next
+        token. In the second case the engine fails the oldest request, so that the others can go on.
         """
         if not self.running:
             while self.waiting and len(self.running) < self.max_num_seqs and self.admit_next():

@@ -1,1 +1,1 @@
-"""HTTP."""
+"""The HTTP server: routes, admission control, and the server's process."""

@@ -1,14 +1,15 @@
-"""Adapters over HTTP: `model` in a request chooses one, and they come and go while the server runs. Part 18.
+"""Adapters over HTTP: a request's `model` selects an adapter; clients load and unload adapters. Part 18.
 
-Promises that a client never names a path: what it may load are folders of one folder that the operator named,
-by their own names; without that folder the two routes are not there. Neither route stops a stream: files are
-read in another thread, one adapter's at a time, into the host's memory, where an adapter stays as long as it
-has a name or a request; the first step with it copies it into its slot. A load that finds MAX_LOADS before it
-is refused with a 429.
+A client never names a path. The operator names one folder, and a client may load the folders in it by their
+names. Without the operator's folder, the two routes do not exist.
 
-A prompt has the adapter that its `model` names at the moment it is queued, to its end. One that comes while
-the name gets another adapter is answered with the old one or with the new one; one that comes while the name
-is unloaded, with the adapter or with a 404. When other adapters have all slots, it waits in the queue.
+Loading and unloading do not stop any stream. Another thread reads the files, one adapter at a time, into host
+memory. The adapter stays there while a name or a request refers to the adapter. The first step that uses the
+adapter copies the weights into a slot. At most MAX_LOADS loads are under way; the next load gets a 429.
+
+The adapter of a request is fixed when the request is queued. A request that arrives while its adapter is
+replaced gets the old or the new adapter. A request that arrives while its adapter is unloaded gets that
+adapter or a 404. When other adapters hold all slots, the request waits in the queue.
 Shapes: https://docs.vllm.ai/en/latest/features/lora.html
 """
 
@@ -39,28 +40,29 @@ STATUS = {"already_loaded": 400, "not_loaded": 404}
 
 
 class AdapterEngine(EngineThread):
-    """A backend whose models are the base, under `name`, and the adapters that are loaded."""
+    """A backend that serves the base model as `name`, and each loaded adapter under its own name."""
 
     def __init__(self, engine: LLMEngine, name: str, manager: AdapterManager) -> None:
         super().__init__(engine, name)
         self.manager = manager
-        self._read_lock = asyncio.Lock()  # one adapter's files at a time
-        self._num_loads = 0  # under way, or waiting for the lock
+        self._read_lock = asyncio.Lock()  # held while one adapter's files are read
+        self._num_loads = 0  # loads under way, or waiting for `_read_lock`
 
     def models(self) -> list[str]:
         return [self.name, *self.manager.key_of]
 
     def parent_of(self, name: str) -> str | None:
-        """The model that an adapter changes; None for that model itself."""
+        """The base model's name if `name` is an adapter; None if `name` is the base model."""
         return None if name == self.name else self.name
 
     def options(self, body: SamplingFields) -> dict[str, str]:
-        """For `Completions.more_options`: the adapter's name, if `body.model` is not the base."""
+        """For `Completions.more_options`: {"adapter": name} for an adapter, {} for the base model."""
         return {} if body.model == self.name else {"adapter": body.model}
 
     def read(self, name: str, folder: Path) -> Adapter:
-        """The adapter in `folder`, to be called `name`. Raises ValueError (the name), CheckpointError (the
-        files).
+        """Read the adapter in `folder`, which is to be loaded as `name`.
+
+        Raises ValueError if `name` is not accepted, and CheckpointError if the files are not.
         """
         if not NAME.fullmatch(name) or name == self.name:
             why = "that is the base model" if name == self.name else NAME_RULE
@@ -69,9 +71,12 @@ class AdapterEngine(EngineThread):
         return read_adapter(folder, self.engine.config, slots.max_lora_rank, slots.dtype)
 
     async def load_adapter(self, name: str, folder: Path, load_inplace: bool = False) -> None:
-        """Give `name` the adapter in `folder`. With `load_inplace`, requests that were queued before keep the
-        one it stood for. Raises what `read` does, AdapterError (the name is taken), EngineError (no engine),
-        RequestError (too many at once).
+        """Load the adapter in `folder` as `name`.
+
+        With `load_inplace`, the adapter may replace a loaded one; requests queued earlier keep the old one.
+
+        Raises what `read` raises; AdapterError if `name` is taken; EngineError if the engine has ended;
+        RequestError 429 if MAX_LOADS loads are under way.
         """
         if self._num_loads >= MAX_LOADS:
             message = f"{MAX_LOADS} adapters are being loaded already"
@@ -85,25 +90,34 @@ class AdapterEngine(EngineThread):
             self._num_loads -= 1
 
     async def unload_adapter(self, name: str) -> None:
-        """No new request gets it; those that were queued before keep it. Raises AdapterError, EngineError."""
+        """Stop serving the adapter `name` to new requests; requests queued earlier keep the adapter.
+
+        Raises AdapterError if no adapter has this name, and EngineError if the engine has ended.
+        """
         await self.between_steps(partial(self.manager.unload, name))
 
 
 class UnloadRequest(Fields):
-    """POST /v1/unload_lora_adapter, as vLLM has it."""
+    """The body of POST /v1/unload_lora_adapter, as in vLLM."""
 
     lora_name: Name
 
 
 class LoadRequest(UnloadRequest):
-    """POST /v1/load_lora_adapter, as vLLM has it; but `lora_path` is refused: clients name no paths here."""
+    """The body of POST /v1/load_lora_adapter, as in vLLM.
+
+    `lora_path` is a field here only so that the refusal can explain itself: clients may not name paths.
+    """
 
     lora_path: Name | None = None
-    load_inplace: StrictBool | None = None  # a name that is taken gets another adapter
+    load_inplace: StrictBool | None = None  # replace the adapter that has this name
 
 
 def named_folders(modules: Sequence[str]) -> dict[str, Path]:
-    """`--lora-modules`: name=folder, each name once. Raises ValueError."""
+    """The folder of each adapter name, from `--lora-modules` items of the form "name=folder".
+
+    Raises ValueError if an item has another form, or if a name is given twice.
+    """
     folders: dict[str, Path] = {}
     for module in modules:
         name, equals, folder = module.partition("=")
@@ -114,7 +128,10 @@ def named_folders(modules: Sequence[str]) -> dict[str, Path]:
 
 
 def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
-    """The two routes. `folder` holds the adapters that clients may load, each in a folder of its name."""
+    """The routes that load and unload adapters, as an extension of `create_app`.
+
+    `folder` holds the adapters that clients may load: the adapter `name` is in `folder / name`.
+    """
 
     def extend(app: FastAPI, backend: Backend) -> None:
         @app.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
@@ -125,7 +142,7 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
                     f"lora_path={body.lora_path!r} is not accepted: adapters are found by lora_name alone"
                 )
                 raise RequestError(400, message, param="lora_path")
-            if not NAME.fullmatch(name):  # before anything is looked up by it
+            if not NAME.fullmatch(name):  # checked before `name` becomes part of a path
                 raise RequestError(400, f"lora_name={name!r}: {NAME_RULE}", param="lora_name")
             _refuse_if_down(backend)
             source = folder / name
@@ -135,10 +152,10 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
             try:
                 await engine.load_adapter(name, source, bool(body.load_inplace))
             except CheckpointError as error:
-                # Paths of this machine are not the client's business.
+                # The client must not learn paths of this machine.
                 message = str(error).replace(str(source), name)
                 raise RequestError(400, message, "lora_name", "bad_adapter") from None
-            except (ValueError, EngineError) as error:  # the name's or the manager's; or it has ended
+            except (ValueError, EngineError) as error:  # a bad name, the manager's refusal, or no engine
                 raise _refusal(error) from None
             return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
@@ -155,7 +172,10 @@ def adapter_routes(engine: AdapterEngine, folder: Path) -> Extension:
 
 
 def _refuse_if_down(backend: Backend) -> None:
-    """A backend that shuts down, or is stuck, says so itself (Part 15)."""
+    """Raise RequestError 503 unless requests can be served.
+
+    Admission control (Part 15) raises its own RequestError in `health` when it shuts down or is stuck.
+    """
     if not backend.health():
         raise _refusal(EngineError("the engine has ended"))
 

@@ -1,25 +1,28 @@
-"""Admission control: a backend around a backend that takes on no more than it can serve. Part 15.
+"""Admission control: a backend that wraps another and admits only what the server has room for. Part 15.
 
-Promises that what is admitted stays within `QueueLimits`; that a request is admitted with all its samples or
-not at all; that each ends by its deadline; and that its places come back the moment it has ended, has failed,
-or its client has left. Knows no engine: any `Backend` will do.
+Promises that the admitted requests stay within `QueueLimits`; that a request is admitted with all its samples
+or not at all; that every request ends by its deadline; and that a request's places are given back as soon as
+the request ends or fails, or its client leaves. Works with any `Backend`.
 
-A request that is not served is refused at once, in OpenAI's shape, with a `code` that says why:
+A request that is not served gets an error in OpenAI's shape; `code` names the reason:
 
 | status | code | when | Retry-After |
 |---|---|---|---|
-| 429 | queue_full | there is no room for all of it now | yes: before a seat is empty (`Capacity`) |
-| 400 | request_too_large | it is more than the whole queue: there will never be room | no |
-| 503 | queue_timeout | its deadline came before its first token | yes |
-| 503 | shutting_down | the server ends; `Connection: close` | yes: when it will be gone |
-| 503 | engine_stuck | the engine has work, and has been silent for STUCK_SECONDS | no: it is not known |
+| 429 | queue_full | the queue has no room now for the whole request | yes: see `Capacity.retry_after` |
+| 400 | request_too_large | the request is larger than the whole queue | no |
+| 503 | queue_timeout | the request's deadline came before its first token | yes |
+| 503 | shutting_down | the server is shutting down; adds `Connection: close` | yes: when the server is gone |
+| 503 | engine_stuck | the engine has work, and has been silent for STUCK_SECONDS | no: the time is unknown |
 | 503 | engine_down | the engine has ended | no |
 
-A request that finds MAX_REQUESTS under way does not come so far: 503, server_full (gates.py).
+The errors `queue_full` and `queue_timeout` also say the time in milliseconds, in the header `retry-after-ms`,
+which the openai client reads first. That time may be less than a second, which Retry-After cannot say.
 
-429 says: all clients together ask for too much at once. 503 says: this server cannot serve any request. A
-stream that has begun cannot change its status: it gets the same body as an error event. A request that has a
-token when its deadline comes, or the shutdown's, keeps what is there: finish_reason "abort", with status 200.
+While MAX_REQUESTS requests are under way, gates.py refuses a new one before admission: 503, server_full.
+
+The status of a stream cannot change once the stream has begun; the error's body is then sent as an event. A
+request that has a token at its deadline, or when the shutdown ends it, is not an error: the answer has status
+200, the tokens so far, and finish_reason "abort".
 """
 
 import asyncio
@@ -31,33 +34,35 @@ from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.server.backend import Backend, OutputStream
-from engine.server.capacity import Capacity
+from engine.server.capacity import MIN_RETRY_SECONDS, Capacity
 from engine.server.deadline import Arrival, this_arrival
 from engine.server.errors import RequestError
 from engine.server.watch import StepWatch
 
 REFUSED = ("queue_full", "request_too_large", "queue_timeout", "shutting_down", "engine_stuck", "engine_down")
-CUT_SHORT = ("queue_timeout", "shutting_down")  # why a running request had to end
+CUT_SHORT = ("queue_timeout", "shutting_down")  # why a request ends before it is done
 
 
 class AdmittedStream:
-    """The stream of an admitted request. It holds the request's places in the queue until it is over."""
+    """The stream of an admitted request. Holds the request's places in the queue until the stream is over."""
 
     def __init__(self, admission: "Admission", stream: OutputStream, sequences: int, ends_at: float) -> None:
-        """`sequences`: its places. `ends_at`: its deadline, by the event loop's clock; infinity: none."""
+        """`sequences`: how many sequences the request has taken places for. `ends_at`: the request's
+        deadline, in seconds of the event loop's clock; infinity means no deadline.
+        """
         self.tokens = stream.tokens
         self._admission, self._stream, self._sequences = admission, stream, sequences
         self._ends_at = ends_at
-        self._end_reason = "queue_timeout"  # one of CUT_SHORT: why it ends then
+        self._end_reason = "queue_timeout"  # one of CUT_SHORT: why the request ends at `_ends_at`
         self._reader_timeout: asyncio.Timeout | None = None
         self._latest: RequestOutput | None = None
-        self.has_begun = False  # whether it was read
-        self._is_over = False  # whether its places are given back
+        self.has_begun = False  # whether a reader has started to read
+        self._is_over = False  # whether the places are given back
         if admission.has_ended_all:
             self.end("shutting_down")
 
     def end(self, reason: str) -> None:
-        """Let the stream end now, for this reason (one of CUT_SHORT)."""
+        """End the stream now. `reason` is one of CUT_SHORT."""
         self._ends_at = -math.inf
         self._end_reason = reason
         # An expired timeout cannot be rescheduled.
@@ -65,15 +70,17 @@ class AdmittedStream:
             self._reader_timeout.reschedule(self._ends_at)
 
     def __aiter__(self) -> Self:
-        self.has_begun = True  # as in the engine: a stream that is never read costs no work
+        self.has_begun = True  # the engine starts work on a stream at the first read
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """The stream's next output, if it is there before `_ends_at`; else, once that has come, `_cut_short`.
+        """The next output of `_stream`; at `_ends_at`, if none has come before, the result of `_cut_short`.
 
-        Waiting must itself end at that time, also when `end` changes it meanwhile: `_reader_timeout` is the
-        `asyncio.timeout_at` around it, and None while no reader waits. A finished output closes this at
-        once, and so does an error: a slow reader holds no places. What is over gives nothing more.
+        The wait must end at `_ends_at`, also when `end` moves `_ends_at` during the wait: `_reader_timeout`
+        is the `asyncio.timeout_at` around the wait, and None while no reader waits.
+
+        A finished output or an error calls `aclose` at once, so that a slow reader holds no places. Raises
+        StopAsyncIteration once the stream is over.
         """
         if self._is_over:
             raise StopAsyncIteration
@@ -95,8 +102,9 @@ class AdmittedStream:
         return self._latest
 
     async def _cut_short(self) -> RequestOutput:
-        """The latest output as the last: samples that still run get the reason "abort". Raises RequestError:
-        there is no token yet.
+        """Close the stream and return its latest output as finished; running samples get the reason "abort".
+
+        Raises RequestError if no sample has a token yet.
         """
         await self.aclose()
         latest = self._latest
@@ -107,7 +115,7 @@ class AdmittedStream:
         return replace(latest, outputs=samples, finished=True)
 
     async def aclose(self) -> None:
-        """Give the places back, and abort the request if it is unfinished. May be called twice."""
+        """Give the places back, and abort the request if the request is unfinished. May be called twice."""
         if not self._is_over:
             self._is_over = True
             self._admission.give_back(self, self._sequences)
@@ -115,7 +123,7 @@ class AdmittedStream:
 
 
 class Admission:
-    """A backend that admits the requests there is room for, and refuses the others."""
+    """A backend that admits a request if the queue has room, and refuses the request otherwise."""
 
     def __init__(
         self,
@@ -124,18 +132,20 @@ class Admission:
         request_timeout: float | None = None,
         watch: StepWatch | None = None,
     ) -> None:
-        """`request_timeout`: seconds for a request, from its arrival; None: as long as it takes. `watch`
-        notices an engine that hangs. Raises ValueError.
+        """`request_timeout`: the operator's bound on every request, in seconds from its arrival; None: no
+        bound. `watch` detects an engine that hangs; with None, nothing does.
+
+        Raises ValueError if `request_timeout` is not above 0.
         """
         if request_timeout is not None and not request_timeout > 0:
             raise ValueError(f"request_timeout={request_timeout}: a number of seconds above 0 is accepted")
         self.backend, self.capacity = backend, capacity
         self.request_timeout, self.watch = request_timeout, watch
         self.supports = backend.supports
-        self.refused = dict.fromkeys(REFUSED, 0)  # by code: how often
-        self.cut_short = dict.fromkeys(CUT_SHORT, 0)  # by reason: how often
+        self.refused = dict.fromkeys(REFUSED, 0)  # code -> number of requests
+        self.cut_short = dict.fromkeys(CUT_SHORT, 0)  # reason -> number of requests
         self._admitted: set[AdmittedStream] = set()
-        self._closes_at: float | None = None  # when the server will have ended, once it is to end
+        self._closes_at: float | None = None  # during a shutdown: when the server will have ended
         self.has_ended_all = False  # whether `end_all` was called
 
     async def __aenter__(self) -> Self:
@@ -149,14 +159,14 @@ class Admission:
         return self.backend.models()
 
     def health(self) -> bool:
-        """Whether requests can be served; or RequestError, which says why not."""
+        """True if requests can be served. Raises RequestError, with the reason, if they cannot."""
         if why := self._trouble():
             raise self._error(why)
         return True
 
     @property
     def idle(self) -> bool:
-        """Whether no request is admitted, or being checked."""
+        """Whether no request is admitted and none is being checked."""
         return not self.capacity.sequences
 
     async def abort(self, request_id: str) -> None:
@@ -165,13 +175,17 @@ class Admission:
     async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str, **options
     ) -> AdmittedStream:
-        """Check a request and admit it, or raise: RequestError by the table above, or what the backend says.
+        """Check a request and admit it. Raises RequestError (the module's table) or the backend's error.
 
-        1. Can any request be served (`_trouble`)? By when must it be over?
-        2. Its n sequences `_take` their places first: while its prompt becomes tokens, other requests come.
-        3. The backend checks it, and says how many tokens it may come to (`stream.tokens`).
-        4. These take their places, too, or the stream is closed. Whatever goes wrong, also if this is
-           cancelled, all places are given back; the engine has not begun, so they tell of no pace.
+        1. Refuse the request if no request can be served (`_trouble`). Compute the request's deadline.
+        2. `_take` places for the request's n sequences before the backend is called: other requests arrive
+           while the backend turns the prompt into tokens.
+        3. Call the backend. The backend checks the request and returns a stream; `stream.tokens` is the
+           largest number of tokens that the request may have.
+        4. `_take` places for these tokens; if that fails, close the stream.
+
+        After any failure in 3 or 4, a cancellation included, all places of the request are given back. The
+        engine has not begun the request then, so the places must not count for the pace.
         """
         if why := self._trouble():
             raise self.refusal(why)
@@ -193,8 +207,10 @@ class Admission:
         return admitted
 
     def _take(self, arrival: Arrival, sequences: int, tokens: int) -> None:
-        """Take places, or raise RequestError. What `arrival` has asked for so far counts, too: if that will
-        never fit, its client is told so, and not to come again.
+        """Take places for so many more sequences and tokens of the HTTP request `arrival`.
+
+        Raises RequestError if there is no room: "request_too_large" if an empty queue has no room for all
+        that the HTTP request has asked for so far, else "queue_full".
         """
         arrival.sequences += sequences
         arrival.tokens += tokens
@@ -210,17 +226,19 @@ class Admission:
         self.capacity.give_back(sequences, admitted.tokens, worked=admitted.has_begun)
 
     def begin_shutdown(self, seconds: float) -> None:
-        """Refuse every new request from now on. Admitted ones go on; the server ends in `seconds`."""
+        """Refuse every new request from now on. Admitted requests go on; the server ends in `seconds`."""
         self._closes_at = asyncio.get_running_loop().time() + seconds
 
     def end_all(self) -> None:
-        """End every request with the tokens it has, those too that are just being checked."""
+        """End every admitted request with the tokens it has. A request that is being checked now ends as soon
+        as it is admitted.
+        """
         self.has_ended_all = True
         for admitted in list(self._admitted):
             admitted.end("shutting_down")
 
     def _trouble(self) -> str | None:
-        """The code of why no request can be served; None if requests can."""
+        """The error code if no request can be served; None if requests can be served."""
         if self._closes_at is not None:
             return "shutting_down"
         if not self.backend.health():
@@ -228,12 +246,12 @@ class Admission:
         return "engine_stuck" if self.watch and self.watch.is_stuck() else None
 
     def refusal(self, code: str, sequences: int = 0, tokens: int = 0) -> RequestError:
-        """`_error`, and one more refusal in the count."""
+        """The error with this code, as from `_error`; also counts the refusal in `refused`."""
         self.refused[code] += 1
         return self._error(code, sequences, tokens)
 
     def _error(self, code: str, sequences: int = 0, tokens: int = 0) -> RequestError:
-        """The refusal with this code. `sequences`, `tokens`: what there was no room for."""
+        """The error with this code. `sequences` and `tokens` are the amounts that had no room."""
         limits = self.capacity.limits
         match code:
             case "queue_full" | "queue_timeout":
@@ -242,10 +260,11 @@ class Admission:
                 else:
                     status = 503
                     why = "this request's time was over before its first token: the queue is long"
-                # Rounded down: a client that comes too late leaves a seat empty.
-                seconds = max(1, math.floor(self.capacity.retry_after(sequences, tokens)))
-                message = f"{why}; try again in {seconds} s"
-                return RequestError(status, message, code=code, retry_after=seconds)
+                wait = max(MIN_RETRY_SECONDS, self.capacity.retry_after(sequences, tokens))
+                # Rounded down: a client that comes back too late leaves a seat empty (see `retry_after`).
+                seconds = max(1, math.floor(wait))
+                headers = {"retry-after-ms": str(math.floor(1000 * wait))}
+                return RequestError(status, f"{why}; try again in {seconds} s", None, code, seconds, headers)
             case "request_too_large":
                 if sequences > limits.max_num_queued_reqs:
                     size, limit, param = f"{sequences} sequences", limits.max_num_queued_reqs, "n"
@@ -260,7 +279,7 @@ class Admission:
                 message = "the server is shutting down"
                 return RequestError(503, message, None, code, math.ceil(seconds_left), headers)
             case "engine_stuck":
-                assert self.watch is not None  # `_trouble` asked it
+                assert self.watch is not None  # `_trouble` has called `watch.is_stuck`
                 silent = round(self.watch.silent_seconds())
                 message = f"the engine has been silent for {silent} s: its last step has not come back"
                 return RequestError(503, message, code=code)

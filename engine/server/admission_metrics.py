@@ -1,6 +1,6 @@
-"""What admission control does, as numbers for Prometheus. Part 15.
+"""Admission control's counters and gauges for Prometheus. Part 15.
 
-A collector beside Part 11's: register it with that registry. Nothing here is a text of a request.
+Register `AdmissionMetrics` with the registry of Part 11's `EngineMetrics`. No metric holds a request's text.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,16 @@ from engine.telemetry.metrics import ENGINE, LABEL_NAMES
 
 
 class AdmissionMetrics:
-    """Reads `admission` and `scheduler` when the registry is read."""
+    """A collector that reads `admission` and `scheduler` whenever the registry is read."""
 
     def __init__(self, admission: Admission, scheduler: ElasticScheduler, model_name: str) -> None:
         self.admission, self.scheduler, self.model_name = admission, scheduler, model_name
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry: counters of refusals, by their code, of requests cut short, and of steps that ran
-        out of memory; gauges of what is admitted (sequences, tokens), its bounds, and a step's tokens.
+        """The metrics, for the registry.
+
+        Counters: refusals by error code, requests cut short by reason, steps that ran out of memory. Gauges:
+        admitted sequences and tokens, the bounds on both, and the largest number of tokens in a step.
         """
         label_values = (self.model_name, ENGINE)
         admission, scheduler = self.admission, self.scheduler
@@ -41,9 +43,21 @@ class AdmissionMetrics:
         capacity = admission.capacity
         for name, documentation, value in (
             ("ruvon:admitted_sequences", "Sequences admitted, waiting or running.", capacity.sequences),
-            ("ruvon:admitted_tokens", "Their prompts and longest outputs, in tokens.", capacity.tokens),
-            ("ruvon:max_num_queued_reqs", "Bound on the sequences.", capacity.limits.max_num_queued_reqs),
-            ("ruvon:max_num_queued_tokens", "Bound on the tokens.", capacity.limits.max_num_queued_tokens),
+            (
+                "ruvon:admitted_tokens",
+                "Tokens of admitted sequences: prompts and longest outputs.",
+                capacity.tokens,
+            ),
+            (
+                "ruvon:max_num_queued_reqs",
+                "Bound on ruvon:admitted_sequences.",
+                capacity.limits.max_num_queued_reqs,
+            ),
+            (
+                "ruvon:max_num_queued_tokens",
+                "Bound on ruvon:admitted_tokens.",
+                capacity.limits.max_num_queued_tokens,
+            ),
             ("ruvon:step_token_limit", "Tokens a step may have now.", scheduler.max_num_batched_tokens),
         ):
             gauge = GaugeMetricFamily(name, documentation, labels=LABEL_NAMES)

@@ -1,7 +1,7 @@
 """The HTTP server: OpenAI's completions API in front of any `Backend`. Part 4.
 
-Promises OpenAI's shapes, tokens as soon as they are there, and that a client that leaves costs nothing more.
-Knows nothing of models or scheduling. Later parts add routes through `extensions`.
+Promises OpenAI's shapes, that a token is sent as soon as the backend gives it, and that work stops when the
+client leaves. Knows nothing of models or scheduling. Later parts add routes through `extensions`.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS, TURN_SECONDS
 from engine.server.protocol import Body, CompletionRequest, Completions
 from engine.server.responses import openapi_responses
 
-Extension = Callable[[FastAPI, Backend], None]  # adds routes to the app
+Extension = Callable[[FastAPI, Backend], None]  # adds routes or middleware to the app
 OPEN_PATHS = frozenset(["/health"])
 
 
 def no_parent(name: str) -> None:
-    """For `create_app`: no model is an adapter of another."""
+    """The default `parent_of` of `create_app`: no model is an adapter of another model."""
 
 
 def create_app(
@@ -55,25 +55,30 @@ def create_app(
 ) -> FastAPI:
     """The server's app.
 
-    With `api_key`, every route but /health and `open_paths` (pages of an extension) wants
-    `Authorization: Bearer <key>`. With `allowed_hosts`, a request must be meant for one of them: a page in a
-    browser can send to this machine under a name of its own. `api` turns a completion's body into
-    parameters and outputs into JSON. `parent_of` gives the model that an adapter changes (Part 18), and None
-    for a model of its own. Raises ValueError for an empty key, and for a host that is no name.
+    extensions: functions that add routes to the app; each is called with the app and `backend`.
+    api_key: if given, every route needs `Authorization: Bearer <key>`, except /health and `open_paths`.
+    open_paths: paths of extensions that are answered without the key.
+    allowed_hosts: if given, the Host header of a request must match one of these names (see `KnownHost`).
+    max_body_bytes: the largest body; a larger one gets a 413.
+    max_requests: how many requests may be under way at once; the next one gets a 503.
+    api: turns the body of a completion into parameters, and outputs into JSON; by default `Completions()`.
+    parent_of: the name of the model that an adapter changes (Part 18); None for a model that is no adapter.
+
+    Raises ValueError if `api_key` is empty, or if an allowed host is not a host name.
     """
     if api_key is not None and not api_key.strip():
         raise ValueError("api_key is empty: leave it out to serve without one")
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        """The backend, such as Part 6's thread, starts and stops with the server."""
+        """Start the backend (such as Part 6's thread) with the server, and stop it with the server."""
         async with backend:
             yield
 
-    # No routes of FastAPI's own: its pages would bring scripts from another host to this origin, and its
-    # description would be written anew for each request.
+    # `openapi_url=None` removes FastAPI's own routes: its documentation pages load scripts from another host
+    # into this origin, and its /openapi.json is serialized anew for each request.
     app = FastAPI(title="ruvon", lifespan=lifespan, responses=errors.RESPONSES, openapi_url=None)
-    app.state.several_prompts = asyncio.Lock()  # held while a request with several is admitted
+    app.state.several_prompts = asyncio.Lock()  # held while a request with several prompts is admitted
     errors.install(app)
     _add_middleware(app, api_key, OPEN_PATHS | set(open_paths), allowed_hosts, max_body_bytes, max_requests)
     _add_routes(app, backend, api or Completions(), parent_of)
@@ -90,7 +95,7 @@ def _add_middleware(
     max_body_bytes: int,
     max_requests: int,
 ) -> None:
-    """What a request passes before its route. The one added last is passed first."""
+    """Add the middleware, from the innermost (next to the routes) to the outermost."""
     app.add_middleware(Head)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(RequestLimit, limit=max_requests, open_paths=open_paths)
@@ -107,7 +112,7 @@ def _add_routes(
     api: Completions[CompletionRequest],
     parent_of: Callable[[str], str | None],
 ) -> None:
-    """The routes that every server has. Arguments as in `create_app`."""
+    """Add the routes that every server has. The arguments are as in `create_app`."""
     started = int(time.time())
 
     def model_card(name: str) -> dict:
@@ -154,10 +159,10 @@ async def complete(
     read_prompts: Callable[[], Awaitable[list[Prompt]]],
     api: Completions[Body],
 ) -> Response:
-    """Check a request, have it admitted, and answer with the engine's outputs, whole or as a stream.
+    """Check a request, admit all its prompts to `backend`, and answer with the outputs, whole or as a stream.
 
-    `read_prompts` gives the prompts; it is called once the rest of the body has been checked. Raises
-    RequestError or ParameterError.
+    `read_prompts` returns the prompts. `complete` calls `read_prompts` after it has checked all other fields,
+    because reading the prompts may be slow. Raises RequestError or ParameterError if the request is refused.
     """
     _refuse_unknown(body.model, backend)
     params, options = api.params(body), api.options(body)
@@ -168,25 +173,25 @@ async def complete(
         "model": body.model,
     }
     prompts = await read_prompts()
-    # Two requests that are both half admitted could refuse one another: of those with several prompts, one at
-    # a time is admitted.
+    # Two requests with several prompts, each half admitted, could take the room that the other still needs,
+    # and both would be refused. So only one request with several prompts is admitted at a time.
     lock = request.app.state.several_prompts if len(prompts) > 1 else nullcontext()
     streams: list[OutputStream] = []
-    async with lock, AsyncExitStack() as admitting:  # all prompts are admitted or none
+    async with lock, AsyncExitStack() as admitting:  # admit all prompts or none
         for i, prompt in enumerate(prompts):
             stream = await backend.generate(prompt, params, f"{envelope['id']}-{i}", **options)
             admitting.push_async_callback(stream.aclose)
             streams.append(stream)
-            await asyncio.sleep(0)  # others have their turn between two of many prompts
+            await asyncio.sleep(0)  # let other requests run between two prompts
         admitted = admitting.pop_all()
-    # Closes the streams on the way out, unless a streamed answer has taken them over.
+    # `admitted` closes the streams at the end of this block, unless a streamed answer has taken them over.
     async with admitted:
         if body.stream:
             return sse.stream(_chunks(envelope, streams, params.n, body, api), admitted.pop_all())
         try:
             outputs = await _unless_client_leaves(request, _gather(streams))
         except Exception as error:
-            # Answered here: past the routes, an unknown error would also close the connection.
+            # Converted here: an exception of an unknown type that leaves the route closes the connection.
             raise as_request_error(error) from error
     return await _whole_response(envelope, outputs, params.n, body, api)
 
@@ -194,8 +199,10 @@ async def complete(
 async def _whole_response(
     envelope: dict, outputs: list[RequestOutput], n: int, body: Body, api: Completions[Body]
 ) -> Response:
-    """One JSON object with the choices of all prompts, n of each. It is written choice by choice: with a
-    prompt's log probabilities one takes long, and between two of them others have their turn.
+    """One JSON object with the choices of all prompts, `n` of each prompt.
+
+    The JSON is written choice by choice, because a choice with a prompt's log probabilities takes long to
+    write: between two choices, other requests' outputs are sent.
     """
     choices = []
     for i, output in enumerate(outputs):
@@ -218,12 +225,12 @@ def _refuse_unknown(name: str, backend: Backend) -> None:
 
 
 def _json(data: dict) -> bytes:
-    """`data` as an answer has it: short, in UTF-8."""
+    """`data` as JSON without spaces, in UTF-8. Raises ValueError for NaN and infinity."""
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 async def _gather(streams: list[OutputStream]) -> list[RequestOutput]:
-    """The last output of each. When one fails, the others are not waited for."""
+    """The last output of each stream. If one stream fails, cancel the others and raise the error."""
 
     async def last(outputs: OutputStream) -> RequestOutput:
         async for output in outputs:
@@ -241,11 +248,14 @@ async def _gather(streams: list[OutputStream]) -> list[RequestOutput]:
 async def _unless_client_leaves(
     request: Request, work: Awaitable[list[RequestOutput]]
 ) -> list[RequestOutput]:
-    """What `work` gives or raises; when the client hangs up first, RequestError 499, and `work` is cancelled.
+    """Return what `work` returns, or raise what `work` raises, unless the client hangs up first.
 
-    `request.receive()` gives the server's next message about this request; "http.disconnect" is the one that
-    counts; when both are there at once, the work's result does. Nothing is left running, also when this
-    function itself is cancelled: `work` has unwound.
+    If the client hangs up first, cancel `work` and raise RequestError 499. `await request.receive()` returns
+    the server's next message about this request. A message of type "http.disconnect" means that the client
+    has hung up; messages of other types are ignored. If `work` is done when the disconnect arrives, the
+    result of `work` counts.
+
+    No task is left running: when this function returns, raises or is cancelled, `work` has unwound.
     """
 
     async def disconnect() -> None:
@@ -271,9 +281,12 @@ async def _chunks(
     body: Body,
     api: Completions[Body],
 ) -> AsyncGenerator[dict, None]:
-    """OpenAI's chunks: what is new in each choice, in the order it comes; usage last, if asked for."""
+    """OpenAI's chunks, in the order in which outputs arrive. Each chunk has what is new in one choice.
+
+    The last chunk has the usage, if the body asks for it. Raises the error of the first stream that fails.
+    """
     arriving: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(maxsize=len(streams))
-    sent: list[dict[int, CompletionOutput]] = [{} for _ in streams]  # by the sample's index, as last sent
+    sent: list[dict[int, CompletionOutput]] = [{} for _ in streams]  # sample index -> sample as last sent
     latest: dict[int, RequestOutput] = {}
 
     async def forward(i: int, stream: OutputStream) -> None:
@@ -299,7 +312,7 @@ async def _chunks(
             for sample, previous in _unsent(output, sent[i]):
                 choice = {"index": i * n + sample.index} | api.choice(body, output, sample, previous)
                 yield envelope | {"choices": [choice]} | extra
-                if clock() - turn_start > TURN_SECONDS:  # a choice with a prompt's log probabilities is long
+                if clock() - turn_start > TURN_SECONDS:  # log probabilities of a prompt make a choice long
                     await yield_to_others()
                     turn_start = clock()
         if include_usage:
@@ -314,10 +327,10 @@ async def _chunks(
 def _unsent(
     output: RequestOutput, sent: dict[int, CompletionOutput]
 ) -> list[tuple[CompletionOutput, CompletionOutput | None]]:
-    """The samples of `output` with something new, each with its state that was sent last, or None.
+    """(sample, previous) for each sample of `output` that has new text or has just finished.
 
-    A sample with nothing new is left out; a finished one comes once. `sent`, by the sample's index, is
-    brought up to date.
+    `sent` maps a sample's index to the sample as it was last sent to the client; `_unsent` updates `sent`.
+    `previous` is that earlier sample, or None if nothing of the sample has been sent.
     """
     unsent = []
     for sample in output.outputs:

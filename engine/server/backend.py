@@ -1,7 +1,7 @@
-"""What the server needs of an engine, and the simplest engine that gives it: one request at a time. Part 4.
+"""The interface between server and engine, and the simplest backend: one request at a time. Part 4.
 
-The server knows these two Protocols and nothing behind them. Part 6's engine in its own thread keeps the same
-promise for many requests at once, and admission control (Part 15) wraps either.
+The server uses an engine only through the Protocols `Backend` and `OutputStream`. Part 6's `EngineThread` is
+a backend that serves many requests at once. Admission control (Part 15) is a backend that wraps another one.
 """
 
 import asyncio
@@ -19,55 +19,58 @@ from engine.text.tokenizer import Tokenizer
 
 
 class OutputStream(Protocol):
-    """Outputs of one request as they grow, each with everything so far; the last one is finished.
+    """The outputs of one request, as an asynchronous iterator.
 
-    A slow reader may get only the latest. An error of the request is raised in an output's place.
+    Each output has all text and tokens so far, and the last output is finished. A slow reader may miss
+    outputs and get only the latest. If the request fails, the iterator raises the error.
     """
 
-    tokens: int  # that all its samples may have at most, prompts and outputs
+    tokens: int  # the most tokens that all samples together may have, prompts and outputs
 
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> RequestOutput: ...
 
     async def aclose(self) -> None:
-        """Abort the request and free all it holds, read or unread, begun or not. May be called twice."""
+        """Abort the request and free all that it holds, also if nothing was read. May be called twice."""
 
 
 class Backend(Protocol):
-    """An engine, as the server sees it. It lives in an `async with`, which the server's life opens."""
+    """An engine, as the server sees it. The server keeps the backend in an `async with` while it runs."""
 
-    supports: frozenset[str]  # fields of later parts that have their effect here
+    supports: frozenset[str]  # parameters of later parts that this backend supports
 
     async def __aenter__(self) -> Self:
         """Start to serve."""
 
     async def __aexit__(self, *_: object) -> None:
-        """Abort what is unfinished, and stop."""
+        """Abort all unfinished requests, and stop."""
 
     def models(self) -> list[str]:
-        """Names that requests may ask for."""
+        """The names that a request may have as its `model`."""
 
     def health(self) -> bool:
-        """Whether requests can be served; or RequestError, which says why not (Part 15)."""
+        """Whether requests can be served. May raise RequestError with the reason instead (Part 15)."""
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str, **options
     ) -> OutputStream:
-        """Check one request and admit it, or raise: ParameterError, RequestError. Then nothing was admitted.
+        """Check one request and admit it. The caller must close the stream.
 
-        Awaiting it takes no time of the event loop: a text is turned into tokens in a thread. The caller
-        must close the stream. `options`: priority, adapter, cache_salt.
+        `options` are priority, adapter and cache_salt. The call does not block the event loop: a text is
+        turned into tokens in another thread.
+
+        Raises ParameterError or RequestError if the request is refused; nothing is admitted then.
         """
 
     async def abort(self, request_id: str) -> None:
-        """Stop a request; its reader gets a last output with finish reason "abort"."""
+        """Stop a request; the reader gets a last output with finish reason "abort"."""
 
 
 class LockedStream:
-    """One request: a task that computes, begun by the first read, and the latest output for the reader.
+    """The stream of one request: a task that computes the request, and the latest output, if it is unread.
 
-    The task never waits for the reader, who may be slow, or not read at all.
+    The first read starts the task. The task never waits for the reader, because a reader may be slow or stop.
     """
 
     def __init__(self, work: Callable[["LockedStream"], Coroutine[None, None, None]], tokens: int) -> None:
@@ -79,7 +82,7 @@ class LockedStream:
         self._over = False
 
     def put(self, output: RequestOutput | Exception) -> None:
-        """From the task. An output that was not read yet is replaced: the new one contains it."""
+        """Give the reader an output; called by the task. The output replaces one that was not read yet."""
         if self._unread.full():
             self._unread.get_nowait()
         self._unread.put_nowait(output)
@@ -98,25 +101,25 @@ class LockedStream:
         return output
 
     async def aclose(self) -> None:
-        """The work is cancelled, and has unwound when this returns; a reader that waits gets the end."""
+        """Cancel the task and wait until it has unwound. A reader that waits for an output gets the end."""
         self._over = True
         if self._task:
             self._task.cancel()
             await asyncio.wait([self._task])
-            self.put(StopAsyncIteration())  # for a reader that waits for an output: there will be none
+            self.put(StopAsyncIteration())  # wakes a reader that waits for an output
 
 
-# A request's parameters, its prompt's ids, which of its n samples -> what chooses this sample's tokens.
+# (parameters, token ids of the prompt, index of the sample) -> the function that chooses the sample's tokens.
 MakeChoose = Callable[[SamplingParams, Sequence[int], int], Choose]
 
 
 def greedy_choice(params: SamplingParams, prompt_ids: Sequence[int], index: int) -> Choose:
-    """For `make_choose`: the likeliest token, whatever the parameters ask for (Part 5 samples)."""
+    """A `make_choose` that always takes the likeliest token; it ignores the parameters (Part 5 samples)."""
     return argmax
 
 
 class LockedBackend:
-    """Parts 2 and 3's loop, one request at a time: a second one waits until the first is done."""
+    """The loop of Parts 2 and 3 as a backend: one request at a time; the others wait for a lock."""
 
     def __init__(
         self,
@@ -127,7 +130,9 @@ class LockedBackend:
         make_choose: MakeChoose = greedy_choice,
         supports: frozenset[str] = SUPPORTS,
     ) -> None:
-        """`make_forward` gives each request its own cache; `make_choose` its own sampler (Part 5)."""
+        """`make_forward` is called once for each sample, and gives the sample its own cache. `make_choose`
+        gives the sample its own sampler (Part 5). `supports` names the supported parameters of later parts.
+        """
         self.name, self.tokenizer, self.config = name, tokenizer, config
         self.make_forward, self.make_choose, self.supports = make_forward, make_choose, supports
         self._lock = asyncio.Lock()
@@ -149,8 +154,9 @@ class LockedBackend:
     async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str, **options
     ) -> LockedStream:
-        """The work begins when the stream is first read. Raises ParameterError, also for an option that this
-        engine does not support.
+        """Check a request; the first read of the stream starts the work.
+
+        Raises ParameterError if the prompt, a parameter or an option is wrong or not supported.
         """
         for name, value in options.items():
             if value and name not in self.supports:
@@ -169,7 +175,7 @@ class LockedBackend:
             self._live[request_id].aborted = True
 
     async def _work(self, output: RequestOutput, params: SamplingParams, stream: LockedStream) -> None:
-        """Compute one request once it is its turn. Its reader gets whatever goes wrong."""
+        """Wait for the lock, then compute one request. The reader gets any error."""
         self._live[output.request_id] = stream
         try:
             async with self._lock:
@@ -185,7 +191,7 @@ class LockedBackend:
     def _steps(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, index: int
     ) -> Iterator[DecodeStep]:
-        """Part 3's loop for one sample. Nothing is computed before its first `next`."""
+        """The steps of Part 3's loop for one sample. The first `next` starts the computation."""
         choose = self.make_choose(params, prompt_token_ids, index)
         return decode_steps(
             self.make_forward(), self.tokenizer, self.config, prompt_token_ids, params, choose, self.supports
@@ -194,13 +200,16 @@ class LockedBackend:
     async def _sample(
         self, output: RequestOutput, params: SamplingParams, index: int, stream: LockedStream
     ) -> None:
-        """The sample `index` of `params.n`: `output` grows by it, and each state goes to `stream`.
+        """Compute the sample `index`, one of `params.n`; add it to `output` and put each state into `stream`.
 
-        A step of the loop runs in another thread, and its state is put before the next step begins: a
-        record of its own, because a slow reader still holds the one before, with the text that is visible
-        and, at the end, its finish_reason and stop_reason. `output` is finished with the last sample's
-        last token. When `stream.aborted` is set, the step under way is the last one: its reason is
-        "abort", and `output` is finished.
+        - Each step of `_steps` runs in another thread. The state after a step is put before the next step
+          begins.
+        - Each state that is put is a record of its own, because a slow reader still holds the one before. The
+          sample in the record has the visible text, the token ids so far, and, at the sample's end, its
+          finish_reason and stop_reason.
+        - `output` is finished with the last token of the last sample.
+        - If `stream.aborted` is set, the step under way is the last one. Unless the step has a finish reason
+          of its own, the sample's finish_reason is "abort". After "abort", `output` is finished.
         """
         steps = self._steps(output.prompt_token_ids, params, index)
         output.outputs.append(CompletionOutput(index, "", []))

@@ -1,10 +1,11 @@
-"""How much work the server takes on, and when there will be room again. Part 15.
+"""How many sequences and tokens the server admits, and when there will be room again. Part 15.
 
-A request that is refused at once takes no resources; one that waits behind thousands takes its client's time
-and the server's memory. So what is admitted is counted, in sequences and in tokens, against two bounds.
-Promises that neither is ever exceeded, and that a refused client is told to come back before a seat is empty:
-being refused twice is better than an empty seat. Pure counting: knows no engine and no HTTP, and reads the
-clock it is given.
+A refused request takes no resources. A request that waits behind thousands of others takes the client's time
+and the server's memory. `Capacity` therefore counts the admitted sequences and tokens against two bounds.
+
+Promises that the bounds hold for a caller that asks `fits` first. Promises also that a refused client is told
+to come back before a seat (a place among the sequences that run at once) is empty: a client that comes too
+early is refused again, which costs nothing; an empty seat is lost work. Knows no engine and no HTTP.
 """
 
 import math
@@ -15,17 +16,19 @@ from dataclasses import dataclass
 
 from engine.server.limits import MAX_CHOICES
 
-QUEUE_ROUNDS = 16  # the default queue holds as many sequences, and tokens, as run at once in so many rounds
-PACE_ROUNDS = 4  # the pace is measured over the last sequences that left: so many for each seat
-MAX_RETRY_SECONDS = 60.0  # a later answer is a guess; OpenAI's client would not wait for more than 120
+QUEUE_ROUNDS = 16  # the default bounds, as a multiple of the sequences and tokens that run at once
+PACE_ROUNDS = 4  # the pace is measured over this many sequences per seat, the last that left
+MIN_RETRY_SECONDS = 0.1  # while no pace is known, and however fast the queue empties
+MAX_RETRY_SECONDS = 60.0  # a longer forecast is a guess; OpenAI's client waits for 120 at most
 
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Bounds on what is admitted, waiting and running together. The names are vLLM's.
+    """Bounds on all admitted requests together, both waiting and running. The names are vLLM's.
 
-    `max_num_queued_reqs` counts sequences: n samples of a prompt are n. `max_num_queued_tokens` counts each
-    sequence's prompt and the longest output it may have (vLLM's counts prompts that are not read yet).
+    `max_num_queued_reqs` bounds the sequences; n samples of a prompt are n sequences. `max_num_queued_tokens`
+    bounds the tokens of all sequences: for each, the prompt and the longest output that the sequence may have
+    (vLLM counts the tokens of prompts that have not been computed yet). Raises ValueError if one is below 1.
     """
 
     max_num_queued_reqs: int
@@ -40,8 +43,11 @@ class QueueLimits:
 def queue_limits(
     seats: int, cache_tokens: int, max_model_len: int, reqs: int | None = None, tokens: int | None = None
 ) -> QueueLimits:
-    """`reqs` and `tokens`; by default QUEUE_ROUNDS times what runs at once (`seats`) and what the cache
-    holds, and never less than a request with the most choices takes. Raises ValueError.
+    """The limits `reqs` and `tokens`, or defaults where these are None.
+
+    The default is QUEUE_ROUNDS times `seats` (how many sequences run at once) for the sequences, and
+    QUEUE_ROUNDS times `cache_tokens` (how many tokens the cache holds) for the tokens. The default is always
+    large enough for one request with MAX_CHOICES choices. Raises ValueError for a limit below 1.
     """
     if reqs is None:
         reqs = max(QUEUE_ROUNDS * seats, 2 * MAX_CHOICES)
@@ -51,34 +57,34 @@ def queue_limits(
 
 
 class Capacity:
-    """What is admitted now, and at what pace it leaves."""
+    """The sequences and tokens that are admitted now, and the pace at which sequences leave."""
 
     def __init__(self, limits: QueueLimits, seats: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`seats`: how many sequences run at once. What is admitted beyond them waits."""
+        """`seats`: how many sequences run at once; further admitted sequences wait. `clock`: seconds."""
         self.limits, self.seats, self._clock = limits, seats, clock
-        self.sequences = self.tokens = 0  # admitted and not given back
+        self.sequences = self.tokens = 0  # admitted and not yet given back
         # While every seat is taken and a sequence waits: the time when that began, then the time when each
         # sequence left. Otherwise empty.
         self._times: deque[float] = deque(maxlen=PACE_ROUNDS * seats + 1)
 
     def could_ever_fit(self, sequences: int, tokens: int) -> bool:
-        """Whether an empty queue has room for so many."""
+        """Whether an empty queue has room for this many sequences and tokens."""
         limits = self.limits
         return sequences <= limits.max_num_queued_reqs and tokens <= limits.max_num_queued_tokens
 
     def fits(self, sequences: int, tokens: int) -> bool:
-        """Whether there is room for so many more."""
+        """Whether there is room now for this many more sequences and tokens."""
         return self.could_ever_fit(self.sequences + sequences, self.tokens + tokens)
 
     def take(self, sequences: int, tokens: int) -> None:
-        """Admit so many; ask `fits` first."""
+        """Count this many more as admitted. Does not check the limits: call `fits` first."""
         self.sequences += sequences
         self.tokens += tokens
         if self.sequences > self.seats and not self._times:
             self._times.append(self._clock())
 
     def give_back(self, sequences: int, tokens: int, worked: bool = True) -> None:
-        """Count so many as gone. `worked`: the engine had begun with them, so they count for the pace."""
+        """Count this many as gone. They count for the pace if the engine has begun them (`worked`)."""
         if self._times and worked:
             self._times.extend([self._clock()] * sequences)
         self.sequences -= sequences
@@ -87,24 +93,26 @@ class Capacity:
             self._times.clear()
 
     def pace(self) -> float:
-        """Sequences that leave in a second while every seat is taken and one waits; infinity: not known.
+        """How many sequences leave per second; infinity if the pace is not known.
 
-        With a free seat, what leaves tells of the demand, not of what the server can do. Sequences that run
-        now count as if they left now: that errs on the high side, by one round of the seats at most.
+        The pace is measured only while every seat is taken and a sequence waits: with a free seat, the rate
+        depends on the demand, not on the server's speed. Sequences that run now count as if they left now, so
+        their number is too high by `seats` at most.
         """
         seconds = self._clock() - self._times[0] if self._times else 0.0
         return (len(self._times) - 1 + self.seats) / seconds if seconds > 0 else math.inf
 
     def retry_after(self, sequences: int, tokens: int) -> float:
-        """For a request that does not fit now: in how many seconds to come back.
+        """In how many seconds the client of a request that does not fit now should come back.
 
-        1. What is missing must leave first: what is admitted, and what is asked for, beyond the limit. Tokens
-           leave with their sequences: missing tokens are as many sequences as hold them, on average. There is
-           room when there is room for both.
-        2. A client that comes too early is refused again, which costs nothing; one that comes too late leaves
-           a seat empty. So it is to come when half of the sequences that wait for a seat have one; later only
-           if there is no room before.
-        3. They leave at `pace`. The result is at most MAX_RETRY_SECONDS.
+        1. How many sequences must leave to make room. For the sequences: the number admitted plus the number
+           asked for, less the limit. For the tokens: the tokens admitted plus the tokens asked for, less the
+           limit, 0 at least; converted to sequences by the average number of tokens that an admitted sequence
+           holds. The request needs room for both, so the larger number counts.
+        2. How many sequences may leave before a seat could be empty: half of the sequences that wait for a
+           seat (admitted, beyond `seats`). A client that comes too early is refused again, which costs
+           nothing; a client that comes too late leaves a seat empty.
+        3. The larger of 1 and 2, divided by `pace`. The result is at most MAX_RETRY_SECONDS.
         """
         limits = self.limits
         missing_sequences = self.sequences + sequences - limits.max_num_queued_reqs

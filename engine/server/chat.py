@@ -1,8 +1,9 @@
 """OpenAI's chat API: a conversation in, a message back, whole or in deltas. Part 14.
 
-Promises OpenAI's shapes. The model's chat template makes a prompt of a conversation; the rest is Part 4's
-completion, in other JSON. Every field has its effect or is refused by name: what these models cannot do
-(tools, images, audio) is no field here. Shapes: https://platform.openai.com/docs/api-reference/chat
+Promises OpenAI's shapes. The model's chat template turns a conversation into a prompt; the rest is Part 4's
+completion with other JSON. Every field has its effect or is refused by name. The models have no tools,
+images or audio; a message may have such fields with the value null or [], since clients send answers back.
+Shapes: https://platform.openai.com/docs/api-reference/chat
 """
 
 import asyncio
@@ -40,7 +41,7 @@ from engine.text.tokenizer import Tokenizer
 
 
 def _content_kind(value: Any) -> str | None:
-    """Which of the tags of a message's content the value is meant to be; None: none of them."""
+    """The tag of the type that `value` (a message's content) should have; None if no type fits."""
     return "text" if isinstance(value, str) else "parts" if isinstance(value, list) else None
 
 
@@ -55,7 +56,7 @@ NULL_SCHEMA: dict[str, list] = {"enum": [None, []]}
 
 
 def _only_null(value: Any, info: ValidationInfo) -> None:
-    """None, also for an empty list. Raises PydanticCustomError for anything else."""
+    """Return None for None and for an empty list. Raises PydanticCustomError for any other value."""
     if value not in NULL_SCHEMA["enum"]:
         raise PydanticCustomError("not_supported", f"{info.field_name} is not supported: null is accepted")
 
@@ -64,8 +65,10 @@ Null = Annotated[None, BeforeValidator(_only_null), WithJsonSchema(NULL_SCHEMA)]
 
 
 class Message(Fields):
-    """One message of a conversation. Several text parts are joined by line breaks; `developer` is another
-    name of `system`. The other fields of an answer's message may be sent back with it, if they are empty.
+    """One message of a conversation.
+
+    Several text parts are joined by line breaks. The role `developer` is another name for `system`. The
+    fields from `refusal` on exist so that a client can send an answer's message back; they must be empty.
     """
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -80,7 +83,7 @@ class Message(Fields):
     tool_calls: Null = None
 
     def plain(self) -> dict[str, str]:
-        """{"role", "content"}, both as text: what a chat template reads."""
+        """{"role": str, "content": str}, as a chat template reads it."""
         content = self.content
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)
@@ -91,14 +94,14 @@ TEXT_FORMAT_SCHEMA: dict[str, list] = {"enum": [None, {"type": "text"}]}
 
 
 def _text_format(value: Any) -> Any:
-    """None: an answer is text anyway. Raises PydanticCustomError for any other format."""
+    """Return None for null and for {"type": "text"}. Raises PydanticCustomError for any other format."""
     if value in TEXT_FORMAT_SCHEMA["enum"]:
         return None
     raise PydanticCustomError("not_supported", 'only {"type": "text"} is supported')
 
 
 class ChatRequest(SamplingFields):
-    """POST /v1/chat/completions. OpenAI's fields, then those vLLM adds. null means: as if not given."""
+    """The body of POST /v1/chat/completions. A field that is null counts as not given."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Annotated[StrictInt, bounds(minimum=1)] | None = None
@@ -107,8 +110,10 @@ class ChatRequest(SamplingFields):
     response_format: Annotated[None, BeforeValidator(_text_format), WithJsonSchema(TEXT_FORMAT_SCHEMA)] = None
 
     def sampling_params(self) -> SamplingParams:
-        """As in SamplingFields; an answer may be as long as the model allows, unless `max_completion_tokens`
-        says otherwise (or `max_tokens`, its old name).
+        """As in SamplingFields. `max_tokens` is the old name of `max_completion_tokens`.
+
+        If neither is given, only the model's length limits the answer. Also raises RequestError if both are
+        given and differ, and if `top_logprobs` is out of range or given without `logprobs`.
         """
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
@@ -139,7 +144,7 @@ class ChatRequest(SamplingFields):
 
 
 class Chat(Completions[ChatRequest]):
-    """What a chat asks of the engine, and the JSON its client gets."""
+    """Turns a ChatRequest into parameters for the engine, and outputs into the JSON of a chat answer."""
 
     id_prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -148,7 +153,10 @@ class Chat(Completions[ChatRequest]):
         self.tokenizer = tokenizer
 
     def opening(self, body: ChatRequest) -> list[dict]:
-        """Who speaks, before the first word is there: a client shows that its question has arrived."""
+        """A first chunk per sample with role and empty content, sent before the first token.
+
+        A client can use these chunks to show that its question has arrived.
+        """
         delta = {"role": "assistant", "content": ""}
         return [
             {"index": i, "delta": delta, "logprobs": None, "finish_reason": None} for i in range(body.n or 1)
@@ -161,14 +169,18 @@ class Chat(Completions[ChatRequest]):
         sample: CompletionOutput,
         previous: CompletionOutput | None = None,
     ) -> dict:
-        """OpenAI's choice, but for its index: a whole `message`, or in a stream a `delta`, what is new of it.
+        """OpenAI's choice without its index: {"message" or "delta", "logprobs", "finish_reason"}.
 
-        A delta has `content` alone: the text that `sample` has beyond `previous`, its state that was sent
-        last (None: nothing was); who speaks, the opening has said. A message has role, content and `refusal`,
-        which is null: models here refuse in words. `logprobs` is null unless asked for, else {"content":
-        [...], "refusal": null} with a `token_json` (of `scores_of(sample, i)`) for each token that
-        `num_visible_tokens` counts in `sample` and not in `previous`, with as many of the likeliest as
-        `top_logprobs` says. `finish_reason` is the sample's.
+        `previous` is the same sample as it was last sent to the client; None if nothing was sent.
+
+        - In a stream (`body.stream`), `delta` is {"content": the text of `sample` beyond `previous`}. The
+          role is not repeated: the opening has sent it.
+        - Otherwise, `message` is {"role": "assistant", "content": the text, "refusal": null}. `refusal` is
+          always null, because these models refuse in words.
+        - `logprobs` is null unless `body.logprobs` is true. Then it is {"content": [...], "refusal": null}
+          with one `token_json` of `scores_of(sample, i)` for each token that `num_visible_tokens` counts in
+          `sample` and not in `previous`. Each lists the `top_logprobs` likeliest tokens; none by default.
+        - `finish_reason` is the sample's.
         """
         text = sample.text[len(previous.text) if previous else 0 :]
         message = (
@@ -190,9 +202,11 @@ def chat_routes(
     template: ChatTemplate | None,
     api: Chat | None = None,
 ) -> Extension:
-    """The route. `config.max_positions` bounds prompt and answer; without a `template` the model has no chat,
-    and a request is told so. `api`, by default a plain `Chat`, turns a body into parameters and outputs
-    into JSON.
+    """The chat route, as an extension of `create_app`.
+
+    `config.max_positions` bounds prompt and answer together, in tokens. If `template` is None, every chat
+    request is refused, because the model has no chat template. `api` turns a body into parameters and outputs
+    into JSON; by default `Chat(tokenizer)`.
     """
     chat_api = api or Chat(tokenizer)
 
@@ -203,7 +217,7 @@ def chat_routes(
         @app.post("/chat/completions", response_model=None, responses=answers)
         async def chat_completions(body: ChatRequest, request: Request) -> Response:
             async def prompts() -> list[Prompt]:
-                # Rendering and tokenizing a long conversation takes its time: others have theirs meanwhile.
+                # In a thread, because a long conversation takes long to render and to tokenize.
                 return [await asyncio.to_thread(_prompt, body, tokenizer, config, template)]
 
             return await complete(backend, request, body, prompts, chat_api)
@@ -214,7 +228,7 @@ def chat_routes(
 def _prompt(
     body: ChatRequest, tokenizer: Tokenizer, config: ModelConfig, template: ChatTemplate | None
 ) -> list[int]:
-    """The conversation's token ids. Raises RequestError: the model has no template, or it refuses."""
+    """The conversation's token ids. Raises RequestError if there is no template or the template fails."""
     if template is None:
         message = f"model {body.model!r} has no chat template: use /v1/completions"
         raise RequestError(400, message, param="model")

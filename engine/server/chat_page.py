@@ -1,8 +1,8 @@
-"""The chat page at /: plain files, no build step, no other host. Part 14.
+"""The chat page at /: plain files, no build step, nothing from another host. Part 14.
 
-Everything it does goes through the routes that any client has; its Content-Security-Policy lets it do nothing
-else. It is open, as the dashboard is: with an API key, the page asks for it and sends it. It keeps nothing:
-what was said, and the key, are gone with the page.
+The page uses only the routes that every client has; its Content-Security-Policy forbids any other request.
+The page itself needs no API key, as the dashboard needs none. If the server has a key, the page asks the
+reader for the key and sends it. The page stores nothing: closing the page discards conversation and key.
 """
 
 from pathlib import Path
@@ -20,6 +20,6 @@ OPEN_PATHS = frozenset(FILES)
 
 
 def chat_page(app: FastAPI, _: Backend) -> None:
-    """An extension for `create_app`; hand it OPEN_PATHS as `open_paths`."""
+    """An extension of `create_app`: adds the page. Pass OPEN_PATHS to `create_app` as `open_paths`."""
     for path, file in FILES.items():
         app.get(path, include_in_schema=False)(page(file))

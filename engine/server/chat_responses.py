@@ -1,4 +1,4 @@
-"""What the chat route sends back, as the description of the API has it. Part 14; see responses.py."""
+"""The chat route's answers, as /openapi.json describes them; see responses.py. Part 14."""
 
 from typing import Literal
 
@@ -44,7 +44,7 @@ class ChatResponse(ResponseFields):
 
 
 class DeltaMessage(ResponseFields):
-    """What is new of a message; the first says whose it is."""
+    """The new part of a message. Only the first delta of a sample has a role."""
 
     role: Literal["assistant"] | None = None
     content: str

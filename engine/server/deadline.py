@@ -1,10 +1,10 @@
-"""One HTTP request: when it came, when it must be over, and what it has asked for so far. Part 15.
+"""The deadline of an HTTP request, and how many sequences and tokens the request has asked for. Part 15.
 
-It must be over by the operator's bound or the client's, whichever is sooner. A client says in the header
-`X-Request-Timeout` how many seconds it has, counted from the request's arrival here. It is a header and no
-field of the body, so that it works for every route, a proxy can set or lower it, and OpenAI's shapes stay as
-they are. (OpenAI's client sends how long it will wait for the next byte; it then hangs up, which a server
-notices anyway.)
+A request's deadline is its arrival time plus a timeout: the operator's or the client's, whichever is shorter.
+A client sends its timeout, in seconds, in the header `X-Request-Timeout`. The timeout is a header and not a
+field of the body, so that every route accepts the timeout, a proxy can set or lower it, and OpenAI's shapes
+stay unchanged. (The timeout that OpenAI's own client has is another one: how long to wait for the next byte.
+After that time the client hangs up, which the server notices without a header.)
 """
 
 import asyncio
@@ -24,56 +24,65 @@ HEADER = "X-Request-Timeout"
 PARAMETER = {
     "name": HEADER,
     "in": "header",
-    "description": "Seconds from its arrival in which the request must be over",
+    "description": "The request must be over within this many seconds of its arrival",
     "schema": {"type": "number", "exclusiveMinimum": 0},
 }
 
 
 @dataclass
 class Arrival:
-    """An HTTP request, as admission control sees it."""
+    """An HTTP request, as admission control sees it. Several prompts are admitted one by one."""
 
-    time: float  # when it came, by the event loop's clock
-    timeout: str | None = None  # the header, as it came
-    sequences: int = 0  # asked for by its prompts so far
-    tokens: int = 0
+    time: float  # when the request arrived, in seconds of the event loop's clock
+    timeout: str | None = None  # the value of the header X-Request-Timeout; None if there is no header
+    sequences: int = 0  # that the request's prompts have asked for so far
+    tokens: int = 0  # that these sequences may have at most, prompts and outputs
 
     def deadline(self, request_timeout: float | None) -> float:
-        """When it must be over, by the event loop's clock; infinity: no bound. `request_timeout` is the
-        operator's. Raises RequestError for a header that is no number of seconds.
+        """The time by which the request must be over, in seconds of the event loop's clock.
+
+        `request_timeout` is the operator's bound in seconds from the arrival; None means no bound. Without a
+        bound of the operator or the client, the deadline is infinity. Raises RequestError if the client's
+        header is not a number of seconds above 0.
         """
+        operator_seconds = math.inf if request_timeout is None else request_timeout
         client_seconds = math.inf if self.timeout is None else parse_seconds(self.timeout)
-        return self.time + min(client_seconds, math.inf if request_timeout is None else request_timeout)
+        return self.time + min(operator_seconds, client_seconds)
 
 
-_arrival: ContextVar[Arrival] = ContextVar("arrival")  # of the request being answered
+_arrival: ContextVar[Arrival] = ContextVar("arrival")  # of the HTTP request that is being answered
 
 
 def this_arrival() -> Arrival:
-    """The arrival of the request being answered; a new one for a caller without HTTP."""
+    """The Arrival of the HTTP request that is being answered.
+
+    A caller without HTTP, such as a test, gets a new Arrival with the current time.
+    """
     return _arrival.get(None) or Arrival(asyncio.get_running_loop().time())
 
 
-class NoteArrival:
-    """The gate that notes when a request came, and its header."""
+class ArrivalMiddleware:
+    """Records the Arrival of each HTTP request: the time and the header X-Request-Timeout."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            values = Headers(scope=scope).getlist(HEADER)  # two, joined, are refused as no number
-            _arrival.set(Arrival(asyncio.get_running_loop().time(), ", ".join(values) if values else None))
+            values = Headers(scope=scope).getlist(HEADER)
+            # Two headers are joined to a text that is no number, so that `parse_seconds` refuses them.
+            timeout = ", ".join(values) if values else None
+            _arrival.set(Arrival(asyncio.get_running_loop().time(), timeout))
         await self.app(scope, receive, send)
 
 
 def deadlines(app: FastAPI, _: Backend) -> None:
-    """The gate, as an extension of `create_app`, and the header in the description of the API."""
-    app.add_middleware(NoteArrival)
+    """An extension of `create_app`: reads the header X-Request-Timeout, and adds it to /openapi.json."""
+    app.add_middleware(ArrivalMiddleware)
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
-        is_new = app.openapi_schema is None  # FastAPI makes it once
+        is_new = app.openapi_schema is None  # FastAPI keeps the description that it has made
         description = describe()
         if is_new:
             for methods in description["paths"].values():
@@ -85,12 +94,12 @@ def deadlines(app: FastAPI, _: Backend) -> None:
 
 
 def parse_seconds(text: str) -> float:
-    """The header's number. Raises RequestError: it is no number of seconds above 0."""
+    """The header's value in seconds. Raises RequestError if `text` is not a number above 0."""
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if "_" in text or not seconds > 0:  # Python alone reads 1_000 as a number
+    if "_" in text or not seconds > 0:  # only Python reads 1_000 as a number
         message = f"{HEADER}={text!r}: a number of seconds above 0 is accepted"
         raise RequestError(400, message, param=HEADER)
     return seconds

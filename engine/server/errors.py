@@ -1,7 +1,7 @@
 """Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}. Part 4.
 
-Promises that whatever goes wrong with a request is answered in this one shape, with a status that says whose
-fault it was, and that a traceback is never part of it.
+Promises that every error of a request is answered in this shape, that the status separates the client's
+errors (4xx) from the server's (5xx), and that an answer never contains a traceback.
 """
 
 import logging
@@ -21,14 +21,16 @@ from engine.decoding.params import NotFoundError, ParameterError
 from engine.server.limits import MAX_MESSAGE_CHARACTERS
 
 logger = logging.getLogger(__name__)
-request_id: ContextVar[str] = ContextVar("request_id", default="req-none")  # of the request being answered
+request_id: ContextVar[str] = ContextVar("request_id", default="req-none")  # of the current request
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class RequestError(Exception):
-    """A request that is refused: a status, and an error in OpenAI's shape that says how to mend it.
+    """A refused request: an HTTP status, and an error in OpenAI's shape.
 
-    `retry_after`: seconds, for 429 and 503 (Part 15).
+    `message` says what was wrong and what would be accepted. `param` names the field that was wrong. `code`
+    names the reason for programs. `retry_after` is the value of the Retry-After header in seconds, rounded, 1
+    at least, for 429 and 503 (Part 15). Long messages and params are cut to MAX_MESSAGE_CHARACTERS.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class RequestError(Exception):
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        message, param = _short(message), param and _short(param)  # what they quote may be long
+        message, param = _short(message), param and _short(param)  # both may quote a long value
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
@@ -48,6 +50,7 @@ class RequestError(Exception):
             self.headers["Retry-After"] = str(max(1, round(retry_after)))
 
     def body(self) -> dict:
+        """The body of the response, as JSON data."""
         fallback = "invalid_request_error" if self.status < 500 else "server_error"
         error_type = TYPES.get(self.status, fallback)
         return {
@@ -63,10 +66,10 @@ def _short(text: str) -> str:
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """Any exception as what the client may know of it."""
+    """The RequestError that tells the client about `error`. Logs an exception of an unknown type."""
     if isinstance(error, RequestError):
         return error
-    if isinstance(error, NotFoundError):  # an adapter: clients name it in `model`
+    if isinstance(error, NotFoundError):  # an adapter is missing; clients name adapters in `model`
         return RequestError(404, str(error), "model", "model_not_found")
     if isinstance(error, ParameterError):
         return RequestError(400, str(error), param=error.field)
@@ -76,7 +79,7 @@ def as_request_error(error: Exception) -> RequestError:
         if isinstance(error.__cause__, UnicodeDecodeError):
             return RequestError(400, f"the body is not valid UTF-8: {error.__cause__}")
         return RequestError(error.status_code, str(error.detail), headers=error.headers)
-    # Its message may contain paths and data: it goes to the log only.
+    # The message of an unknown exception may contain paths and data, so it goes only to the log.
     name = request_id.get()
     logger.error("%s failed", name, exc_info=error)
     message = f"the engine failed while working on this request; the server's log says why, under {name}"
@@ -84,14 +87,20 @@ def as_request_error(error: Exception) -> RequestError:
 
 
 def _from_validation(error: RequestValidationError) -> RequestError:
-    """pydantic's first complaint as a 400; `param` is the body's own field it is about, or None.
+    """A 400 for the first of pydantic's complaints.
 
-    FIELD is that field, the outermost. The message is "FIELD=VALUE: COMPLAINT", a long value shortened by
-    `reprlib.repr` ("body" for no field). But: "FIELD is required" for a missing one ("a JSON body" for no
-    field); "FIELD is not a field of this endpoint", code "unknown_field", for an unknown one, both with
-    their path (stream_options.x); "the body is not valid JSON: …" with what the reader of JSON said (the
-    `ctx`). And when `error.body` is bytes, the client did not say that it sends JSON: "the body was not
-    read as JSON: send Content-Type: application/json".
+    A complaint's path is its `loc` without "body". `param` is the first name in the path, which is a field of
+    the body, or None if the path names no field. The complaint's `type` decides the message:
+
+    - json_invalid: "the body is not valid JSON: REASON". REASON is `error` in the complaint's `ctx`.
+    - extra_forbidden: "PATH is not a field of this endpoint", with code "unknown_field". PATH is the path
+      joined by dots, such as stream_options.x.
+    - missing: "PATH is required", or "a JSON body is required" if the path is empty.
+    - any other: "PARAM=VALUE: MSG". "body" stands for PARAM if `param` is None. VALUE is the `input`, as
+      `reprlib.repr` shortens it. MSG is the `msg`.
+
+    But if `error.body` is bytes and not empty, the client did not declare the body as JSON. The message is
+    then "the body was not read as JSON: send Content-Type: application/json".
     """
     if isinstance(error.body, bytes) and error.body:
         return RequestError(400, "the body was not read as JSON: send Content-Type: application/json")
@@ -108,7 +117,7 @@ def _from_validation(error: RequestValidationError) -> RequestError:
         case "missing":
             name = ".".join(map(str, path)) or "a JSON body"
             return RequestError(400, f"{name} is required", param=field)
-    value = reprlib.repr(first.get("input"))  # a short one, however long the input
+    value = reprlib.repr(first.get("input"))  # short, however long the input is
     return RequestError(400, f"{field or 'body'}={value}: {first['msg']}", param=field)
 
 
@@ -120,13 +129,13 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """What `RequestError.body` gives, for the description of the API."""
+    """The result of `RequestError.body`, as /openapi.json describes it."""
 
     error: ErrorDetail
 
 
 def plain_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The model's JSON schema without references, so that it can stand in any other schema."""
+    """The model's JSON schema without references, so that another schema can contain it."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
 
@@ -149,31 +158,33 @@ def _openapi_response(description: str, **more: Any) -> dict[str, Any]:
 
 ERROR = plain_schema(ErrorBody)
 SECONDS = {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 1}}
+MILLISECONDS = {"description": "The same, finer (Part 15)", "schema": {"type": "integer", "minimum": 1}}
+WAIT = {"Retry-After": SECONDS, "retry-after-ms": MILLISECONDS}
 RESPONSES: dict[int | str, dict[str, Any]] = {
     400: _openapi_response("A field is wrong or not supported; `param` names it"),
     401: _openapi_response("The API key is missing or wrong"),
     404: _openapi_response("No such model"),
-    405: _openapi_response("Not with this method"),
+    405: _openapi_response("The route does not accept this method"),
     413: _openapi_response("The body is too large"),
-    429: _openapi_response("No room now: come again", headers={"Retry-After": SECONDS}),
+    429: _openapi_response("The server has no room now: try again later", headers=WAIT),
     500: _openapi_response("The engine failed"),
-    503: _openapi_response("This server cannot now", headers={"Retry-After": SECONDS}),
-    "4XX": _openapi_response("Any other mistake of the client's"),
+    503: _openapi_response("The server cannot serve requests now", headers=WAIT),
+    "4XX": _openapi_response("Any other error of the client"),
 }
 
 
 def _no_route(app: FastAPI, path: str) -> RequestError:
-    """404 for a path that `app` does not have: the message lists those it has."""
+    """The 404 for a path without a route. The message lists the app's routes."""
     routes = [route.path for route in app.routes if isinstance(route, Route) and route.include_in_schema]
     paths = ", ".join(dict.fromkeys(routes))
     return RequestError(404, f"no route {reprlib.repr(path)}; here are {paths}, described in /openapi.json")
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of `app` in this shape."""
+    """Register handlers with `app` that answer every error in OpenAI's shape."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
-        if isinstance(error, HTTPException) and error.status_code == 404:  # routes raise a RequestError
+        if isinstance(error, HTTPException) and error.status_code == 404:  # routes raise RequestError
             error = _no_route(app, request.url.path)
         return as_request_error(error).response()
 

@@ -1,8 +1,8 @@
-"""What every request passes before a route sees it: name, host, key, and bounds on how many and how large.
-Large bodies pass one after the other. Part 4.
+"""The middleware: request ids, allowed hosts, the API key, and limits on requests and bodies. Part 4.
 
-Plain ASGI, so that nothing stands between a route and its client: a gate that wraps `receive` must let a
-disconnect through, or no route learns that the client has left.
+Each class is plain ASGI middleware, which puts no task and no queue between a route and its client.
+Middleware that wraps `receive` must pass a disconnect on; otherwise the route does not learn that the client
+has left.
 """
 
 import asyncio
@@ -20,21 +20,22 @@ from starlette.websockets import WebSocketClose
 from engine.server.errors import RequestError, request_id
 from engine.server.limits import LARGE_BODY_BYTES
 
-HOST = re.compile(r"\*|(\*\.)?[^\s*/:\[\]]+|\[[0-9A-Fa-f:.]+\]")  # also *, *.example.com and [::1]
-POLICY_VIOLATION = 1008  # why a WebSocket was closed
-# Turns of the event loop. An output goes from the engine's thread to its client's socket through several
-# tasks (a callback, the stream's reader, the queue of a response's chunks); each takes a turn: fewer than 8.
+HOST = re.compile(r"\*|(\*\.)?[^\s*/:\[\]]+|\[[0-9A-Fa-f:.]+\]")  # a name, *, *.example.com or [::1]
+POLICY_VIOLATION = 1008  # the close code of a refused WebSocket
+# Turns of the event loop. An output passes several tasks on its way from the engine's thread to the client's
+# socket: a callback, the stream's reader, the queue of a response's chunks. Each takes one turn; in all they
+# take fewer than 8.
 LOOP_TURNS = 8
 
 
 async def yield_to_others() -> None:
-    """Let the outputs of other requests that are there now be sent, before this request goes on."""
+    """Let the event loop send the outputs of other requests that are ready, before this request goes on."""
     for _ in range(LOOP_TURNS):
         await asyncio.sleep(0)
 
 
 class RequestId:
-    """Names each request: in the header `x-request-id`, and in `errors.request_id` for the log."""
+    """Gives each request an id, in the response header `x-request-id` and `errors.request_id` (the log)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -52,7 +53,7 @@ class RequestId:
 
 
 def host_names(names: Collection[str]) -> list[str]:
-    """The names as a list, for `KnownHost`. Raises ValueError for one that no Host header can match."""
+    """The names as a list, for `KnownHost`. Raises ValueError for a name that no Host header can match."""
     for name in names:
         if not HOST.fullmatch(name):
             raise ValueError(f"allowed_host={name!r}: a name without a port, or *.example.com, is accepted")
@@ -60,8 +61,10 @@ def host_names(names: Collection[str]) -> list[str]:
 
 
 class KnownHost:
-    """Refuses a request whose Host header is none of `names`: against DNS rebinding, where a web page reaches
-    this machine under a name of the attacker's. Starlette checks the header; the refusal is in our shape.
+    """Refuses a request whose Host header matches none of `names`.
+
+    The check prevents DNS rebinding: a web page that reaches this machine under a host name of the attacker.
+    Starlette's TrustedHostMiddleware checks the header; this class sends the refusal in OpenAI's shape.
     """
 
     def __init__(self, app: ASGIApp, names: list[str]) -> None:
@@ -75,7 +78,7 @@ class KnownHost:
             is_known = True
 
         async def discard(_: Message) -> None:
-            """Starlette's own refusal is plain text."""
+            """Drop Starlette's own refusal, which is plain text."""
 
         await TrustedHostMiddleware(accept, self.names, www_redirect=False)(scope, receive, discard)
         if is_known:
@@ -87,8 +90,9 @@ class KnownHost:
 
 
 class Head:
-    """Answers HEAD wherever GET is answered, with the same headers: load balancers send it. The server leaves
-    the body out. A 405 says that HEAD is allowed. Source: RFC 9110, 9.3.2.
+    """Answers HEAD on every route that answers GET, with the same headers. Load balancers send HEAD.
+
+    uvicorn leaves out the body. The Allow header of a 405 lists HEAD beside GET. Source: RFC 9110, 9.3.2.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -108,7 +112,7 @@ class Head:
 
 
 class ApiKey:
-    """Wants `Authorization: Bearer <key>` on every path but the open ones, of WebSockets too."""
+    """Refuses a request or WebSocket without `Authorization: Bearer <key>`, except on `open_paths`."""
 
     def __init__(self, app: ASGIApp, key: str, open_paths: Collection[str]) -> None:
         self.app, self.expected, self.open_paths = app, key.encode(), open_paths
@@ -131,7 +135,7 @@ class ApiKey:
 
 
 class RequestLimit:
-    """Refuses a request while `limit` others are under way. An open path is always answered."""
+    """Refuses a request while `limit` others are under way, except on `open_paths`."""
 
     def __init__(self, app: ASGIApp, limit: int, open_paths: Collection[str]) -> None:
         self.app, self.limit, self.open_paths = app, limit, open_paths
@@ -152,8 +156,10 @@ class RequestLimit:
 
 
 class BodyLimit:
-    """Refuses a body over `max_bytes` while it arrives, before it is held in memory. While JSON is read, no
-    other request has a turn: between two large bodies others have theirs, however many come at once.
+    """Refuses a body over `max_bytes` while the body arrives, and lets large bodies pass one at a time.
+
+    Parsing a large JSON body blocks the event loop. After each body over LARGE_BODY_BYTES, the outputs of
+    other requests are sent before the next large body is parsed, however many arrive at once.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
@@ -167,10 +173,10 @@ class BodyLimit:
             nonlocal num_bytes
             message = await receive()
             num_bytes += len(message.get("body", b""))
-            if num_bytes > self.max_bytes:  # FastAPI passes its own exception on while it reads a body
+            if num_bytes > self.max_bytes:  # FastAPI turns any error but HTTPException into a 400
                 raise HTTPException(413, f"the body is larger than {self.max_bytes} bytes")
             is_complete = not message.get("more_body")
-            if is_complete and num_bytes > LARGE_BODY_BYTES:  # its JSON is read when this returns
+            if is_complete and num_bytes > LARGE_BODY_BYTES:  # FastAPI parses the JSON when this returns
                 async with self._large:
                     await yield_to_others()
             return message

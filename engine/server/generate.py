@@ -1,7 +1,7 @@
-"""POST /generate: a prompt in, words out, as little as a stream can be. Part 14.
+"""POST /generate: the simplest stream, with a prompt in and pieces of text out. Part 14.
 
-Promises one event for each piece of text, and a last one that says why it ended. For a first client, and for
-`curl -N`; OpenAI's routes give more.
+Promises one event for each new piece of text, and a last event with the finish reason. Meant for a first
+client and for `curl -N`; OpenAI's routes have more parameters.
 """
 
 from collections.abc import AsyncGenerator
@@ -27,7 +27,7 @@ class GenerateRequest(Fields):
 
 
 class GenerateEvent(ResponseFields):
-    """What is new; the last event says why it is the last, and how many tokens there were."""
+    """One event: the new text. The last event also has the finish reason and the numbers of tokens."""
 
     text: str
     finish_reason: FinishReason | None = None
@@ -36,7 +36,7 @@ class GenerateEvent(ResponseFields):
 
 
 def generate_route(app: FastAPI, backend: Backend) -> None:
-    """The route; an extension of `create_app`."""
+    """An extension of `create_app`: adds the route."""
 
     @app.post(
         "/generate",
@@ -54,8 +54,8 @@ def generate_route(app: FastAPI, backend: Backend) -> None:
 
 
 async def _events(stream: OutputStream) -> AsyncGenerator[dict, None]:
-    """{"text": what is new}; the last event has `finish_reason` and the numbers of tokens, too."""
-    num_shown = 0  # characters
+    """GenerateEvents as JSON data: {"text": the new text}; the last one has all fields."""
+    num_shown = 0  # characters sent so far
     async for output in stream:
         (sample,) = output.outputs
         new_text, num_shown = sample.text[num_shown:], len(sample.text)

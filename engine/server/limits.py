@@ -1,30 +1,31 @@
-"""Every bound on what one client may send, or hold, or take its time over. Part 4.
+"""The limits on what one client may send and hold, and on how long it may take. Part 4.
 
-Each is OpenAI's where OpenAI has one. A prompt's length is bounded by the body, then by the model.
+Where OpenAI has a limit, the value is OpenAI's. Two limits bound a prompt's length: the size of the body
+here, and the model's `max_positions`.
 """
 
-MAX_BODY_BYTES = 2**20  # some 200,000 words
-LARGE_BODY_BYTES = 2**14  # of which one is read at a time
-MAX_CHUNKS = 1024  # of a body that comes in chunks: each costs what a small read does
-MAX_BYTES_AHEAD = 2**18  # that a client may send before it has the answer to what it sent
+MAX_BODY_BYTES = 2**20  # about 200,000 words
+LARGE_BODY_BYTES = 2**14  # larger bodies are parsed one at a time (`BodyLimit`)
+MAX_CHUNKS = 1024  # of one body in chunked encoding; each chunk costs as much as a small read
+MAX_BYTES_AHEAD = 2**18  # of a client's next request, accepted before its current one is answered
 MAX_PROMPTS = 128  # in one request
-MAX_CHOICES = 128  # prompts × n: each is a sequence of its own
-MAX_STOPS = 4
-MAX_STOP_CHARACTERS = 64  # each token is compared with all of them
-MAX_STOP_TOKEN_IDS = 128
-MAX_LOGIT_BIAS = 300
+MAX_CHOICES = 128  # of one request: prompts × n; each choice is a sequence
+MAX_STOPS = 4  # stop strings of one request
+MAX_STOP_CHARACTERS = 64  # of one stop string; every new text is searched for all stop strings
+MAX_STOP_TOKEN_IDS = 128  # in one request
+MAX_LOGIT_BIAS = 300  # tokens in one request
 MAX_NAME_CHARACTERS = 256  # of model, user, cache_salt
-MAX_COMPLETION_LOGPROBS = 5  # likeliest tokens shown at each place (Part 10)
-MAX_MESSAGES = 2048  # of one conversation (Part 14)
-MAX_TEXT_PARTS = 128  # of one message
-MAX_PRIORITY = 2  # -2 to 2, and only if the operator lets clients choose
-MAX_MESSAGE_CHARACTERS = 500  # of an error, which may quote what it is about
+MAX_COMPLETION_LOGPROBS = 5  # likeliest tokens listed for each token (Part 10)
+MAX_MESSAGES = 2048  # in one conversation (Part 14)
+MAX_TEXT_PARTS = 128  # in one message
+MAX_PRIORITY = 2  # from -2 to 2; clients may choose only if the operator allows it
+MAX_MESSAGE_CHARACTERS = 500  # of an error message, which may quote a long value
 
-MAX_REQUESTS = 1000  # under way at once; the next is a 503
-MAX_LOADS = 16  # of adapters, under way or waiting for it (Part 18)
-MAX_CONNECTIONS = 2000  # fewer if the system lends this process fewer files, or does not say (`run`)
-REQUEST_SECONDS = 20  # to send a request, from the connection or the last answer on
-STALL_SECONDS = 30  # for which a client may read nothing of its answer
-SHUTDOWN_SECONDS = 10  # for answers under way, after Ctrl-C or SIGTERM
-TURN_SECONDS = 0.005  # for which one answer may be written before others have their turn
-SWITCH_SECONDS = 0.0005  # a thread that computes in Python, a tokenizer, hands the interpreter on
+MAX_REQUESTS = 1000  # under way at once; the next one gets a 503
+MAX_LOADS = 16  # of adapters, under way or waiting; the next one gets a 429 (Part 18)
+MAX_CONNECTIONS = 2000  # fewer if the process may open fewer files (`run.max_connections`)
+REQUEST_SECONDS = 20  # to send a request, counted from the connection or from the last answer
+STALL_SECONDS = 30  # after which a client that reads nothing of its answer is cut off
+SHUTDOWN_SECONDS = 10  # for the answers under way, after Ctrl-C or SIGTERM
+TURN_SECONDS = 0.005  # the longest that one answer is written before other answers have their turn
+SWITCH_SECONDS = 0.0005  # after which a Python thread must let another thread run (`run.serve`)

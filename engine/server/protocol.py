@@ -1,6 +1,6 @@
-"""The fields of OpenAI's completions API, and how they become the engine's own. Part 4.
+"""The fields of OpenAI's completions API, and how they become parameters of the engine. Part 4.
 
-Promises that every field accepted has its effect: a field that is not known, or that the engine here does not
+Promises that every accepted field has its effect. A field that is unknown, or that the engine does not
 support, is refused by name. Shapes: https://platform.openai.com/docs/api-reference/completions
 """
 
@@ -40,12 +40,13 @@ from engine.server.limits import (
     MAX_STOPS,
 )
 
-TOKEN_ID = "0|[1-9][0-9]{0,9}"  # as a key of a JSON object: written plainly
+TOKEN_ID = "0|[1-9][0-9]{0,9}"  # a key of `logit_bias`: no sign, no leading zeros
 
 
 def _prompt_or_stop_kind(value: Any) -> str | None:
-    """Which of the tags of `Prompts` or `StopOrStops` a value is meant to be, by its first item; None: none
-    of them. pydantic then checks it as that kind alone.
+    """The tag of `Prompts` or `StopOrStops` that `value` should have, judged by the first item of a list.
+
+    None if no tag fits. pydantic then checks `value` against the type with this tag only.
     """
     if isinstance(value, str):
         return "text"
@@ -58,7 +59,10 @@ def _prompt_or_stop_kind(value: Any) -> str | None:
 
 
 def _not_too_many(entries: Any) -> Any:
-    """The entries. Raises PydanticCustomError: too many. pydantic would check each entry before it counts."""
+    """Return `entries` unchanged. Raises PydanticCustomError for more than MAX_LOGIT_BIAS entries.
+
+    pydantic's own `max_length` would check every entry before it counts the entries.
+    """
     if isinstance(entries, dict) and len(entries) > MAX_LOGIT_BIAS:
         raise PydanticCustomError(
             "too_long", f"at most {MAX_LOGIT_BIAS} entries are accepted, not {len(entries)}"
@@ -67,8 +71,9 @@ def _not_too_many(entries: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """The number. Raises PydanticCustomError, where pydantic's own error would ask for an integer, the first
-    type of the union.
+    """Return `value` unchanged. Raises PydanticCustomError if `value` is not a number.
+
+    pydantic's own error would name only the first type of the union, and ask for an integer.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise PydanticCustomError("number_type", "Input should be a valid number")
@@ -76,12 +81,14 @@ def _number(value: Any) -> Any:
 
 
 def bounds(**keywords: Any) -> Any:
-    """Bounds for the API's description, in JSON Schema's words. The engine checks them, and says more."""
+    """Bounds for /openapi.json, as JSON Schema keywords. pydantic does not check these bounds: the engine
+    does, with an error message that says more.
+    """
     return Field(json_schema_extra=keywords)
 
 
-# A list's check ends at the first item that is wrong (`fail_fast`): a complaint about each would take many
-# times the memory of the body, and one is all that an answer has room for.
+# `fail_fast` ends the check of a list at the first wrong item. A complaint about each wrong item would take
+# many times the memory of the body, and the answer tells only the first complaint.
 Number = Annotated[StrictInt | StrictFloat, BeforeValidator(_number)]
 Name = Annotated[StrictStr, Field(max_length=MAX_NAME_CHARACTERS)]
 Texts = Annotated[
@@ -118,8 +125,8 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _not_more_names_than_needed(cls, body: Any) -> Any:
-        """Keep one name more than there are fields: among these, one is unknown, and refused. The others
-        need no check.
+        """Keep at most one name more than there are fields. One of the kept names is then unknown, so the
+        body is refused, and the other names need no check.
         """
         return dict(islice(body.items(), len(cls.model_fields) + 1)) if isinstance(body, dict) else body
 
@@ -130,7 +137,7 @@ class StreamOptions(Fields):
 
 
 class SamplingFields(Fields):
-    """What completions and chats (Part 14) have in common."""
+    """The fields of both completions and chats (Part 14). A field that is null counts as not given."""
 
     model: Name
     max_tokens: Annotated[StrictInt, bounds(minimum=0)] | None = None
@@ -146,6 +153,7 @@ class SamplingFields(Fields):
     seed: Annotated[StrictInt, bounds(minimum=-(2**63), maximum=2**63 - 1)] | None = None
     user: Name | None = None
 
+    # vLLM's fields, which OpenAI does not have.
     top_k: Annotated[StrictInt, bounds(minimum=-1)] | None = None
     min_p: Annotated[Number, bounds(minimum=0, maximum=1)] | None = None
     repetition_penalty: Annotated[Number, bounds(minimum=0.01, maximum=100)] | None = None
@@ -158,8 +166,9 @@ class SamplingFields(Fields):
     cache_salt: Name | None = None
 
     def sampling_params(self) -> SamplingParams:
-        """What is asked of the engine. Raises ParameterError or RequestError for a value out of range or a
-        field we do not have.
+        """The parameters for the engine.
+
+        Raises ParameterError or RequestError for a value that is out of range or not supported.
         """
         if self.stream_options and not self.stream:
             raise RequestError(400, "stream_options needs stream=true", param="stream_options")
@@ -169,7 +178,7 @@ class SamplingFields(Fields):
         return SamplingParams(**self._sent_params())
 
     def _sent_params(self) -> dict[str, Any]:
-        """The parameters that the client sent, by name. The others keep SamplingParams' defaults."""
+        """name -> value of the parameters that were given. The others keep the defaults of SamplingParams."""
         params: dict[str, Any] = {}
         for name in SamplingFields.model_fields.keys() & SamplingParams.__dataclass_fields__:
             value = getattr(self, name)
@@ -178,7 +187,10 @@ class SamplingFields(Fields):
         return params | {"logit_bias": self._bias()}
 
     def _bias(self) -> dict[int, float] | None:
-        """`logit_bias` with whole numbers as keys, which are strings in JSON. Raises ParameterError."""
+        """`logit_bias` with token ids as keys, which are strings in JSON; None if no bias is given.
+
+        Raises ParameterError if a key is not a token id.
+        """
         for key in self.logit_bias or ():
             if not re.fullmatch(TOKEN_ID, key):
                 raise ParameterError("logit_bias", f"logit_bias has key {key!r}: keys must be token ids")
@@ -186,7 +198,7 @@ class SamplingFields(Fields):
 
 
 class CompletionRequest(SamplingFields):
-    """POST /v1/completions. OpenAI's fields, then those vLLM adds. null means: as if not given."""
+    """The body of POST /v1/completions: OpenAI's fields, then vLLM's `prompt_logprobs`. null: not given."""
 
     prompt: Prompts
     logprobs: Annotated[StrictInt, bounds(minimum=0, maximum=MAX_COMPLETION_LOGPROBS)] | None = None
@@ -196,9 +208,13 @@ class CompletionRequest(SamplingFields):
     prompt_logprobs: Annotated[StrictInt, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
 
     def prompts(self) -> list[Prompt]:
-        """One prompt or several, each text or token ids. Raises RequestError: none, or too many choices."""
+        """The prompts, each a text or a list of token ids.
+
+        Raises RequestError if there is no prompt, or if prompts × n is more than MAX_CHOICES.
+        """
         if not self.prompt:
-            # OpenAI begins a new document here. How one begins is the model's business: its user knows.
+            # For an empty prompt, OpenAI starts a new document. The token that starts one depends on the
+            # model, so the client must send that token.
             raise RequestError(400, "prompt is empty: at least one token is needed", param="prompt")
         is_single = _prompt_or_stop_kind(self.prompt) in ("text", "ids")
         prompts: list[Any] = [self.prompt] if is_single else list(self.prompt)
@@ -208,11 +224,11 @@ class CompletionRequest(SamplingFields):
         return prompts
 
     def sampling_params(self) -> SamplingParams:
-        """As in SamplingFields; also RequestError for a field that only other servers have."""
+        """As in SamplingFields. Also raises RequestError for `echo`, `suffix` and `best_of` other than n."""
         if self.echo:
             message = "echo=true is not supported by this server"
             raise RequestError(400, message, param="echo")
-        if self.suffix:  # "" asks for nothing
+        if self.suffix:  # an empty suffix has no effect
             raise RequestError(
                 400, "suffix is not supported: the models here only continue text", param="suffix"
             )
@@ -230,27 +246,29 @@ Body = TypeVar("Body", bound=SamplingFields)
 
 
 class Completions(Generic[Body]):
-    """What a body asks of the engine, and the JSON its client gets. A subclass can do more: log
-    probabilities and the prompt's echo come that way (Part 10), and chats (Part 14).
+    """Turns a body into parameters and options for the engine, and outputs into the JSON of an answer.
+
+    Subclasses add log probabilities and the prompt's echo (Part 10), and chats (Part 14).
     """
 
     id_prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, allow_priority: bool = False) -> None:
-        """`allow_priority`: clients may choose their own."""
+        """`allow_priority`: whether a client may set the priority of its requests."""
         self.allow_priority = allow_priority
-        # What later parts add to `options` and to `usage`: the adapter that a model's name stands for (18),
-        # the cost of outputs (19).
+        # Functions of later parts. The results of `more_options` are added to `options`: the adapter's name
+        # (Part 18). The results of `more_usage` are added to `usage`: the cost of the outputs (Part 19).
         self.more_options: list[Callable[[SamplingFields], dict[str, Any]]] = []
         self.more_usage: list[Callable[[Sequence[RequestOutput]], dict[str, Any]]] = []
 
     def params(self, body: Body) -> SamplingParams:
-        """What is asked of the engine. Raises ParameterError or RequestError."""
+        """The parameters for the engine. Raises ParameterError or RequestError for a wrong value."""
         return body.sampling_params()
 
     def options(self, body: Body) -> dict[str, Any]:
-        """What the engine takes beside prompt and parameters: of these, what was given. Raises RequestError:
-        a priority that is out of range, or not the client's to choose.
+        """The keyword arguments of `Backend.generate` that the body gives: priority, cache_salt, adapter.
+
+        Raises RequestError if the priority is out of range, or if clients may not set it.
         """
         if body.priority and not self.allow_priority:
             message = f"priority={body.priority} is not supported: the operator has not allowed priorities"
@@ -265,7 +283,7 @@ class Completions(Generic[Body]):
         return options
 
     def opening(self, body: Body) -> list[dict]:
-        """Choices that a stream sends before the first token."""
+        """The choices that a stream sends before the first token. There are none for completions."""
         return []
 
     def choice(
@@ -275,14 +293,16 @@ class Completions(Generic[Body]):
         sample: CompletionOutput,
         previous: CompletionOutput | None = None,
     ) -> dict:
-        """OpenAI's choice, but for its index: what `sample`, one of `output`'s, has beyond `previous`, its
-        state that was sent to the client last (None: nothing was).
+        """OpenAI's choice without its index, with the text that `sample` has beyond `previous`.
+
+        `sample` is one of `output.outputs`. `previous` is the same sample as it was last sent to the client;
+        None if nothing was sent.
         """
         text = sample.text[len(previous.text) if previous else 0 :]
         return {"text": text, "logprobs": None, "finish_reason": sample.finish_reason}
 
     def usage(self, body: Body, outputs: Sequence[RequestOutput]) -> dict:
-        """Tokens of all prompts and of all their completions."""
+        """The numbers of tokens in all prompts and all completions of an answer, in OpenAI's shape."""
         prompt = sum(len(output.prompt_token_ids) for output in outputs)
         completion = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
         usage: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""What the completions routes send back, as the description of the API (/openapi.json) has it. Part 4.
+"""The answers of the completions routes, as /openapi.json describes them. Part 4.
 
-Promises nothing by itself: answers are written as plain dictionaries, and a fuzzer holds them against this.
-A field that is added to an answer is added here, too.
+The routes write answers as plain dictionaries and do not use these models. A fuzzer compares the answers with
+the description. If you add a field to an answer, add the field here, too.
 """
 
 from typing import Any, Literal
@@ -19,7 +19,7 @@ class ResponseFields(BaseModel):
 
 
 class UsageInfo(BaseModel):
-    """Extra fields are allowed: Part 19 adds costs."""
+    """Numbers of tokens. Extra fields are allowed: Part 19 adds costs."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -27,7 +27,7 @@ class UsageInfo(BaseModel):
 
 
 class CompletionLogprobs(ResponseFields):
-    """Four lists of one length (Part 10)."""
+    """Four lists with one entry for each token (Part 10)."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -46,7 +46,7 @@ class CompletionChoice(ResponseFields):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] = []  # only where they were asked for
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] = []  # only if the body asks for them
 
 
 class CompletionResponse(ResponseFields):
@@ -63,7 +63,7 @@ class ModelCard(ResponseFields):
     object: Literal["model"]
     created: int
     owned_by: str
-    parent: str | None = None  # of an adapter alone: the model it changes (Part 18)
+    parent: str | None = None  # only for an adapter: the model that the adapter changes (Part 18)
 
 
 class ModelList(ResponseFields):
@@ -76,7 +76,7 @@ class HealthResponse(ResponseFields):
 
 
 class CompletionChunk(ResponseFields):
-    """An event of a stream: what is new. `usage`, where it was asked for, is null but in the last."""
+    """One event of a stream: what is new. If usage was asked for, it is null in all events but the last."""
 
     id: str
     object: Literal["text_completion"]
@@ -92,8 +92,10 @@ DOWN = {"model": HealthResponse | ErrorBody, "description": "Requests cannot be 
 def openapi_responses(
     answer: type[BaseModel] | None, *events: type[BaseModel]
 ) -> dict[int | str, dict[str, Any]]:
-    """What a route may answer with status 200, for FastAPI's `responses`: a whole `answer`, or a stream of
-    `events` that ends with [DONE].
+    """The answers of a route with status 200, for FastAPI's `responses`.
+
+    `answer` is the model of a whole answer; None if the route only streams. `events` are the models of the
+    events in a stream, which ends with [DONE]; none if the route does not stream.
     """
     response: dict[str, Any] = {"description": "A whole answer" if answer else "Events"}
     if answer:

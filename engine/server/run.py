@@ -1,9 +1,11 @@
-"""The server's process: uvicorn, with a deadline for everything a client may take its time over. Part 4.
+"""The server's process: uvicorn, with a deadline for everything that a client has to do. Part 4.
 
-Promises that a client that sends slowly, reads slowly or does neither is cut off; that such connections, and
-bodies in crumbs, keep no other client out; that a client that leaves is noticed; and that Ctrl-C or SIGTERM
-ends the process, whatever clients do. The numbers are in `limits`. A client that closes its sending half
-counts as one that has left: until something is written to it, the two look alike.
+Promises that a client that sends slowly, reads slowly or does nothing is cut off; that such clients, and
+bodies in many small chunks, do not keep other clients out; that a client that leaves is noticed; and that
+Ctrl-C or SIGTERM ends the process, whatever clients do. The deadlines and limits are in `limits`.
+
+A client that closes only the sending half of its connection counts as a client that has left: until the
+server writes to the connection, the server cannot tell the two apart.
 """
 
 import asyncio
@@ -39,14 +41,14 @@ if sys.platform == "win32":
 else:
     import resource
 
-MAX_BACKLOG = 64  # connections that the system has accepted and asyncio has not
-BACKLOGS_ACCEPTED = 3  # that asyncio may accept before the first connection above the limit is closed
-OTHER_FILES = 64  # that this process may open beside its connections
-WINDOWS_FILES = 512  # that `select` takes there, where the system states no limit
+MAX_BACKLOG = 64  # connections that the system has accepted and asyncio has not yet accepted
+BACKLOGS_ACCEPTED = 3  # full backlogs that asyncio may accept before a connection above the limit is closed
+OTHER_FILES = 64  # files that this process may open beside its connections
+WINDOWS_FILES = 512  # files that `select` accepts on Windows, which states no limit for a process
 
 
 def max_open_files() -> int:
-    """How many files this process may have open, connections among them."""
+    """How many files this process may have open. Each connection is a file."""
     if resource is None:
         return WINDOWS_FILES
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -54,24 +56,29 @@ def max_open_files() -> int:
 
 
 def backlog() -> int:
-    """MAX_BACKLOG, or a sixteenth of this process's files where these are few: a connection needs one even if
-    it is closed at once.
+    """The backlog of a listening socket, in connections: MAX_BACKLOG, or less with few files.
+
+    The backlog is at most a sixteenth of the process's files, because each accepted connection takes a file,
+    even if the connection is closed at once.
     """
     return max(1, min(MAX_BACKLOG, max_open_files() // 16))
 
 
 def max_connections() -> int:
-    """How many may be open at once: MAX_CONNECTIONS, or as many as there are files for."""
+    """How many connections may be open at once: MAX_CONNECTIONS, or fewer with few files."""
     return max(1, min(MAX_CONNECTIONS, max_open_files() - BACKLOGS_ACCEPTED * backlog() - OTHER_FILES))
 
 
 class StrictConnection(h11.Connection):
-    """h11's, but a body has one length and at most MAX_CHUNKS chunks; and what is wrong is remembered."""
+    """h11's connection, which also refuses a body with two lengths or more than MAX_CHUNKS chunks.
 
-    error: h11.RemoteProtocolError | None = None  # why the request cannot be read
+    `error` keeps the error, which uvicorn does not pass on, for `PatientProtocol.send_400_response`.
+    """
+
+    error: h11.RemoteProtocolError | None = None  # why the request could not be read
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """Raises h11.RemoteProtocolError."""
+        """The next event. Raises h11.RemoteProtocolError if the request cannot be read."""
         try:
             event = super().next_event()
             self._check(event)
@@ -81,9 +88,11 @@ class StrictConnection(h11.Connection):
         return event
 
     def _check(self, event: h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]) -> None:
-        """Against bodies in crumbs: a megabyte in chunks of a byte keeps all others waiting for seconds. And
-        against a body that ends in two places: a proxy may believe in the other one, and take what is behind
-        it for somebody else's request (RFC 9112, 6.1).
+        """Raise h11.RemoteProtocolError for too many chunks, and for a body with two lengths.
+
+        A body of one megabyte in chunks of one byte would block all other clients for seconds. If a request
+        has both Content-Length and Transfer-Encoding, a proxy may end the body elsewhere than this server
+        does, and take the rest for another client's request (RFC 9112, 6.1).
         """
         if isinstance(event, h11.Request):
             self._chunks = 0
@@ -96,15 +105,15 @@ class StrictConnection(h11.Connection):
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's protocol for one connection, with a deadline for whatever its client has to do.
+    """uvicorn's protocol for one connection, with a deadline for everything that the client has to do.
 
-    uvicorn itself closes a connection that idles after an answer.
+    uvicorn itself closes a connection that is idle after an answer.
     """
 
     max_connections: int
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Against clients that connect and say nothing: each has a deadline, and all have a number."""
+        """Start the deadline for the first request, and close a connection if there are too many."""
         self.conn = StrictConnection(h11.SERVER)
         super().connection_made(transport)
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -113,15 +122,16 @@ class PatientProtocol(H11Protocol):
             self._close_longest_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The deadlines of a connection end with it."""
+        """Cancel the deadlines of this connection."""
         super().connection_lost(exc)
         self._deadline.cancel()
         if self._stall_timer:
             self._stall_timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Go on reading while a request is being answered, up to MAX_BYTES_AHEAD of the next one: uvicorn
-        would stop reading, and not notice that the client has left.
+        """Read on while a request is being answered, up to MAX_BYTES_AHEAD bytes of the next request.
+
+        uvicorn would stop reading, and would not notice that the client has left.
         """
         super().data_received(data)
         if self.conn.their_state is h11.DONE:
@@ -131,14 +141,15 @@ class PatientProtocol(H11Protocol):
                 self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP ends the connection, with an error in our shape, where uvicorn's is plain text.
-        Against nonsense behind a request: that is not answered a second time.
+        """Answer bytes that are not valid HTTP with an error in OpenAI's shape, and close the connection.
+
+        uvicorn's own error is plain text. If an answer has begun already, no error is sent.
         """
         if self.cycle:
-            self.cycle.disconnected = True  # the route that is at its answer need not send it
+            self.cycle.disconnected = True  # the route that is answering stops
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             error = cast(StrictConnection, self.conn).error
-            assert error is not None  # uvicorn calls this where `next_event` has raised it
+            assert error is not None  # uvicorn calls this method only after `next_event` has raised
             refusal = RequestError(error.error_status_hint, f"this is not a valid HTTP request: {error}")
             response = refusal.response()
             head = h11.Response(
@@ -152,14 +163,15 @@ class PatientProtocol(H11Protocol):
         self.transport.close()
 
     def waits_for_client(self) -> bool:
-        """Whether it is the client's turn: no request has arrived in full."""
+        """Whether the server waits for the client to send a request, or the rest of a request."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def _close_longest_waiting(self) -> None:
-        """Close the connection whose client has let us wait longest: this one, if all others are being
-        served.
+        """Close the connection that has waited longest for its client, if too many connections are open.
+
+        That is this new connection if all others are being served.
         """
-        connections = cast(set[PatientProtocol], self.connections)  # uvicorn's; `config` makes no others
+        connections = cast(set[PatientProtocol], self.connections)  # `config` makes no other protocol
         still_open = [connection for connection in connections if not connection.transport.is_closing()]
         if len(still_open) > self.max_connections:
             waiting = [connection for connection in still_open if connection.waits_for_client()]
@@ -174,33 +186,34 @@ class PatientProtocol(H11Protocol):
             self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """Start the deadline for the next request, which a client could send byte by byte."""
+        """Start the deadline for the next request: a client could send the request byte by byte."""
         self._deadline.cancel()
         self._wait_for_request()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Close the connection after STALL_SECONDS: an answer that its client does not read takes memory."""
+        """Close the connection after STALL_SECONDS: an answer that the client does not read takes memory."""
         super().pause_writing()
         self._stall_timer = self.loop.call_later(STALL_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client reads on: the deadline of `pause_writing` ends."""
+        """Cancel the deadline of `pause_writing`: the client reads on."""
         super().resume_writing()
         if self._stall_timer:
             self._stall_timer.cancel()
 
 
 def _unless_cancelled(record: logging.LogRecord) -> bool:
-    """Requests that the shutdown cuts off need no traceback each."""
+    """A log filter that drops the tracebacks of requests that the shutdown cancels."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets for `serve`: one for each address of `host`, all of `port`; port 0 takes one that is free.
+    """Listening sockets for `serve`: one for each address of `host`, all with the same port.
 
-    They listen at once: until a server takes them, clients wait, and no other process can have the port.
-    Raises OSError: the port is in use, or no address of `host` is this machine's.
+    Port 0 selects a free port. The sockets listen at once: clients can connect and then wait until a server
+    accepts them, and no other process can take the port. Raises OSError if the port is in use, or if no
+    address of `host` belongs to this machine.
     """
     addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
@@ -212,12 +225,13 @@ def listen(host: str, port: int) -> list[socket.socket]:
             try:
                 listener = socket.create_server((name, port, *scope), family=family, backlog=backlog())
             except OSError as error:
-                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # such as IPv6's
+                # Skip an address that this machine does not have, such as an IPv6 address without IPv6.
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
                 no_address = error
             else:
-                # asyncio sets this on connections of sockets that it opened itself. Without it, an answer in
-                # two writes waits 40 ms until the client has acknowledged the first.
+                # asyncio sets TCP_NODELAY only for sockets that asyncio itself has opened. Without the
+                # option, the second write of an answer waits 40 ms for the client to acknowledge the first.
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sockets.append(opened.enter_context(listener))
         if not sockets:
@@ -227,10 +241,12 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, but a second Ctrl-C cuts off clients only: the backend is still stopped in order."""
+    """uvicorn's server, but after a second Ctrl-C the backend is still stopped in order."""
+
+    failed = False  # whether the server ended because the engine had ended (Part 15)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn says where it is only if it has opened the sockets itself."""
+        """Start, and log the URL: uvicorn logs the URL only if uvicorn itself has opened the sockets."""
         await super().startup(sockets)
         if sockets:
             host, port = self.config.host, sockets[0].getsockname()[1]
@@ -238,7 +254,9 @@ class Server(uvicorn.Server):
             logging.getLogger("uvicorn.error").info("Uvicorn running on %s (Press CTRL+C to quit)", url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's; after a second Ctrl-C, requests that are still under way are cancelled first."""
+        """Shut down as uvicorn does. After a second Ctrl-C, cancel the requests that are still under way, and
+        then stop the backend, which uvicorn would skip.
+        """
         await super().shutdown(sockets)
         if self.force_exit:
             for task in self.server_state.tasks:
@@ -247,7 +265,7 @@ class Server(uvicorn.Server):
 
 
 def config(app: FastAPI, host: str, port: int, log_level: str = "info") -> uvicorn.Config:
-    """How uvicorn is to serve `app`; port 0 takes a free one."""
+    """uvicorn's configuration for `app`. Port 0 selects a free port."""
     logging.getLogger("uvicorn.error").addFilter(_unless_cancelled)
     protocol = type("Protocol", (PatientProtocol,), {"max_connections": max_connections()})
     return uvicorn.Config(
@@ -256,7 +274,7 @@ def config(app: FastAPI, host: str, port: int, log_level: str = "info") -> uvico
         port=port,
         log_level=log_level,
         http=protocol,
-        ws="none",  # no route here speaks it: a wish for an upgrade is passed over
+        ws="none",  # no route uses WebSockets: a request for an upgrade is ignored
         backlog=backlog(),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
@@ -270,21 +288,25 @@ def serve(
     make_server: Callable[[uvicorn.Config], Server] = Server,
     sockets: list[socket.socket] | None = None,
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM; after that, answers under way have SHUTDOWN_SECONDS. Either is an end in
-    good order: exit code 0. `sockets`: `listen`'s, where the port was taken before the app was made.
+    """Serve until Ctrl-C or SIGTERM. Answers under way then have SHUTDOWN_SECONDS to end.
+
+    Ctrl-C and SIGTERM both end the process with exit code 0. A server that cannot start, or that `failed`,
+    ends the process with exit code 1. `sockets` are those of `listen`, if the caller took the port before it
+    made the app.
     """
     previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.collect()
-    gc.freeze()  # what is loaded now stays loaded: the collector need not look at it again
-    # The engine's thread asks for the interpreter after each of a step's operations. At Python's own 5 ms a
-    # time, a prompt being tokenized, or a burst of requests, makes a step of 10 ms one of 300.
+    gc.freeze()  # the collector need not scan the objects that are loaded now
+    # The engine's thread needs the interpreter again after each operation of a step. With Python's default
+    # switch interval of 5 ms, a step of 10 ms takes 300 ms while another thread tokenizes a prompt, or while
+    # a burst of requests arrives.
     sys.setswitchinterval(SWITCH_SECONDS)
     server = make_server(config(app, host, port, log_level))
     try:
         server.run(sockets)
-    except KeyboardInterrupt:  # uvicorn has stopped, and passes the signal on; so it does with SIGTERM
+    except KeyboardInterrupt:  # uvicorn raises SIGINT again after it has stopped
         pass
     finally:
         signal.signal(signal.SIGTERM, previous_handler)
-    if not server.started:
-        sys.exit(1)  # uvicorn has logged why
+    if not server.started or server.failed:
+        sys.exit(1)  # the log says why

@@ -1,8 +1,8 @@
 """Completions with log probabilities, and with the prompt's echo. Part 10.
 
-Promises OpenAI's shape: four lists of one length, in which every token stands once, whole or streamed. A
-chunk has the tokens whose first character is in the text sent so far, so it never tells of text held back.
-`token_json` is one token in the shape of the chat API (Part 14).
+Promises OpenAI's shape: four lists of one length, with one entry for each token, whether the answer is whole
+or streamed. In a stream, a token is sent once the text sent so far contains the token's first character. So
+log probabilities never reveal text that is held back. `token_json` is for the chat API (Part 14).
 """
 
 from bisect import bisect_left
@@ -18,21 +18,21 @@ from engine.server.protocol import CompletionRequest, Completions
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 
-MIN_LOGPROB = -9999.0  # stands for -inf, which JSON does not have; vLLM's choice
+MIN_LOGPROB = -9999.0  # in place of -inf, which JSON cannot express; vLLM uses the same value
 
 
 class ScoredCompletions(Completions[CompletionRequest]):
-    """`logprobs`, `echo`, `max_tokens` 0 with `echo`, and vLLM's `prompt_logprobs`."""
+    """Completions with `logprobs`, `echo`, `max_tokens` 0 with `echo`, and vLLM's `prompt_logprobs`."""
 
     def __init__(self, tokenizer: Tokenizer, allow_priority: bool = False) -> None:
         super().__init__(allow_priority)
         self.tokenizer = tokenizer
 
     def params(self, body: CompletionRequest) -> SamplingParams:
-        """What the engine is asked. Raises ParameterError or RequestError for a value out of range.
+        """The parameters for the engine. Raises ParameterError or RequestError for a value out of range.
 
-        `echo` with `logprobs` asks for the prompt's, too. `max_tokens` 0 asks for one token, which is not
-        sent: the engine has no step without one.
+        `echo` with `logprobs` also asks the engine for the prompt's log probabilities. `max_tokens` 0 asks
+        the engine for one token, because every step gives a token; `choice` does not send that token.
         """
         for name, maximum in (("logprobs", MAX_COMPLETION_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS)):
             value = getattr(body, name)
@@ -59,13 +59,14 @@ class ScoredCompletions(Completions[CompletionRequest]):
         sample: CompletionOutput,
         previous: CompletionOutput | None = None,
     ) -> dict:
-        """OpenAI's choice. What is said of the prompt comes with the first chunk (`previous` is None).
+        """OpenAI's choice without its index. The first chunk (`previous` is None) also has the prompt's part.
 
-        `prompt_logprobs`, if asked for, are vLLM's: token id -> logprob, rank, text, for each prompt token.
+        `prompt_logprobs`, if the body asks for it, has vLLM's shape: a list with one entry for each prompt
+        token, {token id: {"logprob", "rank", "decoded_token"}}; null for the first token.
         """
         is_first = previous is None
         choice = super().choice(body, output, sample, previous)
-        if body.max_tokens == 0:  # the one token that the engine gave is not sent
+        if body.max_tokens == 0:  # do not send the token that the engine had to compute
             choice["text"] = ""
             if choice["finish_reason"] == "stop":
                 choice["finish_reason"] = "length"
@@ -81,7 +82,7 @@ class ScoredCompletions(Completions[CompletionRequest]):
         return choice
 
     def usage(self, body: CompletionRequest, outputs: Sequence[RequestOutput]) -> dict:
-        """Part 4's; with `max_tokens` 0, the token that is not sent is not counted."""
+        """As in Completions. With `max_tokens` 0, the token that is not sent is not counted."""
         usage = super().usage(body, outputs)
         if body.max_tokens == 0:
             usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
@@ -95,24 +96,24 @@ class ScoredCompletions(Completions[CompletionRequest]):
         sample: CompletionOutput,
         previous: CompletionOutput | None,
     ) -> dict:
-        """OpenAI's `logprobs` of one chunk: of an echoed prompt with the first, then of the new tokens."""
+        """OpenAI's `logprobs` of one chunk: the echoed prompt (first chunk only), then the new tokens."""
         lists = _LogprobLists(self.tokenizer, num_likeliest)
         prompt_text = self._prompt_text(output) if body.echo else ""
         if body.echo and previous is None:
             offsets = prompt_offsets(self.tokenizer, output.prompt_token_ids, prompt_text)
             lists.add(output.prompt_token_ids, prompt_scores(output), offsets)
         if body.max_tokens != 0:
-            assert sample.text_offsets is not None  # they come with log probabilities
+            assert sample.text_offsets is not None  # outputs with log probabilities have offsets
             new_indices = range(num_visible_tokens(previous), num_visible_tokens(sample))
             token_ids = [sample.token_ids[i] for i in new_indices]
             scores = [scores_of(sample, i) for i in new_indices]
-            # A stop string may have cut the text off before the token.
+            # If a stop string cut the text, the token may begin beyond the end of the text.
             offsets = [len(prompt_text) + min(sample.text_offsets[i], len(sample.text)) for i in new_indices]
             lists.add(token_ids, scores, offsets)
         return lists.as_json()
 
     def _prompt_text(self, output: RequestOutput) -> str:
-        """The prompt as it was sent; of token ids, their text."""
+        """The prompt's text as the client sent it. For a prompt of token ids, the decoded text."""
         if output.prompt is not None:
             return output.prompt
         ids = output.prompt_token_ids
@@ -120,7 +121,7 @@ class ScoredCompletions(Completions[CompletionRequest]):
 
 
 class _LogprobLists:
-    """OpenAI's four lists, which grow token by token."""
+    """Collects tokens into OpenAI's four lists."""
 
     def __init__(self, tokenizer: Tokenizer, num_likeliest: int) -> None:
         self._tokenizer, self._num_likeliest = tokenizer, num_likeliest
@@ -132,7 +133,10 @@ class _LogprobLists:
     def add(
         self, token_ids: Sequence[int], scores: Sequence[TokenScores | None], offsets: Sequence[int]
     ) -> None:
-        """Add tokens: their scores (None for the first of a prompt), and the characters before each."""
+        """Append tokens. The three arguments have one entry for each token.
+
+        `scores`: None for the first token of a prompt. `offsets`: how many characters precede the token.
+        """
         for token_id, token_scores, offset in zip(token_ids, scores, offsets, strict=True):
             token = token_text(self._tokenizer, token_id)
             self._tokens.append(token)
@@ -150,7 +154,7 @@ class _LogprobLists:
             self._top.append(top | {token: logprob})
 
     def as_json(self) -> dict:
-        """The lists under OpenAI's names."""
+        """The four lists under OpenAI's names."""
         return {
             "tokens": self._tokens,
             "token_logprobs": self._logprobs,
@@ -160,25 +164,27 @@ class _LogprobLists:
 
 
 def prompt_scores(output: RequestOutput) -> Sequence[TokenScores | None]:
-    """The scores of each prompt token, where they were asked for; None for the first."""
+    """The scores of each prompt token; None for the first. The request must have asked for the scores."""
     return cast(Sequence[TokenScores | None], output.prompt_logprobs)
 
 
 def scores_of(sample: CompletionOutput, i: int) -> TokenScores:
-    """The scores of the sample's token i, where they were asked for."""
+    """The scores of token `i` of the sample. The request must have asked for the scores."""
     return cast(Sequence[TokenScores], sample.logprobs)[i]
 
 
 def token_json(tokenizer: Tokenizer, scores: TokenScores, n: int) -> dict:
-    """One token in the chat API's shape: `token`, `logprob`, `bytes` (null for an id the tokenizer does not
-    know), and in `top_logprobs` the same of the n likeliest.
+    """One token in the chat API's shape: {"token", "logprob", "bytes", "top_logprobs"}.
+
+    `bytes` is null for a token id that the tokenizer does not know. `top_logprobs` lists the `n` likeliest
+    tokens, each with token, logprob and bytes.
     """
     likeliest = [_logprob_json(tokenizer, token_id, logprob) for token_id, logprob in scores.top(n)]
     return _logprob_json(tokenizer, scores.token_id, scores.logprob) | {"top_logprobs": likeliest}
 
 
 def _logprob_json(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict:
-    """One token without its neighbours, in the chat API's shape."""
+    """One token in the chat API's shape without `top_logprobs`."""
     is_known = token_id in tokenizer
     return {
         "token": token_text(tokenizer, token_id),
@@ -188,7 +194,7 @@ def _logprob_json(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict:
 
 
 def _prompt_token_json(scores: TokenScores, n: int) -> dict[str, dict]:
-    """One prompt token in vLLM's shape: itself, then the n likeliest, by token id."""
+    """One prompt token in vLLM's shape: token id -> scores of the token itself and of the `n` likeliest."""
     return {
         str(token_id): {
             "logprob": max(score.logprob, MIN_LOGPROB),
@@ -200,7 +206,7 @@ def _prompt_token_json(scores: TokenScores, n: int) -> dict[str, dict]:
 
 
 def num_visible_tokens(sample: CompletionOutput | None) -> int:
-    """How many of a sample's tokens begin in its text; once it has finished, all of them. 0 for None."""
+    """How many tokens of a sample begin within its text; all tokens if it has finished; 0 for None."""
     if sample is None or sample.text_offsets is None:
         return 0
     if sample.finish_reason:
@@ -209,10 +215,10 @@ def num_visible_tokens(sample: CompletionOutput | None) -> int:
 
 
 def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
-    """[tokens]: the characters of a prompt's `text` before each of its tokens.
+    """[tokens]: how many characters of a prompt's `text` precede each of its tokens.
 
-    What the tokenizer put in front takes no room: a special token that `text` does not spell, and a space
-    before the first word.
+    Tokens may spell more than `text`: the tokenizer may add a special token, and a space before the first
+    word. Such added text counts 0 characters.
     """
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
     pieces = [detokenizer.push(token_id) for token_id in token_ids]
@@ -222,7 +228,7 @@ def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) ->
         is_special = token_id in tokenizer.special_ids
         if is_before_first_word and not is_special:
             is_before_first_word = False
-            if offset == 0:  # negative if the tokens begin with a space that the text does not have
+            if offset == 0:  # negative if the tokenizer has added a space before the first word
                 offset = _leading_spaces(text) - _leading_spaces("".join(pieces[i:]))
         offsets.append(min(max(offset, 0), len(text)))
         if not is_special or text.startswith(piece, offset):

@@ -1,8 +1,8 @@
-"""Server-sent events: a long answer, sent line by line while it is made. Part 4.
+"""Server-sent events: an answer that is sent piece by piece while the engine computes it. Part 4.
 
-Promises that what an answer was made from is closed when it is over, also when its client leaves, even before
-the first byte; and that an error after that byte, when the status can no longer change, arrives as an event.
-Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
+Promises that the streams behind an answer are closed when the answer ends, also when the client leaves, even
+before the first byte. Promises also that an error after the first byte, when the status can no longer change,
+arrives as an event. Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 import json
@@ -14,16 +14,16 @@ from starlette.types import Receive, Scope, Send
 
 from engine.server.errors import as_request_error
 
-DONE = "data: [DONE]\n\n"  # OpenAI's mark of a complete stream
+DONE = "data: [DONE]\n\n"  # the event that ends every stream, as in OpenAI's API
 
 
 def event(data: dict) -> str:
-    """One event. JSON has no raw line breaks, so one `data:` line holds it."""
+    """One event. JSON text contains no raw line breaks, so one `data:` line is enough."""
     return f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 class EventStream(StreamingResponse):
-    """The events, and what must be closed after them."""
+    """A response that sends `events`, and closes `events` and `owned` at its end."""
 
     media_type = "text/event-stream"
 
@@ -33,17 +33,17 @@ class EventStream(StreamingResponse):
         self.events, self.owned = events, owned
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # A generator that never began runs no `finally`: the stack does not depend on it.
+        # A generator that was never started runs no `finally`, so it cannot close the streams: `owned` does.
         async with self.owned, aclosing(self.events):
             await super().__call__(scope, receive, send)
 
 
 def stream(chunks: AsyncGenerator[dict, None], owned: AsyncExitStack) -> EventStream:
-    """Send each chunk as an event as soon as it is there, then [DONE]; an error ends it as an event.
+    """A response that sends each chunk as an event as soon as the chunk is there, then DONE.
 
-    That event has the body of `as_request_error`, and [DONE] follows it too. `chunks` is closed in the end,
-    also when the client leaves in the middle, and then nothing more is yielded; so is `owned`, which is the
-    response's to close.
+    If `chunks` raises an Exception, the response sends an event with the body of `as_request_error`, then
+    DONE. `chunks` is closed at the end, also when the client leaves in the middle; nothing more is yielded
+    then. The response, an EventStream, closes `owned`.
     """
 
     async def body() -> AsyncGenerator[str, None]:

@@ -1,10 +1,11 @@
-"""The server's windows on the engine: /metrics for Prometheus, /dashboard for people. Part 11.
+"""The routes /metrics, for Prometheus, and /dashboard, for people. Part 11.
 
-An extension for `create_app`. Both are open, with an API key too: vLLM guards /v1 alone, a scraper has no
-key, and they tell counts, times and the model's name, never a text. `allowed_hosts` holds for them as for
-every route. Requests that come at once share one answer, so that it takes little of the engine's time. The
-page comes from files of this folder, read at the start, and asks no other host for anything; its
-Content-Security-Policy lets it do nothing else.
+The routes need no API key, because scrapers have none; vLLM also protects only /v1. The routes show counts,
+times and the model's name, but never a prompt or an answer. `allowed_hosts` applies as to every route.
+Requests that arrive together share one answer, so that the answer takes little of the engine's time.
+
+The files of the page are read once, at the start. The page loads nothing from another host; its
+Content-Security-Policy forbids any such request.
 """
 
 import asyncio
@@ -28,7 +29,8 @@ FILES = {
     "/dashboard/dashboard.js": PAGES / "dashboard.js",
 }
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-# Whatever a client accepts: as OpenMetrics, prometheus_client 0.26 would write a counter's colon as `_`.
+# The text format, even for a client that accepts OpenMetrics: prometheus_client 0.26 would write the colon in
+# a counter's name as `_` there.
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_PATHS = frozenset({"/metrics", DATA_PATH, *FILES})
 HEADERS = {
@@ -41,7 +43,7 @@ HEADERS = {
 
 
 def telemetry_routes(metrics: EngineMetrics) -> Extension:
-    """Routes that show `metrics`. Hand OPEN_PATHS to `create_app` as `open_paths`."""
+    """An extension of `create_app` that shows `metrics`. Pass OPEN_PATHS to `create_app` as `open_paths`."""
 
     def extend(app: FastAPI, _: Backend) -> None:
         metrics_text = SharedAnswer(lambda: generate_latest(metrics.registry))
@@ -53,7 +55,7 @@ def telemetry_routes(metrics: EngineMetrics) -> Extension:
 
         @app.get(DATA_PATH, include_in_schema=False)
         async def data() -> Response:
-            """What the page and the terminal's board draw, once a second."""
+            """The data that the page and the terminal's dashboard draw; both ask once a second."""
             headers = {"Cache-Control": "no-store"}
             return Response(await snapshot_json.answer(), media_type="application/json", headers=headers)
 
@@ -64,21 +66,19 @@ def telemetry_routes(metrics: EngineMetrics) -> Extension:
 
 
 class SharedAnswer:
-    """Makes an answer in a thread, one call of `make` at a time. Requests that come during a call share the
-    next one.
-    """
+    """Calls `make` in a thread, one call at a time. Requests during a call share the next call."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make, self._lock = make, asyncio.Lock()
         self._num_started = 0  # calls of `make`
-        self._latest_number = 0  # of the call that returned `_latest`, counted from 1; 0: none yet
+        self._latest_number = 0  # the number of the call that returned `_latest`, from 1; 0 before the first
         self._latest = b""
 
     async def answer(self) -> bytes:
-        """What `make` returned in a call that began after this method was called."""
+        """The result of a call of `make` that began after this method was called."""
         num_before = self._num_started
         async with self._lock:
-            if self._latest_number <= num_before:  # no other request began one meanwhile
+            if self._latest_number <= num_before:  # no call has begun since
                 self._num_started += 1
                 number = self._num_started
                 content = await asyncio.to_thread(self._make)
@@ -88,7 +88,10 @@ class SharedAnswer:
 
 
 def page(file: Path) -> Callable[[], Awaitable[Response]]:
-    """A route that sends this file, with headers that keep its page to this server."""
+    """A route that sends `file`, which is read now. The headers forbid the page requests to other hosts.
+
+    Raises OSError if the file cannot be read, and KeyError if its suffix is not in MEDIA_TYPES.
+    """
     content, media_type = file.read_bytes(), MEDIA_TYPES[file.suffix]
 
     async def send() -> Response:

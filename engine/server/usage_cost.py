@@ -1,7 +1,7 @@
-"""What an answer has cost, in its `usage`: an extension of OpenAI's shape. Part 19.
+"""The cost of an answer, in its `usage`: an extension of OpenAI's shape. Part 19.
 
-Promises that `cost` covers all prompts and choices of the answer, whole or streamed. It is left out where one
-of them was not metered. Source of the name: OpenRouter's `usage.cost`.
+Promises that `cost` covers all prompts and choices of an answer, whole or streamed. If one prompt was not
+metered, the answer has no `cost`. OpenRouter's API uses the same name, `usage.cost`.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +16,13 @@ from engine.telemetry.cost import Account
 def usage_cost(
     price: Price, api_price: ApiPrice | None = None
 ) -> Callable[[Sequence[RequestOutput]], dict[str, Any]]:
-    """For `Completions.more_usage`, of completions or chats: what the outputs of an answer have cost."""
+    """A function for `Completions.more_usage` (also of chats), which adds the cost of an answer's outputs.
+
+    With `api_price`, the function also adds what the same tokens would cost at that API.
+    """
 
     def fields(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """`cost` in dollars; in `cost_details` its parts, and the device's nanoseconds it comes from."""
+        """`cost` in dollars, and `cost_details`: the cost by kind of token, and the device's nanoseconds."""
         accounts = []
         for output in outputs:
             account = _account(output)
@@ -44,11 +47,11 @@ def usage_cost(
 
 
 def _account(output: RequestOutput) -> Account | None:
-    """The account of the output's request; None: it was not metered."""
+    """The account of the output's request; None if the request was not metered."""
     account = None if output.stats is None else output.stats.account
     return account if isinstance(account, Account) else None
 
 
 def _dollars(amount: Fraction) -> float:
-    """As JSON has it: to 12 decimals, as in the cost log."""
+    """`amount` in dollars, rounded to 12 decimals as in the cost log."""
     return round(float(amount), 12)

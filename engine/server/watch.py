@@ -1,7 +1,7 @@
-"""Whether the engine is at work or hangs: a listener that remembers its last sign of life. Part 15.
+"""Detects an engine that hangs: a listener that records when the engine last called a listener. Part 15.
 
-A step that never comes back (a kernel that waits for ever, a driver that is gone) raises no error, and its
-thread stays alive. It is noticed by the silence: no call of a listener while there is work.
+A step may never return, because a kernel waits forever or because a driver is gone. Such a step raises no
+error, and the engine's thread stays alive. The only sign is that the engine has work and calls no listener.
 """
 
 import time
@@ -12,31 +12,33 @@ from engine.requests.batch import Batch
 from engine.requests.listeners import Listener, StepRecord
 from engine.requests.request import Request
 
-STUCK_SECONDS = 60  # of silence with work to do: the longest step there is (a first one compiles) is shorter
+STUCK_SECONDS = 60  # of silence with work to do; even a first step, which compiles, is shorter
 
 
 class StepWatch(Listener):
-    """How long the engine has been silent while it had work. Adds itself to the engine's listeners: the
-    engine's thread calls the `on_…` methods, and any thread may ask.
+    """Measures for how long the engine has had work and has called no listener.
+
+    `StepWatch(engine)` adds itself to the engine's listeners. The engine's thread calls the `on_…` methods;
+    any thread may call `silent_seconds` and `is_stuck`. `clock` returns seconds.
     """
 
     def __init__(self, engine: LLMEngine, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last_sign = clock()  # when the engine last called a listener
-        self._unfinished: set[str] = set()  # ids of requests
+        self._unfinished: set[str] = set()  # ids of the unfinished requests
         engine.listeners.add(self)
 
     def silent_seconds(self) -> float:
-        """Since the last sign of life; 0 when there is nothing to do."""
+        """Seconds since the engine last called a listener; 0 if the engine has no work."""
         return self._clock() - self._last_sign if self._unfinished else 0.0
 
     def is_stuck(self) -> bool:
-        """True from STUCK_SECONDS of silence on, until the step comes back."""
+        """Whether the engine has been silent for STUCK_SECONDS or more."""
         return self.silent_seconds() >= STUCK_SECONDS
 
     def on_arrival(self, request: Request) -> None:
-        """A sign of life, too: the engine's thread takes requests between two steps only."""
-        self._note_sign()  # first: the last request may have ended long ago
+        """An arrival is also a sign of life: the engine's thread takes requests only between two steps."""
+        self._note_sign()  # before the add: else the idle time since the last request would count as silence
         self._unfinished.add(request.id)
 
     def on_schedule(self, batch: Batch) -> None:

@@ -1,8 +1,9 @@
-"""Speculative decoding, a capability of the engine: rejected drafts are cut, new ones proposed. Part 16.
+"""Speculative decoding as a capability of the engine: drops rejected drafts, and proposes new ones. Part 16.
 
-Promises what rejection sampling promises; that drafts take only memory that is free and that no request needs
-for its next token; and that none is proposed behind an output's last possible token. Steps run one ahead
-(Part 13) while nothing is proposed; a step with drafts lands before the next is launched.
+The output has the guarantees of rejection sampling (engine/speculation/rejection_sampler.py). Drafts take
+only free memory that no request needs for its next token. No draft is proposed behind an output's last
+possible token. Steps run one ahead (Part 13) while nothing is proposed; a step with drafts lands before the
+next step is launched.
 """
 
 import math
@@ -18,28 +19,30 @@ from engine.speculation.lengths import DraftLengths
 from engine.speculation.rejection_sampler import confirmed_tokens
 
 CATCH_UP = 256  # tokens that a proposer may read in a step, beyond those of the last step
-Text = tuple[Request, list[int]]  # a request, and all of its tokens that are known
+Text = tuple[Request, list[int]]  # a request, and all of its known tokens
 
 
 class Proposer(Protocol):
+    """Proposes the tokens that may follow a text."""
+
     @property
     def max_positions(self) -> float:
-        """It reads no text that is longer, in tokens."""
+        """The length, in tokens, of the longest text that the proposer reads; may be infinite."""
 
     def unread(self, request: Request, ids: Sequence[int]) -> int:
-        """How many tokens of this text it has to read before it can propose what follows."""
+        """How many tokens of the text `ids` the proposer must read before it can propose the next."""
 
     def propose(self, texts: Sequence[Text], max_tokens: Sequence[int]) -> list[list[int]]:
-        """For each text at most so many tokens that may follow it; with 0 the text is only read."""
+        """For each text, at most `max_tokens` of it tokens that may follow. With 0, only read the text."""
 
 
 class NgramProposer:
-    """A proposer without a memory: it looks at each text as it is, so it has nothing to read before."""
+    """A `Proposer` that looks up each whole text anew, so it has no unread tokens."""
 
     max_positions = math.inf
 
     def __init__(self, find: Callable[[Sequence[int], int], list[int]]) -> None:
-        """`find`: a text and a number of tokens -> at most so many that may follow, as `lookup` does."""
+        """`find(ids, n)` returns at most n tokens that may follow the text `ids`, as `lookup` does."""
         self._find = find
 
     def unread(self, request: Request, ids: Sequence[int]) -> int:
@@ -51,15 +54,15 @@ class NgramProposer:
 
 @dataclass
 class Tally:
-    """Counts since the start. A draft is one proposal for one request, of several tokens."""
+    """Counts since the start. Here a draft is one proposal for one request, of one or more tokens."""
 
-    accepted_at: list[int]  # [K]: how often the token at this position of a draft was accepted
+    accepted_at: list[int]  # [K]: by position in a draft, how often the token there was accepted
     drafts: int = 0
     proposed: int = 0  # tokens
     accepted: int = 0  # tokens
 
     def add(self, proposed: int, accepted: int) -> None:
-        """A draft of `proposed` tokens, of which the first `accepted` were accepted."""
+        """Count a draft of `proposed` tokens, of which the first `accepted` were accepted."""
         if proposed:
             self.drafts += 1
         self.proposed += proposed
@@ -74,31 +77,32 @@ class Speculation:
     def __init__(self, proposer: Proposer, scheduler: Scheduler, lengths: DraftLengths) -> None:
         self.proposer, self.scheduler, self.lengths = proposer, scheduler, lengths
         self.tally = Tally([0] * lengths.max_drafts)
-        self._has_lent = False  # whether the scheduler has lent memory for drafts since it was given back
+        self._has_lent = False  # whether the scheduler has lent memory for drafts that is not given back
 
     def before_submit(self, step: Step) -> Batch:
         return step.batch
 
     def must_land_first(self, step: Step) -> bool:
-        """Whether a request of the step has drafts (the step may have had no room for them), or something is
-        to be proposed behind it. To propose takes its tokens, but how many there will be is known before.
+        """Whether a request of the step has drafts (even drafts for which the step had no room), or drafts
+        are to be proposed after the step. A proposal needs the step's tokens, but their number is known
+        before.
         """
         counts = step.batch.rows.counts
         has_drafts = any(request.draft_ids for request in step.requests)
         return has_drafts or any(self._num_wanted(step.requests, counts))
 
     def after_result(self, step: Step, result: StepResult) -> StepResult:
-        """The result with confirmed tokens only, with drafts behind them, and with counters. `drafts` is None
-        for a step that was overlapped: the next step is under way already, without drafts.
+        """The result with confirmed tokens only, with new drafts, and with counters. `drafts` is None for a
+        step that was overlapped, since the next step is in flight already, without drafts.
         """
-        # 1. Behind a draft that was rejected there is nothing.
+        # 1. Drop the tokens behind the first rejected draft.
         tokens, logprobs = result.tokens, result.logprobs
         if step.batch.has_drafts:
             tokens = [confirmed_tokens(*pair) for pair in zip(tokens, drafts_of(step.batch), strict=True)]
             logprobs = logprobs and [
                 scores[: len(confirmed)] for scores, confirmed in zip(logprobs, tokens, strict=True)
             ]
-        # 2. What became of each request's drafts.
+        # 2. Count each request's accepted and rejected drafts.
         self._forget_requests()
         proposed_before, accepted_before = self.tally.proposed, self.tally.accepted
         if step.batch.has_drafts:
@@ -109,7 +113,7 @@ class Speculation:
             "draft_tokens": float(self.tally.proposed - proposed_before),
             "accepted_tokens": float(self.tally.accepted - accepted_before),
         }
-        # 3. New drafts, once the memory of rejected ones is given back.
+        # 3. Give back the memory of rejected drafts, then propose new ones.
         self._give_back(step.requests, tokens)
         return replace(
             result,
@@ -120,7 +124,7 @@ class Speculation:
         )
 
     def _forget_requests(self) -> None:
-        """Have `lengths` forget requests that have left, once it knows twice as many as there are."""
+        """Have `lengths` forget finished requests, once it knows more than twice as many as are queued."""
         queues = self.scheduler.running, self.scheduler.waiting
         if self.lengths.num_requests > 2 * sum(map(len, queues)):
             self.lengths.retain({request.id for queue in queues for request in queue})
@@ -128,15 +132,17 @@ class Speculation:
     def _count(
         self, requests: Sequence[Request], sampled: Sequence[list[int]], confirmed: Sequence[list[int]]
     ) -> None:
-        """Count the drafts of a step: of the tokens of each request's rows, those that were confirmed."""
+        """Count the drafts of a step. sampled[S] are the tokens of each request's rows, and confirmed[S] the
+        first of these that were confirmed.
+        """
         for request, rows, tokens in zip(requests, sampled, confirmed, strict=True):
-            if rows and request.state is not State.FINISHED:  # else it ended while this step was in flight
+            if rows and request.state is not State.FINISHED:  # may have ended while this step was in flight
                 num_proposed, num_accepted = len(rows) - 1, len(tokens) - 1
                 self.lengths.observe(request.id, num_proposed, num_accepted)
                 self.tally.add(num_proposed, num_accepted)
 
     def _give_back(self, requests: Sequence[Request], tokens: Sequence[list[int]]) -> None:
-        """Give back memory that was lent for drafts, beyond each request's known and confirmed tokens."""
+        """Give back the memory lent for drafts: all beyond each request's known and confirmed tokens."""
         if self._has_lent:
             for request, confirmed in zip(requests, tokens, strict=True):
                 if request.state is State.RUNNING:
@@ -145,9 +151,9 @@ class Speculation:
         self._has_lent = False
 
     def _num_wanted(self, requests: Sequence[Request], num_new: Sequence[int]) -> list[int]:
-        """[S]: how many tokens to propose for each request, after a step that brings it num_new[S] tokens."""
+        """[S]: how many tokens to propose for each request after a step that gives it num_new[S] tokens."""
         wanted = [0] * len(requests)
-        # In most steps drafts pay for no request, even if each may have the most. Then caps do not matter.
+        # In most steps drafts pay for no request, even without caps. Then the caps need not be computed.
         decoding = [request.id for request, count in zip(requests, num_new, strict=True) if count]
         if not any(self.lengths.choose(decoding, [self.lengths.max_drafts] * len(decoding))):
             return wanted
@@ -161,23 +167,24 @@ class Speculation:
         return wanted
 
     def cap(self, request: Request, num_new: int) -> int | None:
-        """How many tokens may be proposed at most, after a step that brings the request `num_new` tokens.
-        None: its prompt is not complete, these are its last tokens, or it runs no longer.
+        """The most tokens that may be proposed after a step that gives the request `num_new` tokens. None if
+        the prompt is not complete, if these are the request's last tokens, or if it does not run any more.
         """
         num_left = request.output.limit - len(request.output.token_ids) - num_new
         if not num_new or num_left < 1 or request.state is not State.RUNNING:
             return None
-        return min(self.lengths.max_drafts, num_left - 1)  # the step after it gives one token anyway
+        return min(self.lengths.max_drafts, num_left - 1)  # the next step gives one token besides the drafts
 
     def _propose(self, requests: Sequence[Request], tokens: Sequence[list[int]]) -> list[list[int]]:
-        """[S]: drafts for each request, behind its confirmed tokens of this step."""
+        """[S]: drafts for each request, which follow its confirmed tokens tokens[S] of this step."""
         drafts: list[list[int]] = [[] for _ in tokens]
-        # 1. Who continues, and how many tokens to propose behind the one that the next step gives anyway.
+        # 1. Find the requests that continue, and how many tokens to propose for each.
         num_new = [0 if _ends(r, new) else len(new) for r, new in zip(requests, tokens, strict=True)]
         wanted = self._num_wanted(requests, num_new)
-        if not any(wanted):  # the proposer reads nothing, and has more to read later
+        if not any(wanted):  # the proposer reads nothing now, and has more to read later
             return drafts
-        # 2. Memory for the next token of each request; then for drafts, where there is some for all of them.
+        # 2. Reserve memory for the next token of each request, and then for a request's drafts, if there is
+        #    room for all drafts of that request.
         continuing = [
             s for s, count in enumerate(num_new) if count and self.cap(requests[s], count) is not None
         ]
@@ -189,37 +196,38 @@ class Speculation:
             k = int(min(wanted[s], self.proposer.max_positions - len(ids[s])))
             if k > 0 and has_room[s] and self.scheduler.lend(requests[s], len(ids[s]) + k):
                 work.append((s, (requests[s], ids[s]), k))
-        # 3. A proposer that was not asked for long has much to read, and does so over several steps.
+        # 3. Propose. A proposer with much to read, because drafts did not pay for long, reads it in several
+        #    steps.
         backlog = [max(0, self.proposer.unread(*text) - (self.lengths.max_drafts + 1)) for _, text, _ in work]
         self.lengths.observe_proposals(min(CATCH_UP, sum(backlog)))
         work = list(_within_catch_up(work, backlog))
         proposals = self.proposer.propose([text for _, text, _ in work], [k for *_, k in work])
         for (s, (request, _), k), proposal in zip(work, proposals, strict=True):
             drafts[s] = proposal
-            if k and not proposal:  # no token was proposed: counts as a draft that was rejected
+            if k and not proposal:  # a proposal without a token counts as one rejected draft
                 self.lengths.observe(request.id, 1, 0)
         return drafts
 
 
 def drafts_of(batch: Batch) -> Iterator[list[int]]:
-    """Of each sequence: the drafts that the step verifies, which are the tokens behind its first row."""
+    """For each sequence, the drafts that the step verifies: the tokens of all its rows but the first."""
     row = 0
     for count in batch.rows.counts:
         chosen = batch.rows.chosen[row : row + max(0, count - 1)]
-        yield [batch.token_ids[t + 1] for t in chosen]  # the draft is the token behind the row's
+        yield [batch.token_ids[t + 1] for t in chosen]  # the draft follows the row's own token
         row += count
 
 
 def _ends(request: Request, tokens: Sequence[int]) -> bool:
-    """Whether its output ends with these tokens, by a stop token or because there is none (NO_TOKEN)."""
+    """Whether the request ends with these tokens: one is a stop token, or NO_TOKEN, which is below 0."""
     return any(token_id < 0 or token_id in request.sampling.stop_ids for token_id in tokens)
 
 
 def _within_catch_up(
     work: list[tuple[int, Text, int]], backlog: list[int]
 ) -> Iterator[tuple[int, Text, int]]:
-    """The part of `work` that reads at most CATCH_UP tokens of backlog, in order: of a text whose backlog is
-    longer than what the budget has left, a piece is read, and nothing is proposed for it.
+    """The part of `work`, in order, that reads at most CATCH_UP tokens of backlog[n] in all. If a text has
+    more backlog than the budget has left, a first piece of the text is read, and no token is proposed.
     """
     budget = CATCH_UP
     for (s, (request, ids), k), num_unread in zip(work, backlog, strict=True):

@@ -8,25 +8,32 @@ from typing import Any
 from engine.speculation.step_times import StepTimes
 
 METHODS = ("draft_model", "ngram")
-# Drafts of a request in a step: one more would hardly ever be accepted, and takes as long as the first.
+# The most drafts of a request in a step. Further drafts would hardly ever be accepted, and cost as much time.
 MAX_DRAFTS = 16
 
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """Names are vLLM's."""
+    """How drafts are proposed. The fields are those of vLLM's speculative_config; each whole number is from 1
+    to MAX_DRAFTS.
+    """
 
-    num_speculative_tokens: int  # at most: fewer are proposed where more would not pay
-    method: str | None = None  # default: draft_model with a model, else ngram
-    model: str | Path | None = None  # the draft model; it shares the target's tokenizer
-    prompt_lookup_max: int = 4  # for ngram: the longest end of the text that is looked up
-    prompt_lookup_min: int = 2  # and the shortest
-    # How long steps take. None: measured at the start. With a table that is handed in, all runs decide alike.
+    num_speculative_tokens: int  # the most drafts of a request in a step; fewer if more do not pay
+    method: str | None = None  # None: "draft_model" if `model` is given, otherwise "ngram"
+    model: str | Path | None = None  # the draft model, which has the target's tokenizer
+    prompt_lookup_max: int = 4  # for "ngram": the longest end of the text, in tokens, that is looked up
+    prompt_lookup_min: int = 2  # for "ngram": the shortest
+    # How long a step takes, by its number of drafts. If None, the engine measures it at the start. With a
+    # fixed table, every run chooses the same numbers of drafts.
     step_times: StepTimes | None = None
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "SpeculativeConfig":
-        """Raises ValueError, which names the field."""
+        """The config of a dict of field names and values; absent fields get their defaults.
+
+        Raises ValueError, which names the field, if a field is unknown, num_speculative_tokens is missing, a
+        value is out of range, or a prompt_lookup field comes without method="ngram".
+        """
         names = [field.name for field in fields(cls)]
         if not isinstance(given, Mapping):
             raise ValueError(f"speculative_config={given!r}: a mapping with {', '.join(names)} is accepted")
@@ -43,7 +50,7 @@ class SpeculativeConfig:
         return config
 
     def __post_init__(self) -> None:
-        """Sets the default method. Raises ValueError, which names the field."""
+        """Check the values, and set the default method. Raises ValueError, which names the field."""
         for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DRAFTS:
@@ -61,6 +68,7 @@ class SpeculativeConfig:
             raise ValueError(f"speculative_config: method={method!r}: accepted are {', '.join(METHODS)}")
         if not isinstance(self.model, str | Path | None) or self.model == "":
             raise ValueError(f"speculative_config: model={self.model!r}: a name or a folder is accepted")
-        if (self.model is None) == (method == "draft_model"):
+        has_model, needs_model = self.model is not None, method == "draft_model"
+        if has_model != needs_model:
             needs = "needs a model" if method == "draft_model" else f"has no use for model={self.model!r}"
             raise ValueError(f"speculative_config: method={method!r} {needs}")

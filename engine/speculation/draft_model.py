@@ -1,12 +1,13 @@
-"""Drafts from a small model that reads along. Part 16.
+"""Drafts from a small model that reads the same sequences as the target model. Part 16.
 
-Its keys and values are more layers over the target's block tables: wherever the target's lie, the draft's do,
-in a memory of its own. So whatever the plan shares, forks, or swaps, is shared, forked and swapped for both.
+The draft model has a memory of its own, and uses the target's block tables: its keys and values lie in the
+same blocks there as the target's lie in the target's memory. So the plan shares, forks and swaps blocks for
+both models at once.
 
-Promises one or more passes of the draft model per call, each for all sequences at once; that it computes no
-token twice, its own guesses included, if they are confirmed; and that the distributions it reports are those
-it drew from. Passes follow one another without the host, which reads all guesses at the end. Knows nothing of
-the target.
+A call runs one or more passes of the draft model, each for all sequences at once. No token is computed twice,
+and a guess that is confirmed is not computed again. The reported distributions are those from which the
+drafts were drawn. Passes follow one another without a wait for the host, which reads all guesses at the end.
+This module knows nothing of the target model.
 """
 
 from collections.abc import Sequence
@@ -24,18 +25,18 @@ from engine.requests.request import Request
 from engine.requests.step import Pending
 from engine.speculation.rejection_sampler import DraftProbs
 
-DRAFT_SEED = 0x2545F4914F6CDD1D  # any bits, XORed to a seed: drafts are not drawn by the target's numbers
+DRAFT_SEED = 0x2545F4914F6CDD1D  # arbitrary bits, XORed to a seed: drafts then take other random numbers
 
 
 class DraftSampler:
-    """A draft model's `select`: it notes what sampled drafts were drawn from."""
+    """The `select` of a draft model: notes the distributions from which sampled drafts were drawn."""
 
     def __init__(self, draft_probs: DraftProbs) -> None:
         self.draft_probs = draft_probs
 
     def __call__(self, logits: Logits, batch: Batch) -> Tensor:
-        """token ids[R]. No distribution is noted for the likeliest token, nor for one drawn by a seed that
-        the request names: the target takes them as certain.
+        """Choose token ids[R]. No distribution is noted for a likeliest token, nor for a token that is drawn
+        by a seed that the request names: the target takes such a draft as certain.
         """
         draws = batch.draws
         if not any(row.temperature for row in draws.rows):
@@ -52,22 +53,24 @@ class _SequencePass(NamedTuple):
     """One sequence in a pass of the draft model."""
 
     request: Request
-    ids: list[int]  # all of its known tokens
-    start: int  # the position of the first new token
+    ids: list[int]  # all known tokens of the sequence
+    start: int  # the position of the first token of `new`
     new: list[int]  # tokens to compute in this pass
-    guesses: list[int] | None  # its guesses so far; None: no token is to be chosen
+    guesses: list[int] | None  # the sequence's guesses so far; None if this pass chooses no token
 
 
 class DraftModel:
-    """A `Proposer` that reads the confirmed tokens, and goes on from there."""
+    """A `Proposer` that computes the confirmed tokens with the draft model, and continues them."""
 
     def __init__(self, runner: Executor, cache: KVCacheManager, max_positions: int) -> None:
-        """`runner`: the draft model's, with a `DraftSampler` and `LastTokens`. `cache`: the target's plan."""
+        """`runner` is the draft model's, with a `DraftSampler` and `LastTokens`. `cache` is the target's
+        plan. `max_positions` is the length of the longest text, in tokens.
+        """
         self.runner, self.cache, self.max_positions = runner, cache, max_positions
 
     def unread(self, request: Request, ids: Sequence[int]) -> int:
-        """How many of the known tokens `ids` are to be computed before a draft: at least the last one, for
-        its logits. A guess that was confirmed is computed already.
+        """How many of the known tokens `ids` must be computed before a draft: at least the last token, for
+        its logits. Confirmed guesses are computed already.
         """
         progress = self.cache.draft_progress[request.id]
         computed = progress.num_tokens
@@ -80,13 +83,13 @@ class DraftModel:
     def propose(
         self, texts: Sequence[tuple[Request, list[int]]], max_tokens: Sequence[int]
     ) -> list[list[int]]:
-        """For each (request, its known tokens), at most so many drafts: with 0 the text is only read."""
+        """For each (request, known tokens), at most `max_tokens` of it drafts. With 0, only read the text."""
         drafts: list[list[int]] = [[] for _ in texts]
-        # 1. What is not computed yet, of all texts. Keys of rejected guesses are written over.
+        # 1. Compute the unread tokens of all texts. They overwrite the keys and values of rejected guesses.
         starts = [len(ids) - self.unread(request, ids) for request, ids in texts]
         new = [ids[start:] for (_, ids), start in zip(texts, starts, strict=True)]
         computing = list(range(len(texts)))
-        passes: list[tuple[list[int], Pending]] = []  # whose guesses are still on the device, and these
+        passes: list[tuple[list[int], Pending]] = []  # texts with a guess on the device, and its pass
         while computing:
             drafting = [s for s in computing if max_tokens[s] > len(drafts[s])]
             work = [
@@ -96,8 +99,8 @@ class DraftModel:
             pending = self.runner.submit(self._batch(work))
             for s in computing:
                 self._note_progress(*texts[s], drafts[s])
-            # 2. Each of `drafting` has a guess more, which is computed only if another is to follow. It is
-            #    read now if penalties have to count it on the host, else at the end.
+            # 2. Each text of `drafting` has one more guess, which is computed only if another will follow.
+            #    Read the guesses now if penalties must count them on the host, otherwise at the end.
             if any(texts[s][0].sampling.is_adjusted for s in drafting):
                 guesses = _chosen(pending)
             else:
@@ -117,12 +120,12 @@ class DraftModel:
         return drafts
 
     def _note_progress(self, request: Request, ids: list[int], guesses: list[int]) -> None:
-        """The known tokens `ids` and these guesses behind them are computed."""
+        """Note that the known tokens `ids`, and the guesses behind them, are computed."""
         progress = self.cache.draft_progress[request.id]
         progress.num_tokens, progress.guesses = len(ids), list(guesses)
 
     def _batch(self, work: Sequence[_SequencePass]) -> Batch:
-        """The record of a pass."""
+        """The record of a pass over the sequences of `work`."""
         query_start = (0, *accumulate(len(sequence.new) for sequence in work))
         ends = tuple(sequence.start + len(sequence.new) for sequence in work)
         ids = tuple(sequence.request.id for sequence in work)
@@ -153,9 +156,9 @@ class DraftModel:
 
 
 def _draw_of(sequence: _SequencePass) -> Draw:
-    """How its guess is drawn: by the target's parameters. For a request that names a seed, by the target's
-    own number, too, so that they often agree; else by another one. Penalties count the last step's tokens,
-    which are no output yet, and guesses as output.
+    """How the sequence's guess is drawn: by the target's parameters. If the request names a seed, the guess
+    takes the target's random number, too, so that guess and target often agree; otherwise another number.
+    Penalties count as output the tokens of the last step, which are not appended yet, and the guesses.
     """
     request, state = sequence.request, sequence.request.sampling
     if state.is_adjusted:

@@ -1,7 +1,7 @@
 """How long steps with drafts take, measured once, before the first request. Part 16.
 
-Promises that the engine's own steps are measured, with all that goes on beside them: the proposer, steps
-ahead, the host. Knows nothing of which drafts pay.
+The measured steps are the engine's own, with all their other work: the proposer, steps ahead, the host. This
+module does not know which drafts pay.
 """
 
 import time
@@ -20,24 +20,24 @@ from engine.speculation.capability import Proposer, Speculation, Text
 from engine.speculation.lengths import DraftLengths
 from engine.speculation.step_times import StepTimes
 
-# Numbers of sequences and of drafts that are measured: those up to the largest there may be, and the largest.
-# Each is two to four times the one before; `StepTimes` interpolates between them.
+# Numbers of sequences and of drafts to measure: of these, those below the engine's largest number, and that
+# number. Each is two to four times the number before; `StepTimes` interpolates between them.
 SEQUENCES = (1, 2, 8, 32, 128)
 DRAFTS = (0, 1, 2, 4, 8)  # of each sequence
 REPEATS = 3  # the shortest time of all repeats and all steps counts
-STEPS = 2  # that are timed in a repeat
-TIME_LIMIT = 1.0  # seconds: then measuring ends, once two numbers of sequences have been measured
+STEPS = 2  # timed steps in a repeat
+TIME_LIMIT = 1.0  # seconds after which measuring ends, if two numbers of sequences have been measured
 PROMPT_TOKENS = 4  # of a dummy request
 UNREAD_TOKENS = 64  # of the text that a proposer reads while `read_seconds` is measured
-SPARE_TOKENS = 128  # that a cache reserves for a sequence beyond its own, at most: a block
-MAX_STEPS = 100  # until a dummy request has its first token, or a step has the drafts it should have
+SPARE_TOKENS = 128  # the most tokens that a cache reserves for a sequence beyond its own: a block
+MAX_STEPS = 100  # the most steps until a dummy request has its first token, or a step has its drafts
 
-ALWAYS_DRAFT = StepTimes((1,), (0, 1), ((1.0, 1.0),))  # drafts take no time: as many as may be are proposed
-NEVER_DRAFT = StepTimes((1,), (0, 1), ((1.0, 1e9),))  # a draft takes for ever: none is proposed
+ALWAYS_DRAFT = StepTimes((1,), (0, 1), ((1.0, 1.0),))  # drafts take no time, so the most are proposed
+NEVER_DRAFT = StepTimes((1,), (0, 1), ((1.0, 1e9),))  # a draft takes very long, so none is proposed
 
 
 class TrialEngine(Protocol):
-    """What `measure` needs of the engine that it measures."""
+    """The part of an engine that `measure` uses."""
 
     max_model_len: int
     config: ModelConfig
@@ -49,14 +49,14 @@ class TrialEngine(Protocol):
 
 
 class SingleDraft(DraftLengths):
-    """One draft for the first request, none for the others."""
+    """Chooses one draft for the first request, and none for the others."""
 
     def choose(self, request_ids: Sequence[str], caps: Sequence[int]) -> list[int]:
         return [min(1, cap) if s == 0 else 0 for s, cap in enumerate(caps)]
 
 
 class FullProposer:
-    """Proposes what `proposer` does, filled up with token 0: so a step has as many drafts as it may have."""
+    """Proposes what `proposer` does, filled up with token 0, so that a step has the most drafts it may."""
 
     def __init__(self, proposer: Proposer) -> None:
         self.proposer = proposer
@@ -74,12 +74,14 @@ class FullProposer:
 
 
 def measure(engine: TrialEngine, speculation: Speculation, max_num_seqs: int) -> StepTimes:
-    """Run steps of dummy requests, and time them: from one landing to the next.
+    """Run steps of dummy requests, and time each step from the last landing to its own.
 
-    `engine` has this `speculation`, and a plan and a scheduler of its own. All are thrown away afterwards,
-    so what is left is dummy requests' keys and values in the runner's memory, in blocks that are free.
-    Numbers of sequences and drafts for which there is no memory, or no time, are left out. ALWAYS_DRAFT if
-    max_model_len is too short for one sequence with a draft.
+    `engine` must have this `speculation`, and a plan and a scheduler of its own. The caller throws all of
+    them away afterwards: what stays is the dummy requests' keys and values in the runner's memory, in free
+    blocks. Numbers of sequences and of drafts for which there is no memory or no time are left out.
+
+    Returns ALWAYS_DRAFT if max_model_len is too short for one sequence with a draft. Raises RuntimeError if a
+    dummy request fails, or gets no token or no drafts.
     """
     deadline = time.perf_counter() + TIME_LIMIT
     trial = _Trial(engine, speculation)
@@ -88,12 +90,12 @@ def measure(engine: TrialEngine, speculation: Speculation, max_num_seqs: int) ->
     max_drafts = trial.max_drafts
     drafts = sorted({k for k in (*DRAFTS, max_drafts) if k <= max_drafts and trial.fits(1, k)})
     read_seconds = trial.read_seconds()
-    # 1. The smallest and the largest number of sequences first, then those between.
+    # 1. Measure the smallest and the largest number of sequences first, then those between.
     sizes = sorted({S for S in (*SEQUENCES, max_num_seqs) if max_num_seqs >= S and trial.fits(S, drafts[-1])})
     sizes = list(dict.fromkeys([sizes[0], sizes[-1], *sizes]))  # each once
-    # 2. The shortest of all times, since other programs only add to one. All sizes come in each repeat, so
-    #    that a slow moment of the machine does not spoil all times of one.
-    shortest: dict[int, list[float]] = {}  # by S: [M], for each of `drafts`; then with a single draft
+    # 2. Keep the shortest of all times, since other programs can only make a step slower. Each repeat
+    # measures    all sizes, so that a slow moment of the machine does not spoil all times of one size.
+    shortest: dict[int, list[float]] = {}  # by S: [M + 1], for each of `drafts`, then for a single draft
     for S in sizes * REPEATS:
         if len(shortest) >= min(2, len(sizes)) and time.perf_counter() > deadline:
             break
@@ -103,8 +105,8 @@ def measure(engine: TrialEngine, speculation: Speculation, max_num_seqs: int) ->
     sizes = sorted(shortest)
     measured = np.array([shortest[S] for S in sizes])  # [N, M + 1]
     table, single = measured[:, :-1], measured[:, -1]  # [N, M], [N]
-    # 3. Timing noise may make a larger step look faster than a smaller one: let no entry exceed one below or
-    #    right of it, and a single draft take no longer than one for each sequence.
+    # 3. Timing noise may make a larger step look faster than a smaller one. So lower each entry to the least
+    #    entry below or right of it, and the time of a single draft to that of one draft for each sequence.
     for axis in (0, 1):
         table = np.flip(np.minimum.accumulate(np.flip(table, axis), axis), axis)
     single = np.minimum(single, table[:, 1])  # drafts[1] is 1
@@ -121,11 +123,11 @@ class _Trial:
         self.engine, self.speculation = engine, speculation
         self.max_drafts = speculation.lengths.max_drafts
         self.request_ids: list[str] = []  # of the requests that run
-        self.min_tokens_left = 0  # before the first of them ends
+        self.min_tokens_left = 0  # tokens until the first of them ends
 
     def fits(self, S: int, k: int) -> bool:
-        """Whether S sequences may be as long as they get while steps with k drafts each are measured, and
-        there is memory for them. One always has the memory: the cache has room for max_model_len tokens.
+        """Whether S sequences can grow as long as needed to measure steps with k drafts each, within
+        max_model_len and the cache. For one sequence, the cache always has room for max_model_len tokens.
         """
         tokens = PROMPT_TOKENS + _num_tokens(k)
         if tokens > self.engine.max_model_len:
@@ -133,15 +135,15 @@ class _Trial:
         return S == 1 or S * (tokens + SPARE_TOKENS) <= self.speculation.scheduler.cache.usage().tokens_total
 
     def seconds(self, S: int, k: int) -> float:
-        """Seconds of a step of S sequences with k drafts each."""
+        """The seconds of a step of S sequences with k drafts each."""
         if len(self.request_ids) != S or self.min_tokens_left < _num_tokens(k):
             self.start(S, PROMPT_TOKENS)
         self.propose(k)
-        self.step(S * k)  # not timed: it began while a step of another kind was under way
+        self.step(S * k)  # not timed, since it began while a step of another kind was in flight
         return min(self.step(S * k) for _ in range(STEPS))
 
     def single_draft_seconds(self, S: int) -> float:
-        """Seconds of a step of S sequences, the first of which has one draft, and the others none."""
+        """The seconds of a step of S sequences, of which the first has one draft, and the others none."""
         if len(self.request_ids) != S or self.min_tokens_left < _num_tokens(1):
             self.start(S, PROMPT_TOKENS)
         self.speculation.lengths = SingleDraft(1, ALWAYS_DRAFT)
@@ -149,11 +151,12 @@ class _Trial:
         return min(self.step(1) for _ in range(STEPS))
 
     def read_seconds(self) -> float:
-        """Seconds that a proposer takes for each token that it has not read yet: the difference of two
-        steps with a proposal behind them. Before the first it reads the whole text, before the second what
-        came since.
+        """The seconds that a proposer takes to read one unread token.
+
+        This is the difference of two plain steps after which the proposer proposes, divided by the text's
+        tokens. In the first, the proposer reads the whole text; in the second, only the tokens since then.
         """
-        # The output of both rounds needs room behind the text: less than measuring one draft three times.
+        # The output of both rounds needs room behind the text: less than three measurements of one draft.
         num_tokens = min(UNREAD_TOKENS, self.engine.max_model_len - 3 * _num_tokens(1))
         if num_tokens <= PROMPT_TOKENS:
             return 0.0
@@ -163,25 +166,26 @@ class _Trial:
             times = []
             for _ in range(2):
                 self.propose(0)
-                self.step(0)  # not timed: nothing is proposed behind it, so nothing is read
+                self.step(0)  # not timed; no draft is proposed, so nothing is read
                 self.propose(1)
-                times.append(self.step(0))  # a plain step; then the proposer reads, and proposes a draft
-                self.step(1)  # verifies that draft: all of the text has been read
+                times.append(self.step(0))  # a plain step, after which the proposer reads and proposes
+                self.step(1)  # verifies the draft; all of the text has been read
             per_token.append((times[0] - times[1]) / num_tokens)
         return max(0.0, median(per_token))
 
     def start(self, S: int, num_prompt_tokens: int) -> None:
-        """Run S new requests, of so many tokens, until each has its first output token. Raises RuntimeError:
-        some get none.
+        """Run S new requests with prompts of `num_prompt_tokens` tokens until each has its first output
+        token. Raises RuntimeError if a request gets none in MAX_STEPS + S steps.
         """
         self.stop()
         self.propose(0)
-        # DRAFTS about double from one to the next, so all together take about three times the last's.
+        # DRAFTS about double from one to the next, so all together need about three times the last one's
+        # tokens.
         max_tokens = 3 * _num_tokens(self.max_drafts)
         self.min_tokens_left = min(self.engine.max_model_len - num_prompt_tokens, max_tokens)
         params = SamplingParams(temperature=0, max_tokens=self.min_tokens_left, ignore_eos=True)
         self.request_ids = [f"trial {uuid4()}" for _ in range(S)]
-        for i, request_id in enumerate(self.request_ids):  # no two prompts are the same
+        for i, request_id in enumerate(self.request_ids):  # the prompts differ
             token_ids = [(i + j) % self.engine.config.vocab_size for j in range(num_prompt_tokens)]
             self.engine.add_request(request_id, token_ids, params)
         without_token = set(self.request_ids)
@@ -189,14 +193,14 @@ class _Trial:
             for output in self._outputs():
                 if output.outputs[0].token_ids:
                     without_token.discard(output.request_id)
-                    if output.request_id == self.request_ids[0]:  # it starts first, so none has fewer left
+                    if output.request_id == self.request_ids[0]:  # starts first, so ends first
                         self.min_tokens_left -= 1
             if not without_token:
                 return
         raise RuntimeError(f"measuring step times: {len(without_token)} of {S} requests get no token")
 
     def _outputs(self) -> list[RequestOutput]:
-        """The outputs of the engine's next step. Raises RuntimeError: a dummy request failed."""
+        """Run the engine's next step, and return its outputs. Raises RuntimeError if a request failed."""
         outputs = self.engine.step()
         for output in outputs:
             if output.error is not None:
@@ -204,7 +208,7 @@ class _Trial:
         return outputs
 
     def stop(self) -> None:
-        """Abort the requests, and run the step that is still under way."""
+        """Abort the requests, and land the step that is still in flight."""
         for request_id in self.request_ids:
             self.engine.abort_request(request_id)
         while self.engine.has_unfinished_requests():
@@ -216,15 +220,15 @@ class _Trial:
         self.speculation.lengths = DraftLengths(k, ALWAYS_DRAFT) if k else DraftLengths(1, NEVER_DRAFT)
 
     def step(self, total_drafts: int) -> float:
-        """Run steps until one with so many drafts, of all sequences, has landed: seconds since the landing
-        before it.
-        Raises RuntimeError: no step has so many.
+        """Run steps until a step with `total_drafts` drafts, of all sequences together, has landed. Returns
+        the seconds between this landing and the one before. Raises RuntimeError if none of MAX_STEPS steps
+        has as many drafts.
         """
         tally = self.speculation.tally
         last_landing = time.perf_counter()
         for _ in range(MAX_STEPS):
             proposed_before = tally.proposed
-            if not self._outputs():  # a step was launched, and none has landed
+            if not self._outputs():  # a step was launched, but no step has landed
                 continue
             landing = time.perf_counter()
             num_drafts = tally.proposed - proposed_before
@@ -236,9 +240,9 @@ class _Trial:
 
 
 def _num_tokens(k: int) -> int:
-    """Tokens that a sequence may get while steps with k drafts are measured: k + 1 in each step.
+    """The most tokens that a sequence gets while steps with k drafts are measured: k + 1 in each step.
 
-    Beside the STEPS that are timed there is one that is not, up to two that were scheduled or given their
+    Besides the STEPS timed steps, there are one that is not timed, up to two that were scheduled or got their
     drafts before, and one to spare.
     """
     return (STEPS + 4) * (k + 1)

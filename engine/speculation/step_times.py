@@ -1,7 +1,7 @@
-"""How long steps take, by their sequences and drafts: a table that does not change. Part 16.
+"""A table of how long steps take, by their numbers of sequences and of drafts. Part 16.
 
-Knows no engine: engine/speculation/measuring.py measures it once, before the first request. With a given
-table every run decides alike.
+The table does not change: engine/speculation/measuring.py measures it once, before the first request. With a
+given table, every run decides alike. This module knows no engine.
 """
 
 from bisect import bisect_right
@@ -17,22 +17,24 @@ ACCEPTED = "sequences, drafts, step_seconds, read_seconds and single_draft_secon
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of steps with N numbers of sequences and M numbers of drafts for each of them. Between these
-    numbers, times are interpolated linearly; beyond them, the nearest segment is continued. Raises
-    ValueError, which names the field, for numbers that make no table.
+    """The seconds of steps, for N numbers of sequences and M numbers of drafts of each sequence.
+
+    Between these numbers, times are interpolated linearly; beyond them, the nearest segment is continued.
+    Raises ValueError, which names the field, if the numbers do not form such a table.
     """
 
     sequences: tuple[int, ...]  # [N]: ascending, the first is 1
     drafts: tuple[int, ...]  # [M]: ascending, the first is 0
     step_seconds: tuple[tuple[float, ...], ...]  # [N, M]
     read_seconds: float = 0.0  # for each token of a text that the proposer has not read yet
-    # [N]: of a step in which one sequence has one draft and the others have none. Such a step may not replay
-    # the plain steps' CUDA graph, and then takes longer than interpolation says. None: interpolate.
+    # [N]: the time of a step in which one sequence has one draft and the others have none. Such a step may
+    # not replay the plain steps' CUDA graph, and then takes longer than interpolation says. None
+    # interpolates.
     single_draft_seconds: tuple[float, ...] | None = None
 
     @classmethod
     def from_dict(cls, given: object) -> "StepTimes":
-        """The table that `as_dict` describes. Raises ValueError, which names the field."""
+        """The table from a dict like that of `as_dict`. Raises ValueError, which names the field."""
         if not isinstance(given, Mapping) or not set(REQUIRED) <= set(given):
             raise ValueError(f"step_times={given!r}: a mapping with {ACCEPTED}")
         if unknown := set(given) - {*REQUIRED, *OPTIONAL}:
@@ -76,32 +78,33 @@ class StepTimes:
             raise ValueError(f"step_times: read_seconds={self.read_seconds!r}: seconds are accepted")
 
     def as_dict(self) -> dict[str, Any]:
-        """Field names, numbers and tuples alone, for JSON and for `from_dict`."""
+        """The fields as a dict of numbers and tuples, for JSON and for `from_dict`."""
         return asdict(self)
 
     def seconds(self, sequences: int, drafts: float) -> float:
-        """Seconds of a step of so many sequences that have so many drafts each, in the mean."""
+        """The seconds of a step of `sequences` sequences with `drafts` drafts each on average."""
         by_sequences = [_interpolated(self.drafts, row, drafts) for row in self.step_seconds]  # [N]
         seconds = _interpolated(self.sequences, by_sequences, sequences)
-        seconds = max(
-            seconds, self.step_seconds[0][0]
-        )  # a falling last segment, continued, would end below the smallest step
+        # A falling last segment, continued far enough, would end below the time of the smallest step.
+        seconds = max(seconds, self.step_seconds[0][0])
         if self.single_draft_seconds is not None and drafts:
             return max(seconds, _interpolated(self.sequences, self.single_draft_seconds, sequences))
         return seconds
 
     def seconds_to_read(self, tokens: int) -> float:
-        """Seconds that a proposer takes to read so many tokens that it has not read yet."""
+        """The seconds that a proposer takes to read `tokens` unread tokens."""
         return tokens * self.read_seconds
 
 
 def _is_time(number: object) -> bool:
-    """Whether this is a positive, finite number."""
+    """Whether `number` is a positive, finite number, and no bool."""
     return isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < float("inf")
 
 
 def _interpolated(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
-    """The y at x: linear between the two points around it; outside of all, the nearest segment goes on."""
+    """The y at x: linear between the two points around x. Outside of all points, the nearest segment is
+    continued.
+    """
     if len(xs) == 1:
         return ys[0]
     i = bisect_right(xs[1:-1], x)  # the segment from point i to point i + 1

@@ -1,1 +1,1 @@
-"""Listeners that count: metrics, history, cost."""
+"""Listeners that measure an engine: metrics, history, cost."""

@@ -1,7 +1,7 @@
-"""Prices, and a bill: time by kind, and what it comes to. Part 19.
+"""Prices, and a bill: the device's time by kind, and the cost of each kind in dollars. Part 19.
 
-Promises exact arithmetic. Time is in whole nanoseconds; dollars are fractions, rounded where people read
-them and nowhere else. Knows no engine.
+Promises exact arithmetic: times are whole nanoseconds, and dollars are fractions. Only `money` and
+`Bill.cents` round, for readers. Knows no engine.
 """
 
 import math
@@ -13,15 +13,17 @@ from fractions import Fraction
 from engine.telemetry.shares import share_out
 
 NS_PER_HOUR = 3600 * 10**9
-# What requests pay for, by what their time went to.
+# Kinds of time that requests pay for: prompt tokens from the cache, other prompt tokens, output tokens.
 PAID_KINDS = ("cached", "input", "output")
-# What the operator pays for. `under_way` is of the moment: the time since the last step landed.
+# Kinds of time that the operator pays for: tokens computed again after a preemption, failed steps, work for
+# requests that had left, idle time, and `under_way`: the time from the end of the last step until now, which
+# a later step or idle time will take.
 UNPAID_KINDS = ("recomputed", "failed", "late", "idle", "under_way")
 AMOUNT = re.compile(r"[0-9]{1,7}(\.[0-9]{1,9})?")
 
 
 def amount(name: str, text: str) -> Fraction:
-    """Dollars as people write them. Raises ValueError that names the field."""
+    """The dollars in `text`, such as "2.50". Raises ValueError, which mentions `name`, for any other text."""
     if not AMOUNT.fullmatch(text.strip()):
         raise ValueError(
             f"{name}={text!r}: dollars such as 2.50 are accepted, at most 7 digits before the point and 9 "
@@ -32,26 +34,26 @@ def amount(name: str, text: str) -> Fraction:
 
 @dataclass(frozen=True)
 class Price:
-    """Dollars for an hour of the device, busy or not."""
+    """The price of the device in dollars per hour, whether the device is busy or idle."""
 
     per_hour: Fraction
 
     @classmethod
     def parse(cls, text: str) -> "Price":
-        """Raises ValueError: no amount, or nothing."""
+        """From a text such as "2.50". Raises ValueError if the text is not an amount above 0."""
         price = cls(amount("price_per_hour", text))
         if not price.per_hour:
             raise ValueError(f"price_per_hour={text!r}: more than 0 is accepted")
         return price
 
     def of(self, ns: int) -> Fraction:
-        """Dollars for so many nanoseconds."""
+        """The price of `ns` nanoseconds, in dollars."""
         return self.per_hour * ns / NS_PER_HOUR
 
 
 @dataclass(frozen=True)
 class ApiPrice:
-    """What a hosted API takes, in dollars for a million tokens of each kind."""
+    """The prices of a hosted API, in dollars per million tokens of each kind."""
 
     cached: Fraction
     input: Fraction
@@ -59,7 +61,7 @@ class ApiPrice:
 
     @classmethod
     def parse(cls, text: str) -> "ApiPrice":
-        """From "cached,input,output". Raises ValueError: not three amounts, or one that is none."""
+        """From a text of the form "cached,input,output". Raises ValueError for any other text."""
         amounts = text.split(",")
         if len(amounts) != len(PAID_KINDS):
             raise ValueError(
@@ -72,18 +74,18 @@ class ApiPrice:
         return cls(*dollars)
 
     def of(self, tokens: Mapping[str, int]) -> Fraction:
-        """Dollars for so many tokens of each kind."""
+        """The price of `tokens` (kind -> number of tokens), in dollars."""
         return sum((getattr(self, kind) * tokens[kind] for kind in PAID_KINDS), Fraction(0)) / 10**6
 
 
 @dataclass(frozen=True)
 class Bill:
-    """The time from a meter's start to the moment it was read."""
+    """What a CostMeter has measured, from its start to the moment of `CostMeter.read`."""
 
     price: Price
-    ns: Mapping[str, int]  # by kind, PAID_KINDS and UNPAID_KINDS: all the time there was
-    tokens: Mapping[str, int]  # by kind: cached and input tokens of prompts, output tokens
-    num_ended: int  # requests
+    ns: Mapping[str, int]  # kind (PAID_KINDS and UNPAID_KINDS) -> nanoseconds; all the time since the start
+    tokens: Mapping[str, int]  # kind (PAID_KINDS) -> number of tokens
+    num_ended: int  # number of requests that have ended
 
     @property
     def total_ns(self) -> int:
@@ -91,31 +93,31 @@ class Bill:
 
     @property
     def total(self) -> Fraction:
-        """Dollars for all of it."""
+        """The price of all the time, in dollars."""
         return self.price.of(self.total_ns)
 
     @property
     def utilization(self) -> float:
-        """Which share of the time requests pay for; 0 before any time has passed."""
+        """The share of the time that requests pay for, from 0 to 1; 0 before any time has passed."""
         return sum(self.ns[kind] for kind in PAID_KINDS) / (self.total_ns or 1)
 
     @property
     def per_output_token(self) -> Fraction | None:
-        """The whole bill, idle time too, by its output tokens. None: there are none yet."""
+        """The total in dollars, with idle time, per output token. None if there is no output token yet."""
         return self.total / self.tokens["output"] if self.tokens["output"] else None
 
     def per_token(self, kind: str) -> Fraction | None:
-        """What requests paid for one token of a kind, on average. None: there was none."""
+        """The mean price that requests paid per token of this kind, in dollars. None without such tokens."""
         return self.price.of(self.ns[kind]) / self.tokens[kind] if self.tokens[kind] else None
 
     def cents(self) -> dict[str, int]:
-        """The bill in whole cents, by kind: the lines add up to the rounded total."""
+        """kind -> whole cents. The cents of all kinds add up to the total, rounded to cents."""
         total = math.floor(self.total * 100 + Fraction(1, 2))
         return dict(zip(self.ns, share_out(total, list(self.ns.values())), strict=True))
 
 
 def money(dollars: Fraction | None) -> str:
-    """For people: to the cent from a dollar on, else to three significant digits."""
+    """Dollars as text: to the cent from one dollar on, else to three significant digits; "–" for None."""
     if dollars is None:
         return "–"
     if not dollars:
@@ -123,5 +125,5 @@ def money(dollars: Fraction | None) -> str:
     rounded = float(f"{float(dollars):.3g}")  # 0.9996 becomes 1
     if rounded >= 1:
         return f"${float(dollars):,.2f}"
-    decimals = 2 - math.floor(math.log10(rounded))  # 2 digits behind the first that is not 0
+    decimals = 2 - math.floor(math.log10(rounded))  # two more digits after the first that is not 0
     return f"${rounded:.{decimals}f}"

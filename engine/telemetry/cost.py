@@ -1,14 +1,14 @@
-"""Who pays for the device's time: a listener that gives each nanosecond to a request, or to none. Part 19.
+"""Who pays for the device's time: each nanosecond is charged to a request or the operator. Part 19.
 
-Promises that at any moment the time it has given out, and the time under way, add up to the time since its
-start: none counted twice, none left out, under any schedule. Two rules do it:
+Promises, for any schedule, that the charged time and the time under way add up to the time since the meter's
+start. No nanosecond is counted twice, and none is left out. Two rules ensure the sum:
 
-- It is idle while there are no requests. All other time belongs to the step that ends it.
-- A step's time is shared among its requests by the work they caused (shares.py).
+- While there are no requests, the time is idle. All other time belongs to the step that ends next.
+- The time of a step is shared among its requests by the work that each caused (shares.py).
 
-Where two steps overlap (Part 13), the second has the time from the first one's end to its own. What no
-request should pay for is the operator's: a failed step, tokens computed again after a preemption, tokens of a
-request that had left meanwhile, idle time. Knows no HTTP and no files.
+If two steps overlap (Part 13), the second step has the time from the end of the first step to its own end.
+The operator pays for idle time, failed steps, tokens computed again after a preemption, and work for requests
+that had left when the step ended. Knows no HTTP and no files.
 """
 
 import threading
@@ -24,13 +24,13 @@ from engine.telemetry.shares import Weights, Work, share_out, work_of
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """What one user's request has cost so far, all its n samples together."""
+    """What one request of a user has used so far, all its n samples together."""
 
     request_id: str
     ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PAID_KINDS, 0))
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PAID_KINDS, 0))
-    open_samples: int = 0  # that have not ended
-    reason: str | None = None  # how it ended; of several samples, the last one
+    open_samples: int = 0  # samples that have not ended
+    reason: str | None = None  # finish reason of the sample that ended last
 
     @property
     def total_ns(self) -> int:
@@ -39,18 +39,21 @@ class Account:
 
 @dataclass(slots=True)
 class MeteredSample:
-    """A sample under way."""
+    """A sample that has not ended, and what the meter has counted of the sample."""
 
     request: Request
     account: Account
-    counts_prompt: bool = True  # only for the first of several samples: there is one prompt
-    cached: int = 0  # tokens found in the cache
-    reached: int = 0  # tokens computed, or found in the cache, and known to be right
-    num_output_tokens: int = 0  # that the account has
+    counts_prompt: bool = True  # true only for a request's first sample: all share one prompt
+    cached: int = 0  # prompt tokens found in the cache
+    reached: int = 0  # leading tokens that are computed or found in the cache, without rejected drafts
+    num_output_tokens: int = 0  # output tokens counted so far
 
 
 class CostMeter(Listener):
-    """Begins to count when it is made; add it to the engine's listeners then."""
+    """Measures from its construction on. The caller must add it to the engine's listeners at once.
+
+    The engine's thread calls the `on_…` methods; any thread may call `read` and `unfinished`.
+    """
 
     def __init__(
         self,
@@ -59,13 +62,15 @@ class CostMeter(Listener):
         api_price: ApiPrice | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`clock` gives seconds, and is the one of the steps' records."""
+        """`weights`: by default those of `Weights()`. `clock` returns seconds, and must be the clock of the
+        engine's StepRecords.
+        """
         self.price, self.weights, self.api_price = price, weights or Weights(), api_price
-        self.closed: list[Callable[[Account], None]] = []  # called with each account that is complete
+        self.closed: list[Callable[[Account], None]] = []  # called with each account once it is complete
         self._clock = clock
         self._lock = threading.Lock()  # between the engine's thread and readers
-        self._shared_until = self.started = self._now()  # the time before this is given out
-        self._ns = dict.fromkeys([*PAID_KINDS, *UNPAID_KINDS[:-1]], 0)
+        self._shared_until = self.started = self._now()  # all time before this moment is charged, in ns
+        self._ns = dict.fromkeys([*PAID_KINDS, *UNPAID_KINDS[:-1]], 0)  # without under_way: `read` reckons it
         self._tokens = dict.fromkeys(PAID_KINDS, 0)
         self._num_ended = 0  # requests
         self._samples: dict[str, MeteredSample] = {}  # by the sample's id
@@ -75,7 +80,7 @@ class CostMeter(Listener):
         return nanoseconds(self._clock())
 
     def _take(self, until: int) -> int:
-        """Nanoseconds up to `until` that are not given out yet; they count as given out from now on."""
+        """Nanoseconds up to `until` that are not charged yet. They count as charged from now on."""
         new_ns = max(until - self._shared_until, 0)
         self._shared_until += new_ns
         return new_ns
@@ -83,7 +88,9 @@ class CostMeter(Listener):
     # What the engine tells its listeners.
 
     def on_arrival(self, request: Request) -> None:
-        """A sample of a request, which has one account for all of them; the first one ends idle time."""
+        """Start to meter a sample. All samples of a user's request share one account. If there was no other
+        sample, the idle time ends now.
+        """
         with self._lock:
             if not self._samples:
                 self._ns["idle"] += self._take(self._now())
@@ -95,14 +102,14 @@ class CostMeter(Listener):
             )
 
     def on_step(self, record: StepRecord) -> None:
-        """Give out the time that this step ends (`_take`), up to `record.end`. Holds the lock: others read.
+        """Charge the uncharged time up to `record.end` (`_take`). Holds `_lock`, because other threads read.
 
-        1. If the step failed, all of it is the operator's, as `failed`, and no request has got anywhere.
-        2. Else every sample in it has its work (`_work`). One that is not in `_samples` has left: what was
-           done for it, each token an output token, and each token held, is `late`.
-        3. All works share the time in one go, so that it is given out to the last nanosecond.
-        4. What a request pays for (PAID_KINDS) stands on its account and in the sum; the rest in the sum
-           alone.
+        1. If the step failed, charge all the time to the kind `failed`. Nothing else changes.
+        2. Otherwise collect the (kind, weight) pairs of every sample in the step, from `_work`. A sample that
+           is not in `_samples` has left: its kind is `late`, and its weight counts each computed token as an
+           output token, plus each token held.
+        3. Share the time by all these weights in one call of `share_out`, so that no nanosecond is lost.
+        4. Add each share to `_ns`. If its kind is in PAID_KINDS, add the share to the sample's account, too.
         """
         with self._lock:
             new_ns = self._take(nanoseconds(record.end))
@@ -127,8 +134,9 @@ class CostMeter(Listener):
                     account.ns[kind] += ns
 
     def _work(self, sample: MeteredSample, start: int, end: int) -> list[tuple[str, int]]:
-        """(kind, weight) of the work that a step did for a sample, its tokens `start` to `end`; the new ones
-        are added to the account.
+        """(kind, weight) pairs of the work of a step that computed tokens `start` to `end` of a sample.
+
+        Also counts the sample's new tokens, in the account and in the totals.
         """
         request = sample.request
         prompt = request.num_prompt_tokens
@@ -136,12 +144,12 @@ class CostMeter(Listener):
         computed_one = start == sample.reached and end == start + 1
         chose_one = num_output_tokens == sample.num_output_tokens + 1
         if computed_one and chose_one and start >= prompt:
-            # One more output token, as for nearly all samples: the code below gives the same, slower.
+            # A shortcut for the usual case, one more output token; the code below gives the same result.
             sample.reached, sample.num_output_tokens = end, num_output_tokens
             self._tokens["output"] += 1
             sample.account.tokens["output"] += 1
             return [("output", self.weights.output + end * self.weights.held)]
-        # 1. A step that begins behind what was reached: the cache has the tokens between.
+        # 1. If the step begins after the last token reached, the cache has the tokens in between.
         newly_cached = max(start - sample.reached, 0)
         sample.cached += newly_cached
         sample.reached += newly_cached
@@ -153,9 +161,9 @@ class CostMeter(Listener):
             end=end,
             weights=self.weights,
         )
-        # 2. What is new of it: tokens of the prompt, and output tokens.
+        # 2. Count the new tokens: those of the prompt, and output tokens.
         num_known = len(request.token_ids) - request.num_output_placeholders
-        reached = max(sample.reached, min(end, num_known - 1))  # rejected drafts are computed anew (Part 16)
+        reached = max(sample.reached, min(end, num_known - 1))  # rejected drafts do not count (Part 16)
         new_tokens = {
             "cached": newly_cached,
             "input": max(min(reached, prompt) - sample.reached, 0),
@@ -169,10 +177,10 @@ class CostMeter(Listener):
         return [(kind, weight) for kind, weight in zip(Work._fields, work) if weight]
 
     def on_finish(self, request: Request) -> None:
-        """The last sample of a request that ends completes its account, which goes to `closed`."""
+        """When the last sample of a request ends, pass the complete account to each function in `closed`."""
         with self._lock:
             sample = self._samples.pop(request.id, None)
-            if sample is None:  # it was here before we listened
+            if sample is None:  # the sample arrived before the meter listened
                 return
             account = sample.account
             account.open_samples -= 1
@@ -187,7 +195,7 @@ class CostMeter(Listener):
     # What other threads read.
 
     def read(self) -> Bill:
-        """The bill as it stands. Steps under way are in it as time that is not given to a request yet."""
+        """The bill as of now. The time of steps under way is `under_way`, which no request pays for yet."""
         with self._lock:
             now = self._now()
             if not self._samples:
@@ -196,11 +204,11 @@ class CostMeter(Listener):
             return Bill(self.price, ns, dict(self._tokens), self._num_ended)
 
     def unfinished(self) -> list[Account]:
-        """Accounts that are not complete."""
+        """The accounts of requests that have not ended."""
         with self._lock:
             return list(self._accounts.values())
 
 
 def nanoseconds(seconds: float) -> int:
-    """A moment in whole nanoseconds, so that differences of moments add up."""
+    """A time in whole nanoseconds, so that differences between times add up exactly."""
     return round(seconds * 1e9)

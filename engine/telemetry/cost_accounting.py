@@ -1,7 +1,7 @@
-"""What an operator asks for with a price: a meter, its numbers on the dashboard, a log. Part 19.
+"""Cost accounting as a command line sets it up: a meter, its numbers on the dashboard, a log. Part 19.
 
-Promises that what a command line says is checked before a model is loaded, and that the log's lines add up to
-the bill once `end` was called.
+`CostAccounting.parse` checks the command line before a model is loaded. Promises that the lines of the log
+add up to the bill once `end` was called.
 """
 
 import re
@@ -24,7 +24,7 @@ class CostAccounting:
     api_price: ApiPrice | None = None
     log: CostLog | None = None
     weights: Weights | None = None
-    meter: CostMeter | None = None  # from `begin` on
+    meter: CostMeter | None = None  # None until `begin`
 
     @classmethod
     def parse(
@@ -34,7 +34,13 @@ class CostAccounting:
         cost_log: str | None = None,
         cost_weights: str | None = None,
     ) -> "CostAccounting | None":
-        """From a command line's words; None without a price: nothing is metered. Raises ValueError."""
+        """From the texts of a command line; None if there is no price, because nothing is metered then.
+
+        price_per_hour: see `Price.parse`. api_price: see `ApiPrice.parse`. cost_log: the path of the log.
+        cost_weights: see `parse_weights`.
+
+        Raises ValueError if a text is not accepted, or if another text is given without a price.
+        """
         if price_per_hour is None:
             others = {"api_price": api_price, "cost_log": cost_log, "cost_weights": cost_weights}
             for name, value in others.items():
@@ -48,7 +54,7 @@ class CostAccounting:
         return cls(price, parsed_api_price, log, weights)
 
     def begin(self, engine: LLMEngine, metrics: EngineMetrics) -> CostMeter:
-        """Meter `engine` from now on, and add the numbers to `metrics`. Returns the meter."""
+        """Start to meter `engine`, and add the cost to `metrics`. Returns the meter."""
         self.meter = CostMeter(self.price, self.weights, self.api_price)
         if self.log:
             self.meter.closed.append(self.log.add)
@@ -57,7 +63,7 @@ class CostAccounting:
         return self.meter
 
     def end(self) -> Bill:
-        """The bill since `begin`. The log gets its last lines and is closed."""
+        """The bill since `begin`. Also writes the last lines of the log, and closes the log."""
         assert self.meter is not None, "nothing has been metered: begin comes first"
         bill = self.meter.read()
         if self.log:
@@ -66,7 +72,7 @@ class CostAccounting:
 
 
 def parse_weights(text: str) -> Weights:
-    """From "input,output,held", in nanoseconds. Raises ValueError."""
+    """From a text of the form "input,output,held", whole nanoseconds. Raises ValueError for other texts."""
     names, numbers = [field.name for field in fields(Weights)], text.split(",")
     if len(numbers) != len(names) or not all(re.fullmatch("[0-9]{1,10}", n.strip()) for n in numbers):
         raise ValueError(f"cost_weights={text!r}: whole nanoseconds are accepted, as {','.join(names)}")

@@ -1,10 +1,12 @@
-"""A line per request in a CSV file: what it used, and what it cost. Part 19.
+"""The cost log: a CSV file with one line per request, with the request's usage and cost. Part 19.
 
-Promises that a line is in the file as soon as its request has ended, and that once the log is closed the
-lines' nanoseconds add up to the bill. Lines are appended, also to those of an earlier run, and never rotated:
-a tool that rotates the file must copy and truncate it (logrotate's copytruncate). Lines are written by the
-engine's thread; one that cannot be written whole is reported in the server's log and left out, and the engine
-goes on. A log belongs to one process.
+Promises that a request's line is in the file as soon as the request has ended, and that the nanoseconds of
+all lines add up to the bill once the log is closed.
+
+The log appends to the lines of earlier runs and keeps the file open. A tool that rotates the file must
+therefore copy and truncate it, as logrotate does with copytruncate. The engine's thread writes the lines. A
+line that cannot be written whole is left out and reported in the server's log; the engine goes on. Only one
+process may write to a log.
 """
 
 import csv
@@ -22,23 +24,27 @@ from engine.telemetry.cost import Account
 
 logger = logging.getLogger(__name__)
 COLUMNS = (
-    "ended",  # UTC
-    "request_id",  # empty on a line of what no request pays for
-    "reason",  # why it ended; on those lines, what the time went to
+    "ended",  # time in UTC
+    "request_id",  # empty on a line for time that no request pays for
+    "reason",  # finish reason; on a line without a request, the kind of time
     *(f"{kind}_tokens" for kind in PAID_KINDS),
     *(f"{kind}_ns" for kind in PAID_KINDS),
-    "ns",  # of the device's time, in all: these add up
+    "ns",  # the device's time in all; the lines add up to the bill
     "dollars",
-    "api_dollars",  # what the tokens would cost at the price given for comparison; empty without one
+    "api_dollars",  # what the tokens would cost at `api_price`; empty if there is none
 )
-DECIMALS = 12  # of dollars: a nanosecond of a device at $3.60 an hour costs $0.000000000001
+DECIMALS = 12  # of dollars: at $3.60 an hour, a nanosecond costs $0.000000000001
 
 
 class CostLog:
-    """The open file."""
+    """An open cost log."""
 
     def __init__(self, path: str | Path, price: Price, api_price: ApiPrice | None = None) -> None:
-        """Raises ValueError: it cannot be opened or written, or what stands in it is something else."""
+        """Open the file at `path` to append, and write the header if the file is new.
+
+        `api_price`: prices for comparison, if any. Raises ValueError if the file cannot be opened or written,
+        or if its first line is not this header.
+        """
         self.price, self.api_price = price, api_price
         header = _csv(COLUMNS)
         try:
@@ -51,7 +57,7 @@ class CostLog:
                 self._file.close()
                 message = f"cost_log={str(path)!r}: the file is no cost log; its first line is another"
                 raise ValueError(message)
-            elif not self._ends_a_line():  # the last writer was cut off
+            elif not self._ends_a_line():  # the last writer was stopped in the middle of a line
                 self._append(b"\n")
         except OSError as error:
             raise ValueError(f"cost_log={str(path)!r}: {error.strerror or error}") from error
@@ -61,7 +67,7 @@ class CostLog:
         return self._file.read(1) == b"\n"
 
     def add(self, account: Account) -> None:
-        """The line of a request."""
+        """Write the line of a request."""
         api = None if self.api_price is None else self.api_price.of(account.tokens)
         self._line(
             account.request_id,
@@ -73,7 +79,11 @@ class CostLog:
         )
 
     def close(self, bill: Bill, unfinished: Iterable[Account] = ()) -> None:
-        """Lines of requests that have not ended, and of what no request pays for; then the file is closed."""
+        """Write the last lines and close the file.
+
+        The last lines are those of the `unfinished` requests, and one line for each kind of time in `bill`
+        that no request pays for.
+        """
         for account in unfinished:
             self.add(account)
         zeros = dict.fromkeys(PAID_KINDS, 0)
@@ -107,11 +117,14 @@ class CostLog:
     def _write(self, cells: Iterable[object]) -> None:
         try:
             self._append(_csv(cells))
-        except (OSError, ValueError) as error:  # ValueError: a step that came back after the log was closed
+        except (OSError, ValueError) as error:  # ValueError: a step ended after `close`
             logger.error("cost log: a line is lost: %s", getattr(error, "strerror", None) or error)
 
     def _append(self, line: bytes) -> None:
-        """All of it or nothing: half a line would spoil the next. Raises OSError."""
+        """Write all of `line`, or nothing: half a line would corrupt the next line.
+
+        Raises OSError if the line cannot be written whole.
+        """
         written = self._file.write(line)
         if written < len(line):
             self._file.truncate(os.fstat(self._file.fileno()).st_size - written)

@@ -1,6 +1,6 @@
-"""A run's cost in dollars, as a panel of the dashboard and as counters for Prometheus. Part 19.
+"""A run's cost in dollars, as a panel of the dashboard and as metrics for Prometheus. Part 19.
 
-Adds to what Part 11 shows (`EngineMetrics.panels`, its registry), and changes nothing of it.
+`CostMetrics` adds the panel to Part 11's `EngineMetrics.panels`, and itself to the same metrics' registry.
 """
 
 from collections.abc import Iterator
@@ -21,21 +21,24 @@ KIND_TITLES = {
     "idle": "idle",
     "under_way": "under way",
 }
-# Bar colours by who pays: classes of dashboard.css.
+# Colours of the bars, by who pays. Both are CSS classes of dashboard.css.
 REQUESTS_COLOUR, OPERATOR_COLOUR = "a", "b"
 
 
 class CostMetrics:
-    """Reads `meter` for the registry of `metrics`, and for a panel on its page."""
+    """Shows the bill of `meter` in the registry and on the dashboard of `metrics`."""
 
     def __init__(self, meter: CostMeter, metrics: EngineMetrics) -> None:
-        """Registers itself with both."""
+        """Adds itself to `metrics.registry` and to `metrics.panels`."""
         self.meter, self.model_name = meter, metrics.model_name
         metrics.registry.register(self)
         metrics.panels.append(self.panel)
 
     def panel(self) -> dict:
-        """What the page draws, all of it text: a row for each kind of time, with its share and dollars."""
+        """The panel for the dashboard: title, value, note, and a row for each kind of time.
+
+        A row is [title of the kind, share of the time from 0 to 1, dollars as text, colour].
+        """
         bill = self.meter.read()
         rows = []
         for kind, ns in bill.ns.items():
@@ -50,7 +53,7 @@ class CostMetrics:
         }
 
     def _note(self, bill: Bill) -> str:
-        """In words: the price of a token, the share of time that requests pay for, the API's price if set."""
+        """A text: dollars per output token, the share of time that requests pay for, and the API's price."""
         per_token = bill.per_output_token
         token_note = f"{money(per_token)} per output token, idle time included"
         if per_token:
@@ -61,8 +64,10 @@ class CostMetrics:
         return "; ".join(notes)
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry. Time under way is in no counter: it is given out later, to some other kind, and a
-        counter may not go down.
+        """The metrics, for the registry.
+
+        No counter includes the kind `under_way`. This time is charged to another kind later, so that a
+        counter of `under_way` would go down, which a counter must not do.
         """
         bill = self.meter.read()
         label_values = (self.model_name, ENGINE)

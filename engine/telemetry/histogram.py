@@ -1,9 +1,8 @@
-"""Numbers counted by size: what a server can keep of a million observations, and what can be read from it.
-Part 11.
+"""Histograms: counts of observations by size, and estimates of quantiles from the counts. Part 11.
 
-A histogram keeps a count per bucket, so it costs the same however much it has seen, and histograms of several
-servers can be added. What it forgets is where in its bucket a number lay: a quantile from it is an estimate.
-Knows nothing of engines. Source: https://prometheus.io/docs/practices/histograms/
+A histogram keeps one count per bucket. Its memory does not grow with the number of observations, and the
+histograms of several servers can be added. Where in its bucket an observation lay is lost, so a quantile from
+a histogram is an estimate. Knows nothing of engines. Source: https://prometheus.io/docs/practices/histograms/
 """
 
 from bisect import bisect_left
@@ -12,36 +11,43 @@ from itertools import accumulate
 
 
 class Histogram:
-    """How many observations were at most each of `bounds` (rising), and their sum. Not locked."""
+    """Counts observations by bucket, and adds them up. Not thread-safe.
+
+    `bounds` are the upper bounds of the buckets, rising. A last bucket without an upper bound is added.
+    """
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)  # the last: larger than every bound
+        self.counts = [0] * (len(self.bounds) + 1)  # one per bucket; the last: above every bound
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """One observation; a value that equals a bound is within it."""
+        """Count one observation. A value equal to a bound belongs to the bucket that ends at this bound."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def cumulative(self) -> list[int]:
-        """[bounds + 1]: how many observations were at most each bound; last, how many there are."""
+        """[bounds + 1]: how many observations are at most each bound, and, last, how many there are."""
         return list(accumulate(self.counts))
 
 
 def quantile(q: float, bounds: Sequence[float], cumulative: Sequence[int]) -> float | None:
-    """The value that a share `q` of the observations does not exceed, estimated as Prometheus'
-    `histogram_quantile` does. None: there are no observations.
+    """The value that a share `q` of the observations does not exceed, estimated from a histogram.
 
-    `cumulative[i]` observations were at most `bounds[i]`; its last entry, one more than there are bounds,
-    is their number N. The rank is q·N. It falls into the first bucket whose cumulative count reaches it.
-    The bucket's observations are taken to lie evenly between its lower bound (0 for the first bucket) and
-    its upper one. Of the last bucket, which has no upper bound, only its lower bound is known: that is the
-    answer.
+    `bounds` are the upper bounds of the buckets, rising. `cumulative` has one entry more than `bounds`:
+    `cumulative[i]` observations are at most `bounds[i]`, and the last entry is the number of observations, N.
+    Returns None if there are no observations. The estimate is that of Prometheus' `histogram_quantile`:
 
-    Raises ValueError unless 0 < q <= 1: "q=2: accepted are shares above 0, up to 1".
+    1. The rank is q·N. The rank falls into the first bucket whose cumulative count is at least the rank.
+    2. The observations of a bucket are assumed to lie evenly between the bucket's lower bound (0 for the
+       first bucket) and upper bound. The result is the value at the rank's place between the two bounds.
+    3. The last bucket has no upper bound. If the rank falls into the last bucket, the result is the
+       bucket's lower bound.
+
+    Raises ValueError unless 0 < q <= 1, with the message "q=Q: accepted are shares above 0, up to 1", where Q
+    is the value of `q`.
     """
     if not 0 < q <= 1:
         raise ValueError(f"q={q}: accepted are shares above 0, up to 1")

@@ -1,9 +1,9 @@
-"""The last minutes, second by second, in a bounded amount of memory: what the dashboards draw. Part 11.
+"""The last minutes, second by second, in bounded memory: the data that the dashboards draw. Part 11.
 
-Keeps the values of counters and gauges at the end of each second; a reader takes differences of counters. A
-second in which nothing happened is left out: its values are those of the second before. The newest times to
-first token and times per output token are kept one by one, so percentiles are those of real observations, not
-estimates from buckets. Not locked; knows nothing of requests.
+Keeps the values of counters and gauges at the end of each second; a reader computes the differences of the
+counters. A second in which nothing happened is not stored: its values are those of the second before. Keeps
+also the newest times to first token and times per output token one by one, so that percentiles come from real
+observations and not from buckets. Not thread-safe; knows nothing of requests.
 """
 
 import math
@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-DATA_PATH = "/dashboard/data"  # the route that shows them
-SECONDS = 180  # that are shown
-WINDOW = 30  # seconds that a percentile looks back
-MAX_SAMPLES = 4096  # observations of a kind that are kept; at over 136 a second the window is shorter
+DATA_PATH = "/dashboard/data"  # the route that sends the history
+SECONDS = 180  # the length of the history that is shown
+WINDOW = 30  # in seconds: each percentile covers the observations of this window
+MAX_SAMPLES = 4096  # observations kept per kind; with over 136 a second, they cover less than WINDOW
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-KINDS = ("ttft", "tpot")  # of samples: time to first token, time per output token
+KINDS = ("ttft", "tpot")  # kinds of samples: time to first token, time per output token, in seconds
 PercentileCache = dict[tuple[str, int], list[float] | None]  # (kind, second) -> PERCENTILES
 
 
 class Point(NamedTuple):
-    """Four counters, then three gauges, at one moment."""
+    """The values of four counters and three gauges at one moment. `kv_usage` is a share from 0 to 1."""
 
     generation_tokens: int
     prompt_tokens: int
@@ -36,24 +36,29 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class HistorySnapshot:
-    """A copy of what a History holds, to be read in any thread."""
+    """A copy of a History, which any thread may read. All times are in seconds of the History's clock."""
 
     start: float
     window: int
-    points: list[tuple[int, Point]]  # (second since the start, values at its end), in order
-    samples: dict[str, list[tuple[float, float]]]  # kind -> (when, seconds observed), in order
-    percentile_cache: PercentileCache  # of seconds that are over; shared by all copies
+    points: list[tuple[int, Point]]  # (second since `start`, values at its end), rising
+    samples: dict[str, list[tuple[float, float]]]  # kind -> [(time, value in seconds)], rising
+    percentile_cache: PercentileCache  # percentiles of past seconds; all copies share it
 
     def read(self, now: float) -> dict:
-        """The last seconds that are over, oldest first, as columns: `second` since the start; the fields of
-        Point at its end; and of each kind p50, p95 and p99 over the `window` seconds up to its end, None
-        without an observation. One second more than SECONDS, so that counters have a difference in each.
+        """The last SECONDS + 1 seconds that are over at time `now`, oldest first, as columns.
+
+        - "second": the number of the second since `start`; -1 stands for the time before.
+        - each field of Point: its value at the end of the second.
+        - each of KINDS: {"p50": column, "p95": column, "p99": column}, in seconds, over the observations of
+          the `window` seconds up to the end of the second; None if there are no observations.
+
+        The extra second lets a reader compute the differences of counters for SECONDS seconds.
         """
         last = math.floor(now - self.start) - 1
         seconds = range(max(-1, last - SECONDS), last + 1)
         columns: dict = {"second": list(seconds)}
         recorded_seconds = [second for second, _ in self.points]
-        points = []  # one for each second: the last that was recorded by then
+        points = []  # for each second, the last point that was recorded by its end
         for second in seconds:
             _, point = self.points[bisect_right(recorded_seconds, second) - 1]
             points.append(point)
@@ -66,11 +71,11 @@ class HistorySnapshot:
             }
         for kind, second in list(self.percentile_cache):
             if second < seconds[0]:
-                self.percentile_cache.pop((kind, second), None)  # another reader may have been faster
+                self.percentile_cache.pop((kind, second), None)  # `None`: another reader may have removed it
         return columns
 
     def _percentiles(self, kind: str, second: int) -> list[float] | None:
-        """PERCENTILES of a kind's samples in the window that ends with this second; None: there are none."""
+        """PERCENTILES of a kind's samples in the window that ends with `second`; None without samples."""
         if (kind, second) not in self.percentile_cache:
             samples, window_end = self.samples[kind], self.start + second + 1
             first = bisect_left(samples, (window_end - self.window,))
@@ -83,14 +88,16 @@ class HistorySnapshot:
 
 
 class History:
-    """Written by the engine's thread; `copy` is for readers."""
+    """Records points and samples. The engine's thread writes; a reader in another thread reads a `copy`,
+    which must be made while no one writes.
+    """
 
     def __init__(self, start: float) -> None:
-        """`start`: when second 0 begins, on the clock of all times that follow."""
+        """`start`: when second 0 begins, in seconds of the clock that all other times come from."""
         self.start = start
         zero = Point(0, 0, 0, 0, 0, 0, 0.0)
-        # One point per second at most. A reader needs SECONDS + 1 seconds that are over, the last point
-        # before them, and has the second that is not over yet: SECONDS + 3. One is to spare.
+        # There is at most one point per second. A reader needs SECONDS + 1 seconds that are over and the last
+        # point before them; with the second that is not over yet, SECONDS + 3 points. One more is a reserve.
         self._points: deque[tuple[int, Point]] = deque([(-1, zero)], maxlen=SECONDS + 4)
         self._samples: dict[str, deque[tuple[float, float]]] = {}
         for kind in KINDS:
@@ -98,7 +105,7 @@ class History:
         self._percentile_cache: PercentileCache = {}
 
     def note(self, now: float, point: Point) -> None:
-        """Keep `point` as the values of the second that `now` is in; a later one replaces it."""
+        """Record `point` for the second that `now` is in. A later point of the same second replaces it."""
         second = math.floor(now - self.start)
         if self._points[-1][0] >= second:
             self._points[-1] = (self._points[-1][0], point)
@@ -106,14 +113,18 @@ class History:
             self._points.append((second, point))
 
     def sample(self, kind: str, when: float, value: float) -> None:
-        """One observation of `kind`, not older than the last."""
+        """Record an observation of `kind`, one of KINDS: `value` in seconds, observed at the time `when`.
+
+        `when` must not be before the last sample's.
+        """
         self._samples[kind].append((when, value))
 
     def copy(self) -> HistorySnapshot:
+        """A copy of the points and samples that are recorded so far."""
         samples = {kind: list(observations) for kind, observations in self._samples.items()}
         return HistorySnapshot(self.start, WINDOW, list(self._points), samples, self._percentile_cache)
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """The smallest of sorted values that a share `q` of them does not exceed. Nothing is interpolated."""
+    """The smallest of `values` (sorted, not empty) that a share `q` of them (0 < q <= 1) does not exceed."""
     return values[math.ceil(q * len(values)) - 1]

@@ -1,12 +1,13 @@
-"""What the engine does, as numbers that Prometheus can read, under the names vLLM gave them. Part 11.
+"""The engine's metrics for Prometheus, under vLLM's names, and the data of the dashboards. Part 11.
 
-Promises that every figure comes from what the engine tells its listeners (RequestStats, StepRecord), that
-times are differences of one monotonic clock, and that nothing is global: each engine has a registry of its
-own. Counters and histograms are kept up to date by the engine's thread; gauges are read when the registry is.
-Knows no HTTP (engine/server/telemetry_routes.py).
+Promises that every figure comes from what the engine passes to its listeners (RequestStats, StepRecord), that
+all times are differences of one monotonic clock, and that no state is global: each engine has its own
+registry. The engine's thread updates counters and histograms; gauges are read when the registry is read.
+Knows no HTTP: the routes are in engine/server/telemetry_routes.py.
 
-Source of names, labels, buckets and of what counts when: vLLM's V1 engine, vllm/v1/metrics/loggers.py and
-stats.py, https://github.com/vllm-project/vllm. What vLLM has no name for begins with `ruvon:`.
+Names, labels, buckets, and the moments at which metrics are counted are those of vLLM's V1 engine. Source:
+vllm/v1/metrics/loggers.py and stats.py, https://github.com/vllm-project/vllm. A metric that vLLM does not
+have has a name that begins with `ruvon:`.
 """
 
 import threading
@@ -27,23 +28,23 @@ from engine.telemetry.histogram import Histogram
 from engine.telemetry.history import History, Point
 
 LABEL_NAMES = ("model_name", "engine")
-ENGINE = "0"  # the value of `engine`: vLLM numbers its replicas; one server here is one engine
+ENGINE = "0"  # the value of the label `engine`: vLLM numbers its replicas; a server here has one
 
 COUNTERS = {
-    "vllm:prompt_tokens": "Prompt tokens, counted when the prompt's first answer token is there.",
+    "vllm:prompt_tokens": "Prompt tokens, counted with the first output token.",
     "vllm:generation_tokens": "Output tokens.",
     "vllm:num_preemptions": "Running requests whose memory was taken for others.",
     "vllm:prefix_cache_queries": "Prompt tokens looked up in the cache when their request first ran.",
-    "vllm:prefix_cache_hits": "Of these, tokens whose keys and values were there (Part 12).",
+    "vllm:prefix_cache_hits": "Prompt tokens whose keys and values the cache had (Part 12).",
     "ruvon:steps": "Steps of the engine.",
     "ruvon:failed_steps": "Steps that ended with an error, so that their work was for nothing.",
     "ruvon:step_sequences": "Requests in all steps together; divided by the steps: the batch size.",
     "ruvon:step_tokens": "Tokens computed in all steps together, prompts and outputs.",
 }
 SUCCESS_REASONS = ("stop", "length")
-EARLY_REASONS = ("abort", "error", "reject")  # vLLM counts such requests in none of its request metrics
+EARLY_REASONS = ("abort", "error", "reject")  # vLLM leaves such requests out of its request metrics
 
-# The upper bounds of histograms' buckets, in seconds if nothing else is said.
+# The upper bounds of the histograms' buckets, in seconds; those of TOKENS_PER_STEP in tokens.
 FIRST_TOKEN = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
     640, 2560,
@@ -55,13 +56,13 @@ LATENCY = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
 TOKENS_PER_STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # our own choice
+STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # not from vLLM
 
 TTFT, TPOT = "vllm:time_to_first_token_seconds", "vllm:request_time_per_output_token_seconds"
 
 
 def one_two_five(maximum: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50, … up to `maximum`: vLLM's buckets for counts that the model's length bounds."""
+    """1, 2, 5, 10, 20, 50, … up to `maximum`: vLLM's bucket bounds for counts up to the model's length."""
     bounds, power = [], 1
     while power <= maximum:
         bounds += [factor * power for factor in (1, 2, 5) if factor * power <= maximum]
@@ -70,7 +71,7 @@ def one_two_five(maximum: int) -> tuple[int, ...]:
 
 
 def histograms(max_model_len: int) -> dict[str, tuple[str, tuple[float, ...]]]:
-    """name -> (documentation, the upper bounds of its buckets)."""
+    """name -> (documentation, upper bounds of the buckets). `max_model_len` is in tokens."""
     lengths = one_two_five(max_model_len)
     return {
         "vllm:iteration_tokens_total": ("Tokens computed in a step.", TOKENS_PER_STEP),
@@ -78,10 +79,10 @@ def histograms(max_model_len: int) -> dict[str, tuple[str, tuple[float, ...]]]:
         "vllm:inter_token_latency_seconds": ("Seconds between a request's output tokens.", BETWEEN_TOKENS),
         TPOT: ("Mean seconds between a finished request's output tokens.", BETWEEN_TOKENS),
         "vllm:e2e_request_latency_seconds": ("Seconds from arrival to the last output token.", LATENCY),
-        "vllm:request_queue_time_seconds": ("Seconds from arrival to the first step it is in.", LATENCY),
-        "vllm:request_prefill_time_seconds": ("Seconds from there to the first output token.", LATENCY),
+        "vllm:request_queue_time_seconds": ("Seconds from arrival to the request's first step.", LATENCY),
+        "vllm:request_prefill_time_seconds": ("Seconds from first step to first output token.", LATENCY),
         "vllm:request_decode_time_seconds": ("Seconds from the first output token to the last.", LATENCY),
-        "vllm:request_inference_time_seconds": ("Seconds from its first step to its last token.", LATENCY),
+        "vllm:request_inference_time_seconds": ("Seconds from first step to last output token.", LATENCY),
         "vllm:request_prompt_tokens": ("Prompt tokens of a finished request.", lengths),
         "vllm:request_generation_tokens": ("Output tokens of a finished request.", lengths),
         "vllm:request_max_num_generation_tokens": ("Output tokens of the longest of n samples.", lengths),
@@ -93,20 +94,21 @@ def histograms(max_model_len: int) -> dict[str, tuple[str, tuple[float, ...]]]:
 
 @dataclass(frozen=True)
 class Times:
-    """Where the seconds of a finished request went. queue + prefill + decode = e2e."""
+    """The times of a finished request, in seconds. queue + prefill + decode = e2e."""
 
-    queue: float  # from arrival to the first step it was in
-    prefill: float  # from there to its first output token
-    decode: float  # from its first output token to its last
-    inference: float  # prefill and decode
-    e2e: float  # from arrival to its last output token
+    queue: float  # from the arrival to the first step
+    prefill: float  # from the first step to the first output token
+    decode: float  # from the first output token to the last
+    inference: float  # prefill + decode
+    e2e: float  # from the arrival to the last output token
 
 
 def times_of(stats: RequestStats, scheduled: float) -> Times:
-    """The times of a request that has ended well, and so has an output token at least.
+    """The times of a request that has ended well. Such a request has at least one output token.
 
-    `scheduled` is when it was first chosen for a step. If it was preempted, the time it waited for its second
-    admission belongs to prefill when it had no output token yet, and to decode when it had (as in vLLM).
+    `scheduled` is the time when the request was first scheduled for a step, on the clock of `stats`. If the
+    request was preempted, the time until it was scheduled again is part of prefill if the request had no
+    output token yet, and of decode otherwise (as in vLLM).
     """
     first, last = stats.token_times[0], stats.token_times[-1]
     return Times(
@@ -120,40 +122,41 @@ def times_of(stats: RequestStats, scheduled: float) -> Times:
 
 @dataclass(slots=True)
 class SampleGroup:
-    """The n samples that were asked for together, each a request."""
+    """The n samples of one user's request. Each sample is a Request of its own."""
 
     under_way: int = 0  # samples that have not ended
-    max_output_tokens: int = 0  # of the samples that have ended well
+    max_output_tokens: int = 0  # the most tokens of a sample that has ended well
 
 
 @dataclass(slots=True)
 class RequestProgress:
-    """A request under way."""
+    """What the metrics have counted of a request that has not ended."""
 
     request: Request
-    scheduled: float | None = None  # when it was first chosen for a step
-    num_counted: int = 0  # of its output tokens, how many the metrics have
+    scheduled: float | None = None  # when it was first scheduled; None before
+    num_counted: int = 0  # output tokens counted so far
     group: SampleGroup = field(default_factory=SampleGroup)
 
 
 class EngineMetrics(Listener):
-    """Listens to one engine, and is the collector of its registry."""
+    """Listens to one engine, and is the collector of that engine's registry."""
 
     def __init__(self, engine: LLMEngine, model_name: str) -> None:
-        """Begins to listen. `model_name` is the label's value: what clients call the model."""
+        """Adds itself to the engine's listeners. `model_name` is the value of the label `model_name`."""
         self.engine, self.model_name = engine, model_name
         self.started = time.perf_counter()
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.succeeded: dict[str, int] = dict.fromkeys(SUCCESS_REASONS, 0)
         self.ended_early: dict[str, int] = dict.fromkeys(EARLY_REASONS, 0)
         self.from_executor: dict[str, float] = {}  # StepRecord.counters, added up
-        # What other parts add to the dashboards: each gives title, value and note as text, and rows of
-        # [label, share of the bar, text, colour], where a colour is a class of dashboard.css, "a" or "b".
+        # Panels that other parts add to the dashboard. Each function returns {"title", "value", "note",
+        # "rows"}. The first three are texts. A row is [label, length of the bar from 0 to 1, text, colour];
+        # the colour is a CSS class of dashboard.css, "a" or "b".
         self.panels: list[Callable[[], dict]] = []
         self._histogram_specs = histograms(engine.max_model_len)
         self.histograms = {name: Histogram(bounds) for name, (_, bounds) in self._histogram_specs.items()}
         self.history = History(self.started)
-        self._in_progress: dict[str, RequestProgress] = {}  # by the request's own id
+        self._in_progress: dict[str, RequestProgress] = {}  # by Request.id
         self._lock = threading.Lock()  # between the engine's thread and readers
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -163,7 +166,7 @@ class EngineMetrics(Listener):
     # What the engine tells its listeners.
 
     def on_arrival(self, request: Request) -> None:
-        """A sample joins the group of its parent, which has arrived before it."""
+        """Start to count a sample. It joins the group of its parent, which has arrived before."""
         with self._lock:
             progress = self._in_progress[request.id] = RequestProgress(request)
             if request.parent is not None:
@@ -179,12 +182,13 @@ class EngineMetrics(Listener):
             self.counters["vllm:num_preemptions"] += 1
 
     def on_step(self, record: StepRecord) -> None:
-        """Count a step that has ended, failed or not, and what is new of each request in it. A request that
-        ended while the step was under way is counted in the step alone. Times are in seconds.
+        """Count a step that has ended, failed or not, and the new tokens of each request in the step.
+
+        A request that ended while the step was under way counts only in the step's own metrics.
         """
         with self._lock:
             counters, in_progress = self.counters, self._in_progress
-            # 1. Each request in the step: is it its first, and has it new tokens?
+            # 1. Each request in the step: count its first step, and its new tokens.
             for s, request_id in enumerate(record.request_ids):
                 progress = in_progress.get(request_id)
                 if progress is None:  # aborted while the step was under way
@@ -210,15 +214,19 @@ class EngineMetrics(Listener):
             self.history.note(record.end, self._point())
 
     def _observe_tokens(self, progress: RequestProgress) -> None:
-        """Count what is new of a request: `stats.token_times` beyond the `num_counted` first, one at least.
+        """Count the new output tokens of a request: `stats.token_times` after the first `num_counted`.
 
-        1. All of it goes to vllm:generation_tokens.
-        2. With the first output token, the wait for it is observed twice: in the histogram TTFT, for
-           Prometheus, and one by one for the dashboards (`history.sample`, kind "ttft", when it came, how
-           long). The prompt's tokens go to vllm:prompt_tokens. No gap yet, whatever came with that token.
-        3. In any later step, one inter-token latency is observed: from the last token that was counted to
-           the newest, as in vLLM, however many came at once (Part 16).
-        4. `num_counted` is brought up to date.
+        `token_times` has the time of each output token, in seconds. There is at least one new token.
+
+        1. Add the number of new tokens to vllm:generation_tokens.
+        2. If no token was counted before, the first output token is among the new ones. Observe
+           `stats.time_to_first_token` in the histogram TTFT, for Prometheus, and record it with
+           `history.sample` for the dashboards: kind "ttft", the time of the first token, the value. Add the
+           prompt's tokens to vllm:prompt_tokens. Observe no inter-token latency, even if more tokens came
+           together with the first.
+        3. Otherwise, observe one inter-token latency, from the last counted token to the newest, however many
+           tokens came at once (Part 16). vLLM does the same.
+        4. Set `num_counted` to the number of all output tokens.
         """
         stats, counters = progress.request.stats, self.counters
         times = stats.token_times
@@ -233,15 +241,17 @@ class EngineMetrics(Listener):
         progress.num_counted = len(times)
 
     def on_finish(self, request: Request) -> None:
-        """A request that ended well is in every request metric; any other only in ours."""
+        """Count a request that has ended. A request that did not end well (EARLY_REASONS) adds here only to
+        ruvon:requests_ended_early.
+        """
         with self._lock:
             progress = self._in_progress.pop(request.id, None)
-            if progress is None:  # it was here before we listened
+            if progress is None:  # the request arrived before this listened
                 return
             reason = request.output.finish_reason
             assert reason is not None  # it has ended
             if reason in self.succeeded:
-                assert progress.scheduled is not None  # its tokens came from a step
+                assert progress.scheduled is not None  # its tokens come from a step
                 self.succeeded[reason] += 1
                 self._observe_finished(request, progress.scheduled)
                 group = progress.group
@@ -263,12 +273,12 @@ class EngineMetrics(Listener):
         observed["vllm:request_decode_time_seconds"].observe(times.decode)
         observed["vllm:request_inference_time_seconds"].observe(times.inference)
         observed[TPOT].observe(stats.time_per_output_token)
-        if len(stats.token_times) > 1:  # a single token has no rhythm
+        if len(stats.token_times) > 1:  # with one token there is no time between tokens
             self.history.sample("tpot", stats.token_times[-1], stats.time_per_output_token)
         observed["vllm:request_prompt_tokens"].observe(request.num_prompt_tokens)
         observed["vllm:request_generation_tokens"].observe(len(stats.token_times))
         if params.max_tokens is not None:
-            max_tokens = min(params.max_tokens, self.engine.max_model_len)  # 10**400 would be no float
+            max_tokens = min(params.max_tokens, self.engine.max_model_len)  # 10**400 is too large for a float
             observed["vllm:request_params_max_tokens"].observe(max_tokens)
         if request.parent is None:
             observed["vllm:request_params_n"].observe(params.n)
@@ -276,7 +286,7 @@ class EngineMetrics(Listener):
     # What other threads read.
 
     def _point(self) -> Point:
-        """The counters and gauges of the dashboards as they are now."""
+        """The counters and gauges of the dashboards, as of now."""
         scheduler, counters = self.engine.scheduler, self.counters
         return Point(
             counters["vllm:generation_tokens"],
@@ -289,8 +299,10 @@ class EngineMetrics(Listener):
         )
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry. Counters and histograms are taken in one moment, so that they fit together; each
-        gauge is read when it is asked for.
+        """The metrics, for the registry.
+
+        Counters and histograms are copied under the lock, so that they agree with each other. Gauges are read
+        without the lock.
         """
         with self._lock:
             counters = dict(self.counters)
@@ -306,7 +318,7 @@ class EngineMetrics(Listener):
         for name, label_name, documentation, amounts in (
             ("vllm:request_success", "finished_reason", "Requests that ended well.", succeeded),
             ("ruvon:requests_ended_early", "reason", early, ended_early),
-            ("ruvon:executor", "counter", "What the executor told of its steps.", from_executor),
+            ("ruvon:executor", "counter", "Counters that the executor reports per step.", from_executor),
         ):
             counter = CounterMetricFamily(name, documentation, labels=(*LABEL_NAMES, label_name))
             for label_value, amount in amounts.items():
@@ -325,8 +337,8 @@ class EngineMetrics(Listener):
         yield from self._gpu_gauges()
 
     def _gpu_gauges(self) -> Iterator[Metric]:
-        """Memory in bytes of each GPU that this process has touched."""
-        for kind, words in (("used", "in use, by anyone"), ("total", "there is")):
+        """Used and total memory, in bytes, of each GPU on which this process has memory."""
+        for kind, words in (("used", "in use by any process"), ("total", "installed")):
             name, documentation = f"ruvon:gpu_memory_{kind}_bytes", f"GPU memory that is {words}."
             gauge = GaugeMetricFamily(name, documentation, labels=(*LABEL_NAMES, "device"))
             for gpu in gpus():
@@ -334,7 +346,7 @@ class EngineMetrics(Listener):
             yield gauge
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
-        """(name, documentation, value), as they are now."""
+        """(name, documentation, value) of each gauge, as of now."""
         point = self._point()
         yield "vllm:num_requests_running", "Requests that hold memory in the cache.", point.running
         yield "vllm:num_requests_waiting", "Requests in the queue.", point.waiting
@@ -344,9 +356,13 @@ class EngineMetrics(Listener):
             yield "ruvon:host_memory_total_bytes", "Memory of this machine.", total
 
     def snapshot(self) -> dict:
-        """All that the dashboards show, as JSON has it. See `History.read` for `seconds`."""
+        """All data of the dashboards, as JSON data. Times are in seconds, memory in bytes.
+
+        "seconds" is the result of `HistorySnapshot.read`; "window" is the window of its percentiles.
+        """
         now = time.perf_counter()
         process_values = {metric.name: metric.samples[0].value for metric in self._process.collect()}
+        memory = process_values.get("process_resident_memory_bytes")  # None on a system without /proc
         with self._lock:
             point = self._point()
             snapshot = {
@@ -356,9 +372,7 @@ class EngineMetrics(Listener):
                     "running": point.running,
                     "waiting": point.waiting,
                     "kv_usage": point.kv_usage,
-                    "memory": process_values.get(
-                        "process_resident_memory_bytes"
-                    ),  # None where there is no /proc
+                    "memory": memory,
                     "memory_total": host_memory()[1],
                     "gpus": gpus(),
                 },
@@ -378,12 +392,15 @@ class EngineMetrics(Listener):
 
 
 def gpus() -> list[dict]:
-    """Of each GPU that this process has touched: device, bytes used (by anyone) and in total."""
+    """{"device", "used", "total"} of each GPU on which this process has memory.
+
+    "used" is the memory in use by any process, and "total" all memory of the GPU, both in bytes.
+    """
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return []
     touched = []
     for index in range(torch.cuda.device_count()):
-        if not torch.cuda.memory_reserved(index):  # asking would open it
+        if not torch.cuda.memory_reserved(index):  # mem_get_info would create a CUDA context on this GPU
             continue
         free, total = torch.cuda.mem_get_info(index)
         touched.append({"device": f"cuda:{index}", "used": total - free, "total": total})

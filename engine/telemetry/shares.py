@@ -1,24 +1,28 @@
-"""Sharing out: whole nanoseconds among requests that caused them, whole cents among lines of a bill. Part 19.
+"""Exact division: nanoseconds among the requests that caused them, cents among a bill's lines. Part 19.
 
-Promises that what was shared out is what there was: whole numbers, and nothing lost to rounding. Knows no
-clock, no price and no requests.
+Promises that the parts are whole numbers and add up to the total: rounding loses nothing. Knows no clock, no
+price and no requests.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-MAX_WEIGHT = 10**9  # nanoseconds: a second for one token is more than any token takes
+MAX_WEIGHT = 10**9  # nanoseconds per token: one second, more than any token takes
 
 
 def share_out(total: int, weights: Sequence[int]) -> list[int]:
-    """`total` in whole parts, one for each weight: the method of the largest remainder.
+    """Divide `total` into whole parts in proportion to `weights`, one part for each weight.
+
+    This is the method of the largest remainder:
 
     1. Each part is total · weight / (sum of the weights), rounded down.
-    2. What is left over goes out in ones: the largest remainder first; of equal ones, the earliest.
+    2. The units that are left over are added one by one to the parts with the largest remainders; among equal
+       remainders, the earliest part comes first.
 
-    So the parts add up to `total`, no part is a whole unit away from its exact share, and a weight of 0 gets
-    0. Raises ValueError: something below 0, or something to share and no weight above 0.
+    The parts add up to `total`. Each part differs from its exact share by less than 1. A weight of 0 gets 0.
+
+    Raises ValueError if `total` or a weight is below 0, or if `total` is above 0 and no weight is.
     """
     if total < 0 or min(weights, default=0) < 0:
         raise ValueError(f"{total=}, {min(weights, default=0)=}: neither may be below 0")
@@ -40,13 +44,15 @@ def share_out(total: int, weights: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Weights:
-    """Nanoseconds that one more of each adds to a step. `benchmarks/part19_weights.py` fits them; these are
-    of `storyteller` on the machine that its results name, rounded.
+    """By how many nanoseconds one more token of each kind lengthens a step.
+
+    The defaults are rounded results of `benchmarks/part19_weights.py` for the model `storyteller`; the
+    results name the machine. Raises ValueError for a weight out of range.
     """
 
-    input: int = 190_000  # a token of a prompt, read with others
-    output: int = 250_000  # a token that is chosen by itself
-    held: int = 1_800  # a token whose keys and values are read
+    input: int = 190_000  # a prompt token, computed together with others
+    output: int = 250_000  # an output token, computed alone
+    held: int = 1_800  # a token in the cache, whose keys and values the step reads
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -60,7 +66,7 @@ class Weights:
 
 
 class Work(NamedTuple):
-    """What a request caused in a step, by kind, in the unit of the weights."""
+    """The work that a request caused in a step, by kind, in nanoseconds of weight."""
 
     cached: int = 0
     input: int = 0
@@ -69,16 +75,18 @@ class Work(NamedTuple):
 
 
 def work_of(*, prompt: int, cached: int, reached: int, start: int, end: int, weights: Weights) -> Work:
-    """What a request with `prompt` prompt tokens caused in a step that computed its tokens `start` to `end`.
+    """The work that a request caused in a step, which computed the request's tokens `start` to `end` - 1.
 
-    `reached`: so many of its tokens had been computed before, or found. `cached`: so many of its prompt's
-    were found in the cache.
+    prompt: how many tokens the prompt has.
+    cached: how many tokens of the prompt were found in the cache.
+    reached: how many tokens of the request had been computed, or found in the cache, before this step.
 
-    1. Each computed token: before `reached` it is `recomputed` and counts `weights.input`, wherever it
-       stands, since it is read with others. Else it is `input` in the prompt, `output` behind it, and counts
-       its kind's weight.
-    2. Each of the `end` tokens held counts `weights.held`. The kind of the last computed token bears it; but
-       while that is `input`, the `cached` ones bear their own: all that a token found in a cache costs.
+    1. A computed token before `reached` is `recomputed` and counts `weights.input`, in the prompt and after
+       it, because recomputed tokens are computed together. Any other token counts the weight of its kind,
+       which is `input` in the prompt and `output` after it.
+    2. Each of the `end` tokens held counts `weights.held`. The sum is added to the kind of the last computed
+       token. But if that kind is `input`, the `cached` tokens' part of the sum is `cached` instead. Nothing
+       else is ever `cached`: a token found in a cache costs only what it takes to hold it.
     """
     num_again = min(max(reached - start, 0), end - start)
     new_input = max(min(prompt, end) - max(start, reached), 0)

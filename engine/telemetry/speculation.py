@@ -1,6 +1,6 @@
-"""How many proposed tokens the model accepted, for Prometheus, under vLLM's names. Part 16.
+"""How many draft tokens the model accepted, for Prometheus, under vLLM's names. Part 16.
 
-A collector beside Part 11's: register it with that registry.
+Register `SpeculationMetrics` with the registry of Part 11's `EngineMetrics`.
 """
 
 from collections.abc import Iterator
@@ -12,18 +12,19 @@ from engine.telemetry.metrics import ENGINE, LABEL_NAMES
 
 
 class SpeculationMetrics:
-    """Reads `tally` when the registry is read."""
+    """A collector that reads `tally` whenever the registry is read."""
 
     def __init__(self, tally: Tally, model_name: str) -> None:
         self.tally, self._label_values = tally, (model_name, ENGINE)
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry: counters of drafts, of the tokens in them, and of those that were accepted, also
-        by their position in the draft.
+        """The metrics, for the registry: counters of drafts, of draft tokens, and of accepted draft tokens.
+
+        Accepted tokens are also counted by their position in the draft, from 0.
         """
-        accepted = "Accepted tokens; 1 + this / num_drafts: tokens of a step with drafts."
+        accepted = "Accepted tokens. Tokens per step with drafts: 1 + num_accepted_tokens / num_drafts."
         for name, documentation, count in (
-            ("num_drafts", "Times that tokens were proposed for a request.", self.tally.drafts),
+            ("num_drafts", "Drafts: how often tokens were proposed.", self.tally.drafts),
             ("num_draft_tokens", "Proposed tokens.", self.tally.proposed),
             ("num_accepted_tokens", accepted, self.tally.accepted),
         ):

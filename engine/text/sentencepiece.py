@@ -1,14 +1,14 @@
-"""The other kind of BPE: SentencePiece's, as tokenizer.json has it (Llama 1 and 2, TinyLlama). Part 20.
+"""SentencePiece's kind of BPE, as tokenizer.json describes it (Llama 1 and 2, TinyLlama). Part 20.
 
-Byte-level BPE begins with bytes; SentencePiece's begins with characters, and writes a space as "▁". A "▁"
-marks the beginning of a word, so one is put before the first word, too, and taken off again when text is
-decoded. A character that has no token falls back to the tokens of its UTF-8 bytes, "<0xE2>": no text is
-unknown here either.
+Byte-level BPE merges bytes. SentencePiece merges characters, and writes a space as "▁". A "▁" marks the
+beginning of a word, so a "▁" is also put before the first word, and its space is removed when text is
+decoded. A character without a token falls back to the tokens of its UTF-8 bytes, such as "<0xE2>", so every
+text can be encoded.
 
-Promises the ids of Hugging Face's `tokenizers`, and its text of all ids whose bytes are UTF-8. Other bytes
-become U+FFFD as everywhere in this engine, one for each broken character, so that a stream can show a
-character once it is whole. (`tokenizers` writes a U+FFFD for each byte of a run that has a broken character.)
-Source: Kudo and Richardson 2018, https://arxiv.org/abs/1808.06226.
+Promises the ids of Hugging Face's `tokenizers`, and the same text for ids whose bytes are valid UTF-8.
+Invalid bytes become one U+FFFD for each broken character, as everywhere in this engine, so that a stream can
+show a character as soon as it is complete. (`tokenizers` writes one U+FFFD for each byte of a run of bytes
+that has a broken character.) Source: Kudo and Richardson 2018, https://arxiv.org/abs/1808.06226.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,16 +21,16 @@ from engine.text.tokenizer_files import AddedToken, added_tokens, affixes, merge
 
 SPACE = "▁"
 BYTE = regex.compile(r"<0x([0-9A-Fa-f]{2})>")
-# A stretch is the text between two added tokens (such as "</s>"). A "▁" is put before
-# - "every" stretch;
-# - "always": every stretch that does not begin with a space;
-# - "first": the first stretch, if it does not begin with a space, and no added token is before it;
-# - "never": none.
+# Where a "▁" is added. A stretch is the text between two added tokens (such as "</s>").
+# - "every": before each stretch.
+# - "always": before each stretch that does not begin with a space.
+# - "first": before the first stretch, if it begins the text and does not begin with a space.
+# - "never": nowhere.
 Prepend = Literal["every", "always", "first", "never"]
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A vocabulary of characters and their merges, and where spaces are added."""
+    """A SentencePiece vocabulary, its merges, and the rule for added spaces."""
 
     def __init__(
         self,
@@ -44,12 +44,15 @@ class SentencePieceTokenizer(Tokenizer):
         affixes: tuple[Sequence[int], Sequence[int]] = ((), ()),
         eos_token: str | None = None,
     ) -> None:
-        """`split`: each "▁" begins a word, and nothing is merged across its beginning. `strip`: `decode`
-        takes off the space that a text begins with. Raises ValueError: a byte has no token.
+        """A tokenizer with these tokens and merges.
+
+        With `split`, each "▁" begins a word, and no merge crosses the beginning of a word. With `strip`,
+        `decode` removes the first space of a text. The other arguments are those of `Tokenizer`. Raises
+        ValueError if a byte has no token.
         """
         self._index_added_tokens(added_tokens, vocab, eos_token)
         self._prepend, self._strip = prepend, strip
-        self._normal_form, self._add_prefix_space = None, False  # a stretch comes as `_marked` makes it
+        self._normal_form, self._add_prefix_space = None, False  # `_marked` adds the spaces instead
         self._ignore_merges, self._affixes = ignore_merges, affixes
         self._word_regex = regex.compile(rf"{SPACE}[^{SPACE}]*|[^{SPACE}]+" if split else r"(?s).+")
         self._vocab, self._cache = vocab, {}
@@ -60,18 +63,21 @@ class SentencePieceTokenizer(Tokenizer):
         self._max_token_bytes = max(len(token.encode()) for token in spellings)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
-        """Text of `ids`, a whole text, without the space that was put before it. A model's output begins in
-        the middle of a text, and keeps its space (`Detokenizer`).
+        """The text of `ids`, without the space that `encode` added before the text.
+
+        `ids` are a whole text. A model's output continues a text and keeps its first space (`Detokenizer`).
+        Invalid bytes, special tokens and errors are as in `Tokenizer.decode`.
         """
         text = super().decode(ids, skip_special_tokens)
         return text.removeprefix(" ") if self._strip else text
 
     def _split_specials(self, text: str) -> Iterator[str | AddedToken]:
+        """Yield the added tokens in `text`, and the stretches between them, each with its "▁"."""
         for i, piece in enumerate(super()._split_specials(text)):
             yield piece if isinstance(piece, AddedToken) else self._marked(piece, is_first=i == 0)
 
     def _marked(self, text: str, is_first: bool) -> str:
-        """A stretch of text with "▁" for spaces, and with one before it if `_prepend` says so."""
+        """A stretch of text with "▁" for each space, and with a "▁" before it if `_prepend` says so."""
         text = text.replace(" ", SPACE)
         if self._prepend == "every":
             return SPACE + text
@@ -82,6 +88,7 @@ class SentencePieceTokenizer(Tokenizer):
         return text
 
     def _encode_word(self, word: str) -> list[int]:
+        """The token ids of one word: those of its characters or their bytes, merged."""
         if self._ignore_merges and word in self._vocab:
             return [self._vocab[word]]
         ids: list[int] = []
@@ -94,15 +101,16 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def _spelled(token: str) -> bytes:
-    """The bytes of a token: one byte, "<0xE2>", or its characters with spaces in the place of "▁"."""
+    """The bytes that a token stands for: one byte for "<0xE2>", else its characters with spaces for "▁"."""
     byte = BYTE.fullmatch(token)
     return bytes.fromhex(byte[1]) if byte else token.replace(SPACE, " ").encode()
 
 
 def from_tokenizer_json(raw: dict) -> dict[str, Any]:
-    """The arguments of `SentencePieceTokenizer`, and the class itself as "tokenizer_class".
+    """The arguments of `SentencePieceTokenizer` in the content of a tokenizer.json, and the class itself as
+    "tokenizer_class".
 
-    Raises KeyError or ValueError for what is missing, or is not computed here.
+    Raises KeyError for a missing setting, and ValueError for a setting that is not supported.
     """
     model, added = raw["model"], added_tokens(raw)
     prepend, split = _spaces(raw.get("normalizer"), raw.get("pre_tokenizer"))
@@ -123,8 +131,10 @@ def from_tokenizer_json(raw: dict) -> dict[str, Any]:
 
 
 def _spaces(normalizer: dict | None, pre_tokenizer: dict | None) -> tuple[Prepend, bool]:
-    """(where "▁" is put, whether it splits), as a normalizer says (older files), or Metaspace. Raises
-    ValueError for anything else.
+    """The arguments (prepend, split) of `SentencePieceTokenizer`.
+
+    Older files describe them by a normalizer, newer files by a Metaspace pre-tokenizer. Raises ValueError for
+    any other combination.
     """
     normal_steps = steps_of(normalizer, "normalizers")
     split_steps = steps_of(pre_tokenizer, "pretokenizers")
@@ -146,7 +156,7 @@ def _spaces(normalizer: dict | None, pre_tokenizer: dict | None) -> tuple[Prepen
 
 
 def _strips(decoder: dict | None) -> bool:
-    """Whether the decoder takes off the space before a text. Raises ValueError for an unknown decoder."""
+    """Whether the decoder removes the first space of a text. Raises ValueError for any other decoder."""
     steps = steps_of(decoder, "decoders")
     replace = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
     accepted = [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]

@@ -1,9 +1,9 @@
-"""Byte-level BPE: text to token ids and back, written out.
+"""Byte-level BPE: text to token ids, and token ids to text.
 
 Promises the ids of Hugging Face's `tokenizers` for every byte-level BPE tokenizer (GPT-2, Llama 3, Qwen),
-read from tokenizer.json or from vocab.json and merges.txt. No text is unknown: a character without a token of
-its own falls back to the tokens of its UTF-8 bytes. Does not know any model, nor chat templates (Part 14).
-Part 1.
+read from tokenizer.json or from vocab.json and merges.txt. Every text can be encoded, because a character
+without a token falls back to the tokens of its UTF-8 bytes. Does not know any model, nor chat templates
+(Part 14). Part 1.
 Sources: Sennrich et al. 2016, https://arxiv.org/abs/1508.07909; byte level: Radford et al. 2019 (GPT-2).
 """
 
@@ -18,13 +18,13 @@ import regex
 from engine.models.checkpoint import CheckpointError, resolve
 from engine.text.tokenizer_files import GPT2_PATTERN, AddedToken, NormalForm, read_tokenizer
 
-CACHED_WORDS = 1 << 16  # a word is merged once, then looked up; a full cache is emptied
-CACHED_WORD_LENGTH = 64  # characters; longer words hardly come twice, and would fill the memory
-MANY_MARKS = regex.compile(r"\p{M}{101}")  # combining marks: to reorder n of them takes time in n²
+CACHED_WORDS = 1 << 16  # words whose ids are cached; a full cache is cleared
+CACHED_WORD_LENGTH = 64  # characters of the longest cached word; longer words rarely repeat, and take memory
+MANY_MARKS = regex.compile(r"\p{M}{101}")  # normalisation sorts n combining marks in O(n²) time
 
 
 def byte_alphabet() -> dict[int, str]:
-    """GPT-2's printable stand-in for each byte, used by vocabulary files: a space is written 'Ġ'."""
+    """The printable character that GPT-2's vocabulary files write for each byte, such as 'Ġ' for a space."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
@@ -38,14 +38,18 @@ def byte_alphabet() -> dict[int, str]:
 def merge_table(
     vocab: dict[str, int], merges: Iterable[tuple[str, str]]
 ) -> dict[tuple[int, int], tuple[int, int]]:
-    """(left id, right id) -> (rank, merged id); a lower rank was learned earlier and merges first."""
+    """The map (left id, right id) -> (rank, merged id) of `merges`, pairs of tokens in order of rank.
+
+    A pair of a lower rank was learned earlier, and is merged first. Raises KeyError if `vocab` lacks a token
+    of a merge.
+    """
     return {(vocab[a], vocab[b]): (rank, vocab[a + b]) for rank, (a, b) in enumerate(merges)}
 
 
 def byte_token_ids(vocab: dict[str, int], spellings: Sequence[str]) -> list[int]:
-    """[256]: the id of each byte's token, which `vocab` has under these spellings.
+    """[256]: the id of each byte's token. `spellings` [256] has the token's text in `vocab`.
 
-    Raises ValueError for a byte without a token.
+    Raises ValueError if a byte has no token.
     """
     for byte, spelling in enumerate(spellings):
         if spelling not in vocab:
@@ -54,7 +58,7 @@ def byte_token_ids(vocab: dict[str, int], spellings: Sequence[str]) -> list[int]
 
 
 class Tokenizer:
-    """A vocabulary, its merges in order of rank, and how text is cut into words before merging."""
+    """A vocabulary, its merges in order of rank, and the pattern that splits text into words."""
 
     def __init__(
         self,
@@ -68,9 +72,13 @@ class Tokenizer:
         affixes: tuple[Sequence[int], Sequence[int]] = ((), ()),
         eos_token: str | None = None,
     ) -> None:
-        """`added_tokens` are found in a text as a whole, before `pattern` cuts it into words. `normal_form`:
-        of Unicode, before that. `ignore_merges`: a word that is a token is not merged. `affixes`: ids before
-        and after each text. Raises ValueError: a byte has no token.
+        """A tokenizer with these tokens and merges, which are in order of rank.
+
+        `encode` first finds `added_tokens` as a whole in the text. It brings the text between them to
+        `normal_form` of Unicode, adds a space before it if `add_prefix_space`, and splits it into words by
+        the regular expression `pattern`. With `ignore_merges`, a word that is a token is not merged.
+        `affixes` are the ids before and after each text. `eos_token` is the text of the token that ends a
+        text. Raises ValueError if a byte has no token.
         """
         self._index_added_tokens(added_tokens, vocab, eos_token)
         self._normal_form, self._add_prefix_space = normal_form, add_prefix_space
@@ -88,7 +96,7 @@ class Tokenizer:
         self._max_token_bytes = max(map(len, self.id_to_bytes.values()))
         self._byte_to_id = byte_token_ids(vocab, [alphabet[byte] for byte in range(256)])
         self._merges = merge_table(vocab, merges)
-        self._whole_word_ids: dict[str, int] = {}  # for `ignore_merges`: by the token's text
+        self._whole_word_ids: dict[str, int] = {}  # by the word's text; empty without `ignore_merges`
         if ignore_merges:
             self._whole_word_ids = {
                 self.id_to_bytes[id].decode(errors="replace"): id for id in vocab.values()
@@ -98,9 +106,7 @@ class Tokenizer:
     def _index_added_tokens(
         self, added_tokens: Iterable[AddedToken], vocab: dict[str, int], eos_token: str | None
     ) -> None:
-        """Set what depends on the added tokens, which are found in a text as a whole, and the id of the token
-        that ends a text.
-        """
+        """Set `added`, `special_ids`, the regular expression that finds added tokens, and `eos_token_id`."""
         self.added = {token.content: token for token in added_tokens}
         self.special_ids = frozenset(token.id for token in self.added.values() if token.special)
         self.eos_token_id: int | None = None
@@ -113,14 +119,14 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, name: str | Path) -> "Tokenizer":
-        """Read the tokenizer of an embedded model, a folder or a hub id.
+        """Read the tokenizer of an embedded model, a folder or a hub id (see `resolve`).
 
-        Raises CheckpointError, which names the file: it is missing or damaged, or its kind of tokenizer is
-        not supported.
+        Raises CheckpointError, which names the file, if the file is missing or damaged, or if it describes a
+        kind of tokenizer that is not supported.
         """
         folder = resolve(name)
         file, fields = read_tokenizer(folder)
-        # A reader that a later part adds (Part 20: SentencePiece) names its own class.
+        # The reader of another kind of tokenizer (SentencePiece, Part 20) names its own class.
         tokenizer_class = fields.pop("tokenizer_class", cls)
         try:
             return tokenizer_class(**fields)
@@ -129,20 +135,22 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
+        """The largest id plus 1."""
         return max(self.id_to_bytes) + 1
 
     def __contains__(self, id: int) -> bool:
-        """Whether the id is a token's. A model may have more ids than its tokenizer, as Qwen3's does."""
+        """Whether the tokenizer has a token with this id. A model may have more ids, as Qwen3 does."""
         return id in self.id_to_bytes
 
     def encode(self, text: str, add_special_tokens: bool = True, guard: str = "") -> list[int]:
-        """Token ids of `text`. `add_special_tokens` adds the tokenizer's affixes (Llama 3's token for the
-        beginning). `guard` is a character that is taken out once special tokens are found: so "<|user|>" with
-        a guard inside becomes text like any other (Part 14).
+        """The token ids of `text`.
 
-        Raises ValueError for a lone surrogate, half a character, which UTF-8 cannot express; and, from a
-        tokenizer with a normal form, for more than 100 combining marks on one character.
+        `add_special_tokens` adds the tokenizer's affixes, such as Llama 3's token for the beginning of a
+        text. `guard` is a character that `encode` removes after it has found the special tokens. So
+        "<|user|>" with a guard inside is encoded as ordinary text (Part 14).
+
+        Raises ValueError for a lone surrogate, which is half a character and has no UTF-8. A tokenizer with a
+        normal form also raises ValueError for more than 100 combining marks in a row.
         """
         try:
             text.encode()
@@ -156,27 +164,26 @@ class Tokenizer:
         return [*before, *ids, *after] if add_special_tokens else ids
 
     def fewest_tokens(self, text: str) -> int:
-        """The fewest tokens that `encode(text)` may give, from the text's length alone: no token stands for
-        more bytes than the longest one has.
-        """
+        """A lower bound of len(encode(text)): the bytes of the text divided by those of the longest token."""
         if any(token.lstrip or token.rstrip for token in self.added.values()):
-            return 0  # such a token takes in any amount of space
-        # A normal form makes one character of at most four, and a character has at least one byte.
+            return 0  # one such token includes any number of spaces beside it
+        # A normal form joins at most four characters to one, and each character has at least one byte.
         size = len(text) // 4 if self._normal_form else len(text.encode(errors="replace"))
         return size // self._max_token_bytes
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
-        """Text of `ids`: their bytes joined, and only then read as UTF-8, since a character may be spread
-        over several tokens. Bytes that are not UTF-8, such as half an emoji, become U+FFFD.
+        """The text of `ids`. The bytes of all tokens are joined first and then decoded as UTF-8, because the
+        bytes of one character may be spread over several tokens. Invalid bytes, such as half an emoji, become
+        U+FFFD.
 
-        Special tokens (`special_ids`) are text too, unless `skip_special_tokens`. Raises ValueError for an
-        unknown id.
+        The text has special tokens (`special_ids`), too, unless `skip_special_tokens`. Raises ValueError for
+        an unknown id.
         """
         hidden = self.special_ids if skip_special_tokens else ()
         return b"".join(self.token_bytes(id) for id in ids if id not in hidden).decode(errors="replace")
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes one token stands for, perhaps only part of a character.
+        """The bytes that one token stands for. They may be only a part of a character.
 
         Raises ValueError for an unknown id.
         """
@@ -186,19 +193,22 @@ class Tokenizer:
             raise ValueError(f"token id {id} is not in the vocabulary (0 to {self.vocab_size - 1})") from None
 
     def _split_specials(self, text: str) -> Iterator[str | AddedToken]:
-        """The added tokens in `text`, and the text between them."""
+        """Yield the added tokens in `text` and the stretches of text between them, in order."""
         end = 0
         for match in self._added_regex.finditer(text) if self._added_regex else ():
             if match.start() > end:
                 yield text[end : match.start()]
-            # The match has the space that the token takes in, unless that belongs to its content.
+            # The match may include spaces beside the token (lstrip, rstrip): `added` does not have them.
             yield self.added.get(match.group()) or self.added[match.group().strip()]
             end = match.end()
         if end < len(text):
             yield text[end:]
 
     def _encode_piece(self, piece: str | AddedToken, guard: str) -> Iterator[int]:
-        """Token ids of what `_split_specials` gives. Raises ValueError: too many combining marks."""
+        """The token ids of one piece of `_split_specials`.
+
+        Raises ValueError for more than 100 combining marks in a row, if there is a normal form.
+        """
         if isinstance(piece, AddedToken):
             yield piece.id
             return
@@ -220,10 +230,10 @@ class Tokenizer:
             yield from ids
 
     def _split_words(self, text: str) -> Iterator[str]:
-        """The words of `text`, which are all of it."""
+        """Yield the words of `text`, in order. Joined, the words are the whole text."""
         end = 0
         for match in self._word_regex.finditer(text):
-            if match.start() > end:  # what the pattern does not match is a word too
+            if match.start() > end:  # text that the pattern does not match is a word, too
                 yield text[end : match.start()]
             if match.group():
                 yield match.group()
@@ -232,29 +242,30 @@ class Tokenizer:
             yield text[end:]
 
     def _encode_word(self, word: str) -> list[int]:
-        """Token ids of one word, not from the cache."""
+        """The token ids of one word, without the cache."""
         if word in self._whole_word_ids:
             return [self._whole_word_ids[word]]
         return self.merge([self._byte_to_id[byte] for byte in word.encode()])
 
     def merge(self, ids: list[int]) -> list[int]:
-        """Byte-pair encoding of one word: merge the neighbours of lowest rank, leftmost first, until no two
-        neighbours can be merged.
+        """Byte-pair encoding of one word, whose bytes have the token ids `ids`: merge the pair of neighbours
+        of the lowest rank, and of equal pairs the leftmost, until no pair of neighbours can be merged.
 
-        `_merges[left id, right id]` is (rank, merged id). Takes O(n log n) for n bytes: a heap of possible
-        merges over a linked list, where a merge only changes its two neighbours. A heap entry has a pair's
-        position and its two ids; it is skipped if they are not there any more. Rescanning the word after each
-        merge gives the same ids in O(n²).
+        `_merges[left id, right id]` is (rank, merged id). A merge changes only its two neighbours, so a
+        linked list of tokens and a heap of possible merges take O(n log n) time for n bytes. A heap entry has
+        the position and the two ids of a pair. An entry is skipped if the pair is no longer there. Rescanning
+        the word after each merge would give the same ids in O(n²).
         """
         ids = list(ids)
-        # A linked list of the positions that still have a token; -1 at both ends.
+        # A linked list of the positions that still have a token; -1 marks both ends.
         next_position = [*range(1, len(ids)), -1]
         previous_position = [*range(-1, len(ids) - 1)]
 
-        # 1. Every pair of neighbours that can be merged, the lowest rank first.
+        # 1. Push every pair of neighbours that can be merged. The heap has the lowest rank first.
         heap: list[tuple[int, int, int, int]] = []  # (rank, position, left id, right id)
 
         def offer(left: int, right: int) -> None:
+            """Push the tokens at these two positions, if they can be merged."""
             merge = self._merges.get((ids[left], ids[right]))
             if merge:
                 heapq.heappush(heap, (merge[0], left, ids[left], ids[right]))
@@ -264,17 +275,17 @@ class Tokenizer:
         while heap:
             _, left, left_id, right_id = heapq.heappop(heap)
             right = next_position[left]
-            # 2. Skip an entry whose pair has changed since: one of its two took part in a better merge.
+            # 2. Skip a pair that is no longer there, because another merge has taken one of its two tokens.
             if right == -1 or (ids[left], ids[right]) != (left_id, right_id):
                 continue
-            # 3. Merge in place: the left one becomes the pair, the right one leaves the list.
+            # 3. Merge in place: the left position gets the merged token, the right one leaves the list.
             ids[left] = self._merges[left_id, right_id][1]
             ids[right] = -1
             next_position[left] = next_position[right]
             if next_position[left] != -1:
                 previous_position[next_position[left]] = left
                 offer(left, next_position[left])
-            # 4. The merged token has a new neighbour on either side.
+            # 4. The merged token forms a new pair with its left neighbour, too.
             if previous_position[left] != -1:
                 offer(previous_position[left], left)
         return [id for id in ids if id != -1]

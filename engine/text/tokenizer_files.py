@@ -1,8 +1,8 @@
-"""What tokenizer files say, as the arguments of `Tokenizer`. Part 1.
+"""Reads tokenizer files, and returns the arguments of `Tokenizer`. Part 1.
 
-Promises to refuse by name every setting that would change ids and is not computed here, and to name the file
-that is missing or damaged. Reads Hugging Face's tokenizer.json, or GPT-2's original vocab.json and
-merges.txt.
+Reads Hugging Face's tokenizer.json, or GPT-2's original vocab.json and merges.txt. Promises to refuse every
+setting that would change ids and is not supported. An error names the setting, or the missing
+or damaged file.
 """
 
 from dataclasses import dataclass
@@ -15,35 +15,38 @@ import regex
 
 from engine.models.checkpoint import CheckpointError, read_json, read_text
 
-# Words, numbers, punctuation, each with the space before it; runs of space, less the one the next word takes.
+# Splits text into words, numbers and punctuation, each with one space before it, and into runs of spaces. A
+# run leaves its last space to the word after it.
 GPT2_PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 NORMAL_FORMS: tuple[NormalForm, ...] = get_args(NormalForm)
-SENTENCEPIECE = f"{__package__}.sentencepiece"  # reads files with "byte_fallback", once Part 20 has added it
+SENTENCEPIECE = f"{__package__}.sentencepiece"  # Part 20's module, which reads files with "byte_fallback"
 
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token matched in the text as a whole, before any splitting, such as `<|endoftext|>`."""
+    """A token that is found in a text as a whole, before the text is split into words: `<|endoftext|>`."""
 
     id: int
-    content: str
-    special: bool = True
-    single_word: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
+    content: str  # the token's text
+    special: bool = True  # whether `skip_special_tokens` leaves the token out of the text
+    single_word: bool = False  # whether the token is found only between characters that are no part of a word
+    lstrip: bool = False  # whether the token includes all spaces before it
+    rstrip: bool = False  # whether the token includes all spaces after it
 
     def pattern(self) -> str:
-        """The regular expression that finds it, with the space it takes in on either side."""
+        """The regular expression that finds the token, with the spaces that the token includes."""
         body = regex.escape(self.content)
         body = rf"(?<!\w){body}(?!\w)" if self.single_word else body
         return (r"\s*" if self.lstrip else "") + body + (r"\s*" if self.rstrip else "")
 
 
 def read_tokenizer(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The file a tokenizer comes from, and the arguments of `Tokenizer`.
+    """(file, arguments): the file that describes the tokenizer of a model folder, and the arguments of
+    `Tokenizer` that it holds.
 
-    Raises CheckpointError naming the file and what is wrong with it, or what in it is not supported.
+    Raises CheckpointError, which names the file, if there is no such file, if the file is damaged, or if one
+    of its settings is not supported.
     """
     config = folder / "tokenizer_config.json"
     eos = read_json(config).get("eos_token") if config.exists() else "<|endoftext|>"
@@ -68,16 +71,21 @@ def read_tokenizer(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _model_vocab_size(folder: Path) -> int | None:
-    """The vocab_size in the model's config.json; None: there is no such file, or no such number in it."""
+    """The vocab_size in the model's config.json, or None if there is no such file or no such number.
+
+    An invalid vocab_size is no error here, because `ModelConfig` refuses it.
+    """
     config = folder / "config.json"
     vocab_size = read_json(config).get("vocab_size") if config.exists() else None
-    return vocab_size if type(vocab_size) is int else None  # ModelConfig refuses what is no number
+    return vocab_size if type(vocab_size) is int else None
 
 
 def _check_ids(fields: dict[str, Any], vocab_size: int | None) -> None:
-    """Raises ValueError, naming token or field: an id is no whole number from 0 on, or an affix, which every
-    prompt gets, is no id of the model's. (Other tokens may have larger ids: a vocabulary may be larger than
-    the model's.)
+    """Raises ValueError, which names the token or the field, if an id is not a whole number of at least 0, or
+    if the id of an affix is not below `vocab_size`.
+
+    Every prompt has the affixes, so the model must have their ids. The ids of other tokens may be larger,
+    because a tokenizer's vocabulary may be larger than the model's.
     """
     vocab = list(fields["vocab"].items())
     added = [(token.content, token.id) for token in fields["added_tokens"]]
@@ -91,6 +99,7 @@ def _check_ids(fields: dict[str, Any], vocab_size: int | None) -> None:
 
 
 def _read_lines(path: Path) -> list[str]:
+    """The lines of merges.txt, without empty lines and the line with its version."""
     lines = read_text(path).split("\n")
     return [line for line in lines if line and not line.startswith("#version")]
 
@@ -103,7 +112,10 @@ def _from_vocab_and_merges(raw: dict) -> dict[str, Any]:
 
 
 def merge_pairs(merges: list) -> list[tuple[str, str]]:
-    """Merges as files have them, "a b" or ["a", "b"], as pairs. Raises ValueError for one that is no pair."""
+    """Convert merges, which files write as "a b" or ["a", "b"], to pairs.
+
+    Raises ValueError if one is no pair.
+    """
     pairs = []
     for rank, merge in enumerate(merges):
         pair = merge.split(" ") if isinstance(merge, str) else merge
@@ -115,8 +127,10 @@ def merge_pairs(merges: list) -> list[tuple[str, str]]:
 
 
 def _from_tokenizer_json(raw: dict) -> dict[str, Any]:
-    """The arguments of `Tokenizer` in a `tokenizers` file. Raises ValueError, which names what is no part of
-    a byte-level BPE. One with "byte_fallback" is SentencePiece's, which begins with characters.
+    """The arguments of `Tokenizer` in the content of a tokenizer.json.
+
+    A file with "byte_fallback" describes a SentencePiece tokenizer, which Part 20's module reads. Raises
+    ValueError, which names the setting, if the file describes another kind of tokenizer.
     """
     model = raw["model"]
     byte_fallback = model.get("byte_fallback")
@@ -140,16 +154,18 @@ def _from_tokenizer_json(raw: dict) -> dict[str, Any]:
 
 
 def added_tokens(raw: dict) -> list[AddedToken]:
-    """tokenizer.json's added tokens, with the settings that `AddedToken` has."""
-    fields = AddedToken.__dataclass_fields__
-    return [
-        AddedToken(**{k: v for k, v in token.items() if k in fields}) for token in raw.get("added_tokens", [])
-    ]
+    """The added tokens in the content of a tokenizer.json. Settings that `AddedToken` lacks are ignored."""
+    names = AddedToken.__dataclass_fields__
+    tokens = []
+    for entry in raw.get("added_tokens", []):
+        tokens.append(AddedToken(**{name: value for name, value in entry.items() if name in names}))
+    return tokens
 
 
 def steps_of(node: dict | None, inner: str) -> list[dict]:
-    """The steps of a normalizer, pre-tokenizer, processor or decoder, which is a Sequence (its steps are in
-    node[inner]), a single step, or None (no steps).
+    """The steps of a normalizer, pre-tokenizer, post-processor or decoder of a tokenizer.json.
+
+    `node` is a Sequence, which has its steps in node[inner], or a single step, or None, which has no steps.
     """
     if node is None:
         return []
@@ -157,7 +173,10 @@ def steps_of(node: dict | None, inner: str) -> list[dict]:
 
 
 def _normal_form(node: dict | None) -> str | None:
-    """Unicode's normal form; None: none is asked for. Raises ValueError for any other normalizer."""
+    """The Unicode normal form of a normalizer, or None without one.
+
+    Raises ValueError for other normalizers.
+    """
     forms = [step["type"] for step in steps_of(node, "normalizers")]
     if len(forms) > 1 or not set(forms) <= set(NORMAL_FORMS):
         raise ValueError(
@@ -167,8 +186,10 @@ def _normal_form(node: dict | None) -> str | None:
 
 
 def _splitting(node: dict | None) -> dict[str, Any]:
-    """The arguments `pattern` and `add_prefix_space`, of ByteLevel alone (GPT-2), or of Split by a regex and
-    then ByteLevel (Llama 3, Qwen). Raises ValueError for anything else.
+    """The arguments `pattern` and `add_prefix_space` of `Tokenizer`, from a pre-tokenizer.
+
+    Supported are ByteLevel alone (GPT-2), and Split by a regular expression before ByteLevel (Llama 3, Qwen).
+    Raises ValueError for any other pre-tokenizer.
     """
     steps = steps_of(node, "pretokenizers")
     kinds = [step["type"] for step in steps]
@@ -194,16 +215,17 @@ def _splitting(node: dict | None) -> dict[str, Any]:
 
 
 def affixes(node: dict | None) -> tuple[list[int], list[int]]:
-    """Ids that the post-processor puts before and after one text. Raises ValueError for what is not
-    supported.
+    """The ids that a post-processor puts before and after a text, as two lists.
+
+    Raises ValueError if a step of the post-processor is not supported.
     """
     before: list[int] = []
     after: list[int] = []
     for step in steps_of(node, "processors"):
         if step["type"] == "TemplateProcessing":
             side = before
-            for item in step["single"]:
-                if "Sequence" in item:
+            for item in step["single"]:  # the template of a single text
+                if "Sequence" in item:  # the place of the text itself
                     side = after
                 else:
                     side.extend(step["special_tokens"][item["SpecialToken"]["id"]]["ids"])

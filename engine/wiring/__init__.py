@@ -1,1 +1,1 @@
-"""EngineArgs to an engine: the only files that know everything."""
+"""The engine is built here from `EngineArgs`: only these files know every part."""

@@ -1,16 +1,17 @@
-"""`AsyncLLMEngine` with vLLM's names: a prompt in, its output as it grows, in an event loop. Part 20.
+"""`AsyncLLMEngine`, with vLLM's names: generates text for the coroutines of an event loop. Part 20.
 
     engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model="storyteller"))
     async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=50), request_id="1"):
         print(output.outputs[0].text)
     engine.shutdown()
 
-A slow reader gets the latest output, and misses those before it.
+A reader that is slower than the engine gets the latest output and misses the outputs before it.
 
-It leaves Python's garbage collector as it finds it: the event loop is another program's, which may tune the
-collector itself. `ruvon serve` has the process to itself: there, Python looks for cycles less often all the
-time (`rare_collections` in engine/machine/collector.py), and never among what was loaded (`gc.freeze`). `LLM`
-does the first of the two during a call. A program that only serves may wrap its loop in `rare_collections()`.
+`AsyncLLMEngine` does not change Python's garbage collector, because the event loop belongs to another
+program, which may tune the collector itself. `ruvon serve` owns its process and changes two things: Python
+looks for cycles less often (`rare_collections` in engine/machine/collector.py), and never among the objects
+that were loaded (`gc.freeze`). `LLM` uses `rare_collections` during a call. A program that only serves may
+wrap its event loop in `rare_collections()`.
 """
 
 from collections.abc import AsyncIterator
@@ -28,10 +29,14 @@ AsyncEngineArgs = EngineArgs
 
 
 class AsyncLLMEngine:
-    """The engine that EngineArgs describe, in Part 6's EngineThread."""
+    """An engine that runs in a thread of its own: Part 6's EngineThread."""
 
     def __init__(self, args: EngineArgs) -> None:
-        """Load the model and start the thread. Raises CheckpointError or ValueError."""
+        """Load the model and start the thread.
+
+        Raises CheckpointError if a model or tokenizer cannot be loaded, ValueError if an option cannot be
+        met on this machine.
+        """
         self.args, self.engine = args, build_engine(args)
         load_adapters_on_demand(self.engine)
         self._thread = EngineThread(self.engine, str(args.model))
@@ -50,12 +55,16 @@ class AsyncLLMEngine:
         lora_request: LoRARequest | None = None,
         priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
-        """Its outputs, each with everything so far. A reader that leaves before the last one aborts the
-        request. An adapter that is not there yet is read when the request is queued, between two steps:
-        everybody waits for that.
+        """Continue one prompt, and yield its output as it grows. Each output holds all text and tokens so
+        far; the last output has `finished` set.
 
-        Raises ParameterError for a field or a prompt that is refused, CheckpointError for an adapter, and
-        EngineError for a failed step, or after `shutdown`.
+        `request_id` must differ from those of unfinished requests. A lower `priority` is served first.
+        `lora_request` needs `enable_lora`; None uses the base model. An adapter that is not loaded yet is
+        read from its files between two steps, and all other requests wait meanwhile. Closing the iterator
+        before the last output aborts the request.
+
+        Raises ParameterError if a field or the prompt is refused, CheckpointError if the adapter cannot be
+        read, and EngineError if a step fails or the engine was shut down.
         """
         parsed = read_prompt(prompt)
         options = parsed.options | {"priority": priority}
@@ -72,7 +81,7 @@ class AsyncLLMEngine:
             await outputs.aclose()
 
     async def abort(self, request_id: str) -> None:
-        """End a request: its reader gets a last output with the finish reason "abort"."""
+        """End a request. Its reader gets a last output with the finish reason "abort"."""
         await self._thread.abort(request_id)
 
     async def get_tokenizer(self) -> Tokenizer:
@@ -83,5 +92,6 @@ class AsyncLLMEngine:
         return self._thread.health()
 
     def shutdown(self) -> None:
-        """Abort unfinished requests, and stop the thread."""
+        """Abort all unfinished requests, stop the thread, and end the processes of other ranks."""
         self._thread.stop()
+        self.engine.shutdown()

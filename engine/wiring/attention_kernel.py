@@ -1,8 +1,9 @@
-"""Which varlen kernel a name stands for, and whether it can run here. Part 9.
+"""Chooses the varlen kernel that `EngineArgs.attention` names, and checks that it can run here. Part 9.
 
-Promises a kernel that runs on this device, with this dtype and width of heads, or a ValueError with the
-reason. The names: `eager` computes all scores at once in plain PyTorch, `tiled` a tile of them at a time;
-`sdpa` is PyTorch's own kernels, `triton` is ours.
+- `eager`: plain PyTorch, which computes all scores of a sequence at once.
+- `tiled`: plain PyTorch, which computes one tile of the scores at a time.
+- `sdpa`: the kernels that come with PyTorch (`scaled_dot_product_attention`).
+- `triton`: our own kernels.
 """
 
 import torch
@@ -19,7 +20,10 @@ NAMES = (*PYTORCH_KERNELS, "triton")
 def attention_kernel(
     name: str, head_dim: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> VarlenKernel:
-    """The kernel called `name`. Raises ValueError: the name is unknown, or the kernel cannot run here."""
+    """The kernel called `name`, for heads of `head_dim` numbers on this device and in this dtype.
+
+    Raises ValueError if the name is unknown, or with the reason why the kernel cannot run here.
+    """
     if name in PYTORCH_KERNELS:
         return PYTORCH_KERNELS[name]
     if name not in NAMES:
@@ -30,13 +34,15 @@ def attention_kernel(
         from engine.kernels.flash_prefill_tma import flash_prefill_tma
 
         return flash_prefill_tma
-    from engine.kernels.flash_prefill import flash_prefill  # here: triton is optional
+    from engine.kernels.flash_prefill import flash_prefill  # imported here because triton is optional
 
     return flash_prefill
 
 
 def why_no_triton(head_dim: int, device: torch.device, dtype: torch.dtype) -> str:
-    """Why our Triton kernels cannot run here; "" if they can."""
+    """The reason why our Triton kernels cannot run here, or "" if they can. The reason is a predicate, as in
+    "needs a CUDA GPU", so that the caller can put a subject before it.
+    """
     try:
         from triton import knobs
     except ImportError:
@@ -51,7 +57,8 @@ def why_no_triton(head_dim: int, device: torch.device, dtype: torch.dtype) -> st
         return "computes in float32 or float16 in the interpreter, which takes bfloat16 for integers"
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"computes in float32, float16 or bfloat16, not {dtype}"
-    from engine.kernels.flash_prefill import MAX_HEAD_DIM  # not before: now it can be defined for this device
+    # Triton decides at this import whether kernels are compiled or interpreted, so the checks come before.
+    from engine.kernels.flash_prefill import MAX_HEAD_DIM
 
     if head_dim > MAX_HEAD_DIM:
         return f"takes heads up to {MAX_HEAD_DIM} wide, not head_dim={head_dim}"
@@ -59,11 +66,13 @@ def why_no_triton(head_dim: int, device: torch.device, dtype: torch.dtype) -> st
 
 
 def _is_interpreted() -> bool:
+    """Whether Triton's own functions were made for the interpreter. Triton decides that at its import."""
     import triton.language as tl
     from triton.runtime.interpreter import InterpretedFunction
 
-    return isinstance(tl.zeros, InterpretedFunction)  # Triton's own functions are made when it is imported
+    return isinstance(tl.zeros, InterpretedFunction)
 
 
 def _capability(device: torch.device | str) -> tuple[int, int]:
+    """The GPU's compute capability as (major, minor)."""
     return torch.cuda.get_device_capability(device)

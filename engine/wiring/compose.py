@@ -1,8 +1,9 @@
-"""An engine from `EngineArgs`: the one place that knows every part. Part 20's wiring.
+"""Builds an engine from `EngineArgs`. Part 20's wiring.
 
-Promises an engine whose every option has its effect, or a CheckpointError or ValueError that says why not.
-The way there: `EngineArgs` checks the options (engine_args.py), `load_devices` makes all that computes
-(devices.py; its memory: compose_cache.py), and `build_engine` adds what runs on the host.
+Every option takes effect, or an error says why it cannot. An engine is built in three stages: `EngineArgs`
+checks the options (engine_args.py), `load_devices` loads the models and makes their memory and runners
+(devices.py and compose_cache.py), and `build_engine` adds what runs on the host: the scheduler, speculation
+and adapters.
 """
 
 from collections.abc import Sequence
@@ -36,12 +37,25 @@ from engine.wiring.replay import about
 
 
 def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEngine:
-    """Load the models and put an engine together. Raises CheckpointError or ValueError."""
+    """Load the models and build an engine. `listeners` are told what happens to requests and steps.
+
+    Raises CheckpointError if a model, tokenizer or draft model cannot be loaded, ValueError if an option
+    cannot be met on this machine.
+    """
     recording = _open_recording(args.record) if args.record is not None else None
     devices = load_devices(args)
+    try:
+        return _compose(devices, recording, listeners)
+    except BaseException:
+        devices.executor.shutdown()
+        raise
+
+
+def _compose(devices: Devices, recording: Recording | None, listeners: Sequence[Listener]) -> LLMEngine:
+    """The engine, made of the loaded models. Raises ValueError if an option cannot be met."""
     args, slots, sizes = devices.args, devices.slots, devices.sizes
-    # 1. Executors: the runners, or recorders around them.
-    executor: Executor = devices.runner
+    # 1. Executors of the model and of the draft model, each wrapped in a recorder if the steps are recorded.
+    executor = devices.executor
     draft_executor: Executor | None = devices.draft
     if recording is not None:
         recording.about(about(args))
@@ -49,8 +63,8 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
         if draft_executor is not None:
             draft_executor = RecordedExecutor(draft_executor, recording, "draft")
         if slots:
-            slots.on_assign = lambda slot, adapter: recording.adapter(slot, adapter.folder)
-    # 2. The scheduler, with a plan of the model's memory.
+            slots.on_assign.append(lambda slot, adapter: recording.adapter(slot, adapter.folder))
+    # 2. The scheduler, with a plan of the model's memory for keys and values.
     scheduler = ElasticScheduler(
         plan_of(args, devices.memory),
         sizes.max_num_seqs,
@@ -58,7 +72,7 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
         adapter_slots=slots,
         select_rows=scored_rows,
     )
-    # 3. Capabilities: what is called around each step.
+    # 3. Capabilities: objects that the engine calls around each step.
     engine_class = AheadEngine if args.async_scheduling else LLMEngine
     capabilities: list[Capability] = []
     if devices.speculative:
@@ -73,7 +87,7 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
         supports |= {"cache_salt"}
     if slots:
         supports |= {"adapter"}
-    return engine_class(
+    engine = engine_class(
         devices.tokenizer,
         devices.config,
         scheduler,
@@ -85,16 +99,20 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
         adapters=AdapterManager(slots, scheduler) if slots else None,
         capabilities=capabilities,
     )
+    executor.on_lost(engine.lose)
+    return engine
 
 
 def load_adapters_on_demand(engine: LLMEngine) -> None:
-    """From now on the requests of this engine ask for an adapter with a LoRARequest, not by a name."""
+    """Have this engine's requests ask for an adapter with a LoRARequest instead of a name. An engine without
+    adapters stays as it is.
+    """
     if isinstance(engine.adapters, AdapterManager):
         engine.adapters = OnDemand(engine.adapters, engine.config)
 
 
 def _open_recording(path: str | Path) -> Recording:
-    """A recording, opened before a model is loaded. Raises ValueError: no file can be written there."""
+    """The recording at `path`, opened for writing. Raises ValueError if no file can be written there."""
     try:
         return Recording(path)
     except OSError as error:
@@ -108,8 +126,8 @@ def _speculation(
     draft_executor: Executor | None,
     step_times: StepTimes,
 ) -> Speculation:
-    """Speculation for one scheduler, with proposals by a draft model, or by lookup in the text itself.
-    `step_times`: the seconds that steps with drafts take.
+    """Speculation for one scheduler. A draft model proposes the tokens if `draft_executor` is given;
+    otherwise n-grams of the request's own text do. `step_times` has the seconds that steps with drafts take.
     """
     proposer: Proposer
     if draft_executor is not None and devices.draft_config is not None:
@@ -125,9 +143,13 @@ def _speculation(
 def _measured_step_times(
     devices: Devices, config: SpeculativeConfig, engine_class: type[LLMEngine]
 ) -> StepTimes:
-    """The seconds that steps with drafts take here, measured in a trial engine over the same memory."""
+    """The seconds that steps with drafts take on this machine, measured with a trial engine that uses the
+    same runners and memory.
+    """
     sizes, args = devices.sizes, devices.args
-    if args.kv_cache == "paged":  # no copies of blocks: the memory counts them, and must still be at 0
+    if args.kv_cache == "paged":
+        # The trial may not copy blocks. The memory remembers the number of its last copy, and would skip the
+        # copies of the engine's plan, whose numbers also begin at 0.
         args = replace(args, preemption_mode="recompute", swap_space=0)
     scheduler = ContinuousScheduler(
         plan_of(args, devices.memory), sizes.max_num_seqs, sizes.max_num_batched_tokens
@@ -137,7 +159,7 @@ def _measured_step_times(
         devices.tokenizer,
         devices.config,
         scheduler,
-        devices.runner,
+        devices.executor,
         max_model_len=sizes.max_model_len,
         capabilities=[speculation],
     )

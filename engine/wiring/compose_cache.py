@@ -1,8 +1,8 @@
-"""Memory for keys and values, as `EngineArgs` asks for it: in pages or in slots. Part 20's wiring.
+"""Makes the memory for keys and values that `EngineArgs` asks for, in pages or in slots. Part 20's wiring.
 
-Promises memory for at least one sequence of `max_model_len` tokens, or a ValueError that says how much there
-is. In the order of use: how many bytes (`kv_cache_bytes`), the tensors in them (`make_memory`), the plan that
-gives them to requests (`plan_of`).
+`kv_cache_bytes` says how many bytes to take, `make_memory` allocates the tensors, and `plan_of` makes the
+plan that gives blocks or slots to requests. The memory holds at least one sequence of `max_model_len` tokens;
+otherwise a ValueError says how much memory there is.
 """
 
 import sys
@@ -22,27 +22,32 @@ from engine.scheduling.elastic import is_out_of_memory
 from engine.wiring.attention_kernel import attention_kernel
 from engine.wiring.engine_args import EngineArgs
 
-MEMORY_SHARE = 0.5  # of what is free once the model is loaded, for keys and values
+MEMORY_SHARE = 0.5  # default share for keys and values of the memory that is free after the model is loaded
 DEFAULT_BLOCK_SIZE = 16  # tokens
 Memory = PageMemory | SlotMemory
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large steps and sequences may be."""
+    """Upper bounds for steps and sequences."""
 
-    max_num_seqs: int  # in a step
-    max_num_batched_tokens: int  # in a step
-    max_model_len: int  # tokens of a sequence, prompt and output; 0 until the model is loaded
+    max_num_seqs: int  # sequences in a step
+    max_num_batched_tokens: int  # tokens in a step
+    max_model_len: int  # tokens in a sequence, prompt and output together; 0 until the model is loaded
 
 
 def kv_cache_bytes(
-    args: EngineArgs, configs: Sequence[ModelConfig], sizes: Sizes, parameter: torch.Tensor
+    args: EngineArgs,
+    configs: Sequence[ModelConfig],
+    sizes: Sizes,
+    parameter: torch.Tensor,
+    num_processes: int = 1,
 ) -> int:
-    """Bytes for the keys and values of these models, on `parameter`'s device and in its dtype.
+    """The number of bytes to take for the keys and values of all `configs`, on `parameter`'s device and in
+    its dtype: `kv_cache_memory_bytes` if that option is set, otherwise a share of the device's memory.
 
-    They are what `kv_cache_memory_bytes` says; else a share of the device's memory. Raises ValueError: more
-    than the device has.
+    `num_processes` of this engine divide the share of a CPU's memory (Extension A). Raises ValueError if
+    `kv_cache_memory_bytes` is more than the device has.
     """
     if args.kv_cache_memory_bytes:
         num_bytes = args.kv_cache_memory_bytes
@@ -55,10 +60,10 @@ def kv_cache_bytes(
             return int(MEMORY_SHARE * free)
         in_use = total - free  # by the model, and by other processes
         return max(0, int(share * total) - in_use)
-    # Other programs use a CPU's memory, too: no more than all sequences of a step can fill.
+    # Other programs need a CPU's memory, too, so take no more than the sequences of a step can fill.
     tokens_per_sequence = _num_blocks(args, sizes.max_model_len) * _block_size(args)
     max_useful = sizes.max_num_seqs * tokens_per_sequence * _token_bytes(configs, parameter)
-    return min(max_useful, int((share or MEMORY_SHARE) * free))
+    return min(max_useful, int((share or MEMORY_SHARE) * free) // num_processes)
 
 
 def make_memory(
@@ -68,10 +73,11 @@ def make_memory(
     parameter: torch.Tensor,
     configs: Sequence[ModelConfig],
 ) -> Memory:
-    """Tensors for the keys and values of one model, on `parameter`'s device and in its dtype.
+    """Allocate the keys and values of the model of `config`, on `parameter`'s device and in its dtype.
 
-    `configs`: of all models that share the bytes, this one among them; each gets as many blocks, or slots.
-    Raises ValueError: no room for one sequence, or others have taken the memory.
+    `configs` lists every model that shares the bytes, this one included: all of them get the same number of
+    blocks or slots. Raises ValueError if one sequence of `max_model_len` tokens does not fit, or if the
+    allocation fails.
     """
     block_size, max_model_len = _block_size(args), sizes.max_model_len
     token_bytes = _token_bytes(configs, parameter)
@@ -106,7 +112,9 @@ def make_memory(
 
 
 def plan_of(args: EngineArgs, memory: Memory) -> KVCacheManager:
-    """A new plan of this memory: which request has which blocks, or which slot."""
+    """A new plan for this memory, in which all blocks or slots are free. The plan records which blocks, or
+    which slot, each request has.
+    """
     if isinstance(memory, SlotMemory):
         return memory.plan()
     return memory.plan(
@@ -115,8 +123,8 @@ def plan_of(args: EngineArgs, memory: Memory) -> KVCacheManager:
 
 
 def memory_of(device: torch.device) -> tuple[int, int]:
-    """(free, total) of the device's memory, in bytes. What a system does not say counts as without bound: an
-    allocation then fails if it is too large.
+    """The device's memory in bytes, as (free, total). A number that the system does not report is taken as
+    `sys.maxsize`: nothing is refused beforehand, and an allocation that is too large fails.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)
@@ -126,7 +134,9 @@ def memory_of(device: torch.device) -> tuple[int, int]:
 
 
 def _allocate(make: Callable[[], Memory], args: EngineArgs, num_bytes: int) -> Memory:
-    """What `make` returns. Raises ValueError: other programs have the memory."""
+    """The memory that `make` allocates. Raises ValueError if the allocation runs out of memory; `num_bytes`
+    is the size that the message names.
+    """
     try:
         return make()
     except (MemoryError, RuntimeError) as error:
@@ -137,24 +147,26 @@ def _allocate(make: Callable[[], Memory], args: EngineArgs, num_bytes: int) -> M
 
 
 def _block_size(args: EngineArgs) -> int:
-    """Tokens in a block; in a slot, any number of tokens may be in use."""
+    """Tokens in a block. It is 1 with slots, where a sequence's tokens are not rounded up to whole blocks."""
     if args.kv_cache == "slots":
         return 1
     return args.block_size or DEFAULT_BLOCK_SIZE
 
 
 def _num_blocks(args: EngineArgs, num_tokens: int) -> int:
-    """Blocks that so many tokens take."""
+    """The number of blocks that `num_tokens` tokens take."""
     return -(-num_tokens // _block_size(args))  # rounded up
 
 
 def _token_bytes(configs: Sequence[ModelConfig], parameter: torch.Tensor) -> int:
-    """Bytes of one token's keys and values, in all these models."""
+    """Bytes of one token's keys and values, summed over all models."""
     return sum(config.kv_bytes_per_token(parameter.element_size()) for config in configs)
 
 
 def _num_swap_blocks(args: EngineArgs, block_bytes: int) -> int:
-    """Blocks in `swap_space`. Raises ValueError: more than the host's memory, or less than a block."""
+    """The number of blocks that fit `swap_space`. Raises ValueError if the swap space is more than the host's
+    memory, or less than one block.
+    """
     num_bytes = int(args.swap_space * 2**30)
     _refuse_too_much("swap_space", args.swap_space, num_bytes, torch.device("cpu"))
     num_blocks = num_bytes // block_bytes
@@ -164,14 +176,18 @@ def _num_swap_blocks(args: EngineArgs, block_bytes: int) -> int:
 
 
 def _refuse_too_much(name: str, value: float, num_bytes: int, device: torch.device) -> None:
-    """Raises ValueError, naming the option and its value: the device has less memory in all."""
+    """Raise ValueError if `num_bytes` is more than the device's total memory. The message names the option
+    `name` and its `value`.
+    """
     _, total = memory_of(device)
     if num_bytes > total:
         raise ValueError(f"{name}={value}: {device.type} has {total:,} bytes of memory")
 
 
 def _page_kernels(attention: str) -> dict[str, Any]:
-    """`PageMemory`'s arguments for the kernels that read and write pages; none: PyTorch does."""
+    """`PageMemory`'s arguments for our Triton kernels, which read and write pages. There are none with other
+    kinds of attention: `PageMemory` then uses PyTorch.
+    """
     if attention != "triton":
         return {}
     from engine.kernels.paged_attention import PagedAttention

@@ -1,31 +1,34 @@
-"""The models that `EngineArgs` names, loaded, each with its memory and its runner. Part 20's wiring.
+"""Loads the models that `EngineArgs` names, and makes each model's memory and runner. Part 20's wiring.
 
-Promises runners whose every option has its effect, or a CheckpointError or ValueError that says why not. A
-model is loaded in this order: merge, quantize, wrap, pack. `compose.py` makes an engine of the result;
-`replay.py` runs recorded steps on it without one. The memory is made in `compose_cache.py`.
+Every option takes effect, or an error says why it cannot. The linear layers of a model are changed in this
+order: merge, quantize, wrap for adapters, sum over ranks, pack. `compose.py` builds an engine from the
+result, and `replay.py` runs recorded steps without an engine. The memory is made in `compose_cache.py`. One
+device is loaded here; Extension A loads one in each of several processes.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from engine.cache.memory import PageMemory
 from engine.execution.last_tokens import LastTokens
-from engine.execution.runner import EagerWay, ModelRunner, Way
+from engine.execution.runner import EagerWay, Executor, ModelRunner, Way
 from engine.execution.scores import logprobs_of
 from engine.layers.packed_linear import pack_linears
+from engine.lora.adapter import Adapter
 from engine.lora.slots import AdapterSlots
 from engine.machine.huge_pages import huge_pages
 from engine.models.checkpoint import CheckpointError, resolve
 from engine.models.config import ModelConfig
 from engine.models.language_model import LanguageModel
-from engine.models.loader import load_model
+from engine.models.loader import Sharding, load_model
 from engine.quantization.checkpoint import restore
 from engine.quantization.quantize import pack_quantized, quantize
 from engine.speculation.config import MAX_DRAFTS, SpeculativeConfig
@@ -34,57 +37,97 @@ from engine.speculation.rejection_sampler import DraftProbs, RejectionSampler
 from engine.text.tokenizer import Tokenizer
 from engine.wiring.compose_cache import Memory, Sizes, kv_cache_bytes, make_memory, memory_of
 from engine.wiring.engine_args import EngineArgs
+from engine.wiring.extensions import wiring_of
 
-MAX_DRAFT_PASSES = MAX_DRAFTS + 1  # of a draft model, submitted before the host reads the first one's tokens
+MAX_DRAFT_PASSES = MAX_DRAFTS + 1  # a draft model's passes that are submitted before the first is read
+
+
+class Rank(Protocol):
+    """This process's part in a model that several devices share (Extension A)."""
+
+    sharding: Sharding
+    num_on_host: int  # ranks that share the memory of this process's device
+
+    def shard_adapter(self, adapter: Adapter) -> Adapter:
+        """This rank's part of an adapter."""
+
+    def row_max(self, name: str, weight: torch.Tensor) -> torch.Tensor | None:
+        """For `quantize`."""
+
+    def join(self, model: LanguageModel) -> LanguageModel:
+        """Put the sums over ranks into this rank's part of a model, in place; returns the model."""
+
+    def smallest(self, number: int) -> int:
+        """The smallest of the ranks' numbers. All ranks ask."""
+
+    def executor(self, runner: ModelRunner, slots: AdapterSlots | None) -> Executor:
+        """Has all ranks compute, or what rank 0 tells. `runner`: this rank's."""
 
 
 @dataclass(frozen=True)
 class Devices:
-    """What `load_devices` made, all of it on one device."""
+    """The models, memory and runners of this process, and the executor of the model's steps.
 
-    args: EngineArgs  # with no option left open: made with these, everything is the same again
+    `draft` and `draft_config` are None without a draft model.
+    """
+
+    args: EngineArgs  # with every default filled in: loading with these gives the same sizes and kernels
     tokenizer: Tokenizer
     config: ModelConfig  # the model's
     sizes: Sizes
     memory: Memory  # the model's keys and values
-    runner: ModelRunner  # the model's
-    slots: AdapterSlots | None  # None: no adapters
-    speculative: SpeculativeConfig | None  # None: no speculation
+    runner: ModelRunner  # the model's, on this device
+    executor: Executor  # computes the model's steps: `runner`, or the runners of several ranks
+    slots: AdapterSlots | None  # None without adapters
+    speculative: SpeculativeConfig | None  # None without speculation
     draft: ModelRunner | None = None  # the draft model's
     draft_config: ModelConfig | None = None
 
 
 def load_devices(args: EngineArgs) -> Devices:
-    """Load the models, allocate memory for their keys and values, and make a runner for each.
+    """Load the models on as many devices as `args` say. Raises CheckpointError or ValueError."""
+    if args.tensor_parallel_size > 1:
+        return wiring_of("A").load_devices(args)
+    return load_one_device(args)
 
-    Raises CheckpointError or ValueError.
+
+def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
+    """Load the models, allocate memory for their keys and values, and make a runner for each. `rank`: the
+    device has a part of the model, and others have the rest.
+
+    Raises CheckpointError if a model or tokenizer cannot be loaded, ValueError if an option cannot be met on
+    this machine or with this model.
     """
-    # 1. The options that were left open.
+    # 1. Options, with defaults for those that are not set.
     _refuse_absent_gpu(str(args.device))
-    args, sizes = _with_defaults(args)
+    args, sizes = with_defaults(args)
     tokenizer = _tokenizer_of(args)
     speculative = None
     if args.speculative_config is not None:
         speculative = SpeculativeConfig.from_dict(args.speculative_config)
     slots = None
     if args.enable_lora:
-        slots = AdapterSlots(args.max_loras, args.max_lora_rank, sizes.max_num_batched_tokens)
+        shard_adapter = rank.shard_adapter if rank else None
+        slots = AdapterSlots(args.max_loras, args.max_lora_rank, sizes.max_num_batched_tokens, shard_adapter)
     # 2. The model, and the draft model if there is one.
-    model = _load(args, sizes, args.model, args.dtype, args.quantization, slots)
+    model = _load(args, sizes, args.model, args.dtype, args.quantization, slots, rank)
     max_positions = model.config.max_positions
     sizes = replace(sizes, max_model_len=sizes.max_model_len or max_positions)
-    if sizes.max_model_len > max_positions:  # said before memory is taken for it
+    if sizes.max_model_len > max_positions:
         raise ValueError(f"max_model_len={sizes.max_model_len}: the model sees {max_positions} tokens")
     draft = None
     if speculative is not None and speculative.model is not None:
         draft = _load_draft(args, sizes, speculative.model, model)
-    # 3. Memory for keys and values. The draft model's are more layers over the same plan.
+    # 3. Memory for keys and values. The draft model has tensors of its own, and shares the model's plan: a
+    #    sequence has the same block numbers in both.
     configs = [model.config] if draft is None else [model.config, draft.config]
-    parameter = next(model.parameters())  # all memory has its device and dtype
-    num_bytes = kv_cache_bytes(args, configs, sizes, parameter)
+    parameter = next(model.parameters())  # the memory takes this parameter's device and dtype
+    num_bytes = kv_cache_bytes(args, configs, sizes, parameter, rank.num_on_host if rank else 1)
+    if rank:
+        num_bytes = rank.smallest(num_bytes)
     args = replace(args, kv_cache_memory_bytes=max(1, num_bytes), gpu_memory_utilization=None)
     memory = make_memory(args, model.config, sizes, parameter, configs)
-    # 4. The model's runner, with what adapters, log probabilities and speculation hand in.
+    # 4. The model's runner, with the functions that adapters, log probabilities and speculation add.
     max_new_tokens = speculative.num_speculative_tokens + 1 if speculative else 1
     in_flight = 2 if args.async_scheduling else 1
     runner = _runner(args, model, memory, sizes, max_new_tokens, in_flight)
@@ -94,21 +137,25 @@ def load_devices(args: EngineArgs) -> Devices:
     draft_probs = DraftProbs()
     if speculative:
         runner.select = RejectionSampler(draft_probs, runner.select)
+    executor: Executor = rank.executor(runner, slots) if rank else runner
+    config = ModelConfig.from_pretrained(args.model) if rank else model.config  # of the whole model
     if draft is None:
-        return Devices(args, tokenizer, model.config, sizes, memory, runner, slots, speculative)
-    # 5. The draft model's runner. It reads the tokens since its last pass: mostly one, two when all its
-    #    proposals were accepted.
+        return Devices(args, tokenizer, config, sizes, memory, runner, executor, slots, speculative)
+    # 5. The draft model's runner. In a pass the draft model reads the tokens since its last pass: two tokens
+    #    if all its proposals were accepted, otherwise one.
     draft_memory = make_memory(args, draft.config, sizes, parameter, configs)
+    # The model's steps carry the plan's copies of blocks. The draft model's memory needs the same copies.
     runner.before.append(lambda batch: draft_memory.apply(batch.copies))
     draft_runner = _runner(args, draft, draft_memory, sizes, max_new_tokens=2, in_flight=MAX_DRAFT_PASSES)
     draft_runner.select = DraftSampler(draft_probs)
     return Devices(
         args,
         tokenizer,
-        model.config,
+        config,
         sizes,
         memory,
         runner,
+        executor,
         slots,
         speculative,
         draft_runner,
@@ -116,8 +163,16 @@ def load_devices(args: EngineArgs) -> Devices:
     )
 
 
+def options_of(args: EngineArgs) -> dict[str, Any]:
+    """The options as JSON has them: paths, devices and dtypes become their names. `EngineArgs` takes them."""
+    return {
+        name: value if isinstance(value, int | float | Mapping | None) else str(value).removeprefix("torch.")
+        for name, value in asdict(args).items()
+    }
+
+
 def _refuse_absent_gpu(device: str) -> None:
-    """Raises ValueError for cuda or cuda:N where there is no such GPU."""
+    """Raise ValueError if `device` is cuda or cuda:N and there is no such GPU."""
     kind, _, index = device.partition(":")
     num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
     if kind == "cuda" and int(index or 0) >= num_gpus:
@@ -128,7 +183,9 @@ def _refuse_absent_gpu(device: str) -> None:
 
 
 def _tokenizer_of(args: EngineArgs) -> Tokenizer:
-    """Raises CheckpointError, which also says that there is an option, if none was chosen."""
+    """The tokenizer of `args.tokenizer`, or by default of the model. Raises CheckpointError, which mentions
+    the option --tokenizer if that option is not set.
+    """
     folder = resolve(args.tokenizer or args.model)
     try:
         return Tokenizer.from_pretrained(folder)
@@ -138,9 +195,9 @@ def _tokenizer_of(args: EngineArgs) -> Tokenizer:
         raise CheckpointError(f"{error}; --tokenizer takes another folder") from None
 
 
-def _with_defaults(args: EngineArgs) -> tuple[EngineArgs, Sizes]:
-    """The options with values for those that were left open, by what this machine has. `max_model_len` may
-    stay 0: what it is then, only the loaded model can say.
+def with_defaults(args: EngineArgs) -> tuple[EngineArgs, Sizes]:
+    """The options with this machine's defaults filled in, and the sizes. `Sizes.max_model_len` is 0 if that
+    option is not set, because its default is known only once the model is loaded.
     """
     has_gpu = (
         torch.cuda.is_available()
@@ -156,7 +213,7 @@ def _with_defaults(args: EngineArgs) -> tuple[EngineArgs, Sizes]:
     if async_scheduling is None:
         async_scheduling = on_gpu
     max_num_seqs, max_num_batched_tokens = args.max_num_seqs, args.max_num_batched_tokens
-    if max_num_seqs is None:  # each needs a token in every step
+    if max_num_seqs is None:  # at most max_num_batched_tokens: each sequence needs a token in every step
         max_num_seqs = min(256 if on_gpu else 16, max_num_batched_tokens or sys.maxsize)
     if max_num_batched_tokens is None:
         max_num_batched_tokens = max(max_num_seqs, 8192 if on_gpu else 512)
@@ -178,12 +235,23 @@ def _load(
     dtype: str | torch.dtype,
     quantization: str | None = None,
     slots: AdapterSlots | None = None,
+    rank: Rank | None = None,
 ) -> LanguageModel:
-    """The model, ready to run; on a CPU, on huge pages. Raises CheckpointError or ValueError."""
-    transform = partial(_transformed, args=args, sizes=sizes, quantization=quantization, slots=slots)
+    """The model, ready to run. On a CPU its weights lie on huge pages. Raises CheckpointError or ValueError
+    as `load_devices` does.
+    """
+    transform = partial(
+        _transformed, args=args, sizes=sizes, quantization=quantization, slots=slots, rank=rank
+    )
     with huge_pages() if str(args.device).startswith("cpu") else nullcontext():
         return load_model(
-            model, args.device, dtype, args.load_format, transform=transform, restore_quantized=restore
+            model,
+            args.device,
+            dtype,
+            args.load_format,
+            transform=transform,
+            restore_quantized=restore,
+            sharding=rank.sharding if rank else None,
         )
 
 
@@ -193,16 +261,18 @@ def _transformed(
     sizes: Sizes,
     quantization: str | None,
     slots: AdapterSlots | None,
+    rank: Rank | None,
 ) -> LanguageModel:
-    """A loaded model, quantized, wrapped for adapters, and packed: the layers that will run are packed last.
-    Raises ValueError: no memory for the adapters.
+    """The loaded model, quantized, wrapped for adapters, joined with the other ranks' parts, and packed.
+    Packing comes last because it replaces the linear layers that the others look for. Raises ValueError if
+    there is no memory for the adapters.
     """
     if quantization is not None:
-        model = quantize(model, quantization)
+        model = quantize(model, quantization, row_max=rank.row_max if rank else None)
     if slots is not None:
         device = next(model.parameters()).device
         free, total = memory_of(device)
-        # A CPU's free memory does not count what the system keeps of files, and gives back when asked.
+        # On a CPU, `free` leaves out the system's cache of files, which the system gives up on demand.
         available = free if device.type == "cuda" else total
         needed = slots.num_bytes(model)
         if needed > available:
@@ -211,11 +281,15 @@ def _transformed(
                 f"there are {available:,}"
             )
         model = slots.wrap(model)
+    if rank is not None:
+        model = rank.join(model)
     return pack_quantized(pack_linears(model, rows=sizes.max_num_seqs))
 
 
 def _load_draft(args: EngineArgs, sizes: Sizes, name: str | Path, model: LanguageModel) -> LanguageModel:
-    """The draft model, without adapters. Raises CheckpointError or ValueError."""
+    """The draft model, in `model`'s dtype and without adapters. Raises CheckpointError if it cannot be
+    loaded, ValueError if its vocabulary has another size than `model`'s.
+    """
     draft = _load(args, sizes, name, next(model.parameters()).dtype)
     if draft.config.vocab_size != model.config.vocab_size:
         raise ValueError(
@@ -233,25 +307,27 @@ def _runner(
     max_new_tokens: int,
     in_flight: int,
 ) -> ModelRunner:
-    """A runner for steps with up to `max_new_tokens` of a sequence, prompts apart. `in_flight`: how many
-    steps may be submitted before the first is read.
+    """A runner for one model.
+
+    `max_new_tokens` is the most tokens that a sequence has in a step once its prompt is computed.
+    `in_flight` is the number of steps that may be submitted before the first one's result is read.
     """
     device = next(model.parameters()).device
     last_tokens = LastTokens(sizes.max_num_seqs, device)
     if not (_runs_graphs(args) and isinstance(memory, PageMemory)):
-        if in_flight == 1:  # every token is known when its step is launched
+        if in_flight == 1:  # the host knows every token of a step before it submits the step
             return ModelRunner([EagerWay(model, memory)], memory)
         return ModelRunner(
             [EagerWay(model, memory, upload=last_tokens.upload)], memory, last_tokens=last_tokens
         )
-    from engine.execution.graphs import DecodeGraphs, GraphWay  # here: triton is optional
+    from engine.execution.graphs import DecodeGraphs, GraphWay  # imported here because triton is optional
     from engine.execution.steps import steps, verifying_steps
     from engine.execution.verifying import num_rows
     from engine.kernels.llama_prompts import prompt_forward
     from engine.kernels.verify_attend import MOST_NEW
 
     V, max_seqs = model.config.vocab_size, sizes.max_num_seqs
-    max_blocks = -(-sizes.max_model_len // memory.block_size)  # of a sequence
+    max_blocks = -(-sizes.max_model_len // memory.block_size)  # of the longest sequence, rounded up
 
     def graphs(make_steps: Callable, max_rows: int) -> DecodeGraphs:
         step = make_steps(model, memory, max_rows)
@@ -259,7 +335,7 @@ def _runner(
             step, last_tokens, V, max_rows, max_blocks, device.type == "cuda", max(2, in_flight)
         )
 
-    # The first way that fits a step computes it: a graph for a few rows, else kernel by kernel.
+    # A step runs in the first way that fits: as a graph if it has few rows, otherwise kernel by kernel.
     ways: list[Way] = [GraphWay(graphs(steps, max_seqs), V)]
     if max_new_tokens > 1:
         max_rows = num_rows(max_seqs, max_new_tokens, sizes.max_num_batched_tokens)
@@ -269,5 +345,5 @@ def _runner(
 
 
 def _runs_graphs(args: EngineArgs) -> bool:
-    """Whether steps of few rows run as CUDA graphs, which need kernels that read pages."""
+    """Whether steps of few rows run as CUDA graphs. Graphs need the Triton kernels, which read pages."""
     return args.attention == "triton" and args.kv_cache == "paged" and not args.enforce_eager

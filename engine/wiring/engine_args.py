@@ -1,8 +1,9 @@
-"""`EngineArgs`: the one place where an engine's options are named, explained and checked. Part 20.
+"""`EngineArgs`: the names, help texts and checks of an engine's options. Part 20.
 
-Names are vLLM's. `LLM(...)` takes them as keywords, and the commands of `ruvon` as flags, which are made from
-this class (engine/cli/options.py): a field added here is a flag, with its help. Knows nothing of models: what
-only a loaded model can tell is checked where it is loaded. Imports no torch, so that `--help` comes at once.
+The names are vLLM's. `LLM(...)` takes the options as keywords. The commands of `ruvon` take them as flags,
+which engine/cli/options.py makes from this class: a field that is added here becomes a flag with its help.
+This module checks only what can be checked without a model; engine/wiring/devices.py checks the rest. The
+module imports no torch, so that `--help` answers at once.
 """
 
 import re
@@ -16,6 +17,7 @@ from engine.decoding.params import refuse_unknown_names
 from engine.models.checkpoint import embedded_models
 from engine.models.known_shapes import TOKENIZER, shape_folder
 from engine.speculation.config import SpeculativeConfig
+from engine.wiring.extensions import EXTENSIONS, is_here
 
 MODEL, REQUESTS, MEMORY, SPEED = "Model", "Requests", "Keys and values", "Speed"  # topics of the help
 ADAPTERS = "Adapters"
@@ -24,20 +26,36 @@ DType = Any  # a name such as float16, or a torch.dtype
 
 
 def _option(
-    default: Any, topic: str, help: str, example: str | None = None, completions: Sequence[str] = ()
+    default: Any,
+    topic: str,
+    help: str,
+    example: str | None = None,
+    completions: Sequence[str] = (),
+    extension: str | None = None,
 ) -> Any:
-    """A field with what `--help` says of it. `example`: how its value is written there; `completions`: values
-    that a shell completes, among others that are accepted.
+    """A dataclass field with the metadata of its flag.
+
+    `topic` is the heading in `--help` under which the flag stands. `example` is a value as one types it on
+    the command line. `completions` are values that a shell offers; others are accepted, too. `extension` is
+    the letter of the extension without which the field is refused.
     """
-    metadata = {"topic": topic, "help": help, "example": example, "completions": completions}
+    metadata = {
+        "topic": topic,
+        "help": help,
+        "example": example,
+        "completions": completions,
+        "extension": extension,
+    }
     return field(default=default, metadata=metadata)
 
 
 @refuse_unknown_names
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs:
-    """How to build an engine. Raises ValueError, which names the field, the value and what is accepted, and
-    TypeError for an unknown field.
+    """The options of an engine. Each field's text below is its help.
+
+    None and "auto" choose a default by the model and the machine. Raises ValueError if a value is refused:
+    the message names the field, the value and what is accepted. Raises TypeError for an unknown field.
     """
 
     model: str | Path = _option(
@@ -46,7 +64,9 @@ class EngineArgs:
         f"Embedded ({', '.join(embedded_models())}), a folder, or a hub id.",
         completions=embedded_models(),
     )
-    tokenizer: str | Path | None = _option(None, MODEL, "Another's tokenizer; default: the model's own.")
+    tokenizer: str | Path | None = _option(
+        None, MODEL, "A model or folder with another tokenizer; default: the model's own."
+    )
     device: Device = _option(
         "auto",
         MODEL,
@@ -67,6 +87,10 @@ class EngineArgs:
     )
     quantization: Literal["int8", "int4", "int8_dynamic"] | None = _option(
         None, MODEL, "weights as whole numbers; int8_dynamic: activations, too; default: as the model is."
+    )
+
+    tensor_parallel_size: int = _option(
+        1, MODEL, "Devices that share the model, each with a piece of every layer.", extension="A"
     )
 
     max_model_len: int | None = _option(
@@ -124,19 +148,27 @@ class EngineArgs:
         self._check_combinations()
 
     def _check_values(self) -> None:
-        """Each field by itself."""
+        """Check each field by itself. Raises ValueError."""
         for spec in fields(self):
             value, accepted = getattr(self, spec.name), choices(spec.type)
             if accepted and value not in accepted:
                 options = ", ".join(map(str, accepted))
                 raise ValueError(f"{spec.name}={value!r}: accepted are {options}")
-            is_whole = isinstance(value, int) and not isinstance(value, bool)
-            if spec.type in (int, int | None) and value != spec.default and not (is_whole and value >= 1):
-                raise ValueError(f"{spec.name}={value!r}: at least 1 is accepted")
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            is_count = is_number and isinstance(value, int) and value >= 1  # a whole number from 1 on
+            if spec.type in (int, int | None) and value != spec.default and not is_count:
+                raise ValueError(f"{spec.name}={value!r}: at least 1 is accepted")
             if spec.type in (float, float | None) and value is not None and not is_number:
                 raise ValueError(f"{spec.name}={value!r}: a number is accepted")
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device := str(self.device)):
+            letter = spec.metadata["extension"]
+            if letter and value != spec.default and not is_here(letter):
+                extension = f"Extension {letter} ({EXTENSIONS[letter]})"
+                raise ValueError(
+                    f"{spec.name}={value!r}: comes with {extension}, whose files are not here; "
+                    f"{spec.default!r} is accepted"
+                )
+        device = str(self.device)
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
             mac = "; a Mac runs on cpu" if device.startswith("mps") else ""
             raise ValueError(f"device={device!r}: accepted are cpu, cuda and cuda:N{mac}")
         share = self.gpu_memory_utilization
@@ -148,7 +180,7 @@ class EngineArgs:
             SpeculativeConfig.from_dict(self.speculative_config)
 
     def _check_combinations(self) -> None:
-        """Fields that need another, and fields that exclude one another."""
+        """Check fields that need one another or exclude one another. Raises ValueError."""
         if self.preemption_mode == "swap" and not self.swap_space:
             raise ValueError("preemption_mode='swap' needs a swap_space; it is 0")
         if self.swap_space and self.preemption_mode == "recompute":
@@ -162,7 +194,8 @@ class EngineArgs:
             if self.kv_cache == "slots" and getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} needs kv_cache='paged'; it is 'slots'")
         for name in ("max_loras", "max_lora_rank"):
-            if not self.enable_lora and getattr(self, name) != getattr(type(self), name):
+            default = getattr(type(self), name)
+            if not self.enable_lora and getattr(self, name) != default:
                 raise ValueError(f"{name}={getattr(self, name)!r} needs enable_lora=True; it is False")
         num_seqs, num_tokens = self.max_num_seqs, self.max_num_batched_tokens
         if num_seqs is not None and num_tokens is not None and num_seqs > num_tokens:
@@ -173,7 +206,9 @@ class EngineArgs:
 
 
 def choices(kind: Any) -> tuple:
-    """What a field declared as a Literal or a bool accepts, None included where it is; () of any other."""
+    """The values that a field of this type accepts. For a Literal they are its values, for a bool True and
+    False, and None is added if the type allows None. Returns () for any other type.
+    """
     if kind is bool:
         return True, False
     if get_origin(kind) is Literal:

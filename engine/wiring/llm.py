@@ -1,9 +1,9 @@
-"""`LLM`: prompts in, outputs back, with vLLM's names and shapes. Part 20.
+"""`LLM`: generates text for a list of prompts, with vLLM's names and types. Part 20.
 
     llm = LLM("storyteller")
     print(llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=50))[0].outputs[0].text)
 
-Continuous batching over pages or slots, on packed weights; what else there is, EngineArgs says.
+All prompts of a call run together, by continuous batching. `EngineArgs` has the other options.
 """
 
 import time
@@ -39,11 +39,13 @@ Bar = bool | Callable[..., tqdm]
 
 
 class LLM:
-    """Offline use: prompts in, outputs back. Not for several threads."""
+    """An engine for offline use: a call returns when its outputs are finished. Use it in one thread only."""
 
     def __init__(self, model: str | Path = "storyteller", **options) -> None:
-        """`options`: the fields of EngineArgs. Raises CheckpointError, ValueError, or TypeError for an
-        unknown one.
+        """Load `model`: an embedded model's name, a folder or a hub id. `options` are fields of EngineArgs.
+
+        Raises CheckpointError if a model or tokenizer cannot be loaded, ValueError if an option's value is
+        refused, and TypeError if an option is unknown.
         """
         start = time.perf_counter()
         self.args = EngineArgs(model=model, **options)
@@ -52,7 +54,7 @@ class LLM:
         self.load_seconds = time.perf_counter() - start
         load_adapters_on_demand(self.engine)
         self._request_numbers = count()
-        self._inbox: dict[str, RequestOutput] = {}  # by request id: outputs that were not read yet
+        self._inbox: dict[str, RequestOutput] = {}  # by request id: the latest output, if not read yet
 
     def generate(
         self,
@@ -63,12 +65,15 @@ class LLM:
         priority: Sequence[int] | None = None,
         lora_request: Adapters = None,
     ) -> list[RequestOutput]:
-        """One RequestOutput per prompt, in order. One SamplingParams serves all prompts, or one each; without
-        any, `get_default_sampling_params`. A lower `priority` is served first. `use_tqdm`: as in `Progress`.
-        One `lora_request` serves all prompts, or one each (None: the base); it needs enable_lora.
+        """Continue each prompt. Returns one finished RequestOutput per prompt, in the prompts' order.
 
-        Raises ParameterError for a field or a prompt that is refused, CheckpointError for an adapter: then
-        nothing was generated.
+        `sampling_params` is one for all prompts or a list with one for each; by default
+        `get_default_sampling_params`. `priority` is a list with a number for each prompt: lower numbers are
+        served first. `lora_request` is one adapter for all prompts or a list with one for each, in which None
+        means the base model; it needs `enable_lora`. `use_tqdm` is described at `Progress`.
+
+        Raises ParameterError if a field or a prompt is refused, and CheckpointError if an adapter cannot be
+        read: nothing is generated then. Raises RuntimeError if a step fails.
         """
         parsed = read_prompts(prompts)
         for prompt, rank in zip(parsed, per_prompt("priority", priority, len(parsed), int), strict=True):
@@ -87,10 +92,15 @@ class LLM:
         add_generation_prompt: bool = True,
         lora_request: Adapters = None,
     ) -> list[RequestOutput]:
-        """One RequestOutput per conversation: what the model says next. `messages` is one conversation, a
-        list of {"role", "content"}, or a list of them. `chat_template`: in place of the model's own.
+        """Answer each conversation. Returns one finished RequestOutput per conversation, in order.
 
-        Raises ParameterError, also for what the template refuses, and CheckpointError for no template.
+        `messages` is one conversation, which is a list of {"role": …, "content": …}, or a list of
+        conversations. `chat_template` is Jinja text that replaces the model's own template. With
+        `add_generation_prompt` the prompt ends with the marker that begins the assistant's turn. The other
+        arguments are those of `generate`.
+
+        Raises ParameterError if a field is refused, if the template refuses a conversation, or if there is no
+        template; CheckpointError if a template or an adapter cannot be read; RuntimeError if a step fails.
         """
         template = self._template(chat_template)
         parsed = []
@@ -112,9 +122,11 @@ class LLM:
         *,
         lora_request: LoRARequest | None = None,
     ) -> Iterator[RequestOutput]:
-        """One prompt; its output so far after every token. Several streams may be read in turns.
+        """Continue one prompt, and yield its output so far after each step. Several streams may be read in
+        turns. Leaving a stream before its end aborts the request.
 
-        Raises ParameterError, at the first output asked for, for a field or a prompt that is refused.
+        The request is checked when the first output is read. Raises ParameterError if a field or the prompt
+        is refused, CheckpointError if the adapter cannot be read, and RuntimeError if a step fails.
         """
         parsed = read_prompt(prompt)
         self._set_adapters([parsed], lora_request)
@@ -122,7 +134,7 @@ class LLM:
         try:
             outputs = self._run([request_id])
             while True:
-                with rare_collections():  # while this engine works, and not while its caller does
+                with rare_collections():  # only while the engine works: the caller's code runs at `yield`
                     output = next(outputs, None)
                 if output is None:
                     return
@@ -130,16 +142,26 @@ class LLM:
         finally:
             self._forget([request_id])
 
+    def shutdown(self) -> None:
+        """End the processes of other ranks (tensor_parallel_size), if there are any, before this one ends.
+        Nothing can be generated after this.
+        """
+        self.engine.shutdown()
+
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's makers recommend, in its generation_config.json; else SamplingParams()."""
+        """The parameters that the model's generation_config.json recommends, or SamplingParams() without such
+        a file.
+        """
         path = resolve(self.args.model) / "generation_config.json"
         return default_params(read_json(path) if path.exists() else {})
 
     def _set_adapters(self, parsed: list[ParsedPrompt], lora_request: Adapters) -> None:
-        """Give each its adapter, which is loaded when its request is queued. Raises ParameterError."""
+        """Put each prompt's adapter into its options. The adapter is loaded when the request is queued.
+        Raises ParameterError if adapters are not enabled, or if their number is not that of the prompts.
+        """
         loras = per_prompt("lora_request", lora_request, len(parsed), LoRARequest)
         if self.engine.adapters is None and any(loras):
             raise ParameterError("lora_request", "lora_request needs LLM(..., enable_lora=True)")
@@ -147,7 +169,9 @@ class LLM:
             prompt.options["adapter"] = lora
 
     def _template(self, source: str | None) -> ChatTemplate:
-        """The template `source`, or by default the model's own. Raises ParameterError: it has none."""
+        """The chat template in `source`, or by default the model's own. Raises ParameterError if the model
+        has no template.
+        """
         template = ChatTemplate.from_pretrained(self.args.tokenizer or self.args.model)
         if source is not None:
             return ChatTemplate(source, template.special_tokens if template else None)
@@ -159,7 +183,7 @@ class LLM:
 
     @rare_collections()
     def _complete(self, parsed: list[ParsedPrompt], params: Params, use_tqdm: Bar) -> list[RequestOutput]:
-        """The finished outputs, in order."""
+        """Run the requests until all have finished. Returns their outputs in the prompts' order."""
         params = self.get_default_sampling_params() if params is None else params
         params_of_each = per_prompt("sampling_params", params, len(parsed), SamplingParams)
         progress = Progress(len(parsed), use_tqdm)
@@ -178,18 +202,18 @@ class LLM:
         return [finished[request_id] for request_id in ids]
 
     def _add(self, parsed: ParsedPrompt, params: SamplingParams) -> str:
-        """Queue a request, and give its id."""
+        """Queue a request. Returns the request's id."""
         request_id = str(next(self._request_numbers))
         samples = self.engine.make_requests(request_id, parsed.prompt, params, **parsed.options)
         self.engine.add(request_id, samples, parsed.prompt if parsed.text is None else parsed.text)
         return request_id
 
     def _run(self, ids: list[str]) -> Iterator[RequestOutput]:
-        """Outputs of these requests until all have finished. Raises RuntimeError when a step failed."""
+        """Yield outputs of these requests until all have finished. Raises RuntimeError if a step fails."""
         unfinished = set(ids)
         while unfinished:
             if not any(request_id in self._inbox for request_id in unfinished):
-                # A step serves all requests: outputs of other streams wait in the inbox for their readers.
+                # A step serves the requests of all streams; each stream later takes its own outputs.
                 self._inbox |= {output.request_id: output for output in self.engine.step()}
             for request_id in [request_id for request_id in ids if request_id in self._inbox]:
                 output = self._inbox.pop(request_id)
@@ -200,9 +224,9 @@ class LLM:
                 yield output
 
     def _forget(self, ids: list[str]) -> None:
-        """Nothing stays behind of requests that were left early, or failed."""
+        """Abort the unfinished ones of these requests, and drop outputs that were not read."""
         for request_id in ids:
             self.engine.abort_request(request_id)
             self._inbox.pop(request_id, None)
         while self.engine.has_unfinished_requests() and not self.engine.unfinished_request_ids():
-            self.engine.step()  # with async_scheduling, the last step that was launched has still to end
+            self.engine.step()  # with async_scheduling, a step that was launched before the abort may be left

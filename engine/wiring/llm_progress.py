@@ -1,4 +1,4 @@
-"""The bar that `LLM` shows while it works: prompts done, and tokens per second. Part 20."""
+"""The progress bar of `LLM`, with the number of finished prompts and tokens per second. Part 20."""
 
 import time
 from collections.abc import Callable
@@ -8,27 +8,27 @@ from tqdm import tqdm
 
 from engine.decoding.outputs import RequestOutput
 
-REFRESH_SECONDS = 0.1  # between two drawings of the speed: a step may be much shorter
+REFRESH_SECONDS = 0.1  # between two drawings of the speed, because a step may be much shorter
 
 
 class Progress:
-    """Counts outputs as they come, and shows prompts done and tokens per second."""
+    """Counts the tokens of outputs as they come, and shows them in a bar."""
 
     def __init__(self, total: int, use_tqdm: bool | Callable[..., tqdm] = True) -> None:
-        """`use_tqdm`: False for no bar, True for one if stderr is a terminal, or a function that makes the
-        bar, such as a `partial(tqdm, desc=…)`.
+        """`total` is the number of prompts. With `use_tqdm=True` there is a bar if stderr is a terminal, with
+        False there is none. A function, such as `partial(tqdm, desc=…)`, makes the bar itself.
         """
-        # tqdm reads disable=None as "not on a terminal".
+        # With disable=None, tqdm shows a bar only on a terminal.
         make_bar = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=None if use_tqdm else True)
         self.bar = make_bar(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
         self.num_input_tokens = 0
         self.num_output_tokens = 0
-        self._counted: dict[str, int] = {}  # output tokens of each request under way
+        self._counted: dict[str, int] = {}  # by request id: the output tokens that are counted already
         self._start = self._refreshed = time.perf_counter()
 
     def count(self, output: RequestOutput) -> None:
-        """Count the new tokens of an output, which has all of its request's so far. Without a bar, nothing is
-        counted.
+        """Count the output's new tokens; an output holds all tokens of its request so far. Does nothing
+        without a bar.
         """
         if self.bar.disable:
             return

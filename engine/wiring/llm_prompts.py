@@ -1,7 +1,6 @@
-"""What a user may hand to `LLM`: prompts in vLLM's forms, and conversations. Part 20.
+"""Reads the prompts and conversations that users hand to `LLM`, in the forms that vLLM accepts. Part 20.
 
-Promises a record per prompt, or a ParameterError that says what is accepted. Checks forms only: whether a
-prompt fits the model, the engine says.
+Only the form of a prompt is checked here. The engine checks whether the prompt fits the model.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,23 +17,25 @@ Message = Mapping[str, Any]  # {"role": …, "content": text, or a list of {"typ
 
 @dataclass(frozen=True)
 class ParsedPrompt:
-    """One request: what the model reads, what the user sees of it, and options of `LLMEngine`."""
+    """A prompt for the engine, and the options of its request."""
 
-    prompt: Prompt
-    text: str | None = None  # None: it came as token ids
-    options: dict[str, Any] = field(default_factory=dict)
+    prompt: Prompt  # text, or token ids
+    text: str | None = None  # the prompt as the outputs show it; None if only token ids were given
+    options: dict[str, Any] = field(default_factory=dict)  # of LLMEngine.make_requests, such as cache_salt
 
 
 def read_prompts(prompts: object) -> list[ParsedPrompt]:
-    """One PromptInput or several, in order. Raises ParameterError for what is none."""
-    is_one = isinstance(prompts, str | bytes | bytearray | Mapping) or _is_ids(prompts)
-    if is_one or not isinstance(prompts, Iterable):
+    """Read one PromptInput or several. Returns one ParsedPrompt each, in order. Raises ParameterError if one
+    of them has another form.
+    """
+    is_single_prompt = isinstance(prompts, str | bytes | bytearray | Mapping) or _is_ids(prompts)
+    if is_single_prompt or not isinstance(prompts, Iterable):
         return [read_prompt(prompts)]
     return [read_prompt(prompt) for prompt in prompts]
 
 
 def read_prompt(prompt: object) -> ParsedPrompt:
-    """One PromptInput. Raises ParameterError for what is none."""
+    """Read one PromptInput. Raises ParameterError if `prompt` has another form."""
     if isinstance(prompt, str):
         return ParsedPrompt(prompt, prompt)
     if _is_ids(prompt):
@@ -42,7 +43,7 @@ def read_prompt(prompt: object) -> ParsedPrompt:
     if isinstance(prompt, Mapping) and set(prompt) <= {"prompt_token_ids", "prompt", "cache_salt"}:
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         options = {} if salt is None else {"cache_salt": salt}
-        if isinstance(text, str | None) and _is_ids(ids):  # ids may come with the text they stand for
+        if isinstance(text, str | None) and _is_ids(ids):  # the ids count; their text is only shown
             return ParsedPrompt(ids, text, options)
         if isinstance(text, str) and ids is None:
             return ParsedPrompt(text, text, options)
@@ -54,9 +55,10 @@ def read_prompt(prompt: object) -> ParsedPrompt:
 
 
 def per_prompt(name: str, value: Any, num_prompts: int, kind: type) -> list:
-    """`value`, the argument of this name, for each prompt: None or a `kind` for all, or a list, one for each.
+    """The argument called `name` as a list with an entry for each prompt.
 
-    Raises ParameterError: they are of another kind, or there are not as many.
+    `value` is None, or an object of type `kind` for all prompts, or an iterable of such objects and None.
+    Raises ParameterError if an entry has another type, or if there are not `num_prompts` entries.
     """
     if value is None or isinstance(value, kind):
         return [value] * num_prompts
@@ -69,7 +71,10 @@ def per_prompt(name: str, value: Any, num_prompts: int, kind: type) -> list:
 
 
 def read_conversations(messages: object) -> list[list[dict[str, str]]]:
-    """One list of Messages, or several, as a chat template wants them. Raises ParameterError."""
+    """Read one conversation, which is a list of Messages, or a list of conversations. Returns a list of
+    conversations in which every message's content is text. Raises ParameterError if the form is another, or
+    if a conversation is empty.
+    """
     conversations = messages
     if _is_list(messages) and messages and isinstance(messages[0], Mapping):
         conversations = [messages]
@@ -85,12 +90,14 @@ def read_conversations(messages: object) -> list[list[dict[str, str]]]:
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    """Whether this is a sequence of items, and no text."""
+    """Whether `value` is a sequence, and neither text nor bytes."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _message(message: object) -> dict[str, str]:
-    """The message, with its text parts joined by line breaks. Raises ParameterError for what is none."""
+    """The message, with its text parts joined by line breaks. Raises ParameterError if `message` is not a
+    mapping with a role and a content.
+    """
     if isinstance(message, Mapping):
         role, content = message.get("role"), message.get("content")
         if isinstance(content, list) and content and all(_is_text(part) for part in content):
@@ -108,10 +115,10 @@ def _is_text(part: Any) -> bool:
 
 
 def _is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    """Whether this is a prompt as token ids. Empty ones are no prompt, and bytes, which are whole numbers to
-    Python, are a text that was not decoded.
+    """Whether `prompt` is a sequence of token ids with at least one id. Bytes are refused, although Python
+    takes them for a sequence of integers: they are text that was not decoded.
     """
     if not isinstance(prompt, Sequence) or isinstance(prompt, str | bytes | bytearray | memoryview):
         return False
-    kinds = set(map(type, prompt))  # few, however long the prompt
+    kinds = set(map(type, prompt))  # a set of types is faster to check than each id of a long prompt
     return bool(kinds) and all(issubclass(kind, int) for kind in kinds)

@@ -1,4 +1,4 @@
-"""What a command does beside loading a model: names it, shows that it waits, sets its threads. Part 20."""
+"""Helpers for commands that load a model: its public name, a spinner, PyTorch's threads. Part 20."""
 
 import os
 from collections.abc import Iterator
@@ -11,11 +11,13 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from engine.models.checkpoint import embedded_models
 from engine.models.config import ModelConfig
 
-SMALL_HIDDEN_SIZE = 512  # up to which a model is faster on one thread than on two
+SMALL_HIDDEN_SIZE = 512  # up to this hidden size, a model runs faster on one thread than on two
 
 
 def public_name(model: str | Path) -> str:
-    """The name of a model for clients; of a folder only the last part of its path."""
+    """The name under which clients see a model. A model in a folder gets the last part of the folder's path,
+    so that clients do not learn the path.
+    """
     folder = Path(os.path.expanduser(model))
     if str(model) in embedded_models() or not folder.is_dir():
         return str(model)
@@ -24,7 +26,7 @@ def public_name(model: str | Path) -> str:
 
 @contextmanager
 def loading(model: str | Path) -> Iterator[None]:
-    """While the model is loaded, show on stderr its name and the seconds so far, if that is a terminal."""
+    """Show the model's name and the seconds so far on stderr inside the block, if stderr is a terminal."""
     console = Console(stderr=True)
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -33,10 +35,12 @@ def loading(model: str | Path) -> Iterator[None]:
 
 
 def one_thread_if_small(model: str | Path) -> None:
-    """Have PyTorch compute on one thread if the model is small: it is slower on two (the benchmarks
-    part03_kv_cache and one_request). Raises CheckpointError: there is no such model.
+    """Make PyTorch compute on one thread if the model's hidden size is at most SMALL_HIDDEN_SIZE. The
+    benchmarks part03_kv_cache and one_request show that such a model is slower on two threads.
+
+    Raises CheckpointError if the model cannot be found.
     """
     if ModelConfig.from_pretrained(model).hidden_size <= SMALL_HIDDEN_SIZE:
-        import torch  # here: an error in the model's name is said before this slow import
+        import torch  # imported here, so that an error in the model's name comes before this slow import
 
         torch.set_num_threads(1)

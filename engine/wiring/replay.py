@@ -1,12 +1,13 @@
-"""A recording (`EngineArgs.record`), run again on the same models and compared. Part 20.
+"""Runs the steps of a recording (`EngineArgs.record`) again and compares their tokens. Part 20.
 
-Promises that the steps are computed by runners made with the recorded options, without a scheduler, and that
-a file from a stranger is checked before anything of it is run: a ValueError says what is wrong in which line.
+Runners that are made with the recorded options compute the steps; there is no scheduler. The file may come
+from a stranger, so each line is checked before it is run: a ValueError names the line and says what is wrong
+in it.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,17 @@ from engine.execution.recording import Bounds, Compared, run_again
 from engine.execution.runner import Executor, ModelRunner
 from engine.lora.adapter import read_adapter
 from engine.models.checkpoint import CheckpointError
-from engine.wiring.devices import Devices, load_devices
+from engine.wiring.devices import Devices, load_devices, options_of
 from engine.wiring.engine_args import EngineArgs
 
-MAX_ABOUT = 2**20  # characters of a recording's first line
+MAX_ABOUT = 2**20  # characters that are read of a recording's first line
 
 
 def about(args: EngineArgs) -> dict[str, Any]:
-    """The first line of a recording: the options, with none left open, and the versions."""
-    values = {
-        name: value if isinstance(value, int | float | Mapping | None) else str(value).removeprefix("torch.")
-        for name, value in asdict(args).items()
-        if name != "record"
-    }
+    """The first line of a recording: the options as JSON values, and the versions of ruvon and PyTorch.
+    `args` must have its defaults filled in, as `Devices.args` has.
+    """
+    values = {name: value for name, value in options_of(args).items() if name != "record"}
     try:
         ruvon_version = version("ruvon")
     except PackageNotFoundError:
@@ -39,22 +38,25 @@ def about(args: EngineArgs) -> dict[str, Any]:
 
 
 def replay(path: str | Path, model: str | None = None) -> Iterator[Compared]:
-    """Every step of the recording, run again. `model`: loaded in place of the recorded one, whose folder may
-    be elsewhere on this machine. Raises ValueError, CheckpointError: no recording, or what it needs is not
-    here.
+    """Run every step of the recording again, and yield how the tokens compare with the recorded ones.
+
+    `model` replaces the recorded model's name or folder, because the folder may lie elsewhere on this
+    machine. Raises ValueError if the file cannot be read or is not a recording, and CheckpointError or
+    ValueError if this machine lacks what the recorded options need.
     """
-    # 1. The same models, memory and runners, without an engine.
+    # 1. The models, memory and runners of the recorded options, without an engine.
     args = args_of(path)
     devices = _load(replace(args, model=model) if model else args)
-    # 2. What a recorded step may contain, for each runner.
+    # 2. The bounds of a recorded step, for each runner.
     max_positions = devices.sizes.max_model_len
     bounds = _bounds(devices, devices.runner, max_positions, devices.sizes.max_num_batched_tokens)
-    runners: dict[str, tuple[Executor, Bounds]] = {"model": (devices.runner, bounds)}
+    runners: dict[str, tuple[Executor, Bounds]] = {"model": (devices.executor, bounds)}
     if devices.draft is not None and devices.draft_config is not None:
         max_positions = min(max_positions, devices.draft_config.max_positions)
         runners["draft"] = devices.draft, _bounds(devices, devices.draft, max_positions, None)
 
     def write_adapter(slot: int, folder: str) -> None:
+        """Read the adapter in `folder` and write its weights to this slot. Raises ValueError."""
         slots = devices.slots
         if slots is None or type(slot) is not int or not 0 <= slot < slots.max_loras:
             raise ValueError(f"adapter={slot!r}: there is no such slot")
@@ -67,12 +69,14 @@ def replay(path: str | Path, model: str | None = None) -> Iterator[Compared]:
 
     # 3. The steps, line by line.
     with open(path, encoding="utf-8", errors="replace") as file:
-        file.readline(MAX_ABOUT)  # `args_of` has read it
+        file.readline(MAX_ABOUT)  # the first line, which `args_of` has read
         yield from run_again(file, runners, write_adapter)
 
 
 def _load(args: EngineArgs) -> Devices:
-    """`load_devices` with a stranger's options: whatever they break is a ValueError, or a CheckpointError."""
+    """Call `load_devices` with options from a stranger's file. Any error that they cause becomes a
+    ValueError, unless it is a CheckpointError.
+    """
     try:
         return load_devices(args)
     except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
@@ -80,8 +84,9 @@ def _load(args: EngineArgs) -> Devices:
 
 
 def _bounds(devices: Devices, runner: ModelRunner, max_positions: int, num_tokens: int | None) -> Bounds:
-    """What a recorded step may contain. Blocks, slots and sequences have the same bounds for both models; a
-    draft model may see fewer positions. `num_tokens`: at most in a step; None: no bound.
+    """The bounds of a recorded step for one runner. The model and the draft model share the bounds of blocks,
+    slots and sequences; a draft model may see fewer positions. `num_tokens` is the most tokens in a step, or
+    None for no bound.
     """
     memory = devices.memory
     if isinstance(memory, SlotMemory):
@@ -100,13 +105,15 @@ def _bounds(devices: Devices, runner: ModelRunner, max_positions: int, num_token
 
 
 def args_of(path: str | Path) -> EngineArgs:
-    """The options of the engine that wrote this recording. Raises ValueError: it is no recording."""
+    """The options of the engine that wrote this recording. Raises ValueError if the file cannot be read, is
+    not a recording, or has options that are refused.
+    """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             recorded_args = json.loads(file.readline(MAX_ABOUT))["about"]["args"]
         names = {spec.name for spec in fields(EngineArgs)} - {"record"}
         values = {name: value for name, value in recorded_args.items() if name in names}
-        Path(values["model"])  # raises what is caught below, unless it can be a path
+        Path(values["model"])  # raises KeyError or TypeError, caught below, if the model is not a path
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

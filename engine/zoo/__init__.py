@@ -1,1 +1,1 @@
-"""The embedded models, a folder each, found by scanning."""
+"""The embedded models. Each folder here is one; engine/models/checkpoint.py finds them by scanning."""

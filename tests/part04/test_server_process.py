@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import logging
+import os
 import socket
 import threading
 import time
@@ -307,6 +308,31 @@ def test_a_name_with_several_addresses_is_served_on_each(monkeypatch):
     with pytest.raises(OSError, match=r"192\.0\.2\.1") as caught:
         run.listen("name", 0)
     assert caught.value.errno == errno.EADDRNOTAVAIL
+
+
+def test_a_kind_of_address_that_the_machine_does_not_have_is_left_out(monkeypatch):
+    """A kernel without IPv6 knows no such socket. Any other error is raised: half a name is not served."""
+    kind, create = (socket.SOCK_STREAM, 6, ""), socket.create_server
+    of_six, of_four = (socket.AF_INET6, *kind, ("::1", 0, 0, 0)), (socket.AF_INET, *kind, ("127.0.0.1", 0))
+    fails_with = errno.EAFNOSUPPORT
+
+    def without_six(address, *, family, **options):
+        if family == socket.AF_INET6:
+            raise OSError(fails_with, os.strerror(fails_with))
+        return create(address, family=family, **options)
+
+    monkeypatch.setattr(run.socket, "getaddrinfo", lambda *_, **__: [of_six, of_four])
+    monkeypatch.setattr(run.socket, "create_server", without_six)
+    (listener,) = run.listen("name", 0)
+    with listener:
+        assert listener.family == socket.AF_INET, "what the machine has is served"
+    fails_with = errno.EACCES
+    with pytest.raises(PermissionError):
+        run.listen("name", 0)
+    fails_with = errno.EAFNOSUPPORT
+    monkeypatch.setattr(run.socket, "getaddrinfo", lambda *_, **__: [of_six])
+    with pytest.raises(OSError, match=os.strerror(errno.EAFNOSUPPORT)):
+        run.listen("name", 0)
 
 
 @pytest.mark.parametrize("interrupts", [1, 2])

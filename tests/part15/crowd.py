@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from engine.server.capacity import Capacity, QueueLimits
+from engine.server.capacity import MIN_RETRY_SECONDS, Capacity, QueueLimits
 from tests.part15.fakes import Clock
 
 SEATS, PEOPLE = 8, 100
@@ -40,9 +40,26 @@ class Server:
         self.running = [tokens for tokens in self.running if tokens]
 
 
-def serve(max_num_queued_reqs: int, before: int, length: Length, slow: float, seed: int) -> tuple[float, int]:
+def whole_seconds(wait: float) -> float:
+    """What Retry-After says of this wait."""
+    return max(1, math.floor(wait))
+
+
+def milliseconds(wait: float) -> float:
+    """What `retry-after-ms` says of this wait, in seconds."""
+    return max(MIN_RETRY_SECONDS, math.floor(1000 * wait) / 1000)
+
+
+def serve(
+    max_num_queued_reqs: int,
+    before: int,
+    length: Length,
+    slow: float,
+    seed: int,
+    header: Callable[[float], float] = whole_seconds,
+) -> tuple[float, int]:
     """(seconds until the last of PEOPLE who come at once is done, refusals). `before`: requests that came
-    earlier, one after the other.
+    earlier, one after the other. `header`: the one that whoever is refused obeys.
     """
     server, lengths = Server(max_num_queued_reqs, slow), random.Random(seed)
     for _ in range(before):
@@ -60,7 +77,7 @@ def serve(max_num_queued_reqs: int, before: int, length: Length, slow: float, se
                 server.admit(length(lengths))
             else:
                 refusals += 1
-                told = max(1, math.floor(server.capacity.retry_after(1, 50)))  # as in the header
+                told = header(server.capacity.retry_after(1, 50))
                 heapq.heappush(outside, (now + told, person))
         server.step()
     return server.clock.now - start, refusals

@@ -62,7 +62,9 @@ def test_who_finds_no_room_is_told_when_to_come_again():
         await backend.generate("prompt", PARAMS, "r")
         error = await refused(backend)
         assert (error.status, error.code) == (429, "queue_full"), "no room now: a 429, queue_full"
-        assert error.headers == {"Retry-After": "1"}, "the header has whole seconds: the fewest"
+        assert error.headers == {"Retry-After": "1", "retry-after-ms": "100"}, (
+            "no pace is known: the fewest whole seconds, and the fewest milliseconds"
+        )
         assert "the queue is full" in error.message
         assert error.body()["error"]["type"] == "rate_limit_error"
         assert backend.refused["queue_full"] == 1
@@ -131,9 +133,23 @@ def test_a_part_of_a_second_is_not_waited_for():
         backend = admission(reqs=2, seats=1)
         backend.capacity.take(2, 2 * TOKENS)
         backend.capacity._clock.now = 2.5
-        assert (await refused(backend)).headers["Retry-After"] == "2", (
+        headers = (await refused(backend)).headers
+        assert headers["Retry-After"] == "2", (
             "one leaves in 2.5 seconds: a client in the third second might find an empty seat"
         )
+        assert headers["retry-after-ms"] == "2500", "the same time, which milliseconds need not round"
+
+
+def test_a_queue_that_empties_within_a_second_says_so_in_milliseconds():
+    async def test():
+        backend = admission(reqs=2, seats=1)
+        backend.capacity.take(2, 2 * TOKENS)
+        for now, milliseconds in ((0.3004, "300"), (0.02, "100")):
+            backend.capacity._clock.now = now
+            headers = (await refused(backend)).headers
+            assert headers == {"Retry-After": "1", "retry-after-ms": milliseconds}, (
+                f"one leaves in {now} seconds: Retry-After would leave its seat empty"
+            )
 
     run(test())
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from engine.server.capacity import MAX_RETRY_SECONDS, PACE_ROUNDS, Capacity, QueueLimits, queue_limits
-from tests.part15.crowd import serve
+from tests.part15.crowd import milliseconds, serve, whole_seconds
 from tests.part15.fakes import Clock
 
 
@@ -178,3 +178,14 @@ def test_a_bound_starves_no_seat(before, slow, length):
             f"bound after {unbounded:.1f} s"
         )
         assert refusals < 700, f"{refusals} refusals: told 1 second each, a slow server writes thousands"
+
+
+def test_where_a_second_is_long_milliseconds_keep_the_seats_taken():
+    """A crowd that a fast server is done with in 2 seconds."""
+    for before in (0, 24):
+        unbounded, bounded, rounded = (
+            serve(bound, before, lambda lengths: lengths.randint(16, 96), 0.1, 0, header)[0]
+            for bound, header in ((10**6, milliseconds), (32, milliseconds), (32, whole_seconds))
+        )
+        assert bounded <= 1.15 * unbounded, "told in milliseconds, they come before a seat is empty"
+        assert rounded > 1.5 * unbounded, "told at least a second, most seats are empty for it"

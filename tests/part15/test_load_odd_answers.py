@@ -62,6 +62,15 @@ def test_a_retry_after_that_is_no_time_to_wait_is_none(value):
     assert found["refusals_with_retry_after"] == 0
 
 
+@pytest.mark.parametrize(
+    ("milliseconds", "seconds"), [("1500", 1.5), ("soon", 3.0), ("-1", 3.0), ("nan", 3.0), ("0", 0.0)]
+)
+def test_milliseconds_are_obeyed_before_seconds_as_openais_client_does(milliseconds, seconds):
+    seen, found = asked(httpx.Response(429, headers={"retry-after": "3", "retry-after-ms": milliseconds}))
+    assert seen.retry_after == seconds
+    assert found["refusals_with_retry_after"] == 1
+
+
 class Endless(httpx.AsyncByteStream):
     async def __aiter__(self):
         for _ in range(1000):

@@ -48,11 +48,11 @@ def test_openais_client_comes_again_when_it_is_told_to(serving, gate, until, mon
         # 1. One runs and one waits; three seconds later, a third finds no room, and comes again.
         others = [pool.submit(ask) for _ in range(2)]
         until(lambda: backend.capacity.sequences == 2)
-        clock.now += 3
+        clock.now += 3.25
         assert ask() == TEXT, "the client asked again, and was served"
         # 2. The others lost nothing by it.
         assert [other.result(DEADLINE) for other in others] == [TEXT, TEXT]
-    assert slept == [3], "Retry-After: whoever runs has taken 3 seconds by now, and one must leave"
+    assert slept == [3.25], "retry-after-ms: whoever runs has taken 3.25 seconds by now, and one must leave"
     assert backend.refused["queue_full"] == 1
 
 

@@ -267,6 +267,21 @@ def test_who_found_no_draft_is_told_to_lengths():
     assert speculation.lengths.told == [("a", 1, 0)], "as good as one that did not stand; b was not asked"
 
 
+def test_who_was_preempted_and_waits_finds_its_acceptance_rate_again():
+    speculation = Speculation(Watched(), Room(), DraftLengths(MOST, ALWAYS_DRAFT))
+    lengths, room = speculation.lengths, speculation.scheduler
+    room.running, room.waiting = [request("runs")], [request("waits")]
+    for name in ("runs", "waits", "gone", "gone, too"):
+        lengths.observe(name, MOST, 0)
+    landed(speculation, room.running, [[5]])
+    assert lengths.num_requests == 4, "twice as many as there are: not worth the trouble yet"
+    lengths.observe("a third", MOST, 0)
+    rate = lengths._rates["waits"]
+    landed(speculation, room.running, [[5]])
+    assert lengths._rates.keys() == {"runs", "waits"}, "all who have left are forgotten, and nobody else"
+    assert lengths._rates["waits"] == rate
+
+
 def test_lookup_looks_at_each_text_alone():
     asked = []
     proposer = NgramProposer(lambda ids, most: asked.append((ids, most)) or [1] * most)

@@ -9,10 +9,9 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from parts.manifest import Part, matches, owners
+from parts.manifest import PARTS_PLANNED, TAG, Number, Part, matches, owners
 from parts.tree import tree_files
 
-LAST = 20
 # The rooms of engine/ from bottom to top: a room imports only rooms that stand before it here.
 # tools/draw_rooms.py draws its picture from this list, too.
 ROOMS = (
@@ -32,6 +31,7 @@ ROOMS = (
     "lora",
     "speculation",
     "core",
+    "parallel",
     "telemetry",
     "server",
     "wiring",
@@ -87,9 +87,9 @@ def later_imports(root: Path, files: list[str], parts: list[Part]) -> list[str]:
 
 
 def early_showcase(root: Path, files: list[str], parts: list[Part]) -> list[str]:
-    """Demos, notebooks, articles and tests before the last part use neither `LLM` nor the command `ruvon`."""
+    """Demos, notebooks, articles and tests before Part 20 use neither `LLM` nor the command `ruvon`."""
     breaches = []
-    for part in [part for part in parts if part.number < LAST]:
+    for part in [part for part in parts if part.number < PARTS_PLANNED]:
         for path in files:
             if path.startswith("engine/") or not matches(path, *part.patterns):
                 continue
@@ -104,7 +104,9 @@ def early_showcase(root: Path, files: list[str], parts: list[Part]) -> list[str]
                     uses += re.findall(r"\bLLM\b", code) + ["ruvon"] * bool(COMMAND.search(code))
             if path.endswith(".ipynb") and COMMAND.search(_cells(root, path, "code")):
                 uses.append("ruvon")
-            breaches += [f"{path}: uses {name}, which part {LAST} brings" for name in sorted(set(uses))]
+            breaches += [
+                f"{path}: uses {name}, which part {PARTS_PLANNED} brings" for name in sorted(set(uses))
+            ]
     return breaches
 
 
@@ -121,8 +123,8 @@ def broken_links(root: Path, files: list[str], parts: list[Part]) -> list[str]:
                 if re.match(r"\w+:", link):
                     continue
                 target = _normal(PurePosixPath(path).parent / link)
-                later = re.match(r"(articles|notebooks)/(\d\d)_", target)
-                if target not in there | folders and not (later and int(later[2]) > part.number):
+                later = re.match(rf"(articles|notebooks)/({TAG})_", target)
+                if target not in there | folders and not (later and Number.read(later[2]) > part.number):
                     breaches.append(
                         f"{path}: links to {link}, which is not in the tree of part {part.number}"
                     )

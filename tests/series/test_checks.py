@@ -5,19 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from parts.manifest import load_parts
 from parts.tree import source_files
 from tests.series import checks
-from tests.series.tiny import write
+from tests.series.tiny import breaches, write
 
 ROOT = Path(__file__).resolve().parents[2]
 HOUSE = [checks.rooms, checks.imports_upwards, checks.computed_imports]
 RULES = [checks.later_imports, checks.early_showcase, checks.broken_links]
-
-
-def breaches(rule, root: Path) -> list[str]:
-    files, parts = source_files(root), load_parts(root)
-    return rule(files, parts) if rule is checks.ownership else rule(root, files, parts)
 
 
 @pytest.mark.parametrize("rule", [checks.ownership, *RULES])

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from parts.manifest import load_parts
 from parts.tree import source_files
 from tests.series.checks import _normal, _prose
 
@@ -44,6 +45,14 @@ def dead(path: str, text: str) -> list[str]:
 @pytest.mark.parametrize("path", [path for path in FILES if path.endswith((".md", ".ipynb"))])
 def test_links_lead_somewhere(path):
     assert dead(path, _prose(ROOT, path)) == []
+
+
+@pytest.mark.parametrize(
+    "part", [part for part in load_parts(ROOT) if part.landed], ids=lambda part: part.name
+)
+def test_the_road_in_the_readme_leads_to_each_article_and_notebook(part):
+    links = {a or b for a, b in LINK.findall(_prose(ROOT, "README.md"))}
+    assert {f"articles/{part.name}.md", f"notebooks/{part.name}.ipynb"} <= links
 
 
 def test_a_dead_link_and_a_dead_anchor_are_found():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from parts.manifest import Exercise, Part, SeriesError, load_parts
+from parts.manifest import Exercise, Number, Part, SeriesError, load_parts
 from parts.stubs import is_stub, stub
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +58,7 @@ def test_an_exercise_counts_as_written_once_it_no_longer_raises(words):
     source = "async def f(x):\n    '''Words.'''\n    return x\n"
     cut = stub(source, {"f": f"Part 1: {words}"}, "f.py")
     assert is_stub(cut, "f", "f.py")
+    assert is_stub(stub(source, {"f": f"Extension A: {words}"}, "f.py"), "f", "f.py")
     assert not is_stub(source, "f", "f.py")
     announcement = ast.parse(cut).body[0].body[-1].exc.args[0]
     assert ast.literal_eval(announcement) == f"Part 1: {words}"
@@ -68,7 +69,7 @@ def test_an_exercise_counts_as_written_once_it_no_longer_raises(words):
 )
 def test_an_open_exercise_is_recognised_as_python_and_as_triton_show_it(shown):
     one, two = (Exercise(f"engine/a.py:{name}", f"write {name}", ()) for name in ("one", "two"))
-    part = Part(3, "a", "A", "A", "a", 1, True, exercises=(one, two))
+    part = Part(Number(3), "a", "A", "A", "a", 1, True, exercises=(one, two))
     assert part.announced("E   " + shown.format("Part 3: write two")) == two
     assert part.announced("E   " + shown.format("Part 4: write two")) is None
     assert part.announced("AssertionError: Part 3: write two") is None
@@ -77,7 +78,7 @@ def test_an_open_exercise_is_recognised_as_python_and_as_triton_show_it(shown):
 def part_of(*tests: str) -> Part:
     """With an exercise for each of these, whose files they name."""
     exercises = (Exercise(f"a.py:f{i}", "write it", tuple(files.split())) for i, files in enumerate(tests))
-    return Part(1, "a", "A", "An A", "a", 1, True, exercises=tuple(exercises))
+    return Part(Number(1), "a", "A", "An A", "a", 1, True, exercises=tuple(exercises))
 
 
 def test_a_run_takes_all_examples_by_hand_first_and_a_file_of_several_exercises_last():

@@ -63,7 +63,7 @@ def test_history_has_a_tag_per_landed_part_whose_tree_is_the_solved_one(trees, t
     history(ROOT, tmp_path)
     git = ["git", "-C", str(tmp_path)]
     tags = subprocess.run([*git, "tag"], check=True, capture_output=True, encoding="utf-8").stdout.split()
-    assert tags == [f"part-{part.number:02d}" for part in LANDED]
+    assert tags == [f"part-{part.number.tag}" for part in LANDED]
     for part, tag in zip(LANDED, tags, strict=True):
         subprocess.run([*git, "checkout", "--quiet", tag], check=True)
         assert contents(tmp_path) == contents(trees(part, solved=True))

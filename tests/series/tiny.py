@@ -1,7 +1,14 @@
 """A tiny repository of this one's shape: two landed parts and the last one, to be cut and broken at will."""
 
+import os
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
+
+from parts.manifest import load_parts
+from parts.tree import source_files
+from tests.series import checks
 
 
 def mistakes(exercise: str, replace: str, says: str, **named: str) -> str:
@@ -186,3 +193,29 @@ def contents(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not {".git", "__pycache__", ".pytest_cache"} & set(path.parts)
     }
+
+
+def python(root: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess:
+    """Python in `root`, without this process's paths."""
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # seconds per run, and the tiny repository needs none
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=root, env=env | more, capture_output=True, encoding="utf-8"
+    )
+
+
+def parts(root: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """The tool of the repository or tree at `root`."""
+    return python(root, "-m", "parts", *arguments)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """What git prints there."""
+    done = subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, encoding="utf-8")
+    return done.stdout
+
+
+def breaches(rule, root: Path) -> list[str]:
+    """What breaks one of the rules of checks.py in the repository at `root`."""
+    files, parts = source_files(root), load_parts(root)
+    return rule(files, parts) if rule is checks.ownership else rule(root, files, parts)

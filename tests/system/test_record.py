@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from engine import EngineArgs, SamplingParams
+from engine import LLM, EngineArgs, SamplingParams
 from engine.lora.adapter import read_adapter
 from engine.requests.batch import Batch
 from engine.requests.request import Request
@@ -139,3 +139,11 @@ def test_what_is_no_record_is_refused_in_words(run, change, words):
     given = json.loads(run[0][0][1]) | change
     with pytest.raises(ValueError, match=words):
         from_bytes(json.dumps(given))
+
+
+@pytest.mark.parametrize("where", ["", "no/such/folder/file", "file/below"])
+def test_what_cannot_be_written_is_refused_before_a_model_is_loaded(where, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="record=") as refusal:
+        LLM("no-such-model", record=tmp_path / where)
+    assert "\n" not in str(refusal.value)

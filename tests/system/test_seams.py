@@ -33,7 +33,7 @@ def allowed_after(token_id: int) -> np.ndarray:
 
 
 class Grammar:
-    """A fake of Part B, handed in: output that must fit, for requests whose names begin with "fits"."""
+    """A fake of Extension B, handed in: output that must fit, for requests whose names begin with "fits"."""
 
     def before_submit(self, step):
         """Each row's mask, by the token before: with drafts, the draft before."""

@@ -1,0 +1,103 @@
+"""`ruvon cluster`: its flags. What runs in Ray: engine/cli/cluster.py. Extension A.
+
+Promises that what is wrong with a flag, the port among them, is said in a line before Ray is started.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Annotated
+
+from engine.cli.options import refusals, takes_engine_args
+from engine.cli.serve_flags import ServeFlags, flag, takes_flags
+from engine.models.checkpoint import embedded_models
+from engine.models.config import ModelConfig
+from engine.wiring.engine_args import EngineArgs
+
+REPLICAS = "How many replicas"  # a topic of the help
+
+
+@dataclass(frozen=True)
+class ClusterFlags:
+    """How many engines there are, what each takes of a machine, and who gets a request. Each is a flag."""
+
+    replicas: Annotated[int, flag(REPLICAS, "Engines, each with the whole model.", min=1)] = 2
+    min_replicas: Annotated[
+        int | None, flag(REPLICAS, "With --max-replicas: the fewest there are; default: 1.", min=1)
+    ] = None
+    max_replicas: Annotated[
+        int | None, flag(REPLICAS, "Ray starts and stops replicas by the load, up to these.", min=1)
+    ] = None
+    target_ongoing_requests: Annotated[
+        float | None,
+        flag(REPLICAS, "Requests a replica should have, for --max-replicas; default: its seats."),
+    ] = None
+    num_cpus: Annotated[
+        float | None,
+        flag(REPLICAS, "Cores a replica takes; default: 1 beside a GPU, else its share of the cores."),
+    ] = None
+    sticky_sessions: Annotated[
+        bool,
+        flag(REPLICAS, "Requests with one x-session-id go to one replica; others by chance, not by load."),
+    ] = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_cpus", "target_ongoing_requests"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name}={value}: a number above 0 is accepted")
+        if self.max_replicas is None:
+            for name in ("min_replicas", "target_ongoing_requests"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}={getattr(self, name)} needs max_replicas; none is given")
+        elif not (self.min_replicas or 1) <= self.replicas <= self.max_replicas:
+            raise ValueError(
+                f"replicas={self.replicas}: from min_replicas={self.min_replicas or 1} to "
+                f"max_replicas={self.max_replicas} is accepted"
+            )
+
+
+@takes_engine_args()
+@takes_flags("flags", ServeFlags)
+@takes_flags("cluster_flags", ClusterFlags)
+def cluster(args: EngineArgs, flags: ServeFlags, cluster_flags: ClusterFlags) -> None:
+    """Serve with several engines behind one address, on this machine or many (Ray Serve), until Ctrl-C.
+
+    Joins the Ray cluster that `ray start` made, if this machine is in one (or RAY_ADDRESS names one;
+    RAY_ADDRESS=local: none); else starts Ray here. SIGHUP restarts the replicas one by one. /metrics shows
+    all replicas, by the label engine; /dashboard the first.
+
+    What `ruvon serve` has and this has not: a stream whose replica dies is not resumed, its client gets an
+    error. Clients meet Ray's proxy, which has no limits for slow ones. Beside --port, Ray opens some 15
+    ports, on every interface: for a private network only.
+    """
+    try:
+        from engine.cli.cluster import run
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        sys.exit(f"ruvon cluster: {package} is not installed; pip install 'ruvon[cluster]'")
+
+    with refusals("cluster"):
+        run(args, flags, cluster_flags)
+
+
+def findings() -> Iterator[tuple[str, bool, str]]:
+    """For `ruvon doctor`: (what, whether it is to be had, how)."""
+    import torch  # here: --help comes at once
+
+    from engine.parallel.shards import accepted_sizes
+
+    cuts = []
+    for name in embedded_models():
+        sizes = accepted_sizes(ModelConfig.from_pretrained(name))
+        cuts.append(f"{name} on {', '.join(map(str, sizes))}")
+    num_gpus = torch.cuda.device_count()
+    where = f"{num_gpus} GPUs here" if num_gpus > 1 else "here on the CPU, a process for each"
+    yield "several devices", True, f"--tensor-parallel-size: {'; '.join(cuts)}; {where}"
+    has_ray = find_spec("ray") is not None
+    use = "ruvon cluster" if has_ray else "ruvon cluster: ray is missing; pip install 'ruvon[cluster]'"
+    yield "extra cluster", has_ray, use
+
+
+COMMANDS = (cluster,)

@@ -1,0 +1,122 @@
+"""The flags of the commands that start a server, in addition to those of `EngineArgs`. Part 20's wiring."""
+
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from engine.cli.options import refusals
+from engine.wiring.engine_args import ADAPTERS
+
+LAST_PORT = 65535
+ACCESS = "Who may ask, and where"  # headings in the help
+LIMITS = "How much is taken on"
+COSTS = "What it costs"
+
+
+def flag(topic: str, help: str, *names: str, **settings: Any) -> Any:
+    """The typer option for a field of a dataclass of flags, under the heading `topic`."""
+    return typer.Option(*names, help=help, rich_help_panel=topic, **settings)
+
+
+@dataclass(frozen=True)
+class ServeFlags:
+    """Who may ask, how much is taken on, and what it costs. Each field is a flag."""
+
+    host: Annotated[str, flag(ACCESS, "Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, flag(ACCESS, "Port to listen on; 0: any free one.", min=0, max=LAST_PORT)] = 8000
+    api_key: Annotated[
+        str | None, flag(ACCESS, "Key that clients must send; default: RUVON_API_KEY, if set.")
+    ] = None
+    allow_priority: Annotated[
+        bool, flag(ACCESS, "Clients may set priority, -2 (first) to 2.", "--allow-priority")
+    ] = False
+    served_model_name: Annotated[
+        str | None, flag(ACCESS, "What clients call the model; default: as given, a folder's last name.")
+    ] = None
+    allowed_host: Annotated[
+        list[str] | None, flag(ACCESS, "A name clients reach this server by, beside localhost's.")
+    ] = None
+    max_num_queued_reqs: Annotated[
+        int | None, flag(LIMITS, "Sequences admitted, waiting and running; default: 16 times --max-num-seqs.")
+    ] = None
+    max_num_queued_tokens: Annotated[
+        int | None, flag(LIMITS, "Tokens of their prompts and longest outputs; default: 16 times the cache.")
+    ] = None
+    request_timeout: Annotated[
+        float | None, flag(LIMITS, "Seconds for a request, from its arrival; default: no bound.")
+    ] = None
+    shutdown_timeout: Annotated[
+        float | None,
+        flag(LIMITS, "Seconds for answers under way, after Ctrl-C or SIGTERM; default: 10.", min=0, max=3600),
+    ] = None
+    lora_modules: Annotated[
+        list[str] | None,
+        flag(ADAPTERS, "An adapter from the start: name=folder. May be given several times."),
+    ] = None
+    lora_dir: Annotated[
+        Path | None,
+        flag(ADAPTERS, "Clients may load and unload adapters in this folder, by name; default: none."),
+    ] = None
+    price_per_hour: Annotated[
+        str | None, flag(COSTS, "Dollars for an hour of the device; answers then say what they cost.")
+    ] = None
+    api_price: Annotated[
+        str | None,
+        flag(COSTS, "To compare: dollars for a million tokens elsewhere, as cached,input,output."),
+    ] = None
+    cost_log: Annotated[
+        str | None, flag(COSTS, "A CSV file that gets a line for each request that has ended.")
+    ] = None
+    cost_weights: Annotated[
+        str | None, flag(COSTS, "Nanoseconds a token adds to a step, as input,output,held (see Part 19).")
+    ] = None
+
+    def key(self) -> str | None:
+        """The API key, from the flag or from RUVON_API_KEY; None if neither is set. Raises ValueError if the
+        key is empty.
+        """
+        key = os.environ.get("RUVON_API_KEY") if self.api_key is None else self.api_key
+        if key is not None and not key.strip():
+            raise ValueError(
+                "the API key is empty; leave out --api-key and RUVON_API_KEY to serve without one"
+            )
+        return key
+
+
+def takes_flags(parameter: str, record: type) -> Callable[[Callable], Callable]:
+    """Decorate `command(parameter: record, …)`: the command gets a flag for each field of the dataclass
+    `record`, in place of `parameter`. A ValueError that `record` raises ends the command with its message.
+    """
+
+    def decorate(command: Callable) -> Callable:
+        signature = inspect.signature(command)
+
+        @wraps(command)
+        def from_flags(**values: Any) -> None:
+            with refusals(command.__name__):
+                flags = record(**{spec.name: values.pop(spec.name) for spec in fields(record)})
+            command(**{parameter: flags}, **values)
+
+        parameters: list[inspect.Parameter] = []
+        for other in signature.parameters.values():
+            if other.name == parameter:
+                parameters += [_parameter(spec) for spec in fields(record)]
+            else:
+                parameters.append(other.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        # typer reads both. mypy does not know that a function's signature can be set.
+        from_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        from_flags.__annotations__ = {spec.name: spec.annotation for spec in parameters}
+        return from_flags
+
+    return decorate
+
+
+def _parameter(spec: Field) -> inspect.Parameter:
+    default = inspect.Parameter.empty if spec.default is MISSING else spec.default
+    return inspect.Parameter(spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=spec.type)

@@ -1,0 +1,1 @@
+"""One model on several devices, each with a part of every layer."""

@@ -1,0 +1,111 @@
+"""Steps on several ranks: rank 0 sends each step to the other ranks, and all ranks compute it. Extension A.
+
+Every rank has a runner with its part of the model and of the KV cache, and all runners compute the same
+record. Only rank 0 schedules and chooses tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.execution.runner import LastTokens, Logits, ModelRunner
+from engine.lora.adapter import Adapter
+from engine.lora.slots import AdapterSlots
+from engine.parallel.group import Group
+from engine.parallel.launch import Workers
+from engine.parallel.orders import (
+    ADAPTER,
+    STEP,
+    SequenceNumbers,
+    adapter_bytes,
+    adapter_from,
+    read_orders,
+    step_from,
+    step_numbers,
+)
+from engine.requests.batch import Batch
+from engine.requests.step import Pending, StepResult
+
+
+class LeadingExecutor:
+    """Rank 0's executor: has each step computed by all ranks.
+
+    The other ranks begin a step as soon as they have its record, and wait in the step's sums for rank 0. If
+    rank 0 then fails, no rank can go on. So a failure from the sending of the record on raises RankLost. A
+    RankLost ends the engine: it is no `Exception`, so it is never taken for the error of one request.
+    """
+
+    def __init__(self, runner: ModelRunner, workers: Workers, slots: AdapterSlots | None) -> None:
+        """`slots`: rank 0's adapter slots, or None without adapters. From now on, each adapter that gets a
+        slot is sent to the other ranks.
+        """
+        self.runner, self.workers = runner, workers
+        self._sequences = SequenceNumbers()
+        if slots is not None:
+            slots.on_assign.append(self._assign)
+
+    def submit(self, batch: Batch) -> Pending:
+        """Start the step on all ranks, as `ModelRunner.submit` does on one. Raises RankLost."""
+        numbers = step_numbers(batch, self._sequences.of(batch.ids))
+        self.workers.tell(STEP, numbers.tobytes())
+        with self.workers.together():
+            return LedStep(self.runner.submit(batch), self.workers)
+
+    def on_lost(self, callback: Callable[[BaseException], None]) -> None:
+        """Have `callback` called when another rank is lost, in a step or between two steps."""
+        self.workers.on_lost(callback)
+
+    def shutdown(self) -> None:
+        """End the other ranks."""
+        self.workers.stop()
+
+    def _assign(self, slot: int, adapter: Adapter) -> None:
+        self.workers.tell(ADAPTER, adapter_bytes(slot, adapter))
+
+
+@dataclass(frozen=True, slots=True)
+class LedStep:
+    """A `Pending` step that all ranks compute."""
+
+    pending: Pending
+    workers: Workers
+
+    def result(self) -> StepResult:
+        """Wait for the result of rank 0's runner. Raises RankLost."""
+        with self.workers.together():
+            return self.pending.result()
+
+
+class SharedTokens:
+    """A `LastTokens` with equal contents on all ranks: every rank keeps the tokens that rank 0 chose."""
+
+    def __init__(self, last_tokens: LastTokens, group: Group) -> None:
+        self.last_tokens, self.group = last_tokens, group
+
+    def remember(self, batch: Batch, token_ids: Tensor) -> None:
+        """Keep rank 0's token_ids[R] of this step. On the other ranks, `token_ids` is overwritten."""
+        if not batch.has_drafts:  # a step with drafts lands before the next is launched: nothing is kept
+            token_ids = self.group.broadcast(token_ids.to(self.group.device))
+        self.last_tokens.remember(batch, token_ids)
+
+
+def choose_nothing(logits: Logits, batch: Batch) -> Tensor:
+    """The `select` of ranks that choose no token: token_ids[R], all 0."""
+    return torch.zeros(len(batch.rows.chosen), dtype=torch.long, device=logits.values.device)
+
+
+def follow(runner: ModelRunner, slots: AdapterSlots | None, orders: IO[bytes]) -> None:
+    """The loop of ranks 1 and up: carry out each order until the order to stop, or until rank 0 has ended.
+
+    `slots`: this rank's adapter slots, or None without adapters. Raises any exception of a step.
+    """
+    for kind, payload in read_orders(orders):
+        if kind == STEP:
+            runner.submit(step_from(np.frombuffer(bytearray(payload), dtype=np.int64)))
+        else:
+            assert slots is not None  # rank 0 sends adapters only if all ranks have slots
+            slots.hold(*adapter_from(payload))

@@ -1,0 +1,214 @@
+"""Starts, watches and ends the processes of ranks 1, 2, …, and sends them orders. Extension A.
+
+No such process outlives rank 0's process, however rank 0 ends. If a rank ends by itself, in a step or between
+two steps, rank 0 notices.
+"""
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import engine
+from engine.core.mailbox import error_text
+from engine.parallel.orders import STOP, write_order
+
+WORKER = "engine.wiring.rank"  # the module that a rank's process runs
+READY = b"ready\n"  # a rank's process writes this line when it is about to join the group
+CAUSE_SECONDS = 1  # after a failure on rank 0, how long to wait for the news that another rank has ended
+STOP_SECONDS = 10  # how long a rank may take to end after the order to stop, before it is killed
+
+
+class RankLost(BaseException):
+    """A rank has ended, does not answer, or is out of step with the others, so no rank can go on.
+
+    RankLost is no `Exception`, so no `except Exception` takes it for the error of one request. It ends the
+    engine's thread, and every reader gets an error.
+    """
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A rank's process."""
+
+    rank: int
+    process: subprocess.Popen
+    orders: IO[bytes]  # writes to the process's standard input
+    output: IO[bytes]  # reads the process's standard output; only until the process is ready
+
+
+class Workers:
+    """Ranks 1 to size - 1, each in a process of this machine. Any thread may call any method."""
+
+    def __init__(self, size: int, options: Callable[[int], Mapping[str, Any]]) -> None:
+        """Start the processes. `options(rank)` returns one process's options, which are sent as JSON.
+
+        Raises OSError if a process cannot be started. Then none is left.
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix="ruvon-")  # mode 0700: no other user may read it
+        self.store = os.path.join(self._folder.name, "ranks")  # for `Group`
+        self._lost: str | None = None  # why a rank is lost; None while none is
+        self._on_lost: list[Callable[[RankLost], None]] = []
+        self._at_end: list[Callable[[], None]] = []
+        self._stopping, self._lock = False, threading.Lock()
+        self._ended = threading.Event()  # set when a process has ended by itself
+        self._process_id = os.getpid()
+        # The system closes `_life`, this process's end of the pipe, when this process ends in any way. The
+        # other processes see that, and end, too.
+        read_end, self._life = _pipe()
+        self.workers: list[Worker] = []
+        atexit.register(self.stop)
+        try:
+            for rank in range(1, size):
+                self.workers.append(_start(rank, read_end))
+        except BaseException as error:
+            self._lose(f"a process cannot be started: {error_text(error)}")
+            self.stop()
+            raise
+        finally:
+            os.close(read_end)
+        for worker in self.workers:
+            hello = {"rank": worker.rank, "size": size, "store": self.store} | dict(options(worker.rank))
+            with suppress(OSError):  # the process has ended already, which `_watch` reports
+                worker.orders.write(json.dumps(hello, default=str).encode() + b"\n")
+                worker.orders.flush()
+            threading.Thread(target=self._watch, args=(worker,), daemon=True).start()
+
+    def wait_until_ready(self) -> None:
+        """Wait until all processes are about to join the group. Raises RankLost if a process has ended: its
+        standard error says why.
+        """
+        for worker in self.workers:
+            while (line := worker.output.readline()) != READY:
+                if not line:
+                    raise RankLost(
+                        f"rank {worker.rank} has ended at its start: {_how(worker.process.wait())}"
+                    )
+
+    def tell(self, kind: int, payload: bytes = b"") -> None:
+        """Send an order to all ranks. `kind` is one of orders.py's. Raises RankLost."""
+        with self.together():
+            for worker in self.workers:
+                write_order(worker.orders, kind, payload)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A context for work that all ranks do. Raises RankLost for any Exception inside, and at the start if
+        a rank is lost already.
+        """
+        if os.getpid() != self._process_id:  # the ranks would wait for the sums of two processes
+            raise RankLost("this process was forked from the one that made the engine, whose ranks these are")
+        if self._lost:
+            raise RankLost(self._lost)
+        try:
+            yield
+        except Exception as error:
+            self._ended.wait(CAUSE_SECONDS)  # if another rank has ended, report its end as the cause
+            raise self._lose(f"rank 0 cannot go on: {error_text(error)}") from error
+
+    def on_lost(self, callback: Callable[[RankLost], None]) -> None:
+        """Have `callback` called, in any thread, when a rank is lost: now, if a rank is lost already."""
+        with self._lock:
+            self._on_lost.append(callback)
+            lost = self._lost
+        if lost:
+            callback(RankLost(lost))
+
+    def at_end(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called at the end of `stop`."""
+        self._at_end.append(callback)
+
+    def stop(self) -> None:
+        """Send the order to stop, wait up to STOP_SECONDS for each process, and kill a process that is left.
+        A second call does nothing, and so does a call in a forked process, whose exit leaves the ranks alone.
+        """
+        if os.getpid() != self._process_id:
+            return
+        atexit.unregister(self.stop)
+        with self._lock:
+            is_first, self._stopping = not self._stopping, True
+        if not is_first:
+            return
+        for worker in self.workers:
+            if self._lost:  # this rank may wait for a sum that will never come
+                worker.process.kill()
+            with suppress(OSError):
+                write_order(worker.orders, STOP)
+            with suppress(OSError):
+                worker.orders.close()
+        for worker in self.workers:
+            try:
+                worker.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+            worker.output.close()
+        os.close(self._life)
+        self._lost = self._lost or "the engine has been shut down"
+        self._folder.cleanup()
+        for callback in self._at_end:
+            callback()
+
+    def _watch(self, worker: Worker) -> None:
+        """Wait until a process ends. Unless `stop` was called, its rank is lost."""
+        code = worker.process.wait()
+        if not self._stopping:
+            self._lose(f"rank {worker.rank} (process {worker.process.pid}) has ended: {_how(code)}")
+            self._ended.set()
+
+    def _lose(self, why: str) -> RankLost:
+        """Note that a rank is lost, and call the callbacks of `on_lost`. Returns a RankLost with the first
+        reason, which the later ones do not replace.
+        """
+        with self._lock:
+            is_first = self._lost is None
+            self._lost = self._lost or why
+            callbacks = list(self._on_lost) if is_first and not self._stopping else []
+        error = RankLost(self._lost)
+        for callback in callbacks:
+            callback(error)
+        return error
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe: its read end, its write end. Neither has the number of a standard file: if this process has its
+    own closed, the numbers are free, but in the new process they get other files.
+    """
+    from fcntl import F_DUPFD_CLOEXEC, fcntl  # here, since Windows has none
+
+    low = os.pipe()
+    read_end, write_end = (fcntl(end, F_DUPFD_CLOEXEC, 3) for end in low)
+    for end in low:
+        os.close(end)
+    return read_end, write_end
+
+
+def _start(rank: int, life: int) -> Worker:
+    """Start a rank's process, which imports this package from the same folder as this process. `life` is the
+    read end of the pipe whose closing tells the process that rank 0 has ended.
+    """
+    folders = [str(Path(engine.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", WORKER, str(life)],  # -P: no module comes from the working directory
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None if sys.__stderr__ else subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))},
+        pass_fds=[life],
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return Worker(rank, process, process.stdin, process.stdout)
+
+
+def _how(code: int) -> str:
+    """How a process with this return code ended, in words; a negative code is a signal's."""
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"

@@ -1,0 +1,152 @@
+"""Orders from rank 0 to the other ranks, as bytes: a header and a payload. Extension A.
+
+An order goes through a pipe that only rank 0 and one other process can open. An order can contain no code: a
+step is whole numbers, an adapter is a safetensors file. The other ranks compute keys, values and sums, and
+choose no token; so an order contains no text, no seed and no penalty.
+"""
+
+import struct
+from collections.abc import Iterator
+from itertools import count
+from typing import IO
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+
+from engine.lora.adapter import Adapter, Factors
+from engine.requests.batch import Batch, Copy, Draws, Ints, Rows
+
+STEP, ADAPTER, STOP = range(3)  # kinds of orders
+HEADER = struct.Struct("=qq")  # the kind, and the payload's length in bytes
+KINDS = ("fork", "out", "in")  # kinds of `Copy`, by the number that stands for each in an order
+
+
+class SequenceNumbers:
+    """Gives whole numbers to sequences, in place of their ids, which are texts.
+
+    A sequence keeps its number while it is in every step: `LastTokens` finds the token of the step before by
+    the sequence. A sequence that misses a step gets a new number.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}  # by id, for the sequences of the last step
+        self._next = count()
+
+    def of(self, ids: tuple[str, ...]) -> list[int]:
+        """The numbers of a step's sequences, in the order of `ids`: [S]."""
+        last = self._numbers
+        self._numbers = {seq_id: last[seq_id] if seq_id in last else next(self._next) for seq_id in ids}
+        return list(self._numbers.values())
+
+
+def step_numbers(batch: Batch, sequences: list[int]) -> np.ndarray:
+    """Write a step as a flat array of int64.
+
+    The first five numbers are S, T, R, the width W of the block tables, and the number of copies. The fields
+    follow, in the order in which `step_from` reads them. `sequences`: [S], the numbers in place of `ids`.
+    """
+    S, W = batch.tables.shape
+    rows = batch.rows
+    fields = [
+        [S, batch.num_tokens, len(rows.chosen), W, len(batch.copies)],
+        sequences,
+        batch.token_ids,
+        batch.positions,
+        batch.query_start,
+        batch.context_lens,
+        batch.tables.ravel(),
+        batch.slots,
+        rows.chosen,
+        rows.counts,
+        batch.adapters,
+    ]
+    for copy in batch.copies:
+        fields += [[copy.number, KINDS.index(copy.kind), len(copy.source)], copy.source, copy.target]
+    return np.concatenate([np.asarray(field, dtype=np.int64) for field in fields])
+
+
+def step_from(numbers: np.ndarray) -> Batch:
+    """Read the step that `step_numbers` wrote.
+
+    The first five numbers are S, T, R, W and the number of copies. They say how long the fields are that
+    follow: sequences S; token_ids and positions T; query_start S + 1; context_lens S; tables S · W, row by
+    row; slots T; rows.chosen R; rows.counts and adapters S. Then come the copies: of each its number, the
+    index of its kind in KINDS, the length n of its lists, n sources, n targets.
+
+    In the batch, `ids` are the sequences' numbers as texts, tables[S, W] and slots[T] are int64 arrays, and
+    the other lists are tuples. The step scores nothing, and its draws are empty: Draws((), ()).
+    """
+    S, T, R, W, num_copies = numbers[:5].tolist()
+    end = 5
+
+    def take(n: int) -> np.ndarray:
+        nonlocal end
+        end += n
+        return numbers[end - n : end]
+
+    def ints(n: int) -> Ints:
+        return tuple(take(n).tolist())
+
+    ids = tuple(map(str, take(S).tolist()))
+    token_ids, positions, query_start, context_lens = ints(T), ints(T), ints(S + 1), ints(S)
+    tables, slots = take(S * W).reshape(S, W), take(T)
+    chosen, counts, adapters = ints(R), ints(S), ints(S)
+    copies = []
+    for _ in range(num_copies):
+        number, kind, n = ints(3)
+        copies.append(Copy(number, KINDS[kind], ints(n), ints(n)))  # type: ignore[arg-type]  # one of KINDS
+    return Batch(
+        ids,
+        token_ids,
+        positions,
+        query_start,
+        context_lens,
+        tables,
+        slots,
+        tuple(copies),
+        Rows(chosen, counts),
+        Draws((), ()),
+        adapters,
+    )
+
+
+def adapter_bytes(slot: int, adapter: Adapter) -> bytes:
+    """Write a whole adapter, and the number of its slot, as a safetensors file."""
+    tensors = {"slot": torch.tensor(slot), "rank": torch.tensor(adapter.rank)}
+    tensors["scale"] = torch.tensor(adapter.scale, dtype=torch.double)
+    for name, parts in adapter.layers.items():
+        for i, factors in enumerate(parts):
+            tensors[f"{name}/{i}/A"], tensors[f"{name}/{i}/B"] = factors.A, factors.B
+            if factors.rows is not None:
+                tensors[f"{name}/{i}/rows"] = torch.tensor([factors.rows.start, factors.rows.stop])
+    return save({name: tensor.contiguous() for name, tensor in tensors.items()})
+
+
+def adapter_from(data: bytes) -> tuple[int, Adapter]:
+    """Read what `adapter_bytes` wrote: the slot and the adapter."""
+    tensors = load(data)
+    slot, rank, scale = (tensors.pop(name).item() for name in ("slot", "rank", "scale"))
+    layers: dict[str, tuple[Factors, ...]] = {}
+    for key in sorted(key for key in tensors if key.endswith("/A")):
+        prefix, (name, _, _) = key.removesuffix("A"), key.rsplit("/", 2)
+        bounds = tensors.get(f"{prefix}rows")
+        rows = None if bounds is None else slice(*bounds.tolist())
+        factors = Factors(tensors[key], tensors[f"{prefix}B"], rows)
+        layers[name] = (*layers.get(name, ()), factors)
+    return int(slot), Adapter(int(rank), scale, layers)
+
+
+def write_order(file: IO[bytes], kind: int, payload: bytes = b"") -> None:
+    """Write and flush one order. Raises OSError if the reading process has ended."""
+    file.write(HEADER.pack(kind, len(payload)) + payload)
+    file.flush()
+
+
+def read_orders(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield the kind and the payload of each order, until the order to stop, or until rank 0 has ended."""
+    while len(header := file.read(HEADER.size)) == HEADER.size:
+        kind, length = HEADER.unpack(header)
+        if kind == STOP:
+            return
+        yield kind, file.read(length)

@@ -1,0 +1,42 @@
+"""What one process does for a model that several ranks share, at load and in steps. Extension A."""
+
+from functools import partial
+
+from engine.execution.runner import Executor, ModelRunner
+from engine.lora.slots import AdapterSlots
+from engine.models.language_model import LanguageModel
+from engine.models.loader import Sharding
+from engine.parallel.executor import LeadingExecutor, SharedTokens, choose_nothing
+from engine.parallel.group import Group
+from engine.parallel.launch import Workers
+from engine.parallel.shards import Shards
+from engine.parallel.sums import row_max, sum_over_ranks
+
+
+class Rank:
+    """This process's rank, as the wiring of one device needs it (`Rank` in engine/wiring/devices.py)."""
+
+    def __init__(self, group: Group, workers: Workers | None = None) -> None:
+        """`workers`: the processes of the other ranks, on rank 0; None on the other ranks."""
+        self.group, self.workers = group, workers
+        shards = Shards(group.rank, group.size)
+        self.sharding: Sharding = shards
+        self.shard_adapter = shards.adapter
+        self.row_max = partial(row_max, group)
+        self.smallest = group.smallest
+        self.num_on_host = 1 if group.device.type == "cuda" else group.size
+
+    def join(self, model: LanguageModel) -> LanguageModel:
+        """Add the sums over the ranks to `model`, in place, and return `model` (`sum_over_ranks`)."""
+        return sum_over_ranks(model, self.group)
+
+    def executor(self, runner: ModelRunner, slots: AdapterSlots | None) -> Executor:
+        """The executor of this rank. On rank 0, a `LeadingExecutor`, which sends each step to the others. On
+        another rank, `runner` itself, changed so that it chooses no tokens.
+        """
+        if runner.last_tokens is not None:
+            runner.last_tokens = SharedTokens(runner.last_tokens, self.group)
+        if self.workers is not None:
+            return LeadingExecutor(runner, self.workers, slots)
+        runner.select, runner.scores = choose_nothing, []
+        return runner

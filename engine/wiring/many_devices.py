@@ -1,0 +1,127 @@
+"""Several devices for one model, as `EngineArgs` asks for them. Extension A's wiring.
+
+A model or an option that cannot be divided is refused before any process is started. No module imports this
+one: engine/wiring/extensions.py finds it by its name.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engine.core.llm_engine import LLMEngine
+from engine.execution.recording import RecordedExecutor
+from engine.models.checkpoint import CheckpointError
+from engine.models.config import ModelConfig
+from engine.models.loader import CODES
+from engine.parallel.executor import LeadingExecutor
+from engine.parallel.group import Group
+from engine.parallel.launch import RankLost, Workers
+from engine.parallel.rank import Rank
+from engine.parallel.shards import divide
+from engine.quantization.quantize import QuantizationConfig
+from engine.wiring.devices import Devices, load_one_device, options_of, with_defaults
+from engine.wiring.engine_args import EngineArgs
+
+if TYPE_CHECKING:
+    from engine.telemetry.metrics import EngineMetrics
+
+
+def load_devices(args: EngineArgs) -> Devices:
+    """Start the other ranks, and load each rank's part of the model.
+
+    Raises CheckpointError or ValueError if the model cannot be divided like this, or a rank cannot be loaded.
+    Then no process is left.
+    """
+    _refuse_indivisible(args)
+    size, places = args.tensor_parallel_size, _devices(args)
+    # NCCL needs a GPU for each rank.
+    backend = "nccl" if places[0] != "cpu" and len(set(places)) == size else "gloo"
+    threads = max(1, torch.get_num_threads() // size)
+
+    def options(rank: int) -> Mapping[str, Any]:
+        """What a rank's process is told (engine/wiring/rank.py)."""
+        # Only rank 0 runs a draft model, and writes the recording.
+        rank_args = replace(args, device=places[rank], speculative_config=None, record=None)
+        return {"threads": threads, "backend": backend, "args": options_of(rank_args)}
+
+    try:
+        workers = Workers(size, options)
+    except OSError as error:
+        raise ValueError(f"tensor_parallel_size={size}: a process cannot be started: {error}") from error
+    try:
+        workers.wait_until_ready()
+        with workers.together():
+            group = Group(0, size, workers.store, torch.device(places[0]), backend)
+        workers.at_end(group.close)
+        try:
+            devices = load_one_device(replace(args, device=places[0]), Rank(group, workers))
+        except RuntimeError:  # of a sum, perhaps: then another rank's end is the cause
+            with workers.together():
+                raise
+    except RankLost as error:
+        workers.stop()
+        raise ValueError(f"tensor_parallel_size={size}: {error}") from error
+    except BaseException:
+        workers.stop()
+        raise
+    return replace(devices, args=replace(devices.args, device=torch.device(places[0]).type))
+
+
+def show_ranks(engine: LLMEngine, metrics: "EngineMetrics") -> None:
+    """Add the metrics of each rank to `metrics`. `engine` runs on several ranks."""
+    from engine.telemetry.ranks import RankMetrics  # here: prometheus_client is optional
+
+    executor = engine.executor
+    if isinstance(executor, RecordedExecutor):
+        executor = executor.executor
+    assert isinstance(executor, LeadingExecutor)  # `load_devices` makes no other
+    RankMetrics(executor.workers, metrics)
+
+
+def _refuse_indivisible(args: EngineArgs) -> None:
+    """Raise CheckpointError or ValueError, naming the field, if the model cannot be divided as `args` say."""
+    size = args.tensor_parallel_size
+    option = f"tensor_parallel_size={size}"
+    config = ModelConfig.from_pretrained(args.model)
+    part = divide(config, size)
+    if CODES in config.raw:
+        raise CheckpointError(
+            f"{args.model}: this checkpoint is quantized, and is loaded on one device only; a plain "
+            f"checkpoint can be quantized with {option}"
+        )
+    if args.quantization == "int8_dynamic":
+        raise ValueError(f"quantization='int8_dynamic' is not supported with {option}; int8 and int4 are")
+    if args.quantization == "int4":
+        group_size = QuantizationConfig("int4").group_size
+        for name, width in {
+            "num_heads · head_dim": part.num_heads * part.head_dim,
+            "intermediate_size": part.intermediate_size,
+        }.items():
+            if width % group_size:
+                raise ValueError(
+                    f"quantization='int4' with {option}: each rank has {width} of {name}, which is not a "
+                    f"multiple of the groups' {group_size}; int8 has no groups"
+                )
+
+
+def _devices(args: EngineArgs) -> list[str]:
+    """The device of each rank, such as ["cuda:0", "cuda:1"]. Raises ValueError if there are too few GPUs, if
+    `device` names one GPU, if CUDA graphs are on, or if the system is not POSIX.
+    """
+    size = args.tensor_parallel_size
+    option = f"tensor_parallel_size={size}"
+    if os.name != "posix":
+        raise ValueError(f"{option} needs Linux or macOS; 1 is accepted here")
+    device, num_gpus = str(with_defaults(args)[0].device), torch.cuda.device_count()
+    if device == "cpu":
+        return ["cpu"] * size
+    if device != "cuda":
+        raise ValueError(f"device={device!r} names one GPU; with {option} cuda is accepted: the first {size}")
+    if num_gpus < size:
+        raise ValueError(f"{option}: there are {num_gpus} GPUs here, and each rank needs one")
+    if not args.enforce_eager:
+        raise ValueError(f"{option} runs without CUDA graphs: enforce_eager=True is accepted")
+    return [f"cuda:{rank}" for rank in range(size)]

@@ -1,0 +1,239 @@
+"""What `ruvon cluster` says and works out before Ray is started."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import jsonschema
+import pytest
+import typer
+import yaml
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from engine.cli.many_devices import ClusterFlags, cluster
+from engine.cli.serve_flags import ServeFlags
+from engine.wiring.engine_args import EngineArgs
+
+ROOT = Path(__file__).parents[2]
+MANIFEST = ROOT / "examples" / "kubernetes" / "rayservice.yaml"
+
+
+def test_cluster_has_every_flag_of_serve():
+    names = {parameter.name for parameter in typer.main.get_params_from_function(cluster).values()}
+    assert {
+        spec.name for record in (EngineArgs, ServeFlags, ClusterFlags) for spec in fields(record)
+    } == names
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"min_replicas": 1}, "min_replicas=1 needs max_replicas"),
+        ({"target_ongoing_requests": 3.0}, "needs max_replicas"),
+        ({"replicas": 4, "max_replicas": 3}, "replicas=4: from min_replicas=1 to max_replicas=3"),
+        ({"min_replicas": 3, "max_replicas": 4}, "replicas=2: from min_replicas=3"),
+        ({"num_cpus": 0.0}, "num_cpus=0.0: a number above 0"),
+    ],
+)
+def test_flags_that_do_not_fit_are_named(settings, says):
+    with pytest.raises(ValueError, match=says):
+        ClusterFlags(**settings)
+
+
+@pytest.fixture
+def parts():
+    """The module that imports Ray, where Ray is."""
+    pytest.importorskip("ray", reason="needs Ray: pip install 'ruvon[cluster]'")
+    import engine.cli.cluster
+
+    return engine.cli.cluster
+
+
+@pytest.mark.parametrize(
+    ("cores", "replicas", "share"),
+    [
+        ([2], 2, 1),
+        ([2], 1, 2),
+        ([8], 3, 2),
+        ([16, 16], 2, 16),
+        ([8, 8, 8], 2, 8),
+        ([8, 8, 8], 4, 4),
+        ([1], 5, 1),
+    ],
+)
+def test_all_replicas_find_room_and_take_what_there_is(parts, cores, replicas, share):
+    """Three machines of 8 cores and 4 replicas: 6 each would be 24 cores, and only three would fit."""
+    assert parts.share_of_cores(cores, replicas) == share
+
+
+@pytest.fixture
+def machines(parts, monkeypatch):
+    """A Ray cluster of two machines, without Ray."""
+    resources = {"CPU": 8.0, "GPU": 2.0}
+    monkeypatch.setattr(parts.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 4.0}}] * 2)
+    monkeypatch.setattr(parts.ray, "cluster_resources", lambda: resources)
+    return resources
+
+
+def options(app) -> dict:
+    return app._bound_deployment.ray_actor_options
+
+
+def test_what_a_replica_takes(parts, machines):
+    app = parts.application(EngineArgs(), ServeFlags(), ClusterFlags())
+    assert (options(app)["num_cpus"], options(app)["num_gpus"]) == (1, 1)
+    app = parts.application(EngineArgs(device="cpu"), ServeFlags(), ClusterFlags())
+    assert (options(app)["num_cpus"], options(app)["num_gpus"]) == (4, 0)
+    machines["GPU"] = 0.0
+    app = parts.application(EngineArgs(), ServeFlags(), ClusterFlags(replicas=8))
+    assert (options(app)["num_cpus"], options(app)["num_gpus"]) == (1, 0)
+    with pytest.raises(ValueError, match=r"9 replicas with 1 CPU each: this machine has 8; try --num-cpus"):
+        parts._refuse_too_many(
+            parts.application(EngineArgs(), ServeFlags(), ClusterFlags(replicas=9)), ClusterFlags(replicas=9)
+        )
+
+
+def test_autoscaling_is_rays_own(parts, machines):
+    scale = ClusterFlags(replicas=2, max_replicas=4)
+    config = parts.application(EngineArgs(max_num_seqs=8), ServeFlags(), scale)._bound_deployment
+    autoscaling = config._deployment_config.autoscaling_config
+    assert (autoscaling.min_replicas, autoscaling.initial_replicas, autoscaling.max_replicas) == (1, 2, 4)
+    assert autoscaling.target_ongoing_requests == 8
+
+
+def test_sessions_are_sticky_unless_that_is_refused(parts, machines):
+    routers = [
+        parts.application(EngineArgs(), ServeFlags(), ClusterFlags(sticky_sessions=sticky))
+        ._bound_deployment._deployment_config.request_router_config.request_router_class.rpartition(".")[2]
+        .rpartition(":")[2]
+        for sticky in (True, False)
+    ]
+    assert routers == ["ConsistentHashRouter", "PowerOfTwoChoicesRequestRouter"]
+
+
+@pytest.mark.parametrize(
+    ("args", "flags", "says"),
+    [
+        ({"enable_lora": True}, {"lora_dir": Path("adapters")}, "in one replica only"),
+        ({"device": "cuda:1"}, {}, "cuda is accepted"),
+        ({}, {"api_key": " "}, "the API key is empty"),
+        ({}, {"api_price": "1,2,3"}, "needs price_per_hour"),
+    ],
+)
+def test_what_no_replica_could_do_is_refused(parts, args, flags, says):
+    with pytest.raises(ValueError, match=says):
+        parts.check(EngineArgs(**args), ServeFlags(**flags))
+
+
+def test_metrics_of_all_replicas_are_one_text(parts):
+    def collected(tokens: int) -> list:
+        registry = CollectorRegistry()
+        Counter("vllm:tokens", "Tokens.", ["model_name", "engine"], registry=registry).labels("m", "0").inc(
+            tokens
+        )
+        Gauge("memory", "Bytes.", registry=registry).set(10 * tokens)
+        return list(registry.collect())
+
+    text = generate_latest(parts.gathered({1: collected(2), 0: collected(1)})).decode()
+    assert text.count("# HELP vllm:tokens_total Tokens.") == 1
+    assert (
+        'vllm:tokens_total{engine="0",model_name="m"} 1.0\nvllm:tokens_total{engine="1",model_name="m"} 2.0'
+        in text
+    )
+    assert 'memory{engine="0"} 10.0\nmemory{engine="1"} 20.0' in text
+    assert "ruvon:replicas 2.0" in text
+
+
+def test_two_replicas_do_not_write_into_one_file(parts):
+    assert parts.own_file("logs/costs.csv", "abc") == "logs/costs-abc.csv"
+    assert parts.own_file(None, "abc") is None
+
+
+# The fields of KubeRay's RayService that the manifest uses, and their kinds, by KubeRay's own types
+# (ray-operator/apis/ray/v1): its whole schema is a megabyte, and is not here.
+POD = {
+    "type": "object",
+    "required": ["spec"],
+    "properties": {"spec": {"type": "object", "required": ["containers"]}},
+    "additionalProperties": False,
+}
+PARAMS = {"type": "object", "additionalProperties": {"type": "string"}}
+WORKERS = {
+    "type": "object",
+    "required": ["groupName", "minReplicas", "maxReplicas", "rayStartParams", "template"],
+    "properties": {
+        "groupName": {"type": "string"},
+        "replicas": {"type": "integer"},
+        "minReplicas": {"type": "integer"},
+        "maxReplicas": {"type": "integer"},
+        "rayStartParams": PARAMS,
+        "template": POD,
+    },
+    "additionalProperties": False,
+}
+HEAD = {
+    "type": "object",
+    "required": ["rayStartParams", "template"],
+    "properties": {"rayStartParams": PARAMS, "template": POD},
+    "additionalProperties": False,
+}
+RAY_SERVICE = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "ray.io/v1"},
+        "kind": {"const": "RayService"},
+        "metadata": {"type": "object", "required": ["name"]},
+        "spec": {
+            "type": "object",
+            "required": ["serveConfigV2", "rayClusterConfig"],
+            "properties": {
+                "serveConfigV2": {"type": "string"},
+                "rayClusterConfig": {
+                    "type": "object",
+                    "required": ["headGroupSpec"],
+                    "properties": {
+                        "rayVersion": {"type": "string"},
+                        "headGroupSpec": HEAD,
+                        "workerGroupSpecs": {"type": "array", "items": WORKERS},
+                    },
+                    "additionalProperties": False,
+                },
+            },
+            "additionalProperties": False,
+        },
+    },
+    "additionalProperties": False,
+}
+
+
+def test_the_manifest_has_the_fields_of_a_ray_service():
+    manifest = yaml.safe_load(MANIFEST.read_text())
+    jsonschema.validate(manifest, RAY_SERVICE)
+    cluster = manifest["spec"]["rayClusterConfig"]
+    pods = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    containers = [pod["template"]["spec"]["containers"][0] for pod in pods]
+    assert len({container["image"] for container in containers}) == 1, "Ray wants one version everywhere"
+    for container in containers:
+        assert "serve" in {port["name"] for port in container["ports"]}
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    assert f"ray=={cluster['rayVersion']}" in pins
+
+
+def test_the_manifests_serve_config_is_one_that_ray_accepts(parts, machines, monkeypatch):
+    """By Ray's own schema; and its `args` are flags of ours, and fit the pods that the manifest asks for."""
+    from ray.serve.schema import ServeDeploySchema
+
+    spec = yaml.safe_load(MANIFEST.read_text())["spec"]
+    config = ServeDeploySchema.model_validate(yaml.safe_load(spec["serveConfigV2"]))
+    (application,) = config.applications
+    module, name = application.import_path.split(":")
+    assert (module, getattr(parts, name)) == (parts.__name__, parts.build)
+    machines["GPU"] = 0.0
+    monkeypatch.setattr(parts.ModelConfig, "from_pretrained", lambda model: None)  # no download here
+    app = parts.build(application.args)
+    (workers,) = spec["rayClusterConfig"]["workerGroupSpecs"]
+    limits = workers["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert options(app)["num_cpus"] <= float(limits["cpu"])
+    assert app._bound_deployment.num_replicas == workers["replicas"]
+    with pytest.raises(TypeError, match="no_such_flag"):
+        parts.build({"no_such_flag": 1})

@@ -1,0 +1,216 @@
+"""The processes of the ranks, without a model: a small script stands in for each rank."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.parallel import launch
+from engine.parallel.launch import RankLost, Workers
+from engine.parallel.orders import STEP
+from tests.partA.test_failing import DEADLINE, is_running, wait_until
+
+ROOT = Path(__file__).parents[2]
+# Says that it is ready, and reads orders until the one to stop; or does what its options say.
+STANDS_IN = """
+import json, os, struct, sys, threading
+
+def end_with(life):
+    os.read(life, 1)
+    os._exit(1)
+
+threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
+hello = json.loads(sys.stdin.buffer.readline())
+print("a library's words", flush=True)
+if "exit" in hello:
+    os._exit(hello["exit"])
+print("ready", flush=True)
+os.dup2(2, 1)
+if "deaf" in hello:
+    threading.Event().wait(100)
+while len(header := sys.stdin.buffer.read(16)) == 16:
+    kind, length = struct.unpack("=qq", header)
+    if kind == 2:
+        break
+    sys.stdin.buffer.read(length)
+    if length == 4:
+        os._exit(3)
+os._exit(0)
+"""
+SLOW = 5  # seconds in which nothing here may wait for a limit
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Start workers that run STANDS_IN; what is left is stopped after the test."""
+    (tmp_path / "stands_in_for_a_rank.py").write_text(STANDS_IN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(launch, "WORKER", "stands_in_for_a_rank")
+    started = []
+
+    def start(size=3, options=lambda rank: {}):
+        started.append(Workers(size, options))
+        return started[-1]
+
+    yield start
+    for workers in started:
+        workers.stop()
+
+
+def open_files() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_nothing_is_left_after_a_stop(start):
+    start().stop()  # the first start opens what stays open
+    before, threads = open_files(), threading.active_count()
+    workers = start()
+    workers.wait_until_ready()
+    folder = Path(workers.store).parent
+    at_end = []
+    workers.at_end(lambda: at_end.append(True))
+    workers.tell(STEP, b"12345678")
+    begin = time.monotonic()
+    workers.stop()
+    workers.stop()
+    assert time.monotonic() - begin < SLOW, "the processes were not told to stop"
+    assert [worker.process.returncode for worker in workers.workers] == [0, 0], "they ended by themselves"
+    assert at_end == [True], "once"
+    assert not folder.exists()
+    wait_until(lambda: threading.active_count() == threads)
+    assert open_files() == before
+    with pytest.raises(RankLost, match="has been shut down"):
+        workers.tell(STEP)
+
+
+def test_a_rank_that_ends_is_told_once_and_then_always(start):
+    before = open_files()
+    workers = start(4)
+    workers.wait_until_ready()
+    told = []
+    workers.on_lost(told.append)
+    first, second, third = workers.workers
+    threads = threading.active_count()
+    os.kill(second.process.pid, signal.SIGKILL)
+    wait_until(lambda: threading.active_count() == threads - 1)
+    threads -= 1
+    wait_until(lambda: told)
+    words = rf"rank 2 \(process {second.process.pid}\) has ended: signal 9"
+    began = []
+    with pytest.raises(RankLost, match=words), workers.together():
+        began.append("a step, though a rank is lost")
+    assert began == []
+    os.kill(third.process.pid, signal.SIGKILL)
+    wait_until(lambda: threading.active_count() == threads - 1)
+    later = []
+    workers.on_lost(later.append)
+    assert [str(error) for error in later] == [str(error) for error in told], (
+        "at once, if one is lost already"
+    )
+    os.kill(first.process.pid, signal.SIGSTOP)  # as a rank that waits for a sum
+    begin = time.monotonic()
+    workers.stop()
+    assert time.monotonic() - begin < SLOW, "it was not killed"
+    assert not is_running(first.process.pid)
+    assert len(told) == 1, "the others' end is no further loss"
+    assert open_files() == before
+
+
+def test_a_failure_here_waits_for_the_news_of_the_rank_that_caused_it(start, monkeypatch):
+    monkeypatch.setattr(launch, "CAUSE_SECONDS", 60)
+    begin = time.monotonic()
+    workers = start(2)
+    workers.wait_until_ready()
+    workers.tell(STEP, b"1234")  # rank 1 ends
+    with pytest.raises(RankLost, match=r"rank 1 \(process \d+\) has ended: exit code 3"), workers.together():
+        raise RuntimeError("connection reset by peer")
+    assert time.monotonic() - begin < 30, "the news ends the wait"
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_rank_that_ends_at_its_start(start, code):
+    workers = start(options=lambda rank: {"exit": code} if rank == 2 else {})
+    with pytest.raises(RankLost, match=f"rank 2 has ended at its start: exit code {code}"):
+        workers.wait_until_ready()
+
+
+def test_a_process_that_cannot_be_started_leaves_none(start, monkeypatch):
+    before, started, start_one = open_files(), [], launch._start
+
+    def fail_later(rank, life):
+        if rank == 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        started.append(start_one(rank, life))
+        return started[-1]
+
+    monkeypatch.setattr(launch, "_start", fail_later)
+    with pytest.raises(BlockingIOError):
+        start()
+    (worker,) = started
+    assert worker.process.returncode == -signal.SIGKILL
+    assert open_files() == before
+
+
+def test_the_working_directory_brings_no_module(start, tmp_path, monkeypatch):
+    """A folder may have an engine of its own, or a json.py."""
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("json", "stands_in_for_a_rank"):
+        (here / f"{name}.py").write_text("raise SystemExit(5)")
+    monkeypatch.chdir(here)
+    start().wait_until_ready()
+
+
+def test_a_fork_leaves_the_ranks_to_the_process_that_made_them(start):
+    """It may compute with one thread, and its exit calls what atexit has."""
+    workers = start()
+    workers.wait_until_ready()
+    if not (child := os.fork()):
+        signal.alarm(20)
+        try:
+            workers.tell(STEP, b"1234")
+        except RankLost as error:
+            workers.stop()
+            os._exit(0 if "forked" in str(error) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    workers.tell(STEP, b"12345678")
+    assert all(worker.process.poll() is None for worker in workers.workers)
+
+
+def test_an_order_goes_to_every_rank(start):
+    workers = start()
+    workers.tell(STEP, b"1234")  # each ends
+    assert [worker.process.wait(DEADLINE) for worker in workers.workers] == [3, 3]
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(1)"])
+@pytest.mark.parametrize("closed", ["", "<&-", "2>&-"])
+def test_no_rank_outlives_this_process(start, tmp_path, end, closed):
+    """However it ends, and whatever of its standard files is closed."""
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import os, sys
+from engine.parallel import launch
+launch.WORKER = "stands_in_for_a_rank"
+workers = launch.Workers(3, lambda rank: {{"deaf": True}})  # as in a sum
+workers.wait_until_ready()
+print(*(worker.process.pid for worker in workers.workers), flush=True)
+{end}
+""")
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" "$1" {closed}', sys.executable, script],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2, "they were not ready"
+    wait_until(lambda: not any(map(is_running, pids)))
