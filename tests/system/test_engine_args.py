@@ -18,7 +18,7 @@ from engine.cli.options import takes_engine_args
 from engine.demo.server import to_flags
 from engine.models.loader import DTYPES, LOAD_FORMATS
 from engine.wiring.attention_kernel import NAMES
-from engine.wiring.devices import _with_defaults
+from engine.wiring.devices import with_defaults
 from engine.wiring.engine_args import choices
 
 COMMANDS = typer.main.get_command(app).commands
@@ -61,7 +61,7 @@ def test_what_is_left_open_is_as_the_help_says(options, seats, tokens, attention
     """Each running request needs a token in every step, so there are at least as many tokens; and what was
     given is not refused because of another option's default.
     """
-    args, sizes = _with_defaults(EngineArgs(**options))
+    args, sizes = with_defaults(EngineArgs(**options))
     found = sizes.max_num_seqs, sizes.max_num_batched_tokens, args.attention, args.async_scheduling
     assert (args.max_num_seqs, args.max_num_batched_tokens) == found[:2]
     assert found == (seats, tokens, attention, ahead)

@@ -73,7 +73,7 @@ def run():
     for name, folder in ADAPTERS.items():
         engine.adapters.load(name, read_adapter(folder, engine.config))
     in_slot = {}
-    engine.adapters.slots.on_assign = in_slot.__setitem__
+    engine.adapters.slots.on_assign.append(in_slot.__setitem__)
     for i, (prompt, params, adapter) in enumerate(ASKED):
         asked = SamplingParams(max_tokens=60, **({"seed": i} | params))
         engine.add_request(str(i), prompt, asked, adapter=adapter)
