@@ -3,7 +3,7 @@
     python -m tests.system.conformance compare http://127.0.0.1:8000              # what is not accepted
     python -m tests.system.conformance compare http://127.0.0.1:8000 --all        # all that differs
     python -m tests.system.conformance record http://127.0.0.1:9000 recorded.json # from a real vLLM
-    python -m tests.system.conformance page                                       # articles/differs_from_vllm.md
+    python -m tests.system.conformance page   # writes articles/differs_from_vllm.md
 
 The model is storyteller in float32 with a context of 512 tokens. To record, in an environment of its own:
 
