@@ -26,6 +26,7 @@ from engine.server.chat_page import chat_page
 from engine.server.deadline import deadlines
 from engine.server.generate import generate_route
 from engine.server.limits import MAX_NAME_CHARACTERS, MAX_REQUESTS
+from engine.server.responses_route import responses_route
 from engine.server.run import max_connections
 from engine.server.scored import ScoredCompletions
 from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes
@@ -145,6 +146,7 @@ class Service:
             deadlines,
             telemetry_routes(metrics),
             chat_routes(engine.tokenizer, engine.config, self.template, chats),
+            responses_route(engine.tokenizer, engine.config, self.template, chats),
             generate_route,
             chat_page,
         ]

@@ -185,12 +185,13 @@ def chat_prompt(
     if add_generation_prompt and continue_final_message:
         raise ParameterError(
             "continue_final_message",
-            "continue_final_message=true needs add_generation_prompt=false: the model either writes on in the "
-            "last message or begins one of its own",
+            "continue_final_message=true needs add_generation_prompt=false: the model either continues the "
+            "last message or begins a new one",
         )
     if own := sorted(OWN_VARIABLES & variables.keys()):
         raise ParameterError(
-            "chat_template_kwargs", f"chat_template_kwargs has {own[0]!r}, which is no variable to be set there"
+            "chat_template_kwargs",
+            f"chat_template_kwargs has {own[0]!r}, which is no variable to be set there",
         )
     special_tokens = [token.content for token in tokenizer.added.values() if token.special]
     # What is not a content reaches the template without guards, so it may not spell a special token.

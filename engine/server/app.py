@@ -130,7 +130,7 @@ def _add_routes(
 
     @app.get("/v1/models/{name:path}", responses=openapi_responses(responses.ModelCard))
     async def model(name: str) -> dict:
-        _refuse_unknown(name, backend)
+        refuse_unknown(name, backend)
         return model_card(name)
 
     completion = openapi_responses(responses.CompletionResponse, responses.CompletionChunk)
@@ -164,7 +164,7 @@ async def complete(
     `read_prompts` returns the prompts. `complete` calls `read_prompts` after it has checked all other fields,
     because reading the prompts may be slow. Raises RequestError or ParameterError if the request is refused.
     """
-    _refuse_unknown(body.model, backend)
+    refuse_unknown(body.model, backend)
     params, options = api.params(body), api.options(body)
     envelope = {
         "id": f"{api.id_prefix}-{uuid.uuid4().hex}",
@@ -188,12 +188,17 @@ async def complete(
     async with admitted:
         if body.stream:
             return sse.stream(_chunks(envelope, streams, params.n, body, api), admitted.pop_all())
-        try:
-            outputs = await _unless_client_leaves(request, _gather(streams))
-        except Exception as error:
-            # Converted here: an exception of an unknown type that leaves the route closes the connection.
-            raise as_request_error(error) from error
+        outputs = await last_outputs(request, streams)
     return await _whole_response(envelope, outputs, params.n, body, api)
+
+
+async def last_outputs(request: Request, streams: list[OutputStream]) -> list[RequestOutput]:
+    """The last output of each stream. Raises RequestError if a stream fails, or if the client leaves."""
+    try:
+        return await _unless_client_leaves(request, _gather(streams))
+    except Exception as error:
+        # Converted here: an exception of an unknown type that leaves the route closes the connection.
+        raise as_request_error(error) from error
 
 
 async def _whole_response(
@@ -210,13 +215,13 @@ async def _whole_response(
             choice = {"index": i * n + sample.index} | api.choice(body, output, sample)
             choices.append(_json(choice))
             await yield_to_others()
-    opening = _json(envelope).removesuffix(b"}")
+    opening = _json(envelope | api.answer_fields(body, outputs)).removesuffix(b"}")
     usage = _json(api.usage(body, outputs))
     content = b'%b,"choices":[%b],"usage":%b}' % (opening, b",".join(choices), usage)
     return Response(content, media_type="application/json")
 
 
-def _refuse_unknown(name: str, backend: Backend) -> None:
+def refuse_unknown(name: str, backend: Backend) -> None:
     if name not in backend.models():
         names = ", ".join(backend.models())
         raise RequestError(

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from engine.decoding.outputs import FinishReason
-from engine.server.responses import ResponseFields, UsageInfo
+from engine.server.responses import PromptLogprob, ResponseFields, UsageInfo
 
 
 class TopLogprob(ResponseFields):
@@ -21,8 +21,11 @@ class ChatLogprobs(ResponseFields):
     refusal: None
 
 
+Role = Literal["system", "developer", "user", "assistant"]  # the assistant's, unless the client says other
+
+
 class ChatMessage(ResponseFields):
-    role: Literal["assistant"]
+    role: Role
     content: str
     refusal: None
 
@@ -41,12 +44,13 @@ class ChatResponse(ResponseFields):
     model: str
     choices: list[ChatChoice]
     usage: UsageInfo
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None  # only if the body asks for them
 
 
 class DeltaMessage(ResponseFields):
     """The new part of a message. Only the first delta of a sample has a role."""
 
-    role: Literal["assistant"] | None = None
+    role: Role | None = None
     content: str
 
 

@@ -18,6 +18,9 @@ MAX_NAME_CHARACTERS = 256  # of model, user, cache_salt
 MAX_COMPLETION_LOGPROBS = 5  # likeliest tokens listed for each token (Part 10)
 MAX_MESSAGES = 2048  # in one conversation (Part 14)
 MAX_TEXT_PARTS = 128  # in one message
+MAX_METADATA = 16  # entries of a chat's metadata
+MAX_METADATA_CHARACTERS = 512  # of a value there
+MAX_TEMPLATE_KWARGS_CHARACTERS = 2**14  # of a chat template's variables, as JSON
 MAX_PRIORITY = 2  # from -2 to 2; clients may choose only if the operator allows it
 MAX_MESSAGE_CHARACTERS = 500  # of an error message, which may quote a long value
 

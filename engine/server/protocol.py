@@ -39,6 +39,7 @@ from engine.server.limits import (
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
 )
+from engine.server.neutral import EXTENSION_B, neutral
 
 TOKEN_ID = "0|[1-9][0-9]{0,9}"  # a key of `logit_bias`: no sign, no leading zeros
 
@@ -152,6 +153,9 @@ class SamplingFields(Fields):
     logit_bias: Annotated[Biases, BeforeValidator(_not_too_many)] | None = None
     seed: Annotated[StrictInt, bounds(minimum=-(2**63), maximum=2**63 - 1)] | None = None
     user: Name | None = None
+    response_format: Annotated[
+        None, neutral({"type": "text"}, otherwise=f'{EXTENSION_B}: null or {{"type": "text"}} is accepted')
+    ] = None
 
     # vLLM's fields, which OpenAI does not have.
     top_k: Annotated[StrictInt, bounds(minimum=-1)] | None = None
@@ -164,6 +168,10 @@ class SamplingFields(Fields):
     skip_special_tokens: StrictBool | None = None
     priority: StrictInt | None = None
     cache_salt: Name | None = None
+    structured_outputs: Annotated[None, neutral(otherwise=f"{EXTENSION_B}: null is accepted")] = None
+    use_beam_search: Annotated[
+        None, neutral(False, otherwise=f"{EXTENSION_B}: null or false is accepted")
+    ] = None
 
     def sampling_params(self) -> SamplingParams:
         """The parameters for the engine.
@@ -285,6 +293,10 @@ class Completions(Generic[Body]):
     def opening(self, body: Body) -> list[dict]:
         """The choices that a stream sends before the first token. There are none for completions."""
         return []
+
+    def answer_fields(self, body: Body, outputs: Sequence[RequestOutput]) -> dict:
+        """Fields of a whole answer beside the envelope, choices and usage. There are none for completions."""
+        return {}
 
     def choice(
         self,

@@ -75,10 +75,7 @@ class ScoredCompletions(Completions[CompletionRequest]):
         if body.logprobs is not None:
             choice["logprobs"] = self._logprobs(body, body.logprobs, output, sample, previous)
         if body.prompt_logprobs is not None and is_first:
-            choice["prompt_logprobs"] = [
-                None if scores is None else _prompt_token_json(scores, body.prompt_logprobs)
-                for scores in prompt_scores(output)
-            ]
+            choice["prompt_logprobs"] = prompt_scores_json(output, body.prompt_logprobs)
         return choice
 
     def usage(self, body: CompletionRequest, outputs: Sequence[RequestOutput]) -> dict:
@@ -191,6 +188,11 @@ def _logprob_json(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict:
         "logprob": max(logprob, MIN_LOGPROB),
         "bytes": list(tokenizer.token_bytes(token_id)) if is_known else None,
     }
+
+
+def prompt_scores_json(output: RequestOutput, n: int) -> list[dict[str, dict] | None]:
+    """vLLM's `prompt_logprobs`: an entry with `n` likeliest for each prompt token; None for the first."""
+    return [None if scores is None else _prompt_token_json(scores, n) for scores in prompt_scores(output)]
 
 
 def _prompt_token_json(scores: TokenScores, n: int) -> dict[str, dict]:

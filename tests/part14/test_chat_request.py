@@ -37,7 +37,8 @@ def test_what_answers_say_beside_the_text_comes_back_as_nothing_only(field):
     for nothing in (None, []):
         ChatRequest(model="m", messages=[HI | {field: nothing}])
     for something in ({}, "", 0, [{}]):
-        with pytest.raises(ValidationError, match=f"{field} is not supported: null is accepted"):
+        words = "comes with Extension B" if "call" in field else "is not supported: null is accepted"
+        with pytest.raises(ValidationError, match=f"{field} {words}"):
             ChatRequest(model="m", messages=[HI | {field: something}])
 
 
@@ -64,7 +65,7 @@ def test_the_template_writes_special_tokens_and_the_messages_none(monkeypatch):
         2: SimpleNamespace(content="<think>", special=False),
     }
     body = ChatRequest(model="m", messages=[HI])
-    chat._prompt(body, SimpleNamespace(added=added), None, ChatTemplate("{{ messages[0].content }}"))
+    chat.prompt_ids(body, SimpleNamespace(added=added), None, ChatTemplate("{{ messages[0].content }}"))
     assert given["guarded"] == ["<|user|>"], "what is added and not special, templates look for in contents"
     assert given["add_special_tokens"] is False, "the template has written all there are: none is added twice"
     assert given["guard"] == "G"
