@@ -99,12 +99,13 @@ SAMPLING = (
     "model", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "stop", "seed", "user",
     "presence_penalty", "frequency_penalty", "logit_bias", "top_k", "min_p", "repetition_penalty",
     "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
-    "priority", "cache_salt", "zzz", "__proto__", "__class__",
+    "priority", "cache_salt", "response_format", "structured_outputs", "use_beam_search",
+    "zzz", "__proto__", "__class__",
 )  # fmt: skip
 CHAT = (
     "tools", "tool_choice", "store", "metadata", "chat_template_kwargs", "add_generation_prompt",
     "continue_final_message", "add_special_tokens", "echo", "prompt_logprobs", "chat_template",
-    "reasoning_effort", "structured_outputs", "service_tier",
+    "reasoning_effort", "service_tier",
 )  # fmt: skip
 # A route's body that is right, and the fields that are drawn.
 ROUTES = {
@@ -114,7 +115,7 @@ ROUTES = {
     ),
     "/v1/chat/completions": (
         {"model": '"storyteller"', "messages": '[{"role":"user","content":"hi"}]', "max_tokens": "2"},
-        (*SAMPLING, *CHAT, "messages", "max_completion_tokens", "logprobs", "top_logprobs", "response_format"),
+        (*SAMPLING, *CHAT, "messages", "max_completion_tokens", "logprobs", "top_logprobs"),
     ),
     "/v1/responses": (
         {"model": '"storyteller"', "input": '"hi"', "max_output_tokens": "2"},
