@@ -25,6 +25,7 @@ class OutputMessage(ResponseFields):
 
 class InputDetails(ResponseFields):
     cached_tokens: int
+    cache_write_tokens: int
 
 
 class OutputDetails(ResponseFields):
@@ -70,6 +71,8 @@ class ResponseAnswer(ResponseFields):
     max_output_tokens: int | None
     temperature: float
     top_p: float
+    presence_penalty: float
+    frequency_penalty: float
     top_logprobs: int
     reasoning: ReasoningSettings
     text: dict[str, Any]
@@ -79,6 +82,7 @@ class ResponseAnswer(ResponseFields):
     prompt_cache_key: str | None
     store: Literal[False]
     previous_response_id: None
+    prompt: None
     background: Literal[False]
     truncation: Literal["disabled"]
     tools: list[Any]

@@ -84,6 +84,8 @@ class _Answer:
             "max_output_tokens": body.max_output_tokens,
             "temperature": 1.0 if params.temperature is None else params.temperature,
             "top_p": params.top_p,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
             "top_logprobs": body.top_logprobs or 0,
             "reasoning": {"effort": chat.reasoning_effort, "summary": None},
             "text": {"format": {"type": "text"}},
@@ -93,6 +95,7 @@ class _Answer:
             "prompt_cache_key": body.prompt_cache_key,
             "store": False,
             "previous_response_id": None,
+            "prompt": None,
             "background": False,
             "truncation": "disabled",
             "tools": [],
@@ -152,7 +155,8 @@ class _Answer:
         num_input, num_output = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
         usage: dict[str, Any] = {
             "input_tokens": num_input,
-            "input_tokens_details": {"cached_tokens": output.num_cached_tokens or 0},
+            # A cache is filled at no price, so no tokens are counted for writing it.
+            "input_tokens_details": {"cached_tokens": output.num_cached_tokens or 0, "cache_write_tokens": 0},
             "output_tokens": num_output,
             "output_tokens_details": {"reasoning_tokens": 0},  # thoughts are part of the text here
             "total_tokens": num_input + num_output,

@@ -7,9 +7,10 @@ All prompts of a call run together, by continuous batching. `EngineArgs` has the
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -76,9 +77,7 @@ class LLM:
         read: nothing is generated then. Raises RuntimeError if a step fails.
         """
         parsed = read_prompts(prompts)
-        for prompt, rank in zip(parsed, per_prompt("priority", priority, len(parsed), int), strict=True):
-            if rank is not None:
-                prompt.options["priority"] = rank
+        _set_priorities(parsed, priority)
         self._set_adapters(parsed, lora_request)
         return self._complete(parsed, sampling_params, use_tqdm)
 
@@ -90,28 +89,44 @@ class LLM:
         use_tqdm: Bar = True,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
         lora_request: Adapters = None,
     ) -> list[RequestOutput]:
         """Answer each conversation. Returns one finished RequestOutput per conversation, in order.
 
         `messages` is one conversation, which is a list of {"role": …, "content": …}, or a list of
-        conversations. `chat_template` is Jinja text that replaces the model's own template. With
-        `add_generation_prompt` the prompt ends with the marker that begins the assistant's turn. The other
-        arguments are those of `generate`.
+        conversations. `chat_template` is Jinja text that replaces the model's own template;
+        `chat_template_kwargs` are further variables of the template, such as Qwen3's `enable_thinking`. With
+        `add_generation_prompt` the prompt ends with the marker that begins the assistant's turn. With
+        `continue_final_message` (and without `add_generation_prompt`) the model writes on in the last
+        message. `tools` come with Extension B: None or [] is accepted. The other arguments are those of
+        `generate`.
 
         Raises ParameterError if a field is refused, if the template refuses a conversation, or if there is no
         template; CheckpointError if a template or an adapter cannot be read; RuntimeError if a step fails.
         """
+        if tools:
+            raise ParameterError("tools", "tools come with Extension B: None or [] is accepted")
         template = self._template(chat_template)
         parsed = []
         for conversation in read_conversations(messages):
             try:
                 text, ids = chat_prompt(
-                    conversation, template, self.tokenizer, self.config, add_generation_prompt
+                    conversation,
+                    template,
+                    self.tokenizer,
+                    self.config,
+                    add_generation_prompt,
+                    continue_final_message,
+                    variables=chat_template_kwargs,
                 )
             except ChatError as error:
                 raise ParameterError("messages", f"messages: {error}") from None
             parsed.append(ParsedPrompt(ids, text))
+        _set_priorities(parsed, priority)
         self._set_adapters(parsed, lora_request)
         return self._complete(parsed, sampling_params, use_tqdm)
 
@@ -230,3 +245,10 @@ class LLM:
             self._inbox.pop(request_id, None)
         while self.engine.has_unfinished_requests() and not self.engine.unfinished_request_ids():
             self.engine.step()  # with async_scheduling, a step that was launched before the abort may be left
+
+
+def _set_priorities(parsed: list[ParsedPrompt], priority: Sequence[int] | None) -> None:
+    """Put each prompt's priority into its options. Raises ParameterError if there are not as many."""
+    for prompt, rank in zip(parsed, per_prompt("priority", priority, len(parsed), int), strict=True):
+        if rank is not None:
+            prompt.options["priority"] = rank

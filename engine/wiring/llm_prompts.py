@@ -95,11 +95,13 @@ def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
 
 
 def _message(message: object) -> dict[str, str]:
-    """The message, with its text parts joined by line breaks. Raises ParameterError if `message` is not a
-    mapping with a role and a content.
+    """The message, with its text parts joined by line breaks. An assistant's message without a content has
+    an empty text. Raises ParameterError if `message` is not a mapping with a role and a content.
     """
     if isinstance(message, Mapping):
         role, content = message.get("role"), message.get("content")
+        if content is None and role == "assistant":
+            content = ""
         if isinstance(content, list) and content and all(_is_text(part) for part in content):
             content = "\n".join(part["text"] for part in content)
         if isinstance(role, str) and isinstance(content, str):

@@ -86,6 +86,9 @@ def test_who_has_priority_is_first(llm):
     alone._run = run
     outputs = alone.generate(["a", "b", "c"], GREEDY, priority=[5, 0, -5], use_tqdm=bar)
     assert done == [output.request_id for output in reversed(outputs)], "a lower priority is served first"
+    done.clear()
+    outputs = alone.chat([QUESTION] * 3, GREEDY, priority=[5, 0, -5], use_tqdm=bar)
+    assert done == [output.request_id for output in reversed(outputs)], "in a chat, too"
     with pytest.raises(ParameterError, match="priority has 2 entries for 1 prompts"):
         alone.generate("a", GREEDY, priority=[1, 2])
 
@@ -122,6 +125,45 @@ def test_a_template_may_be_given(llm, monkeypatch):
     with pytest.raises(ParameterError, match="no chat template"):
         llm.chat(QUESTION, GREEDY)
     assert llm.chat([{"role": "x", "content": "hello"}], GREEDY, chat_template=plain)[0].finished
+
+
+THINKING = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '()' if enable_thinking is false }}"
+
+
+def test_a_chats_template_is_given_variables(llm):
+    ask = {"chat_template": THINKING, "add_generation_prompt": False}
+    for kwargs, end in ((None, ""), ({"enable_thinking": True}, ""), ({"enable_thinking": False}, "()")):
+        (answer,) = llm.chat(QUESTION, GREEDY, chat_template_kwargs=kwargs, **ask)
+        assert answer.prompt == QUESTION[0]["content"] + end
+    with pytest.raises(ParameterError, match="chat_template_kwargs has 'messages'"):
+        llm.chat(QUESTION, GREEDY, chat_template_kwargs={"messages": []})
+
+
+def test_a_message_goes_on(llm):
+    begun = [*QUESTION, {"role": "assistant", "content": "Once upon a"}]
+    (answer,) = llm.chat(begun, GREEDY, add_generation_prompt=False, continue_final_message=True)
+    prompt = ChatTemplate.from_pretrained("storyteller").render(QUESTION) + "Once upon a"
+    assert answer.prompt == prompt
+    assert texts([answer]) == texts(llm.generate(prompt, GREEDY))
+    with pytest.raises(ParameterError, match="continue_final_message=true needs add_generation_prompt=false"):
+        llm.chat(begun, GREEDY, continue_final_message=True)
+
+
+def test_an_assistants_turn_may_be_empty(llm):
+    turns = [*QUESTION, {"role": "assistant", "content": None, "tool_calls": []}, *QUESTION]
+    empty = [*QUESTION, {"role": "assistant", "content": ""}, *QUESTION]
+    assert llm.chat(turns, GREEDY)[0].prompt == llm.chat(empty, GREEDY)[0].prompt
+
+
+def test_tools_are_an_extensions_and_none_is_fine(llm):
+    assert texts(llm.chat(QUESTION, GREEDY, tools=[])) == texts(llm.chat(QUESTION, GREEDY, tools=None))
+    with pytest.raises(ParameterError, match="tools come with Extension B"):
+        llm.chat(QUESTION, GREEDY, tools=[{"type": "function"}])
+
+
+def test_a_chats_priority_is_a_number_for_each(llm):
+    with pytest.raises(ParameterError, match="priority has 1 entries for 2 prompts"):
+        llm.chat([QUESTION, QUESTION], GREEDY, priority=[1])
 
 
 @pytest.mark.parametrize(

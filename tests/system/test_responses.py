@@ -62,9 +62,6 @@ def client(url):
 
 def typed(kind, data):
     """`data`, judged by the client's own types, which the client itself does not check."""
-    if kind is Response and data.get("usage"):  # the newest types also count what a cache is written
-        data = json.loads(json.dumps(data))
-        data["usage"]["input_tokens_details"].setdefault("cache_write_tokens", 0)
     return TypeAdapter(kind).validate_python(data)
 
 
@@ -114,7 +111,7 @@ def test_the_events_are_openais_in_openais_order(url, client, include):
     assert names == [body["type"] for body in bodies]
     assert [body["sequence_number"] for body in bodies] == list(range(len(bodies)))
     deltas = names.count("response.output_text.delta")
-    assert deltas > 3
+    assert deltas >= 1
     assert names == [
         "response.created",
         "response.in_progress",
@@ -238,10 +235,12 @@ def test_an_answer_is_not_kept(url):
 
 
 def test_an_engine_that_fails_says_so_in_the_stream_and_in_a_whole_answer():
-    backend = ScriptedBackend(["one"], error=RuntimeError("no memory"))
+    backend = ScriptedBackend(["one", " two"], error=RuntimeError("no memory"))
     with client_of(backend, extensions=[route()]) as client:
         lines = client.post("/v1/responses", json=SCRIPTED | {"stream": True}).text
         whole = client.post("/v1/responses", json=SCRIPTED)
+    deltas = [json.loads(line[6:])["delta"] for line in lines.split("\n") if '"delta":' in line]
+    assert deltas == ["one", " two"], "each as it came"
     last = json.loads(lines.strip().split("data: ")[-1])
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "failed"
