@@ -145,17 +145,18 @@ def chat_prompt(
     tokenizer: Tokenizer,
     config: ModelConfig,
     add_generation_prompt: bool = True,
+    truncate: int | None = None,
 ) -> tuple[str, list[int]]:
     """Return (text, token ids) of a conversation, as the model reads it.
 
     Only the template writes special tokens: the tokenizer adds none, and special tokens in contents are
-    encoded as ordinary text. Raises ChatError as `ChatTemplate.render` does, and ParameterError as
-    `prompt_token_ids` does.
+    encoded as ordinary text. `truncate` is as in `prompt_token_ids`. Raises ChatError as
+    `ChatTemplate.render` does, and ParameterError as `prompt_token_ids` does.
     """
     special_tokens = [token.content for token in tokenizer.added.values() if token.special]
     messages, guard = guarded(messages, special_tokens)
     text = template.render(messages, add_generation_prompt)
-    ids = prompt_token_ids(text, tokenizer, config, add_special_tokens=False, guard=guard)
+    ids = prompt_token_ids(text, tokenizer, config, False, guard, truncate)
     return text.replace(guard, ""), ids
 
 

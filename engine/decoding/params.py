@@ -253,7 +253,10 @@ def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None
 def refuse_unknown_tokens(params: SamplingParams, vocab_size: int) -> None:
     """Raises ParameterError for a token id in `params` that is not from 0 to `vocab_size` - 1."""
     for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
-        for token_id in getattr(params, name) or ():
+        token_ids = getattr(params, name) or ()
+        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            continue  # the usual case, made fast
+        for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
                 raise ParameterError(
                     name, f"{name} has token id {token_id}; accepted are 0 to {vocab_size - 1}"
@@ -272,7 +275,9 @@ def _is_a(value: Any, kind: type) -> bool:
 
 def _list_of(name: str, values: Any, kind: type) -> list:
     """`values` as a new list. Raises ParameterError if it is not a list or tuple of `kind`."""
-    if not isinstance(values, (tuple, list)) or not all(_is_a(value, kind) for value in values):
+    is_list = isinstance(values, (tuple, list))
+    # The first test is fast for many token ids; the second is for subclasses of `kind`.
+    if not is_list or not (set(map(type, values)) <= {kind} or all(_is_a(value, kind) for value in values)):
         noun = "strings" if kind is str else "whole numbers"
         raise ParameterError(name, f"{name}={values!r}: a list of {noun} is accepted")
     return list(values)

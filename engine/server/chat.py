@@ -16,7 +16,6 @@ from pydantic import (
     Discriminator,
     Field,
     StrictBool,
-    StrictInt,
     StrictStr,
     Tag,
     ValidationInfo,
@@ -34,7 +33,7 @@ from engine.server.backend import Backend
 from engine.server.chat_responses import ChatChunk, ChatResponse
 from engine.server.errors import RequestError
 from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
-from engine.server.protocol import Completions, Fields, SamplingFields, bounds
+from engine.server.protocol import Completions, Fields, Integer, SamplingFields, bounds
 from engine.server.responses import openapi_responses
 from engine.server.scored import num_visible_tokens, scores_of, token_json
 from engine.text.tokenizer import Tokenizer
@@ -104,9 +103,9 @@ class ChatRequest(SamplingFields):
     """The body of POST /v1/chat/completions. A field that is null counts as not given."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    max_completion_tokens: Annotated[StrictInt, bounds(minimum=1)] | None = None
+    max_completion_tokens: Annotated[Integer, bounds(minimum=1)] | None = None
     logprobs: StrictBool | None = None
-    top_logprobs: Annotated[StrictInt, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[Integer, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
     response_format: Annotated[None, BeforeValidator(_text_format), WithJsonSchema(TEXT_FORMAT_SCHEMA)] = None
 
     def sampling_params(self) -> SamplingParams:
@@ -137,8 +136,13 @@ class ChatRequest(SamplingFields):
                 raise ParameterError("max_completion_tokens", message) from None
             raise
 
+    def output_bound(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is None:
+            return super().output_bound()
+        return "max_completion_tokens", self.max_completion_tokens
+
     def _sent_params(self) -> dict[str, Any]:
-        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        _, max_tokens = self.output_bound()
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return super()._sent_params() | {"max_tokens": max_tokens, "logprobs": logprobs}
 
@@ -233,6 +237,9 @@ def _prompt(
         message = f"model {body.model!r} has no chat template: use /v1/completions"
         raise RequestError(400, message, param="model")
     try:
-        return chat_prompt([message.plain() for message in body.messages], template, tokenizer, config)[1]
+        messages, truncate = [message.plain() for message in body.messages], body.truncate_prompt_tokens
+        return chat_prompt(messages, template, tokenizer, config, truncate=truncate)[1]
     except (ChatError, ParameterError) as error:
+        if isinstance(error, ParameterError) and error.field != "prompt":
+            raise
         raise RequestError(400, f"messages: {error}", param="messages") from None

@@ -23,7 +23,9 @@ def test_a_word_of_one_token_is_forbidden_always(byte_tokenizer):
     words = BadWords(["a"], byte_tokenizer, 257)
     for output in ([], [B], [A, B]):
         assert words.completing(output) == (A,)
-    assert set(words.completing([B, SPACE])) == {A}, "behind a space it is a word of two tokens, which ends so"
+    assert set(words.completing([B, SPACE])) == {A}, (
+        "behind a space it is a word of two tokens, which ends so"
+    )
 
 
 def test_of_several_tokens_only_the_last_is_forbidden_and_only_behind_the_others(byte_tokenizer):
@@ -88,6 +90,9 @@ def test_a_word_without_tokens_of_the_model_is_refused(byte_tokenizer, word, say
 
 def test_tokens_that_are_special_can_be_words():
     tokenizer = Tokenizer(
-        {char: byte for byte, char in byte_alphabet().items()}, [], [AddedToken(256, "<end>")], eos_token="<end>"
+        {char: byte for byte, char in byte_alphabet().items()},
+        [],
+        [AddedToken(256, "<end>")],
+        eos_token="<end>",
     )
     assert 256 in BadWords(["<end>"], tokenizer, 257).completing([])

@@ -134,9 +134,7 @@ def test_min_tokens_above_max_tokens_is_refused():
 
 
 def test_an_unknown_field_is_refused_with_the_one_that_was_meant():
-    meant = (
-        r"SamplingParams has no field 'temprature': did you mean 'temperature'\? Accepted are n, presence_penalty, "
-    )
+    meant = r"SamplingParams has no field 'temprature': did you mean 'temperature'\? Accepted are n, presence_penalty, "
     for make in (SamplingParams, functools.partial(dataclasses.replace, SamplingParams())):
         with pytest.raises(TypeError, match=meant):
             make(temprature=1.0)
