@@ -156,7 +156,7 @@ def chat_prompt(
     special_tokens = [token.content for token in tokenizer.added.values() if token.special]
     messages, guard = guarded(messages, special_tokens)
     text = template.render(messages, add_generation_prompt)
-    ids = prompt_token_ids(text, tokenizer, config, False, guard, truncate)
+    ids = prompt_token_ids(text, tokenizer, config, add_special_tokens=False, guard=guard, truncate=truncate)
     return text.replace(guard, ""), ids
 
 
