@@ -45,7 +45,7 @@ REFUSED = [
     ("stop numbers", {"stop": [5]}, "stop", "list of texts"),
     ("stop token out of range", {"stop_token_ids": [10**6]}, "stop_token_ids", "1000000"),
     ("bad word empty", {"bad_words": ["a", " "]}, "bad_words", "no space"),
-    ("bad word not Unicode", {"bad_words": ["\ud800"], "stream": True}, "bad_words", "U+D800"),
+    ("bad word not Unicode", {"bad_words": ["\ud800"], "stream": True}, "bad_words", "unicode"),
     ("no token allowed", {"allowed_token_ids": []}, "allowed_token_ids", "at least 1"),
     ("truncated to nothing", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "leaves no prompt"),
     ("truncated to too much", {"truncate_prompt_tokens": 1024}, "truncate_prompt_tokens", "at most 1023"),

@@ -318,3 +318,19 @@ def test_a_failed_step_is_a_500_with_logprobs_too(scoring_engine, serving):
         body = {"model": "m", "prompt": "x", "logprobs": 2, "echo": True, "ignore_eos": True}
         assert client.post("/v1/completions", json=body).status_code == 500
         assert client.post("/v1/completions", json=body).status_code == 200
+
+
+def test_up_to_twenty_of_the_likeliest_are_listed(client):
+    """As in vLLM. OpenAI's own limit is 5."""
+    tops = complete(client, logprobs=20).logprobs.top_logprobs
+    assert {len(top) for top in tops} <= {20, 21}
+
+
+def test_the_echo_of_a_truncated_prompt_is_what_the_model_read(client):
+    """The tokens that are scored are those of the text that is shown."""
+    body = {"ignore_eos": True, "truncate_prompt_tokens": 8}
+    choice = complete(client, extra_body=body, echo=True, logprobs=1)
+    alone = told_alone("the ball", GREEDY)
+    assert choice.text == "the ball" + alone.text
+    assert "".join(choice.logprobs.tokens[:8]) == "the ball"
+    assert choice.logprobs.text_offset[:9] == [*range(9)]
