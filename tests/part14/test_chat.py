@@ -55,8 +55,8 @@ def test_a_truncated_conversation_keeps_its_end(client):
     alone = told_alone(TEMPLATE.render(question)[-40:], GREEDY)
     assert answer.choices[0].message.content == alone.text
     assert answer.usage.prompt_tokens == 40
+    body = {"truncate_prompt_tokens": 500}
     with pytest.raises(openai.BadRequestError, match="truncate_prompt_tokens=500: at most 199") as caught:
-        body = {"truncate_prompt_tokens": 500}
         client.chat.completions.create(**ASK | {"messages": question, "extra_body": body})
     assert caught.value.param == "truncate_prompt_tokens"
 

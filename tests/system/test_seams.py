@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 
 from engine import EngineArgs, SamplingParams
 from engine.core.engine_thread import EngineThread
