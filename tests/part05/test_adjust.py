@@ -114,12 +114,12 @@ def test_tokens_that_are_not_allowed_are_banned_whatever_their_bias():
 
 
 def test_only_rows_with_a_mask_are_masked():
-    wishes = [{}, {"allowed_token_ids": [0]}, {"logit_bias": {2: 1}}, {"allowed_token_ids": [2]}]
+    wishes = [{}, {"allowed_token_ids": [0]}, {"presence_penalty": 1}, {"allowed_token_ids": [2]}]
     params = [SamplingParams(**wish) for wish in wishes]
     rows = [SamplingState(p, [], [], 0, mask=allowed_mask(p.allowed_token_ids)) for p in params]
     ban = -float("inf")
     got = adjust(torch.tensor([[1.0, 2, 3]]).repeat(4, 1), rows).tolist()
-    assert got == [[1, 2, 3], [1, ban, ban], [1, 2, 4], [ban, ban, 3]], "a row's mask bans in that row alone"
+    assert got == [[1, 2, 3], [1, ban, ban], [1, 2, 3], [ban, ban, 3]], "a row's mask bans in that row alone"
 
 
 def test_the_token_that_completes_a_bad_word_is_banned():

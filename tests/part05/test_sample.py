@@ -69,7 +69,8 @@ def test_a_row_that_may_choose_no_token_gives_no_token(temperatures):
         SamplingState(params[0], [1], [], 0, mask=mask, bad_words=Words()),
         SamplingState(params[1], [1], [], 0, mask=mask),
     ]
-    assert sample(torch.tensor([[1.0, 2.0, 9.0]]).repeat(2, 1), rows).tolist() == [NO_TOKEN, 1]
+    got = sample(torch.tensor([[1.0, 2.0, 9.0]]).repeat(2, 1), rows).tolist()
+    assert got == [NO_TOKEN, 1], "a row that may choose no token gives NO_TOKEN, whatever the rows beside it"
 
 
 def test_draws_are_of_the_allowed_tokens_in_their_proportions():
