@@ -135,6 +135,8 @@ class Service:
         adapter_engine = self.engine_thread if isinstance(self.engine_thread, AdapterEngine) else None
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
+        for api in (completions, chats):
+            api.max_model_len = engine.max_model_len
         if costs:
             costs.begin(engine, metrics)
             for api in (completions, chats):

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 import torch
 
 from engine.core.mailbox import error_text
+from engine.decoding.bad_words import bad_words_of
 from engine.decoding.outputs import CompletionOutput, FinishReason, Logprobs, RequestOutput, Snapshot
 from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
 from engine.decoding.prompts import Prompt, prompt_token_ids
-from engine.decoding.sampling import NO_TOKEN, SUPPORTS, SamplingState, new_seed
+from engine.decoding.sampling import NO_TOKEN, SUPPORTS, SamplingState, allowed_mask, new_seed
 from engine.decoding.stopping import GrowingOutput
 from engine.execution.runner import Executor
 from engine.models.config import ModelConfig
@@ -139,11 +140,13 @@ class LLMEngine:
         `priority` is from -MAX_PRIORITY to MAX_PRIORITY, and the lowest goes first. `adapter` is a value that
         `Adapters.key` accepts; `add` checks that the adapter exists.
 
+        The samples have a copy of `params`, which the caller may change afterwards.
+
         Raises ParameterError for a field or a prompt that is refused, and RuntimeError in a forked process,
         where a step would hang.
         """
         _refuse_forked(self._process_id)
-        params = params or SamplingParams()
+        params = params.clone() if params else SamplingParams()
         refuse_unsupported(params, self.supports)
         refuse_unknown_tokens(params, self.config.vocab_size)
         for name, value in {"priority": priority, "adapter": adapter, "cache_salt": cache_salt}.items():
@@ -153,13 +156,25 @@ class LLMEngine:
             raise ParameterError(
                 "priority", f"priority={priority}: accepted are -{MAX_PRIORITY} to {MAX_PRIORITY}"
             )
-        token_ids = prompt_token_ids(prompt, self.tokenizer, self.config)
+        token_ids = prompt_token_ids(
+            prompt, self.tokenizer, self.config, truncate=params.truncate_prompt_tokens
+        )
+        bad_words = bad_words_of(params, self.tokenizer, self.config.vocab_size)
+        mask = allowed_mask(params.allowed_token_ids)
         seed, samples = new_seed(params), list[Request]()
         for index in range(params.n):
             output = GrowingOutput(
-                self.tokenizer, params, len(token_ids), self.max_model_len, self.config.eos_token_ids
+                self.tokenizer,
+                params,
+                len(token_ids),
+                self.max_model_len,
+                self.config.eos_token_ids,
+                bad_words,
             )
             stop_ids = (*output.eos_token_ids, *params.stop_token_ids)
+            sampling = SamplingState(
+                params, token_ids, output.token_ids, seed + index, stop_ids, bad_words=bad_words, mask=mask
+            )
             samples.append(
                 Request(
                     id=f"{request_id}/{index}",
@@ -168,7 +183,7 @@ class LLMEngine:
                     num_prompt_tokens=len(token_ids),
                     params=params,
                     output=output,
-                    sampling=SamplingState(params, token_ids, output.token_ids, seed + index, stop_ids),
+                    sampling=sampling,
                     priority=priority,
                     adapter=adapter,
                     cache_salt=cache_salt,
@@ -421,7 +436,8 @@ def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
         scores = result.logprobs[s] if result.logprobs else None  # None or empty if the request asks for none
         for i, token_id in enumerate(result.tokens[s]):
             if token_id == NO_TOKEN:
-                raise ArithmeticError("the model's logits are not finite numbers")
+                forbids = ", or the request forbids all tokens" if request.sampling.is_adjusted else ""
+                raise ArithmeticError(f"the model's logits are not finite numbers{forbids}")
             if scores:
                 logprobs = scores[i]
                 request.logprobs.append(logprobs)

@@ -169,13 +169,14 @@ def chat_prompt(
     continue_final_message: bool = False,
     add_special_tokens: bool = False,
     variables: Mapping[str, Any] | None = None,
+    truncate: int | None = None,
 ) -> tuple[str, list[int]]:
     """Return (text, token ids) of a conversation, as the model reads it.
 
     `add_generation_prompt`, `continue_final_message` and `variables` are as in `ChatTemplate.render`. Only
     the template writes special tokens: special tokens in contents are encoded as ordinary text, other parts
     of messages and `variables` may not have any, and the tokenizer adds those that it puts around every text
-    only with `add_special_tokens`.
+    only with `add_special_tokens`. `truncate` is as in `prompt_token_ids`.
 
     Raises ChatError as `ChatTemplate.render` does, and ParameterError as `prompt_token_ids` does, for
     `add_generation_prompt` and `continue_final_message` together, and for `variables` (by the name of
@@ -201,7 +202,9 @@ def chat_prompt(
     if unguarded["content"] != written:
         raise ChatError("only a content may spell a special token, and no other field or template variable")
     text = template.render(messages, add_generation_prompt, continue_final_message, variables)
-    ids = prompt_token_ids(text, tokenizer, config, add_special_tokens=add_special_tokens, guard=guard)
+    ids = prompt_token_ids(
+        text, tokenizer, config, add_special_tokens=add_special_tokens, guard=guard, truncate=truncate
+    )
     return text.replace(guard, ""), ids
 
 

@@ -144,6 +144,7 @@ def prompt_ids(
             continue_final_message=bool(body.continue_final_message),
             add_special_tokens=bool(body.add_special_tokens),
             variables=variables,
+            truncate=body.truncate_prompt_tokens,
         )
         return ids
     except ChatError as error:

@@ -13,7 +13,6 @@ from pydantic import (
     Discriminator,
     Field,
     StrictBool,
-    StrictInt,
     StrictStr,
     Tag,
     model_validator,
@@ -31,7 +30,7 @@ from engine.server.limits import (
     MAX_TEXT_PARTS,
 )
 from engine.server.neutral import EXTENSION_B, neutral
-from engine.server.protocol import Fields, Name, SamplingFields, bounds
+from engine.server.protocol import Fields, Integer, Name, SamplingFields, bounds
 
 # Fields that the server does not have, with the values that ask for nothing.
 Absent = Annotated[None, neutral([], otherwise="is not supported: null is accepted")]
@@ -135,9 +134,9 @@ class ChatRequest(SamplingFields):
     """The body of POST /v1/chat/completions. A field that is null counts as not given."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    max_completion_tokens: Annotated[StrictInt, bounds(minimum=1)] | None = None
+    max_completion_tokens: Annotated[Integer, bounds(minimum=1)] | None = None
     logprobs: StrictBool | None = None
-    top_logprobs: Annotated[StrictInt, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[Integer, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
     reasoning_effort: Name | None = None  # a variable of the template, if the template reads it
 
     # Names of the client's own, for its provider's records: nothing is done with them here.
@@ -167,7 +166,7 @@ class ChatRequest(SamplingFields):
     add_special_tokens: StrictBool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     echo: StrictBool | None = None
-    prompt_logprobs: Annotated[StrictInt, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[Integer, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
     chat_template: Annotated[
         None, neutral(otherwise="is not accepted from a client, since a template is a program: null is")
     ] = None
@@ -214,8 +213,13 @@ class ChatRequest(SamplingFields):
                 raise ParameterError("max_completion_tokens", message) from None
             raise
 
+    def output_bound(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is None:
+            return super().output_bound()
+        return "max_completion_tokens", self.max_completion_tokens
+
     def _sent_params(self) -> dict[str, Any]:
-        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        _, max_tokens = self.output_bound()
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         given = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": self.prompt_logprobs}
         return super()._sent_params() | given

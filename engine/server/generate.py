@@ -10,19 +10,19 @@ from typing import Annotated
 from uuid import uuid4
 
 from fastapi import FastAPI
-from pydantic import StrictInt, StrictStr
+from pydantic import StrictStr
 
 from engine.decoding.outputs import FinishReason
 from engine.decoding.params import SamplingParams
 from engine.server import sse
 from engine.server.backend import Backend, OutputStream
-from engine.server.protocol import Fields, Number, bounds
+from engine.server.protocol import Fields, Integer, Number, bounds
 from engine.server.responses import ResponseFields, openapi_responses
 
 
 class GenerateRequest(Fields):
     prompt: Annotated[StrictStr, bounds(minLength=1)]
-    max_tokens: Annotated[StrictInt, bounds(minimum=1)] | None = None
+    max_tokens: Annotated[Integer, bounds(minimum=1)] | None = None
     temperature: Annotated[Number, bounds(minimum=0, maximum=1000)] | None = None
 
 

@@ -29,8 +29,9 @@ from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.server.errors import RequestError
 from engine.server.limits import (
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORDS,
     MAX_CHOICES,
-    MAX_COMPLETION_LOGPROBS,
     MAX_LOGIT_BIAS,
     MAX_NAME_CHARACTERS,
     MAX_PRIORITY,
@@ -81,6 +82,11 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _integer(value: Any) -> Any:
+    """5 for 5.0: for JSON Schema, a number without a fraction is an integer. Other values are unchanged."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def bounds(**keywords: Any) -> Any:
     """Bounds for /openapi.json, as JSON Schema keywords. pydantic does not check these bounds: the engine
     does, with an error message that says more.
@@ -91,6 +97,7 @@ def bounds(**keywords: Any) -> Any:
 # `fail_fast` ends the check of a list at the first wrong item. A complaint about each wrong item would take
 # many times the memory of the body, and the answer tells only the first complaint.
 Number = Annotated[StrictInt | StrictFloat, BeforeValidator(_number)]
+Integer = Annotated[StrictInt, BeforeValidator(_integer)]
 Name = Annotated[StrictStr, Field(max_length=MAX_NAME_CHARACTERS)]
 Texts = Annotated[
     list[Annotated[StrictStr, bounds(minLength=1)]], Field(max_length=MAX_PROMPTS, fail_fast=True)
@@ -101,6 +108,10 @@ TokenIdLists = Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast
 Stop = Annotated[StrictStr, Field(max_length=MAX_STOP_CHARACTERS, json_schema_extra={"minLength": 1})]
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
+BadWord = Annotated[
+    StrictStr, Field(max_length=MAX_BAD_WORD_CHARACTERS, json_schema_extra={"minLength": 1, "pattern": r"\S"})
+]
+BadWords = Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=True)]
 Biases = Annotated[
     dict[str, Annotated[Number, bounds(minimum=-100, maximum=100)]],
     bounds(propertyNames={"pattern": f"^({TOKEN_ID})$"}, maxProperties=MAX_LOGIT_BIAS),
@@ -141,32 +152,36 @@ class SamplingFields(Fields):
     """The fields of both completions and chats (Part 14). A field that is null counts as not given."""
 
     model: Name
-    max_tokens: Annotated[StrictInt, bounds(minimum=0)] | None = None
+    max_tokens: Annotated[Integer, bounds(minimum=0)] | None = None
     temperature: Annotated[Number, bounds(minimum=0, maximum=1000)] | None = None
     top_p: Annotated[Number, bounds(exclusiveMinimum=0, maximum=1)] | None = None
-    n: Annotated[StrictInt, bounds(minimum=1, maximum=MAX_CHOICES)] | None = None
+    n: Annotated[Integer, bounds(minimum=1, maximum=MAX_CHOICES)] | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     stop: StopOrStops | None = None
     presence_penalty: Annotated[Number, bounds(minimum=-2, maximum=2)] | None = None
     frequency_penalty: Annotated[Number, bounds(minimum=-2, maximum=2)] | None = None
     logit_bias: Annotated[Biases, BeforeValidator(_not_too_many)] | None = None
-    seed: Annotated[StrictInt, bounds(minimum=-(2**63), maximum=2**63 - 1)] | None = None
+    seed: Annotated[Integer, bounds(minimum=-(2**63), maximum=2**63 - 1)] | None = None
     user: Name | None = None
     response_format: Annotated[
         None, neutral({"type": "text"}, otherwise=f'{EXTENSION_B}: null or {{"type": "text"}} is accepted')
     ] = None
 
     # vLLM's fields, which OpenAI does not have.
-    top_k: Annotated[StrictInt, bounds(minimum=-1)] | None = None
+    top_k: Annotated[Integer, bounds(minimum=-1)] | None = None
     min_p: Annotated[Number, bounds(minimum=0, maximum=1)] | None = None
     repetition_penalty: Annotated[Number, bounds(minimum=0.01, maximum=100)] | None = None
-    min_tokens: Annotated[StrictInt, bounds(minimum=0)] | None = None
+    min_tokens: Annotated[Integer, bounds(minimum=0)] | None = None
     stop_token_ids: StopTokenIds | None = None
     ignore_eos: StrictBool | None = None
     include_stop_str_in_output: StrictBool | None = None
     skip_special_tokens: StrictBool | None = None
-    priority: StrictInt | None = None
+    spaces_between_special_tokens: StrictBool | None = None
+    bad_words: BadWords | None = None
+    allowed_token_ids: TokenIds | None = None
+    truncate_prompt_tokens: Annotated[Integer, bounds(minimum=-1, **{"not": {"const": 0}})] | None = None
+    priority: Integer | None = None
     cache_salt: Name | None = None
     structured_outputs: Annotated[None, neutral(otherwise=f"{EXTENSION_B}: null is accepted")] = None
     use_beam_search: Annotated[
@@ -184,6 +199,10 @@ class SamplingFields(Fields):
             message = "stream_options.include_obfuscation=true is not supported: chunks are not padded here"
             raise RequestError(400, message, param="stream_options")
         return SamplingParams(**self._sent_params())
+
+    def output_bound(self) -> tuple[str, int | None]:
+        """The name and the value of the field that bounds the output's length."""
+        return "max_tokens", self.max_tokens
 
     def _sent_params(self) -> dict[str, Any]:
         """name -> value of the parameters that were given. The others keep the defaults of SamplingParams."""
@@ -209,11 +228,11 @@ class CompletionRequest(SamplingFields):
     """The body of POST /v1/completions: OpenAI's fields, then vLLM's `prompt_logprobs`. null: not given."""
 
     prompt: Prompts
-    logprobs: Annotated[StrictInt, bounds(minimum=0, maximum=MAX_COMPLETION_LOGPROBS)] | None = None
+    logprobs: Annotated[Integer, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
     echo: StrictBool | None = None
-    best_of: Annotated[StrictInt, bounds(minimum=1, maximum=MAX_CHOICES)] | None = None
+    best_of: Annotated[Integer, bounds(minimum=1, maximum=MAX_CHOICES)] | None = None
     suffix: Annotated[StrictStr, bounds(maxLength=0)] | None = None
-    prompt_logprobs: Annotated[StrictInt, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[Integer, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
 
     def prompts(self) -> list[Prompt]:
         """The prompts, each a text or a list of token ids.
@@ -264,6 +283,7 @@ class Completions(Generic[Body]):
     def __init__(self, allow_priority: bool = False) -> None:
         """`allow_priority`: whether a client may set the priority of its requests."""
         self.allow_priority = allow_priority
+        self.max_model_len: int | None = None  # the most tokens that an output is asked for; None: any number
         # Functions of later parts. The results of `more_options` are added to `options`: the adapter's name
         # (Part 18). The results of `more_usage` are added to `usage`: the cost of the outputs (Part 19).
         self.more_options: list[Callable[[SamplingFields], dict[str, Any]]] = []
@@ -271,7 +291,12 @@ class Completions(Generic[Body]):
 
     def params(self, body: Body) -> SamplingParams:
         """The parameters for the engine. Raises ParameterError or RequestError for a wrong value."""
-        return body.sampling_params()
+        params = body.sampling_params()
+        name, bound = body.output_bound()
+        if bound is not None and self.max_model_len is not None and bound > self.max_model_len:
+            message = f"{name}={bound} is more than max_model_len={self.max_model_len}, prompt and output"
+            raise RequestError(400, message, param=name)
+        return params
 
     def options(self, body: Body) -> dict[str, Any]:
         """The keyword arguments of `Backend.generate` that the body gives: priority, cache_salt, adapter.

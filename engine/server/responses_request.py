@@ -6,7 +6,7 @@ is sent whole with each request. Shapes: https://platform.openai.com/docs/api-re
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
+from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictStr, Tag
 from pydantic_core import PydanticCustomError
 
 from engine.decoding.params import MAX_LOGPROBS
@@ -27,7 +27,7 @@ from engine.server.chat_request import (
 from engine.server.errors import RequestError
 from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
 from engine.server.neutral import EXTENSION_B, neutral
-from engine.server.protocol import Fields, Name, Number, StopOrStops, bounds
+from engine.server.protocol import Fields, Integer, Name, Number, StopOrStops, bounds
 
 LOGPROBS = "message.output_text.logprobs"  # the value of `include` that asks for log probabilities
 TOOL_ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
@@ -122,12 +122,12 @@ class ResponsesRequest(Fields):
         Discriminator(_input_kind, "input_kind", "a text or a list of messages is accepted"),
     ]
     instructions: StrictStr | None = None  # the system message, before all others
-    max_output_tokens: Annotated[StrictInt, bounds(minimum=1)] | None = None
+    max_output_tokens: Annotated[Integer, bounds(minimum=1)] | None = None
     temperature: Annotated[Number, bounds(minimum=0, maximum=1000)] | None = None
     top_p: Annotated[Number, bounds(exclusiveMinimum=0, maximum=1)] | None = None
     stream: StrictBool | None = None
     include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=1)] | None = None
-    top_logprobs: Annotated[StrictInt, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[Integer, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
 
@@ -165,12 +165,12 @@ class ResponsesRequest(Fields):
     presence_penalty: Annotated[Number, bounds(minimum=-2, maximum=2)] | None = None
     frequency_penalty: Annotated[Number, bounds(minimum=-2, maximum=2)] | None = None
     repetition_penalty: Annotated[Number, bounds(minimum=0.01, maximum=100)] | None = None
-    top_k: Annotated[StrictInt, bounds(minimum=-1)] | None = None
+    top_k: Annotated[Integer, bounds(minimum=-1)] | None = None
     min_p: Annotated[Number, bounds(minimum=0, maximum=1)] | None = None
-    seed: Annotated[StrictInt, bounds(minimum=-(2**63), maximum=2**63 - 1)] | None = None
+    seed: Annotated[Integer, bounds(minimum=-(2**63), maximum=2**63 - 1)] | None = None
     stop: StopOrStops | None = None
     ignore_eos: StrictBool | None = None
-    priority: StrictInt | None = None
+    priority: Integer | None = None
     cache_salt: Name | None = None
     chat_template_kwargs: TemplateKwargs | None = None
 

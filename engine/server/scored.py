@@ -13,7 +13,6 @@ from engine.decoding.logprobs import TokenScores, token_text
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import MAX_LOGPROBS, SamplingParams
 from engine.server.errors import RequestError
-from engine.server.limits import MAX_COMPLETION_LOGPROBS
 from engine.server.protocol import CompletionRequest, Completions
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
@@ -34,10 +33,9 @@ class ScoredCompletions(Completions[CompletionRequest]):
         `echo` with `logprobs` also asks the engine for the prompt's log probabilities. `max_tokens` 0 asks
         the engine for one token, because every step gives a token; `choice` does not send that token.
         """
-        for name, maximum in (("logprobs", MAX_COMPLETION_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS)):
-            value = getattr(body, name)
-            if value is not None and not 0 <= value <= maximum:
-                message = f"{name}={value}: a whole number from 0 to {maximum} is accepted"
+        for name, value in {"logprobs": body.logprobs, "prompt_logprobs": body.prompt_logprobs}.items():
+            if value is not None and not 0 <= value <= MAX_LOGPROBS:
+                message = f"{name}={value}: a whole number from 0 to {MAX_LOGPROBS} is accepted"
                 raise RequestError(400, message, param=name)
         changes: dict[str, Any] = {"echo": None}
         if body.echo and body.logprobs is not None:
@@ -71,7 +69,7 @@ class ScoredCompletions(Completions[CompletionRequest]):
             if choice["finish_reason"] == "stop":
                 choice["finish_reason"] = "length"
         if body.echo and is_first:
-            choice["text"] = self._prompt_text(output) + choice["text"]
+            choice["text"] = self._prompt_text(body, output) + choice["text"]
         if body.logprobs is not None:
             choice["logprobs"] = self._logprobs(body, body.logprobs, output, sample, previous)
         if body.prompt_logprobs is not None and is_first:
@@ -95,7 +93,7 @@ class ScoredCompletions(Completions[CompletionRequest]):
     ) -> dict:
         """OpenAI's `logprobs` of one chunk: the echoed prompt (first chunk only), then the new tokens."""
         lists = _LogprobLists(self.tokenizer, num_likeliest)
-        prompt_text = self._prompt_text(output) if body.echo else ""
+        prompt_text = self._prompt_text(body, output) if body.echo else ""
         if body.echo and previous is None:
             offsets = prompt_offsets(self.tokenizer, output.prompt_token_ids, prompt_text)
             lists.add(output.prompt_token_ids, prompt_scores(output), offsets)
@@ -109,9 +107,11 @@ class ScoredCompletions(Completions[CompletionRequest]):
             lists.add(token_ids, scores, offsets)
         return lists.as_json()
 
-    def _prompt_text(self, output: RequestOutput) -> str:
-        """The prompt's text as the client sent it. For a prompt of token ids, the decoded text."""
-        if output.prompt is not None:
+    def _prompt_text(self, body: CompletionRequest, output: RequestOutput) -> str:
+        """The prompt's text as the client sent it. For token ids, and with `truncate_prompt_tokens`, the text
+        of the tokens that the model reads.
+        """
+        if output.prompt is not None and body.truncate_prompt_tokens is None:
             return output.prompt
         ids = output.prompt_token_ids
         return self.tokenizer.decode(id for id in ids if id in self.tokenizer)

@@ -112,7 +112,10 @@ class LLM:
             raise ParameterError("tools", "tools come with Extension B: None or [] is accepted")
         template = self._template(chat_template)
         parsed = []
-        for conversation in read_conversations(messages):
+        conversations = read_conversations(messages)
+        params_of_each = per_prompt("sampling_params", sampling_params, len(conversations), SamplingParams)
+        for conversation, params in zip(conversations, params_of_each, strict=True):
+            truncate = params.truncate_prompt_tokens if params else None
             try:
                 text, ids = chat_prompt(
                     conversation,
@@ -122,13 +125,14 @@ class LLM:
                     add_generation_prompt,
                     continue_final_message,
                     variables=chat_template_kwargs,
+                    truncate=truncate,
                 )
             except ChatError as error:
                 raise ParameterError("messages", f"messages: {error}") from None
             parsed.append(ParsedPrompt(ids, text))
         _set_priorities(parsed, priority)
         self._set_adapters(parsed, lora_request)
-        return self._complete(parsed, sampling_params, use_tqdm)
+        return self._complete(parsed, None if sampling_params is None else params_of_each, use_tqdm)
 
     def stream(
         self,

@@ -44,6 +44,11 @@ REFUSED = [
     ("stop a number", {"stop": 5}, "stop", "5"),
     ("stop numbers", {"stop": [5]}, "stop", "list of texts"),
     ("stop token out of range", {"stop_token_ids": [10**6]}, "stop_token_ids", "1000000"),
+    ("bad word empty", {"bad_words": ["a", " "]}, "bad_words", "no space"),
+    ("bad word not Unicode", {"bad_words": ["\ud800"], "stream": True}, "bad_words", "unicode"),
+    ("no token allowed", {"allowed_token_ids": []}, "allowed_token_ids", "at least 1"),
+    ("truncated to nothing", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "leaves no prompt"),
+    ("truncated to too much", {"truncate_prompt_tokens": 1024}, "truncate_prompt_tokens", "at most 1023"),
     ("logit_bias of a word", {"logit_bias": {"cat": 5}}, "logit_bias", "token ids"),
     *[(f"logit_bias key {key!r}", {"logit_bias": {key: 5}}, "logit_bias", "token ids")
       for key in ("1_0", " 5", "+5", "-5", "05", "٣", "")],
@@ -62,6 +67,7 @@ LATER = [
     *[("temperature", 0.7), ("top_k", 5), ("top_p", 0.5), ("min_p", 0.1), ("n", 2), ("seed", 1)],
     *[("repetition_penalty", 1.1), ("frequency_penalty", 0.5), ("presence_penalty", -0.5)],
     ("logit_bias", {"5": 1}),
+    ("allowed_token_ids", [5]),
 ]
 
 

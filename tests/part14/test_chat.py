@@ -1,6 +1,7 @@
 """OpenAI's chat API and /generate, judged by OpenAI's own client."""
 
 import json
+from dataclasses import replace
 
 import openai
 import pytest
@@ -44,6 +45,29 @@ def test_a_message_is_what_the_model_says_after_the_template(client):
     assert choice.logprobs is None
     assert answer.usage.prompt_tokens == len(TOKENIZER.encode(TEMPLATE.render(QUESTION)))
     assert answer.usage.completion_tokens == 20
+
+
+def test_a_truncated_conversation_keeps_its_end(client):
+    """So a conversation that is longer than the model's length is answered."""
+    question = [{"role": "user", "content": "x" * 500 + QUESTION[0]["content"]}]
+    body = {"ignore_eos": True, "truncate_prompt_tokens": 40}
+    answer = client.chat.completions.create(**ASK | {"messages": question, "extra_body": body})
+    alone = told_alone(TEMPLATE.render(question)[-40:], GREEDY)
+    assert answer.choices[0].message.content == alone.text
+    assert answer.usage.prompt_tokens == 40
+    body = {"truncate_prompt_tokens": 500}
+    with pytest.raises(openai.BadRequestError, match="truncate_prompt_tokens=500: at most 199") as caught:
+        client.chat.completions.create(**ASK | {"messages": question, "extra_body": body})
+    assert caught.value.param == "truncate_prompt_tokens"
+
+
+def test_words_that_are_bad_and_tokens_that_are_allowed(client):
+    body = {"bad_words": ["ab", "c"], "allowed_token_ids": [*b"abcd"]}
+    answer = client.chat.completions.create(**ASK | {"extra_body": body})
+    text = answer.choices[0].message.content
+    assert text == told_alone(TEMPLATE.render(QUESTION), replace(GREEDY, ignore_eos=False, **body)).text
+    assert set(text) <= set("abd")
+    assert "ab" not in text
 
 
 def test_a_stream_begins_with_the_role_and_its_deltas_are_the_message(client):

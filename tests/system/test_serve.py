@@ -109,7 +109,7 @@ def test_log_probabilities_and_echo_come_as_openais_client_expects_them(client):
 
 
 @pytest.mark.parametrize(
-    ("value", "says"), [(-1, "from 0 to 5"), (21, "from 0 to 5"), (True, "integer"), ("5", "integer")]
+    ("value", "says"), [(-1, "from 0 to 20"), (21, "from 0 to 20"), (True, "integer"), ("5", "integer")]
 )
 def test_a_number_of_log_probabilities_that_is_none_is_a_400(client, value, says):
     with pytest.raises(openai.BadRequestError, match=says) as caught:
