@@ -130,6 +130,10 @@ def _add_routes(
     async def health() -> Response:
         return JSONResponse({"status": "ok"}) if backend.health() else JSONResponse({"status": "down"}, 503)
 
+    @app.get("/version", responses=openapi_responses(responses.VersionResponse))
+    async def version() -> dict:
+        return {"version": ruvon_version()}
+
     @app.get("/v1/models", responses=openapi_responses(responses.ModelList))
     async def models() -> dict:
         return {"object": "list", "data": [model_card(name) for name in backend.models()]}
@@ -160,10 +164,6 @@ def _add_routes(
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         return Response(page(), media_type="text/html", headers=docs_headers)
-
-    @app.get("/version", responses=openapi_responses(responses.VersionResponse))
-    async def version() -> dict:
-        return {"version": ruvon_version()}
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
@@ -336,7 +336,7 @@ async def _chunks(
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
 
     def usage() -> dict:
-        """The field `usage` of the next chunk: null, or what was used so far; {} if the body asks for none."""
+        """The field `usage` of the next chunk: null, or what was used so far. {} if it is not asked for."""
         if not include_usage:
             return {}
         so_far = body.stream_options and body.stream_options.continuous_usage_stats

@@ -11,13 +11,15 @@ from html import escape
 from typing import Any
 
 STYLE = """
-:root { color-scheme: light dark; --paper: #f6f7f9; --card: #fff; --ink: #16202c; --soft: #566270; --line: #dfe4ea; }
+:root { color-scheme: light dark;
+  --paper: #f6f7f9; --card: #fff; --ink: #16202c; --soft: #566270; --line: #dfe4ea; }
 @media (prefers-color-scheme: dark) {
   :root { --paper: #0e1217; --card: #171d25; --ink: #e8edf3; --soft: #9aa6b4; --line: #2a333f; }
 }
 body { margin: 0 auto; max-width: 72rem; padding: 1rem; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-details { background: var(--card); border: 1px solid var(--line); border-radius: 8px; margin: 8px 0; padding: 8px 14px; }
+details { background: var(--card); border: 1px solid var(--line); border-radius: 8px; margin: 8px 0;
+  padding: 8px 14px; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
 summary b { display: inline-block; min-width: 3.5rem; }
 h2, p { margin: 12px 0 4px; } h2 { font-size: 15px; }
@@ -37,10 +39,16 @@ HEADERS = {
 }
 # Keywords of JSON Schema that bound a value, and how the page says them.
 BOUNDS = {
-    "minimum": "from {}", "exclusiveMinimum": "above {}", "maximum": "to {}", "minLength": "at least {} characters",
-    "maxLength": "at most {} characters", "minItems": "at least {} items", "maxItems": "at most {} items",
-    "maxProperties": "at most {} entries", "pattern": "matching {}",
-}  # fmt: skip
+    "minimum": "from {}",
+    "exclusiveMinimum": "above {}",
+    "maximum": "to {}",
+    "minLength": "at least {} characters",
+    "maxLength": "at most {} characters",
+    "minItems": "at least {} items",
+    "maxItems": "at most {} items",
+    "maxProperties": "at most {} entries",
+    "pattern": "matching {}",
+}
 MAX_DEPTH = 3  # fields of fields of fields are shown
 
 
@@ -80,7 +88,7 @@ def _route(method: str, path: str, operation: Mapping[str, Any], schemas: Mappin
 
 def _event(item: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema of a stream's events, in the description of one item of the stream."""
-    done, data = item["properties"]["data"]["anyOf"]
+    _done, data = item["properties"]["data"]["anyOf"]
     return data["contentSchema"]["anyOf"][0]
 
 
@@ -126,16 +134,18 @@ def _resolved(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[
 
 
 def _kind(field: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
-    """What a field accepts, in words: "integer from 0 or null"."""
+    """What a field accepts, in words: "integer (from 0) or null"."""
     field = _resolved(field, schemas)
     choices = (*field.get("anyOf", ()), *field.get("oneOf", ()))
-    if choices:
-        return " or ".join(dict.fromkeys(_kind(choice, schemas) for choice in choices))
+    kinds = list(dict.fromkeys(_kind(choice, schemas) for choice in choices)) or [
+        field.get("type", "any value")
+    ]
+    if "number" in kinds and "integer" in kinds:
+        kinds.remove("integer")  # a number may be whole
     if "enum" in field or "const" in field:
         values = field.get("enum", [field.get("const")])
         return " or ".join("null" if value is None else repr(value) for value in values)
     bounds = [text.format(field[keyword]) for keyword, text in BOUNDS.items() if keyword in field]
-    kind = field.get("type", "any value")
     if "items" in field:
-        kind = f"list of {_kind(field['items'], schemas)}"
-    return ", ".join([kind, *bounds])
+        kinds = [f"list of {_kind(field['items'], schemas)}"]
+    return " or ".join(kinds) + (f" ({', '.join(bounds)})" if bounds else "")

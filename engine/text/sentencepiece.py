@@ -72,7 +72,7 @@ class SentencePieceTokenizer(Tokenizer):
         return text.removeprefix(" ") if self._strip else text
 
     def spellings(self, ids: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary's file writes it, such as "▁a". Raises ValueError for an unknown id."""
+        """Each token as the vocabulary's file writes it, such as "▁a". Raises ValueError as `Tokenizer`'s."""
         spellings = {id: token for token, id in self._vocab.items()}
         spellings |= {token.id: token.content for token in self.added.values()}
         for id in ids:
