@@ -125,10 +125,14 @@ def _add_routes(
         card = {"id": name, "object": "model", "created": started, "owned_by": "ruvon", "parent": None}
         return card | details_of(name)
 
-    @app.get("/ping", responses=openapi_responses(responses.HealthResponse) | {503: responses.DOWN})
     @app.get("/health", responses=openapi_responses(responses.HealthResponse) | {503: responses.DOWN})
     async def health() -> Response:
         return JSONResponse({"status": "ok"}) if backend.health() else JSONResponse({"status": "down"}, 503)
+
+    @app.get("/ping", response_class=Response, responses={503: {"description": "Requests cannot be served"}})
+    async def ping() -> Response:
+        """As /health, without a body: what SageMaker asks."""
+        return Response(status_code=200 if backend.health() else 503)
 
     @app.get("/version", responses=openapi_responses(responses.VersionResponse))
     async def version() -> dict:

@@ -5,6 +5,7 @@ loads nothing, from this host or another, and needs the API key like the routes 
 """
 
 import hashlib
+import json
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -27,7 +28,8 @@ table { border-collapse: collapse; width: 100%; table-layout: fixed; }
 th, td { text-align: left; vertical-align: top; padding: 3px 12px 3px 0; border-top: 1px solid var(--line);
   overflow-wrap: anywhere; }
 th { color: var(--soft); font-weight: 400; } th:first-child, code { font-family: ui-monospace, monospace; }
-th:first-child { width: 38%; }
+th:first-child { width: 36%; }
+td:last-child { width: 6rem; }
 """
 STYLE_HASH = b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 HEADERS = {
@@ -39,9 +41,9 @@ HEADERS = {
 }
 # Keywords of JSON Schema that bound a value, and how the page says them.
 BOUNDS = {
-    "minimum": "from {}",
-    "exclusiveMinimum": "above {}",
-    "maximum": "to {}",
+    "minimum": "from {:g}",
+    "exclusiveMinimum": "above {:g}",
+    "maximum": "to {:g}",
     "minLength": "at least {} characters",
     "maxLength": "at most {} characters",
     "minItems": "at least {} items",
@@ -144,8 +146,8 @@ def _kind(field: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
         kinds.remove("integer")  # a number may be whole
     if "enum" in field or "const" in field:
         values = field.get("enum", [field.get("const")])
-        return " or ".join("null" if value is None else repr(value) for value in values)
+        return " or ".join(map(json.dumps, values))
     bounds = [text.format(field[keyword]) for keyword, text in BOUNDS.items() if keyword in field]
-    if "items" in field:
-        kinds = [f"list of {_kind(field['items'], schemas)}"]
+    if kinds == ["array"]:
+        kinds = [f"list of {_kind(field.get('items', {}), schemas)}"]
     return " or ".join(kinds) + (f" ({', '.join(bounds)})" if bounds else "")

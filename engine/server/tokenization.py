@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
 from pydantic import Field, StrictBool, StrictStr
 
 from engine.decoding.chat_template import ChatError, ChatTemplate, chat_prompt
@@ -62,26 +63,29 @@ def tokenization_routes(
     def extend(app: FastAPI, backend: Backend) -> None:
         lock = asyncio.Lock()
 
-        @app.post("/tokenize", responses=openapi_responses(TokenizeResponse))
-        async def tokenize(body: TokenizeRequest) -> dict:
-            _check(body.model, backend)
-            async with lock:
-                tokens = await asyncio.to_thread(token_ids, body, tokenizer, config, template)
-            return {
-                "count": len(tokens),
-                "max_model_len": config.max_positions,
-                "tokens": tokens,
-                "token_strs": tokenizer.spellings(tokens) if body.return_token_strs else None,
-            }
+        def tokenized(body: TokenizeRequest) -> JSONResponse:
+            tokens = token_ids(body, tokenizer, config, template)
+            spellings = tokenizer.spellings(tokens) if body.return_token_strs else None
+            answer = {"count": len(tokens), "max_model_len": config.max_positions}
+            return JSONResponse(answer | {"tokens": tokens, "token_strs": spellings})
 
-        @app.post("/detokenize", responses=openapi_responses(DetokenizeResponse))
-        async def detokenize(body: DetokenizeRequest) -> dict:
+        def detokenized(body: DetokenizeRequest) -> JSONResponse:
+            try:
+                return JSONResponse({"prompt": tokenizer.decode(body.tokens)})
+            except ValueError as error:
+                raise RequestError(400, f"tokens: {error}", param="tokens") from None
+
+        @app.post("/tokenize", response_model=None, responses=openapi_responses(TokenizeResponse))
+        async def tokenize(body: TokenizeRequest) -> Response:
             _check(body.model, backend)
             async with lock:
-                try:
-                    return {"prompt": await asyncio.to_thread(tokenizer.decode, body.tokens)}
-                except ValueError as error:
-                    raise RequestError(400, f"tokens: {error}", param="tokens") from None
+                return await asyncio.to_thread(tokenized, body)
+
+        @app.post("/detokenize", response_model=None, responses=openapi_responses(DetokenizeResponse))
+        async def detokenize(body: DetokenizeRequest) -> Response:
+            _check(body.model, backend)
+            async with lock:
+                return await asyncio.to_thread(detokenized, body)
 
     return extend
 
