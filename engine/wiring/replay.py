@@ -29,7 +29,9 @@ def about(args: EngineArgs) -> dict[str, Any]:
     """The first line of a recording: the options as JSON values, and the versions of ruvon and PyTorch.
     `args` must have its defaults filled in, as `Devices.args` has.
     """
-    values = {name: value for name, value in options_of(args).items() if name != "record"}
+    # Steps do not depend on the two: another machine need not have these paths.
+    left_out = ("record", "generation_config")
+    values = {name: value for name, value in options_of(args).items() if name not in left_out}
     return {"ruvon": ruvon_version(), "torch": torch.__version__, "args": values}
 
 

@@ -8,10 +8,11 @@ import httpx
 import pytest
 
 from engine import LLM, EngineArgs, SamplingParams
-from engine.cli.serving import Service
+from engine.cli.serving import Service, fingerprint
 from engine.demo.server import served
 from engine.models.checkpoint import CheckpointError, resolve
 from engine.wiring.generation_config import described, recommended
+from engine.wiring.replay import about
 from tests.part04.serving import http, serve
 
 CONFIG = {"temperature": 0.7, "top_k": 1, "max_new_tokens": 33, "eos_token_id": [0, 16]}
@@ -133,6 +134,10 @@ def test_no_such_folder_is_refused_saying_what_is_accepted(value):
         EngineArgs(generation_config=value)
 
 
+def test_a_recording_does_not_need_the_folder_again(folder):
+    assert "generation_config" not in about(EngineArgs(generation_config=folder))["args"]
+
+
 @pytest.mark.parametrize("wrong", [{"temperature": -1}, {"max_new_tokens": "5"}, {"top_p": 7}, "[", "[]"])
 def test_a_file_that_cannot_be_meant_is_refused_by_name(tmp_path, wrong):
     text = wrong if isinstance(wrong, str) else json.dumps(wrong)
@@ -156,8 +161,6 @@ def test_the_start_says_which_defaults_there_are(folder, tmp_path):
 
 
 def test_the_fingerprint_changes_with_what_determines_an_answer(client, folder):
-    from engine.cli.serving import fingerprint
-
     bodies = [client.post("/v1/completions", json={"prompt": "a"}).json() for _ in range(2)]
     ours = fingerprint(EngineArgs(model=folder))
     assert {body["system_fingerprint"] for body in bodies} == {ours}
