@@ -1,4 +1,4 @@
-"""The chat page, the dashboard and the page of routes of `ruvon serve` for everyone: axe-core finds nothing serious, light and
+"""The pages of `ruvon serve` (chat, dashboard, routes) for everyone: axe-core finds nothing serious, light and
 dark, on a desk and on a phone; and the tokens view shows what the engine chose from.
 """
 
