@@ -35,6 +35,8 @@ class ChatChoice(ResponseFields):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
 
 
 class ChatResponse(ResponseFields):
@@ -42,6 +44,8 @@ class ChatResponse(ResponseFields):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str | None = None
+    prompt_token_ids: list[int] | None = None  # only if the body has return_token_ids
     choices: list[ChatChoice]
     usage: UsageInfo
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None  # only if the body asks for them
@@ -59,6 +63,8 @@ class ChatChunkChoice(ResponseFields):
     delta: DeltaMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(ResponseFields):
@@ -66,5 +72,7 @@ class ChatChunk(ResponseFields):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: str | None = None
+    prompt_token_ids: list[int] | None = None  # in the first chunk
     choices: list[ChatChunkChoice]
     usage: UsageInfo | None = None

@@ -17,6 +17,7 @@ MAX_BAD_WORDS = 128  # in one request
 MAX_BAD_WORD_CHARACTERS = 64  # of one bad word
 MAX_LOGIT_BIAS = 300  # tokens in one request
 MAX_NAME_CHARACTERS = 256  # of model, user, cache_salt
+PLAIN_ID = "[A-Za-z0-9._-]{1,128}"  # a request's id, if a client chooses it
 MAX_MESSAGES = 2048  # in one conversation (Part 14)
 MAX_TEXT_PARTS = 128  # in one message
 MAX_METADATA = 16  # entries of a chat's metadata

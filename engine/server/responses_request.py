@@ -27,7 +27,7 @@ from engine.server.chat_request import (
 from engine.server.errors import RequestError
 from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
 from engine.server.neutral import EXTENSION_B, neutral
-from engine.server.protocol import Fields, Integer, Name, Number, StopOrStops, bounds
+from engine.server.protocol import Fields, Integer, Name, Number, Salt, StopOrStops, bounds
 
 LOGPROBS = "message.output_text.logprobs"  # the value of `include` that asks for log probabilities
 TOOL_ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
@@ -171,7 +171,7 @@ class ResponsesRequest(Fields):
     stop: StopOrStops | None = None
     ignore_eos: StrictBool | None = None
     priority: Integer | None = None
-    cache_salt: Name | None = None
+    cache_salt: Salt | None = None
     chat_template_kwargs: TemplateKwargs | None = None
 
     def chat(self, model: str) -> ChatRequest:

@@ -94,13 +94,15 @@ RIGHT = {
     "input": [*MESSAGES, '"hi"', '[{"type":"reasoning"}]', '[{"type":[],"role":"user","content":"a"}]'],
     "include": ('["message.output_text.logprobs"]',), "text": ('{"format":{"type":"text"}}',),
     "messages": MESSAGES, "lora_name": NAMES,
+    "return_token_ids": ("true",), "request_id": ('"mine"',), "tokens": ("[]", "[5]"),
+    "return_token_strs": ("true",),
 }  # fmt: skip
 SAMPLING = (
     "model", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "stop", "seed", "user",
     "presence_penalty", "frequency_penalty", "logit_bias", "top_k", "min_p", "repetition_penalty",
     "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
-    "priority", "cache_salt", "response_format", "structured_outputs", "use_beam_search",
-    "zzz", "__proto__", "__class__",
+    "priority", "cache_salt", "response_format", "structured_outputs", "use_beam_search", "request_id",
+    "return_token_ids", "return_tokens_as_token_ids", "zzz", "__proto__", "__class__",
 )  # fmt: skip
 CHAT = (
     "tools", "tool_choice", "store", "metadata", "chat_template_kwargs", "add_generation_prompt",
@@ -122,6 +124,11 @@ ROUTES = {
         (*SAMPLING, *CHAT, "input", "instructions", "max_output_tokens", "top_logprobs", "include", "text",
          "reasoning", "previous_response_id", "background", "truncation"),
     ),
+    "/tokenize": (
+        {"prompt": '"a"'},
+        ("model", "prompt", "messages", "add_special_tokens", "add_generation_prompt", "return_token_strs"),
+    ),
+    "/detokenize": ({"tokens": "[1,2]"}, ("model", "tokens", "zzz")),
     "/generate": ({"prompt": '"a"', "max_tokens": "2"}, ("prompt", "max_tokens", "temperature", "zzz")),
     "/v1/load_lora_adapter": ({"lora_name": '"poetry"'}, ("lora_name", "lora_path", "load_inplace")),
     "/v1/unload_lora_adapter": ({"lora_name": '"poetry"'}, ("lora_name", "lora_int_id")),

@@ -12,8 +12,7 @@ def before_load_schema(context, raw_schema):
     for schema in raw_schema["components"]["schemas"].values():
         fields = schema.get("properties", {})
         if "model" in fields and {"prompt", "messages", "input"} & fields.keys():
-            may_be_null = {"type": "null"} in fields["model"].get("anyOf", [])
-            fields["model"] = {"enum": [MODEL, None] if may_be_null else [MODEL]}
+            fields["model"] = {"enum": [MODEL, None]}
 
 
 @schemathesis.hook
