@@ -114,9 +114,8 @@ class LLMEngine:
     ) -> None:
         """`max_model_len` is the most tokens of a request, prompt and output together; the default is
         `config.max_positions`. `adapters` is needed if `supports` contains "adapter". `capabilities` are
-        called in the order given. Requests without a seed get one that follows from `seed` and their number
-        in line; with the default, None, it is random. Raises ValueError if the model or the cache has no room for
-        `max_model_len` tokens.
+        called in the order given. `seed` makes the seeds of requests that have none; by default they are
+        random. Raises ValueError if the model or the cache has no room for `max_model_len` tokens.
         """
         self.max_model_len = max_model_len or config.max_positions
         if self.max_model_len > config.max_positions or not scheduler.cache.fits(self.max_model_len):

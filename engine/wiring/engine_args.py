@@ -110,7 +110,9 @@ class EngineArgs:
     )
 
     seed: int | None = _option(
-        None, REQUESTS, "What requests without a seed draw by, so that a run can be repeated; default: chance."
+        None,
+        REQUESTS,
+        "Makes the seeds of requests that have none, so that a run can be repeated.",
     )
 
     kv_cache: Literal["paged", "slots"] = _option(

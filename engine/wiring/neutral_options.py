@@ -1,8 +1,8 @@
-"""vLLM's engine options that this engine does not have: which values are accepted, and why no others. Part 20.
+"""vLLM's engine options that are absent here: which values are accepted, and why no others. Part 20.
 
 A script written for vLLM often names an option with the value that asks for nothing, such as
-`trust_remote_code=False`. Such a value is accepted and dropped; any other is refused with the reason, so
-that no option is silently without effect. Imports no torch.
+`trust_remote_code=False`. Such a value is accepted and dropped. Any other value is refused with the reason,
+so that no option is silently without effect. Imports no torch.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ NEUTRAL = {
     "tokenizer_revision": Neutral((None, "main"), HUB),
     "download_dir": Neutral((None,), "files are kept in the Hugging Face cache: set HF_HOME"),
     "hf_overrides": Neutral((None, {}), "a model's config.json is read as it is: change a copy"),
-    "tokenizer_mode": Neutral(("auto", "hf"), "the tokenizer is the engine's, from tokenizer.json or vocab.json"),
+    "tokenizer_mode": Neutral(("auto", "hf"), "a tokenizer is read from tokenizer.json, or from vocab.json"),
     "skip_tokenizer_init": Neutral((False,), "stop strings and texts need the tokenizer"),
     "override_generation_config": Neutral((None, {}), "say it in SamplingParams"),
     "limit_mm_per_prompt": Neutral((None, {}), "models here read text alone"),
