@@ -112,7 +112,7 @@ class EngineArgs:
     seed: int | None = _option(
         None,
         REQUESTS,
-        "Makes the seeds of requests that have none, so that a run can be repeated.",
+        "Makes the seeds of requests that have none, and ruvon bench's prompts: the same run twice.",
     )
 
     kv_cache: Literal["paged", "slots"] = _option(
