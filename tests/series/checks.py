@@ -169,6 +169,7 @@ def imports_upwards(root: Path, files: list[str], order: Sequence[str] = ROOMS) 
         for line, target in _imports_of_rooms(root, files)
         if target in VLLM_PATHS
     ]
+    breaches = list(dict.fromkeys(breaches))  # a line may import several names
     for (room, above), lines in sorted(imports.items()):
         if room not in order or above not in order or order.index(above) < order.index(room):
             continue
