@@ -174,9 +174,11 @@ def parsed(*flags: str) -> EngineArgs:
 
 def test_a_parser_of_pythons_own_gives_the_same_options():
     assert parsed() == EngineArgs()
-    flags = ["--model=x", "--max_num_seqs", "3", "--no-enable-prefix-caching", "--enforce-eager",
-             "--my-own", "2", "--swap-space=0.5", "--preemption-mode", "swap", "--speculative_config", json.dumps(NGRAM),
-             "--trust-remote-code", "--no-trust_remote_code", "--pipeline-parallel-size=1"]  # fmt: skip
+    flags = [
+        *("--model=x", "--max_num_seqs", "3", "--no-enable-prefix-caching", "--enforce-eager"),
+        *("--swap-space=0.5", "--preemption-mode", "swap", "--speculative_config", json.dumps(NGRAM)),
+        *("--trust-remote-code", "--no-trust_remote_code", "--pipeline-parallel-size=1", "--my-own", "2"),
+    ]
     assert parsed(*flags) == EngineArgs(
         model="x", max_num_seqs=3, enable_prefix_caching=False, enforce_eager=True, swap_space=0.5,
         preemption_mode="swap", speculative_config=NGRAM,
