@@ -233,7 +233,7 @@ SNIPPETS = [
         "`SamplingParams(bad_words=[…])`, `allowed_token_ids=[…]`",
         """
         told = llm.generate("Once upon a time", greedy)[0].outputs[0].text
-        word = told.split()[0].strip(",.")
+        word = next(word for word in told.split() if word.isalpha())
         without = llm.generate(
             "Once upon a time", SamplingParams(temperature=0, max_tokens=8, bad_words=[word])
         )[0].outputs[0].text
