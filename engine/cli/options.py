@@ -2,16 +2,19 @@
 
 import inspect
 import json
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import Field, fields
+from decimal import Decimal
 from functools import wraps
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
 from engine.models.checkpoint import CheckpointError
 from engine.wiring.engine_args import EngineArgs, choices
@@ -20,6 +23,54 @@ from engine.wiring.extensions import is_here
 CONNECTION_REFUSED = ("Connection refused", "All connection attempts failed")  # messages of urllib and httpx
 # Typer reads these types. The flag of a field of any other type is read as text.
 TYPER_TYPES = (bool, int, float, list[str])
+SHORT_NAMES = {"tensor_parallel_size": "-tp", "quantization": "-q", "speculative_config": "-sc"}  # vLLM's
+FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+FACTORS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+MODEL_ARGUMENT = "model_tag"  # vLLM's name of the argument MODEL
+ONE_MODEL = "one MODEL is accepted; a text with blanks needs quotation marks"
+
+
+def with_dashes(name: str) -> str:
+    """The name of a flag as the help has it. vLLM takes --max_model_len and --max-model-len, and so do we."""
+    return name.replace("_", "-")
+
+
+def whole_number(text: str | int) -> int:
+    """The number that a flag's text means, by vLLM's rule: 1k is 1,000 and 1K is 1,024; so for m, g and t.
+    Decimals such as 1.5k are accepted before a small letter. Raises typer.BadParameter for another text.
+    """
+    found = re.fullmatch(r"([+-]?\d+)(\.\d+)?([kKmMgGtT])?", str(text).strip())
+    if found:
+        digits, decimals, letter = found.groups()
+        if decimals is None:
+            return int(digits) * FACTORS.get(letter, 1)
+        if letter and letter.islower():
+            return int(Decimal(digits + decimals) * FACTORS[letter])
+    raise typer.BadParameter(f"{text!r}: a whole number is accepted, or such as 2K (2,048) and 1.5k (1,500)")
+
+
+class Command(TyperCommand):
+    """A command with vLLM's way to give several values to an option: `--lora-modules a=b c=d`.
+
+    An option that may be given several times also takes several values at once: all arguments up to the next
+    option.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse `args`, in which `--name a b` means `--name a --name b`."""
+        names = {name for param in self.params if param.multiple for name in param.opts}
+        spread: list[str] = []
+        name = None  # of the option that takes the next argument, if it takes several
+        for i, argument in enumerate(args):
+            if argument == "--":
+                spread += args[i:]
+                break
+            if argument.startswith("-"):
+                name = argument if with_dashes(argument) in names else None
+            elif name and args[i - 1] != name:
+                spread.append(name)
+            spread.append(argument)
+        return super().parse_args(ctx, spread)
 
 
 @contextmanager
@@ -53,7 +104,7 @@ def with_hint(message: str) -> str:
 
 def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[Callable], Callable]:
     """Decorate `command(args: EngineArgs, …)`. In place of `args`, the new command has a flag for each field
-    of EngineArgs.
+    of EngineArgs, and an argument MODEL, which means the same as the flag --model.
 
     `name` is the command's name in error messages, by default the function's. `defaults` replace defaults of
     fields. The command ends with exit status 1 if EngineArgs refuses the flags' values.
@@ -69,14 +120,16 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
 
         @wraps(command)
         def from_flags(**flag_values: Any) -> None:
+            model = flag_values.pop(MODEL_ARGUMENT, None)
             with refusals(name or command.__name__):
                 values = {spec.name: _value(spec, flag_values.pop(spec.name)) for spec in fields(EngineArgs)}
+                values["model"] = _model(values["model"], model)
                 args = EngineArgs(**values)
             command(args=args, **flag_values)
 
         parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in (*arguments, *flags, *options)
+            for parameter in (_model_argument(bool(arguments)), *arguments, *flags, *options)
         ]
         # Typer reads the signature from this attribute, which mypy does not know.
         from_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -86,6 +139,30 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
     return decorate
 
 
+def _model_argument(is_first: bool) -> inspect.Parameter:
+    """The parameter from which typer makes the argument MODEL. `is_first`: another argument follows.
+
+    Typer gives the last argument of `ruvon generate [MODEL] PROMPT` to PROMPT only if MODEL takes any number
+    of values; `_model` refuses more than one.
+    """
+    setting = typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)
+    annotation = Annotated[list[str] | None if is_first else str | None, setting]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(MODEL_ARGUMENT, kind, default=None, annotation=annotation)
+
+
+def _model(flag_value: str | None, argument: str | Sequence[str] | None) -> Any:
+    """The model, from the flag --model and from the argument MODEL; by default the field's default. Raises
+    ValueError for two models.
+    """
+    models = [argument] if isinstance(argument, str) else list(argument or ())
+    if len(models) > 1:
+        raise ValueError(f"{' '.join(models)}: {ONE_MODEL}")
+    if models and flag_value not in (None, *models):
+        raise ValueError(f"MODEL {models[0]} and --model {flag_value}: one of them is accepted")
+    return next(iter(models), EngineArgs.model if flag_value is None else flag_value)
+
+
 def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
     """The parameter from which typer makes the flag of this field. `defaults` replace defaults of fields."""
     default = defaults.get(spec.name, spec.default)
@@ -93,6 +170,8 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
     flag = "--" + spec.name.replace("_", "-")
     # A flag that is off by default needs no --no-flag. A flag with the default None needs both forms.
     names = [flag] if kind is bool and spec.default is False else []
+    if spec.name in SHORT_NAMES:
+        names = [flag, SHORT_NAMES[spec.name]]
     literals = [str(choice) for choice in choices(spec.type) if choice is not None]
     help, example = spec.metadata["help"], spec.metadata["example"]
     settings = {"help": help, "rich_help_panel": spec.metadata["topic"]}  # arguments of typer.Option
@@ -102,6 +181,10 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
         settings["help"] = f"{'|'.join(literals)}: {help}"
     elif example:
         settings["help"] += f" For example: {example}"
+    if spec.name == "model":  # None: not given, so that a model beside MODEL can be refused
+        settings["show_default"], default = str(default), None
+    if kind is int:
+        settings |= {"parser": whole_number, "metavar": "INTEGER"}
     completions = [*literals, *spec.metadata["completions"]]
     if kind is str and completions:
         settings["autocompletion"] = _completion(completions)
