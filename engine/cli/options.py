@@ -146,7 +146,8 @@ def _model_argument(is_first: bool) -> inspect.Parameter:
     of values; `_model` refuses more than one.
     """
     setting = typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)
-    annotation = Annotated[list[str] | None if is_first else str | None, setting]
+    value: Any = list[str] if is_first else str
+    annotation = Annotated[value | None, setting]
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(MODEL_ARGUMENT, kind, default=None, annotation=annotation)
 

@@ -43,7 +43,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
             with loading(args.model):
                 service = Service.of(args, flags)
             hosts = allowed_hosts(flags.host, flags.allowed_host or ())
-            app = service.app(hosts, key, flags.allow_priority, costs)
+            app = service.app(hosts, key, flags.allow_priority, costs, flags.root_path)
         seconds = SHUTDOWN_SECONDS if flags.shutdown_timeout is None else flags.shutdown_timeout
         if costs:
             opened.callback(costs.end)

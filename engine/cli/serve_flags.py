@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import wraps
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.cli.options import refusals
+from engine.cli.options import refusals, whole_number
 from engine.wiring.engine_args import ADAPTERS
 
 LAST_PORT = 65535
@@ -37,8 +38,15 @@ class ServeFlags:
         bool, flag(ACCESS, "Clients may set priority, -2 (first) to 2.", "--allow-priority")
     ] = False
     served_model_name: Annotated[
-        str | None, flag(ACCESS, "What clients call the model; default: as given, a folder's last name.")
+        list[str] | None,
+        flag(ACCESS, "What clients call the model, one name or several; default: as given, a folder's last."),
     ] = None
+    chat_template: Annotated[
+        str | None, flag(ACCESS, "A file with a chat template, or its text; default: the model's own.")
+    ] = None
+    root_path: Annotated[
+        str, flag(ACCESS, "The path under which a proxy shows this server, such as /llm.")
+    ] = ""
     allowed_host: Annotated[
         list[str] | None, flag(ACCESS, "A name clients reach this server by, beside localhost's.")
     ] = None
@@ -46,7 +54,14 @@ class ServeFlags:
         int | None, flag(LIMITS, "Sequences admitted, waiting and running; default: 16 times --max-num-seqs.")
     ] = None
     max_num_queued_tokens: Annotated[
-        int | None, flag(LIMITS, "Tokens of their prompts and longest outputs; default: 16 times the cache.")
+        int | None,
+        flag(
+            LIMITS,
+            "Tokens of their prompts and longest outputs (vLLM counts prompts alone); default: 16 times the "
+            "cache.",
+            parser=whole_number,
+            metavar="INTEGER",
+        ),
     ] = None
     request_timeout: Annotated[
         float | None, flag(LIMITS, "Seconds for a request, from its arrival; default: no bound.")
@@ -57,7 +72,7 @@ class ServeFlags:
     ] = None
     lora_modules: Annotated[
         list[str] | None,
-        flag(ADAPTERS, "An adapter from the start: name=folder. May be given several times."),
+        flag(ADAPTERS, "Adapters from the start, each as name=folder."),
     ] = None
     lora_dir: Annotated[
         Path | None,
@@ -76,6 +91,13 @@ class ServeFlags:
     cost_weights: Annotated[
         str | None, flag(COSTS, "Nanoseconds a token adds to a step, as input,output,held (see Part 19).")
     ] = None
+
+    def __post_init__(self) -> None:
+        for name in ("served_model_name", "lora_modules", "allowed_host"):  # a text is a sequence of texts
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name}={getattr(self, name)!r}: a list is accepted")
+        if self.root_path and not re.fullmatch(r"(/[\w.~%-]+)+", self.root_path):
+            raise ValueError(f"root_path={self.root_path!r}: a path such as /llm is accepted")
 
     def key(self) -> str | None:
         """The API key, from the flag or from RUVON_API_KEY; None if neither is set. Raises ValueError if the

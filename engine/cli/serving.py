@@ -14,6 +14,7 @@ from engine.cli.serve_flags import ServeFlags
 from engine.core.engine_thread import EngineThread
 from engine.decoding.chat_template import ChatTemplate
 from engine.lora.manager import AdapterManager
+from engine.models.checkpoint import read_text
 from engine.scheduling.elastic import ElasticScheduler
 from engine.server.adapters import AdapterEngine, adapter_routes, named_folders
 from engine.server.admission import Admission
@@ -49,19 +50,22 @@ class Service:
     def __init__(
         self,
         args: EngineArgs,
-        name: str | None = None,
+        names: Sequence[str] = (),
         max_num_queued_reqs: int | None = None,
         max_num_queued_tokens: int | None = None,
         request_timeout: float | None = None,
         lora_modules: Sequence[str] = (),
         lora_dir: Path | None = None,
+        chat_template: str | None = None,
     ) -> None:
         """Load the model, and its adapters.
 
-        `name` is the model's name for clients, by default `public_name`. `max_num_queued_reqs` and
-        `max_num_queued_tokens` bound what is admitted; None takes the defaults of `queue_limits`.
+        `names` are the model's names for clients, by default `public_name`; metrics have the first.
+        `max_num_queued_reqs` and `max_num_queued_tokens` bound what is admitted; None takes the defaults of
+        `queue_limits`.
         `request_timeout` is in seconds, and None means no bound. `lora_modules` are adapters that are loaded
         at the start, each as name=folder. `lora_dir` is a folder with further adapters that clients may load.
+        `chat_template`, a file or its text, replaces the model's own template.
 
         Raises CheckpointError if a model or an adapter cannot be loaded, ValueError if a value is refused.
         """
@@ -70,13 +74,15 @@ class Service:
                 raise ValueError(f"{flag} needs --enable-lora")
         if lora_dir and not lora_dir.is_dir():
             raise ValueError(f"--lora-dir {lora_dir}: no such folder")
-        is_valid_name = name is None or (name.isprintable() and 0 < len(name.strip()) <= MAX_NAME_CHARACTERS)
-        if not is_valid_name:
-            message = f"1 to {MAX_NAME_CHARACTERS} printable characters are accepted"
-            raise ValueError(f"served_model_name={reprlib.repr(name)}: {message}")
+        for name in names:
+            if not (name.isprintable() and 0 < len(name.strip()) <= MAX_NAME_CHARACTERS):
+                message = f"1 to {MAX_NAME_CHARACTERS} printable characters are accepted"
+                raise ValueError(f"served_model_name={reprlib.repr(name)}: {message}")
         self.args, self.lora_dir = args, lora_dir
-        self.template = ChatTemplate.from_pretrained(args.tokenizer or args.model)
-        self.engine, self.name = build_engine(args), name or public_name(args.model)
+        template = template_text(chat_template) if chat_template else None
+        self.template = ChatTemplate.from_pretrained(args.tokenizer or args.model, template)
+        self.engine = build_engine(args)
+        self.name, *aliases = dict.fromkeys(names) or [public_name(args.model)]
         scheduler, adapters = self.engine.scheduler, self.engine.adapters
         assert isinstance(scheduler, ElasticScheduler)  # the only kind that `build_engine` makes
         self.scheduler = scheduler
@@ -89,11 +95,11 @@ class Service:
         )
         self.engine_thread: EngineThread
         if isinstance(adapters, AdapterManager):  # with enable_lora
-            self.engine_thread = adapter_engine = AdapterEngine(self.engine, self.name, adapters)
+            self.engine_thread = adapter_engine = AdapterEngine(self.engine, self.name, adapters, aliases)
             for adapter, folder in named_folders(lora_modules).items():
                 adapters.load(adapter, adapter_engine.read(adapter, folder))
         else:
-            self.engine_thread = EngineThread(self.engine, self.name)
+            self.engine_thread = EngineThread(self.engine, self.name, aliases)
         self.backend = Admission(
             self.engine_thread,
             Capacity(limits, scheduler.max_num_seqs),
@@ -106,22 +112,28 @@ class Service:
         """The service that a command's flags ask for. Raises CheckpointError or ValueError."""
         return cls(
             args,
-            flags.served_model_name,
+            flags.served_model_name or (),
             flags.max_num_queued_reqs,
             flags.max_num_queued_tokens,
             flags.request_timeout,
             flags.lora_modules or (),
             flags.lora_dir,
+            flags.chat_template,
         )
 
     def app(
-        self, hosts: Collection[str], api_key: str | None, allow_priority: bool, costs: CostAccounting | None
+        self,
+        hosts: Collection[str],
+        api_key: str | None,
+        allow_priority: bool,
+        costs: CostAccounting | None,
+        root_path: str = "",
     ) -> FastAPI:
         """The ASGI app that uvicorn runs.
 
         `hosts` are the host names that requests may be for; an empty collection allows any. Without an
         `api_key`, clients need no key. `allow_priority` lets clients set a request's priority. With `costs`,
-        each answer's usage includes its cost.
+        each answer's usage includes its cost. `root_path` is the path under which a proxy shows the app.
         """
         engine = self.engine
         self.metrics = metrics = EngineMetrics(engine, self.name)
@@ -159,7 +171,15 @@ class Service:
             max_requests=max(1, min(MAX_REQUESTS, max_connections() // 2)),
             api=completions,
             parent_of=adapter_engine.parent_of if adapter_engine else no_parent,
+            root_path=root_path,
         )
+
+
+def template_text(given: str) -> str:
+    """The Jinja text of a chat template. `given` is a file, or the text itself if it has a brace or several
+    lines, as in vLLM. Raises CheckpointError if the file cannot be read.
+    """
+    return given if any(character in given for character in "{}\n") else read_text(Path(given))
 
 
 def allowed_hosts(host: str, more: Collection[str] = ()) -> list[str]:

@@ -27,6 +27,7 @@ from engine.server.gates import (
     KnownHost,
     RequestId,
     RequestLimit,
+    UnderPath,
     host_names,
     yield_to_others,
 )
@@ -52,6 +53,7 @@ def create_app(
     max_requests: int = MAX_REQUESTS,
     api: Completions[CompletionRequest] | None = None,
     parent_of: Callable[[str], str | None] = no_parent,
+    root_path: str = "",
 ) -> FastAPI:
     """The server's app.
 
@@ -63,6 +65,7 @@ def create_app(
     max_requests: how many requests may be under way at once; the next one gets a 503.
     api: turns the body of a completion into parameters, and outputs into JSON; by default `Completions()`.
     parent_of: the name of the model that an adapter changes (Part 18); None for a model that is no adapter.
+    root_path: a prefix under which a proxy shows the app; paths with it and without it are answered.
 
     Raises ValueError if `api_key` is empty, or if an allowed host is not a host name.
     """
@@ -77,13 +80,21 @@ def create_app(
 
     # `openapi_url=None` removes FastAPI's own routes: its documentation pages load scripts from another host
     # into this origin, and its /openapi.json is serialized anew for each request.
-    app = FastAPI(title="ruvon", lifespan=lifespan, responses=errors.RESPONSES, openapi_url=None)
+    app = FastAPI(
+        title="ruvon",
+        lifespan=lifespan,
+        responses=errors.RESPONSES,
+        openapi_url=None,
+        servers=[{"url": root_path}] if root_path else None,
+    )
     app.state.several_prompts = asyncio.Lock()  # held while a request with several prompts is admitted
     errors.install(app)
     _add_middleware(app, api_key, OPEN_PATHS | set(open_paths), allowed_hosts, max_body_bytes, max_requests)
     _add_routes(app, backend, api or Completions(), parent_of)
     for extend in extensions:
         extend(app, backend)
+    if root_path:
+        app.add_middleware(UnderPath, prefix=root_path)
     return app
 
 

@@ -172,9 +172,7 @@ class LLM:
         """The chat template in `source`, or by default the model's own. Raises ParameterError if the model
         has no template.
         """
-        template = ChatTemplate.from_pretrained(self.args.tokenizer or self.args.model)
-        if source is not None:
-            return ChatTemplate(source, template.special_tokens if template else None)
+        template = ChatTemplate.from_pretrained(self.args.tokenizer or self.args.model, source)
         if template is None:
             raise ParameterError(
                 "chat_template", f"model {str(self.args.model)!r} has no chat template: give one, or generate"

@@ -31,7 +31,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 def test_each_field_is_a_flag_and_each_flag_a_field_or_the_commands_own(module, name):
     flags = {option.name: option for option in COMMANDS[name].params}
     command = inspect.unwrap(getattr(module, name))  # as it is written, with `args`
-    own = set(inspect.signature(command).parameters) - {"args"}
+    own = set(inspect.signature(command).parameters) - {"args"} | {"model_tag"}  # the argument MODEL
     if "flags" in own:
         own = own - {"flags"} | {spec.name for spec in fields(ServeFlags)}
     assert set(flags) == set(FIELDS) | own, "a flag is a field of EngineArgs, or the command's own"
@@ -43,7 +43,9 @@ def test_each_field_is_a_flag_and_each_flag_a_field_or_the_commands_own(module, 
 
 def test_a_flag_left_out_is_the_fields_default():
     for option in COMMANDS["serve"].params:
-        if option.name in FIELDS:
+        if option.name == "model":
+            assert (option.default, option.show_default) == (None, FIELDS["model"].default)
+        elif option.name in FIELDS:
             assert option.default == FIELDS[option.name].default, option.name
 
 
