@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Self
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector
 
+from engine.cache.paged import PagedCache
+from engine.cache.slots import SlotCache
 from engine.cli.serve_flags import ServeFlags
 from engine.core.engine_thread import EngineThread
 from engine.decoding.chat_template import ChatTemplate
@@ -26,6 +29,7 @@ from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
 from engine.server.chat_page import chat_page
 from engine.server.deadline import deadlines
 from engine.server.generate import generate_route
+from engine.server.http_metrics import http_metrics
 from engine.server.limits import MAX_NAME_CHARACTERS, MAX_REQUESTS
 from engine.server.run import max_connections
 from engine.server.scored import ScoredCompletions
@@ -34,6 +38,7 @@ from engine.server.usage_cost import usage_cost
 from engine.server.watch import StepWatch
 from engine.speculation.capability import Speculation
 from engine.telemetry.cost_accounting import CostAccounting
+from engine.telemetry.info import AdapterInfo, CacheInfo
 from engine.telemetry.metrics import EngineMetrics
 from engine.telemetry.speculation import SpeculationMetrics
 from engine.wiring.compose import build_engine
@@ -41,6 +46,8 @@ from engine.wiring.engine_args import EngineArgs
 from engine.wiring.extensions import wiring_of
 from engine.wiring.loading import public_name
 
+# As in vLLM, requests of load balancers and scrapers are not counted, and here not the dashboard's either.
+UNCOUNTED_PATHS = OPEN_PATHS | {"/health", "/ping", "/version"}
 LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 
 
@@ -141,6 +148,7 @@ class Service:
         for capability in engine.capabilities:
             if isinstance(capability, Speculation):
                 metrics.registry.register(SpeculationMetrics(capability.tally, self.name))
+        _register_information(metrics.registry, self.args, self.scheduler)
         if self.args.tensor_parallel_size > 1:
             wiring_of("A").show_ranks(engine, metrics)
         adapter_engine = self.engine_thread if isinstance(self.engine_thread, AdapterEngine) else None
@@ -156,6 +164,7 @@ class Service:
         extensions = [
             deadlines,
             telemetry_routes(metrics),
+            http_metrics(metrics.registry, UNCOUNTED_PATHS),
             chat_routes(engine.tokenizer, engine.config, self.template, chats),
             generate_route,
             chat_page,
@@ -173,6 +182,26 @@ class Service:
             parent_of=adapter_engine.parent_of if adapter_engine else no_parent,
             root_path=root_path,
         )
+
+
+def _register_information(registry: CollectorRegistry, args: EngineArgs, scheduler: ElasticScheduler) -> None:
+    """Add what vLLM's registry has besides an engine's metrics: the cache, adapters, and Python."""
+    cache = scheduler.cache
+    assert isinstance(cache, PagedCache | SlotCache)  # `plan_of` makes no other
+    is_shared = args.kv_cache == "paged" and args.enable_prefix_caching is not False
+    registry.register(
+        CacheInfo(
+            cache,
+            cache_dtype="auto",
+            enable_prefix_caching=is_shared,
+            gpu_memory_utilization=args.gpu_memory_utilization,
+            kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        )
+    )
+    if args.enable_lora:
+        registry.register(AdapterInfo(scheduler, args.max_loras))
+    PlatformCollector(registry)
+    GCCollector(registry)
 
 
 def template_text(given: str) -> str:
