@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import Field, fields
 from decimal import Decimal
 from functools import wraps
@@ -27,6 +27,7 @@ SHORT_NAMES = {"tensor_parallel_size": "-tp", "quantization": "-q", "speculative
 FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 FACTORS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 MODEL_ARGUMENT = "model_tag"  # vLLM's name of the argument MODEL
+_HIDDEN = typer.Option(hidden=True)
 ONE_MODEL = "one MODEL is accepted; a text with blanks needs quotation marks"
 
 
@@ -137,6 +138,59 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
         return from_flags
 
     return decorate
+
+
+def takes_neutral_flags(
+    name: str, table: Mapping[str, tuple[tuple[Any, ...], str]]
+) -> Callable[[Callable], Callable]:
+    """Decorate a command: vLLM's flags in `table` are accepted with a value that asks for nothing, and do not
+    reach the command. Another value ends the command with exit status 1 and the reason.
+
+    `name` is the command's. `table` has the accepted values of each flag, the first of them vLLM's default,
+    and the reason why no others are. The help does not show these flags.
+    """
+
+    def decorate(command: Callable) -> Callable:
+        signature = inspect.signature(command)
+
+        @wraps(command)
+        def from_flags(**flag_values: Any) -> None:
+            with refusals(name):
+                for flag in table:
+                    _refuse_unless_neutral(flag, flag_values.pop(flag, None), *table[flag])
+            command(**flag_values)
+
+        hidden = [
+            inspect.Parameter(
+                flag,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[bool | None if values[0] is False else str | None, _HIDDEN],
+            )
+            for flag, (values, _) in table.items()
+        ]
+        parameters = [*signature.parameters.values(), *hidden]
+        from_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        from_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return from_flags
+
+    return decorate
+
+
+def _refuse_unless_neutral(flag: str, given: Any, accepted: tuple[Any, ...], reason: str) -> None:
+    """Raise ValueError if the value given to a flag is not among the accepted ones. None: it is not given."""
+    value = given
+    if isinstance(given, str):
+        with suppress(json.JSONDecodeError):  # a text that is no JSON means itself
+            value = json.loads(given)
+    if given is None or any(type(value) is type(other) and value == other for other in accepted):
+        return
+    values = [json.dumps(other) if not isinstance(other, str) else other for other in accepted]
+    flag = with_dashes(flag)
+    shown = f"--{flag}" if given is True else f"--no-{flag}" if given is False else f"--{flag} {given}"
+    if accepted[0] is False or accepted == (None,):
+        raise ValueError(f"{shown} is not accepted: {reason}")
+    raise ValueError(f"{shown}: {', '.join(values)} is accepted: {reason}")
 
 
 def _model_argument(is_first: bool) -> inspect.Parameter:

@@ -10,12 +10,13 @@ import socket
 import sys
 from contextlib import ExitStack
 
-from engine.cli.options import refusals, takes_engine_args
-from engine.cli.serve_flags import LAST_PORT, ServeFlags, takes_flags
+from engine.cli.options import refusals, takes_engine_args, takes_neutral_flags
+from engine.cli.serve_flags import LAST_PORT, NEUTRAL_FLAGS, ServeFlags, takes_flags
 from engine.wiring.engine_args import EngineArgs
 
 
 @takes_engine_args()
+@takes_neutral_flags("serve", NEUTRAL_FLAGS)
 @takes_flags("flags", ServeFlags)
 def serve(args: EngineArgs, flags: ServeFlags) -> None:
     """Serve OpenAI's API over HTTP until Ctrl-C, with a chat page at /, /metrics and a live /dashboard."""

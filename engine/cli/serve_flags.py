@@ -111,6 +111,40 @@ class ServeFlags:
         return key
 
 
+TOOLS = "tools come with Extension B"
+NOT_LOGGED = "no request and no answer is logged"
+PROXY = "a proxy in front of the server does this; --root-path and --allowed-host name where it shows it"
+# vLLM's flags of a server that this one does not have: the values that are accepted, since they ask for
+# nothing, or for what is always done; and why no others.
+NEUTRAL_FLAGS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "enable_auto_tool_choice": ((False,), TOOLS),
+    "tool_call_parser": ((None,), TOOLS),
+    "tool_parser_plugin": ((None, ""), TOOLS),
+    "enable_request_id_headers": ((False, True), "each answer has X-Request-Id"),
+    "enable_prompt_tokens_details": ((False, True), "each answer's usage says it"),
+    "enable_force_include_usage": ((False,), "a stream's usage is asked for by stream_options.include_usage"),
+    "return_tokens_as_token_ids": ((False,), "a request asks for it by the field of this name"),
+    "trust_request_chat_template": ((False,), "the operator's --chat-template is the only other template"),
+    "chat_template_content_format": (("auto", "string"), "contents are texts"),
+    "response_role": (("assistant",), "answers are the assistant's"),
+    "api_server_count": ((1,), "one process serves; ruvon cluster starts several (Extension A)"),
+    "uvicorn_log_level": (("info",), "the log is written to stderr, from level info on"),
+    "disable_uvicorn_access_log": ((False,), "each request has a line in the log"),
+    "enable_log_outputs": ((False,), NOT_LOGGED),
+    "disable_log_requests": ((False, True), NOT_LOGGED),
+    "max_log_len": ((None,), NOT_LOGGED),
+    "disable_fastapi_docs": ((False,), "no page of the server loads anything from another host"),
+    "enable_server_load_tracking": ((False,), "/metrics has vllm:num_requests_running and _waiting"),
+    "allowed_origins": ((None,), f"pages of other sites may not use this server; {PROXY}"),
+    "allow_credentials": ((False,), PROXY),
+    "ssl_keyfile": ((None,), PROXY),
+    "ssl_certfile": ((None,), PROXY),
+    "ssl_ca_certs": ((None,), PROXY),
+    "middleware": ((None, []), "no code is run that a flag names"),
+    "config": ((None,), "flags are given on the command line"),
+}
+
+
 def takes_flags(parameter: str, record: type) -> Callable[[Callable], Callable]:
     """Decorate `command(parameter: record, …)`: the command gets a flag for each field of the dataclass
     `record`, in place of `parameter`. A ValueError that `record` raises ends the command with its message.

@@ -15,7 +15,7 @@ from engine.cache.paged import PreemptionMode
 from engine.cli import generate, serve
 from engine.cli.main import app
 from engine.cli.options import takes_engine_args
-from engine.cli.serve_flags import ServeFlags
+from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags
 from engine.demo.server import to_flags
 from engine.models.loader import DTYPES, LOAD_FORMATS
 from engine.wiring.attention_kernel import NAMES
@@ -33,7 +33,7 @@ def test_each_field_is_a_flag_and_each_flag_a_field_or_the_commands_own(module, 
     command = inspect.unwrap(getattr(module, name))  # as it is written, with `args`
     own = set(inspect.signature(command).parameters) - {"args"} | {"model_tag"}  # the argument MODEL
     if "flags" in own:
-        own = own - {"flags"} | {spec.name for spec in fields(ServeFlags)}
+        own = own - {"flags"} | {spec.name for spec in fields(ServeFlags)} | set(NEUTRAL_FLAGS)
     assert set(flags) == set(FIELDS) | own, "a flag is a field of EngineArgs, or the command's own"
     assert not own & set(FIELDS), "a command repeats a field of EngineArgs"
     for field in FIELDS:

@@ -1,5 +1,6 @@
 """`ruvon` takes its arguments as `vllm` does: a model without --model, underscores, 2K, several values."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import engine.cli.serving
 from engine import LLM, EngineArgs
 from engine.cli.main import app
 from engine.cli.options import whole_number
-from engine.cli.serve_flags import ServeFlags
+from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags
 from engine.cli.serving import Service
 from engine.models.checkpoint import ZOO
 from engine.server.app import create_app
@@ -190,3 +191,35 @@ def test_the_flag_gives_the_path_to_the_app(monkeypatch):
     with pytest.raises(SystemExit):
         app(["serve", "storyteller-draft", "--port", "0", "--root-path", "/llm"], prog_name="ruvon")
     assert made["root_path"] == "/llm"
+
+
+@pytest.mark.parametrize("flag", NEUTRAL_FLAGS)
+def test_a_flag_of_vllms_is_accepted_where_it_asks_for_nothing(flag, monkeypatch):
+    for value in NEUTRAL_FLAGS[flag][0]:
+        name = flag.replace("_", "-")
+        if isinstance(value, bool):
+            flags_of(monkeypatch, f"--{name}" if value else f"--no-{name}")
+        elif value is not None:
+            flags_of(monkeypatch, f"--{name}", value if isinstance(value, str) else json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--enable-auto-tool-choice"],
+            "--enable-auto-tool-choice is not accepted: tools come with Extension B",
+        ),
+        (["--tool_call_parser", "hermes"], "--tool-call-parser hermes is not accepted: tools come with"),
+        (["--ssl-keyfile", "key.pem"], "--ssl-keyfile key.pem is not accepted: a proxy in front"),
+        (["--allowed-origins", '["*"]'], "pages of other sites may not"),
+        (["--api-server-count", "2"], "--api-server-count 2: 1 is accepted: one process"),
+        (["--chat-template-content-format", "openai"], "openai: auto, string is accepted"),
+        (["--uvicorn-log-level", "debug"], "debug: info is accepted"),
+        (["--disable-uvicorn-access-log"], "each request has a line"),
+    ],
+)
+def test_another_value_is_refused_with_the_reason(arguments, words):
+    message = refusal("serve", "--port", "0", *arguments)
+    assert message.startswith("ruvon serve: ")
+    assert words in message
