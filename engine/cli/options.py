@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 from engine.models.checkpoint import CheckpointError
 from engine.wiring.engine_args import EngineArgs, choices
 from engine.wiring.extensions import is_here
+from engine.wiring.neutral_options import NEUTRAL
 
 CONNECTION_REFUSED = ("Connection refused", "All connection attempts failed")  # messages of urllib and httpx
 # Typer reads these types. The flag of a field of any other type is read as text.
@@ -105,7 +106,8 @@ def with_hint(message: str) -> str:
 
 def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[Callable], Callable]:
     """Decorate `command(args: EngineArgs, …)`. In place of `args`, the new command has a flag for each field
-    of EngineArgs, and an argument MODEL, which means the same as the flag --model.
+    of EngineArgs, and an argument MODEL, which means the same as the flag --model. vLLM's flags that are no
+    fields are accepted with a value that asks for nothing (`NEUTRAL`).
 
     `name` is the command's name in error messages, by default the function's. `defaults` replace defaults of
     fields. The command ends with exit status 1 if EngineArgs refuses the flags' values.
@@ -135,7 +137,7 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
         # Typer reads the signature from this attribute, which mypy does not know.
         from_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         from_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return from_flags
+        return takes_neutral_flags(name or command.__name__, NEUTRAL)(from_flags)
 
     return decorate
 
@@ -165,7 +167,7 @@ def takes_neutral_flags(
                 flag,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=None,
-                annotation=Annotated[bool | None if values[0] is False else str | None, _HIDDEN],
+                annotation=Annotated[bool | None if _is_switch(values) else str | None, _HIDDEN],
             )
             for flag, (values, _) in table.items()
         ]
@@ -175,6 +177,11 @@ def takes_neutral_flags(
         return from_flags
 
     return decorate
+
+
+def _is_switch(values: Sequence[Any]) -> bool:
+    """Whether a flag with these values is written --name or --no-name."""
+    return any(isinstance(value, bool) for value in values)
 
 
 def _refuse_unless_neutral(flag: str, given: Any, accepted: tuple[Any, ...], reason: str) -> None:
@@ -188,7 +195,7 @@ def _refuse_unless_neutral(flag: str, given: Any, accepted: tuple[Any, ...], rea
     values = [json.dumps(other) if not isinstance(other, str) else other for other in accepted]
     flag = with_dashes(flag)
     shown = f"--{flag}" if given is True else f"--no-{flag}" if given is False else f"--{flag} {given}"
-    if accepted[0] is False or accepted == (None,):
+    if _is_switch(accepted) or accepted == (None,):
         raise ValueError(f"{shown} is not accepted: {reason}")
     raise ValueError(f"{shown}: {', '.join(values)} is accepted: {reason}")
 

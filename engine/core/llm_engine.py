@@ -7,6 +7,7 @@ free once the request has ended. The engine knows no HTTP and no threads.
 
 import logging
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +63,13 @@ class Capability(Protocol):
         """
 
 
+class EngineOptions(Protocol):
+    """The options of an engine, which know how to build it: Part 20's EngineArgs."""
+
+    def build_engine(self) -> "LLMEngine":
+        """Load the model and build the engine."""
+
+
 class Adapters(Protocol):
     """The adapters that requests may ask for (Part 18)."""
 
@@ -79,6 +87,7 @@ class Submission:
 
     prompt: str | None  # None if the user sent token ids
     samples: list[Request]
+    adapter: Any = None  # as the user named it
     prompt_logprobs: Logprobs | None = None  # kept here once complete: a preempted request forgets its own
 
 
@@ -101,11 +110,12 @@ class LLMEngine:
         max_model_len: int | None = None,
         adapters: Adapters | None = None,
         capabilities: Sequence[Capability] = (),
+        seed: int | None = None,
     ) -> None:
         """`max_model_len` is the most tokens of a request, prompt and output together; the default is
         `config.max_positions`. `adapters` is needed if `supports` contains "adapter". `capabilities` are
-        called in the order given. Raises ValueError if the model or the cache has no room for
-        `max_model_len` tokens.
+        called in the order given. `seed` makes the seeds of requests that have none; by default they are
+        random. Raises ValueError if the model or the cache has no room for `max_model_len` tokens.
         """
         self.max_model_len = max_model_len or config.max_positions
         if self.max_model_len > config.max_positions or not scheduler.cache.fits(self.max_model_len):
@@ -119,10 +129,21 @@ class LLMEngine:
         scheduler.listeners = self.listeners  # scheduler and engine report to the same listeners
         self.supports, self.adapters, self.capabilities = supports, adapters, list(capabilities)
         self._submissions: dict[str, Submission] = {}  # unfinished requests, by request id
+        self._seeds = None if seed is None else random.Random(seed)
         self._steps = self._empty_steps = 0
         self._process_id = os.getpid()
         # Called, in any thread, when no step can be computed any more.
         self.on_lost: list[Callable[[BaseException], None]] = []
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineOptions) -> "LLMEngine":
+        """Build the engine that the options describe. It may be of a class that continues this one."""
+        return engine_args.build_engine()
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's shape. Its `max_model_len` is the engine's."""
+        return self.config
 
     def make_requests(
         self,
@@ -154,7 +175,8 @@ class LLMEngine:
                 "priority", f"priority={priority}: accepted are -{MAX_PRIORITY} to {MAX_PRIORITY}"
             )
         token_ids = prompt_token_ids(prompt, self.tokenizer, self.config)
-        seed, samples = new_seed(params), list[Request]()
+        samples = list[Request]()
+        seed = self._seeds.getrandbits(63) if self._seeds and params.seed is None else new_seed(params)
         for index in range(params.n):
             output = GrowingOutput(
                 self.tokenizer, params, len(token_ids), self.max_model_len, self.config.eos_token_ids
@@ -201,11 +223,13 @@ class LLMEngine:
             raise ParameterError(
                 "request_id", f"request_id={request_id!r} is in use by an unfinished request"
             )
-        if self.adapters is not None and samples[0].adapter is not None:
-            key = self.adapters.key(samples[0].adapter)
+        adapter = samples[0].adapter
+        if self.adapters is not None and adapter is not None:
+            key = self.adapters.key(adapter)
             for request in samples:
                 request.adapter = key
-        self._submissions[request_id] = Submission(prompt if isinstance(prompt, str) else None, samples)
+        text = prompt if isinstance(prompt, str) else None
+        self._submissions[request_id] = Submission(text, samples, adapter)
         for request in samples:
             self.listeners.tell("on_arrival", request)
             self.scheduler.add(request)
@@ -395,6 +419,7 @@ class LLMEngine:
             first.num_cached_tokens,
             error,
             first.stats,
+            submission.adapter,
         )
 
 

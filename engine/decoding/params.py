@@ -19,6 +19,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGPROBS = 20  # likeliest tokens returned for each position
+MEANT = 0.8  # from 0 to 1: how much alike an unknown name and the one that was probably meant must be
 MAX_SAMPLES = 128  # samples of one prompt; each sample is a sequence with its own keys and values
 
 
@@ -43,7 +44,7 @@ def refuse_unknown_names(kind: type[Fields]) -> type[Fields]:
     def checked_init(self: Fields, *values: Any, **named_values: Any) -> None:
         for name in named_values:
             if name not in names:
-                close = get_close_matches(name, names, 1)
+                close = get_close_matches(name, names, 1, MEANT)
                 hint = f"did you mean {close[0]!r}? " if close else ""
                 raise TypeError(
                     f"{kind.__name__} has no field {name!r}: {hint}Accepted are {', '.join(names)}"

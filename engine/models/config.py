@@ -39,6 +39,11 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()  # tokens that end a text
     raw: dict = field(default_factory=dict, repr=False, compare=False)  # the content of config.json
 
+    @property
+    def max_model_len(self) -> int:
+        """vLLM's name of `max_positions`."""
+        return self.max_positions
+
     @classmethod
     def from_pretrained(cls, name: str | Path) -> "ModelConfig":
         """Read the configuration of an embedded model, a folder or a hub id (see `resolve`).

@@ -96,6 +96,7 @@ def _compose(devices: Devices, recording: Recording | None, listeners: Sequence[
         recover=scheduler.recover,
         supports=supports,
         max_model_len=sizes.max_model_len,
+        seed=args.seed,
         adapters=AdapterManager(slots, scheduler) if slots else None,
         capabilities=capabilities,
     )

@@ -168,3 +168,25 @@ def test_a_refusal_is_in_the_templates_words():
     template = ChatTemplate(LLAMA3_TEMPLATE, {"bos_token": "<|begin|>"})
     with pytest.raises(ChatError, match="only user and assistant may speak, not tool"):
         template.render(messages([("user", "a"), ("tool", "b")]))
+
+
+@pytest.mark.parametrize("turns", CONVERSATIONS.values(), ids=CONVERSATIONS)
+@pytest.mark.parametrize("end", ["", "  ", "\n"])
+def test_a_message_that_goes_on_is_hugging_faces(model, turns, end):
+    """The last message stays open; spaces at its end stay if the template leaves them."""
+    theirs, _, template = model
+    (*before, (role, content)) = turns
+    open_turns = messages([*before, (role, content + end)])
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    text = template.render(open_turns, **options)
+    assert text == theirs.apply_chat_template(open_turns, tokenize=False, **options)
+    assert text.rstrip().endswith(content.strip().removeprefix("<think>\nhm\n</think>\n\n"))
+
+
+@pytest.mark.parametrize("enable_thinking", [True, False])
+def test_qwen3_is_told_whether_to_think(enable_thinking):
+    template = ChatTemplate(QWEN3_TEMPLATE)
+    text = template.render(messages([("user", "a")]), variables={"enable_thinking": enable_thinking})
+    assert text.endswith("<|im_start|>assistant\n" + ("" if enable_thinking else "<think>\n\n</think>\n\n"))
+    assert "enable_thinking" in template.variables
+    assert "date_string" in ChatTemplate(LLAMA3_TEMPLATE).variables, "read, although the template may set it"

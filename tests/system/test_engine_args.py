@@ -21,6 +21,7 @@ from engine.models.loader import DTYPES, LOAD_FORMATS
 from engine.wiring.attention_kernel import NAMES
 from engine.wiring.devices import with_defaults
 from engine.wiring.engine_args import choices
+from engine.wiring.neutral_options import NEUTRAL
 
 COMMANDS = typer.main.get_command(app).commands
 FIELDS = {spec.name: spec for spec in fields(EngineArgs)}
@@ -31,7 +32,9 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 def test_each_field_is_a_flag_and_each_flag_a_field_or_the_commands_own(module, name):
     flags = {option.name: option for option in COMMANDS[name].params}
     command = inspect.unwrap(getattr(module, name))  # as it is written, with `args`
-    own = set(inspect.signature(command).parameters) - {"args"} | {"model_tag"}  # the argument MODEL
+    own = (
+        set(inspect.signature(command).parameters) - {"args"} | {"model_tag"} | set(NEUTRAL)
+    )  # the argument MODEL
     if "flags" in own:
         own = own - {"flags"} | {spec.name for spec in fields(ServeFlags)} | set(NEUTRAL_FLAGS)
     assert set(flags) == set(FIELDS) | own, "a flag is a field of EngineArgs, or the command's own"

@@ -210,8 +210,8 @@ def test_the_makers_wishes_are_the_default(monkeypatch):
 def test_an_option_that_does_not_exist_is_refused_with_the_one_that_was_meant():
     with pytest.raises(TypeError, match=r"'max_model_length': did you mean 'max_model_len'\?"):
         LLM("storyteller", max_model_length=5)
-    with pytest.raises(TypeError, match=r"'pipeline_parallel_size': .*Accepted are model, "):
-        LLM("storyteller", pipeline_parallel_size=2)
+    with pytest.raises(TypeError, match=r"has no field 'generation': Accepted are model, "):
+        LLM("storyteller", generation=2)
     with pytest.raises(
         TypeError, match=r"EngineArgs has no field 'max_num_seq': did you mean 'max_num_seqs'\?"
     ):

@@ -15,6 +15,7 @@ from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags
 from engine.cli.serving import Service
 from engine.models.checkpoint import ZOO
 from engine.server.app import create_app
+from engine.wiring.neutral_options import NEUTRAL
 from tests.part04.serving import ScriptedBackend, serve
 from tests.system.test_commands import refusal, said
 
@@ -193,9 +194,9 @@ def test_the_flag_gives_the_path_to_the_app(monkeypatch):
     assert made["root_path"] == "/llm"
 
 
-@pytest.mark.parametrize("flag", NEUTRAL_FLAGS)
+@pytest.mark.parametrize("flag", [*NEUTRAL_FLAGS, *NEUTRAL])
 def test_a_flag_of_vllms_is_accepted_where_it_asks_for_nothing(flag, monkeypatch):
-    for value in NEUTRAL_FLAGS[flag][0]:
+    for value in (NEUTRAL_FLAGS | NEUTRAL)[flag][0]:
         name = flag.replace("_", "-")
         if isinstance(value, bool):
             flags_of(monkeypatch, f"--{name}" if value else f"--no-{name}")
@@ -217,6 +218,10 @@ def test_a_flag_of_vllms_is_accepted_where_it_asks_for_nothing(flag, monkeypatch
         (["--chat-template-content-format", "openai"], "openai: auto, string is accepted"),
         (["--uvicorn-log-level", "debug"], "debug: info is accepted"),
         (["--disable-uvicorn-access-log"], "each request has a line"),
+        (["--trust-remote-code"], "--trust-remote-code is not accepted: no code of a model's is run here"),
+        (["--no-enable-chunked-prefill"], "computed in chunks"),
+        (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype fp8: auto is accepted"),
+        (["--pipeline_parallel_size", "2"], "--pipeline-parallel-size 2: 1 is accepted"),
     ],
 )
 def test_another_value_is_refused_with_the_reason(arguments, words):
