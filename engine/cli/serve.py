@@ -29,6 +29,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
     except ModuleNotFoundError as error:
         sys.exit(f"ruvon serve: {error.name} is not installed; pip install 'ruvon[server]'")
     from engine.machine.collector import rare_collections
+    from engine.wiring.generation_config import described
     from engine.wiring.loading import loading, one_thread_if_small
 
     with ExitStack() as opened:
@@ -38,6 +39,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
             costs = CostAccounting.parse(
                 flags.price_per_hour, flags.api_price, flags.cost_log, flags.cost_weights
             )
+            defaults = described(args)
             sockets = listen(flags.host, flags.port)
             for listener in sockets:
                 opened.enter_context(listener)
@@ -45,6 +47,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
                 service = Service.of(args, flags)
             hosts = allowed_hosts(flags.host, flags.allowed_host or ())
             app = service.app(hosts, key, flags.allow_priority, costs, flags.root_path)
+            print(defaults, file=sys.stderr)
         seconds = SHUTDOWN_SECONDS if flags.shutdown_timeout is None else flags.shutdown_timeout
         if costs:
             opened.callback(costs.end)

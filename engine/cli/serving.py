@@ -3,11 +3,14 @@
 This module needs the extra `server`; engine/cli/serve.py prints a message if the extra is not installed.
 """
 
+import hashlib
 import reprlib
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import torch
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector
 
@@ -17,12 +20,13 @@ from engine.cli.serve_flags import ServeFlags
 from engine.core.engine_thread import EngineThread
 from engine.decoding.chat_template import ChatTemplate
 from engine.lora.manager import AdapterManager
+from engine.machine.version import ruvon_version
 from engine.models.checkpoint import read_text
 from engine.scheduling.elastic import ElasticScheduler
 from engine.server.adapters import AdapterEngine, adapter_routes, named_folders
 from engine.server.admission import Admission
 from engine.server.admission_metrics import AdmissionMetrics
-from engine.server.app import create_app, no_parent
+from engine.server.app import Extension, create_app
 from engine.server.capacity import Capacity, queue_limits
 from engine.server.chat import Chat, chat_routes
 from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
@@ -34,6 +38,7 @@ from engine.server.limits import MAX_NAME_CHARACTERS, MAX_REQUESTS
 from engine.server.run import max_connections
 from engine.server.scored import ScoredCompletions
 from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes
+from engine.server.tokenization import tokenization_routes
 from engine.server.usage_cost import usage_cost
 from engine.server.watch import StepWatch
 from engine.speculation.capability import Speculation
@@ -42,8 +47,10 @@ from engine.telemetry.info import AdapterInfo, CacheInfo
 from engine.telemetry.metrics import EngineMetrics
 from engine.telemetry.speculation import SpeculationMetrics
 from engine.wiring.compose import build_engine
+from engine.wiring.devices import with_defaults
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.extensions import wiring_of
+from engine.wiring.generation_config import recommended
 from engine.wiring.loading import public_name
 
 # As in vLLM, requests of load balancers and scrapers are not counted, and here not the dashboard's either.
@@ -152,8 +159,11 @@ class Service:
         if self.args.tensor_parallel_size > 1:
             wiring_of("A").show_ranks(engine, metrics)
         adapter_engine = self.engine_thread if isinstance(self.engine_thread, AdapterEngine) else None
+        defaults = recommended(self.args)
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
+        for api in (completions, chats):
+            api.recommended, api.fingerprint = defaults, fingerprint(self.args)
         if costs:
             costs.begin(engine, metrics)
             for api in (completions, chats):
@@ -161,12 +171,13 @@ class Service:
         if adapter_engine:
             for api in (completions, chats):
                 api.more_options.append(adapter_engine.options)
-        extensions = [
+        extensions: list[Extension] = [
             deadlines,
             telemetry_routes(metrics),
             http_metrics(metrics.registry, UNCOUNTED_PATHS),
             chat_routes(engine.tokenizer, engine.config, self.template, chats),
-            generate_route,
+            tokenization_routes(engine.tokenizer, engine.config, self.template),
+            partial(generate_route, recommended=defaults),
             chat_page,
         ]
         if adapter_engine and self.lora_dir:
@@ -179,9 +190,37 @@ class Service:
             allowed_hosts=hosts,
             max_requests=max(1, min(MAX_REQUESTS, max_connections() // 2)),
             api=completions,
-            parent_of=adapter_engine.parent_of if adapter_engine else no_parent,
+            details_of=self.details_of,
             root_path=root_path,
         )
+
+    def details_of(self, name: str) -> dict[str, Any]:
+        """The fields of a model's card that only the engine knows: `root` is the model or adapter behind the
+        name, without the folder that holds it.
+        """
+        details: dict[str, Any] = {"root": public_name(self.args.model), "parent": None}
+        if isinstance(self.engine_thread, AdapterEngine) and name in self.engine_thread.manager.key_of:
+            details = {"root": name} | self.engine_thread.details_of(name)
+        return details | {"max_model_len": self.engine.max_model_len}
+
+
+def fingerprint(args: EngineArgs) -> str:
+    """OpenAI's `system_fingerprint`: a short hash of what determines an answer beside the request and its
+    adapter. While it stays the same, the same request with the same seed gets the same answer, or one that
+    differs by the rounding of another batch.
+    """
+    device = str(with_defaults(args)[0].device).partition(":")[0]
+    dtype = str(args.dtype).removeprefix("torch.")
+    about: list[object] = [
+        ruvon_version(),
+        torch.__version__,
+        public_name(args.model),
+        args.load_format,
+        device,
+        dtype,
+    ]
+    about += [args.quantization, args.tensor_parallel_size]
+    return "fp_" + hashlib.sha256(repr(about).encode()).hexdigest()[:12]
 
 
 def _register_information(registry: CollectorRegistry, args: EngineArgs, scheduler: ElasticScheduler) -> None:

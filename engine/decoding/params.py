@@ -7,8 +7,8 @@ part that adds it. Names and meanings are those of vLLM and OpenAI.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import wraps
 from typing import Any, TypeVar
@@ -196,14 +196,31 @@ def _tuple_of(name: str, values: Any, kind: type) -> tuple:
     return tuple(values)
 
 
-def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
-    """The parameters that a model's generation_config.json recommends, as in vLLM.
+def recommended_params(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """name -> value of the parameters that a model's generation_config.json recommends, as in vLLM.
 
-    Raises ParameterError for a value out of range.
+    `max_tokens` is the file's `max_new_tokens`. Raises ParameterError for a value out of range.
     """
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     defaults = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
     max_tokens = generation_config.get("max_new_tokens")
     if max_tokens is not None:
         defaults["max_tokens"] = max_tokens
-    return SamplingParams(**defaults)
+    SamplingParams(**defaults)  # raises ParameterError
+    return defaults
+
+
+def with_recommended(
+    params: SamplingParams, given: Collection[str], recommended: Mapping[str, Any]
+) -> SamplingParams:
+    """`params`, with the recommended value of each field whose name is not in `given`.
+
+    A recommended `max_tokens` is also a bound on a given one, as in vLLM's server. Raises ParameterError if
+    the values contradict each other.
+    """
+    changes = {name: value for name, value in recommended.items() if name not in given}
+    if "max_tokens" in recommended:
+        asked = params.max_tokens
+        bound = recommended["max_tokens"]
+        changes["max_tokens"] = bound if asked is None else min(asked, bound)
+    return replace(params, **changes) if changes else params

@@ -53,13 +53,13 @@ class AdapterEngine(EngineThread):
     def models(self) -> list[str]:
         return [*super().models(), *self.manager.key_of]
 
-    def parent_of(self, name: str) -> str | None:
-        """The base model's name if `name` is an adapter; None if `name` is the base model."""
-        return None if name in super().models() else self.name
+    def details_of(self, name: str) -> dict[str, str | None]:
+        """For `create_app`: the base model's name as an adapter's `parent`; None for the base model."""
+        return {"parent": None if name in super().models() else self.name}
 
     def options(self, body: SamplingFields) -> dict[str, str]:
         """For `Completions.more_options`: {"adapter": name} for an adapter, {} for the base model."""
-        return {} if body.model in super().models() else {"adapter": body.model}
+        return {"adapter": body.model} if body.model and body.model not in super().models() else {}
 
     def read(self, name: str, folder: Path) -> Adapter:
         """Read the adapter in `folder`, which is to be loaded as `name`.

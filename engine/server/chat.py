@@ -147,6 +147,7 @@ class Chat(Completions[ChatRequest]):
     """Turns a ChatRequest into parameters for the engine, and outputs into the JSON of a chat answer."""
 
     id_prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prompt_ids_in_choice = False
 
     def __init__(self, tokenizer: Tokenizer, allow_priority: bool = False) -> None:
         super().__init__(allow_priority)
@@ -180,6 +181,7 @@ class Chat(Completions[ChatRequest]):
         - `logprobs` is null unless `body.logprobs` is true. Then it is {"content": [...], "refusal": null}
           with one `token_json` of `scores_of(sample, i)` for each token that `num_visible_tokens` counts in
           `sample` and not in `previous`. Each lists the `top_logprobs` likeliest tokens; none by default.
+          `body.return_tokens_as_token_ids` is the last argument of `token_json`.
         - `finish_reason` is the sample's.
         """
         text = sample.text[len(previous.text) if previous else 0 :]
@@ -190,7 +192,8 @@ class Chat(Completions[ChatRequest]):
         if body.logprobs:
             new = range(num_visible_tokens(previous), num_visible_tokens(sample))
             n = body.top_logprobs or 0
-            tokens = [token_json(self.tokenizer, scores_of(sample, i), n) for i in new]
+            as_ids = bool(body.return_tokens_as_token_ids)
+            tokens = [token_json(self.tokenizer, scores_of(sample, i), n, as_ids) for i in new]
             logprobs = {"content": tokens, "refusal": None}
         name = "delta" if body.stream else "message"
         return {name: message, "logprobs": logprobs, "finish_reason": sample.finish_reason}

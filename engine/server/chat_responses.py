@@ -32,6 +32,8 @@ class ChatChoice(ResponseFields):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
 
 
 class ChatResponse(ResponseFields):
@@ -39,6 +41,8 @@ class ChatResponse(ResponseFields):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str | None = None
+    prompt_token_ids: list[int] | None = None  # only if the body has return_token_ids
     choices: list[ChatChoice]
     usage: UsageInfo
 
@@ -55,6 +59,8 @@ class ChatChunkChoice(ResponseFields):
     delta: DeltaMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(ResponseFields):
@@ -62,5 +68,7 @@ class ChatChunk(ResponseFields):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: str | None = None
+    prompt_token_ids: list[int] | None = None  # in the first chunk
     choices: list[ChatChunkChoice]
     usage: UsageInfo | None = None

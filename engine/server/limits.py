@@ -15,6 +15,7 @@ MAX_STOP_CHARACTERS = 64  # of one stop string; every new text is searched for a
 MAX_STOP_TOKEN_IDS = 128  # in one request
 MAX_LOGIT_BIAS = 300  # tokens in one request
 MAX_NAME_CHARACTERS = 256  # of model, user, cache_salt
+PLAIN_ID = "[A-Za-z0-9._-]{1,128}"  # a request's id, if a client chooses it
 MAX_COMPLETION_LOGPROBS = 5  # likeliest tokens listed for each token (Part 10)
 MAX_MESSAGES = 2048  # in one conversation (Part 14)
 MAX_TEXT_PARTS = 128  # in one message

@@ -5,7 +5,7 @@ support, is refused by name. Shapes: https://platform.openai.com/docs/api-refere
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
-from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
+from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams, with_recommended
 from engine.decoding.prompts import Prompt
 from engine.server.errors import RequestError
 from engine.server.limits import (
@@ -38,6 +38,7 @@ from engine.server.limits import (
     MAX_STOP_CHARACTERS,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
+    PLAIN_ID,
 )
 
 TOKEN_ID = "0|[1-9][0-9]{0,9}"  # a key of `logit_bias`: no sign, no leading zeros
@@ -91,6 +92,7 @@ def bounds(**keywords: Any) -> Any:
 # many times the memory of the body, and the answer tells only the first complaint.
 Number = Annotated[StrictInt | StrictFloat, BeforeValidator(_number)]
 Name = Annotated[StrictStr, Field(max_length=MAX_NAME_CHARACTERS)]
+RequestName = Annotated[StrictStr, Field(pattern=f"^{PLAIN_ID}$")]
 Texts = Annotated[
     list[Annotated[StrictStr, bounds(minLength=1)]], Field(max_length=MAX_PROMPTS, fail_fast=True)
 ]
@@ -133,13 +135,14 @@ class Fields(BaseModel):
 
 class StreamOptions(Fields):
     include_usage: StrictBool | None = None
+    continuous_usage_stats: StrictBool | None = None  # vLLM's: the usage so far in each chunk
     include_obfuscation: Annotated[StrictBool, bounds(const=False)] | None = None
 
 
 class SamplingFields(Fields):
     """The fields of both completions and chats (Part 14). A field that is null counts as not given."""
 
-    model: Name
+    model: Name | None = None  # the base model
     max_tokens: Annotated[StrictInt, bounds(minimum=0)] | None = None
     temperature: Annotated[Number, bounds(minimum=0, maximum=1000)] | None = None
     top_p: Annotated[Number, bounds(exclusiveMinimum=0, maximum=1)] | None = None
@@ -163,7 +166,10 @@ class SamplingFields(Fields):
     include_stop_str_in_output: StrictBool | None = None
     skip_special_tokens: StrictBool | None = None
     priority: StrictInt | None = None
-    cache_salt: Name | None = None
+    cache_salt: Annotated[Name, Field(min_length=1)] | None = None
+    request_id: RequestName | None = None
+    return_token_ids: StrictBool | None = None
+    return_tokens_as_token_ids: StrictBool | None = None
 
     def sampling_params(self) -> SamplingParams:
         """The parameters for the engine.
@@ -174,6 +180,10 @@ class SamplingFields(Fields):
             raise RequestError(400, "stream_options needs stream=true", param="stream_options")
         if self.stream_options and self.stream_options.include_obfuscation:
             message = "stream_options.include_obfuscation=true is not supported: chunks are not padded here"
+            raise RequestError(400, message, param="stream_options")
+        options = self.stream_options
+        if options and options.continuous_usage_stats and not options.include_usage:
+            message = "stream_options.continuous_usage_stats=true needs include_usage=true"
             raise RequestError(400, message, param="stream_options")
         return SamplingParams(**self._sent_params())
 
@@ -252,18 +262,27 @@ class Completions(Generic[Body]):
     """
 
     id_prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
+    prompt_ids_in_choice = True  # vLLM's chats have `prompt_token_ids` beside their choices
 
     def __init__(self, allow_priority: bool = False) -> None:
         """`allow_priority`: whether a client may set the priority of its requests."""
         self.allow_priority = allow_priority
         # Functions of later parts. The results of `more_options` are added to `options`: the adapter's name
         # (Part 18). The results of `more_usage` are added to `usage`: the cost of the outputs (Part 19).
+        # What `ruvon serve` knows of its model: generation_config.json's parameters, and OpenAI's
+        # `system_fingerprint`, which differs if the same request with the same seed may get another answer.
+        self.recommended: Mapping[str, Any] = {}
+        self.fingerprint: str | None = None
         self.more_options: list[Callable[[SamplingFields], dict[str, Any]]] = []
         self.more_usage: list[Callable[[Sequence[RequestOutput]], dict[str, Any]]] = []
 
     def params(self, body: Body) -> SamplingParams:
-        """The parameters for the engine. Raises ParameterError or RequestError for a wrong value."""
-        return body.sampling_params()
+        """The parameters for the engine, with `recommended` in place of those that the body leaves out.
+
+        Raises ParameterError or RequestError for a wrong value.
+        """
+        given = [name for name in self.recommended if getattr(body, name) is not None]
+        return with_recommended(body.sampling_params(), given, self.recommended)
 
     def options(self, body: Body) -> dict[str, Any]:
         """The keyword arguments of `Backend.generate` that the body gives: priority, cache_salt, adapter.
@@ -301,6 +320,20 @@ class Completions(Generic[Body]):
         text = sample.text[len(previous.text) if previous else 0 :]
         return {"text": text, "logprobs": None, "finish_reason": sample.finish_reason}
 
+    def more_of_choice(
+        self, body: Body, output: RequestOutput, sample: CompletionOutput, previous: CompletionOutput | None
+    ) -> dict:
+        """vLLM's fields of a choice: `stop_reason`, and `token_ids` if the body asks for them.
+
+        The arguments are those of `choice`. `token_ids` are those beyond `previous`.
+        """
+        fields: dict[str, Any] = {"stop_reason": sample.stop_reason}
+        if body.return_token_ids:
+            fields["token_ids"] = list(sample.token_ids[len(previous.token_ids) if previous else 0 :])
+            if self.prompt_ids_in_choice and previous is None:
+                fields["prompt_token_ids"] = list(output.prompt_token_ids)
+        return fields
+
     def usage(self, body: Body, outputs: Sequence[RequestOutput]) -> dict:
         """The numbers of tokens in all prompts and all completions of an answer, in OpenAI's shape."""
         prompt = sum(len(output.prompt_token_ids) for output in outputs)
@@ -310,6 +343,9 @@ class Completions(Generic[Body]):
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
         }
+        cached = [output.num_cached_tokens for output in outputs if output.num_cached_tokens is not None]
+        if cached:
+            usage["prompt_tokens_details"] = {"cached_tokens": sum(cached)}
         for more in self.more_usage:
             usage |= more(outputs)
         return usage

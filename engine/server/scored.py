@@ -81,6 +81,19 @@ class ScoredCompletions(Completions[CompletionRequest]):
             ]
         return choice
 
+    def more_of_choice(
+        self,
+        body: CompletionRequest,
+        output: RequestOutput,
+        sample: CompletionOutput,
+        previous: CompletionOutput | None,
+    ) -> dict:
+        """As in Completions. With `max_tokens` 0, the token that is not sent is not shown here, either."""
+        fields = super().more_of_choice(body, output, sample, previous)
+        if body.max_tokens == 0:
+            fields |= {"stop_reason": None} | ({"token_ids": []} if body.return_token_ids else {})
+        return fields
+
     def usage(self, body: CompletionRequest, outputs: Sequence[RequestOutput]) -> dict:
         """As in Completions. With `max_tokens` 0, the token that is not sent is not counted."""
         usage = super().usage(body, outputs)
@@ -97,7 +110,7 @@ class ScoredCompletions(Completions[CompletionRequest]):
         previous: CompletionOutput | None,
     ) -> dict:
         """OpenAI's `logprobs` of one chunk: the echoed prompt (first chunk only), then the new tokens."""
-        lists = _LogprobLists(self.tokenizer, num_likeliest)
+        lists = _LogprobLists(self.tokenizer, num_likeliest, bool(body.return_tokens_as_token_ids))
         prompt_text = self._prompt_text(output) if body.echo else ""
         if body.echo and previous is None:
             offsets = prompt_offsets(self.tokenizer, output.prompt_token_ids, prompt_text)
@@ -123,8 +136,8 @@ class ScoredCompletions(Completions[CompletionRequest]):
 class _LogprobLists:
     """Collects tokens into OpenAI's four lists."""
 
-    def __init__(self, tokenizer: Tokenizer, num_likeliest: int) -> None:
-        self._tokenizer, self._num_likeliest = tokenizer, num_likeliest
+    def __init__(self, tokenizer: Tokenizer, num_likeliest: int, as_ids: bool) -> None:
+        self._tokenizer, self._num_likeliest, self._as_ids = tokenizer, num_likeliest, as_ids
         self._tokens: list[str] = []
         self._logprobs: list[float | None] = []
         self._top: list[dict[str, float] | None] = []
@@ -138,7 +151,7 @@ class _LogprobLists:
         `scores`: None for the first token of a prompt. `offsets`: how many characters precede the token.
         """
         for token_id, token_scores, offset in zip(token_ids, scores, offsets, strict=True):
-            token = token_text(self._tokenizer, token_id)
+            token = token_name(self._tokenizer, token_id, self._as_ids)
             self._tokens.append(token)
             self._offsets.append(offset)
             if token_scores is None:
@@ -147,7 +160,7 @@ class _LogprobLists:
                 continue
             logprob = max(token_scores.logprob, MIN_LOGPROB)
             top = {
-                token_text(self._tokenizer, likely_id): max(likely_logprob, MIN_LOGPROB)
+                token_name(self._tokenizer, likely_id, self._as_ids): max(likely_logprob, MIN_LOGPROB)
                 for likely_id, likely_logprob in token_scores.top(self._num_likeliest)
             }
             self._logprobs.append(logprob)
@@ -173,21 +186,26 @@ def scores_of(sample: CompletionOutput, i: int) -> TokenScores:
     return cast(Sequence[TokenScores], sample.logprobs)[i]
 
 
-def token_json(tokenizer: Tokenizer, scores: TokenScores, n: int) -> dict:
+def token_name(tokenizer: Tokenizer, token_id: int, as_ids: bool) -> str:
+    """A token as log probabilities name it: its text, or with `as_ids` vLLM's `token_id:N`."""
+    return f"token_id:{token_id}" if as_ids else token_text(tokenizer, token_id)
+
+
+def token_json(tokenizer: Tokenizer, scores: TokenScores, n: int, as_ids: bool = False) -> dict:
     """One token in the chat API's shape: {"token", "logprob", "bytes", "top_logprobs"}.
 
     `bytes` is null for a token id that the tokenizer does not know. `top_logprobs` lists the `n` likeliest
-    tokens, each with token, logprob and bytes.
+    tokens, each with token, logprob and bytes. `as_ids` is as in `token_name`.
     """
-    likeliest = [_logprob_json(tokenizer, token_id, logprob) for token_id, logprob in scores.top(n)]
-    return _logprob_json(tokenizer, scores.token_id, scores.logprob) | {"top_logprobs": likeliest}
+    likeliest = [_logprob_json(tokenizer, token_id, logprob, as_ids) for token_id, logprob in scores.top(n)]
+    return _logprob_json(tokenizer, scores.token_id, scores.logprob, as_ids) | {"top_logprobs": likeliest}
 
 
-def _logprob_json(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict:
+def _logprob_json(tokenizer: Tokenizer, token_id: int, logprob: float, as_ids: bool) -> dict:
     """One token in the chat API's shape without `top_logprobs`."""
     is_known = token_id in tokenizer
     return {
-        "token": token_text(tokenizer, token_id),
+        "token": token_name(tokenizer, token_id, as_ids),
         "logprob": max(logprob, MIN_LOGPROB),
         "bytes": list(tokenizer.token_bytes(token_id)) if is_known else None,
     }

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MODEL, REQUESTS, MEMORY, SPEED = "Model", "Requests", "Keys and values", "Speed"  # topics of the help
 ADAPTERS = "Adapters"
+MODELS_OWN, VLLMS_OWN = "auto", "vllm"  # values of generation_config that are no folder
 Device = Any  # a name such as cuda:0, or a torch.device
 DType = Any  # a name such as float16, or a torch.dtype
 SHORT_DTYPES = {"half": "float16", "float": "float32"}  # other names that vLLM takes
@@ -103,6 +104,12 @@ class EngineArgs:
 
     max_model_len: int | None = _option(
         None, REQUESTS, "Longest prompt plus output, in tokens; default: what the model sees."
+    )
+    generation_config: str | Path = _option(
+        MODELS_OWN,
+        REQUESTS,
+        "Sampling defaults: auto (the model's generation_config.json), vllm (none), or that file's folder.",
+        completions=(MODELS_OWN, VLLMS_OWN),
     )
     max_num_seqs: int | None = _option(None, REQUESTS, "Requests running at once; default: 16, on a GPU 256.")
     max_num_batched_tokens: int | None = _option(
@@ -211,6 +218,12 @@ class EngineArgs:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
             mac = "; a Mac runs on cpu" if device.startswith("mps") else ""
             raise ValueError(f"device={device!r}: accepted are cpu, cuda and cuda:N{mac}")
+        source = self.generation_config
+        if source not in (MODELS_OWN, VLLMS_OWN) and not (Path(source) / "generation_config.json").is_file():
+            raise ValueError(
+                f"generation_config={str(source)!r}: accepted are {MODELS_OWN}, {VLLMS_OWN}, and a folder "
+                "with a generation_config.json"
+            )
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"gpu_memory_utilization={share}: a share is accepted, above 0 and up to 1")

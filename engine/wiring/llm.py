@@ -18,13 +18,13 @@ from engine.cache.paged import PagedCache
 from engine.core.llm_engine import LLMEngine
 from engine.decoding.chat_template import ChatError, chat_prompt
 from engine.decoding.outputs import RequestOutput
-from engine.decoding.params import ParameterError, SamplingParams, default_params
+from engine.decoding.params import ParameterError, SamplingParams
 from engine.lora.request import LoRARequest
 from engine.machine.collector import rare_collections
-from engine.models.checkpoint import read_json, resolve
 from engine.telemetry.metrics import EngineMetrics
 from engine.wiring.compose import build_engine, load_adapters_on_demand
 from engine.wiring.engine_args import EngineArgs
+from engine.wiring.generation_config import recommended
 from engine.wiring.llm_metrics import Metric, read_metrics
 from engine.wiring.llm_progress import Progress
 from engine.wiring.llm_prompts import (
@@ -203,11 +203,10 @@ class LLM:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters that the model's generation_config.json recommends, or SamplingParams() without such
-        a file.
+        """The parameters of generation_config.json (see `EngineArgs.generation_config`), or
+        SamplingParams() if there are none.
         """
-        path = resolve(self.args.model) / "generation_config.json"
-        return default_params(read_json(path) if path.exists() else {})
+        return SamplingParams(**recommended(self.args))
 
     def _set_adapters(self, parsed: list[ParsedPrompt], lora_request: Adapters) -> None:
         """Put each prompt's adapter into its options. The adapter is loaded when the request is queued.

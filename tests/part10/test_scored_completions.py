@@ -318,3 +318,23 @@ def test_a_failed_step_is_a_500_with_logprobs_too(scoring_engine, serving):
         body = {"model": "m", "prompt": "x", "logprobs": 2, "echo": True, "ignore_eos": True}
         assert client.post("/v1/completions", json=body).status_code == 500
         assert client.post("/v1/completions", json=body).status_code == 200
+
+
+def test_tokens_may_be_named_by_their_ids(client):
+    """So a client can tell apart tokens that look the same, such as the halves of a character."""
+    named = lists(complete(client, logprobs=2, echo=True))
+    ask = {"ignore_eos": True, "return_tokens_as_token_ids": True}
+    by_id = lists(complete(client, logprobs=2, echo=True, extra_body=ask))
+    ids = [*TOKENIZER.encode(PROMPT), *ALONE.token_ids]
+    assert by_id[0] == [f"token_id:{id}" for id in ids]
+    assert (by_id[1], by_id[3]) == (named[1], named[3]), "the rest is the same"
+    assert [list(top.values()) for top in by_id[2][1:]] == [list(top.values()) for top in named[2][1:]]
+    assert all(name.startswith("token_id:") for top in by_id[2][1:] for name in top)
+
+
+def test_the_token_that_is_not_shown_has_no_id_either(client):
+    extra = {"return_token_ids": True, "stop_token_ids": list(range(100))}
+    ask = ASK | {"max_tokens": 0, "echo": True, "logprobs": 1, "extra_body": extra}
+    choice = client.completions.create(**ask).choices[0].model_dump()
+    assert (choice["token_ids"], choice["stop_reason"]) == ([], None)
+    assert choice["prompt_token_ids"] == TOKENIZER.encode(PROMPT)

@@ -218,3 +218,40 @@ def test_generate_refuses_by_name(url, body, param):
         answer = client.post("/generate", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_of_a_chat(url, stream):
+    body = {"model": "m", "messages": QUESTION, "temperature": 0, "max_tokens": 20, "ignore_eos": True}
+    with http(url) as client:
+        answer = client.post("/v1/chat/completions", json=body | {"return_token_ids": True, "stream": stream})
+    if not stream:
+        (choice,) = answer.json()["choices"]
+        assert answer.json()["prompt_token_ids"] == TOKENIZER.encode(TEMPLATE.render(QUESTION))
+        assert (choice["token_ids"], choice["stop_reason"]) == (list(ALONE.token_ids), None)
+        return
+    chunks = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-2]]
+    assert chunks[0]["prompt_token_ids"] == TOKENIZER.encode(TEMPLATE.render(QUESTION))
+    assert all("prompt_token_ids" not in chunk for chunk in chunks[1:])
+    ids = [id for chunk in chunks for id in chunk["choices"][0].get("token_ids", [])]
+    assert ids == list(ALONE.token_ids)
+
+
+def test_tokens_of_a_chat_may_be_named_by_their_ids(client):
+    extra = {"ignore_eos": True, "return_tokens_as_token_ids": True}
+    (choice,) = client.chat.completions.create(
+        **ASK | {"extra_body": extra}, logprobs=True, top_logprobs=2
+    ).choices
+    assert [token.token for token in choice.logprobs.content] == [f"token_id:{id}" for id in ALONE.token_ids]
+    assert all(
+        top.token.startswith("token_id:") for token in choice.logprobs.content for top in token.top_logprobs
+    )
+
+
+def test_the_opening_says_what_the_prompt_has_cost(client):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(client.chat.completions.create(**ASK, stream=True, stream_options=options))
+    counts = [(chunk.usage.prompt_tokens, chunk.usage.completion_tokens) for chunk in chunks]
+    prompt = len(TOKENIZER.encode(TEMPLATE.render(QUESTION)))
+    assert (counts[0], counts[-1]) == ((prompt, 0), (prompt, 20))
+    assert counts == sorted(counts)

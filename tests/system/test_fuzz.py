@@ -88,13 +88,15 @@ RIGHT = {
     "n": ("1", "2", "3"), "temperature": ("0", "1", "2"), "stop": ('"a"', '["a","b"]'), "stream": ("true",),
     "logprobs": ("0", "2", "true"), "top_logprobs": ("0", "3"), "echo": ("true",), "seed": ("1",),
     "logit_bias": ('{"5":3}',), "prompt": ('["a","b"]', "[1,2]", "[[1],[2]]"), "max_tokens": ("0", "1"),
-    "prompt_logprobs": ("1",), "messages": MESSAGES, "lora_name": NAMES,
+    "prompt_logprobs": ("1",), "return_token_ids": ("true",), "request_id": ('"mine"',),
+    "tokens": ("[]", "[5]"), "return_token_strs": ("true",), "messages": MESSAGES, "lora_name": NAMES,
 }  # fmt: skip
 SAMPLING = (
     "model", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "stop", "seed", "user",
     "presence_penalty", "frequency_penalty", "logit_bias", "top_k", "min_p", "repetition_penalty",
     "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
-    "priority", "cache_salt", "zzz", "__proto__", "__class__",
+    "priority", "cache_salt", "request_id", "return_token_ids", "return_tokens_as_token_ids", "zzz",
+    "__proto__", "__class__",
 )  # fmt: skip
 # A route's body that is right, and the fields that are drawn.
 ROUTES = {
@@ -106,6 +108,11 @@ ROUTES = {
         {"model": '"storyteller"', "messages": '[{"role":"user","content":"hi"}]', "max_tokens": "2"},
         (*SAMPLING, "messages", "max_completion_tokens", "logprobs", "top_logprobs", "response_format"),
     ),
+    "/tokenize": (
+        {"prompt": '"a"'},
+        ("model", "prompt", "messages", "add_special_tokens", "add_generation_prompt", "return_token_strs"),
+    ),
+    "/detokenize": ({"tokens": "[1,2]"}, ("model", "tokens", "zzz")),
     "/generate": ({"prompt": '"a"', "max_tokens": "2"}, ("prompt", "max_tokens", "temperature", "zzz")),
     "/v1/load_lora_adapter": ({"lora_name": '"poetry"'}, ("lora_name", "lora_path", "load_inplace")),
     "/v1/unload_lora_adapter": ({"lora_name": '"poetry"'}, ("lora_name", "lora_int_id")),

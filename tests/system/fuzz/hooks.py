@@ -12,7 +12,7 @@ def before_load_schema(context, raw_schema):
     for schema in raw_schema["components"]["schemas"].values():
         fields = schema.get("properties", {})
         if "model" in fields and ("prompt" in fields or "messages" in fields):
-            fields["model"] = {"const": MODEL}
+            fields["model"] = {"enum": [MODEL, None]}
 
 
 @schemathesis.hook
