@@ -14,14 +14,14 @@ from typing import Annotated
 import typer
 
 from engine.cli.bench_serve import bench_serve
-from engine.cli.options import check_folder, refusals, takes_engine_args
+from engine.cli.options import Command, check_folder, refusals, takes_engine_args
 from engine.wiring.engine_args import EngineArgs
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 WORKLOAD = "Workload"
 
 bench = typer.Typer(no_args_is_help=True, help="Measure: one batch, many requests, or a running server.")
-bench.command("serve")(bench_serve)
+bench.command("serve", cls=Command)(bench_serve)
 
 
 def _size(help: str):

@@ -10,12 +10,13 @@ import socket
 import sys
 from contextlib import ExitStack
 
-from engine.cli.options import refusals, takes_engine_args
-from engine.cli.serve_flags import LAST_PORT, ServeFlags, takes_flags
+from engine.cli.options import refusals, takes_engine_args, takes_neutral_flags
+from engine.cli.serve_flags import LAST_PORT, NEUTRAL_FLAGS, ServeFlags, takes_flags
 from engine.wiring.engine_args import EngineArgs
 
 
 @takes_engine_args()
+@takes_neutral_flags("serve", NEUTRAL_FLAGS)
 @takes_flags("flags", ServeFlags)
 def serve(args: EngineArgs, flags: ServeFlags) -> None:
     """Serve OpenAI's API over HTTP until Ctrl-C, with a chat page at /, /metrics and a live /dashboard."""
@@ -45,7 +46,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
             with loading(args.model):
                 service = Service.of(args, flags)
             hosts = allowed_hosts(flags.host, flags.allowed_host or ())
-            app = service.app(hosts, key, flags.allow_priority, costs)
+            app = service.app(hosts, key, flags.allow_priority, costs, flags.root_path)
             print(defaults, file=sys.stderr)
         seconds = SHUTDOWN_SECONDS if flags.shutdown_timeout is None else flags.shutdown_timeout
         if costs:

@@ -100,9 +100,10 @@ class ChatTemplate:
         self.special_tokens = dict(special_tokens or {})
 
     @classmethod
-    def from_pretrained(cls, name: str | Path) -> "ChatTemplate | None":
+    def from_pretrained(cls, name: str | Path, given: str | None = None) -> "ChatTemplate | None":
         """Read the template of an embedded model, a folder or a hub id. Returns None if the model has none.
 
+        With `given`, the Jinja text of another template, only the special tokens are the model's.
         The template is in chat_template.jinja, else in tokenizer_config.json. If tokenizer_config.json has
         several templates, the template "default" is read. Raises CheckpointError if a file cannot be read.
         """
@@ -118,6 +119,7 @@ class ChatTemplate:
         file = folder / "chat_template.jinja"
         if file.exists():
             source = read_text(file)
+        source = source if given is None else given
         if not isinstance(source, str):
             return None
         tokens = {name: _text(config.get(name)) for name in SPECIAL_TOKENS}

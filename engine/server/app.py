@@ -31,6 +31,7 @@ from engine.server.gates import (
     KnownHost,
     RequestId,
     RequestLimit,
+    UnderPath,
     chosen_id,
     host_names,
     yield_to_others,
@@ -58,6 +59,7 @@ def create_app(
     max_requests: int = MAX_REQUESTS,
     api: Completions[CompletionRequest] | None = None,
     details_of: Callable[[str], dict[str, Any]] = no_details,
+    root_path: str = "",
 ) -> FastAPI:
     """The server's app.
 
@@ -69,6 +71,7 @@ def create_app(
     max_requests: how many requests may be under way at once; the next one gets a 503.
     api: turns the body of a completion into parameters, and outputs into JSON; by default `Completions()`.
     details_of: fields of a model's card in /v1/models that only the engine knows, such as `max_model_len`.
+    root_path: a prefix under which a proxy shows the app; paths with it and without it are answered.
 
     Raises ValueError if `api_key` is empty, or if an allowed host is not a host name.
     """
@@ -83,13 +86,21 @@ def create_app(
 
     # `openapi_url=None` removes FastAPI's own routes: its documentation pages load scripts from another host
     # into this origin, and its /openapi.json is serialized anew for each request.
-    app = FastAPI(title="ruvon", lifespan=lifespan, responses=errors.RESPONSES, openapi_url=None)
+    app = FastAPI(
+        title="ruvon",
+        lifespan=lifespan,
+        responses=errors.RESPONSES,
+        openapi_url=None,
+        servers=[{"url": root_path}] if root_path else None,
+    )
     app.state.several_prompts = asyncio.Lock()  # held while a request with several prompts is admitted
     errors.install(app)
     _add_middleware(app, api_key, OPEN_PATHS | set(open_paths), allowed_hosts, max_body_bytes, max_requests)
     _add_routes(app, backend, api or Completions(), details_of)
     for extend in extensions:
         extend(app, backend)
+    if root_path:
+        app.add_middleware(UnderPath, prefix=root_path)
     return app
 
 

@@ -64,6 +64,18 @@ class RequestId:
         await self.app(scope, receive, send_with_id)
 
 
+class UnderPath:
+    """Takes `prefix` off a request's path, for a proxy that shows this server under a path and leaves it."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self.app, self.prefix = app, prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan" and scope["path"].startswith(f"{self.prefix}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self.prefix)}
+        await self.app(scope, receive, send)
+
+
 def host_names(names: Collection[str]) -> list[str]:
     """The names as a list, for `KnownHost`. Raises ValueError for a name that no Host header can match."""
     for name in names:

@@ -80,9 +80,7 @@ def chat_template_of(name: str | Path, source: str | None = None) -> ChatTemplat
     """The template in `source`, or by default that of the model `name`. Raises ParameterError if the model
     has no template, and CheckpointError if a template cannot be read.
     """
-    template = ChatTemplate.from_pretrained(name)
-    if source is not None:
-        return ChatTemplate(source, template.special_tokens if template else None)
+    template = ChatTemplate.from_pretrained(name, source)
     if template is None:
         raise ParameterError(
             "chat_template", f"model {str(name)!r} has no chat template: give one, or generate"

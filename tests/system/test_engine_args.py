@@ -17,7 +17,7 @@ from engine.cache.paged import PreemptionMode
 from engine.cli import generate, serve
 from engine.cli.main import app
 from engine.cli.options import takes_engine_args
-from engine.cli.serve_flags import ServeFlags
+from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags
 from engine.demo.server import to_flags
 from engine.models.loader import DTYPES, LOAD_FORMATS
 from engine.utils.argparse_utils import FlexibleArgumentParser
@@ -35,9 +35,11 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 def test_each_field_is_a_flag_and_each_flag_a_field_or_the_commands_own(module, name):
     flags = {option.name: option for option in COMMANDS[name].params}
     command = inspect.unwrap(getattr(module, name))  # as it is written, with `args`
-    own = set(inspect.signature(command).parameters) - {"args"}
+    own = (
+        set(inspect.signature(command).parameters) - {"args"} | {"model_tag"} | set(NEUTRAL)
+    )  # the argument MODEL
     if "flags" in own:
-        own = own - {"flags"} | {spec.name for spec in fields(ServeFlags)}
+        own = own - {"flags"} | {spec.name for spec in fields(ServeFlags)} | set(NEUTRAL_FLAGS)
     assert set(flags) == set(FIELDS) | own, "a flag is a field of EngineArgs, or the command's own"
     assert not own & set(FIELDS), "a command repeats a field of EngineArgs"
     for field in FIELDS:
@@ -47,7 +49,9 @@ def test_each_field_is_a_flag_and_each_flag_a_field_or_the_commands_own(module, 
 
 def test_a_flag_left_out_is_the_fields_default():
     for option in COMMANDS["serve"].params:
-        if option.name in FIELDS:
+        if option.name == "model":
+            assert (option.default, option.show_default) == (None, FIELDS["model"].default)
+        elif option.name in FIELDS:
             assert option.default == FIELDS[option.name].default, option.name
 
 
