@@ -88,12 +88,15 @@ RIGHT = {
     "n": ("1", "2", "3"), "temperature": ("0", "1", "2"), "stop": ('"a"', '["a","b"]'), "stream": ("true",),
     "logprobs": ("0", "2", "true"), "top_logprobs": ("0", "3"), "echo": ("true",), "seed": ("1",),
     "logit_bias": ('{"5":3}',), "prompt": ('["a","b"]', "[1,2]", "[[1],[2]]"), "max_tokens": ("0", "1"),
+    "bad_words": ('["a","b c"]', '["the"]'), "allowed_token_ids": ("[5,6]",),
+    "truncate_prompt_tokens": ("2", "-1"),
     "prompt_logprobs": ("1",), "messages": MESSAGES, "lora_name": NAMES,
 }  # fmt: skip
 SAMPLING = (
     "model", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "stop", "seed", "user",
     "presence_penalty", "frequency_penalty", "logit_bias", "top_k", "min_p", "repetition_penalty",
     "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
+    "spaces_between_special_tokens", "bad_words", "allowed_token_ids", "truncate_prompt_tokens",
     "priority", "cache_salt", "zzz", "__proto__", "__class__",
 )  # fmt: skip
 # A route's body that is right, and the fields that are drawn.
