@@ -78,8 +78,8 @@ def _field_of_part(default: Any, part: int, brings: str) -> Any:
 
 
 def _neutral_only(default: Any, reason: str) -> Any:
-    """A dataclass field of vLLM's whose effect does not exist here. Any value but the default is refused, for
-    `reason`.
+    """A dataclass field of vLLM's whose effect does not exist here. Any value but the default, an empty list
+    and an empty dict is refused, for `reason`.
     """
     return field(default=default, metadata={"refused": reason})
 
@@ -141,7 +141,7 @@ class SamplingParams:
             if value is None and spec.name != "max_tokens":
                 value = spec.default
                 setattr(self, spec.name, value)
-            if "refused" in spec.metadata and value != spec.default:
+            if "refused" in spec.metadata and value not in (spec.default, [], {}):
                 default, reason = spec.default, spec.metadata["refused"]
                 raise ParameterError(
                     spec.name, f"{spec.name}={value!r}: only {default!r} is accepted, because {reason}"

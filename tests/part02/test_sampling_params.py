@@ -69,6 +69,7 @@ ACCEPTED = [
     *[("spaces_between_special_tokens", value) for value in (True, False)],
     *[("detokenize", value) for value in (True, False)],
     ("output_kind", RequestOutputKind.CUMULATIVE),
+    *[("extra_args", {}), ("logits_processors", []), ("logprob_token_ids", [])],
 ]
 
 TOO_MANY = [("stop", ["a"] * 17, "17 entries"), ("stop", "a" * 257, "257 characters"),

@@ -96,12 +96,15 @@ RIGHT = {
     "messages": MESSAGES, "lora_name": NAMES,
     "return_token_ids": ("true",), "request_id": ('"mine"',), "tokens": ("[]", "[5]"),
     "return_token_strs": ("true",),
+    "bad_words": ('["a","b c"]', '["the"]'), "allowed_token_ids": ("[5,6]",),
+    "truncate_prompt_tokens": ("2", "-1"),
 }  # fmt: skip
 SAMPLING = (
     "model", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "stop", "seed", "user",
     "presence_penalty", "frequency_penalty", "logit_bias", "top_k", "min_p", "repetition_penalty",
     "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
     "priority", "cache_salt", "response_format", "structured_outputs", "use_beam_search", "request_id",
+    "spaces_between_special_tokens", "bad_words", "allowed_token_ids", "truncate_prompt_tokens",
     "return_token_ids", "return_tokens_as_token_ids", "zzz", "__proto__", "__class__",
 )  # fmt: skip
 CHAT = (
