@@ -164,6 +164,7 @@ class Service:
         chats = Chat(engine.tokenizer, allow_priority)
         for api in (completions, chats):
             api.recommended, api.fingerprint = defaults, fingerprint(self.args)
+            api.first_name = dict.fromkeys(self.engine_thread.aliases, self.name)  # as in vLLM
         if costs:
             costs.begin(engine, metrics)
             for api in (completions, chats):
