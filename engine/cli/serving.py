@@ -166,6 +166,7 @@ class Service:
         for api in (completions, chats):
             api.max_model_len = engine.max_model_len
             api.recommended, api.fingerprint = defaults, fingerprint(self.args)
+            api.first_name = dict.fromkeys(self.engine_thread.aliases, self.name)  # as in vLLM
         if costs:
             costs.begin(engine, metrics)
             for api in (completions, chats):

@@ -302,6 +302,7 @@ class Completions(Generic[Body]):
         # `system_fingerprint`, which differs if the same request with the same seed may get another answer.
         self.recommended: Mapping[str, Any] = {}
         self.fingerprint: str | None = None
+        self.first_name: Mapping[str, str] = {}  # another name of the model -> the name that answers have
         self.more_options: list[Callable[[SamplingFields], dict[str, Any]]] = []
         self.more_usage: list[Callable[[Sequence[RequestOutput]], dict[str, Any]]] = []
 

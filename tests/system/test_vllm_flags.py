@@ -140,10 +140,12 @@ def test_all_names_answer_and_metrics_have_the_first():
         assert [card["id"] for card in cards] == ["one", "two", "poetry"]
         assert [card.get("parent") for card in cards] == [None, None, "one"]
         ask = {"prompt": "Once upon", "max_tokens": 4, "temperature": 0}
-        texts = [
-            client.post("/v1/completions", json=ask | {"model": name}).json()["choices"][0]["text"]
+        answers = [
+            client.post("/v1/completions", json=ask | {"model": name}).json()
             for name in ("one", "two", "poetry")
         ]
+        texts = [answer["choices"][0]["text"] for answer in answers]
+        assert [answer["model"] for answer in answers] == ["one", "one", "poetry"], "the first, as in vLLM"
         assert texts[0] == texts[1] != texts[2]
         assert client.post("/v1/completions", json=ask | {"model": "three"}).status_code == 404
         metrics = client.get("/metrics").text
