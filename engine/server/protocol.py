@@ -167,9 +167,9 @@ class SamplingFields(Fields):
     skip_special_tokens: StrictBool | None = None
     priority: StrictInt | None = None
     cache_salt: Annotated[Name, Field(min_length=1)] | None = None
-    request_id: RequestName | None = None
-    return_token_ids: StrictBool | None = None
-    return_tokens_as_token_ids: StrictBool | None = None
+    request_id: RequestName | None = None  # the answer's id, unless the header X-Request-Id names one
+    return_token_ids: StrictBool | None = None  # of the prompt and of each choice
+    return_tokens_as_token_ids: StrictBool | None = None  # in log probabilities: "token_id:5" for a text
 
     def sampling_params(self) -> SamplingParams:
         """The parameters for the engine.
@@ -267,12 +267,12 @@ class Completions(Generic[Body]):
     def __init__(self, allow_priority: bool = False) -> None:
         """`allow_priority`: whether a client may set the priority of its requests."""
         self.allow_priority = allow_priority
-        # Functions of later parts. The results of `more_options` are added to `options`: the adapter's name
-        # (Part 18). The results of `more_usage` are added to `usage`: the cost of the outputs (Part 19).
         # What `ruvon serve` knows of its model: generation_config.json's parameters, and OpenAI's
         # `system_fingerprint`, which differs if the same request with the same seed may get another answer.
         self.recommended: Mapping[str, Any] = {}
         self.fingerprint: str | None = None
+        # Functions of later parts. The results of `more_options` are added to `options`: the adapter's name
+        # (Part 18). The results of `more_usage` are added to `usage`: the cost of the outputs (Part 19).
         self.more_options: list[Callable[[SamplingFields], dict[str, Any]]] = []
         self.more_usage: list[Callable[[Sequence[RequestOutput]], dict[str, Any]]] = []
 

@@ -1,5 +1,5 @@
-"""The pages of `ruvon serve` (chat, dashboard, routes) for everyone: axe-core finds nothing serious, light and
-dark, on a desk and on a phone; and the tokens view shows what the engine chose from.
+"""The pages of `ruvon serve` (chat, dashboard, routes) for everyone: axe-core finds nothing serious, light
+and dark, on a desk and on a phone; and the tokens view shows what the engine chose from.
 """
 
 import json
