@@ -187,9 +187,9 @@ class SamplingFields(Fields):
     truncate_prompt_tokens: Annotated[Integer, bounds(minimum=-1, **{"not": {"const": 0}})] | None = None
     priority: Integer | None = None
     cache_salt: Salt | None = None
-    request_id: RequestName | None = None
-    return_token_ids: StrictBool | None = None
-    return_tokens_as_token_ids: StrictBool | None = None
+    request_id: RequestName | None = None  # the answer's id, unless the header X-Request-Id names one
+    return_token_ids: StrictBool | None = None  # of the prompt and of each choice
+    return_tokens_as_token_ids: StrictBool | None = None  # in log probabilities: "token_id:5" for a text
     structured_outputs: Annotated[None, neutral(otherwise=f"{EXTENSION_B}: null is accepted")] = None
     use_beam_search: Annotated[
         None, neutral(False, otherwise=f"{EXTENSION_B}: null or false is accepted")
@@ -296,13 +296,13 @@ class Completions(Generic[Body]):
         """`allow_priority`: whether a client may set the priority of its requests."""
         self.allow_priority = allow_priority
         self.max_model_len: int | None = None  # the most tokens that an output is asked for; None: any number
-        # Functions of later parts. The results of `more_options` are added to `options`: the adapter's name
-        # (Part 18). The results of `more_usage` are added to `usage`: the cost of the outputs (Part 19).
         # What `ruvon serve` knows of its model: generation_config.json's parameters, and OpenAI's
         # `system_fingerprint`, which differs if the same request with the same seed may get another answer.
         self.recommended: Mapping[str, Any] = {}
         self.fingerprint: str | None = None
         self.first_name: Mapping[str, str] = {}  # another name of the model -> the name that answers have
+        # Functions of later parts. The results of `more_options` are added to `options`: the adapter's name
+        # (Part 18). The results of `more_usage` are added to `usage`: the cost of the outputs (Part 19).
         self.more_options: list[Callable[[SamplingFields], dict[str, Any]]] = []
         self.more_usage: list[Callable[[Sequence[RequestOutput]], dict[str, Any]]] = []
 

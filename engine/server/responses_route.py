@@ -51,7 +51,7 @@ def responses_route(
             response_id = f"resp_{uuid.uuid4().hex}"
             async with AsyncExitStack() as admitted:
                 try:
-                    chat = body.chat(model)
+                    chat = body.chat(api.first_name.get(model, model))
                     params, options = api.params(chat), api.options(chat)
                     # In a thread, because a long conversation takes long to render and to tokenize.
                     ids = await asyncio.to_thread(prompt_ids, chat, tokenizer, config, template)
