@@ -23,8 +23,8 @@ change of this repository, both with storyteller in float32. What is not in the 
 status, every key, and for greedy requests every text, token, log probability (to 0.001), reason and count.
 
 The offline API's table is in [examples/README.md](../examples/README.md). This page is made from
-[accepted.toml](../tests/system/conformance/accepted.toml) by `python -m tests.system.conformance page`; a test
-fails if something else differs, or if what is listed no longer does.
+[accepted.toml](../tests/system/conformance/accepted.toml) by `python -m tests.system.conformance page`; a
+test fails if something else differs, or if what is listed no longer does.
 """
 
 
