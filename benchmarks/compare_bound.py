@@ -83,7 +83,7 @@ async def crowd(url: str, people: int, before: int) -> dict:
 async def num_steps(http: httpx.AsyncClient) -> int:
     """That the engine has made since its start."""
     text = (await http.get("../metrics")).raise_for_status().text
-    return int(float(re.search(r"^vllm:iteration_tokens_total_count\S* (\S+)$", text, re.MULTILINE)[1]))
+    return int(float(re.search(r"^ruvon:steps_total\S* (\S+)$", text, re.MULTILINE)[1]))
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ SIDES = {
 SCRAPE = 1.0  # seconds
 COUNTED = {
     "generation_tokens": "vllm:generation_tokens_total",
-    "steps": "vllm:iteration_tokens_total_count",
+    "steps": "ruvon:steps_total",
     "proposed": "vllm:spec_decode_num_draft_tokens_total",
     "accepted": "vllm:spec_decode_num_accepted_tokens_total",
 }

@@ -25,6 +25,8 @@ _HOME = {
     "EngineArgs": "wiring.engine_args",
     "LLM": "wiring.llm",
     "AsyncEngineArgs": "wiring.async_llm",
+    "TextPrompt": "wiring.llm_prompts",
+    "TokensPrompt": "wiring.llm_prompts",
 }
 
 

@@ -228,6 +228,16 @@ class PagedCache:
         if allocation is not None:
             self.blocks.free(allocation.table.blocks.tolist())
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget what the blocks hold, so that no later sequence shares it. Returns False, and changes
+        nothing, if a sequence is admitted: its blocks are in use.
+        """
+        if self.allocations:
+            return False
+        for block in range(self.num_blocks):
+            self.prefixes.forget(block)
+        return True
+
     def fits(self, num_tokens: int) -> bool:
         return self.num_blocks_for(num_tokens) <= self.num_blocks
 

@@ -14,14 +14,14 @@ from typing import Annotated
 import typer
 
 from engine.cli.bench_serve import bench_serve
-from engine.cli.options import check_folder, refusals, takes_engine_args
+from engine.cli.options import Command, check_folder, refusals, takes_engine_args
 from engine.wiring.engine_args import EngineArgs
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 WORKLOAD = "Workload"
 
 bench = typer.Typer(no_args_is_help=True, help="Measure: one batch, many requests, or a running server.")
-bench.command("serve")(bench_serve)
+bench.command("serve", cls=Command)(bench_serve)
 
 
 def _size(help: str):
@@ -30,11 +30,10 @@ def _size(help: str):
 
 
 OutputJson = Annotated[Path | None, typer.Option(help="A file for the figures.", rich_help_panel=WORKLOAD)]
-Seed = Annotated[int, typer.Option(help="Seed of the prompts.", rich_help_panel=WORKLOAD)]
 
 
 @bench.command()
-@takes_engine_args("bench latency", enable_prefix_caching=False)
+@takes_engine_args("bench latency", enable_prefix_caching=False, seed=0)
 def latency(
     args: EngineArgs,
     input_len: Annotated[int, _size("Tokens of a prompt.")] = 32,
@@ -45,14 +44,13 @@ def latency(
         int, typer.Option(help="Batches that are not counted.", rich_help_panel=WORKLOAD, min=0)
     ] = 10,
     num_iters: Annotated[int, _size("Batches that are counted.")] = 30,
-    seed: Seed = 0,
     output_json: OutputJson = None,
 ) -> None:
     """How long does one batch take, from its first prompt to its last token?"""
     with refusals("bench latency"):
         check_folder("--output-json", output_json)
         llm, params = _load(args, input_len, output_len, n)
-        prompts = _random_prompts(llm, batch_size, input_len, random.Random(seed))
+        prompts = _random_prompts(llm, batch_size, input_len, random.Random(args.seed))
         for _ in _with_bar(range(num_iters_warmup), "Warming up"):
             llm.generate(prompts, params, use_tqdm=False)
         seconds = []
@@ -71,21 +69,20 @@ def latency(
 
 
 @bench.command()
-@takes_engine_args("bench throughput")
+@takes_engine_args("bench throughput", seed=0)
 def throughput(
     args: EngineArgs,
     input_len: Annotated[int, _size("Tokens of a prompt.")] = 128,
     output_len: Annotated[int, _size("Tokens of an output.")] = 64,
     num_prompts: Annotated[int, _size("Requests, all there from the start; vLLM's default is 1000.")] = 100,
     n: Annotated[int, _size("Samples of each.")] = 1,
-    seed: Seed = 0,
     output_json: OutputJson = None,
 ) -> None:
     """How many tokens a second, with as many requests as the engine will run at once?"""
     with refusals("bench throughput"):
         check_folder("--output-json", output_json)
         llm, params = _load(args, input_len, output_len, n)
-        generator = random.Random(seed)
+        generator = random.Random(args.seed)
         # The first use of the engine allocates buffers and compiles kernels, so it is not timed.
         warmup = _random_prompts(llm, 2, input_len, generator)
         llm.generate(warmup, params, use_tqdm=False)

@@ -11,53 +11,114 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
 
 import typer
 
-from engine.cli.options import check_folder, refusals, with_hint
+from engine.cli.options import check_folder, refusals, takes_neutral_flags, with_hint
 from engine.load.client import Endpoint, RequestRecord
 from engine.load.plan import Job, text
 from engine.load.report import Limits, figures
 from engine.load.run import Ask, Run, client, first_model
 
 WORKLOAD, METRICS = "Workload", "Metrics"
+DATASETS = {"random": "random"}  # vLLM's name -> what it is here
+FIELD = "give it as --extra-body '{\"top_p\": 0.9}'"
+RANDOM = "prompts are random words, of lengths drawn from --random-range-ratio"
+ONE_FILE = "--result-filename takes a path, and --save-result a name with the date"
+# vLLM's flags that this command does not have: the values that are accepted, and why no others.
+NEUTRAL_FLAGS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "dataset_path": ((None,), RANDOM),
+    "random_prefix_len": ((0,), RANDOM),
+    "tokenizer_mode": (("auto",), "the tokenizer is the engine's"),
+    "trust_remote_code": ((False,), "no code of a model's is run here"),
+    "top_p": ((1, 1.0), FIELD),
+    "top_k": ((-1, 0), FIELD),
+    "min_p": ((0, 0.0), FIELD),
+    "frequency_penalty": ((0, 0.0), FIELD),
+    "presence_penalty": ((0, 0.0), FIELD),
+    "repetition_penalty": ((1, 1.0), FIELD),
+    "logprobs": ((None,), FIELD),
+    "use_beam_search": ((False,), "beam search comes with Extension B"),
+    "ramp_up_strategy": ((None,), "requests come at one rate: --request-rate, --burstiness"),
+    "ready_check_timeout_sec": ((0,), "a server that does not answer is named at once"),
+    "profile": ((False,), "a server here has no profiler"),
+    "save_detailed": ((False,), "figures are saved, not each request's"),
+    "append_result": ((False,), ONE_FILE),
+    "result_dir": ((None,), ONE_FILE),
+    "metadata": ((None,), ONE_FILE),
+    "label": ((None,), ONE_FILE),
+    "disable_tqdm": ((False,), "the bar is drawn on a terminal only"),
+    "lora_modules": ((None,), "--served-model-name names one adapter"),
+    "insecure": ((False,), "a certificate is always checked"),
+}
 METRIC_NAMES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)"}
 METRIC_NAMES |= {"itl": "Inter-token Latency", "e2el": "End-to-end Latency"}
+TRIES = 10  # to make a prompt of a given number of tokens
 WIDTH = 50  # characters in a line of the printed report, as in vLLM's
 # vLLM's name of a metric -> its key in the figures of engine/load/report.py
 FIGURE_NAMES = {name: f"{name}_seconds" for name in METRIC_NAMES} | {"e2el": "e2e_seconds"}
 BACKENDS = {"openai": "completions", "openai-chat": "chat"}  # vLLM's name -> `Endpoint.api`
 
 
-def _workload_flag(help: str, **settings):
-    return typer.Option(help=help, rich_help_panel=WORKLOAD, **settings)
+def _workload_flag(help: str, names: tuple[str, ...] = (), **settings):
+    return typer.Option(*names, help=help, rich_help_panel=WORKLOAD, **settings)
 
 
+@takes_neutral_flags("bench serve", NEUTRAL_FLAGS)
 def bench_serve(
     base_url: Annotated[
-        str, typer.Option("--base-url", "--url", help="The server, with or without /v1.")
-    ] = "http://127.0.0.1:8000",
+        str | None,
+        typer.Option("--base-url", "--url", help="The server, with or without /v1; default: --host, --port."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="The server's address.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The server's port.")] = 8000,
+    endpoint: Annotated[
+        str | None, typer.Option(help="The path of requests; default: /v1/completions, or the chat's.")
+    ] = None,
     backend: Annotated[str, typer.Option(help="openai (completions) or openai-chat.")] = "openai",
     model: Annotated[str | None, typer.Option(help="Default: the server's first.")] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The model's name in requests; default: --model.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="A model's tokenizer, to make prompts of exactly their length; default: about."),
+    ] = None,
+    dataset_name: Annotated[str, _workload_flag("random: prompts of random words.")] = "random",
     num_prompts: Annotated[int, _workload_flag("Requests; vLLM's default is 1000.", min=1)] = 100,
-    random_input_len: Annotated[int, _workload_flag("Tokens of a prompt, about.", min=1)] = 128,
-    random_output_len: Annotated[int, _workload_flag("Tokens of an output, at most.", min=1)] = 64,
+    random_input_len: Annotated[
+        int, _workload_flag("Tokens of a prompt.", names=("--random-input-len", "--input-len"), min=1)
+    ] = 128,
+    random_output_len: Annotated[
+        int,
+        _workload_flag("Tokens of an output, at most.", names=("--random-output-len", "--output-len"), min=1),
+    ] = 64,
     random_range_ratio: Annotated[
         float, _workload_flag("Lengths are drawn from this share below to this share above.", min=0, max=0.99)
     ] = 0.0,
     request_rate: Annotated[
-        float, _workload_flag("Requests a second, on average (Poisson); inf sends all at once.")
+        float, _workload_flag("Requests a second, on average; inf sends all at once.")
     ] = math.inf,
+    burstiness: Annotated[
+        float,
+        _workload_flag("Shape of the gaps' gamma distribution; 1 is Poisson, less bursts more, inf is even."),
+    ] = 1.0,
     max_concurrency: Annotated[
         int | None, _workload_flag("Requests under way at once, at most.", min=1)
     ] = None,
     ignore_eos: Annotated[bool, _workload_flag("Outputs of exactly their length (vLLM's field).")] = False,
     temperature: Annotated[float, _workload_flag("0 is greedy.")] = 0.0,
+    extra_body: Annotated[
+        str | None, _workload_flag("Further fields of each request, as JSON.", metavar="JSON")
+    ] = None,
+    num_warmups: Annotated[int, _workload_flag("Requests before, which are not counted.", min=0)] = 0,
     seed: Annotated[int, _workload_flag("Seed of prompts, lengths and arrivals.")] = 0,
     percentile_metrics: Annotated[
         str, typer.Option(help="Some of ttft, tpot, itl, e2el.", rich_help_panel=METRICS)
@@ -90,17 +151,30 @@ def bench_serve(
             _one_of("--percentile-metrics", name, METRIC_NAMES)
         percentiles = [_percentile(number) for number in metric_percentiles.split(",")]
         limits = _limits(goodput)
-        if not request_rate > 0:
-            raise ValueError(f"--request-rate {request_rate}: more than 0 is accepted, or inf")
-        jobs = _jobs(
-            num_prompts, random_input_len, random_output_len, random_range_ratio, request_rate, Random(seed)
-        )
-    fields = {"temperature": temperature} | ({"ignore_eos": True} if ignore_eos else {})
+        _one_of("--dataset-name", dataset_name, DATASETS)
+        for flag, value in {"--request-rate": request_rate, "--burstiness": burstiness}.items():
+            if not value > 0:
+                raise ValueError(f"{flag} {value}: more than 0 is accepted, or inf")
+        base_url = base_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        url = _url(base_url, endpoint)
+        fields = {"temperature": temperature} | ({"ignore_eos": True} if ignore_eos else {})
+        fields |= _object("--extra-body", extra_body)
+        random = Random(seed)
+        lengths = _lengths(num_prompts, random_input_len, random_output_len, random_range_ratio, random)
+        arrivals = _arrivals(num_prompts, request_rate, burstiness, random)
+        write = _writer(tokenizer, random)
+        jobs = [
+            Job(at, write(num_input), num_output)
+            for at, (num_input, num_output) in zip(arrivals, lengths, strict=True)
+        ]
 
     async def run() -> tuple[Run, str]:
         async with client(base_url, os.environ.get("RUVON_API_KEY")) as http:
-            name = model or await first_model(http)
-            requests = Run(_with_bound(Endpoint(http, name, api, fields=fields), max_concurrency))
+            name = served_model_name or model or await first_model(http)
+            ask = _with_bound(Endpoint(http, name, api, fields=fields, url=url), max_concurrency)
+            now = asyncio.get_running_loop().time()
+            await asyncio.gather(*(ask(jobs[0], now) for _ in range(num_warmups)))
+            requests = Run(ask)
             await requests.watch(requests.open_loop(jobs), _bar(len(jobs)))
             return requests, name
 
@@ -109,12 +183,23 @@ def bench_serve(
     except (httpx.HTTPError, OSError, LookupError, ValueError) as error:
         sys.exit(printable(with_hint(f"ruvon bench serve: {base_url}: {error}")))
     measured = figures(requests.records, requests.start, requests.wakeup_delays, limits, (50, *percentiles))
-    result = in_vllms_names(measured, metrics, percentiles)
-    result |= {"model_id": name, "request_rate": str(request_rate), "max_concurrency": max_concurrency}
+    date = f"{datetime.now():%Y%m%d-%H%M%S}"
+    result = {
+        "date": date,
+        "backend": backend,
+        "model_id": model or name,
+        "tokenizer_id": tokenizer,
+        "num_prompts": num_prompts,
+        "request_rate": "inf" if request_rate == math.inf else request_rate,
+        "burstiness": burstiness if burstiness < math.inf else "inf",
+        "max_concurrency": max_concurrency,
+    }
+    result |= in_vllms_names(measured, metrics, percentiles)
+    result["max_output_tokens_per_s"], result["max_concurrent_requests"] = peaks(requests.records)
     for line in lines(result, metrics, percentiles):
         print(line)
     if save_result or result_filename:
-        path = result_filename or Path(f"openai-{request_rate}qps-{datetime.now():%Y%m%d-%H%M%S}.json")
+        path = result_filename or Path(f"openai-{request_rate}qps-{date}.json")
         path.write_text(json.dumps(result, indent=4) + "\n", encoding="utf-8")
         print(f"written to {path}", file=sys.stderr)
     if not result["completed"]:
@@ -146,16 +231,38 @@ def in_vllms_names(measured: dict[str, Any], metrics: list[str], percentiles: li
     }
     for name in metrics:
         spread = measured[FIGURE_NAMES[name]]  # in seconds; None if no request was answered
-        statistics = {"mean": "mean", "median": "p50"}  # vLLM's name -> the key in the spread
+        statistics = {"mean": "mean", "median": "p50", "std": "std"}  # vLLM's name -> the key in the spread
         statistics |= {f"p{percent:g}": f"p{percent:g}" for percent in percentiles}
         for statistic, key in statistics.items():
             result[f"{statistic}_{name}_ms"] = 1e3 * spread[key] if spread else 0.0
     return result
 
 
+def peaks(records: Sequence[RequestRecord]) -> tuple[float, int]:
+    """(the most pieces of text that came in a second, the most requests that were under way at once).
+
+    As in vLLM, both are of whole answers alone, seconds are counted from when the first of them was sent, and
+    a request is under way from when it was sent to its last text. A server that sends several tokens in a
+    piece has more tokens than pieces.
+    """
+    answered = [record for record in records if record.ok]
+    if not answered:
+        return 0.0, 0
+    start = min(record.sent for record in answered)
+    pieces: Counter[int] = Counter()  # by second
+    changes = []  # (time, 1 for a request that begins, -1 for one that ends)
+    for record in answered:
+        if record.first is not None:
+            times = accumulate(record.gaps, initial=record.first)
+            pieces.update(int(moment - start) for moment in times)
+        changes += [(record.sent, 1), (record.end if record.last is None else record.last, -1)]
+    under_way = accumulate(change for _, change in sorted(changes))  # at one time, ends come first
+    return float(max(pieces.values(), default=0)), max(under_way)
+
+
 def lines(result: dict[str, Any], metrics: list[str], percentiles: list[float]) -> list[str]:
-    """The lines that vLLM's benchmark prints. `result` comes from `in_vllms_names`, with request_rate and
-    max_concurrency added.
+    """The lines that vLLM's benchmark prints. `result` comes from `in_vllms_names`, with request_rate,
+    max_concurrency and the two of `peaks` added.
     """
     rate = result["request_rate"]
     printed = [" Serving Benchmark Result ".center(WIDTH, "=")]
@@ -170,7 +277,9 @@ def lines(result: dict[str, Any], metrics: list[str], percentiles: list[float]) 
         ("Request throughput (req/s):", result["request_throughput"]),
         ("Request goodput (req/s):", result["request_goodput"]),
         ("Output token throughput (tok/s):", result["output_throughput"]),
-        ("Total Token throughput (tok/s):", result["total_token_throughput"]),
+        ("Peak output token throughput (tok/s):", result["max_output_tokens_per_s"]),
+        ("Peak concurrent requests:", float(result["max_concurrent_requests"])),  # vLLM prints it as 3.00
+        ("Total token throughput (tok/s):", result["total_token_throughput"]),
     ]
     printed += [_row(name, value) for name, value in rows if value is not None]
     for name in metrics:
@@ -188,23 +297,85 @@ def _row(name: str, value: float | str) -> str:
     return f"{name:<40} {value:<10.2f}" if isinstance(value, float) else f"{name:<40} {value:<10}"
 
 
-def _jobs(
-    num_jobs: int, input_len: int, output_len: int, range_ratio: float, rate: float, random: Random
-) -> list[Job]:
-    """Jobs with random prompts. Lengths are averages in tokens: each is drawn from `range_ratio` below its
-    average to `range_ratio` above. Jobs arrive as a Poisson process of `rate` requests a second; with an
-    infinite rate, all arrive at the start.
+def _lengths(
+    number: int, input_len: int, output_len: int, range_ratio: float, random: Random
+) -> list[tuple[int, int]]:
+    """(tokens of the prompt, tokens of the output) of each request. The given lengths are averages: each is
+    drawn from `range_ratio` below its average to `range_ratio` above.
     """
 
     def random_length(average: int) -> int:
         return max(1, round(average * random.uniform(1 - range_ratio, 1 + range_ratio)))
 
-    jobs, arrival = [], 0.0  # seconds from the start
-    for _ in range(num_jobs):
-        num_input_tokens, num_output_tokens = random_length(input_len), random_length(output_len)
-        jobs.append(Job(arrival, text(num_input_tokens, random), num_output_tokens))
-        arrival += 0.0 if rate == math.inf else random.expovariate(rate)
-    return jobs
+    return [(random_length(input_len), random_length(output_len)) for _ in range(number)]
+
+
+def _arrivals(number: int, rate: float, burstiness: float, random: Random) -> list[float]:
+    """When each request is due, in seconds from the start: `rate` requests a second, all at the start with an
+    infinite rate.
+
+    The gaps have a gamma distribution of shape `burstiness`: 1 makes a Poisson process, an infinite one even
+    gaps. As in vLLM, they are scaled so that the last request is due at exactly number / rate.
+    """
+    if rate == math.inf:
+        return [0.0] * number
+    if burstiness == math.inf:
+        gaps = [1.0] * number
+    else:
+        gaps = [random.gammavariate(burstiness, 1.0) for _ in range(number)]
+    total = sum(gaps)  # 0 if all are too small for a number
+    times = accumulate(gap / total for gap in gaps) if total else (1.0 for _ in gaps)
+    return [share * number / rate for share in times]
+
+
+def _writer(tokenizer: str | None, random: Random) -> Callable[[int], str]:
+    """The function that makes a random prompt of so many tokens: about so many without a tokenizer, and
+    exactly with the name of a model's.
+
+    Raises CheckpointError if the tokenizer cannot be read, and the function ValueError if the tokenizer makes
+    no such prompt.
+    """
+    if tokenizer is None:
+        return lambda num_tokens: text(num_tokens, random)
+    from engine.text.tokenizer import Tokenizer
+
+    encoder = Tokenizer.from_pretrained(tokenizer)
+
+    def write(num_tokens: int) -> str:
+        for _ in range(TRIES):
+            words = text(num_tokens, random)
+            while len(token_ids := encoder.encode(words)) < num_tokens:
+                words += " " + text(num_tokens - len(token_ids), random)
+            words = encoder.decode(token_ids[:num_tokens])
+            if len(encoder.encode(words)) == num_tokens:
+                return words
+        raise ValueError(f"--tokenizer {tokenizer}: no prompt of {num_tokens} tokens is found")
+
+    return write
+
+
+def _url(base_url: str, endpoint: str | None) -> str | None:
+    """Where requests are sent: the path `endpoint` on the server; None: not given. Raises ValueError if
+    `endpoint` is not a path.
+    """
+    if endpoint is None:
+        return None
+    if not endpoint.startswith("/"):
+        raise ValueError(f"--endpoint {endpoint}: a path such as /v1/completions is accepted")
+    return base_url.rstrip("/").removesuffix("/v1") + endpoint
+
+
+def _object(flag: str, given: str | None) -> dict[str, Any]:
+    """The JSON object that a flag has; {} if it is not given. Raises ValueError for anything else."""
+    if given is None:
+        return {}
+    try:
+        fields = json.loads(given)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{flag}: not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{flag} {given}: a JSON object is accepted")
+    return fields
 
 
 def _with_bound(endpoint: Endpoint, max_concurrency: int | None) -> Ask:

@@ -76,7 +76,7 @@ class Replica:
         self.costs = CostAccounting.parse(flags.price_per_hour, flags.api_price, log, flags.cost_weights)
         self.service = Service.of(args, flags)
         hosts = allowed_hosts(flags.host, flags.allowed_host or ())
-        app = self.service.app(hosts, flags.key(), flags.allow_priority, self.costs)
+        app = self.service.app(hosts, flags.key(), flags.allow_priority, self.costs, flags.root_path)
         # In front of the app's own routes, which tell of one engine, and behind its gates.
         app.router.routes.insert(0, Route("/metrics", self.scrape))
         app.router.routes.insert(0, Route(DATA_PATH, self.data))
@@ -329,7 +329,7 @@ def _serve(args: EngineArgs, flags: ServeFlags, scale: ClusterFlags, joined: boo
         _refuse_too_many(app, scale)
     seconds = SHUTDOWN_SECONDS if flags.shutdown_timeout is None else flags.shutdown_timeout
     host = f"[{flags.host}]" if ":" in flags.host else flags.host
-    name = flags.served_model_name or public_name(args.model)
+    name = (flags.served_model_name or [public_name(args.model)])[0]
     ready = (
         f"{scale.replicas} replicas of {name} at http://{host}:{flags.port}; Ctrl-C ends them, SIGHUP to "
         f"{os.getpid()} restarts one after another"

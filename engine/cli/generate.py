@@ -25,9 +25,6 @@ def generate(
         float,
         typer.Option(help="Choose among the likeliest that reach this probability.", rich_help_panel=OUTPUT),
     ] = 1.0,
-    seed: Annotated[
-        int | None, typer.Option(help="The same seed gives the same text.", rich_help_panel=OUTPUT)
-    ] = None,
     lora: Annotated[
         Path | None,
         typer.Option(help="The folder of a LoRA adapter to use.", rich_help_panel=ADAPTERS),
@@ -42,7 +39,7 @@ def generate(
 
     with refusals("generate"):
         params = SamplingParams(
-            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=args.seed
         )
         if lora is not None and not args.enable_lora:
             raise ValueError("--lora needs --enable-lora")

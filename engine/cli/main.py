@@ -15,7 +15,7 @@ from engine.cli.doctor import doctor
 from engine.cli.extensions import modules_of_extensions
 from engine.cli.generate import generate
 from engine.cli.models import models
-from engine.cli.options import refusals, takes_engine_args
+from engine.cli.options import Command, refusals, takes_engine_args, with_dashes
 from engine.cli.replay import replay
 from engine.cli.serve import serve
 from engine.cli.tokenize import tokenize
@@ -36,6 +36,7 @@ app = typer.Typer(
     help="An LLM inference engine, in twenty parts. Begin with [bold]ruvon demo[/].",
     epilog="Each command says more with --help. In Python: from engine import LLM, SamplingParams",
     rich_markup_mode="rich",
+    context_settings={"token_normalize_func": with_dashes},
 )
 
 
@@ -89,9 +90,9 @@ def demo(
 
 for command, example in (
     (generate, 'ruvon generate "Once upon a time" --temperature 0.8 --seed 1'),
-    (serve, "ruvon serve; then, in another terminal: ruvon chat"),
+    (serve, "ruvon serve storyteller; then, in another terminal: ruvon chat"),
 ):
-    app.command(rich_help_panel=RUN_TOPIC, epilog=f"For example: {example}")(command)
+    app.command(cls=Command, rich_help_panel=RUN_TOPIC, epilog=f"For example: {example}")(command)
 app.add_typer(bench, name="bench", rich_help_panel=RUN_TOPIC)
 for command in (chat, ui, top):
     app.command(rich_help_panel=CLIENT_TOPIC)(command)
@@ -103,7 +104,7 @@ def add_commands_of_extensions(app: typer.Typer) -> None:
     """Add the commands of the lettered extensions that are in this tree."""
     for module in modules_of_extensions():
         for command in module.COMMANDS:
-            app.command(rich_help_panel=RUN_TOPIC)(command)
+            app.command(cls=Command, rich_help_panel=RUN_TOPIC)(command)
 
 
 add_commands_of_extensions(app)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated
 
-from engine.cli.options import refusals, takes_engine_args
-from engine.cli.serve_flags import ServeFlags, flag, takes_flags
+from engine.cli.options import refusals, takes_engine_args, takes_neutral_flags
+from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags, flag, takes_flags
 from engine.models.checkpoint import embedded_models
 from engine.models.config import ModelConfig
 from engine.wiring.engine_args import EngineArgs
@@ -59,6 +59,7 @@ class ClusterFlags:
 
 
 @takes_engine_args()
+@takes_neutral_flags("cluster", NEUTRAL_FLAGS)
 @takes_flags("flags", ServeFlags)
 @takes_flags("cluster_flags", ClusterFlags)
 def cluster(args: EngineArgs, flags: ServeFlags, cluster_flags: ClusterFlags) -> None:

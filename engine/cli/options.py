@@ -2,24 +2,77 @@
 
 import inspect
 import json
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import Field, fields
+from decimal import Decimal
 from functools import wraps
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
 from engine.models.checkpoint import CheckpointError
 from engine.wiring.engine_args import EngineArgs, choices
 from engine.wiring.extensions import is_here
+from engine.wiring.neutral_options import NEUTRAL
 
 CONNECTION_REFUSED = ("Connection refused", "All connection attempts failed")  # messages of urllib and httpx
 # Typer reads these types. The flag of a field of any other type is read as text.
 TYPER_TYPES = (bool, int, float, list[str])
+SHORT_NAMES = {"tensor_parallel_size": "-tp", "quantization": "-q", "speculative_config": "-sc"}  # vLLM's
+FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+FACTORS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+MODEL_ARGUMENT = "model_tag"  # vLLM's name of the argument MODEL
+_HIDDEN = typer.Option(hidden=True)
+ONE_MODEL = "one MODEL is accepted; a text with blanks needs quotation marks"
+
+
+def with_dashes(name: str) -> str:
+    """The name of a flag as the help has it. vLLM takes --max_model_len and --max-model-len, and so do we."""
+    return name.replace("_", "-")
+
+
+def whole_number(text: str | int) -> int:
+    """The number that a flag's text means, by vLLM's rule: 1k is 1,000 and 1K is 1,024; so for m, g and t.
+    Decimals such as 1.5k are accepted before a small letter. Raises typer.BadParameter for another text.
+    """
+    found = re.fullmatch(r"([+-]?\d+)(\.\d+)?([kKmMgGtT])?", str(text).strip())
+    if found:
+        digits, decimals, letter = found.groups()
+        if decimals is None:
+            return int(digits) * FACTORS.get(letter, 1)
+        if letter and letter.islower():
+            return int(Decimal(digits + decimals) * FACTORS[letter])
+    raise typer.BadParameter(f"{text!r}: a whole number is accepted, or such as 2K (2,048) and 1.5k (1,500)")
+
+
+class Command(TyperCommand):
+    """A command with vLLM's way to give several values to an option: `--lora-modules a=b c=d`.
+
+    An option that may be given several times also takes several values at once: all arguments up to the next
+    option.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse `args`, in which `--name a b` means `--name a --name b`."""
+        names = {name for param in self.params if param.multiple for name in param.opts}
+        spread: list[str] = []
+        name = None  # of the option that takes the next argument, if it takes several
+        for i, argument in enumerate(args):
+            if argument == "--":
+                spread += args[i:]
+                break
+            if argument.startswith("-"):
+                name = argument if with_dashes(argument) in names else None
+            elif name and args[i - 1] != name:
+                spread.append(name)
+            spread.append(argument)
+        return super().parse_args(ctx, spread)
 
 
 @contextmanager
@@ -53,7 +106,8 @@ def with_hint(message: str) -> str:
 
 def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[Callable], Callable]:
     """Decorate `command(args: EngineArgs, …)`. In place of `args`, the new command has a flag for each field
-    of EngineArgs.
+    of EngineArgs, and an argument MODEL, which means the same as the flag --model. vLLM's flags that are no
+    fields are accepted with a value that asks for nothing (`NEUTRAL`).
 
     `name` is the command's name in error messages, by default the function's. `defaults` replace defaults of
     fields. The command ends with exit status 1 if EngineArgs refuses the flags' values.
@@ -69,21 +123,106 @@ def takes_engine_args(name: str | None = None, /, **defaults: Any) -> Callable[[
 
         @wraps(command)
         def from_flags(**flag_values: Any) -> None:
+            model = flag_values.pop(MODEL_ARGUMENT, None)
             with refusals(name or command.__name__):
                 values = {spec.name: _value(spec, flag_values.pop(spec.name)) for spec in fields(EngineArgs)}
+                values["model"] = _model(values["model"], model)
                 args = EngineArgs(**values)
             command(args=args, **flag_values)
 
         parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in (*arguments, *flags, *options)
+            for parameter in (_model_argument(bool(arguments)), *arguments, *flags, *options)
         ]
         # Typer reads the signature from this attribute, which mypy does not know.
+        from_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        from_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return takes_neutral_flags(name or command.__name__, NEUTRAL)(from_flags)
+
+    return decorate
+
+
+def takes_neutral_flags(
+    name: str, table: Mapping[str, tuple[tuple[Any, ...], str]]
+) -> Callable[[Callable], Callable]:
+    """Decorate a command: vLLM's flags in `table` are accepted with a value that asks for nothing, and do not
+    reach the command. Another value ends the command with exit status 1 and the reason.
+
+    `name` is the command's. `table` has the accepted values of each flag, the first of them vLLM's default,
+    and the reason why no others are. The help does not show these flags.
+    """
+
+    def decorate(command: Callable) -> Callable:
+        signature = inspect.signature(command)
+
+        @wraps(command)
+        def from_flags(**flag_values: Any) -> None:
+            with refusals(name):
+                for flag in table:
+                    _refuse_unless_neutral(flag, flag_values.pop(flag, None), *table[flag])
+            command(**flag_values)
+
+        hidden = [
+            inspect.Parameter(
+                flag,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[bool | None if _is_switch(values) else str | None, _HIDDEN],
+            )
+            for flag, (values, _) in table.items()
+        ]
+        parameters = [*signature.parameters.values(), *hidden]
         from_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         from_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return from_flags
 
     return decorate
+
+
+def _is_switch(values: Sequence[Any]) -> bool:
+    """Whether a flag with these values is written --name or --no-name."""
+    return any(isinstance(value, bool) for value in values)
+
+
+def _refuse_unless_neutral(flag: str, given: Any, accepted: tuple[Any, ...], reason: str) -> None:
+    """Raise ValueError if the value given to a flag is not among the accepted ones. None: it is not given."""
+    value = given
+    if isinstance(given, str):
+        with suppress(json.JSONDecodeError):  # a text that is no JSON means itself
+            value = json.loads(given)
+    if given is None or any(type(value) is type(other) and value == other for other in accepted):
+        return
+    values = [json.dumps(other) if not isinstance(other, str) else other for other in accepted]
+    flag = with_dashes(flag)
+    shown = f"--{flag}" if given is True else f"--no-{flag}" if given is False else f"--{flag} {given}"
+    if _is_switch(accepted) or accepted == (None,):
+        raise ValueError(f"{shown} is not accepted: {reason}")
+    raise ValueError(f"{shown}: {', '.join(values)} is accepted: {reason}")
+
+
+def _model_argument(is_first: bool) -> inspect.Parameter:
+    """The parameter from which typer makes the argument MODEL. `is_first`: another argument follows.
+
+    Typer gives the last argument of `ruvon generate [MODEL] PROMPT` to PROMPT only if MODEL takes any number
+    of values; `_model` refuses more than one.
+    """
+    setting = typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)
+    value: Any = list[str] if is_first else str
+    annotation = Annotated[value | None, setting]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(MODEL_ARGUMENT, kind, default=None, annotation=annotation)
+
+
+def _model(flag_value: str | None, argument: str | Sequence[str] | None) -> Any:
+    """The model, from the flag --model and from the argument MODEL; by default the field's default. Raises
+    ValueError for two models.
+    """
+    models = [argument] if isinstance(argument, str) else list(argument or ())
+    if len(models) > 1:
+        raise ValueError(f"{' '.join(models)}: {ONE_MODEL}")
+    if models and flag_value not in (None, *models):
+        raise ValueError(f"MODEL {models[0]} and --model {flag_value}: one of them is accepted")
+    return next(iter(models), EngineArgs.model if flag_value is None else flag_value)
 
 
 def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
@@ -93,6 +232,8 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
     flag = "--" + spec.name.replace("_", "-")
     # A flag that is off by default needs no --no-flag. A flag with the default None needs both forms.
     names = [flag] if kind is bool and spec.default is False else []
+    if spec.name in SHORT_NAMES:
+        names = [flag, SHORT_NAMES[spec.name]]
     literals = [str(choice) for choice in choices(spec.type) if choice is not None]
     help, example = spec.metadata["help"], spec.metadata["example"]
     settings = {"help": help, "rich_help_panel": spec.metadata["topic"]}  # arguments of typer.Option
@@ -102,6 +243,10 @@ def _parameter(spec: Field, defaults: Mapping[str, Any]) -> inspect.Parameter:
         settings["help"] = f"{'|'.join(literals)}: {help}"
     elif example:
         settings["help"] += f" For example: {example}"
+    if spec.name == "model":  # None: not given, so that a model beside MODEL can be refused
+        settings["show_default"], default = str(default), None
+    if kind is int:
+        settings |= {"parser": whole_number, "metavar": "INTEGER"}
     completions = [*literals, *spec.metadata["completions"]]
     if kind is str and completions:
         settings["autocompletion"] = _completion(completions)

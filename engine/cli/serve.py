@@ -10,12 +10,13 @@ import socket
 import sys
 from contextlib import ExitStack
 
-from engine.cli.options import refusals, takes_engine_args
-from engine.cli.serve_flags import LAST_PORT, ServeFlags, takes_flags
+from engine.cli.options import refusals, takes_engine_args, takes_neutral_flags
+from engine.cli.serve_flags import LAST_PORT, NEUTRAL_FLAGS, ServeFlags, takes_flags
 from engine.wiring.engine_args import EngineArgs
 
 
 @takes_engine_args()
+@takes_neutral_flags("serve", NEUTRAL_FLAGS)
 @takes_flags("flags", ServeFlags)
 def serve(args: EngineArgs, flags: ServeFlags) -> None:
     """Serve OpenAI's API over HTTP until Ctrl-C, with a chat page at /, /metrics and a live /dashboard."""
@@ -28,6 +29,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
     except ModuleNotFoundError as error:
         sys.exit(f"ruvon serve: {error.name} is not installed; pip install 'ruvon[server]'")
     from engine.machine.collector import rare_collections
+    from engine.wiring.generation_config import described
     from engine.wiring.loading import loading, one_thread_if_small
 
     with ExitStack() as opened:
@@ -37,13 +39,15 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
             costs = CostAccounting.parse(
                 flags.price_per_hour, flags.api_price, flags.cost_log, flags.cost_weights
             )
+            defaults = described(args)
             sockets = listen(flags.host, flags.port)
             for listener in sockets:
                 opened.enter_context(listener)
             with loading(args.model):
                 service = Service.of(args, flags)
             hosts = allowed_hosts(flags.host, flags.allowed_host or ())
-            app = service.app(hosts, key, flags.allow_priority, costs)
+            app = service.app(hosts, key, flags.allow_priority, costs, flags.root_path)
+            print(defaults, file=sys.stderr)
         seconds = SHUTDOWN_SECONDS if flags.shutdown_timeout is None else flags.shutdown_timeout
         if costs:
             opened.callback(costs.end)

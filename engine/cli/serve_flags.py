@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import wraps
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.cli.options import refusals
+from engine.cli.options import refusals, whole_number
 from engine.wiring.engine_args import ADAPTERS
 
 LAST_PORT = 65535
@@ -37,8 +38,15 @@ class ServeFlags:
         bool, flag(ACCESS, "Clients may set priority, -2 (first) to 2.", "--allow-priority")
     ] = False
     served_model_name: Annotated[
-        str | None, flag(ACCESS, "What clients call the model; default: as given, a folder's last name.")
+        list[str] | None,
+        flag(ACCESS, "What clients call the model, one name or several; default: as given, a folder's last."),
     ] = None
+    chat_template: Annotated[
+        str | None, flag(ACCESS, "A file with a chat template, or its text; default: the model's own.")
+    ] = None
+    root_path: Annotated[
+        str, flag(ACCESS, "The path under which a proxy shows this server, such as /llm.")
+    ] = ""
     allowed_host: Annotated[
         list[str] | None, flag(ACCESS, "A name clients reach this server by, beside localhost's.")
     ] = None
@@ -46,7 +54,14 @@ class ServeFlags:
         int | None, flag(LIMITS, "Sequences admitted, waiting and running; default: 16 times --max-num-seqs.")
     ] = None
     max_num_queued_tokens: Annotated[
-        int | None, flag(LIMITS, "Tokens of their prompts and longest outputs; default: 16 times the cache.")
+        int | None,
+        flag(
+            LIMITS,
+            "Tokens of their prompts and longest outputs (vLLM counts prompts alone); default: 16 times the "
+            "cache.",
+            parser=whole_number,
+            metavar="INTEGER",
+        ),
     ] = None
     request_timeout: Annotated[
         float | None, flag(LIMITS, "Seconds for a request, from its arrival; default: no bound.")
@@ -57,7 +72,7 @@ class ServeFlags:
     ] = None
     lora_modules: Annotated[
         list[str] | None,
-        flag(ADAPTERS, "An adapter from the start: name=folder. May be given several times."),
+        flag(ADAPTERS, "Adapters from the start, each as name=folder."),
     ] = None
     lora_dir: Annotated[
         Path | None,
@@ -77,6 +92,13 @@ class ServeFlags:
         str | None, flag(COSTS, "Nanoseconds a token adds to a step, as input,output,held (see Part 19).")
     ] = None
 
+    def __post_init__(self) -> None:
+        for name in ("served_model_name", "lora_modules", "allowed_host"):  # a text is a sequence of texts
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name}={getattr(self, name)!r}: a list is accepted")
+        if self.root_path and not re.fullmatch(r"(/[\w.~%-]+)+", self.root_path):
+            raise ValueError(f"root_path={self.root_path!r}: a path such as /llm is accepted")
+
     def key(self) -> str | None:
         """The API key, from the flag or from RUVON_API_KEY; None if neither is set. Raises ValueError if the
         key is empty.
@@ -87,6 +109,40 @@ class ServeFlags:
                 "the API key is empty; leave out --api-key and RUVON_API_KEY to serve without one"
             )
         return key
+
+
+TOOLS = "tools come with Extension B"
+NOT_LOGGED = "no request and no answer is logged"
+PROXY = "a proxy in front of the server does this; --root-path and --allowed-host name where it shows it"
+# vLLM's flags of a server that this one does not have: the values that are accepted, since they ask for
+# nothing, or for what is always done; and why no others.
+NEUTRAL_FLAGS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "enable_auto_tool_choice": ((False,), TOOLS),
+    "tool_call_parser": ((None,), TOOLS),
+    "tool_parser_plugin": ((None, ""), TOOLS),
+    "enable_request_id_headers": ((False, True), "each answer has X-Request-Id"),
+    "enable_prompt_tokens_details": ((False, True), "each answer's usage says it"),
+    "enable_force_include_usage": ((False,), "a stream's usage is asked for by stream_options.include_usage"),
+    "return_tokens_as_token_ids": ((False,), "a request asks for it by the field of this name"),
+    "trust_request_chat_template": ((False,), "the operator's --chat-template is the only other template"),
+    "chat_template_content_format": (("auto", "string"), "contents are texts"),
+    "response_role": (("assistant",), "answers are the assistant's"),
+    "api_server_count": ((1,), "one process serves; ruvon cluster starts several (Extension A)"),
+    "uvicorn_log_level": (("info",), "the log is written to stderr, from level info on"),
+    "disable_uvicorn_access_log": ((False,), "each request has a line in the log"),
+    "enable_log_outputs": ((False,), NOT_LOGGED),
+    "disable_log_requests": ((False, True), NOT_LOGGED),
+    "max_log_len": ((None,), NOT_LOGGED),
+    "disable_fastapi_docs": ((False,), "no page of the server loads anything from another host"),
+    "enable_server_load_tracking": ((False,), "/metrics has vllm:num_requests_running and _waiting"),
+    "allowed_origins": ((None,), f"pages of other sites may not use this server; {PROXY}"),
+    "allow_credentials": ((False,), PROXY),
+    "ssl_keyfile": ((None,), PROXY),
+    "ssl_certfile": ((None,), PROXY),
+    "ssl_ca_certs": ((None,), PROXY),
+    "middleware": ((None, []), "no code is run that a flag names"),
+    "config": ((None,), "flags are given on the command line"),
+}
 
 
 def takes_flags(parameter: str, record: type) -> Callable[[Callable], Callable]:

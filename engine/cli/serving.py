@@ -3,43 +3,59 @@
 This module needs the extra `server`; engine/cli/serve.py prints a message if the extra is not installed.
 """
 
+import hashlib
 import reprlib
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import torch
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector
 
+from engine.cache.paged import PagedCache
+from engine.cache.slots import SlotCache
 from engine.cli.serve_flags import ServeFlags
 from engine.core.engine_thread import EngineThread
 from engine.decoding.chat_template import ChatTemplate
 from engine.lora.manager import AdapterManager
+from engine.machine.version import ruvon_version
+from engine.models.checkpoint import read_text
 from engine.scheduling.elastic import ElasticScheduler
 from engine.server.adapters import AdapterEngine, adapter_routes, named_folders
 from engine.server.admission import Admission
 from engine.server.admission_metrics import AdmissionMetrics
-from engine.server.app import create_app, no_parent
+from engine.server.app import Extension, create_app
 from engine.server.capacity import Capacity, queue_limits
 from engine.server.chat import Chat, chat_routes
 from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
 from engine.server.chat_page import chat_page
 from engine.server.deadline import deadlines
 from engine.server.generate import generate_route
+from engine.server.http_metrics import http_metrics
 from engine.server.limits import MAX_NAME_CHARACTERS, MAX_REQUESTS
+from engine.server.responses_route import responses_route
 from engine.server.run import max_connections
 from engine.server.scored import ScoredCompletions
 from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes
+from engine.server.tokenization import tokenization_routes
 from engine.server.usage_cost import usage_cost
 from engine.server.watch import StepWatch
 from engine.speculation.capability import Speculation
 from engine.telemetry.cost_accounting import CostAccounting
+from engine.telemetry.info import AdapterInfo, CacheInfo
 from engine.telemetry.metrics import EngineMetrics
 from engine.telemetry.speculation import SpeculationMetrics
 from engine.wiring.compose import build_engine
+from engine.wiring.devices import with_defaults
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.extensions import wiring_of
+from engine.wiring.generation_config import recommended
 from engine.wiring.loading import public_name
 
+# As in vLLM, requests of load balancers and scrapers are not counted, and here not the dashboard's either.
+UNCOUNTED_PATHS = OPEN_PATHS | {"/health", "/ping", "/version"}
 LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 
 
@@ -49,19 +65,22 @@ class Service:
     def __init__(
         self,
         args: EngineArgs,
-        name: str | None = None,
+        names: Sequence[str] = (),
         max_num_queued_reqs: int | None = None,
         max_num_queued_tokens: int | None = None,
         request_timeout: float | None = None,
         lora_modules: Sequence[str] = (),
         lora_dir: Path | None = None,
+        chat_template: str | None = None,
     ) -> None:
         """Load the model, and its adapters.
 
-        `name` is the model's name for clients, by default `public_name`. `max_num_queued_reqs` and
-        `max_num_queued_tokens` bound what is admitted; None takes the defaults of `queue_limits`.
+        `names` are the model's names for clients, by default `public_name`; metrics have the first.
+        `max_num_queued_reqs` and `max_num_queued_tokens` bound what is admitted; None takes the defaults of
+        `queue_limits`.
         `request_timeout` is in seconds, and None means no bound. `lora_modules` are adapters that are loaded
         at the start, each as name=folder. `lora_dir` is a folder with further adapters that clients may load.
+        `chat_template`, a file or its text, replaces the model's own template.
 
         Raises CheckpointError if a model or an adapter cannot be loaded, ValueError if a value is refused.
         """
@@ -70,13 +89,15 @@ class Service:
                 raise ValueError(f"{flag} needs --enable-lora")
         if lora_dir and not lora_dir.is_dir():
             raise ValueError(f"--lora-dir {lora_dir}: no such folder")
-        is_valid_name = name is None or (name.isprintable() and 0 < len(name.strip()) <= MAX_NAME_CHARACTERS)
-        if not is_valid_name:
-            message = f"1 to {MAX_NAME_CHARACTERS} printable characters are accepted"
-            raise ValueError(f"served_model_name={reprlib.repr(name)}: {message}")
+        for name in names:
+            if not (name.isprintable() and 0 < len(name.strip()) <= MAX_NAME_CHARACTERS):
+                message = f"1 to {MAX_NAME_CHARACTERS} printable characters are accepted"
+                raise ValueError(f"served_model_name={reprlib.repr(name)}: {message}")
         self.args, self.lora_dir = args, lora_dir
-        self.template = ChatTemplate.from_pretrained(args.tokenizer or args.model)
-        self.engine, self.name = build_engine(args), name or public_name(args.model)
+        template = template_text(chat_template) if chat_template else None
+        self.template = ChatTemplate.from_pretrained(args.tokenizer or args.model, template)
+        self.engine = build_engine(args)
+        self.name, *aliases = dict.fromkeys(names) or [public_name(args.model)]
         scheduler, adapters = self.engine.scheduler, self.engine.adapters
         assert isinstance(scheduler, ElasticScheduler)  # the only kind that `build_engine` makes
         self.scheduler = scheduler
@@ -89,11 +110,11 @@ class Service:
         )
         self.engine_thread: EngineThread
         if isinstance(adapters, AdapterManager):  # with enable_lora
-            self.engine_thread = adapter_engine = AdapterEngine(self.engine, self.name, adapters)
+            self.engine_thread = adapter_engine = AdapterEngine(self.engine, self.name, adapters, aliases)
             for adapter, folder in named_folders(lora_modules).items():
                 adapters.load(adapter, adapter_engine.read(adapter, folder))
         else:
-            self.engine_thread = EngineThread(self.engine, self.name)
+            self.engine_thread = EngineThread(self.engine, self.name, aliases)
         self.backend = Admission(
             self.engine_thread,
             Capacity(limits, scheduler.max_num_seqs),
@@ -106,22 +127,28 @@ class Service:
         """The service that a command's flags ask for. Raises CheckpointError or ValueError."""
         return cls(
             args,
-            flags.served_model_name,
+            flags.served_model_name or (),
             flags.max_num_queued_reqs,
             flags.max_num_queued_tokens,
             flags.request_timeout,
             flags.lora_modules or (),
             flags.lora_dir,
+            flags.chat_template,
         )
 
     def app(
-        self, hosts: Collection[str], api_key: str | None, allow_priority: bool, costs: CostAccounting | None
+        self,
+        hosts: Collection[str],
+        api_key: str | None,
+        allow_priority: bool,
+        costs: CostAccounting | None,
+        root_path: str = "",
     ) -> FastAPI:
         """The ASGI app that uvicorn runs.
 
         `hosts` are the host names that requests may be for; an empty collection allows any. Without an
         `api_key`, clients need no key. `allow_priority` lets clients set a request's priority. With `costs`,
-        each answer's usage includes its cost.
+        each answer's usage includes its cost. `root_path` is the path under which a proxy shows the app.
         """
         engine = self.engine
         self.metrics = metrics = EngineMetrics(engine, self.name)
@@ -129,11 +156,17 @@ class Service:
         for capability in engine.capabilities:
             if isinstance(capability, Speculation):
                 metrics.registry.register(SpeculationMetrics(capability.tally, self.name))
+        _register_information(metrics.registry, self.args, self.scheduler)
         if self.args.tensor_parallel_size > 1:
             wiring_of("A").show_ranks(engine, metrics)
         adapter_engine = self.engine_thread if isinstance(self.engine_thread, AdapterEngine) else None
+        defaults = recommended(self.args)
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
+        for api in (completions, chats):
+            api.max_model_len = engine.max_model_len
+            api.recommended, api.fingerprint = defaults, fingerprint(self.args)
+            api.first_name = dict.fromkeys(self.engine_thread.aliases, self.name)  # as in vLLM
         if costs:
             costs.begin(engine, metrics)
             for api in (completions, chats):
@@ -141,11 +174,14 @@ class Service:
         if adapter_engine:
             for api in (completions, chats):
                 api.more_options.append(adapter_engine.options)
-        extensions = [
+        extensions: list[Extension] = [
             deadlines,
             telemetry_routes(metrics),
+            http_metrics(metrics.registry, UNCOUNTED_PATHS),
             chat_routes(engine.tokenizer, engine.config, self.template, chats),
-            generate_route,
+            tokenization_routes(engine.tokenizer, engine.config, self.template),
+            responses_route(engine.tokenizer, engine.config, self.template, chats),
+            partial(generate_route, recommended=defaults),
             chat_page,
         ]
         if adapter_engine and self.lora_dir:
@@ -158,8 +194,64 @@ class Service:
             allowed_hosts=hosts,
             max_requests=max(1, min(MAX_REQUESTS, max_connections() // 2)),
             api=completions,
-            parent_of=adapter_engine.parent_of if adapter_engine else no_parent,
+            details_of=self.details_of,
+            root_path=root_path,
         )
+
+    def details_of(self, name: str) -> dict[str, Any]:
+        """The fields of a model's card that only the engine knows: `root` is the model or adapter behind the
+        name, without the folder that holds it.
+        """
+        details: dict[str, Any] = {"root": public_name(self.args.model), "parent": None}
+        if isinstance(self.engine_thread, AdapterEngine) and name in self.engine_thread.manager.key_of:
+            details = {"root": name} | self.engine_thread.details_of(name)
+        return details | {"max_model_len": self.engine.max_model_len}
+
+
+def fingerprint(args: EngineArgs) -> str:
+    """OpenAI's `system_fingerprint`: a short hash of what determines an answer beside the request and its
+    adapter. While it stays the same, the same request with the same seed gets the same answer, or one that
+    differs by the rounding of another batch.
+    """
+    device = str(with_defaults(args)[0].device).partition(":")[0]
+    dtype = str(args.dtype).removeprefix("torch.")
+    about: list[object] = [
+        ruvon_version(),
+        torch.__version__,
+        public_name(args.model),
+        args.load_format,
+        device,
+        dtype,
+    ]
+    about += [args.quantization, args.tensor_parallel_size]
+    return "fp_" + hashlib.sha256(repr(about).encode()).hexdigest()[:12]
+
+
+def _register_information(registry: CollectorRegistry, args: EngineArgs, scheduler: ElasticScheduler) -> None:
+    """Add what vLLM's registry has besides an engine's metrics: the cache, adapters, and Python."""
+    cache = scheduler.cache
+    assert isinstance(cache, PagedCache | SlotCache)  # `plan_of` makes no other
+    is_shared = args.kv_cache == "paged" and args.enable_prefix_caching is not False
+    registry.register(
+        CacheInfo(
+            cache,
+            cache_dtype="auto",
+            enable_prefix_caching=is_shared,
+            gpu_memory_utilization=args.gpu_memory_utilization,
+            kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        )
+    )
+    if args.enable_lora:
+        registry.register(AdapterInfo(scheduler, args.max_loras))
+    PlatformCollector(registry)
+    GCCollector(registry)
+
+
+def template_text(given: str) -> str:
+    """The Jinja text of a chat template. `given` is a file, or the text itself if it has a brace or several
+    lines, as in vLLM. Raises CheckpointError if the file cannot be read.
+    """
+    return given if any(character in given for character in "{}\n") else read_text(Path(given))
 
 
 def allowed_hosts(host: str, more: Collection[str] = ()) -> list[str]:

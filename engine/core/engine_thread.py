@@ -8,7 +8,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -35,9 +35,9 @@ class EngineThread:
     Use an EngineThread as an async context manager, or call `start` and `stop`.
     """
 
-    def __init__(self, engine: LLMEngine, name: str) -> None:
-        """`name` is the model's name in users' requests."""
-        self.engine, self.name = engine, name
+    def __init__(self, engine: LLMEngine, name: str, aliases: Sequence[str] = ()) -> None:
+        """`name` is the model's name in users' requests, and `aliases` are further names of it."""
+        self.engine, self.name, self.aliases = engine, name, aliases
         self.supports = engine.supports
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.RLock()  # guards `_running`: no command is queued once the thread has ended
@@ -108,7 +108,7 @@ class EngineThread:
 
     def models(self) -> list[str]:
         """The names under which users may ask for the model."""
-        return [self.name]
+        return [self.name, *self.aliases]
 
     def health(self) -> bool:
         """Whether the step loop runs."""

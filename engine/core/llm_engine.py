@@ -7,6 +7,7 @@ free once the request has ended. The engine knows no HTTP and no threads.
 
 import logging
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +16,11 @@ from typing import Any, Protocol
 import torch
 
 from engine.core.mailbox import error_text
+from engine.decoding.bad_words import bad_words_of
 from engine.decoding.outputs import CompletionOutput, FinishReason, Logprobs, RequestOutput, Snapshot
 from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
 from engine.decoding.prompts import Prompt, prompt_token_ids
-from engine.decoding.sampling import NO_TOKEN, SUPPORTS, SamplingState, new_seed
+from engine.decoding.sampling import NO_TOKEN, SUPPORTS, SamplingState, allowed_mask, new_seed
 from engine.decoding.stopping import GrowingOutput
 from engine.execution.runner import Executor
 from engine.models.config import ModelConfig
@@ -62,6 +64,13 @@ class Capability(Protocol):
         """
 
 
+class EngineOptions(Protocol):
+    """The options of an engine, which know how to build it: Part 20's EngineArgs."""
+
+    def build_engine(self) -> "LLMEngine":
+        """Load the model and build the engine."""
+
+
 class Adapters(Protocol):
     """The adapters that requests may ask for (Part 18)."""
 
@@ -79,6 +88,7 @@ class Submission:
 
     prompt: str | None  # None if the user sent token ids
     samples: list[Request]
+    adapter: Any = None  # as the user named it
     prompt_logprobs: Logprobs | None = None  # kept here once complete: a preempted request forgets its own
 
 
@@ -101,11 +111,12 @@ class LLMEngine:
         max_model_len: int | None = None,
         adapters: Adapters | None = None,
         capabilities: Sequence[Capability] = (),
+        seed: int | None = None,
     ) -> None:
         """`max_model_len` is the most tokens of a request, prompt and output together; the default is
         `config.max_positions`. `adapters` is needed if `supports` contains "adapter". `capabilities` are
-        called in the order given. Raises ValueError if the model or the cache has no room for
-        `max_model_len` tokens.
+        called in the order given. `seed` makes the seeds of requests that have none; by default they are
+        random. Raises ValueError if the model or the cache has no room for `max_model_len` tokens.
         """
         self.max_model_len = max_model_len or config.max_positions
         if self.max_model_len > config.max_positions or not scheduler.cache.fits(self.max_model_len):
@@ -119,10 +130,21 @@ class LLMEngine:
         scheduler.listeners = self.listeners  # scheduler and engine report to the same listeners
         self.supports, self.adapters, self.capabilities = supports, adapters, list(capabilities)
         self._submissions: dict[str, Submission] = {}  # unfinished requests, by request id
+        self._seeds = None if seed is None else random.Random(seed)
         self._steps = self._empty_steps = 0
         self._process_id = os.getpid()
         # Called, in any thread, when no step can be computed any more.
         self.on_lost: list[Callable[[BaseException], None]] = []
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineOptions) -> "LLMEngine":
+        """Build the engine that the options describe. It may be of a class that continues this one."""
+        return engine_args.build_engine()
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's shape. Its `max_model_len` is the engine's."""
+        return self.config
 
     def make_requests(
         self,
@@ -139,11 +161,13 @@ class LLMEngine:
         `priority` is from -MAX_PRIORITY to MAX_PRIORITY, and the lowest goes first. `adapter` is a value that
         `Adapters.key` accepts; `add` checks that the adapter exists.
 
+        The samples have a copy of `params`, which the caller may change afterwards.
+
         Raises ParameterError for a field or a prompt that is refused, and RuntimeError in a forked process,
         where a step would hang.
         """
         _refuse_forked(self._process_id)
-        params = params or SamplingParams()
+        params = params.clone() if params else SamplingParams()
         refuse_unsupported(params, self.supports)
         refuse_unknown_tokens(params, self.config.vocab_size)
         for name, value in {"priority": priority, "adapter": adapter, "cache_salt": cache_salt}.items():
@@ -153,13 +177,26 @@ class LLMEngine:
             raise ParameterError(
                 "priority", f"priority={priority}: accepted are -{MAX_PRIORITY} to {MAX_PRIORITY}"
             )
-        token_ids = prompt_token_ids(prompt, self.tokenizer, self.config)
-        seed, samples = new_seed(params), list[Request]()
+        token_ids = prompt_token_ids(
+            prompt, self.tokenizer, self.config, truncate=params.truncate_prompt_tokens
+        )
+        bad_words = bad_words_of(params, self.tokenizer, self.config.vocab_size)
+        mask = allowed_mask(params.allowed_token_ids)
+        samples = list[Request]()
+        seed = self._seeds.getrandbits(63) if self._seeds and params.seed is None else new_seed(params)
         for index in range(params.n):
             output = GrowingOutput(
-                self.tokenizer, params, len(token_ids), self.max_model_len, self.config.eos_token_ids
+                self.tokenizer,
+                params,
+                len(token_ids),
+                self.max_model_len,
+                self.config.eos_token_ids,
+                bad_words,
             )
             stop_ids = (*output.eos_token_ids, *params.stop_token_ids)
+            sampling = SamplingState(
+                params, token_ids, output.token_ids, seed + index, stop_ids, bad_words=bad_words, mask=mask
+            )
             samples.append(
                 Request(
                     id=f"{request_id}/{index}",
@@ -168,7 +205,7 @@ class LLMEngine:
                     num_prompt_tokens=len(token_ids),
                     params=params,
                     output=output,
-                    sampling=SamplingState(params, token_ids, output.token_ids, seed + index, stop_ids),
+                    sampling=sampling,
                     priority=priority,
                     adapter=adapter,
                     cache_salt=cache_salt,
@@ -201,11 +238,13 @@ class LLMEngine:
             raise ParameterError(
                 "request_id", f"request_id={request_id!r} is in use by an unfinished request"
             )
-        if self.adapters is not None and samples[0].adapter is not None:
-            key = self.adapters.key(samples[0].adapter)
+        adapter = samples[0].adapter
+        if self.adapters is not None and adapter is not None:
+            key = self.adapters.key(adapter)
             for request in samples:
                 request.adapter = key
-        self._submissions[request_id] = Submission(prompt if isinstance(prompt, str) else None, samples)
+        text = prompt if isinstance(prompt, str) else None
+        self._submissions[request_id] = Submission(text, samples, adapter)
         for request in samples:
             self.listeners.tell("on_arrival", request)
             self.scheduler.add(request)
@@ -395,6 +434,7 @@ class LLMEngine:
             first.num_cached_tokens,
             error,
             first.stats,
+            submission.adapter,
         )
 
 
@@ -421,7 +461,8 @@ def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
         scores = result.logprobs[s] if result.logprobs else None  # None or empty if the request asks for none
         for i, token_id in enumerate(result.tokens[s]):
             if token_id == NO_TOKEN:
-                raise ArithmeticError("the model's logits are not finite numbers")
+                forbids = ", or the request forbids all tokens" if request.sampling.is_adjusted else ""
+                raise ArithmeticError(f"the model's logits are not finite numbers{forbids}")
             if scores:
                 logprobs = scores[i]
                 request.logprobs.append(logprobs)

@@ -13,11 +13,13 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
+from uuid import uuid4
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
+from engine.decoding.params import ParameterError
 from engine.decoding.prompts import prompt_token_ids
 from engine.decoding.template_sandbox import BoundedEnvironment, render, to_text
 from engine.models.checkpoint import CheckpointError, read_json, read_text, resolve
@@ -27,6 +29,10 @@ from engine.text.tokenizer import Tokenizer
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 MAX_TEMPLATE_CHARACTERS = 1_000_000
 GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # Unicode noncharacters, which no text should have
+# Variables of a template that `chat_prompt` has arguments for, or that come with Extension B (tools).
+OWN_VARIABLES = frozenset(
+    ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+)
 # Errors that a template may raise beside Jinja's own errors.
 FAILURES = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
@@ -87,14 +93,17 @@ class ChatTemplate:
             )
         try:
             self._template = environment.from_string(source)
+            # Names that the template reads and that somebody has to give: `messages`, `enable_thinking`.
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except (TemplateError, SyntaxError, *FAILURES) as error:
             raise CheckpointError(f"the chat template cannot be read: {error}") from None
         self.special_tokens = dict(special_tokens or {})
 
     @classmethod
-    def from_pretrained(cls, name: str | Path) -> "ChatTemplate | None":
+    def from_pretrained(cls, name: str | Path, given: str | None = None) -> "ChatTemplate | None":
         """Read the template of an embedded model, a folder or a hub id. Returns None if the model has none.
 
+        With `given`, the Jinja text of another template, only the special tokens are the model's.
         The template is in chat_template.jinja, else in tokenizer_config.json. If tokenizer_config.json has
         several templates, the template "default" is read. Raises CheckpointError if a file cannot be read.
         """
@@ -110,52 +119,94 @@ class ChatTemplate:
         file = folder / "chat_template.jinja"
         if file.exists():
             source = read_text(file)
+        source = source if given is None else given
         if not isinstance(source, str):
             return None
         tokens = {name: _text(config.get(name)) for name in SPECIAL_TOKENS}
         return cls(source, {name: text for name, text in tokens.items() if text is not None})
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The text of `messages`, which are dicts with "role" and "content".
 
-        With `add_generation_prompt`, the text ends with the beginning of the model's answer. A template may
-        ask for tools and documents; both are None. Raises ChatError if the template refuses the messages,
-        fails, or exceeds the sandbox's limits.
+        With `add_generation_prompt`, the text ends with the beginning of the model's answer. With
+        `continue_final_message`, the text ends with the content of the last message, so that the model writes
+        on in that message. `variables` are further variables of the template, such as Qwen3's
+        `enable_thinking`; a template ignores variables that it does not read. A template may ask for tools
+        and documents; both are None by default. Raises ChatError if the template refuses the messages, fails,
+        leaves out the message to continue, or exceeds the sandbox's limits.
         """
+        messages = list(messages)
+        mark = uuid4().hex  # to find the end of the last message in the text: no content has it
+        if continue_final_message:
+            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{mark} "}
+        values = {"tools": None, "documents": None, **self.special_tokens, **(variables or {})}
+        values |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
-            return render(
-                self._template,
-                {
-                    "messages": list(messages),
-                    "tools": None,
-                    "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
-                    **self.special_tokens,
-                },
-            )
+            text = render(self._template, values)
         except TemplateError as error:
             raise ChatError(str(error)) from None
         except FAILURES as error:
             raise ChatError(f"the model's chat template failed: {type(error).__name__}: {error}") from None
+        if not continue_final_message:
+            return text
+        beginning, found, rest = text.rpartition(mark)
+        if not found:
+            raise ChatError("the model's chat template leaves out the last message, which is to be continued")
+        # A template that has removed the space behind the mark would have removed those before it, too.
+        return beginning if rest.startswith(" ") else beginning.rstrip()
 
 
 def chat_prompt(
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, Any]],
     template: ChatTemplate,
     tokenizer: Tokenizer,
     config: ModelConfig,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    add_special_tokens: bool = False,
+    variables: Mapping[str, Any] | None = None,
+    truncate: int | None = None,
 ) -> tuple[str, list[int]]:
     """Return (text, token ids) of a conversation, as the model reads it.
 
-    Only the template writes special tokens: the tokenizer adds none, and special tokens in contents are
-    encoded as ordinary text. Raises ChatError as `ChatTemplate.render` does, and ParameterError as
-    `prompt_token_ids` does.
+    `add_generation_prompt`, `continue_final_message` and `variables` are as in `ChatTemplate.render`. Only
+    the template writes special tokens: special tokens in contents are encoded as ordinary text, other parts
+    of messages and `variables` may not have any, and the tokenizer adds those that it puts around every text
+    only with `add_special_tokens`. `truncate` is as in `prompt_token_ids`.
+
+    Raises ChatError as `ChatTemplate.render` does, and ParameterError as `prompt_token_ids` does, for
+    `add_generation_prompt` and `continue_final_message` together, and for `variables` (by the name of
+    vLLM's field, `chat_template_kwargs`) that are arguments of their own.
     """
+    variables = variables or {}
+    if add_generation_prompt and continue_final_message:
+        raise ParameterError(
+            "continue_final_message",
+            "continue_final_message=true needs add_generation_prompt=false: the model either continues the "
+            "last message or begins a new one",
+        )
+    if own := sorted(OWN_VARIABLES & variables.keys()):
+        raise ParameterError(
+            "chat_template_kwargs",
+            f"chat_template_kwargs has {own[0]!r}, which is no variable to be set there",
+        )
     special_tokens = [token.content for token in tokenizer.added.values() if token.special]
-    messages, guard = guarded(messages, special_tokens)
-    text = template.render(messages, add_generation_prompt)
-    ids = prompt_token_ids(text, tokenizer, config, add_special_tokens=False, guard=guard)
+    # What is not a content reaches the template without guards, so it may not spell a special token.
+    others = [{k: v for k, v in message.items() if k not in ("role", "content")} for message in messages]
+    written = json.dumps([variables, others], ensure_ascii=False, default=str)
+    (*messages, unguarded), guard = guarded([*messages, {"content": written}], special_tokens)
+    if unguarded["content"] != written:
+        raise ChatError("only a content may spell a special token, and no other field or template variable")
+    text = template.render(messages, add_generation_prompt, continue_final_message, variables)
+    ids = prompt_token_ids(
+        text, tokenizer, config, add_special_tokens=add_special_tokens, guard=guard, truncate=truncate
+    )
     return text.replace(guard, ""), ids
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.dense import causal
+from engine.decoding.bad_words import bad_words_of
 from engine.decoding.outputs import CompletionOutput, FinishReason, RequestOutput, RequestStats
 from engine.decoding.params import SamplingParams, refuse_unknown_tokens, refuse_unsupported
 from engine.decoding.prompts import Prompt, prompt_token_ids
@@ -89,11 +90,18 @@ def decode_steps(
     `prompt` is text or token ids. `supports` names the fields of `params` that `forward` and `choose`
     implement. Raises ParameterError, before the first step, for a field or a prompt that is not accepted.
     """
-    params = params or SamplingParams()
+    params = params.clone() if params else SamplingParams()
     refuse_unsupported(params, supports)
     refuse_unknown_tokens(params, config.vocab_size)
-    token_ids = prompt_token_ids(prompt, tokenizer, config)
-    output = GrowingOutput(tokenizer, params, len(token_ids), config.max_positions, config.eos_token_ids)
+    token_ids = prompt_token_ids(prompt, tokenizer, config, truncate=params.truncate_prompt_tokens)
+    output = GrowingOutput(
+        tokenizer,
+        params,
+        len(token_ids),
+        config.max_positions,
+        config.eos_token_ids,
+        bad_words_of(params, tokenizer, config.vocab_size),
+    )
     return _decode(forward, token_ids, output, choose)
 
 
@@ -139,7 +147,8 @@ def generate(
     Raises ParameterError as `decode_steps` does.
     """
     stats = RequestStats(arrival=time.perf_counter())
-    token_ids = prompt_token_ids(prompt, tokenizer, config)
+    truncate = params.truncate_prompt_tokens if params else None
+    token_ids = prompt_token_ids(prompt, tokenizer, config, truncate=truncate)
     for step in decode_steps(forward, tokenizer, config, token_ids, params):
         stats.token_times.append(step.time)
     done = step.output

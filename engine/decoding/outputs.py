@@ -4,9 +4,10 @@ A field is None until the part that fills it. Part 2.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
-from typing import Literal, TypeVar, overload
+from reprlib import Repr
+from typing import Any, Literal, TypeVar, overload
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -25,6 +26,8 @@ Logprobs = list[TokenLogprobs | None]  # None for the first token of a prompt: n
 
 
 Item = TypeVar("Item")
+_SHORT = Repr()  # writes a value in a length that does not grow with it
+_SHORT.maxstring, _SHORT.maxlist, _SHORT.maxother = 100, 8, 1000
 
 
 class Snapshot(Sequence[Item]):
@@ -60,7 +63,19 @@ class Snapshot(Sequence[Item]):
         return repr(list(self))
 
 
-@dataclass(slots=True)
+def short_repr(record: Any, *left_out: str) -> str:
+    """A dataclass as text, without the fields `left_out`. Long texts and lists are cut in the middle or at
+    their end, so the text has about the same length for a long output as for a short one.
+    """
+    values = {spec.name: getattr(record, spec.name) for spec in fields(record) if spec.name not in left_out}
+    shown = {
+        name: _SHORT.repr(value[: _SHORT.maxlist + 1] if isinstance(value, Snapshot) else value)
+        for name, value in values.items()
+    }
+    return f"{type(record).__name__}({', '.join(f'{name}={text}' for name, text in shown.items())})"
+
+
+@dataclass(slots=True, repr=False)
 class CompletionOutput:
     """One continuation of a prompt."""
 
@@ -68,10 +83,16 @@ class CompletionOutput:
     text: str
     token_ids: Sequence[int]  # a list once the continuation is finished
     finish_reason: FinishReason | None = None  # None while the continuation grows
-    stop_reason: int | str | None = None  # the stop token or stop string; None for end of sequence
+    stop_reason: int | str | None = None  # the stop token or stop string; None for the tokenizer's EOS
     cumulative_logprob: float | None = None  # the sum of the tokens' log probabilities, if requested
     logprobs: Sequence[Mapping[int, Logprob]] | None = None  # of each token, if requested
     text_offsets: Sequence[int] | None = None  # with logprobs: where each token begins in the decoded text
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 @dataclass(slots=True)
@@ -105,7 +126,7 @@ class RequestStats:
         return (self.token_times[-1] - self.token_times[0]) / gaps if gaps else 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class RequestOutput:
     """The state of one request, while it runs or after it has finished."""
 
@@ -118,3 +139,18 @@ class RequestOutput:
     num_cached_tokens: int | None = None  # prompt tokens that were found in a cache (Part 12)
     error: str | None = None  # why the request failed; its finish reason is then "error" (Part 6)
     stats: RequestStats | None = None
+    lora_request: Any = None  # the adapter as the user named it (Part 18)
+
+    @property
+    def metrics(self) -> RequestStats | None:
+        """vLLM's name of `stats`."""
+        return self.stats
+
+    def __getitem__(self, name: Literal["text", "token_ids"]) -> Any:
+        """The first continuation's text or token ids: nano-vllm's outputs are dicts with these two."""
+        if name not in ("text", "token_ids"):
+            raise KeyError(f"{name!r}: 'text' and 'token_ids' are accepted; other fields are attributes")
+        return getattr(self.outputs[0], name)
+
+    def __repr__(self) -> str:
+        return short_repr(self, "stats")

@@ -7,9 +7,10 @@ part that adds it. Names and meanings are those of vLLM and OpenAI.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from enum import Enum
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -18,8 +19,25 @@ Fields = TypeVar("Fields")
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 1024
 MAX_LOGPROBS = 20  # likeliest tokens returned for each position
+MEANT = 0.8  # from 0 to 1: how much alike an unknown name and the one that was probably meant must be
 MAX_SAMPLES = 128  # samples of one prompt; each sample is a sequence with its own keys and values
+FLAGS = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)  # the fields that are true or false
+
+
+class RequestOutputKind(Enum):
+    """What each output of a request contains: all so far, what is new, or one output at the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
 
 
 class ParameterError(ValueError):
@@ -43,7 +61,7 @@ def refuse_unknown_names(kind: type[Fields]) -> type[Fields]:
     def checked_init(self: Fields, *values: Any, **named_values: Any) -> None:
         for name in named_values:
             if name not in names:
-                close = get_close_matches(name, names, 1)
+                close = get_close_matches(name, names, 1, MEANT)
                 hint = f"did you mean {close[0]!r}? " if close else ""
                 raise TypeError(
                     f"{kind.__name__} has no field {name!r}: {hint}Accepted are {', '.join(names)}"
@@ -59,44 +77,90 @@ def _field_of_part(default: Any, part: int, brings: str) -> Any:
     return field(default=default, metadata={"part": part, "brings": brings})
 
 
+def _neutral_only(default: Any, reason: str) -> Any:
+    """A dataclass field of vLLM's whose effect does not exist here. Any value but the default, an empty list
+    and an empty dict is refused, for `reason`.
+    """
+    return field(default=default, metadata={"refused": reason})
+
+
 @refuse_unknown_names
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True)  # so that an assignment to an unknown name fails
 class SamplingParams:
-    """The parameters of one request.
+    """The parameters of one request, in the order of vLLM's. None means that a field is not given, except for
+    `max_tokens`.
+
+    A field may be changed by assignment, which checks nothing. The engine checks and copies the parameters
+    when a request is submitted (`clone`), so later changes do not reach a request under way.
 
     Raises ParameterError for a value of the wrong type or out of range, and TypeError for an unknown name.
     """
 
-    max_tokens: int | None = 16  # None: as many tokens as the model's length leaves
-    min_tokens: int = 0  # no stop token may be chosen, and no stop string counts, before this many tokens
-    stop: str | tuple[str, ...] = ()  # strings that end the output
-    stop_token_ids: tuple[int, ...] = ()  # tokens that end the output, besides the model's own
-    ignore_eos: bool = False  # continue after the model's end-of-sequence token
-    include_stop_str_in_output: bool = False  # keep the stop string, or the stop token's text, in the text
-    skip_special_tokens: bool = True  # leave tokens such as <|endoftext|> out of the text
-
+    n: int = _field_of_part(1, 5, "sampling")  # samples, 1 to MAX_SAMPLES
+    presence_penalty: float = _field_of_part(0.0, 5, "sampling")  # -2 to 2, once per token of the output
+    frequency_penalty: float = _field_of_part(0.0, 5, "sampling")  # -2 to 2, per occurrence in the output
+    repetition_penalty: float = _field_of_part(1.0, 5, "sampling")  # 0.01 to 100, for prompt and output
     # From 0 (greedy) to 1000. None means greedy before Part 5, and 1.0 from Part 5 on.
     temperature: float | None = _field_of_part(None, 5, "sampling")
-    top_k: int = _field_of_part(0, 5, "sampling")  # only the k likeliest tokens; 0 or -1: all
     top_p: float = _field_of_part(1.0, 5, "sampling")  # more than 0, up to 1: cumulative probability
+    top_k: int = _field_of_part(0, 5, "sampling")  # only the k likeliest tokens; 0 or -1: all
     min_p: float = _field_of_part(0.0, 5, "sampling")  # 0 to 1: share of the likeliest token's probability
-    repetition_penalty: float = _field_of_part(1.0, 5, "sampling")  # 0.01 to 100, for prompt and output
-    frequency_penalty: float = _field_of_part(0.0, 5, "sampling")  # -2 to 2, per occurrence in the output
-    presence_penalty: float = _field_of_part(0.0, 5, "sampling")  # -2 to 2, once per token of the output
-    logit_bias: dict[int, float] | None = _field_of_part(None, 5, "sampling")  # token id -> -100 to 100
     seed: int | None = _field_of_part(None, 5, "sampling")  # 64 bits, signed; None: a random seed
-    n: int = _field_of_part(1, 5, "sampling")  # samples, 1 to MAX_SAMPLES
+    stop: Sequence[str] = ()  # a string, or strings, that end the output; kept as a list
+    stop_token_ids: Sequence[int] = ()  # tokens that end the output, besides the model's own
+    ignore_eos: bool = False  # continue after the model's end-of-sequence token
+    max_tokens: int | None = 16  # None: as many tokens as the model's length leaves
+    min_tokens: int = 0  # no stop token may be chosen, and no stop string counts, before this many tokens
     # 0 to MAX_LOGPROBS: how many of the likeliest tokens to score beside each token. None: no scores.
     logprobs: int | None = _field_of_part(None, 10, "logprobs")
     prompt_logprobs: int | None = _field_of_part(None, 10, "logprobs")
+    detokenize: bool = True  # without, the output has token ids and no text
+    skip_special_tokens: bool = True  # leave tokens such as <|endoftext|> out of the text
+    # No tokenizer here puts a space between two special tokens, so both values give the same text.
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False  # keep the stop string, or the stop token's text, in the text
+    truncate_prompt_tokens: int | None = None  # keep only the prompt's last tokens; -1: all that fit
+    bad_words: Sequence[str] = ()  # words that are not generated (bad_words.py)
+    logit_bias: dict[int, float] | None = _field_of_part(None, 5, "sampling")  # token id -> -100 to 100
+    allowed_token_ids: Sequence[int] | None = _field_of_part(None, 5, "sampling")  # no others are chosen
+    output_kind: RequestOutputKind = _neutral_only(
+        RequestOutputKind.CUMULATIVE, "each output here has all text and tokens so far"
+    )
+    structured_outputs: Any = _neutral_only(None, "Extension B (structured output) brings it")
+    extra_args: Any = _neutral_only(None, "nothing here reads it")
+    logits_processors: Any = _neutral_only(
+        None, "a step is a record of numbers that any process can compute, and a function is none"
+    )
+    logprob_token_ids: Any = _neutral_only(None, "`logprobs` scores the likeliest tokens only")
+    flat_logprobs: bool = _neutral_only(False, "log probabilities are one map per token here")
+    thinking_token_budget: int | None = _neutral_only(None, "no part of an output is known as thinking")
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        object.__setattr__(self, "stop", _tuple_of("stop", stop, str))
-        object.__setattr__(self, "stop_token_ids", _tuple_of("stop_token_ids", self.stop_token_ids, int))
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            if value is None and spec.name != "max_tokens":
+                value = spec.default
+                setattr(self, spec.name, value)
+            if "refused" in spec.metadata and value not in (spec.default, [], {}):
+                default, reason = spec.default, spec.metadata["refused"]
+                raise ParameterError(
+                    spec.name, f"{spec.name}={value!r}: only {default!r} is accepted, because {reason}"
+                )
+        self.stop = [self.stop] if isinstance(self.stop, str) else _list_of("stop", self.stop, str)
+        self.stop_token_ids = _list_of("stop_token_ids", self.stop_token_ids, int)
+        self.bad_words = _list_of("bad_words", self.bad_words, str)
         if "" in self.stop:
             raise ParameterError("stop", "stop='' is empty; a stop string has at least one character")
-        for name, limit in (("stop", MAX_STOPS), ("stop_token_ids", MAX_STOP_TOKEN_IDS)):
+        if any(not word.strip() for word in self.bad_words):
+            raise ParameterError(
+                "bad_words", f"bad_words={self.bad_words!r}: each word has a character that is no space"
+            )
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = _list_of("allowed_token_ids", self.allowed_token_ids, int)
+            if not self.allowed_token_ids:
+                raise ParameterError("allowed_token_ids", "allowed_token_ids=[] allows no token")
+        limits = (("stop", MAX_STOPS), ("stop_token_ids", MAX_STOP_TOKEN_IDS), ("bad_words", MAX_BAD_WORDS))
+        for name, limit in limits:
             if (length := len(getattr(self, name))) > limit:
                 raise ParameterError(name, f"{name} has {length} entries; at most {limit} are accepted")
         longest_stop = max(map(len, self.stop), default=0)
@@ -105,14 +169,21 @@ class SamplingParams:
                 "stop",
                 f"stop has a string of {longest_stop} characters; at most {MAX_STOP_CHARACTERS} are accepted",
             )
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+        for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(name, f"{name}={getattr(self, name)!r}: true or false is accepted")
+        if self.stop and not self.detokenize:
+            raise ParameterError("stop", f"stop={self.stop!r} needs detokenize=True: it is found in the text")
         self._check("max_tokens", int, 1, optional=True)
         self._check("min_tokens", int, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParameterError(
                 "min_tokens", f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}"
+            )
+        self._check("truncate_prompt_tokens", int, -1, optional=True)
+        if self.truncate_prompt_tokens == 0:
+            raise ParameterError(
+                "truncate_prompt_tokens", "truncate_prompt_tokens=0 leaves no prompt; accepted is -1, or 1 on"
             )
         self._check("temperature", float, 0.0, 1e3, optional=True)
         self._check("top_k", int, -1)
@@ -131,12 +202,25 @@ class SamplingParams:
             raise ParameterError(
                 "logit_bias", f"logit_bias={self.logit_bias!r}: a map from token id to bias is accepted"
             )
+        self.logit_bias = None if self.logit_bias is None else dict(self.logit_bias)
         for token_id, bias in (self.logit_bias or {}).items():
             if not _is_a(token_id, int) or not _is_a(bias, float) or not -100 <= bias <= 100:
                 entry = f"logit_bias={{{token_id!r}: {bias!r}}}"
                 raise ParameterError(
                     "logit_bias", f"{entry}: a token id and a bias of -100 to 100 are accepted"
                 )
+
+    def __repr__(self) -> str:
+        """All fields but those that only have a neutral value. A temperature of None is shown as 1.0."""
+        shown = [spec.name for spec in dataclasses.fields(self) if "refused" not in spec.metadata]
+        values = {name: getattr(self, name) for name in shown}
+        if self.temperature is None:
+            values["temperature"] = 1.0
+        return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+
+    def clone(self) -> "SamplingParams":
+        """A copy with lists of its own. Raises ParameterError if a field was changed to a wrong value."""
+        return dataclasses.replace(self)
 
     def _check(
         self, name: str, kind: type, low: float, high: float = math.inf, optional: bool = False
@@ -169,8 +253,11 @@ def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None
 
 def refuse_unknown_tokens(params: SamplingParams, vocab_size: int) -> None:
     """Raises ParameterError for a token id in `params` that is not from 0 to `vocab_size` - 1."""
-    for name in ("stop_token_ids", "logit_bias"):
-        for token_id in getattr(params, name) or ():
+    for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+        token_ids = getattr(params, name) or ()
+        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            continue  # the usual case, made fast
+        for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
                 raise ParameterError(
                     name, f"{name} has token id {token_id}; accepted are 0 to {vocab_size - 1}"
@@ -187,22 +274,41 @@ def _is_a(value: Any, kind: type) -> bool:
     return isinstance(value, accepted) and not isinstance(value, bool) and not is_nan
 
 
-def _tuple_of(name: str, values: Any, kind: type) -> tuple:
-    """`values` as a tuple. Raises ParameterError if it is not a list or tuple of `kind`."""
-    if not isinstance(values, (tuple, list)) or not all(_is_a(value, kind) for value in values):
+def _list_of(name: str, values: Any, kind: type) -> list:
+    """`values` as a new list. Raises ParameterError if it is not a list or tuple of `kind`."""
+    is_list = isinstance(values, (tuple, list))
+    # The first test is fast for many token ids; the second is for subclasses of `kind`.
+    if not is_list or not (set(map(type, values)) <= {kind} or all(_is_a(value, kind) for value in values)):
         noun = "strings" if kind is str else "whole numbers"
         raise ParameterError(name, f"{name}={values!r}: a list of {noun} is accepted")
-    return tuple(values)
+    return list(values)
 
 
-def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
-    """The parameters that a model's generation_config.json recommends, as in vLLM.
+def recommended_params(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """name -> value of the parameters that a model's generation_config.json recommends, as in vLLM.
 
-    Raises ParameterError for a value out of range.
+    `max_tokens` is the file's `max_new_tokens`. Raises ParameterError for a value out of range.
     """
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     defaults = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
     max_tokens = generation_config.get("max_new_tokens")
     if max_tokens is not None:
         defaults["max_tokens"] = max_tokens
-    return SamplingParams(**defaults)
+    SamplingParams(**defaults)  # raises ParameterError
+    return defaults
+
+
+def with_recommended(
+    params: SamplingParams, given: Collection[str], recommended: Mapping[str, Any]
+) -> SamplingParams:
+    """`params`, with the recommended value of each field whose name is not in `given`.
+
+    A recommended `max_tokens` is also a bound on a given one, as in vLLM's server. Raises ParameterError if
+    the values contradict each other.
+    """
+    changes = {name: value for name, value in recommended.items() if name not in given}
+    if "max_tokens" in recommended:
+        asked = params.max_tokens
+        bound = recommended["max_tokens"]
+        changes["max_tokens"] = bound if asked is None else min(asked, bound)
+    return replace(params, **changes) if changes else params

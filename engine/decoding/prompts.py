@@ -16,28 +16,42 @@ def prompt_token_ids(
     config: ModelConfig,
     add_special_tokens: bool = True,
     guard: str = "",
+    truncate: int | None = None,
 ) -> list[int]:
     """The token ids of a prompt: those of its text, or the given ids.
 
     `add_special_tokens` adds the special tokens that the tokenizer puts around every text. A chat template
-    writes its own special tokens (Part 14). `guard` is as in `Tokenizer.encode`.
+    writes its own special tokens (Part 14). `guard` is as in `Tokenizer.encode`. `truncate` is
+    `SamplingParams.truncate_prompt_tokens`: the most tokens that are kept, those at the end; -1 keeps as many
+    as a prompt may have.
 
     Raises ParameterError (field `prompt`) if the prompt is empty, if it leaves no room for one token of
     output, if the model does not have one of its ids (a tokenizer may have more ids than the model), or if
     the tokenizer refuses the text. A text that is too long for any tokenization is refused without encoding
-    it.
+    it. Raises ParameterError (field `truncate_prompt_tokens`) if more tokens are to be kept than a prompt may
+    have.
     """
+    longest = config.max_positions - 1
+    if truncate is not None and truncate > longest:
+        raise ParameterError(
+            "truncate_prompt_tokens",
+            f"truncate_prompt_tokens={truncate}: at most {longest} are accepted, or -1",
+        )
+    num_kept = longest if truncate == -1 else truncate  # None: all
     if not isinstance(prompt, str):
-        _check_length(len(prompt), config)
-        _check_ids(prompt, config.vocab_size)
-        return list(prompt)
+        kept = prompt if num_kept is None else prompt[-num_kept:]
+        _check_length(len(kept), config)
+        _check_ids(kept, config.vocab_size)
+        return list(kept)
     min_length = tokenizer.fewest_tokens(prompt.replace(guard, ""))
-    if min_length >= config.max_positions:
+    if min_length >= config.max_positions and num_kept is None:
         _refuse_length(f"at least {min_length}", config)
     try:
         token_ids = tokenizer.encode(prompt, add_special_tokens, guard)
     except ValueError as error:
         raise ParameterError("prompt", f"prompt: {error}") from None
+    if num_kept is not None:
+        token_ids = token_ids[-num_kept:]
     _check_length(len(token_ids), config)
     largest = max(token_ids)
     if largest >= config.vocab_size:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.decoding.bad_words import BadWords
 from engine.decoding.greedy import Choose
 from engine.decoding.params import SamplingParams
 from engine.decoding.penalties import Changes
@@ -34,11 +35,13 @@ SUPPORTS = frozenset(
         "frequency_penalty",
         "presence_penalty",
         "logit_bias",
+        "allowed_token_ids",
         "seed",
         "n",
     ]
 )
 NO_TOKEN = -1  # the result for a row in which no token can be chosen, because its largest logit is not finite
+NO_CHANGES = np.empty(0, np.int64), np.empty((0, 3), np.float32)  # tokens[C] and factors[C, 3] with C = 0
 COLDEST = 1e-6  # the lowest temperature above 0: dividing by less would overflow fp32, and changes no choice
 INT32_OFFSET = 2**31  # maps a signed number of 32 bits to 0 to 2**32 - 1 by addition
 CACHE_NUMBERS = 2**15  # how many numbers of noise are computed at a time, so that a core's cache holds them
@@ -65,12 +68,15 @@ class Draw:
     stop_ids: tuple[int, ...] = ()  # tokens that may not be chosen before `min_tokens`
     tokens: np.ndarray | None = None  # [C]: the tokens whose logits change
     factors: np.ndarray | None = None  # [C, 3]: how the logits change, as in `SamplingState.changes`
-    mask: np.ndarray | None = None  # [V / 32]: bit v says whether token v may be chosen at all (Extension B)
+    # [V / 32] in int32: bit v % 32 of number v // 32 says whether token v may be chosen at all. Numbers that
+    # are missing at the end count as 0.
+    mask: np.ndarray | None = None
+    bad_ids: tuple[int, ...] = ()  # tokens that may not be chosen: each would complete a bad word
 
     def changes(self) -> tuple[np.ndarray, np.ndarray]:
         """tokens[C], factors[C, 3]. Only for a row with `is_adjusted`."""
-        assert self.tokens is not None
-        assert self.factors is not None
+        if self.tokens is None or self.factors is None:
+            return NO_CHANGES
         return self.tokens, self.factors
 
 
@@ -89,6 +95,10 @@ class Row(Protocol):
     @property
     def stop_ids(self) -> Sequence[int]: ...
     @property
+    def bad_ids(self) -> Sequence[int]: ...
+    @property
+    def mask(self) -> np.ndarray | None: ...
+    @property
     def is_adjusted(self) -> bool: ...
     def changes(self) -> tuple[np.ndarray, np.ndarray]: ...
 
@@ -103,6 +113,8 @@ class SamplingState:
     seed: int
     stop_ids: Sequence[int] = ()  # tokens that may not be chosen before `min_tokens`
     guesses: Sequence[int] = ()  # proposed tokens, counted as if they followed the output (Part 16)
+    bad_words: BadWords | None = None
+    mask: np.ndarray | None = None  # which tokens may be chosen, as in `Draw`
     temperature: float = field(init=False)  # 0 is greedy
     is_adjusted: bool = field(init=False)  # whether `adjust` may change the row
     _changes: Changes = field(init=False)
@@ -117,6 +129,8 @@ class SamplingState:
             or p.frequency_penalty
             or p.presence_penalty
             or p.min_tokens
+            or self.bad_words
+            or self.mask is not None
         )
         self._changes = Changes(p, self.prompt_ids)
         self._draw = Draw(
@@ -125,7 +139,13 @@ class SamplingState:
             self.seed,
             p.seed is not None,
             self.is_adjusted,
+            mask=self.mask,
         )
+
+    @property
+    def bad_ids(self) -> tuple[int, ...]:
+        """The tokens that would complete a bad word now."""
+        return self.bad_words.completing(self.output_ids, self.guesses) if self.bad_words else ()
 
     def draw(self) -> Draw:
         """A record of the present state. Later tokens do not change the record."""
@@ -133,7 +153,11 @@ class SamplingState:
             return self._draw
         tokens, factors = self.changes()
         return replace(
-            self._draw, stop_ids=tuple(self.stop_ids), tokens=tokens.copy(), factors=factors.copy()
+            self._draw,
+            stop_ids=tuple(self.stop_ids),
+            tokens=tokens.copy(),
+            factors=factors.copy(),
+            bad_ids=self.bad_ids,
         )
 
     def changes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -152,6 +176,15 @@ class SamplingState:
         return state
 
 
+def allowed_mask(token_ids: Sequence[int] | None) -> np.ndarray | None:
+    """The mask of a `Draw` that lets only `token_ids` be chosen. None for None, which allows all tokens."""
+    if token_ids is None:
+        return None
+    bits = np.zeros(-(-(max(token_ids) + 1) // 32) * 32, dtype=np.bool_)
+    bits[token_ids] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
 def new_seed(params: SamplingParams) -> int:
     """The seed in `params`, or a random seed of 63 bits if it is None."""
     return secrets.randbits(63) if params.seed is None else params.seed
@@ -161,8 +194,8 @@ def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
     """Choose a token for each row: logits[R, V] -> token ids[R].
 
     `rows` [R] has the parameters of each row. positions[R] is the index of each row's token in its request's
-    output, from 0. By default, it is the length of the output so far. A row whose largest logit is not finite
-    gives NO_TOKEN.
+    output, from 0. By default, it is the length of the output so far. A row that may choose no token, or
+    whose largest logit is not finite, gives NO_TOKEN.
     """
     if positions is None:
         positions = next_positions(rows)
@@ -170,7 +203,7 @@ def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
         return _likeliest(adjust(logits, rows, positions))
     probs = distribution(logits, rows, positions)
     token_ids = draw(probs, [row.seed for row in rows], positions)
-    return torch.where(logits.amax(-1).isfinite(), token_ids, NO_TOKEN)
+    return torch.where(logits.amax(-1).isfinite() & probs[:, 0].isfinite(), token_ids, NO_TOKEN)
 
 
 def next_positions(rows: Sequence[Row]) -> list[int]:
@@ -202,7 +235,7 @@ def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] |
     The steps are, in order: bias and penalties, temperature, top-k, top-p, min-p. Each step works on the
     tokens that the step before has kept. Top-k, top-p and min-p keep every token that is as likely as the
     least likely token they keep, and always keep the likeliest token. Temperature 0 gives probability 1 to
-    the likeliest token. A step that no row asks for is not computed.
+    the likeliest token. A step that no row asks for is not computed. A row that may choose no token is NaN.
     """
 
     def column(values: list[float]) -> Tensor:
@@ -233,7 +266,7 @@ def distribution(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] |
         fence = probs.amax(-1, keepdim=True) * column([p.min_p for p in params])  # [R, 1]
         probs = logits.masked_fill(probs < fence, -torch.inf).softmax(-1)
     if any(row.temperature == 0 for row in rows):
-        greedy = column([row.temperature == 0 for row in rows]).bool()  # [R, 1]
+        greedy = column([row.temperature == 0 for row in rows]).bool() & probs[:, :1].isfinite()  # [R, 1]
         probs = torch.where(greedy, torch.zeros_like(probs).scatter_(-1, likeliest, 1.0), probs)
     return probs
 
@@ -252,9 +285,10 @@ def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
     `row.changes()` names the tokens to change and their factors (bias, repetition, subtract), where subtract
     is frequency · count + presence. First the bias is added to a token's logit x. Then the repetition penalty
     r applies to tokens of the prompt and the output: x becomes x / r if x > 0, else x · r. Then the other
-    penalties apply to tokens of the output: x becomes x − frequency · count − presence. While a row's output
-    has fewer than `min_tokens` tokens, the row's stop tokens are banned, whatever their bias: they get the
-    logit -inf. All other logits stay as they are.
+    penalties apply to tokens of the output: x becomes x − frequency · count − presence. Then tokens are
+    banned, whatever their bias: they get the logit -inf. Banned are the row's `bad_ids`, its stop tokens
+    while its output has fewer than `min_tokens` tokens, and, if it has a mask, all tokens that are not in
+    `allowed_by(mask, V)` [V]. All other logits stay as they are.
     """
     if not any(row.is_adjusted for row in rows):
         return logits
@@ -275,12 +309,25 @@ def adjust(logits: Tensor, rows: Sequence[Row], positions: Sequence[int] | None 
         positions = next_positions(rows)
     banned: list[tuple[int, int]] = []  # (row, token)
     for i, (row, position) in enumerate(zip(rows, positions, strict=True)):
+        banned += [(i, token) for token in row.bad_ids]
         if position < row.params.min_tokens:
             banned += [(i, token) for token in row.stop_ids]
     if banned:
         banned_index = _to(logits.device, np.array(banned)).unbind(1)  # rows, tokens
         logits = logits.index_put(banned_index, logits.new_full((), -torch.inf))
+    masks = {i: mask for i in adjusted if (mask := rows[i].mask) is not None}
+    if masks:
+        V = logits.shape[-1]
+        allowed = _to(logits.device, np.stack([allowed_by(mask, V) for mask in masks.values()]))  # [M, V]
+        masked_rows = _to(logits.device, np.array([*masks]))  # [M]
+        chosen = logits[masked_rows].masked_fill(~allowed, -torch.inf)  # [M, V]
+        logits = logits.index_put((masked_rows,), chosen)
     return logits
+
+
+def allowed_by(mask: np.ndarray, V: int) -> np.ndarray:
+    """[V] in bool: which tokens the mask of a `Draw` lets be chosen."""
+    return np.unpackbits(mask.view(np.uint8), count=V, bitorder="little").view(np.bool_)
 
 
 def _to(device: torch.device, numbers: np.ndarray) -> Tensor:
@@ -376,7 +423,8 @@ def sampler(params: SamplingParams, prompt_ids: Sequence[int], index: int = 0) -
     request's seed + `index`.
     """
     output_ids: list[int] = []
-    row = SamplingState(params, prompt_ids, output_ids, new_seed(params) + index)
+    mask = allowed_mask(params.allowed_token_ids)
+    row = SamplingState(params, prompt_ids, output_ids, new_seed(params) + index, mask=mask)
 
     def choose(logits: Tensor) -> int:
         token_id = int(sample(logits[None], [row])[0])

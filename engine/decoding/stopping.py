@@ -4,6 +4,7 @@ Promises that an output grows in one place only: tokens go in, text and a finish
 know where tokens come from. The greedy loop uses `GrowingOutput` here, and the engine's loop from Part 6 on.
 """
 
+from engine.decoding.bad_words import BadWords
 from engine.decoding.outputs import FinishReason
 from engine.decoding.params import SamplingParams
 from engine.text.detokenizer import Detokenizer
@@ -24,11 +25,12 @@ class GrowingOutput:
         prompt_length: int,
         max_positions: int,
         eos_token_ids: tuple[int, ...],
+        bad_words: BadWords | None = None,
     ) -> None:
         """`prompt_length` is the number of tokens of the prompt. `max_positions` and `eos_token_ids` are
-        those of the model's `ModelConfig`.
+        those of the model's `ModelConfig`. `bad_words` are those of `params`.
         """
-        self.params = params
+        self.params, self.bad_words = params, bad_words
         self.token_ids: list[int] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None
@@ -38,15 +40,21 @@ class GrowingOutput:
         # The most tokens that the output may have:
         self.limit = room if params.max_tokens is None else min(params.max_tokens, room)
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
+        self._own_eos = tokenizer.eos_token_id  # the token whose `stop_reason` is None
+        if self._own_eos is None and eos_token_ids:
+            self._own_eos = eos_token_ids[0]
         self._last_ids = frozenset((*self.eos_token_ids, *params.stop_token_ids))
         self._longest_stop = max(map(len, params.stop), default=0)
 
     @property
     def banned_token_ids(self) -> tuple[int, ...]:
-        """The tokens that must not be chosen next: those that end the output, before it has `min_tokens`."""
+        """The tokens that must not be chosen next: those that end the output, before it has `min_tokens`, and
+        those that would complete a bad word.
+        """
+        bad_ids = self.bad_words.completing(self.token_ids) if self.bad_words else ()
         if len(self.token_ids) >= self.params.min_tokens:
-            return ()
-        return (*self.eos_token_ids, *self.params.stop_token_ids)
+            return bad_ids
+        return (*self.eos_token_ids, *self.params.stop_token_ids, *bad_ids)
 
     @property
     def visible(self) -> str:
@@ -73,11 +81,12 @@ class GrowingOutput:
         self.token_ids.append(token_id)
         # 1. Does the token end the output? Such a token has no text, unless the parameters ask for its text.
         if token_id in self._last_ids:
-            shows_text = self.params.include_stop_str_in_output or not self.params.skip_special_tokens
-            stop_reason = None if token_id in self.eos_token_ids else token_id
-            return self._finish("stop", stop_reason, self._detokenizer.push(token_id) if shows_text else "")
+            is_own_eos = token_id == self._own_eos and token_id in self.eos_token_ids
+            stop_reason = None if is_own_eos else token_id
+            shows_text = self.params.include_stop_str_in_output
+            return self._finish("stop", stop_reason, self._text_of(token_id) if shows_text else "")
         # 2. Append the token's text. Is there a stop string, which may have begun several tokens ago?
-        piece = self._detokenizer.push(token_id)
+        piece = self._text_of(token_id)
         text, self.text = self.text, ""  # Python appends to a str in place if there is only one reference
         num_before = len(text)
         text += piece
@@ -93,6 +102,10 @@ class GrowingOutput:
         if len(self.token_ids) >= self.limit:
             return self._finish("length", None)
         return False
+
+    def _text_of(self, token_id: int) -> str:
+        """The characters that the token completes; none without `detokenize`."""
+        return self._detokenizer.push(token_id) if self.params.detokenize else ""
 
     def _find_stop(self, num_before: int) -> tuple[int, str] | None:
         """(start, stop string) of the stop string that ends first in the text, or None.

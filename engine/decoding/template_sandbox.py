@@ -80,7 +80,7 @@ def render(template: Template, values: Mapping[str, Any]) -> str:
     token = _budget.set(budget)
     try:
         pieces = []
-        for piece in template.generate(**values):
+        for piece in template.generate(values):
             budget.charge(len(piece))
             pieces.append(piece)
         return "".join(pieces)

@@ -119,6 +119,9 @@ class Bounds:
         _within("logprobs", rows.logprobs + rows.prompt_logprobs, V, UNSCORED)
         for row in batch.draws.rows:
             _within("stop_ids", row.stop_ids, V)
+            _within("bad_ids", row.bad_ids, V)
+            if row.mask is not None:
+                _within("mask", [len(row.mask)], -(-V // 32) + 1)
             if row.tokens is not None:
                 _within("penalties", row.tokens, V)
         _within("adapters", batch.adapters, self.num_adapters, NO_ADAPTER)

@@ -84,6 +84,7 @@ class Endpoint:
     api: str = "completions"  # a key of PATHS
     timeout: float = 600.0  # seconds for a whole answer
     fields: dict | None = None  # further fields of each request
+    url: str | None = None  # where requests are sent; None: where OpenAI's API has `api`
 
     def body(self, job: Job) -> dict:
         """The request as JSON. It asks for a stream whose last event has the server's token counts."""
@@ -104,7 +105,7 @@ class Endpoint:
         try:
             async with (
                 asyncio.timeout(self.timeout),
-                self.http.stream("POST", PATHS[self.api], json=self.body(job)) as response,
+                self.http.stream("POST", self.url or PATHS[self.api], json=self.body(job)) as response,
             ):
                 if response.status_code == 200:
                     await _read(response.aiter_bytes(), record)

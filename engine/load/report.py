@@ -5,6 +5,7 @@ latencies. Refusals are reported beside the latencies, because a server that ref
 fast for the others.
 """
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -60,13 +61,17 @@ class Limits:
 
 
 def spread(values: Sequence[float], percentiles: Sequence[float] = PERCENTILES) -> dict[str, float] | None:
-    """A dict with count, mean, the percentiles (by default p50, p95 and p99) and max. None without values."""
+    """A dict with count, mean, std (the standard deviation of these values, as numpy's), the percentiles (by
+    default p50, p95 and p99) and max. None without values.
+    """
     if not values:
         return None
     ordered = sorted(values)
+    mean = statistics.fmean(ordered)
     return {
         "count": len(ordered),
-        "mean": statistics.fmean(ordered),
+        "mean": mean,
+        "std": math.sqrt(statistics.fmean((value - mean) ** 2 for value in ordered)),
         **{f"p{percent:g}": _percentile(ordered, percent) for percent in percentiles},
         "max": ordered[-1],
     }

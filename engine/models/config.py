@@ -39,6 +39,11 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()  # tokens that end a text
     raw: dict = field(default_factory=dict, repr=False, compare=False)  # the content of config.json
 
+    @property
+    def max_model_len(self) -> int:
+        """vLLM's name of `max_positions`."""
+        return self.max_positions
+
     @classmethod
     def from_pretrained(cls, name: str | Path) -> "ModelConfig":
         """Read the configuration of an embedded model, a folder or a hub id (see `resolve`).
@@ -60,7 +65,7 @@ class ModelConfig:
             raise CheckpointError(f"{path}: {error}") from None
         except (TypeError, ValueError, ArithmeticError) as error:  # a size is a string, or 0
             raise CheckpointError(f"{path}: {type(error).__name__}: {error}") from None
-        return dataclasses.replace(config, eos_token_ids=_eos_token_ids(folder, raw))
+        return dataclasses.replace(config, eos_token_ids=eos_token_ids(folder, raw))
 
     def _check_numbers(self) -> None:
         """Raises CheckpointError if an integer field is not a whole number from 1 to MAX_SIZE, or if a float
@@ -109,9 +114,9 @@ def _architecture(name: str) -> ModuleType | None:
     return module if hasattr(module, "config_from") else None
 
 
-def _eos_token_ids(folder: Path, raw: dict) -> tuple[int, ...]:
+def eos_token_ids(folder: Path, raw: dict) -> tuple[int, ...]:
     """The ids of the tokens that end a text: from generation_config.json, else from config.json, as in
-    Hugging Face. Either file may hold one id or a list of ids.
+    Hugging Face. Either file may hold one id or a list of ids. `raw` is the content of config.json.
 
     Raises CheckpointError if the value is neither an id nor a list of ids.
     """

@@ -160,7 +160,8 @@ def _check_draw(row: Draw) -> None:
     if type(row.names_seed) is not bool or type(row.is_adjusted) is not bool:
         raise ValueError("names_seed, is_adjusted: true or false is expected")
     _check_ints("stop_ids", row.stop_ids)
-    if row.is_adjusted or row.tokens is not None or row.factors is not None:
+    _check_ints("bad_ids", row.bad_ids)
+    if row.tokens is not None or row.factors is not None:
         tokens = _check_array("tokens", row.tokens, 1)
         if not np.isfinite(_check_array("factors", row.factors, 2, len(tokens))).all():
             raise ValueError("factors: finite numbers are expected")

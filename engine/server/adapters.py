@@ -42,30 +42,33 @@ STATUS = {"already_loaded": 400, "not_loaded": 404}
 class AdapterEngine(EngineThread):
     """A backend that serves the base model as `name`, and each loaded adapter under its own name."""
 
-    def __init__(self, engine: LLMEngine, name: str, manager: AdapterManager) -> None:
-        super().__init__(engine, name)
+    def __init__(
+        self, engine: LLMEngine, name: str, manager: AdapterManager, aliases: Sequence[str] = ()
+    ) -> None:
+        super().__init__(engine, name, aliases)
         self.manager = manager
         self._read_lock = asyncio.Lock()  # held while one adapter's files are read
         self._num_loads = 0  # loads under way, or waiting for `_read_lock`
 
     def models(self) -> list[str]:
-        return [self.name, *self.manager.key_of]
+        return [*super().models(), *self.manager.key_of]
 
-    def parent_of(self, name: str) -> str | None:
-        """The base model's name if `name` is an adapter; None if `name` is the base model."""
-        return None if name == self.name else self.name
+    def details_of(self, name: str) -> dict[str, str | None]:
+        """For `create_app`: the base model's name as an adapter's `parent`; None for the base model."""
+        return {"parent": None if name in super().models() else self.name}
 
     def options(self, body: SamplingFields) -> dict[str, str]:
         """For `Completions.more_options`: {"adapter": name} for an adapter, {} for the base model."""
-        return {} if body.model == self.name else {"adapter": body.model}
+        return {"adapter": body.model} if body.model and body.model not in super().models() else {}
 
     def read(self, name: str, folder: Path) -> Adapter:
         """Read the adapter in `folder`, which is to be loaded as `name`.
 
         Raises ValueError if `name` is not accepted, and CheckpointError if the files are not.
         """
-        if not NAME.fullmatch(name) or name == self.name:
-            why = "that is the base model" if name == self.name else NAME_RULE
+        is_base = name in super().models()
+        if not NAME.fullmatch(name) or is_base:
+            why = "that is the base model" if is_base else NAME_RULE
             raise ValueError(f"lora_name={name!r}: {why}")
         slots = self.manager.slots
         return read_adapter(folder, self.engine.config, slots.max_lora_rank, slots.dtype)

@@ -11,15 +11,19 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import cache
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.prompts import Prompt
+from engine.machine.version import ruvon_version
 from engine.server import errors, responses, sse
 from engine.server.backend import Backend, OutputStream
-from engine.server.errors import RequestError, as_request_error
+from engine.server.docs_page import HEADERS as docs_headers
+from engine.server.docs_page import docs_page
+from engine.server.errors import RequestError, as_request_error, request_id
 from engine.server.gates import (
     ApiKey,
     BodyLimit,
@@ -27,6 +31,8 @@ from engine.server.gates import (
     KnownHost,
     RequestId,
     RequestLimit,
+    UnderPath,
+    chosen_id,
     host_names,
     yield_to_others,
 )
@@ -35,11 +41,12 @@ from engine.server.protocol import Body, CompletionRequest, Completions
 from engine.server.responses import openapi_responses
 
 Extension = Callable[[FastAPI, Backend], None]  # adds routes or middleware to the app
-OPEN_PATHS = frozenset(["/health"])
+OPEN_PATHS = frozenset(["/health", "/ping"])
 
 
-def no_parent(name: str) -> None:
-    """The default `parent_of` of `create_app`: no model is an adapter of another model."""
+def no_details(name: str) -> dict[str, Any]:
+    """The default `details_of` of `create_app`."""
+    return {}
 
 
 def create_app(
@@ -51,18 +58,20 @@ def create_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     max_requests: int = MAX_REQUESTS,
     api: Completions[CompletionRequest] | None = None,
-    parent_of: Callable[[str], str | None] = no_parent,
+    details_of: Callable[[str], dict[str, Any]] = no_details,
+    root_path: str = "",
 ) -> FastAPI:
     """The server's app.
 
     extensions: functions that add routes to the app; each is called with the app and `backend`.
-    api_key: if given, every route needs `Authorization: Bearer <key>`, except /health and `open_paths`.
+    api_key: if given, every route needs `Authorization: Bearer <key>`, except OPEN_PATHS and `open_paths`.
     open_paths: paths of extensions that are answered without the key.
     allowed_hosts: if given, the Host header of a request must match one of these names (see `KnownHost`).
     max_body_bytes: the largest body; a larger one gets a 413.
     max_requests: how many requests may be under way at once; the next one gets a 503.
     api: turns the body of a completion into parameters, and outputs into JSON; by default `Completions()`.
-    parent_of: the name of the model that an adapter changes (Part 18); None for a model that is no adapter.
+    details_of: fields of a model's card in /v1/models that only the engine knows, such as `max_model_len`.
+    root_path: a prefix under which a proxy shows the app; paths with it and without it are answered.
 
     Raises ValueError if `api_key` is empty, or if an allowed host is not a host name.
     """
@@ -77,13 +86,21 @@ def create_app(
 
     # `openapi_url=None` removes FastAPI's own routes: its documentation pages load scripts from another host
     # into this origin, and its /openapi.json is serialized anew for each request.
-    app = FastAPI(title="ruvon", lifespan=lifespan, responses=errors.RESPONSES, openapi_url=None)
+    app = FastAPI(
+        title="ruvon",
+        lifespan=lifespan,
+        responses=errors.RESPONSES,
+        openapi_url=None,
+        servers=[{"url": root_path}] if root_path else None,
+    )
     app.state.several_prompts = asyncio.Lock()  # held while a request with several prompts is admitted
     errors.install(app)
     _add_middleware(app, api_key, OPEN_PATHS | set(open_paths), allowed_hosts, max_body_bytes, max_requests)
-    _add_routes(app, backend, api or Completions(), parent_of)
+    _add_routes(app, backend, api or Completions(), details_of)
     for extend in extensions:
         extend(app, backend)
+    if root_path:
+        app.add_middleware(UnderPath, prefix=root_path)
     return app
 
 
@@ -110,19 +127,27 @@ def _add_routes(
     app: FastAPI,
     backend: Backend,
     api: Completions[CompletionRequest],
-    parent_of: Callable[[str], str | None],
+    details_of: Callable[[str], dict[str, Any]],
 ) -> None:
     """Add the routes that every server has. The arguments are as in `create_app`."""
     started = int(time.time())
 
     def model_card(name: str) -> dict:
-        card = {"id": name, "object": "model", "created": started, "owned_by": "ruvon"}
-        parent = parent_of(name)
-        return card if parent is None else card | {"parent": parent}
+        card = {"id": name, "object": "model", "created": started, "owned_by": "ruvon", "parent": None}
+        return card | details_of(name)
 
     @app.get("/health", responses=openapi_responses(responses.HealthResponse) | {503: responses.DOWN})
     async def health() -> Response:
         return JSONResponse({"status": "ok"}) if backend.health() else JSONResponse({"status": "down"}, 503)
+
+    @app.get("/ping", response_class=Response, responses={503: {"description": "Requests cannot be served"}})
+    async def ping() -> Response:
+        """As /health, without a body: what SageMaker asks."""
+        return Response(status_code=200 if backend.health() else 503)
+
+    @app.get("/version", responses=openapi_responses(responses.VersionResponse))
+    async def version() -> dict:
+        return {"version": ruvon_version()}
 
     @app.get("/v1/models", responses=openapi_responses(responses.ModelList))
     async def models() -> dict:
@@ -130,7 +155,7 @@ def _add_routes(
 
     @app.get("/v1/models/{name:path}", responses=openapi_responses(responses.ModelCard))
     async def model(name: str) -> dict:
-        _refuse_unknown(name, backend)
+        refuse_unknown(name, backend)
         return model_card(name)
 
     completion = openapi_responses(responses.CompletionResponse, responses.CompletionChunk)
@@ -146,6 +171,14 @@ def _add_routes(
     @cache
     def description() -> bytes:
         return bytes(JSONResponse(app.openapi()).body)
+
+    @cache
+    def page() -> bytes:
+        return docs_page(app.openapi()).encode()
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(page(), media_type="text/html", headers=docs_headers)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
@@ -164,22 +197,30 @@ async def complete(
     `read_prompts` returns the prompts. `complete` calls `read_prompts` after it has checked all other fields,
     because reading the prompts may be slow. Raises RequestError or ParameterError if the request is refused.
     """
-    _refuse_unknown(body.model, backend)
+    if body.model is None:
+        body.model = backend.models()[0]  # the base model
+    refuse_unknown(body.model, backend)
+    body.model = api.first_name.get(body.model, body.model)
     params, options = api.params(body), api.options(body)
+    if body.request_id and not chosen_id(request.headers):
+        request_id.set(body.request_id)
     envelope = {
-        "id": f"{api.id_prefix}-{uuid.uuid4().hex}",
+        "id": f"{api.id_prefix}-{request_id.get()}",
         "object": api.chunk_object if body.stream else api.object,
         "created": int(time.time()),
         "model": body.model,
     }
+    if api.fingerprint:
+        envelope["system_fingerprint"] = api.fingerprint
     prompts = await read_prompts()
+    name = f"{envelope['id']}-{uuid.uuid4().hex[:8]}"  # a client may choose the same id twice
     # Two requests with several prompts, each half admitted, could take the room that the other still needs,
     # and both would be refused. So only one request with several prompts is admitted at a time.
     lock = request.app.state.several_prompts if len(prompts) > 1 else nullcontext()
     streams: list[OutputStream] = []
     async with lock, AsyncExitStack() as admitting:  # admit all prompts or none
         for i, prompt in enumerate(prompts):
-            stream = await backend.generate(prompt, params, f"{envelope['id']}-{i}", **options)
+            stream = await backend.generate(prompt, params, f"{name}-{i}", **options)
             admitting.push_async_callback(stream.aclose)
             streams.append(stream)
             await asyncio.sleep(0)  # let other requests run between two prompts
@@ -187,13 +228,19 @@ async def complete(
     # `admitted` closes the streams at the end of this block, unless a streamed answer has taken them over.
     async with admitted:
         if body.stream:
-            return sse.stream(_chunks(envelope, streams, params.n, body, api), admitted.pop_all())
-        try:
-            outputs = await _unless_client_leaves(request, _gather(streams))
-        except Exception as error:
-            # Converted here: an exception of an unknown type that leaves the route closes the connection.
-            raise as_request_error(error) from error
+            begun = [RequestOutput(name, None, [] if isinstance(p, str) else p, [], False) for p in prompts]
+            return sse.stream(_chunks(envelope, streams, begun, params.n, body, api), admitted.pop_all())
+        outputs = await last_outputs(request, streams)
     return await _whole_response(envelope, outputs, params.n, body, api)
+
+
+async def last_outputs(request: Request, streams: list[OutputStream]) -> list[RequestOutput]:
+    """The last output of each stream. Raises RequestError if a stream fails, or if the client leaves."""
+    try:
+        return await _unless_client_leaves(request, _gather(streams))
+    except Exception as error:
+        # Converted here: an exception of an unknown type that leaves the route closes the connection.
+        raise as_request_error(error) from error
 
 
 async def _whole_response(
@@ -208,15 +255,20 @@ async def _whole_response(
     for i, output in enumerate(outputs):
         for sample in output.outputs:
             choice = {"index": i * n + sample.index} | api.choice(body, output, sample)
+            choice |= api.more_of_choice(body, output, sample, None)
             choices.append(_json(choice))
             await yield_to_others()
+    envelope |= api.answer_fields(body, outputs)
+    if body.return_token_ids and not api.prompt_ids_in_choice:
+        envelope |= {"prompt_token_ids": list(outputs[0].prompt_token_ids)}
     opening = _json(envelope).removesuffix(b"}")
     usage = _json(api.usage(body, outputs))
     content = b'%b,"choices":[%b],"usage":%b}' % (opening, b",".join(choices), usage)
     return Response(content, media_type="application/json")
 
 
-def _refuse_unknown(name: str, backend: Backend) -> None:
+def refuse_unknown(name: str, backend: Backend) -> None:
+    """Raise RequestError 404 if the backend has no model of this name."""
     if name not in backend.models():
         names = ", ".join(backend.models())
         raise RequestError(
@@ -277,17 +329,22 @@ async def _unless_client_leaves(
 async def _chunks(
     envelope: dict,
     streams: list[OutputStream],
+    begun: list[RequestOutput],
     n: int,
     body: Body,
     api: Completions[Body],
 ) -> AsyncGenerator[dict, None]:
     """OpenAI's chunks, in the order in which outputs arrive. Each chunk has what is new in one choice.
 
-    The last chunk has the usage, if the body asks for it. Raises the error of the first stream that fails.
+    `begun` has an output without tokens for each stream. The last chunk has the usage, if the body asks for
+    it. Raises the error of the first stream that fails.
     """
     arriving: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(maxsize=len(streams))
     sent: list[dict[int, CompletionOutput]] = [{} for _ in streams]  # sample index -> sample as last sent
-    latest: dict[int, RequestOutput] = {}
+    latest = list(begun)
+    first: dict = {}  # fields of the first chunk
+    if body.return_token_ids and not api.prompt_ids_in_choice:
+        first = {"prompt_token_ids": list(begun[0].prompt_token_ids)}
 
     async def forward(i: int, stream: OutputStream) -> None:
         try:
@@ -299,11 +356,19 @@ async def _chunks(
     clock = asyncio.get_running_loop().time
     tasks = [asyncio.create_task(forward(i, stream)) for i, stream in enumerate(streams)]
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    extra = {"usage": None} if include_usage else {}
+
+    def usage() -> dict:
+        """The field `usage` of the next chunk: null, or what was used so far. {} if it is not asked for."""
+        if not include_usage:
+            return {}
+        so_far = body.stream_options and body.stream_options.continuous_usage_stats
+        return {"usage": api.usage(body, latest) if so_far else None}
+
     try:
         for choice in api.opening(body):
-            yield envelope | {"choices": [choice]} | extra
-        while len(latest) < len(streams) or not all(output.finished for output in latest.values()):
+            yield envelope | {"choices": [choice]} | usage() | first
+            first = {}
+        while not all(output.finished for output in latest):
             i, output = await arriving.get()
             turn_start = clock()
             if isinstance(output, Exception):
@@ -311,13 +376,13 @@ async def _chunks(
             latest[i] = output
             for sample, previous in _unsent(output, sent[i]):
                 choice = {"index": i * n + sample.index} | api.choice(body, output, sample, previous)
-                yield envelope | {"choices": [choice]} | extra
+                choice |= api.more_of_choice(body, output, sample, previous)
+                yield envelope | {"choices": [choice]} | usage()
                 if clock() - turn_start > TURN_SECONDS:  # log probabilities of a prompt make a choice long
                     await yield_to_others()
                     turn_start = clock()
         if include_usage:
-            outputs = [latest[i] for i in range(len(streams))]
-            yield envelope | {"choices": [], "usage": api.usage(body, outputs)}
+            yield envelope | {"choices": [], "usage": api.usage(body, latest)}
     finally:
         for task in tasks:
             task.cancel()

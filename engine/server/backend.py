@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol, Self
 
+from engine.decoding.bad_words import bad_words_of
 from engine.decoding.greedy import SUPPORTS, Choose, DecodeStep, Forward, argmax, decode_steps
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
@@ -161,9 +162,17 @@ class LockedBackend:
         for name, value in options.items():
             if value and name not in self.supports:
                 raise ParameterError(name, f"{name}={value!r} is not supported by this engine")
+        params = params.clone()
         refuse_unsupported(params, self.supports)
         refuse_unknown_tokens(params, self.config.vocab_size)
-        token_ids = await asyncio.to_thread(prompt_token_ids, prompt, self.tokenizer, self.config)
+        bad_words_of(params, self.tokenizer, self.config.vocab_size)  # refused here, not in the stream
+        token_ids = await asyncio.to_thread(
+            prompt_token_ids,
+            prompt,
+            self.tokenizer,
+            self.config,
+            truncate=params.truncate_prompt_tokens,
+        )
         text = prompt if isinstance(prompt, str) else None
         output = RequestOutput(request_id, text, token_ids, [], finished=False)
         room = self.config.max_positions - len(token_ids)

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from engine.decoding.outputs import FinishReason
-from engine.server.responses import ResponseFields, UsageInfo
+from engine.server.responses import PromptLogprob, ResponseFields, UsageInfo
 
 
 class TopLogprob(ResponseFields):
@@ -21,8 +21,11 @@ class ChatLogprobs(ResponseFields):
     refusal: None
 
 
+Role = Literal["system", "developer", "user", "assistant"]  # the assistant's, unless the client says other
+
+
 class ChatMessage(ResponseFields):
-    role: Literal["assistant"]
+    role: Role
     content: str
     refusal: None
 
@@ -32,6 +35,8 @@ class ChatChoice(ResponseFields):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
 
 
 class ChatResponse(ResponseFields):
@@ -39,14 +44,17 @@ class ChatResponse(ResponseFields):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str | None = None
+    prompt_token_ids: list[int] | None = None  # only if the body has return_token_ids
     choices: list[ChatChoice]
     usage: UsageInfo
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None  # only if the body asks for them
 
 
 class DeltaMessage(ResponseFields):
     """The new part of a message. Only the first delta of a sample has a role."""
 
-    role: Literal["assistant"] | None = None
+    role: Role | None = None
     content: str
 
 
@@ -55,6 +63,8 @@ class ChatChunkChoice(ResponseFields):
     delta: DeltaMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(ResponseFields):
@@ -62,5 +72,7 @@ class ChatChunk(ResponseFields):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: str | None = None
+    prompt_token_ids: list[int] | None = None  # in the first chunk
     choices: list[ChatChunkChoice]
     usage: UsageInfo | None = None

@@ -86,7 +86,8 @@ def deadlines(app: FastAPI, _: Backend) -> None:
         description = describe()
         if is_new:
             for methods in description["paths"].values():
-                if "post" in methods:
+                answer = methods.get("post", {}).get("responses", {}).get("200", {})
+                if "text/event-stream" in answer.get("content", {}):  # a route that generates: all can stream
                     methods["post"].setdefault("parameters", []).append(PARAMETER)
         return description
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from engine.server.errors import RequestError, request_id
-from engine.server.limits import LARGE_BODY_BYTES
+from engine.server.limits import LARGE_BODY_BYTES, PLAIN_ID
 
 HOST = re.compile(r"\*|(\*\.)?[^\s*/:\[\]]+|\[[0-9A-Fa-f:.]+\]")  # a name, *, *.example.com or [::1]
 POLICY_VIOLATION = 1008  # the close code of a refused WebSocket
@@ -34,22 +34,46 @@ async def yield_to_others() -> None:
         await asyncio.sleep(0)
 
 
+def chosen_id(headers: Headers) -> str | None:
+    """The id that the client has chosen by the header X-Request-Id; None if the header is absent, or longer
+    or with other characters than PLAIN_ID has.
+    """
+    chosen = headers.get("x-request-id", "")
+    return chosen if re.fullmatch(PLAIN_ID, chosen) else None
+
+
 class RequestId:
-    """Gives each request an id, in the response header `x-request-id` and `errors.request_id` (the log)."""
+    """Gives each request an id, in `errors.request_id`, in the log and in the response header `x-request-id`.
+
+    The id is the client's `chosen_id`, or the route sets the id that a field of the body has, or else it is
+    drawn. Ids that clients choose may repeat.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = f"req-{uuid.uuid4().hex}"
-        request_id.set(name)
+        chosen = chosen_id(Headers(scope=scope)) if scope["type"] == "http" else None
+        request_id.set(chosen or uuid.uuid4().hex)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = name
+                MutableHeaders(scope=message)["x-request-id"] = request_id.get()
             await send(message)
 
         await self.app(scope, receive, send_with_id)
+
+
+class UnderPath:
+    """Takes `prefix` off a request's path, for a proxy that shows this server under a path and leaves it."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self.app, self.prefix = app, prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan" and scope["path"].startswith(f"{self.prefix}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self.prefix)}
+        await self.app(scope, receive, send)
 
 
 def host_names(names: Collection[str]) -> list[str]:

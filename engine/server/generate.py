@@ -4,25 +4,26 @@ Promises one event for each new piece of text, and a last event with the finish 
 client and for `curl -N`; OpenAI's routes have more parameters.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Any
 from uuid import uuid4
 
 from fastapi import FastAPI
-from pydantic import StrictInt, StrictStr
+from pydantic import StrictStr
 
 from engine.decoding.outputs import FinishReason
-from engine.decoding.params import SamplingParams
+from engine.decoding.params import SamplingParams, with_recommended
 from engine.server import sse
 from engine.server.backend import Backend, OutputStream
-from engine.server.protocol import Fields, Number, bounds
+from engine.server.protocol import Fields, Integer, Number, bounds
 from engine.server.responses import ResponseFields, openapi_responses
 
 
 class GenerateRequest(Fields):
     prompt: Annotated[StrictStr, bounds(minLength=1)]
-    max_tokens: Annotated[StrictInt, bounds(minimum=1)] | None = None
+    max_tokens: Annotated[Integer, bounds(minimum=1)] | None = None
     temperature: Annotated[Number, bounds(minimum=0, maximum=1000)] | None = None
 
 
@@ -35,8 +36,12 @@ class GenerateEvent(ResponseFields):
     completion_tokens: int | None = None
 
 
-def generate_route(app: FastAPI, backend: Backend) -> None:
-    """An extension of `create_app`: adds the route."""
+def generate_route(
+    app: FastAPI, backend: Backend, recommended: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """An extension of `create_app`: adds the route. `recommended` are values of generation_config.json for
+    parameters that a body leaves out, as in `Completions`.
+    """
 
     @app.post(
         "/generate",
@@ -46,7 +51,8 @@ def generate_route(app: FastAPI, backend: Backend) -> None:
         responses=openapi_responses(None, GenerateEvent),
     )
     async def generate(body: GenerateRequest) -> sse.EventStream:
-        params = SamplingParams(**body.model_dump(exclude={"prompt"}, exclude_none=True))
+        given = body.model_dump(exclude={"prompt"}, exclude_none=True)
+        params = with_recommended(SamplingParams(**given), given, recommended)
         async with AsyncExitStack() as admitted:
             stream = await backend.generate(body.prompt, params, f"gen-{uuid4().hex}")
             admitted.push_async_callback(stream.aclose)

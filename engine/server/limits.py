@@ -13,11 +13,16 @@ MAX_CHOICES = 128  # of one request: prompts × n; each choice is a sequence
 MAX_STOPS = 4  # stop strings of one request
 MAX_STOP_CHARACTERS = 64  # of one stop string; every new text is searched for all stop strings
 MAX_STOP_TOKEN_IDS = 128  # in one request
+MAX_BAD_WORDS = 128  # in one request
+MAX_BAD_WORD_CHARACTERS = 64  # of one bad word
 MAX_LOGIT_BIAS = 300  # tokens in one request
 MAX_NAME_CHARACTERS = 256  # of model, user, cache_salt
-MAX_COMPLETION_LOGPROBS = 5  # likeliest tokens listed for each token (Part 10)
+PLAIN_ID = "[A-Za-z0-9._-]{1,128}"  # a request's id, if a client chooses it
 MAX_MESSAGES = 2048  # in one conversation (Part 14)
 MAX_TEXT_PARTS = 128  # in one message
+MAX_METADATA = 16  # entries of a chat's metadata
+MAX_METADATA_CHARACTERS = 512  # of a value there
+MAX_TEMPLATE_KWARGS_CHARACTERS = 2**14  # of a chat template's variables, as JSON
 MAX_PRIORITY = 2  # from -2 to 2; clients may choose only if the operator allows it
 MAX_MESSAGE_CHARACTERS = 500  # of an error message, which may quote a long value
 

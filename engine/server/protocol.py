@@ -5,7 +5,7 @@ support, is refused by name. Shapes: https://platform.openai.com/docs/api-refere
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -25,12 +25,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
-from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
+from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams, with_recommended
 from engine.decoding.prompts import Prompt
 from engine.server.errors import RequestError
 from engine.server.limits import (
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORDS,
     MAX_CHOICES,
-    MAX_COMPLETION_LOGPROBS,
     MAX_LOGIT_BIAS,
     MAX_NAME_CHARACTERS,
     MAX_PRIORITY,
@@ -38,7 +39,9 @@ from engine.server.limits import (
     MAX_STOP_CHARACTERS,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
+    PLAIN_ID,
 )
+from engine.server.neutral import EXTENSION_B, neutral
 
 TOKEN_ID = "0|[1-9][0-9]{0,9}"  # a key of `logit_bias`: no sign, no leading zeros
 
@@ -80,6 +83,11 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _integer(value: Any) -> Any:
+    """5 for 5.0: for JSON Schema, a number without a fraction is an integer. Other values are unchanged."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def bounds(**keywords: Any) -> Any:
     """Bounds for /openapi.json, as JSON Schema keywords. pydantic does not check these bounds: the engine
     does, with an error message that says more.
@@ -90,7 +98,10 @@ def bounds(**keywords: Any) -> Any:
 # `fail_fast` ends the check of a list at the first wrong item. A complaint about each wrong item would take
 # many times the memory of the body, and the answer tells only the first complaint.
 Number = Annotated[StrictInt | StrictFloat, BeforeValidator(_number)]
+Integer = Annotated[StrictInt, BeforeValidator(_integer)]
 Name = Annotated[StrictStr, Field(max_length=MAX_NAME_CHARACTERS)]
+Salt = Annotated[Name, Field(min_length=1)]
+RequestName = Annotated[StrictStr, Field(pattern=f"^{PLAIN_ID}$")]
 Texts = Annotated[
     list[Annotated[StrictStr, bounds(minLength=1)]], Field(max_length=MAX_PROMPTS, fail_fast=True)
 ]
@@ -100,6 +111,10 @@ TokenIdLists = Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast
 Stop = Annotated[StrictStr, Field(max_length=MAX_STOP_CHARACTERS, json_schema_extra={"minLength": 1})]
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
+BadWord = Annotated[
+    StrictStr, Field(max_length=MAX_BAD_WORD_CHARACTERS, json_schema_extra={"minLength": 1, "pattern": r"\S"})
+]
+BadWords = Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=True)]
 Biases = Annotated[
     dict[str, Annotated[Number, bounds(minimum=-100, maximum=100)]],
     bounds(propertyNames={"pattern": f"^({TOKEN_ID})$"}, maxProperties=MAX_LOGIT_BIAS),
@@ -133,37 +148,52 @@ class Fields(BaseModel):
 
 class StreamOptions(Fields):
     include_usage: StrictBool | None = None
+    continuous_usage_stats: StrictBool | None = None  # vLLM's: the usage so far in each chunk
     include_obfuscation: Annotated[StrictBool, bounds(const=False)] | None = None
 
 
 class SamplingFields(Fields):
     """The fields of both completions and chats (Part 14). A field that is null counts as not given."""
 
-    model: Name
-    max_tokens: Annotated[StrictInt, bounds(minimum=0)] | None = None
+    model: Name | None = None  # the base model
+    max_tokens: Annotated[Integer, bounds(minimum=0)] | None = None
     temperature: Annotated[Number, bounds(minimum=0, maximum=1000)] | None = None
     top_p: Annotated[Number, bounds(exclusiveMinimum=0, maximum=1)] | None = None
-    n: Annotated[StrictInt, bounds(minimum=1, maximum=MAX_CHOICES)] | None = None
+    n: Annotated[Integer, bounds(minimum=1, maximum=MAX_CHOICES)] | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     stop: StopOrStops | None = None
     presence_penalty: Annotated[Number, bounds(minimum=-2, maximum=2)] | None = None
     frequency_penalty: Annotated[Number, bounds(minimum=-2, maximum=2)] | None = None
     logit_bias: Annotated[Biases, BeforeValidator(_not_too_many)] | None = None
-    seed: Annotated[StrictInt, bounds(minimum=-(2**63), maximum=2**63 - 1)] | None = None
+    seed: Annotated[Integer, bounds(minimum=-(2**63), maximum=2**63 - 1)] | None = None
     user: Name | None = None
+    response_format: Annotated[
+        None, neutral({"type": "text"}, otherwise=f'{EXTENSION_B}: null or {{"type": "text"}} is accepted')
+    ] = None
 
     # vLLM's fields, which OpenAI does not have.
-    top_k: Annotated[StrictInt, bounds(minimum=-1)] | None = None
+    top_k: Annotated[Integer, bounds(minimum=-1)] | None = None
     min_p: Annotated[Number, bounds(minimum=0, maximum=1)] | None = None
     repetition_penalty: Annotated[Number, bounds(minimum=0.01, maximum=100)] | None = None
-    min_tokens: Annotated[StrictInt, bounds(minimum=0)] | None = None
+    min_tokens: Annotated[Integer, bounds(minimum=0)] | None = None
     stop_token_ids: StopTokenIds | None = None
     ignore_eos: StrictBool | None = None
     include_stop_str_in_output: StrictBool | None = None
     skip_special_tokens: StrictBool | None = None
-    priority: StrictInt | None = None
-    cache_salt: Name | None = None
+    spaces_between_special_tokens: StrictBool | None = None
+    bad_words: BadWords | None = None
+    allowed_token_ids: TokenIds | None = None
+    truncate_prompt_tokens: Annotated[Integer, bounds(minimum=-1, **{"not": {"const": 0}})] | None = None
+    priority: Integer | None = None
+    cache_salt: Salt | None = None
+    request_id: RequestName | None = None  # the answer's id, unless the header X-Request-Id names one
+    return_token_ids: StrictBool | None = None  # of the prompt and of each choice
+    return_tokens_as_token_ids: StrictBool | None = None  # in log probabilities: "token_id:5" for a text
+    structured_outputs: Annotated[None, neutral(otherwise=f"{EXTENSION_B}: null is accepted")] = None
+    use_beam_search: Annotated[
+        None, neutral(False, otherwise=f"{EXTENSION_B}: null or false is accepted")
+    ] = None
 
     def sampling_params(self) -> SamplingParams:
         """The parameters for the engine.
@@ -175,7 +205,15 @@ class SamplingFields(Fields):
         if self.stream_options and self.stream_options.include_obfuscation:
             message = "stream_options.include_obfuscation=true is not supported: chunks are not padded here"
             raise RequestError(400, message, param="stream_options")
+        options = self.stream_options
+        if options and options.continuous_usage_stats and not options.include_usage:
+            message = "stream_options.continuous_usage_stats=true needs include_usage=true"
+            raise RequestError(400, message, param="stream_options")
         return SamplingParams(**self._sent_params())
+
+    def output_bound(self) -> tuple[str, int | None]:
+        """The name and the value of the field that bounds the output's length."""
+        return "max_tokens", self.max_tokens
 
     def _sent_params(self) -> dict[str, Any]:
         """name -> value of the parameters that were given. The others keep the defaults of SamplingParams."""
@@ -201,11 +239,11 @@ class CompletionRequest(SamplingFields):
     """The body of POST /v1/completions: OpenAI's fields, then vLLM's `prompt_logprobs`. null: not given."""
 
     prompt: Prompts
-    logprobs: Annotated[StrictInt, bounds(minimum=0, maximum=MAX_COMPLETION_LOGPROBS)] | None = None
+    logprobs: Annotated[Integer, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
     echo: StrictBool | None = None
-    best_of: Annotated[StrictInt, bounds(minimum=1, maximum=MAX_CHOICES)] | None = None
+    best_of: Annotated[Integer, bounds(minimum=1, maximum=MAX_CHOICES)] | None = None
     suffix: Annotated[StrictStr, bounds(maxLength=0)] | None = None
-    prompt_logprobs: Annotated[StrictInt, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[Integer, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
 
     def prompts(self) -> list[Prompt]:
         """The prompts, each a text or a list of token ids.
@@ -252,18 +290,34 @@ class Completions(Generic[Body]):
     """
 
     id_prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
+    prompt_ids_in_choice = True  # vLLM's chats have `prompt_token_ids` beside their choices
 
     def __init__(self, allow_priority: bool = False) -> None:
         """`allow_priority`: whether a client may set the priority of its requests."""
         self.allow_priority = allow_priority
+        self.max_model_len: int | None = None  # the most tokens that an output is asked for; None: any number
+        # What `ruvon serve` knows of its model: generation_config.json's parameters, and OpenAI's
+        # `system_fingerprint`, which differs if the same request with the same seed may get another answer.
+        self.recommended: Mapping[str, Any] = {}
+        self.fingerprint: str | None = None
+        self.first_name: Mapping[str, str] = {}  # another name of the model -> the name that answers have
         # Functions of later parts. The results of `more_options` are added to `options`: the adapter's name
         # (Part 18). The results of `more_usage` are added to `usage`: the cost of the outputs (Part 19).
         self.more_options: list[Callable[[SamplingFields], dict[str, Any]]] = []
         self.more_usage: list[Callable[[Sequence[RequestOutput]], dict[str, Any]]] = []
 
     def params(self, body: Body) -> SamplingParams:
-        """The parameters for the engine. Raises ParameterError or RequestError for a wrong value."""
-        return body.sampling_params()
+        """The parameters for the engine, with `recommended` in place of those that the body leaves out.
+
+        Raises ParameterError or RequestError for a wrong value.
+        """
+        params = body.sampling_params()
+        name, bound = body.output_bound()
+        if bound is not None and self.max_model_len is not None and bound > self.max_model_len:
+            message = f"{name}={bound} is more than max_model_len={self.max_model_len}, prompt and output"
+            raise RequestError(400, message, param=name)
+        given = [name for name in self.recommended if getattr(body, name) is not None]
+        return with_recommended(params, given, self.recommended)
 
     def options(self, body: Body) -> dict[str, Any]:
         """The keyword arguments of `Backend.generate` that the body gives: priority, cache_salt, adapter.
@@ -286,6 +340,10 @@ class Completions(Generic[Body]):
         """The choices that a stream sends before the first token. There are none for completions."""
         return []
 
+    def answer_fields(self, body: Body, outputs: Sequence[RequestOutput]) -> dict:
+        """Fields of a whole answer beside the envelope, choices and usage. There are none for completions."""
+        return {}
+
     def choice(
         self,
         body: Body,
@@ -301,6 +359,20 @@ class Completions(Generic[Body]):
         text = sample.text[len(previous.text) if previous else 0 :]
         return {"text": text, "logprobs": None, "finish_reason": sample.finish_reason}
 
+    def more_of_choice(
+        self, body: Body, output: RequestOutput, sample: CompletionOutput, previous: CompletionOutput | None
+    ) -> dict:
+        """vLLM's fields of a choice: `stop_reason`, and `token_ids` if the body asks for them.
+
+        The arguments are those of `choice`. `token_ids` are those beyond `previous`.
+        """
+        fields: dict[str, Any] = {"stop_reason": sample.stop_reason}
+        if body.return_token_ids:
+            fields["token_ids"] = list(sample.token_ids[len(previous.token_ids) if previous else 0 :])
+            if self.prompt_ids_in_choice and previous is None:
+                fields["prompt_token_ids"] = list(output.prompt_token_ids)
+        return fields
+
     def usage(self, body: Body, outputs: Sequence[RequestOutput]) -> dict:
         """The numbers of tokens in all prompts and all completions of an answer, in OpenAI's shape."""
         prompt = sum(len(output.prompt_token_ids) for output in outputs)
@@ -310,6 +382,9 @@ class Completions(Generic[Body]):
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
         }
+        cached = [output.num_cached_tokens for output in outputs if output.num_cached_tokens is not None]
+        if cached:
+            usage["prompt_tokens_details"] = {"cached_tokens": sum(cached)}
         for more in self.more_usage:
             usage |= more(outputs)
         return usage

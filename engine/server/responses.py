@@ -18,12 +18,17 @@ class ResponseFields(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class PromptTokensDetails(ResponseFields):
+    cached_tokens: int  # prompt tokens whose keys and values were in the cache (Part 12)
+
+
 class UsageInfo(BaseModel):
     """Numbers of tokens. Extra fields are allowed: Part 19 adds costs."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
 
 
 class CompletionLogprobs(ResponseFields):
@@ -46,6 +51,9 @@ class CompletionChoice(ResponseFields):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None  # only if the body has return_token_ids, as is the next
+    prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] = []  # only if the body asks for them
 
 
@@ -54,6 +62,7 @@ class CompletionResponse(ResponseFields):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str | None = None
     choices: list[CompletionChoice]
     usage: UsageInfo
 
@@ -63,7 +72,9 @@ class ModelCard(ResponseFields):
     object: Literal["model"]
     created: int
     owned_by: str
-    parent: str | None = None  # only for an adapter: the model that the adapter changes (Part 18)
+    parent: str | None  # of an adapter: the model that the adapter changes (Part 18)
+    root: str | None = None  # what is served under the name `id`
+    max_model_len: int | None = None  # tokens of the longest prompt with its answer
 
 
 class ModelList(ResponseFields):
@@ -71,17 +82,23 @@ class ModelList(ResponseFields):
     data: list[ModelCard]
 
 
+class VersionResponse(ResponseFields):
+    version: str
+
+
 class HealthResponse(ResponseFields):
     status: Literal["ok", "down"]
 
 
 class CompletionChunk(ResponseFields):
-    """One event of a stream: what is new. If usage was asked for, it is null in all events but the last."""
+    """One event of a stream: what is new. If usage was asked for, it is null in all events but the last,
+    or with `continuous_usage_stats` in each what was used so far."""
 
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str | None = None
     choices: list[CompletionChoice]
     usage: UsageInfo | None = None
 

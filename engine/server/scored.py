@@ -13,7 +13,6 @@ from engine.decoding.logprobs import TokenScores, token_text
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import MAX_LOGPROBS, SamplingParams
 from engine.server.errors import RequestError
-from engine.server.limits import MAX_COMPLETION_LOGPROBS
 from engine.server.protocol import CompletionRequest, Completions
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
@@ -34,10 +33,9 @@ class ScoredCompletions(Completions[CompletionRequest]):
         `echo` with `logprobs` also asks the engine for the prompt's log probabilities. `max_tokens` 0 asks
         the engine for one token, because every step gives a token; `choice` does not send that token.
         """
-        for name, maximum in (("logprobs", MAX_COMPLETION_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS)):
-            value = getattr(body, name)
-            if value is not None and not 0 <= value <= maximum:
-                message = f"{name}={value}: a whole number from 0 to {maximum} is accepted"
+        for name, value in {"logprobs": body.logprobs, "prompt_logprobs": body.prompt_logprobs}.items():
+            if value is not None and not 0 <= value <= MAX_LOGPROBS:
+                message = f"{name}={value}: a whole number from 0 to {MAX_LOGPROBS} is accepted"
                 raise RequestError(400, message, param=name)
         changes: dict[str, Any] = {"echo": None}
         if body.echo and body.logprobs is not None:
@@ -71,15 +69,25 @@ class ScoredCompletions(Completions[CompletionRequest]):
             if choice["finish_reason"] == "stop":
                 choice["finish_reason"] = "length"
         if body.echo and is_first:
-            choice["text"] = self._prompt_text(output) + choice["text"]
+            choice["text"] = self._prompt_text(body, output) + choice["text"]
         if body.logprobs is not None:
             choice["logprobs"] = self._logprobs(body, body.logprobs, output, sample, previous)
         if body.prompt_logprobs is not None and is_first:
-            choice["prompt_logprobs"] = [
-                None if scores is None else _prompt_token_json(scores, body.prompt_logprobs)
-                for scores in prompt_scores(output)
-            ]
+            choice["prompt_logprobs"] = prompt_scores_json(output, body.prompt_logprobs)
         return choice
+
+    def more_of_choice(
+        self,
+        body: CompletionRequest,
+        output: RequestOutput,
+        sample: CompletionOutput,
+        previous: CompletionOutput | None,
+    ) -> dict:
+        """As in Completions. With `max_tokens` 0, the token that is not sent is not shown here, either."""
+        fields = super().more_of_choice(body, output, sample, previous)
+        if body.max_tokens == 0:
+            fields |= {"stop_reason": None} | ({"token_ids": []} if body.return_token_ids else {})
+        return fields
 
     def usage(self, body: CompletionRequest, outputs: Sequence[RequestOutput]) -> dict:
         """As in Completions. With `max_tokens` 0, the token that is not sent is not counted."""
@@ -97,8 +105,8 @@ class ScoredCompletions(Completions[CompletionRequest]):
         previous: CompletionOutput | None,
     ) -> dict:
         """OpenAI's `logprobs` of one chunk: the echoed prompt (first chunk only), then the new tokens."""
-        lists = _LogprobLists(self.tokenizer, num_likeliest)
-        prompt_text = self._prompt_text(output) if body.echo else ""
+        lists = _LogprobLists(self.tokenizer, num_likeliest, bool(body.return_tokens_as_token_ids))
+        prompt_text = self._prompt_text(body, output) if body.echo else ""
         if body.echo and previous is None:
             offsets = prompt_offsets(self.tokenizer, output.prompt_token_ids, prompt_text)
             lists.add(output.prompt_token_ids, prompt_scores(output), offsets)
@@ -112,9 +120,11 @@ class ScoredCompletions(Completions[CompletionRequest]):
             lists.add(token_ids, scores, offsets)
         return lists.as_json()
 
-    def _prompt_text(self, output: RequestOutput) -> str:
-        """The prompt's text as the client sent it. For a prompt of token ids, the decoded text."""
-        if output.prompt is not None:
+    def _prompt_text(self, body: CompletionRequest, output: RequestOutput) -> str:
+        """The prompt's text as the client sent it. For token ids, and with `truncate_prompt_tokens`, the text
+        of the tokens that the model reads.
+        """
+        if output.prompt is not None and body.truncate_prompt_tokens is None:
             return output.prompt
         ids = output.prompt_token_ids
         return self.tokenizer.decode(id for id in ids if id in self.tokenizer)
@@ -123,8 +133,8 @@ class ScoredCompletions(Completions[CompletionRequest]):
 class _LogprobLists:
     """Collects tokens into OpenAI's four lists."""
 
-    def __init__(self, tokenizer: Tokenizer, num_likeliest: int) -> None:
-        self._tokenizer, self._num_likeliest = tokenizer, num_likeliest
+    def __init__(self, tokenizer: Tokenizer, num_likeliest: int, as_ids: bool) -> None:
+        self._tokenizer, self._num_likeliest, self._as_ids = tokenizer, num_likeliest, as_ids
         self._tokens: list[str] = []
         self._logprobs: list[float | None] = []
         self._top: list[dict[str, float] | None] = []
@@ -138,7 +148,7 @@ class _LogprobLists:
         `scores`: None for the first token of a prompt. `offsets`: how many characters precede the token.
         """
         for token_id, token_scores, offset in zip(token_ids, scores, offsets, strict=True):
-            token = token_text(self._tokenizer, token_id)
+            token = token_name(self._tokenizer, token_id, self._as_ids)
             self._tokens.append(token)
             self._offsets.append(offset)
             if token_scores is None:
@@ -147,7 +157,7 @@ class _LogprobLists:
                 continue
             logprob = max(token_scores.logprob, MIN_LOGPROB)
             top = {
-                token_text(self._tokenizer, likely_id): max(likely_logprob, MIN_LOGPROB)
+                token_name(self._tokenizer, likely_id, self._as_ids): max(likely_logprob, MIN_LOGPROB)
                 for likely_id, likely_logprob in token_scores.top(self._num_likeliest)
             }
             self._logprobs.append(logprob)
@@ -173,24 +183,34 @@ def scores_of(sample: CompletionOutput, i: int) -> TokenScores:
     return cast(Sequence[TokenScores], sample.logprobs)[i]
 
 
-def token_json(tokenizer: Tokenizer, scores: TokenScores, n: int) -> dict:
+def token_name(tokenizer: Tokenizer, token_id: int, as_ids: bool) -> str:
+    """A token as log probabilities name it: its text, or with `as_ids` vLLM's `token_id:N`."""
+    return f"token_id:{token_id}" if as_ids else token_text(tokenizer, token_id)
+
+
+def token_json(tokenizer: Tokenizer, scores: TokenScores, n: int, as_ids: bool = False) -> dict:
     """One token in the chat API's shape: {"token", "logprob", "bytes", "top_logprobs"}.
 
     `bytes` is null for a token id that the tokenizer does not know. `top_logprobs` lists the `n` likeliest
-    tokens, each with token, logprob and bytes.
+    tokens, each with token, logprob and bytes. `as_ids` is as in `token_name`.
     """
-    likeliest = [_logprob_json(tokenizer, token_id, logprob) for token_id, logprob in scores.top(n)]
-    return _logprob_json(tokenizer, scores.token_id, scores.logprob) | {"top_logprobs": likeliest}
+    likeliest = [_logprob_json(tokenizer, token_id, logprob, as_ids) for token_id, logprob in scores.top(n)]
+    return _logprob_json(tokenizer, scores.token_id, scores.logprob, as_ids) | {"top_logprobs": likeliest}
 
 
-def _logprob_json(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict:
+def _logprob_json(tokenizer: Tokenizer, token_id: int, logprob: float, as_ids: bool) -> dict:
     """One token in the chat API's shape without `top_logprobs`."""
     is_known = token_id in tokenizer
     return {
-        "token": token_text(tokenizer, token_id),
+        "token": token_name(tokenizer, token_id, as_ids),
         "logprob": max(logprob, MIN_LOGPROB),
         "bytes": list(tokenizer.token_bytes(token_id)) if is_known else None,
     }
+
+
+def prompt_scores_json(output: RequestOutput, n: int) -> list[dict[str, dict] | None]:
+    """vLLM's `prompt_logprobs`: an entry with `n` likeliest for each prompt token; None for the first."""
+    return [None if scores is None else _prompt_token_json(scores, n) for scores in prompt_scores(output)]
 
 
 def _prompt_token_json(scores: TokenScores, n: int) -> dict[str, dict]:

@@ -36,12 +36,7 @@ def usage_cost(
         details |= {f"{kind}_cost": _dollars(price.of(ns[kind])) for kind in PAID_KINDS}
         if api_price:
             details["api_cost"] = _dollars(api_price.of(tokens))
-        cached_tokens = sum(output.num_cached_tokens or 0 for output in outputs)
-        return {
-            "prompt_tokens_details": {"cached_tokens": cached_tokens},
-            "cost": _dollars(price.of(total_ns)),
-            "cost_details": details,
-        }
+        return {"cost": _dollars(price.of(total_ns)), "cost_details": details}
 
     return fields
 

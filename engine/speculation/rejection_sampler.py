@@ -113,7 +113,7 @@ def _sampled(logits: Tensor, rows: Sequence[VerifiedRow]) -> Tensor:
     p_draft, q_draft = (x.gather(-1, drafts.clamp(min=0)[:, None])[:, 0].double() for x in (p, q))  # [R]
     accepted = (drafts >= 0) & (u * q_draft < p_draft)
     drawn = draw(residual(p, q), [row.draw.seed for row in rows], positions)
-    finite = logits.amax(-1).isfinite()
+    finite = logits.amax(-1).isfinite() & p[:, 0].isfinite()
     return torch.where(finite, torch.where(accepted, drafts, drawn), NO_TOKEN)
 
 

@@ -34,6 +34,7 @@ COUNTERS = {
     "vllm:prompt_tokens": "Prompt tokens, counted with the first output token.",
     "vllm:generation_tokens": "Output tokens.",
     "vllm:num_preemptions": "Running requests whose memory was taken for others.",
+    "vllm:prompt_tokens_cached": "Prompt tokens that the cache had (Part 12), counted with the first output.",
     "vllm:prefix_cache_queries": "Prompt tokens looked up in the cache when their request first ran.",
     "vllm:prefix_cache_hits": "Prompt tokens whose keys and values the cache had (Part 12).",
     "ruvon:steps": "Steps of the engine.",
@@ -43,6 +44,8 @@ COUNTERS = {
 }
 SUCCESS_REASONS = ("stop", "length")
 EARLY_REASONS = ("abort", "error", "reject")  # vLLM leaves such requests out of its request metrics
+# vLLM's reasons, in vllm:request_success from the start. Nothing here ends for repetition.
+FINISHED_REASONS = (*SUCCESS_REASONS, "abort", "error", "repetition")
 
 # The upper bounds of the histograms' buckets, in seconds; those of TOKENS_PER_STEP in tokens.
 FIRST_TOKEN = (
@@ -56,6 +59,7 @@ LATENCY = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
 TOKENS_PER_STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # not from vLLM
 
 TTFT, TPOT = "vllm:time_to_first_token_seconds", "vllm:request_time_per_output_token_seconds"
@@ -74,7 +78,10 @@ def histograms(max_model_len: int) -> dict[str, tuple[str, tuple[float, ...]]]:
     """name -> (documentation, upper bounds of the buckets). `max_model_len` is in tokens."""
     lengths = one_two_five(max_model_len)
     return {
-        "vllm:iteration_tokens_total": ("Tokens computed in a step.", TOKENS_PER_STEP),
+        "vllm:iteration_tokens_total": (
+            "Output tokens of a step, and prompts whose first output token is among them.",
+            TOKENS_PER_STEP,
+        ),
         TTFT: ("Seconds from arrival to the first output token.", FIRST_TOKEN),
         "vllm:inter_token_latency_seconds": ("Seconds between a request's output tokens.", BETWEEN_TOKENS),
         TPOT: ("Mean seconds between a finished request's output tokens.", BETWEEN_TOKENS),
@@ -86,8 +93,10 @@ def histograms(max_model_len: int) -> dict[str, tuple[str, tuple[float, ...]]]:
         "vllm:request_prompt_tokens": ("Prompt tokens of a finished request.", lengths),
         "vllm:request_generation_tokens": ("Output tokens of a finished request.", lengths),
         "vllm:request_max_num_generation_tokens": ("Output tokens of the longest of n samples.", lengths),
-        "vllm:request_params_max_tokens": ("max_tokens of finished requests, at most the model's.", lengths),
+        "vllm:request_params_max_tokens": ("Most output tokens that a finished request could have.", lengths),
         "vllm:request_params_n": ("n of a request, once for all its samples.", (1, 2, 5, 10, 20)),
+        "vllm:request_prefill_kv_computed_tokens": ("Prompt tokens that the cache did not have.", lengths),
+        "vllm:request_num_preemptions": ("How often a finished request was preempted.", PREEMPTIONS),
         "ruvon:step_seconds": ("Seconds that a step took.", STEP),
     }
 
@@ -188,6 +197,7 @@ class EngineMetrics(Listener):
         """
         with self._lock:
             counters, in_progress = self.counters, self._in_progress
+            counted = counters["vllm:prompt_tokens"] + counters["vllm:generation_tokens"]
             # 1. Each request in the step: count its first step, and its new tokens.
             for s, request_id in enumerate(record.request_ids):
                 progress = in_progress.get(request_id)
@@ -198,6 +208,8 @@ class EngineMetrics(Listener):
                     counters["vllm:prefix_cache_queries"] += progress.request.num_prompt_tokens
                     counters["vllm:prefix_cache_hits"] += record.tokens_cached[s]
                 if len(progress.request.stats.token_times) > progress.num_counted:
+                    if not progress.num_counted:
+                        counters["vllm:prompt_tokens_cached"] += progress.request.num_cached_tokens
                     self._observe_tokens(progress)
             # 2. The step itself.
             tokens = sum(record.tokens_computed)
@@ -208,7 +220,9 @@ class EngineMetrics(Listener):
                 counters["ruvon:failed_steps"] += 1
             for name, amount in record.counters.items():
                 self.from_executor[name] = self.from_executor.get(name, 0) + amount
-            self.histograms["vllm:iteration_tokens_total"].observe(tokens)
+            counted = counters["vllm:prompt_tokens"] + counters["vllm:generation_tokens"] - counted
+            if counted:  # as in vLLM, a step without a new output token is not observed
+                self.histograms["vllm:iteration_tokens_total"].observe(counted)
             self.histograms["ruvon:step_seconds"].observe(record.end - record.start)
             # 3. The dashboard's history.
             self.history.note(record.end, self._point())
@@ -277,9 +291,11 @@ class EngineMetrics(Listener):
             self.history.sample("tpot", stats.token_times[-1], stats.time_per_output_token)
         observed["vllm:request_prompt_tokens"].observe(request.num_prompt_tokens)
         observed["vllm:request_generation_tokens"].observe(len(stats.token_times))
-        if params.max_tokens is not None:
-            max_tokens = min(params.max_tokens, self.engine.max_model_len)  # 10**400 is too large for a float
-            observed["vllm:request_params_max_tokens"].observe(max_tokens)
+        # At most what the model has room for, so that no sum becomes too large for a float.
+        observed["vllm:request_params_max_tokens"].observe(request.output.limit)
+        num_computed = request.num_prompt_tokens - request.num_cached_tokens
+        observed["vllm:request_prefill_kv_computed_tokens"].observe(num_computed)
+        observed["vllm:request_num_preemptions"].observe(request.num_preemptions)
         if request.parent is None:
             observed["vllm:request_params_n"].observe(params.n)
 
@@ -314,9 +330,13 @@ class EngineMetrics(Listener):
             counter = CounterMetricFamily(name, COUNTERS[name], labels=LABEL_NAMES)
             counter.add_metric(label_values, count)
             yield counter
+        cached = counters["vllm:prompt_tokens_cached"]
+        by_source = {"local_compute": counters["vllm:prompt_tokens"] - cached, "local_cache_hit": cached}
+        finished = {reason: (succeeded | ended_early).get(reason, 0) for reason in FINISHED_REASONS}
         early = "Requests that were aborted, failed, or were refused by the engine."
         for name, label_name, documentation, amounts in (
-            ("vllm:request_success", "finished_reason", "Requests that ended well.", succeeded),
+            ("vllm:prompt_tokens_by_source", "source", "Prompt tokens, by where they come from.", by_source),
+            ("vllm:request_success", "finished_reason", "Requests that have ended, by the reason.", finished),
             ("ruvon:requests_ended_early", "reason", early, ended_early),
             ("ruvon:executor", "counter", "Counters that the executor reports per step.", from_executor),
         ):

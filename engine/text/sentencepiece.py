@@ -71,6 +71,14 @@ class SentencePieceTokenizer(Tokenizer):
         text = super().decode(ids, skip_special_tokens)
         return text.removeprefix(" ") if self._strip else text
 
+    def spellings(self, ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary's file writes it, such as "▁a". Raises ValueError as `Tokenizer`'s."""
+        spellings = {id: token for token, id in self._vocab.items()}
+        spellings |= {token.id: token.content for token in self.added.values()}
+        for id in ids:
+            self.token_bytes(id)  # raises ValueError
+        return [spellings[id] for id in ids]
+
     def _split_specials(self, text: str) -> Iterator[str | AddedToken]:
         """Yield the added tokens in `text`, and the stretches between them, each with its "▁"."""
         for i, piece in enumerate(super()._split_specials(text)):

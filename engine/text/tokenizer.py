@@ -192,6 +192,17 @@ class Tokenizer:
         except KeyError:
             raise ValueError(f"token id {id} is not in the vocabulary (0 to {self.vocab_size - 1})") from None
 
+    def spellings(self, ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary's file writes it, such as 'Ġa' for " a": half a character has a
+        spelling, too. Raises ValueError for an unknown id.
+        """
+        alphabet, added_ids = byte_alphabet(), {token.id for token in self.added.values()}
+        tokens = [(id, self.token_bytes(id)) for id in ids]
+        return [
+            data.decode() if id in added_ids else "".join(alphabet[byte] for byte in data)
+            for id, data in tokens
+        ]
+
     def _split_specials(self, text: str) -> Iterator[str | AddedToken]:
         """Yield the added tokens in `text` and the stretches of text between them, in order."""
         end = 0

@@ -17,13 +17,14 @@ wrap its event loop in `rare_collections()`.
 from collections.abc import AsyncIterator
 
 from engine.core.engine_thread import EngineThread
+from engine.core.mailbox import EngineError
 from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.lora.request import LoRARequest
-from engine.text.tokenizer import Tokenizer
 from engine.wiring.compose import build_engine, load_adapters_on_demand
 from engine.wiring.engine_args import EngineArgs
 from engine.wiring.llm_prompts import PromptInput, read_prompt
+from engine.wiring.llm_tokenizer import ChatTokenizer
 
 AsyncEngineArgs = EngineArgs
 
@@ -84,8 +85,15 @@ class AsyncLLMEngine:
         """End a request. Its reader gets a last output with the finish reason "abort"."""
         await self._thread.abort(request_id)
 
-    async def get_tokenizer(self) -> Tokenizer:
-        return self.engine.tokenizer
+    async def get_tokenizer(self) -> ChatTokenizer:
+        """The tokenizer under Hugging Face's names, with the model's chat template."""
+        name = self.args.tokenizer or self.args.model
+        return ChatTokenizer(self.engine.tokenizer, name, self.engine.config)
+
+    async def check_health(self) -> None:
+        """Raises EngineError if the engine's thread has ended, so that no request is answered any more."""
+        if not self.is_running:
+            raise EngineError("the engine is not running")
 
     @property
     def is_running(self) -> bool:

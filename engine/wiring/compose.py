@@ -33,6 +33,7 @@ from engine.speculation.step_times import StepTimes
 from engine.wiring.compose_cache import plan_of
 from engine.wiring.devices import Devices, load_devices
 from engine.wiring.engine_args import EngineArgs
+from engine.wiring.generation_config import with_its_eos
 from engine.wiring.replay import about
 
 
@@ -89,13 +90,14 @@ def _compose(devices: Devices, recording: Recording | None, listeners: Sequence[
         supports |= {"adapter"}
     engine = engine_class(
         devices.tokenizer,
-        devices.config,
+        with_its_eos(devices.config, args),
         scheduler,
         executor,
         Listeners(listeners),
         recover=scheduler.recover,
         supports=supports,
         max_model_len=sizes.max_model_len,
+        seed=args.seed,
         adapters=AdapterManager(slots, scheduler) if slots else None,
         capabilities=capabilities,
     )

@@ -6,23 +6,30 @@ This module checks only what can be checked without a model; engine/wiring/devic
 module imports no torch, so that `--help` answers at once.
 """
 
+import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from engine.decoding.params import refuse_unknown_names
 from engine.models.checkpoint import embedded_models
 from engine.models.known_shapes import TOKENIZER, shape_folder
 from engine.speculation.config import SpeculativeConfig
 from engine.wiring.extensions import EXTENSIONS, is_here
+from engine.wiring.neutral_options import NEUTRAL, take_neutral_options
+
+if TYPE_CHECKING:
+    from engine.core.llm_engine import LLMEngine
 
 MODEL, REQUESTS, MEMORY, SPEED = "Model", "Requests", "Keys and values", "Speed"  # topics of the help
 ADAPTERS = "Adapters"
+MODELS_OWN, VLLMS_OWN = "auto", "vllm"  # values of generation_config that are no folder
 Device = Any  # a name such as cuda:0, or a torch.device
 DType = Any  # a name such as float16, or a torch.dtype
+SHORT_DTYPES = {"half": "float16", "float": "float32"}  # other names that vLLM takes
 
 
 def _option(
@@ -49,12 +56,14 @@ def _option(
     return field(default=default, metadata=metadata)
 
 
+@take_neutral_options
 @refuse_unknown_names
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs:
     """The options of an engine. Each field's text below is its help.
 
-    None and "auto" choose a default by the model and the machine. Raises ValueError if a value is refused:
+    None and "auto" choose a default by the model and the machine. vLLM's options that are no fields are
+    accepted with a value that asks for nothing (neutral_options.py). Raises ValueError if a value is refused:
     the message names the field, the value and what is accepted. Raises TypeError for an unknown field.
     """
 
@@ -96,9 +105,21 @@ class EngineArgs:
     max_model_len: int | None = _option(
         None, REQUESTS, "Longest prompt plus output, in tokens; default: what the model sees."
     )
+    generation_config: str | Path = _option(
+        MODELS_OWN,
+        REQUESTS,
+        "Sampling defaults: auto (the model's generation_config.json), vllm (none), or that file's folder.",
+        completions=(MODELS_OWN, VLLMS_OWN),
+    )
     max_num_seqs: int | None = _option(None, REQUESTS, "Requests running at once; default: 16, on a GPU 256.")
     max_num_batched_tokens: int | None = _option(
         None, REQUESTS, "Tokens in one step; default: 512, on a GPU 8192."
+    )
+
+    seed: int | None = _option(
+        None,
+        REQUESTS,
+        "Makes the seeds of requests that have none, and ruvon bench's prompts: the same run twice.",
     )
 
     kv_cache: Literal["paged", "slots"] = _option(
@@ -140,7 +161,30 @@ class EngineArgs:
     max_loras: int = _option(4, ADAPTERS, "Adapters that may share a step: requests for others wait.")
     max_lora_rank: int = _option(16, ADAPTERS, "The highest rank of an adapter.")
 
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add a flag for each field to `parser`, and one for each of NEUTRAL. Returns `parser`."""
+        from engine.wiring.argparse_flags import add_flags
+
+        return add_flags(parser, fields(EngineArgs))
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> "EngineArgs":
+        """The options in what a parser with `add_cli_args` has read, which may hold other values as well."""
+        names = {spec.name for spec in fields(cls)} | NEUTRAL.keys()
+        return cls(**{name: value for name, value in vars(args).items() if name in names})
+
+    def build_engine(self) -> "LLMEngine":
+        """Load the model and build the engine, for `LLMEngine.from_engine_args`. Raises as `LLM` does."""
+        from engine.wiring.compose import build_engine, load_adapters_on_demand
+
+        engine = build_engine(self)
+        load_adapters_on_demand(engine)
+        return engine
+
     def __post_init__(self) -> None:
+        if isinstance(self.dtype, str):
+            object.__setattr__(self, "dtype", SHORT_DTYPES.get(self.dtype, self.dtype))
         if self.load_format == "dummy" and (folder := shape_folder(self.model)):
             object.__setattr__(self, "model", folder)
             object.__setattr__(self, "tokenizer", self.tokenizer or TOKENIZER)
@@ -156,7 +200,8 @@ class EngineArgs:
                 raise ValueError(f"{spec.name}={value!r}: accepted are {options}")
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             is_count = is_number and isinstance(value, int) and value >= 1  # a whole number from 1 on
-            if spec.type in (int, int | None) and value != spec.default and not is_count:
+            may_be_zero = spec.name == "seed"
+            if spec.type in (int, int | None) and not (value == spec.default or is_count or may_be_zero):
                 raise ValueError(f"{spec.name}={value!r}: at least 1 is accepted")
             if spec.type in (float, float | None) and value is not None and not is_number:
                 raise ValueError(f"{spec.name}={value!r}: a number is accepted")
@@ -167,10 +212,18 @@ class EngineArgs:
                     f"{spec.name}={value!r}: comes with {extension}, whose files are not here; "
                     f"{spec.default!r} is accepted"
                 )
+        if self.seed is not None and type(self.seed) is not int:
+            raise ValueError(f"seed={self.seed!r}: a whole number is accepted")
         device = str(self.device)
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
             mac = "; a Mac runs on cpu" if device.startswith("mps") else ""
             raise ValueError(f"device={device!r}: accepted are cpu, cuda and cuda:N{mac}")
+        source = self.generation_config
+        if source not in (MODELS_OWN, VLLMS_OWN) and not (Path(source) / "generation_config.json").is_file():
+            raise ValueError(
+                f"generation_config={str(source)!r}: accepted are {MODELS_OWN}, {VLLMS_OWN}, and a folder "
+                "with a generation_config.json"
+            )
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"gpu_memory_utilization={share}: a share is accepted, above 0 and up to 1")

@@ -7,21 +7,25 @@ All prompts of a call run together, by continuous batching. `EngineArgs` has the
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from engine.decoding.chat_template import ChatError, ChatTemplate, chat_prompt
+from engine.cache.paged import PagedCache
+from engine.core.llm_engine import LLMEngine
+from engine.decoding.chat_template import ChatError, chat_prompt
 from engine.decoding.outputs import RequestOutput
-from engine.decoding.params import ParameterError, SamplingParams, default_params
+from engine.decoding.params import ParameterError, SamplingParams
 from engine.lora.request import LoRARequest
 from engine.machine.collector import rare_collections
-from engine.models.checkpoint import read_json, resolve
-from engine.text.tokenizer import Tokenizer
+from engine.telemetry.metrics import EngineMetrics
 from engine.wiring.compose import build_engine, load_adapters_on_demand
 from engine.wiring.engine_args import EngineArgs
+from engine.wiring.generation_config import recommended
+from engine.wiring.llm_metrics import Metric, read_metrics
 from engine.wiring.llm_progress import Progress
 from engine.wiring.llm_prompts import (
     Message,
@@ -32,17 +36,37 @@ from engine.wiring.llm_prompts import (
     read_prompt,
     read_prompts,
 )
+from engine.wiring.llm_tokenizer import ChatTokenizer, chat_template_of
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 Bar = bool | Callable[..., tqdm]
+NO_VECTORS = "models here generate text, and give no vectors or scores of texts"
+MEMORY_STAYS = "an engine keeps its memory until the process ends"
+ABSENT = {  # vLLM's methods that LLM does not have, and why
+    "beam_search": "beam search comes with Extension B",
+    "embed": NO_VECTORS,
+    "encode": NO_VECTORS,
+    "classify": NO_VECTORS,
+    "reward": NO_VECTORS,
+    "score": NO_VECTORS,
+    "sleep": MEMORY_STAYS,
+    "wake_up": MEMORY_STAYS,
+    "collective_rpc": "a rank takes steps and adapters, and runs no function of yours",
+    "apply_model": "a rank takes steps and adapters, and runs no function of yours",
+    "start_profile": "torch.profiler, around generate, records a call",
+    "stop_profile": "torch.profiler, around generate, records a call",
+}
 
 
 class LLM:
     """An engine for offline use: a call returns when its outputs are finished. Use it in one thread only."""
 
-    def __init__(self, model: str | Path = "storyteller", **options) -> None:
+    def __init__(
+        self, model: str | Path = "storyteller", *, disable_log_stats: bool = True, **options
+    ) -> None:
         """Load `model`: an embedded model's name, a folder or a hub id. `options` are fields of EngineArgs.
+        With `disable_log_stats=False`, `get_metrics` has the engine's metrics.
 
         Raises CheckpointError if a model or tokenizer cannot be loaded, ValueError if an option's value is
         refused, and TypeError if an option is unknown.
@@ -53,6 +77,7 @@ class LLM:
         self.tokenizer, self.config = self.engine.tokenizer, self.engine.config
         self.load_seconds = time.perf_counter() - start
         load_adapters_on_demand(self.engine)
+        self._metrics = None if disable_log_stats else EngineMetrics(self.engine, str(self.args.model))
         self._request_numbers = count()
         self._inbox: dict[str, RequestOutput] = {}  # by request id: the latest output, if not read yet
 
@@ -60,8 +85,8 @@ class LLM:
         self,
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: Params = None,
-        *,
         use_tqdm: Bar = True,
+        *,
         priority: Sequence[int] | None = None,
         lora_request: Adapters = None,
     ) -> list[RequestOutput]:
@@ -76,9 +101,7 @@ class LLM:
         read: nothing is generated then. Raises RuntimeError if a step fails.
         """
         parsed = read_prompts(prompts)
-        for prompt, rank in zip(parsed, per_prompt("priority", priority, len(parsed), int), strict=True):
-            if rank is not None:
-                prompt.options["priority"] = rank
+        _set_priorities(parsed, priority)
         self._set_adapters(parsed, lora_request)
         return self._complete(parsed, sampling_params, use_tqdm)
 
@@ -86,34 +109,54 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
-        *,
         use_tqdm: Bar = True,
+        *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
         lora_request: Adapters = None,
     ) -> list[RequestOutput]:
         """Answer each conversation. Returns one finished RequestOutput per conversation, in order.
 
         `messages` is one conversation, which is a list of {"role": …, "content": …}, or a list of
-        conversations. `chat_template` is Jinja text that replaces the model's own template. With
-        `add_generation_prompt` the prompt ends with the marker that begins the assistant's turn. The other
-        arguments are those of `generate`.
+        conversations. `chat_template` is Jinja text that replaces the model's own template;
+        `chat_template_kwargs` are further variables of the template, such as Qwen3's `enable_thinking`. With
+        `add_generation_prompt` the prompt ends with the marker that begins the assistant's turn. With
+        `continue_final_message` (and without `add_generation_prompt`) the model writes on in the last
+        message. `tools` come with Extension B: None or [] is accepted. The other arguments are those of
+        `generate`.
 
         Raises ParameterError if a field is refused, if the template refuses a conversation, or if there is no
         template; CheckpointError if a template or an adapter cannot be read; RuntimeError if a step fails.
         """
-        template = self._template(chat_template)
+        if tools:
+            raise ParameterError("tools", "tools come with Extension B: None or [] is accepted")
+        template = chat_template_of(self.args.tokenizer or self.args.model, chat_template)
         parsed = []
-        for conversation in read_conversations(messages):
+        conversations = read_conversations(messages)
+        params_of_each = per_prompt("sampling_params", sampling_params, len(conversations), SamplingParams)
+        for conversation, params in zip(conversations, params_of_each, strict=True):
+            truncate = params.truncate_prompt_tokens if params else None
             try:
                 text, ids = chat_prompt(
-                    conversation, template, self.tokenizer, self.config, add_generation_prompt
+                    conversation,
+                    template,
+                    self.tokenizer,
+                    self.config,
+                    add_generation_prompt,
+                    continue_final_message,
+                    variables=chat_template_kwargs,
+                    truncate=truncate,
                 )
             except ChatError as error:
                 raise ParameterError("messages", f"messages: {error}") from None
             parsed.append(ParsedPrompt(ids, text))
+        _set_priorities(parsed, priority)
         self._set_adapters(parsed, lora_request)
-        return self._complete(parsed, sampling_params, use_tqdm)
+        return self._complete(parsed, None if sampling_params is None else params_of_each, use_tqdm)
 
     def stream(
         self,
@@ -148,15 +191,40 @@ class LLM:
         """
         self.engine.shutdown()
 
-    def get_tokenizer(self) -> Tokenizer:
-        return self.tokenizer
+    @property
+    def llm_engine(self) -> LLMEngine:
+        """vLLM's name of `engine`."""
+        return self.engine
+
+    def get_tokenizer(self) -> ChatTokenizer:
+        """The tokenizer under Hugging Face's names, with the model's chat template."""
+        return ChatTokenizer(self.tokenizer, self.args.tokenizer or self.args.model, self.config)
+
+    def get_metrics(self) -> list[Metric]:
+        """The engine's metrics, which are those of a server's /metrics. Raises RuntimeError unless the LLM
+        was made with `disable_log_stats=False`.
+        """
+        if self._metrics is None:
+            raise RuntimeError("get_metrics needs LLM(..., disable_log_stats=False)")
+        return read_metrics(self._metrics.registry)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all prompts that were computed, so that the next is computed anew. Returns False, and
+        changes nothing, while a stream is under way. Slots know no beginnings, and have nothing to forget.
+        """
+        cache = self.engine.scheduler.cache
+        return cache.reset_prefix_cache() if isinstance(cache, PagedCache) else True
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say why a method of vLLM's is absent."""
+        why = f": {ABSENT[name]}" if name in ABSENT else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters that the model's generation_config.json recommends, or SamplingParams() without such
-        a file.
+        """The parameters of generation_config.json (see `EngineArgs.generation_config`), or
+        SamplingParams() if there are none.
         """
-        path = resolve(self.args.model) / "generation_config.json"
-        return default_params(read_json(path) if path.exists() else {})
+        return SamplingParams(**recommended(self.args))
 
     def _set_adapters(self, parsed: list[ParsedPrompt], lora_request: Adapters) -> None:
         """Put each prompt's adapter into its options. The adapter is loaded when the request is queued.
@@ -167,19 +235,6 @@ class LLM:
             raise ParameterError("lora_request", "lora_request needs LLM(..., enable_lora=True)")
         for prompt, lora in zip(parsed, loras, strict=True):
             prompt.options["adapter"] = lora
-
-    def _template(self, source: str | None) -> ChatTemplate:
-        """The chat template in `source`, or by default the model's own. Raises ParameterError if the model
-        has no template.
-        """
-        template = ChatTemplate.from_pretrained(self.args.tokenizer or self.args.model)
-        if source is not None:
-            return ChatTemplate(source, template.special_tokens if template else None)
-        if template is None:
-            raise ParameterError(
-                "chat_template", f"model {str(self.args.model)!r} has no chat template: give one, or generate"
-            )
-        return template
 
     @rare_collections()
     def _complete(self, parsed: list[ParsedPrompt], params: Params, use_tqdm: Bar) -> list[RequestOutput]:
@@ -230,3 +285,10 @@ class LLM:
             self._inbox.pop(request_id, None)
         while self.engine.has_unfinished_requests() and not self.engine.unfinished_request_ids():
             self.engine.step()  # with async_scheduling, a step that was launched before the abort may be left
+
+
+def _set_priorities(parsed: list[ParsedPrompt], priority: Sequence[int] | None) -> None:
+    """Put each prompt's priority into its options. Raises ParameterError if there are not as many."""
+    for prompt, rank in zip(parsed, per_prompt("priority", priority, len(parsed), int), strict=True):
+        if rank is not None:
+            prompt.options["priority"] = rank

@@ -5,7 +5,7 @@ Only the form of a prompt is checked here. The engine checks whether the prompt 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any, NotRequired, TypedDict, TypeGuard
 
 from engine.decoding.params import ParameterError
 from engine.decoding.prompts import Prompt
@@ -13,6 +13,21 @@ from engine.decoding.prompts import Prompt
 # Text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}, with or without a "cache_salt".
 PromptInput = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]  # {"role": …, "content": text, or a list of {"type": "text", "text": …}}
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text. `cache_salt` keeps its prefix to those prompts that have the same salt."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids. `prompt` is its text as outputs show it."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -95,11 +110,13 @@ def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
 
 
 def _message(message: object) -> dict[str, str]:
-    """The message, with its text parts joined by line breaks. Raises ParameterError if `message` is not a
-    mapping with a role and a content.
+    """The message, with its text parts joined by line breaks. An assistant's message without a content has
+    an empty text. Raises ParameterError if `message` is not a mapping with a role and a content.
     """
     if isinstance(message, Mapping):
         role, content = message.get("role"), message.get("content")
+        if content is None and role == "assistant":
+            content = ""
         if isinstance(content, list) and content and all(_is_text(part) for part in content):
             content = "\n".join(part["text"] for part in content)
         if isinstance(role, str) and isinstance(content, str):

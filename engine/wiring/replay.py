@@ -8,7 +8,6 @@ in it.
 import json
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from engine.cache.slots import SlotMemory
 from engine.execution.recording import Bounds, Compared, run_again
 from engine.execution.runner import Executor, ModelRunner
 from engine.lora.adapter import read_adapter
+from engine.machine.version import ruvon_version
 from engine.models.checkpoint import CheckpointError
 from engine.wiring.devices import Devices, load_devices, options_of
 from engine.wiring.engine_args import EngineArgs
@@ -29,12 +29,10 @@ def about(args: EngineArgs) -> dict[str, Any]:
     """The first line of a recording: the options as JSON values, and the versions of ruvon and PyTorch.
     `args` must have its defaults filled in, as `Devices.args` has.
     """
-    values = {name: value for name, value in options_of(args).items() if name != "record"}
-    try:
-        ruvon_version = version("ruvon")
-    except PackageNotFoundError:
-        ruvon_version = "from a folder"
-    return {"ruvon": ruvon_version, "torch": torch.__version__, "args": values}
+    # Steps do not depend on the two: another machine need not have these paths.
+    left_out = ("record", "generation_config")
+    values = {name: value for name, value in options_of(args).items() if name not in left_out}
+    return {"ruvon": ruvon_version(), "torch": torch.__version__, "args": values}
 
 
 def replay(path: str | Path, model: str | None = None) -> Iterator[Compared]:

@@ -95,6 +95,14 @@ def test_an_unknown_id_is_refused_with_the_range_there_is(embedded_pair, id):
         embedded_pair.ours.decode([0, id])
 
 
+def test_spellings_are_hugging_faces_also_of_special_tokens_and_half_characters(embedded_pair):
+    ours, theirs = embedded_pair.ours, embedded_pair.theirs
+    ids = ours.encode("A dog 🦊 said\n<|endoftext|>") + list(range(300))
+    assert ours.spellings(ids) == [theirs.id_to_token(id) for id in ids]
+    with pytest.raises(ValueError, match="not in the vocabulary"):
+        ours.spellings([ours.vocab_size])
+
+
 def test_special_tokens_are_left_out_only_when_asked(embedded_pair):
     ours = embedded_pair.ours
     ids = ours.encode("Hi<|endoftext|><|user|> you")

@@ -202,6 +202,26 @@ def test_a_field_of_a_later_part_is_refused_before_the_first_step(byte_tokenizer
         decode_steps(Scripted("abc"), byte_tokenizer, CONFIG, [1], SamplingParams(temperature=0.7))
 
 
+def test_a_result_is_shown_in_a_line_that_does_not_grow_with_it(byte_tokenizer):
+    long, short = (
+        generate(Scripted("abcdefgh" * 2), byte_tokenizer, CONFIG, "hi", SamplingParams(max_tokens=length))
+        for length in (16, 10)
+    )
+    assert repr(short) == (
+        "RequestOutput(request_id='0', prompt='hi', prompt_token_ids=[104, 105], outputs=[CompletionOutput("
+        "index=0, text='abcdefghab', token_ids=[97, 98, 99, 100, 101, 102, 103, 104, ...], "
+        "finish_reason='length', stop_reason=None, cumulative_logprob=None, logprobs=None, "
+        "text_offsets=None)], finished=True, prompt_logprobs=None, num_cached_tokens=None, error=None, "
+        "lora_request=None)"
+    )
+    assert len(repr(long)) == len(repr(short)) + 6, "six letters of text, up to a hundred; no ids, no times"
+    assert (long["text"], long["token_ids"]) == (long.outputs[0].text, long.outputs[0].token_ids)
+    with pytest.raises(KeyError, match="'logprobs': 'text' and 'token_ids' are accepted"):
+        long["logprobs"]
+    assert long.outputs[0].finished()
+    assert long.metrics is long.stats
+
+
 def test_the_result_holds_prompt_output_and_times(byte_tokenizer):
     result = generate(
         Scripted("abc"), byte_tokenizer, CONFIG, "hi", SamplingParams(max_tokens=3), request_id="r7"

@@ -94,3 +94,28 @@ def test_marks_without_number_on_one_character_are_refused_in_no_time(form):
     assert time.process_time() - start < 2
     few = "a" + "\u0301\u0316" * 50
     assert tokenizer.decode(tokenizer.encode(few)) == unicodedata.normalize(form, few)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "truncate", "kept"),
+    [
+        ("abcdef", None, b"abcdef"),
+        ("abcdef", 2, b"ef"),
+        ([*b"abcdef"], 2, b"ef"),
+        ("ab", 5, b"ab"),
+        ("x" * 500 + "yz", 3, b"xyz"),
+        ("x" * 500 + "yz", -1, b"x" * 7 + b"yz"),
+        ([120] * 500, -1, b"x" * 9),
+        ("ab", -1, b"ab"),
+    ],
+)
+def test_a_prompt_keeps_as_many_tokens_at_its_end_as_are_asked_for(prompt, truncate, kept):
+    assert prompt_token_ids(prompt, Tokenizer(PLAIN, []), config(10), truncate=truncate) == [*kept]
+
+
+def test_no_more_can_be_kept_than_a_prompt_may_have():
+    with pytest.raises(ParameterError, match="truncate_prompt_tokens=10: at most 9 are accepted") as caught:
+        prompt_token_ids("ab", Tokenizer(PLAIN, []), config(10), truncate=10)
+    assert caught.value.field == "truncate_prompt_tokens"
+    with pytest.raises(ParameterError, match="prompt has 0 tokens"):
+        prompt_token_ids([], Tokenizer(PLAIN, []), config(10), truncate=2)

@@ -9,26 +9,44 @@ import pickle
 
 import pytest
 
-from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
+from engine.decoding.params import (
+    ParameterError,
+    RequestOutputKind,
+    SamplingParams,
+    refuse_unknown_tokens,
+    refuse_unsupported,
+)
 
 REFUSED = [
     *[("max_tokens", value) for value in (0, -1, 1.0, "5", True, math.inf)],
-    *[("min_tokens", value) for value in (-1, 1.5, None, False)],
-    *[("stop", value) for value in ("", ["a", ""], 5, ["a", 5], None, {"a"}, b"a")],
-    *[("stop_token_ids", value) for value in (5, ["5"], [True], [1.0], None)],
-    *[("ignore_eos", value) for value in (1, "yes", None)],
-    *[("include_stop_str_in_output", value) for value in (0, None)],
+    *[("min_tokens", value) for value in (-1, 1.5, False)],
+    *[("stop", value) for value in ("", ["a", ""], 5, ["a", 5], {"a"}, b"a")],
+    *[("stop_token_ids", value) for value in (5, ["5"], [True], [1.0])],
+    *[("ignore_eos", value) for value in (1, "yes")],
+    *[("include_stop_str_in_output", value) for value in (0, "")],
+    *[("detokenize", value) for value in (0, "no")],
+    *[("spaces_between_special_tokens", value) for value in (0, "no")],
+    *[("bad_words", value) for value in ("a", [5], ["a", ""], ["  "])],
+    *[("allowed_token_ids", value) for value in (5, [], ["5"], [True], [1.0])],
+    *[("truncate_prompt_tokens", value) for value in (0, -2, 1.5, True)],
+    ("output_kind", RequestOutputKind.DELTA),
+    ("structured_outputs", {"choice": ["a"]}),
+    ("extra_args", {"a": 1}),
+    ("logits_processors", [len]),
+    ("logprob_token_ids", [5]),
+    ("flat_logprobs", True),
+    ("thinking_token_budget", 9),
     *[("skip_special_tokens", value) for value in (1, "no")],
     *[("temperature", value) for value in (-0.1, math.nan, math.inf, "hot", True, 1001)],
-    *[("top_k", value) for value in (-2, 1.5, None)],
-    *[("top_p", value) for value in (0, -0.5, 1.1, math.nan, None)],
+    *[("top_k", value) for value in (-2, 1.5)],
+    *[("top_p", value) for value in (0, -0.5, 1.1, math.nan)],
     *[("min_p", value) for value in (-0.1, 1.1, math.nan)],
     *[("repetition_penalty", value) for value in (0, -1, math.inf, 1e-320, 101)],
     *[(name, value) for name in ("frequency_penalty", "presence_penalty") for value in (-2.1, 2.1, "1")],
     *[("logit_bias", value) for value in ({"5": 1.0}, {5: 101}, {5: -101}, {5: math.nan}, {5: "1"})],
     *[("logit_bias", value) for value in ([5], {True: 1})],
     *[("seed", value) for value in (1.0, 2**63, -(2**63) - 1, "x", True)],
-    *[("n", value) for value in (0, -1, 1.5, None)],
+    *[("n", value) for value in (0, -1, 1.5)],
     *[(name, value) for name in ("logprobs", "prompt_logprobs") for value in (-1, 21, 1.5, True)],
 ]  # fmt: skip
 
@@ -45,16 +63,25 @@ ACCEPTED = [
     *[("logit_bias", value) for value in ({}, {5: 100}, {5: -100, 6: 0.5})],
     *[("seed", value) for value in (0, -1, 2**63 - 1)],
     *[("logprobs", value) for value in (0, 20)],
+    *[("bad_words", value) for value in ([], [" a"], ["a b"] * 1024)],
+    *[("allowed_token_ids", value) for value in ([0], [5, 6])],
+    *[("truncate_prompt_tokens", value) for value in (-1, 1, 10**6)],
+    *[("spaces_between_special_tokens", value) for value in (True, False)],
+    *[("detokenize", value) for value in (True, False)],
+    ("output_kind", RequestOutputKind.CUMULATIVE),
+    *[("extra_args", {}), ("logits_processors", []), ("logprob_token_ids", [])],
 ]
 
 TOO_MANY = [("stop", ["a"] * 17, "17 entries"), ("stop", "a" * 257, "257 characters"),
-            ("stop_token_ids", [1] * 1025, "1025 entries")]  # fmt: skip
+            ("stop_token_ids", [1] * 1025, "1025 entries"),
+            ("bad_words", ["a"] * 1025, "1025 entries")]  # fmt: skip
 
 LATER = [
     *[("temperature", 0.7, "Part 5"), ("top_k", 50, "Part 5"), ("top_p", 0.9, "Part 5")],
     ("min_p", 0.1, "Part 5"),
     *[("repetition_penalty", 1.1, "Part 5"), ("frequency_penalty", 0.5, "Part 5")],
     *[("presence_penalty", -0.5, "Part 5"), ("logit_bias", {5: 1.0}, "Part 5"), ("seed", 0, "Part 5")],
+    ("allowed_token_ids", [5], "Part 5"),
     *[("n", 2, "Part 5"), ("logprobs", 0, "Part 10"), ("prompt_logprobs", 5, "Part 10")],
 ]  # fmt: skip
 
@@ -63,8 +90,8 @@ LATER = [
 def test_a_value_out_of_range_is_refused_by_field_and_value(field, value):
     with pytest.raises(ParameterError) as caught:
         SamplingParams(**{field: value})
-    shown = value[1] if isinstance(value, list) and "" in value else value
-    if isinstance(value, dict):
+    shown = value[1] if field == "stop" and isinstance(value, list) and "" in value else value
+    if field == "logit_bias" and isinstance(value, dict):
         shown = next(iter(value.values()))
     assert caught.value.field == field
     assert field in str(caught.value)
@@ -82,8 +109,24 @@ def test_what_each_token_is_compared_with_has_a_bound(field, value, says):
 def test_a_value_in_range_is_kept(field, value):
     kept = getattr(SamplingParams(**{field: value}), field)
     if field == "stop":
-        value = (value,) if isinstance(value, str) else tuple(value)
-    assert kept == (tuple(value) if field == "stop_token_ids" else value)
+        value = [value] if isinstance(value, str) else list(value)
+    assert kept == (list(value) if field == "stop_token_ids" else value)
+
+
+@pytest.mark.parametrize("field", [spec.name for spec in dataclasses.fields(SamplingParams)])
+def test_none_means_not_given(field):
+    """An optional argument of the caller's can be handed on. None as max_tokens: as many as there is room."""
+    kept = SamplingParams(**{field: None})
+    if field == "max_tokens":
+        assert kept.max_tokens is None
+    else:
+        assert kept == SamplingParams()
+
+
+def test_stop_strings_need_text():
+    with pytest.raises(ParameterError, match=r"stop=.'a'. needs detokenize=True") as caught:
+        SamplingParams(stop="a", detokenize=False)
+    assert caught.value.field == "stop"
 
 
 def test_min_tokens_above_max_tokens_is_refused():
@@ -93,13 +136,11 @@ def test_min_tokens_above_max_tokens_is_refused():
 
 
 def test_an_unknown_field_is_refused_with_the_one_that_was_meant():
-    meant = (
-        r"SamplingParams has no field 'temprature': did you mean 'temperature'\? Accepted are max_tokens, "
-    )
+    meant = r"SamplingParams has no field 'temprature': did you mean 'temperature'\? Accepted are n, "
     for make in (SamplingParams, functools.partial(dataclasses.replace, SamplingParams())):
         with pytest.raises(TypeError, match=meant):
             make(temprature=1.0)
-    with pytest.raises(TypeError, match=r"no field 'use_beam_search': Accepted are max_tokens, "):
+    with pytest.raises(TypeError, match=r"no field 'use_beam_search': Accepted are n, "):
         SamplingParams(use_beam_search=True)
 
 
@@ -107,15 +148,42 @@ def test_params_are_copied_pickled_replaced_and_described_as_any_dataclass():
     params = SamplingParams(max_tokens=3, stop="x", temperature=0.5)
     assert [copy.copy(params), copy.deepcopy(params), pickle.loads(pickle.dumps(params))] == [params] * 3
     assert dataclasses.replace(params, n=2) == SamplingParams(max_tokens=3, stop="x", temperature=0.5, n=2)
-    with pytest.raises(TypeError):
-        SamplingParams(3)
+    assert SamplingParams(2, 0.5) == SamplingParams(n=2, presence_penalty=0.5), "in vLLM's order"
     names = [spec.name for spec in dataclasses.fields(SamplingParams)]
     assert list(inspect.signature(SamplingParams).parameters) == names, "what an editor shows"
 
 
-def test_params_cannot_be_changed_after_they_were_checked():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        SamplingParams().max_tokens = 0
+def test_the_description_is_vllms_for_what_has_an_effect_here():
+    shown = repr(SamplingParams(stop="x", max_tokens=3))
+    assert shown.startswith("SamplingParams(n=1, presence_penalty=0.0, frequency_penalty=0.0, ")
+    assert "temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=None, stop=['x'], stop_token_ids=[]" in shown
+    assert "structured_outputs" not in shown
+    assert "\n" not in shown
+    assert "temperature=0," in repr(SamplingParams(temperature=0))
+
+
+def test_a_field_can_be_changed_and_a_clone_is_checked():
+    params = SamplingParams()
+    params.temperature, params.stop = 0, "x"
+    copied = params.clone()
+    assert copied == SamplingParams(temperature=0, stop=["x"])
+    params.temperature = 2000
+    with pytest.raises(ParameterError, match=r"temperature=2000: a number from 0\.0 to 1000") as caught:
+        params.clone()
+    assert caught.value.field == "temperature"
+    with pytest.raises(AttributeError):
+        params.temprature = 0
+
+
+@pytest.mark.parametrize("field", ["stop", "stop_token_ids", "bad_words", "logit_bias", "allowed_token_ids"])
+def test_neither_the_callers_list_nor_the_originals_is_a_clones(field):
+    value = {"stop": ["a"], "bad_words": ["a"], "logit_bias": {5: 1.0}}.get(field, [5])
+    params = SamplingParams(**{field: value})
+    copied, before = params.clone(), copy.deepcopy(value)
+    value.clear()
+    assert getattr(params, field) == before
+    getattr(params, field).clear()
+    assert getattr(copied, field) == before
 
 
 @pytest.mark.parametrize(("field", "value", "part"), LATER)
@@ -143,7 +211,14 @@ def test_every_field_of_a_later_part_is_in_the_table_above():
 
 
 @pytest.mark.parametrize(
-    "setting", [{"stop_token_ids": [5, 300]}, {"stop_token_ids": [-1]}, {"logit_bias": {300: 1}}]
+    "setting",
+    [
+        {"stop_token_ids": [5, 300]},
+        {"stop_token_ids": [-1]},
+        {"logit_bias": {300: 1}},
+        {"allowed_token_ids": [5, 300]},
+        {"allowed_token_ids": [-1]},
+    ],
 )
 def test_a_token_id_that_the_model_does_not_have_is_refused(setting):
     ((field, _),) = setting.items()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from engine.decoding.params import SamplingParams
 from engine.decoding.stopping import GrowingOutput
+from engine.text.tokenizer import Tokenizer, byte_alphabet
 
 END, TOOL = 256, 257
 
@@ -175,7 +176,9 @@ def test_a_stop_string_is_found_where_the_whole_text_has_it(byte_tokenizer, text
     ("settings", "reason", "text"),
     [
         ({}, None, "ab"),
-        ({"skip_special_tokens": False}, None, "ab<end>"),
+        ({"skip_special_tokens": False}, None, "ab"),
+        ({"skip_special_tokens": False, "include_stop_str_in_output": True}, None, "ab<end>"),
+        ({"include_stop_str_in_output": True}, None, "ab"),
         ({"stop_token_ids": [END]}, None, "ab"),  # end of sequence all the same
     ],
 )
@@ -189,9 +192,36 @@ def test_end_of_sequence_counts_as_a_token_and_is_no_text_unless_asked(
 
 
 def test_any_of_several_ends_of_sequence_will_do(byte_tokenizer):
-    output = start(byte_tokenizer, eos=(END, 10))
-    feed(output, "ab\nc")
-    assert (output.text, output.finish_reason, output.stop_reason) == ("ab", "stop", None)
+    for ends, reason in (("ab\nc", 10), ([97, 98, END], None)):
+        output = start(byte_tokenizer, eos=(10, END))
+        feed(output, ends)
+        assert (output.text, output.finish_reason) == ("ab", "stop")
+        assert output.stop_reason == reason, "the tokenizer's own end has no stop_reason, another has its id"
+
+
+def test_a_tokenizer_without_an_end_takes_the_models_first(byte_tokenizer):
+    tokenizer = Tokenizer({char: byte for byte, char in byte_alphabet().items()}, [])
+    for last, reason in ((10, None), (98, 98)):
+        output = start(tokenizer, eos=(10, 98))
+        feed(output, [97, last])
+        assert (output.text, output.finish_reason, output.stop_reason) == ("a", "stop", reason)
+
+
+def test_an_end_of_sequence_that_is_ignored_and_named_as_a_stop_token_has_its_id(byte_tokenizer):
+    output = start(byte_tokenizer, ignore_eos=True, stop_token_ids=[END])
+    feed(output, [97, END])
+    assert (output.finish_reason, output.stop_reason) == ("stop", END)
+
+
+def test_without_detokenize_tokens_are_counted_and_have_no_text(byte_tokenizer):
+    settings = {"max_tokens": 4, "stop_token_ids": [98], "include_stop_str_in_output": True}
+    output = start(byte_tokenizer, detokenize=False, **settings)
+    feed(output, "xyb")
+    assert (output.text, output.visible, output.token_ids) == ("", "", [*b"xyb"])
+    assert (output.finish_reason, output.stop_reason) == ("stop", 98)
+    cut = start(byte_tokenizer, detokenize=False, max_tokens=1)
+    feed(cut, [0xF0])
+    assert cut.text == "", "nor is there a mark for an incomplete character"
 
 
 def test_ignored_ends_of_sequence_are_passed_over(byte_tokenizer):

@@ -24,7 +24,7 @@ def alone(model, tokenizer):
     known = {}
 
     def ask(prompt, params):
-        key = (prompt if isinstance(prompt, str) else tuple(prompt), params)
+        key = (prompt if isinstance(prompt, str) else tuple(prompt), repr(params))
         if key not in known:
             known[key] = generate(CachedForward(model), tokenizer, model.config, prompt, params).outputs[0]
         return known[key]

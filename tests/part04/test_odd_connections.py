@@ -23,6 +23,7 @@ from tests.part04.serving import DEADLINE, ScriptedBackend, serve, wait_until
 HOST = b"host: localhost\r\n"
 CHUNKED = b" /health HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n"
 ASK = {"model": "script", "prompt": "go"}
+BEGUN = RequestOutput("r", "go", [7], [], finished=False)
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ def test_between_long_pieces_of_a_stream_others_have_their_turn(monkeypatch, sec
     async def run():
         counting = asyncio.create_task(count())
         body = CompletionRequest(**ASK, n=4, stream=True)
-        async for _ in server_app._chunks({}, [outputs()], 4, body, Completions()):
+        async for _ in server_app._chunks({}, [outputs()], [BEGUN], 4, body, Completions()):
             came.append(rounds)
         counting.cancel()
 

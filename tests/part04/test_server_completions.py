@@ -96,7 +96,7 @@ def test_answer_has_openais_shape(url):
     assert answer["id"].startswith("cmpl-")
     assert other["id"] != answer["id"]
     (choice,) = answer["choices"]
-    assert set(choice) == {"index", "text", "logprobs", "finish_reason"}
+    assert set(choice) == {"index", "text", "logprobs", "finish_reason", "stop_reason"}
     assert (choice["index"], choice["logprobs"], choice["finish_reason"]) == (0, None, "length")
 
 
@@ -111,6 +111,46 @@ def test_chunks_have_openais_shape_and_share_one_id(url):
     }
     assert {chunk["object"] for chunk in chunks} == {"text_completion"}
     assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+
+
+def test_stop_reason_is_the_stop_string_whole_and_streamed(url):
+    fields = {"prompt": "Once upon a time", "max_tokens": 40, "stop": ["Lily"]}
+    (choice,) = post(url, **fields).json()["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "Lily")
+    *events, _, _ = post(url, **fields, stream=True).text.split("\n\n")
+    reasons = [json.loads(event.removeprefix("data: "))["choices"][0]["stop_reason"] for event in events]
+    assert reasons == [None] * (len(events) - 1) + ["Lily"]
+    assert post(url, **fields, stop_token_ids=[14]).json()["choices"][0]["stop_reason"] == 14
+
+
+@pytest.mark.parametrize("no_model", [{}, {"model": None}])
+def test_without_a_model_the_base_model_answers(url, alone, no_model):
+    with http(url) as client:
+        body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": TOKENS} | no_model
+        answer = client.post("/v1/completions", json=body).json()
+    assert answer["model"] == "stories"
+    assert answer["choices"][0]["text"] == alone(PROMPTS[0], PARAMS).text
+
+
+def test_token_ids_come_with_the_text_whole_and_streamed(url, tokenizer, alone):
+    expected = alone(PROMPTS[0], PARAMS).token_ids
+    (choice,) = post(url, return_token_ids=True).json()["choices"]
+    assert choice["token_ids"] == list(expected)
+    assert choice["prompt_token_ids"] == tokenizer.encode(PROMPTS[0])
+    *events, _, _ = post(url, return_token_ids=True, stream=True).text.split("\n\n")
+    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+    assert [id for choice in choices for id in choice["token_ids"]] == list(expected)
+    assert choices[0]["prompt_token_ids"] == tokenizer.encode(PROMPTS[0])
+    assert all("prompt_token_ids" not in choice for choice in choices[1:])
+
+
+def test_usage_so_far_is_in_each_chunk_if_asked_for(client, tokenizer):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = client.completions.create(prompt=PROMPTS[0], stream=True, stream_options=options, **ASK)
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert 0 < counts[0] < counts[-1] == last.usage.completion_tokens == TOKENS
+    assert {chunk.usage.prompt_tokens for chunk in chunks} == {len(tokenizer.encode(PROMPTS[0]))}
 
 
 def test_usage_counts_tokens_of_all_prompts_and_completions(client, tokenizer, alone):

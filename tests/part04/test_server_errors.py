@@ -44,6 +44,11 @@ REFUSED = [
     ("stop a number", {"stop": 5}, "stop", "5"),
     ("stop numbers", {"stop": [5]}, "stop", "list of texts"),
     ("stop token out of range", {"stop_token_ids": [10**6]}, "stop_token_ids", "1000000"),
+    ("bad word empty", {"bad_words": ["a", " "]}, "bad_words", "no space"),
+    ("bad word not Unicode", {"bad_words": ["\ud800"], "stream": True}, "bad_words", "unicode"),
+    ("no token allowed", {"allowed_token_ids": []}, "allowed_token_ids", "at least 1"),
+    ("truncated to nothing", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "leaves no prompt"),
+    ("truncated to too much", {"truncate_prompt_tokens": 1024}, "truncate_prompt_tokens", "at most 1023"),
     ("logit_bias of a word", {"logit_bias": {"cat": 5}}, "logit_bias", "token ids"),
     *[(f"logit_bias key {key!r}", {"logit_bias": {key: 5}}, "logit_bias", "token ids")
       for key in ("1_0", " 5", "+5", "-5", "05", "٣", "")],
@@ -62,6 +67,7 @@ LATER = [
     *[("temperature", 0.7), ("top_k", 5), ("top_p", 0.5), ("min_p", 0.1), ("n", 2), ("seed", 1)],
     *[("repetition_penalty", 1.1), ("frequency_penalty", 0.5), ("presence_penalty", -0.5)],
     ("logit_bias", {"5": 1}),
+    ("allowed_token_ids", [5]),
 ]
 
 
@@ -136,10 +142,9 @@ def test_a_field_of_part_10_is_refused_saying_so(client, field):
     assert "Part 10" in error["message"]
 
 
-@pytest.mark.parametrize("field", ["model", "prompt"])
-def test_a_missing_field_is_named(client, field):
-    body = {name: value for name, value in GOOD.items() if name != field}
-    assert field in error_of(client.post("/v1/completions", json=body), 400, field)["message"]
+def test_a_missing_field_is_named(client):
+    body = {"model": GOOD["model"]}
+    assert "prompt" in error_of(client.post("/v1/completions", json=body), 400, "prompt")["message"]
 
 
 def test_not_a_number_is_refused(client):
@@ -185,7 +190,7 @@ def test_unknown_model_is_a_404_that_lists_the_known(client):
     error_of(client.get("/v1/models/gpt-9"), 404, "model", "not_found_error")
 
 
-@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/embeddings", "/docs", "/" + "x" * 2000])
+@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/embeddings", "/redoc", "/" + "x" * 2000])
 def test_unknown_route_is_a_404_that_lists_the_known(client, path):
     error = error_of(client.get(path), 404, kind="not_found_error")
     assert error["message"].startswith(f"no route '{path[:10]}")
@@ -258,6 +263,26 @@ def test_unpadded_chunks_may_be_asked_for(client, forwards):
     fields = {"stream": True, "stream_options": {"include_obfuscation": False}}
     assert '"error"' not in client.post("/v1/completions", json=GOOD | fields).text
     forwards.clear()
+
+
+def test_usage_in_each_chunk_needs_a_usage_to_be_asked_for(client):
+    fields = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+    error = error_of(client.post("/v1/completions", json=GOOD | fields), 400, "stream_options")
+    assert "needs include_usage=true" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("cache_salt", ""),
+        ("request_id", ""),
+        ("request_id", "a b"),
+        ("request_id", "a" * 129),
+        ("request_id", 5),
+    ],
+)
+def test_a_name_that_is_none_is_refused(client, field, value):
+    error_of(client.post("/v1/completions", json=GOOD | {field: value}), 400, field)
 
 
 def test_every_answer_has_a_name_of_its_own(client):

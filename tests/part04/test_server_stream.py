@@ -26,6 +26,7 @@ from tests.part04.serving import (
 )
 
 ASK = {"model": "script", "prompt": "go"}
+BEGUN = RequestOutput("r", "go", [7], [], finished=False)
 
 
 def events(answer) -> list:
@@ -258,7 +259,7 @@ def test_a_stream_is_read_no_faster_than_its_client_reads():
             yield RequestOutput("r", "go", [7], [sample], finished=False)
 
     async def run():
-        chunks = _chunks({}, [outputs()], 1, CompletionRequest(**ASK), Completions())
+        chunks = _chunks({}, [outputs()], [BEGUN], 1, CompletionRequest(**ASK), Completions())
         await anext(chunks)
         for _ in range(10):
             await asyncio.sleep(0)
@@ -282,7 +283,7 @@ def test_when_the_chunks_are_closed_nobody_reads_the_streams_any_more():
             over.append(True)
 
     async def run():
-        chunks = _chunks({}, [outputs()], 1, CompletionRequest(**ASK), Completions())
+        chunks = _chunks({}, [outputs()], [BEGUN], 1, CompletionRequest(**ASK), Completions())
         await anext(chunks)
         await asyncio.sleep(0)
         await chunks.aclose()

@@ -37,6 +37,22 @@ def test_the_message_has_field_value_and_complaint():
     assert error.message == want, "the message is field=value: what pydantic says"
 
 
+def test_a_number_without_a_fraction_is_an_integer():
+    """As JSON Schema has it. A text is none, nor is a number with a fraction."""
+    body = CompletionRequest.model_validate(
+        GOOD | {"max_tokens": 5.0, "n": 2.0, "seed": -1.0, "logprobs": 0.0}
+    )
+    params = body.sampling_params()
+    assert [params.max_tokens, params.n, params.seed, params.logprobs] == [5, 2, -1, 0]
+    assert type(params.max_tokens) is int
+    for field in ("max_tokens", "n", "seed", "top_k", "min_tokens", "priority", "truncate_prompt_tokens"):
+        for value in (5.5, "5", True):
+            error = refusal(GOOD | {field: value})
+            assert error.param == field, f"{field}={value!r} is no integer"
+    with pytest.raises(ValidationError):
+        CompletionRequest.model_validate(GOOD | {"max_tokens": float("inf")})
+
+
 def test_the_first_of_several_complaints_is_told():
     complaints = [
         {"type": "int_type", "loc": ("body", name), "msg": "Input should be a valid integer", "input": "x"}

@@ -12,13 +12,14 @@ from transformers.generation.logits_process import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState
+from engine.decoding.sampling import SamplingState, allowed_mask
 
 
 class OpenAIPenalties:
@@ -47,6 +48,9 @@ def probabilities(logits: Tensor, row: SamplingState) -> Tensor:
     chain.append(OpenAIPenalties(p.frequency_penalty, p.presence_penalty, list(row.output_ids)))
     if p.min_tokens and row.stop_ids:
         chain.append(MinNewTokensLengthLogitsProcessor(len(row.prompt_ids), p.min_tokens, list(row.stop_ids)))
+    if p.allowed_token_ids is not None:
+        others = set(range(len(logits))) - set(p.allowed_token_ids)
+        chain.append(SuppressTokensLogitsProcessor(sorted(others)))
     if p.temperature not in (None, 1):
         chain.append(TemperatureLogitsWarper(float(p.temperature)))
     if p.top_k > 0:
@@ -93,7 +97,9 @@ def random_row(rng: random.Random, vocab_size: int) -> SamplingState:
         logit_bias=perhaps({rng.choice(tokens): rng.uniform(-100, 100) for _ in range(3)}, None),
         min_tokens=perhaps(rng.choice([1, 4, 9]), 0),
         seed=rng.randrange(-(2**63), 2**63),
+        allowed_token_ids=perhaps(None, rng.sample(tokens, rng.randint(vocab_size // 2, vocab_size))),
     )
     prompt = rng.choices(tokens, k=rng.randint(1, 12))
     output = rng.choices(range(min(8, vocab_size)), k=rng.randint(0, 12))  # with repetitions
-    return SamplingState(params, prompt, output, params.seed, rng.sample(tokens, 2))
+    mask = allowed_mask(params.allowed_token_ids)
+    return SamplingState(params, prompt, output, params.seed, rng.sample(tokens, 2), mask=mask)

@@ -8,12 +8,24 @@ import pytest
 import torch
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState, adjust
+from engine.decoding.sampling import SamplingState, adjust, allowed_mask
 
 
-def adjusted(logits, prompt=(), output=(), stop_ids=(), **knobs) -> list[float]:
+class Words:
+    """A stand-in for `BadWords`: one word of two tokens."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last = first, last
+
+    def completing(self, output_ids, guesses=()):
+        return (self.last,) if [*output_ids, *guesses][-1:] == [self.first] else ()
+
+
+def adjusted(logits, prompt=(), output=(), stop_ids=(), bad_words=None, **knobs) -> list[float]:
     """One row of logits after its bias and penalties."""
-    row = SamplingState(SamplingParams(**knobs), list(prompt), list(output), 0, stop_ids)
+    params = SamplingParams(**knobs)
+    mask = allowed_mask(params.allowed_token_ids)
+    row = SamplingState(params, list(prompt), list(output), 0, stop_ids, bad_words=bad_words, mask=mask)
     return [round(x, 4) for x in adjust(torch.tensor([logits]), [row])[0].tolist()]
 
 
@@ -89,6 +101,35 @@ def test_stop_tokens_are_banned_until_min_tokens_whatever_their_bias():
             "a stop token's logit is -inf while the output is shorter than min_tokens, and free after that: "
             f"min_tokens=3, {length} tokens of output"
         )
+
+
+def test_tokens_that_are_not_allowed_are_banned_whatever_their_bias():
+    ban = -float("inf")
+    for allowed, expected in (([1], [ban, 2, ban]), ([2, 0], [6, ban, 3]), ([0, 1, 2], [6, 2, 3])):
+        got = adjusted([1.0, 2.0, 3.0], logit_bias={0: 5}, allowed_token_ids=allowed)
+        assert got == expected, f"only the tokens of the row's mask keep their logits: {allowed}"
+    far = [float(x) for x in range(100)]
+    got = adjusted(far, allowed_token_ids=[31, 32, 99])
+    assert [x for x in got if x != ban] == [31, 32, 99], "bit v % 32 of number v // 32 is token v's"
+
+
+def test_only_rows_with_a_mask_are_masked():
+    wishes = [{}, {"allowed_token_ids": [0]}, {"presence_penalty": 1}, {"allowed_token_ids": [2]}]
+    params = [SamplingParams(**wish) for wish in wishes]
+    rows = [SamplingState(p, [], [], 0, mask=allowed_mask(p.allowed_token_ids)) for p in params]
+    ban = -float("inf")
+    got = adjust(torch.tensor([[1.0, 2, 3]]).repeat(4, 1), rows).tolist()
+    assert got == [[1, 2, 3], [1, ban, ban], [1, 2, 3], [ban, ban, 3]], "a row's mask bans in that row alone"
+
+
+def test_the_token_that_completes_a_bad_word_is_banned():
+    ban = -float("inf")
+    for output, expected in (([], 6), ([1], 6), ([1, 2], ban), ([2, 1], 6)):
+        got = adjusted([1.0, 2.0, 3.0], output=output, bad_words=Words(2, 0), logit_bias={0: 5})
+        assert got == [expected, 2, 3], f"the row's bad_ids are banned, whatever their bias: after {output}"
+    row = SamplingState(SamplingParams(), [], [1], 0, bad_words=Words(2, 0))
+    behind = adjust(torch.tensor([[1.0, 2.0, 3.0]]), [row.behind([2])])
+    assert behind.tolist() == [[ban, 2, 3]], "guesses count as if they followed the output"
 
 
 def test_the_position_says_which_token_is_chosen():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import NO_TOKEN, SamplingState, sample
+from engine.decoding.sampling import NO_TOKEN, SamplingState, allowed_mask, sample
 from tests.part05 import reference
 from tests.part05.dice import CRITICAL, N, chi_squared
 
@@ -53,3 +53,29 @@ def test_batch_mates_and_the_place_among_them_change_nothing(seed, mates, place)
     batch.insert(place, (row, logits))
     tokens = sample(torch.cat([logits for _, logits in batch]), [row for row, _ in batch])
     assert tokens[place].item() == alone
+
+
+@pytest.mark.parametrize("temperatures", [(0, 0), (1, 1), (0, 1), (1, 0)])
+def test_a_row_that_may_choose_no_token_gives_no_token(temperatures):
+    """Token 1 alone is allowed, and it would complete a bad word. The other row chooses as ever."""
+
+    class Words:
+        def completing(self, output_ids, guesses=()):
+            return (1,)
+
+    params = [SamplingParams(temperature=t, top_p=0.9, min_p=0.1) for t in temperatures]
+    mask = allowed_mask([1])
+    rows = [
+        SamplingState(params[0], [1], [], 0, mask=mask, bad_words=Words()),
+        SamplingState(params[1], [1], [], 0, mask=mask),
+    ]
+    got = sample(torch.tensor([[1.0, 2.0, 9.0]]).repeat(2, 1), rows).tolist()
+    assert got == [NO_TOKEN, 1], "a row that may choose no token gives NO_TOKEN, whatever the rows beside it"
+
+
+def test_draws_are_of_the_allowed_tokens_in_their_proportions():
+    mask, params = allowed_mask([0, 2]), SamplingParams()
+    rows = [SamplingState(params, [1], [], seed, mask=mask) for seed in range(2000)]
+    got = sample(torch.tensor([0.5, 0.25, 0.25]).log().repeat(2000, 1), rows)
+    assert set(got.tolist()) == {0, 2}
+    assert (got == 0).float().mean().item() == pytest.approx(2 / 3, abs=0.04)

@@ -24,6 +24,7 @@ FIELDS = {
     "frequency_penalty": 0.5,
     "presence_penalty": 0.5,
     "logit_bias": {5: 1.0},
+    "allowed_token_ids": [5, 6],
     "seed": 7,
     "n": 3,
 }

@@ -38,6 +38,9 @@ def test_the_outermost_priorities_are_accepted(fake_engine, priority):
         ("a", {"logprobs": 1}, {}, "logprobs"),
         ("a", {"stop_token_ids": (999,)}, {}, "stop_token_ids"),
         ("a", {"logit_bias": {999: 1.0}}, {}, "logit_bias"),
+        ("a", {"allowed_token_ids": [5, 999]}, {}, "allowed_token_ids"),
+        ("a", {"bad_words": ["a", "\ud800"]}, {}, "bad_words"),
+        ("a", {"truncate_prompt_tokens": 200}, {}, "truncate_prompt_tokens"),
         ("a", {}, {"priority": 1}, "priority"),
         ("a", {}, {"adapter": "poetry"}, "adapter"),
         ("a", {}, {"cache_salt": "me"}, "cache_salt"),
@@ -53,6 +56,15 @@ def test_a_request_that_is_refused_leaves_nothing_and_listeners_hear_of_it(
     assert caught.value.field == field
     assert recorder.heard == [("reject", "a")]
     assert not engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize(("field", "value"), [("temperature", -1), ("top_k", "5"), ("stop", 5), ("n", 0)])
+def test_a_field_that_was_changed_is_checked_when_the_request_comes(fake_engine, field, value):
+    params = SamplingParams()
+    setattr(params, field, value)
+    with pytest.raises(ParameterError, match=f"{field}={value!r}") as caught:
+        fake_engine().add_request("a", "hello", params)
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize("priority", [10**400, -(2**31) - 1, 2**31 + 1])

@@ -48,6 +48,18 @@ def test_the_scheduler_hears_of_a_step_when_its_tokens_are_appended(fake_engine,
     engine.abort_request("a")
 
 
+def test_an_engines_seed_makes_the_seeds_of_those_who_have_none(fake_engine):
+    def seeds(engine, *of):
+        made = [engine.make_requests("a", "hello", SamplingParams(temperature=0, seed=seed)) for seed in of]
+        return [request.sampling.seed for (request,) in made]
+
+    first, again, other, chance = (fake_engine(seed=seed) for seed in (1, 1, 2, None))
+    expected = seeds(first, None, None)
+    assert len(set(expected)) == 2, "each request has a seed of its own"
+    assert seeds(again, None, 5, None) == [expected[0], 5, expected[1]], "a request's own seed stays"
+    assert not set(expected) & {*seeds(other, None, None), *seeds(chance, None, None)}
+
+
 def test_who_ends_in_a_step_leaves_in_it(fake_engine):
     engine = fake_engine()
     engine.add_request("a", "hello", FOUR)

@@ -254,12 +254,12 @@ def test_more_prompt_logprobs_than_logprobs_come_with_an_echo(client):
 
 
 REFUSED = [
-    *[("logprobs", value, "from 0 to 5") for value in (-1, 6, 21)],
+    *[("logprobs", value, "from 0 to 20") for value in (-1, 21)],
     *[("prompt_logprobs", value, "from 0 to 20") for value in (-1, 21, 10**30)],
     *[
         (name, value, "valid integer")
         for name in ("logprobs", "prompt_logprobs")
-        for value in (True, "5", 1.0, [])
+        for value in (True, "5", 1.5, [])
     ],
     ("echo", "yes", "valid boolean"),
     ("echo", 1, "valid boolean"),
@@ -318,3 +318,39 @@ def test_a_failed_step_is_a_500_with_logprobs_too(scoring_engine, serving):
         body = {"model": "m", "prompt": "x", "logprobs": 2, "echo": True, "ignore_eos": True}
         assert client.post("/v1/completions", json=body).status_code == 500
         assert client.post("/v1/completions", json=body).status_code == 200
+
+
+def test_up_to_twenty_of_the_likeliest_are_listed(client):
+    """As in vLLM. OpenAI's own limit is 5."""
+    tops = complete(client, logprobs=20).logprobs.top_logprobs
+    assert {len(top) for top in tops} <= {20, 21}
+
+
+def test_the_echo_of_a_truncated_prompt_is_what_the_model_read(client):
+    """The tokens that are scored are those of the text that is shown."""
+    body = {"ignore_eos": True, "truncate_prompt_tokens": 8}
+    choice = complete(client, extra_body=body, echo=True, logprobs=1)
+    alone = told_alone("the ball", GREEDY)
+    assert choice.text == "the ball" + alone.text
+    assert "".join(choice.logprobs.tokens[:8]) == "the ball"
+    assert choice.logprobs.text_offset[:9] == [*range(9)]
+
+
+def test_tokens_may_be_named_by_their_ids(client):
+    """So a client can tell apart tokens that look the same, such as the halves of a character."""
+    named = lists(complete(client, logprobs=2, echo=True))
+    ask = {"ignore_eos": True, "return_tokens_as_token_ids": True}
+    by_id = lists(complete(client, logprobs=2, echo=True, extra_body=ask))
+    ids = [*TOKENIZER.encode(PROMPT), *ALONE.token_ids]
+    assert by_id[0] == [f"token_id:{id}" for id in ids]
+    assert (by_id[1], by_id[3]) == (named[1], named[3]), "the rest is the same"
+    assert [list(top.values()) for top in by_id[2][1:]] == [list(top.values()) for top in named[2][1:]]
+    assert all(name.startswith("token_id:") for top in by_id[2][1:] for name in top)
+
+
+def test_the_token_that_is_not_shown_has_no_id_either(client):
+    extra = {"return_token_ids": True, "stop_token_ids": list(range(100))}
+    ask = ASK | {"max_tokens": 0, "echo": True, "logprobs": 1, "extra_body": extra}
+    choice = client.completions.create(**ask).choices[0].model_dump()
+    assert (choice["token_ids"], choice["stop_reason"]) == ([], None)
+    assert choice["prompt_token_ids"] == TOKENIZER.encode(PROMPT)

@@ -26,6 +26,8 @@ VLLM = {
     "vllm:prefix_cache_queries": "counter",
     "vllm:prefix_cache_hits": "counter",
     "vllm:request_success": "counter",
+    "vllm:prompt_tokens_cached": "counter",
+    "vllm:prompt_tokens_by_source": "counter",
     "vllm:iteration_tokens_total": "histogram",
     "vllm:time_to_first_token_seconds": "histogram",
     "vllm:inter_token_latency_seconds": "histogram",
@@ -40,6 +42,8 @@ VLLM = {
     "vllm:request_max_num_generation_tokens": "histogram",
     "vllm:request_params_n": "histogram",
     "vllm:request_params_max_tokens": "histogram",
+    "vllm:request_num_preemptions": "histogram",
+    "vllm:request_prefill_kv_computed_tokens": "histogram",
 }
 BUCKETS = {
     "vllm:time_to_first_token_seconds": """0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0
@@ -51,6 +55,7 @@ BUCKETS = {
     "vllm:iteration_tokens_total": """1.0 8.0 16.0 32.0 64.0 128.0 256.0 512.0 1024.0 2048.0 4096.0 8192.0
         16384.0 +Inf""",
     "vllm:request_prompt_tokens": "1.0 2.0 5.0 10.0 20.0 50.0 100.0 200.0 +Inf",  # the fake model sees 200
+    "vllm:request_num_preemptions": "1.0 2.0 3.0 4.0 5.0 10.0 20.0 +Inf",
 }
 
 
@@ -80,8 +85,9 @@ def test_counters_begin_at_zero_so_that_the_first_event_is_an_increase(measured)
     for family in families(metrics).values():
         if family.type in ("counter", "histogram") and not family.name.startswith("process_"):
             assert {sample.value for sample in family.samples} <= {0.0}
-    names = {sample.name for family in families(metrics).values() for sample in family.samples}
-    assert "vllm:request_success_total" in names
+    (success,) = [family for name, family in families(metrics).items() if name == "vllm:request_success"]
+    reasons = [sample.labels["finished_reason"] for sample in success.samples]
+    assert reasons == ["stop", "length", "abort", "error", "repetition"], "vLLM's, each at 0"
 
 
 def test_buckets_for_lengths():
@@ -143,7 +149,9 @@ def test_a_prompt_in_chunks_counts_once_and_steps_count_what_they_computed(measu
     run_to_end(engine)
     assert len(recorder.records) == 8  # 16 + 16 + 8 prompt tokens, then five tokens more
     assert read("vllm:prompt_tokens_total") == 40
-    assert read.observed("vllm:iteration_tokens_total") == (8, 45)
+    assert read.observed("vllm:iteration_tokens_total") == (6, 46), (
+        "vLLM counts a prompt in the step of its first output token, and each output token"
+    )
     assert read("ruvon:steps_total") == 8
     assert read("ruvon:step_sequences_total") == 8
     assert read("ruvon:step_tokens_total") == 45
@@ -172,6 +180,8 @@ def test_preemption_neither_counts_a_prompt_twice_nor_begins_the_clock_anew(meas
     assert read("vllm:generation_tokens_total") == 3 * 16
     assert read.observed("vllm:time_to_first_token_seconds")[0] == 3
     assert read("vllm:prefix_cache_queries_total") == 3 * 8
+    assert read.observed("vllm:request_num_preemptions") == (3, len(preempted))
+    assert read.observed("vllm:request_prefill_kv_computed_tokens") == (3, 3 * 8), "once, as vLLM counts"
     first = {}
     for record in recorder.records:
         for request_id in record.request_ids:
@@ -186,8 +196,16 @@ def test_whoever_asks_for_more_tokens_than_fit_spoils_no_sum(measured):
     for exponent in (300, 400):
         engine.add_request(str(exponent), "prompt", replace(GREEDY, max_tokens=10**exponent))
     run_to_end(engine)
-    assert read.observed("vllm:request_params_max_tokens") == (2, 2 * engine.max_model_len)
+    room = engine.max_model_len - len("prompt")
+    assert read.observed("vllm:request_params_max_tokens") == (2, 2 * room)
     assert sum(metrics.succeeded.values()) == read.observed("vllm:request_params_n")[0] == 2
+
+
+def test_a_request_without_max_tokens_is_observed_with_the_room_that_it_had(measured):
+    engine, _, read = measured()
+    engine.add_request("a", "prompt", replace(GREEDY, max_tokens=None))
+    run_to_end(engine)
+    assert read.observed("vllm:request_params_max_tokens") == (1, engine.max_model_len - len("prompt"))
 
 
 def test_n_samples_are_n_requests_that_asked_once(measured):
@@ -240,6 +258,7 @@ def test_an_aborted_request_leaves_its_tokens_but_is_in_no_request_metric(measur
     assert read("vllm:generation_tokens_total") == 2
     assert read.observed("vllm:time_to_first_token_seconds")[0] == 1
     assert read("ruvon:requests_ended_early_total", reason="abort") == 2
+    assert read("vllm:request_success_total", finished_reason="abort") == 2
     assert read("vllm:request_success_total", finished_reason="length") == 0
     for name in (
         "vllm:e2e_request_latency_seconds",
@@ -261,6 +280,7 @@ def test_a_failed_step_and_its_request_are_counted(measured):
     run_to_end(engine)
     assert read("ruvon:failed_steps_total") == 1
     assert read("ruvon:requests_ended_early_total", reason="error") == 1
+    assert read("vllm:request_success_total", finished_reason="error") == 1
     assert read("vllm:request_success_total", finished_reason="length") == 1
     assert metrics._in_progress == {}
 

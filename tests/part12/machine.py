@@ -7,7 +7,6 @@ how much was driven.
 """
 
 from collections import Counter
-from functools import lru_cache
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -21,13 +20,22 @@ from hypothesis.stateful import (
 )
 
 from engine.decoding.params import SamplingParams
+from engine.decoding.stopping import GrowingOutput
 from engine.requests.request import State
 from tests.part06.fakes import assert_idle, told_alone
 from tests.part12.pages import TWO_LAYERS, WatchedCache, fake_engine, reader_of
 
 BEGINNINGS = ("", "once upon a time ", "once upon a tide ", "once ")
-told = lru_cache(maxsize=None)(told_alone)
+outputs_alone: dict[tuple[str, str, int], GrowingOutput] = {}
 done = Counter()  # over all runs
+
+
+def told(prompt: str, params: SamplingParams, index: int) -> GrowingOutput:
+    """`told_alone`, computed once for the same question."""
+    key = prompt, repr(params), index
+    if key not in outputs_alone:
+        outputs_alone[key] = told_alone(prompt, params, index)
+    return outputs_alone[key]
 
 
 class PagedEngine(RuleBasedStateMachine):

@@ -120,6 +120,18 @@ def test_a_beginning_is_found_after_its_owner_has_left():
     assert tokens_in_pages(cache, b) == b.token_ids
 
 
+def test_what_was_forgotten_is_found_by_nobody_and_nothing_is_forgotten_while_somebody_runs():
+    cache, a = paged(4), sequence("a", "12345678")
+    admitted(cache, a)
+    assert not cache.reset_prefix_cache(), "its blocks are in use"
+    cache.release(a)
+    assert cache.reset_prefix_cache()
+    b = admitted(cache, sequence("b", "123456789"))
+    assert cache.hit_tokens == 0
+    cache.release(b)
+    assert cache.admit(sequence("c", "123456789")) == 8, "what is computed afterwards is found again"
+
+
 def test_blocks_are_given_away_when_memory_is_needed_and_the_oldest_goes_first():
     cache = paged(5)
     for name in ("old", "new"):

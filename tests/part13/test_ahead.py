@@ -116,7 +116,13 @@ def test_an_end_by_length_wastes_no_step_and_one_by_a_stop_wastes_one():
 
 def test_whoever_has_penalties_waits_for_the_last_token():
     """They count the output so far, on the host."""
-    for adjusted in ({"repetition_penalty": 1.5}, {"min_tokens": 2}, {"logit_bias": {65: 3.0}}):
+    for adjusted in (
+        {"repetition_penalty": 1.5},
+        {"min_tokens": 2},
+        {"logit_bias": {65: 3.0}},
+        {"bad_words": ["ab"]},
+        {"allowed_token_ids": [65, 66]},
+    ):
         engine = ahead(BlockCache(60, 8))
         log = log_of(engine)
         engine.add_request("a", "hello", replace(GREEDY, max_tokens=4, **adjusted))

@@ -32,6 +32,10 @@ ROWS, MAX_LEN = 9, 128
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 DRAWN = SamplingParams(temperature=0.8, seed=5, max_tokens=30, ignore_eos=True)
 FORKED = SamplingParams(temperature=0.8, seed=5, max_tokens=30, ignore_eos=True, n=2)
+RULES = SamplingParams(
+    temperature=0, max_tokens=30, ignore_eos=True, bad_words=["was", "a big", "Lily"],
+    allowed_token_ids=list(range(1, 4000)),
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +102,7 @@ def test_in_fp32_the_tokens_are_those_of_the_plain_engine(tokenizer, model, how)
         assert got == told(engine_of(tokenizer, model, "plain"), count, GREEDY), f"{count} sequences"
 
 
-@pytest.mark.parametrize("params", [GREEDY, DRAWN, FORKED], ids=["greedy", "drawn", "forked"])
+@pytest.mark.parametrize("params", [GREEDY, DRAWN, FORKED, RULES], ids=["greedy", "drawn", "forked", "rules"])
 @pytest.mark.parametrize("how", ["captured", "ahead"])
 def test_the_host_never_waits_before_the_next_step_is_launched(tokenizer, model, how, params):
     engine = engine_of(tokenizer, model, how)

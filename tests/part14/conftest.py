@@ -9,6 +9,7 @@ from engine.decoding.chat_template import ChatTemplate
 from engine.server.app import create_app
 from engine.server.chat import chat_routes
 from engine.server.generate import generate_route
+from engine.server.tokenization import tokenization_routes
 from tests.part04.serving import serve
 from tests.part06.fakes import at_rest
 from tests.part10.conftest import (  # noqa: F401
@@ -21,8 +22,8 @@ from tests.part10.conftest import (  # noqa: F401
 
 @pytest.fixture
 def serving(scoring_engine, passed):  # noqa: F811
-    """serving(**options of create_app) -> URL of a server of the fake model, called m, with chat and
-    /generate; `serving.backend` is behind it. In the end nothing is left of any request.
+    """serving(**options of create_app) -> URL of a server of the fake model, called m, with chat,
+    /generate and /tokenize; `serving.backend` is behind it. In the end nothing is left of any request.
     """
     with ExitStack() as stack:
 
@@ -31,6 +32,7 @@ def serving(scoring_engine, passed):  # noqa: F811
             start.backend = stack.enter_context(at_rest(EngineThread(engine, "m"), passed))
             template = ChatTemplate.from_pretrained("storyteller")
             extensions = [chat_routes(engine.tokenizer, engine.config, template), generate_route]
+            extensions.append(tokenization_routes(engine.tokenizer, engine.config, template))
             return stack.enter_context(serve(create_app(start.backend, extensions, **options)))
 
         yield start

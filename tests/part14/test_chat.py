@@ -1,6 +1,7 @@
 """OpenAI's chat API and /generate, judged by OpenAI's own client."""
 
 import json
+from dataclasses import replace
 
 import openai
 import pytest
@@ -44,6 +45,29 @@ def test_a_message_is_what_the_model_says_after_the_template(client):
     assert choice.logprobs is None
     assert answer.usage.prompt_tokens == len(TOKENIZER.encode(TEMPLATE.render(QUESTION)))
     assert answer.usage.completion_tokens == 20
+
+
+def test_a_truncated_conversation_keeps_its_end(client):
+    """So a conversation that is longer than the model's length is answered."""
+    question = [{"role": "user", "content": "x" * 500 + QUESTION[0]["content"]}]
+    body = {"ignore_eos": True, "truncate_prompt_tokens": 40}
+    answer = client.chat.completions.create(**ASK | {"messages": question, "extra_body": body})
+    alone = told_alone(TEMPLATE.render(question)[-40:], GREEDY)
+    assert answer.choices[0].message.content == alone.text
+    assert answer.usage.prompt_tokens == 40
+    body = {"truncate_prompt_tokens": 500}
+    with pytest.raises(openai.BadRequestError, match="truncate_prompt_tokens=500: at most 199") as caught:
+        client.chat.completions.create(**ASK | {"messages": question, "extra_body": body})
+    assert caught.value.param == "truncate_prompt_tokens"
+
+
+def test_words_that_are_bad_and_tokens_that_are_allowed(client):
+    body = {"bad_words": ["ab", "c"], "allowed_token_ids": [*b"abcd"]}
+    answer = client.chat.completions.create(**ASK | {"extra_body": body})
+    text = answer.choices[0].message.content
+    assert text == told_alone(TEMPLATE.render(QUESTION), replace(GREEDY, ignore_eos=False, **body)).text
+    assert set(text) <= set("abd")
+    assert "ab" not in text
 
 
 def test_a_stream_begins_with_the_role_and_its_deltas_are_the_message(client):
@@ -143,23 +167,44 @@ def test_an_answer_is_as_long_as_the_model_allows_unless_a_length_is_given(clien
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 REFUSED = {
     "no messages": ({"messages": []}, "messages"),
-    "a role": ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+    "a role": ({"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
+    "a tool's answer": ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
     "content left out": ({"messages": [{"role": "user"}]}, "messages"),
     "no content": ({"messages": [{"role": "user", "content": None}]}, "messages"),
     "a number for content": ({"messages": [{"role": "user", "content": 3}]}, "messages"),
     "an image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages"),
-    "a name": ({"messages": [{"role": "user", "content": "x", "name": "bob"}]}, "messages"),
+    "a name of another kind": ({"messages": [{"role": "user", "content": "x", "name": 3}]}, "messages"),
+    "a special token for a name": (
+        {"messages": [{"role": "user", "content": "x", "name": "<end>"}]}, "messages"
+    ),
     "tool calls": ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages"),
     "too many messages": ({"messages": QUESTION * 3000}, "messages"),
     "too long": ({"messages": [{"role": "user", "content": "dog " * 5000}]}, "messages"),
-    "tools": ({"tools": []}, "tools"),
+    "tools": ({"tools": [{"type": "function", "function": {"name": "weather"}}]}, "tools"),
+    "a choice of tools": ({"extra_body": {"tool_choice": "required"}}, "tool_choice"),
+    "a schema": ({"extra_body": {"structured_outputs": {"choice": ["yes"]}}}, "structured_outputs"),
+    "beams": ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
+    "keeping it": ({"store": True}, "store"),
+    "a tier": ({"service_tier": "flex"}, "service_tier"),
+    "a voice": ({"modalities": ["text", "audio"]}, "modalities"),
+    "a guess": ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+    "much metadata": ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
+    "an effort": ({"reasoning_effort": "low"}, "reasoning_effort"),
+    "a template": ({"extra_body": {"chat_template": "{{ messages }}"}}, "chat_template"),
+    "variables of another kind": ({"extra_body": {"chat_template_kwargs": [1]}}, "chat_template_kwargs"),
+    "many variables": ({"extra_body": {"chat_template_kwargs": {"a": "x" * 20_000}}}, "chat_template_kwargs"),
+    "a variable with a field of its own": (
+        {"extra_body": {"chat_template_kwargs": {"add_generation_prompt": False}}}, "chat_template_kwargs"
+    ),
+    "to go on and to begin": ({"extra_body": {"continue_final_message": True}}, "continue_final_message"),
+    "the prompt's, streamed": ({"extra_body": {"prompt_logprobs": 1}, "stream": True}, "prompt_logprobs"),
+    "too many of the prompt's": ({"extra_body": {"prompt_logprobs": 21}}, "prompt_logprobs"),
     "a format": ({"response_format": {"type": "json_object"}}, "response_format"),
     "top without logprobs": ({"top_logprobs": 2}, "top_logprobs"),
     "too many top": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     "a completion's logprobs": ({"logprobs": 3}, "logprobs"),
     "lengths that differ": ({"max_tokens": 3}, "max_completion_tokens"),
     "no length": ({"max_completion_tokens": 0}, "max_completion_tokens"),
-    "echo": ({"extra_body": {"echo": True}}, "echo"),
     "options without stream": ({"stream_options": {"include_usage": True}}, "stream_options"),
     "another model": ({"model": "gpt-4"}, None),
 }  # fmt: skip
@@ -218,3 +263,40 @@ def test_generate_refuses_by_name(url, body, param):
         answer = client.post("/generate", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_of_a_chat(url, stream):
+    body = {"model": "m", "messages": QUESTION, "temperature": 0, "max_tokens": 20, "ignore_eos": True}
+    with http(url) as client:
+        answer = client.post("/v1/chat/completions", json=body | {"return_token_ids": True, "stream": stream})
+    if not stream:
+        (choice,) = answer.json()["choices"]
+        assert answer.json()["prompt_token_ids"] == TOKENIZER.encode(TEMPLATE.render(QUESTION))
+        assert (choice["token_ids"], choice["stop_reason"]) == (list(ALONE.token_ids), None)
+        return
+    chunks = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-2]]
+    assert chunks[0]["prompt_token_ids"] == TOKENIZER.encode(TEMPLATE.render(QUESTION))
+    assert all("prompt_token_ids" not in chunk for chunk in chunks[1:])
+    ids = [id for chunk in chunks for id in chunk["choices"][0].get("token_ids", [])]
+    assert ids == list(ALONE.token_ids)
+
+
+def test_tokens_of_a_chat_may_be_named_by_their_ids(client):
+    extra = {"ignore_eos": True, "return_tokens_as_token_ids": True}
+    (choice,) = client.chat.completions.create(
+        **ASK | {"extra_body": extra}, logprobs=True, top_logprobs=2
+    ).choices
+    assert [token.token for token in choice.logprobs.content] == [f"token_id:{id}" for id in ALONE.token_ids]
+    assert all(
+        top.token.startswith("token_id:") for token in choice.logprobs.content for top in token.top_logprobs
+    )
+
+
+def test_the_opening_says_what_the_prompt_has_cost(client):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(client.chat.completions.create(**ASK, stream=True, stream_options=options))
+    counts = [(chunk.usage.prompt_tokens, chunk.usage.completion_tokens) for chunk in chunks]
+    prompt = len(TOKENIZER.encode(TEMPLATE.render(QUESTION)))
+    assert (counts[0], counts[-1]) == ((prompt, 0), (prompt, 20))
+    assert counts == sorted(counts)

@@ -26,6 +26,17 @@ def test_both_names_of_the_length_may_say_the_same():
         params(max_tokens=5, max_completion_tokens=6)
 
 
+def test_more_output_than_the_model_sees_is_refused_under_the_name_that_was_sent():
+    api = Chat(TOKENIZER)
+    api.max_model_len = 200
+    for name in ("max_tokens", "max_completion_tokens"):
+        assert api.params(ChatRequest(model="m", messages=[HI], **{name: 200})).max_tokens == 200
+        with pytest.raises(RequestError, match=f"^{name}=201 is more than max_model_len=200") as caught:
+            api.params(ChatRequest(model="m", messages=[HI], **{name: 201}))
+        assert (caught.value.status, caught.value.param) == (400, name)
+    assert api.params(ChatRequest(model="m", messages=[HI])).max_tokens is None
+
+
 def test_the_most_likely_tokens_up_to_the_bound():
     assert params(logprobs=True, top_logprobs=MAX_LOGPROBS).logprobs == MAX_LOGPROBS
     with pytest.raises(RequestError, match=f"from 0 to {MAX_LOGPROBS}"):
@@ -37,7 +48,8 @@ def test_what_answers_say_beside_the_text_comes_back_as_nothing_only(field):
     for nothing in (None, []):
         ChatRequest(model="m", messages=[HI | {field: nothing}])
     for something in ({}, "", 0, [{}]):
-        with pytest.raises(ValidationError, match=f"{field} is not supported: null is accepted"):
+        words = "comes with Extension B" if "call" in field else "is not supported: null is accepted"
+        with pytest.raises(ValidationError, match=f"{field} {words}"):
             ChatRequest(model="m", messages=[HI | {field: something}])
 
 
@@ -64,7 +76,7 @@ def test_the_template_writes_special_tokens_and_the_messages_none(monkeypatch):
         2: SimpleNamespace(content="<think>", special=False),
     }
     body = ChatRequest(model="m", messages=[HI])
-    chat._prompt(body, SimpleNamespace(added=added), None, ChatTemplate("{{ messages[0].content }}"))
+    chat.prompt_ids(body, SimpleNamespace(added=added), None, ChatTemplate("{{ messages[0].content }}"))
     assert given["guarded"] == ["<|user|>"], "what is added and not special, templates look for in contents"
     assert given["add_special_tokens"] is False, "the template has written all there are: none is added twice"
     assert given["guard"] == "G"

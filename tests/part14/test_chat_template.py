@@ -88,3 +88,20 @@ def test_files(tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(CheckpointError, match="template"):
         ChatTemplate.from_pretrained(tmp_path)
+
+
+SWALLOWS = "{% for m in messages[:-1] %}{{ m.content }}{% endfor %}"
+REVERSES = "{{ messages[-1].content | reverse }}"
+
+
+@pytest.mark.parametrize("source", [SWALLOWS, REVERSES])
+def test_a_message_that_the_template_leaves_out_cannot_go_on(source):
+    with pytest.raises(ChatError, match="leaves out the last message"):
+        ChatTemplate(source).render(messages([("user", "Hi")]), False, True)
+
+
+def test_variables_are_the_templates():
+    template = ChatTemplate("{{ a }}{{ self }}{{ eos_token }}", {"eos_token": "</s>"})
+    assert template.render([], variables={"a": 1, "eos_token": "E"}).startswith("1")
+    assert template.render([], variables={"a": 1, "eos_token": "E"}).endswith("E"), "as in Hugging Face"
+    assert template.variables >= {"a", "eos_token"}

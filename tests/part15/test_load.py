@@ -45,7 +45,15 @@ def test_known_latencies_in_known_percentiles_out(api):
     script = Script(tell)
     _, found = open_loop(script, every(2, 100), limits=Limits(ttft=0.5), api=api)
     assert found["ttft_seconds"] == pytest.approx(
-        {"count": 100, "mean": 0.505, "p50": 0.505, "p95": 0.9505, "p99": 0.9901, "max": 1.0}
+        {
+            "count": 100,
+            "mean": 0.505,
+            "std": 0.2886607,
+            "p50": 0.505,
+            "p95": 0.9505,
+            "p99": 0.9901,
+            "max": 1.0,
+        }
     )
     assert [found["tpot_seconds"][p] for p in ("p50", "p99")] == pytest.approx([0.02, 0.02])
     assert found["e2e_seconds"]["p95"] == pytest.approx(0.9505 + 4 * 0.02)

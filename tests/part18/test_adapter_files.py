@@ -259,7 +259,8 @@ def test_the_output_layer_has_no_adapter(config):
 def test_a_request_for_an_adapter_has_a_name_a_number_and_a_folder(fields):
     with pytest.raises(ValueError, match=r"lora_name=''|lora_int_id=|lora_path="):
         LoRARequest(*fields)
-    assert LoRARequest("a", 1, "x").lora_path == "x"
+    request = LoRARequest("a", 1, "x")
+    assert (request.name, request.adapter_id, request.path) == ("a", 1, "x"), "vLLM's other names"
 
 
 def test_the_home_folder_may_be_written_as_a_tilde(folder, config, monkeypatch):

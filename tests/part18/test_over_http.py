@@ -66,7 +66,7 @@ def serving(base, folder, passed):
             api.more_options.append(backend.options)
             extensions = [chat_routes(TOKENIZER, engine.config, template, chats)]
             extensions += [adapter_routes(backend, folder)] if routes else []
-            app = create_app(backend, extensions, api=api, parent_of=backend.parent_of)
+            app = create_app(backend, extensions, api=api, details_of=backend.details_of)
             url = stack.enter_context(serve(app))
             start.url = url
             return stack.enter_context(http(url)), backend

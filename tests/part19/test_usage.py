@@ -80,7 +80,7 @@ def test_the_cost_of_several_prompts_is_their_sum(account):
 def test_without_an_account_usage_is_as_ever():
     with client_of(Metered(None), api=completions(PRICE)) as client:
         usage = client.post("/v1/completions", json=ASK).json()["usage"]
-    assert set(usage) == {"prompt_tokens", "completion_tokens", "total_tokens"}
+    assert set(usage) == {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}
 
 
 def test_it_goes_with_any_api(account):

@@ -5,12 +5,13 @@ slices, methods of strings, dates, and a thinking part that is left out of past 
 """
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import AddedToken, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.decoding.chat_template import ChatError, ChatTemplate, guarded
+from engine.decoding.chat_template import ChatError, ChatTemplate, chat_prompt, guarded
 from engine.text.tokenizer import Tokenizer
 from tests.part01.test_tokenizer_kinds import LLAMA3, QWEN, train
 from tests.part20.sentencepiece import tokenizer_json
@@ -168,3 +169,36 @@ def test_a_refusal_is_in_the_templates_words():
     template = ChatTemplate(LLAMA3_TEMPLATE, {"bos_token": "<|begin|>"})
     with pytest.raises(ChatError, match="only user and assistant may speak, not tool"):
         template.render(messages([("user", "a"), ("tool", "b")]))
+
+
+@pytest.mark.parametrize("turns", CONVERSATIONS.values(), ids=CONVERSATIONS)
+@pytest.mark.parametrize("end", ["", "  ", "\n"])
+def test_a_message_that_goes_on_is_hugging_faces(model, turns, end):
+    """The last message stays open; spaces at its end stay if the template leaves them."""
+    theirs, _, template = model
+    (*before, (role, content)) = turns
+    open_turns = messages([*before, (role, content + end)])
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    text = template.render(open_turns, **options)
+    assert text == theirs.apply_chat_template(open_turns, tokenize=False, **options)
+    assert text.rstrip().endswith(content.strip().removeprefix("<think>\nhm\n</think>\n\n"))
+
+
+def test_special_tokens_around_the_text_only_if_asked_for(model):
+    theirs, tokenizer, template = model
+    config = SimpleNamespace(max_positions=1000, vocab_size=len(tokenizer.added) + 100_000)
+    ids = [
+        chat_prompt(messages([("user", "a")]), template, tokenizer, config, add_special_tokens=add)[1]
+        for add in (False, True)
+    ]
+    text = template.render(messages([("user", "a")]))
+    assert ids == [theirs.encode(text, add_special_tokens=add) for add in (False, True)]
+
+
+@pytest.mark.parametrize("enable_thinking", [True, False])
+def test_qwen3_is_told_whether_to_think(enable_thinking):
+    template = ChatTemplate(QWEN3_TEMPLATE)
+    text = template.render(messages([("user", "a")]), variables={"enable_thinking": enable_thinking})
+    assert text.endswith("<|im_start|>assistant\n" + ("" if enable_thinking else "<think>\n\n</think>\n\n"))
+    assert "enable_thinking" in template.variables
+    assert "date_string" in ChatTemplate(LLAMA3_TEMPLATE).variables, "read, although the template may set it"

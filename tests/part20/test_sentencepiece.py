@@ -108,6 +108,14 @@ def test_the_word_a_stream_begins_with_keeps_its_space(pair):
     assert streamed(ours, [first]) == [" the", ""]
 
 
+def test_spellings_are_hugging_faces(pair):
+    theirs, ours = pair
+    ids = ours.encode("a 🦊  b</s>")
+    assert ours.spellings(ids) == [theirs.id_to_token(id) for id in ids]
+    with pytest.raises(ValueError, match="not in the vocabulary"):
+        ours.spellings([10**6])
+
+
 def test_what_it_knows(pair):
     theirs, ours = pair
     assert ours.vocab_size == theirs.get_vocab_size()

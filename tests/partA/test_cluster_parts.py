@@ -10,8 +10,9 @@ import yaml
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from engine.cli.many_devices import ClusterFlags, cluster
-from engine.cli.serve_flags import ServeFlags
+from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags
 from engine.wiring.engine_args import EngineArgs
+from engine.wiring.neutral_options import NEUTRAL
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = ROOT / "examples" / "kubernetes" / "rayservice.yaml"
@@ -19,9 +20,8 @@ MANIFEST = ROOT / "examples" / "kubernetes" / "rayservice.yaml"
 
 def test_cluster_has_every_flag_of_serve():
     names = {parameter.name for parameter in typer.main.get_params_from_function(cluster).values()}
-    assert {
-        spec.name for record in (EngineArgs, ServeFlags, ClusterFlags) for spec in fields(record)
-    } == names
+    own = {spec.name for record in (EngineArgs, ServeFlags, ClusterFlags) for spec in fields(record)}
+    assert own | {"model_tag"} | set(NEUTRAL) | set(NEUTRAL_FLAGS) == names
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,15 @@ def test_penalties_read_on_the_host(pair):
     assert two == one
 
 
+def test_words_that_are_bad_and_tokens_that_are_allowed(pair):
+    """Rank 0 alone knows them, and every rank reads the tokens that they leave."""
+    allowed = list(range(0, pair.one.engine.config.vocab_size, 2))
+    params = SamplingParams(**GREEDY, allowed_token_ids=allowed, bad_words=["a", "the dog"])
+    one, two = pair.both(lambda llm: ids(llm.generate(asked(), params, use_tqdm=False)))
+    assert two == one
+    assert {token_id % 2 for samples in one for sample in samples for token_id in sample} == {0}
+
+
 def test_log_probabilities(pair):
     """Of chosen tokens and of prompts. Two terms that are added up differ from one sum in the last digits.
     With int8 on a CPU a layer codes its inputs by the largest of them, and each rank has some of the inputs.

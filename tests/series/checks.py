@@ -40,6 +40,13 @@ ROOMS = (
     "demo",
     "cli",
 )
+# Import paths of vLLM's that its users' scripts name. They stand outside the rooms, and no room imports them.
+VLLM_PATHS = (
+    "engine/inputs.py",
+    "engine/sampling_params.py",
+    "engine/utils/__init__.py",
+    "engine/utils/argparse_utils.py",
+)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)|<img[^>]+src=\"([^\"]+)\"")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 # `ruvon` where a command stands: first on a line of code, after a prompt or a notebook's `!`. The prefix of a
@@ -132,8 +139,10 @@ def broken_links(root: Path, files: list[str], parts: list[Part]) -> list[str]:
 
 
 def rooms(root: Path, files: list[str], order: Sequence[str] = ROOMS) -> list[str]:
-    """engine/ is one `__init__.py` and rooms (folders), all in `order`, each with its contract in a line."""
-    engine = [path for path in files if path.startswith("engine/")]
+    """engine/ is one `__init__.py` and rooms (folders), all in `order`, each with its contract in a line.
+    VLLM_PATHS stand beside them.
+    """
+    engine = [path for path in files if path.startswith("engine/") and path not in VLLM_PATHS]
     breaches = [
         f"{path}: stands in no room; only engine/__init__.py stands at the root of engine/"
         for path in engine
@@ -151,9 +160,16 @@ def rooms(root: Path, files: list[str], order: Sequence[str] = ROOMS) -> list[st
 
 
 def imports_upwards(root: Path, files: list[str], order: Sequence[str] = ROOMS) -> list[str]:
-    """A room imports only rooms below it; where the one above imports it in turn, the circle is named."""
+    """A room imports only rooms below it, and none of VLLM_PATHS; where the one above imports it in turn, the
+    circle is named.
+    """
     imports = room_imports(root, files)
-    breaches = []
+    breaches = [
+        f"{line}: imports {target}, which is there for scripts written for vLLM alone"
+        for line, target in _imports_of_rooms(root, files)
+        if target in VLLM_PATHS
+    ]
+    breaches = list(dict.fromkeys(breaches))  # a line may import several names
     for (room, above), lines in sorted(imports.items()):
         if room not in order or above not in order or order.index(above) < order.index(room):
             continue
@@ -196,17 +212,25 @@ def room_imports(root: Path, files: list[str]) -> dict[tuple[str, str], list[str
     The table of public names in engine/__init__.py is no import; to import a name by it is one of its file.
     What is found by scanning (architectures) or started as a program is none.
     """
-    home = _home(root)
     lines: dict[tuple[str, str], list[str]] = {}
+    for line, target in _imports_of_rooms(root, files):
+        pair = _room(line), _room(target)
+        if target.count("/") < 2 or target in VLLM_PATHS or pair[0] == pair[1]:
+            continue
+        if line not in lines.get(pair, ()):
+            lines.setdefault(pair, []).append(line)
+    return lines
+
+
+def _imports_of_rooms(root: Path, files: list[str]) -> Iterator[tuple[str, str]]:
+    """(line as path:line, file that it imports) of all files in rooms."""
+    home = _home(root)
     for path in files:
-        if path.count("/") < 2 or not re.fullmatch(r"engine/.+\.py", path):
+        if path.count("/") < 2 or path in VLLM_PATHS or not re.fullmatch(r"engine/.+\.py", path):
             continue
         for number, module, _ in _imported(_tree(root, path), path):
             for target in _files_of(module, files, home):
-                pair, line = (_room(path), _room(target)), f"{path}:{number}"
-                if target.count("/") > 1 and pair[0] != pair[1] and line not in lines.get(pair, ()):
-                    lines.setdefault(pair, []).append(line)
-    return lines
+                yield f"{path}:{number}", target
 
 
 def contract(root: Path, room: str) -> str:

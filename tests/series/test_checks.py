@@ -226,6 +226,16 @@ def test_an_import_of_a_room_above_is_caught_where_it_closes_no_circle(house):
     ]
 
 
+def test_a_path_of_vllms_stands_beside_the_rooms_and_no_room_imports_it(house):
+    write(house, "engine/inputs.py", "from engine.high.top import Top\n")
+    write(house, "engine/utils/__init__.py", "")
+    assert [crooked(rule, house) for rule in HOUSE] == [[], [], []]
+    write(house, "engine/low/more.py", "def late():\n    from engine.inputs import Top\n")
+    assert crooked(checks.imports_upwards, house) == [
+        "engine/low/more.py:2: imports engine/inputs.py, which is there for scripts written for vLLM alone"
+    ]
+
+
 @pytest.mark.parametrize(
     ("place", "text", "breach"),
     [

@@ -1,5 +1,5 @@
-"""The chat page and the dashboard of `ruvon serve` for everyone: axe-core finds nothing serious, light and
-dark, on a desk and on a phone; and the tokens view shows what the engine chose from.
+"""The pages of `ruvon serve` (chat, dashboard, routes) for everyone: axe-core finds nothing serious, light
+and dark, on a desk and on a phone; and the tokens view shows what the engine chose from.
 """
 
 import json
@@ -91,6 +91,15 @@ def test_axe_finds_nothing_serious_on_the_chat_page(open_page, view):
 def test_axe_finds_nothing_serious_on_the_dashboard(open_page, view):
     one = open_page("dashboard", **VIEWS[view])
     one.locator("#status[data-state=live]").wait_for()
+    assert findings(one) == []
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_axe_finds_nothing_serious_on_the_page_of_routes(open_page, view):
+    one = open_page("docs", **VIEWS[view])
+    one.locator("summary", has_text="/v1/chat/completions").click()
+    assert one.get_by_role("rowheader", name="max_completion_tokens").is_visible()
+    assert one.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it has to be pushed sideways"
     assert findings(one) == []
 
 

@@ -123,8 +123,9 @@ def test_the_server_chooses_by_model_and_swaps_while_it_runs(alone, tmp_path):
     server = Process(tmp_path, "", "--enable-lora", "--max-loras", "2", *modules)
     try:
         with server.client() as client:
-            listed = [(one["id"], one.get("parent")) for one in client.get("/v1/models").json()["data"]]
-            assert listed == [("storyteller", None), ("poetry", "storyteller")]
+            cards = client.get("/v1/models").json()["data"]
+            listed = [(one["id"], one["parent"], one["root"]) for one in cards]
+            assert listed == [("storyteller", None, "storyteller"), ("poetry", "storyteller", "poetry")]
             loaded = client.post("/v1/load_lora_adapter", json={"lora_name": "business"})
             assert loaded.status_code == 200, loaded.text
 

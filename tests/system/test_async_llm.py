@@ -45,6 +45,7 @@ def test_two_at_once_get_what_each_gets_from_LLM(engine):
 def test_an_adapter_speaks(engine):
     expected = LLM("storyteller", enable_lora=True).generate(PROMPTS, GREEDY, lora_request=POETRY)
     found = asyncio.run(both(engine, lora_request=POETRY))
+    assert [o.lora_request for o in (*found, *expected)] == [POETRY] * 4, "as the user named it"
     assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in expected]
 
 
@@ -141,9 +142,12 @@ def test_what_is_wrong_is_named(engine):
 def test_an_engine_without_adapters_and_one_that_was_shut_down_say_so():
     engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model="storyteller-draft"))
     assert engine.is_running
+    asyncio.run(engine.check_health())
     with pytest.raises(ParameterError, match="enable_lora"):
         asyncio.run(last(engine, PROMPTS[0], lora_request=POETRY))
     engine.shutdown()
     assert not engine.is_running
+    with pytest.raises(EngineError, match="not running"):
+        asyncio.run(engine.check_health())
     with pytest.raises(EngineError, match="not running"):
         asyncio.run(last(engine, PROMPTS[0]))

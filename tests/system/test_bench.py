@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 import statistics
 from itertools import pairwise
@@ -137,7 +138,10 @@ def test_known_times_in_known_numbers_out():
     assert found["median_tpot_ms"] == found["median_itl_ms"] == pytest.approx(100)
     assert found["output_throughput"] == 16 / 8.0, "of what was answered, in all the time"
     assert found["request_goodput"] == 3 / 8.0, "three of the answers kept the limit, two of them just so"
+    assert found["std_ttft_ms"] == pytest.approx(70.7107, abs=1e-3), "numpy.std of 100, 200, 300 and 200"
+    assert found["std_tpot_ms"] == pytest.approx(0, abs=1e-6)
     found |= {"max_concurrency": None, "request_rate": "inf"}
+    found |= {"max_output_tokens_per_s": 9.0, "max_concurrent_requests": 4}
     shown = bench_serve.lines(found, ["ttft"], [99])
     assert all(len(line) >= 50 for line in shown if line[0] in "=-")
     assert "Not answered: broken off: 1" in shown
@@ -145,17 +149,101 @@ def test_known_times_in_known_numbers_out():
     assert bench_serve._limits(["ttft:500", "e2el:2000"]) == Limits(ttft=0.5, e2e=2.0), "in milliseconds"
 
 
-def test_arrivals_lengths_and_beginnings_are_drawn_from_the_seed():
-    jobs = bench_serve._jobs(200, 20, 10, 0.5, 4.0, bench_serve.Random(1))
-    assert jobs == bench_serve._jobs(200, 20, 10, 0.5, 4.0, bench_serve.Random(1))
-    assert 200 / jobs[-1].at == pytest.approx(4, rel=0.25)
-    pauses = [later.at - job.at for job, later in pairwise(jobs)]
-    assert statistics.stdev(pauses) == pytest.approx(1 / 4, rel=0.25), "Poisson: as spread as they are long"
-    lengths = {len(job.prompt.split()) for job in jobs}
-    assert (min(lengths), max(lengths)) == (10, 30)
-    assert {
-        job.at for job in bench_serve._jobs(5, 20, 10, 0, bench_serve.math.inf, bench_serve.Random(1))
-    } == {0}
+def test_arrivals_and_lengths_are_drawn_from_the_seed():
+    arrivals = bench_serve._arrivals(200, 4.0, 1.0, Random(1))
+    assert arrivals == bench_serve._arrivals(200, 4.0, 1.0, Random(1)) == sorted(arrivals)
+    assert arrivals[-1] == pytest.approx(200 / 4.0), "as vLLM scales them: the rate is what was asked for"
+    lengths = bench_serve._lengths(200, 20, 10, 0.5, Random(1))
+    assert lengths == bench_serve._lengths(200, 20, 10, 0.5, Random(1))
+    assert {min(inputs for inputs, _ in lengths), max(inputs for inputs, _ in lengths)} == {10, 30}
+    assert {min(outputs for _, outputs in lengths), max(outputs for _, outputs in lengths)} == {5, 15}
+    assert bench_serve._arrivals(5, math.inf, 1.0, Random(1)) == [0] * 5
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 9.0])
+def test_gaps_spread_as_a_gamma_distributions(burstiness):
+    """Of shape k, the standard deviation is the mean by the root of k. One is Poisson."""
+    arrivals = bench_serve._arrivals(4000, 2.0, burstiness, Random(3))
+    gaps = [later - earlier for earlier, later in pairwise(arrivals)]
+    assert statistics.fmean(gaps) == pytest.approx(1 / 2, rel=0.1)
+    assert statistics.stdev(gaps) == pytest.approx(1 / 2 / math.sqrt(burstiness), rel=0.1)
+
+
+def test_even_and_extreme_gaps():
+    assert bench_serve._arrivals(4, 2.0, math.inf, Random(0)) == [0.5, 1.0, 1.5, 2.0]
+    assert bench_serve._arrivals(3, 2.0, 1e-300, Random(0))[-1] == pytest.approx(1.5), "no division by 0"
+
+
+def test_with_a_tokenizer_a_prompt_has_exactly_its_length():
+    encoder = Tokenizer.from_pretrained("storyteller")
+    write = bench_serve._writer("storyteller", Random(0))
+    for num_tokens in (1, 2, 17, 200):
+        assert len(encoder.encode(write(num_tokens))) == num_tokens
+
+
+def answered(sent: float, first: float, *gaps: float) -> RequestRecord:
+    return RequestRecord(sent, sent, "ok", first, first + sum(gaps), 99.0, gaps=list(gaps))
+
+
+def test_peaks_are_counted_as_vllm_counts_them():
+    """Pieces in each second from the first request on; requests under way, one that ends making room."""
+    records = [
+        answered(10.5, 10.75, 0.5, 0.125),  # pieces at 0.25, 0.75 and 0.875 seconds; ends at 0.875
+        answered(10.5, 11.25, 0.5),  # at 0.75 and 1.25; ends at 1.25
+        answered(11.375, 11.5, 0.25, 0.25, 0.125),  # begins when the first ends; at 1, 1.25, 1.5, 1.625
+        answered(11.5, 11.625),  # at 1.125, where it ends
+        RequestRecord(10.0, 10.0, "broken off", 10.1, 12.0, 12.0, gaps=[0.001] * 50),
+    ]
+    assert bench_serve.peaks(records) == (6.0, 3)
+    assert bench_serve.peaks(records[-1:]) == (0.0, 0)
+    without_text = RequestRecord(1.0, 1.0, "ok", end=2.0)
+    assert bench_serve.peaks([without_text]) == (0.0, 1)
+
+
+def test_the_result_has_vllms_keys_and_lines(capsys, tmp_path):
+    backend, file = ScriptedBackend(), tmp_path / "serve.json"
+    with serve(create_app(backend)) as url:
+        port = url.rpartition(":")[2]
+        asked = ["--port", port, "--num-prompts", "4", "--num-warmups", "3", "--request-rate", "1000"]
+        asked += ["--burstiness", "0.5", "--dataset-name", "random", "--tokenizer", "storyteller"]
+        asked += ["--input-len", "7", "--output-len", "2", "--extra-body", '{"top_p": 0.5}']
+        asked += ["--endpoint", "/completions", "--result-filename", str(file), "--seed", "3"]
+        shown = said(capsys, "bench", "serve", *asked)
+    found = json.loads(file.read_text())
+    assert len(backend.asked) == 4 + 3, "the first three are not counted"
+    encoder = Tokenizer.from_pretrained("storyteller")
+    assert {len(encoder.encode(prompt)) for prompt, *_ in backend.asked} == {7}
+    assert {(params.top_p, params.max_tokens) for _, params, *_ in backend.asked} == {(0.5, 2)}
+    assert len({prompt for prompt, *_ in backend.asked}) == 4
+    assert re.fullmatch(r"\d{8}-\d{6}", found["date"])
+    expected = {
+        "backend": "openai", "tokenizer_id": "storyteller", "num_prompts": 4, "burstiness": 0.5,
+        "request_rate": 1000.0, "completed": 4, "failed": 0,
+    }  # fmt: skip
+    assert found.items() >= expected.items()
+    assert 1 <= found["max_concurrent_requests"] <= 4
+    assert found["max_output_tokens_per_s"] > 0
+    for name in ("ttft", "tpot", "itl"):
+        assert found[f"std_{name}_ms"] >= 0
+    peak = rf"^Peak concurrent requests: +{found['max_concurrent_requests']}\.00 *$"
+    assert re.search(peak, shown, re.MULTILINE)
+    for line in ("Peak output token throughput (tok/s):", "Total token throughput (tok/s):"):
+        assert f"\n{line} " in shown
+
+
+def test_an_endpoint_is_of_the_server_and_not_of_its_v1():
+    for base in ("http://x:1", "http://x:1/", "http://x:1/v1", "http://x:1/v1/"):
+        assert bench_serve._url(base, "/v1/completions") == "http://x:1/v1/completions"
+    assert bench_serve._url("http://x:1/v1", None) is None
+
+
+@pytest.mark.parametrize("flag", bench_serve.NEUTRAL_FLAGS)
+def test_vllms_other_flags_are_accepted_where_they_ask_for_nothing(flag):
+    values = [value for value in bench_serve.NEUTRAL_FLAGS[flag][0] if value is not None]
+    name = flag.replace("_", "-")
+    for value in values:
+        given = [f"--no-{name}"] if value is False else [f"--{name}", str(value)]
+        assert "--backend tgi: accepted are" in refusal("bench", "serve", *given, "--backend", "tgi")
 
 
 @pytest.mark.parametrize(
@@ -169,6 +257,16 @@ def test_arrivals_lengths_and_beginnings_are_drawn_from_the_seed():
         (["--goodput", "ttft:nan"], "ttft:MS"),
         (["--goodput", "ttft:500", "--goodput", "ttft:700"], "each once"),
         (["--request-rate", "0"], "more than 0"),
+        (["--burstiness", "0"], "--burstiness 0.0: more than 0"),
+        (["--burstiness", "nan"], "--burstiness nan: more than 0"),
+        (["--dataset-name", "sharegpt"], "--dataset-name sharegpt: accepted are random"),
+        (["--dataset-path", "x.json"], "--dataset-path x.json is not accepted: prompts are random words"),
+        (["--trust-remote-code"], "no code of a model's is run here"),
+        (["--top-p", "0.9"], "--top-p 0.9: 1, 1.0 is accepted: give it as --extra-body"),
+        (["--endpoint", "v1/completions"], "--endpoint v1/completions: a path such as"),
+        (["--extra-body", "[1]"], "--extra-body [1]: a JSON object"),
+        (["--extra-body", "{"], "--extra-body: not JSON"),
+        (["--tokenizer", "no-such-model"], "no-such-model"),
         (["--result-filename", "/none/it.json"], "a file in a folder that is there"),
         (["--base-url", "http://127.0.0.1:9"], "ruvon serve starts a server"),
     ],

@@ -64,6 +64,8 @@ class Job:
             more = {"temperature": random.choice((0, 0.4, 0.8))}
             more |= sometimes(0.2, repetition_penalty=(1.2,), logit_bias=({7: -100.0}, {300: 3.0}))
             more |= sometimes(0.2, top_p=(0.9,))
+            more |= sometimes(0.2, bad_words=(["was"], ["Lily", "dog", "ball", " a", " a time"]))
+            more |= sometimes(0.1, allowed_token_ids=(list(range(1, 4000)),))
             more |= sometimes(0.1, min_p=(0.05,), top_k=(20,), presence_penalty=(0.5,), prompt_logprobs=(1,))
             more |= sometimes(0.4, logprobs=(0, 2))
         self.params = SamplingParams(

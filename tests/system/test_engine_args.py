@@ -1,6 +1,8 @@
 """`EngineArgs` is the one place where options are named: flags are made from it, none is written twice."""
 
 import inspect
+import json
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -15,12 +17,14 @@ from engine.cache.paged import PreemptionMode
 from engine.cli import generate, serve
 from engine.cli.main import app
 from engine.cli.options import takes_engine_args
-from engine.cli.serve_flags import ServeFlags
+from engine.cli.serve_flags import NEUTRAL_FLAGS, ServeFlags
 from engine.demo.server import to_flags
 from engine.models.loader import DTYPES, LOAD_FORMATS
+from engine.utils.argparse_utils import FlexibleArgumentParser
 from engine.wiring.attention_kernel import NAMES
 from engine.wiring.devices import with_defaults
 from engine.wiring.engine_args import choices
+from engine.wiring.neutral_options import NEUTRAL
 
 COMMANDS = typer.main.get_command(app).commands
 FIELDS = {spec.name: spec for spec in fields(EngineArgs)}
@@ -31,9 +35,11 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 def test_each_field_is_a_flag_and_each_flag_a_field_or_the_commands_own(module, name):
     flags = {option.name: option for option in COMMANDS[name].params}
     command = inspect.unwrap(getattr(module, name))  # as it is written, with `args`
-    own = set(inspect.signature(command).parameters) - {"args"}
+    own = (
+        set(inspect.signature(command).parameters) - {"args"} | {"model_tag"} | set(NEUTRAL)
+    )  # the argument MODEL
     if "flags" in own:
-        own = own - {"flags"} | {spec.name for spec in fields(ServeFlags)}
+        own = own - {"flags"} | {spec.name for spec in fields(ServeFlags)} | set(NEUTRAL_FLAGS)
     assert set(flags) == set(FIELDS) | own, "a flag is a field of EngineArgs, or the command's own"
     assert not own & set(FIELDS), "a command repeats a field of EngineArgs"
     for field in FIELDS:
@@ -43,7 +49,9 @@ def test_each_field_is_a_flag_and_each_flag_a_field_or_the_commands_own(module, 
 
 def test_a_flag_left_out_is_the_fields_default():
     for option in COMMANDS["serve"].params:
-        if option.name in FIELDS:
+        if option.name == "model":
+            assert (option.default, option.show_default) == (None, FIELDS["model"].default)
+        elif option.name in FIELDS:
             assert option.default == FIELDS[option.name].default, option.name
 
 
@@ -119,6 +127,78 @@ def test_a_device_is_a_name_or_what_torch_calls_by_it(device):
 def test_a_value_of_another_kind_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
         EngineArgs(**options)
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_an_option_of_vllms_is_accepted_with_the_value_that_asks_for_nothing(name):
+    assert name not in FIELDS, "an option that is here is no neutral one"
+    for value in NEUTRAL[name].values:
+        assert EngineArgs(**{name: value}) == EngineArgs(), "it changes nothing"
+    for value in ("x", 7, [1]):
+        with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}: ")) as refusal:
+            EngineArgs(**{name: value})
+        assert NEUTRAL[name].reason in str(refusal.value)
+        assert repr(NEUTRAL[name].values[0]) in str(refusal.value), "it says what is accepted"
+
+
+def test_a_bool_is_no_number_and_a_number_no_bool():
+    for options in ({"pipeline_parallel_size": True}, {"trust_remote_code": 0}):
+        with pytest.raises(ValueError, match="is accepted"):
+            EngineArgs(**options)
+
+
+def test_what_is_guessed_for_an_unknown_name_is_much_like_it():
+    with pytest.raises(TypeError, match=r"'max_lora': did you mean 'max_loras'\?"):
+        EngineArgs(max_lora=1)
+    for name in ("max_logits", "kv_connector"):
+        with pytest.raises(TypeError) as refusal:
+            EngineArgs(**{name: 1})
+        assert "did you mean" not in str(refusal.value), f"{name} was no slip of the finger"
+
+
+@pytest.mark.parametrize(("name", "meant"), [("half", "float16"), ("float", "float32"), ("auto", "auto")])
+def test_a_dtype_has_vllms_other_names(name, meant):
+    assert EngineArgs(dtype=name) == EngineArgs(dtype=meant)
+
+
+@pytest.mark.parametrize("value", [0, -3, 2**70])
+def test_a_seed_is_any_whole_number(value):
+    assert EngineArgs(seed=value).seed == value
+    for other in (1.5, True, "1"):
+        with pytest.raises(ValueError, match=r"seed=.*: a whole number is accepted"):
+            EngineArgs(seed=other)
+
+
+def parsed(*flags: str) -> EngineArgs:
+    parser = FlexibleArgumentParser()
+    assert EngineArgs.add_cli_args(parser) is parser
+    parser.add_argument("--my_own", type=int)
+    return EngineArgs.from_cli_args(parser.parse_args(flags))
+
+
+def test_a_parser_of_pythons_own_gives_the_same_options():
+    assert parsed() == EngineArgs()
+    flags = [
+        *("--model=x", "--max_num_seqs", "3", "--no-enable-prefix-caching", "--enforce-eager"),
+        *("--swap-space=0.5", "--preemption-mode", "swap", "--speculative_config", json.dumps(NGRAM)),
+        *("--trust-remote-code", "--no-trust_remote_code", "--pipeline-parallel-size=1", "--my-own", "2"),
+    ]
+    assert parsed(*flags) == EngineArgs(
+        model="x", max_num_seqs=3, enable_prefix_caching=False, enforce_eager=True, swap_space=0.5,
+        preemption_mode="swap", speculative_config=NGRAM,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="trust_remote_code=True: False is accepted"):
+        parsed("--trust-remote-code")
+    with pytest.raises(ValueError, match="pipeline_parallel_size=2: 1 is accepted"):
+        parsed("--pipeline-parallel-size", "2")
+
+
+def test_a_parser_shows_the_engines_options_and_not_those_that_only_vllm_has(capsys):
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    said = capsys.readouterr().out
+    assert "--max-num-seqs" in said
+    assert "--trust-remote-code" not in said
 
 
 def test_help_comes_without_torch():

@@ -88,13 +88,29 @@ RIGHT = {
     "n": ("1", "2", "3"), "temperature": ("0", "1", "2"), "stop": ('"a"', '["a","b"]'), "stream": ("true",),
     "logprobs": ("0", "2", "true"), "top_logprobs": ("0", "3"), "echo": ("true",), "seed": ("1",),
     "logit_bias": ('{"5":3}',), "prompt": ('["a","b"]', "[1,2]", "[[1],[2]]"), "max_tokens": ("0", "1"),
-    "prompt_logprobs": ("1",), "messages": MESSAGES, "lora_name": NAMES,
+    "prompt_logprobs": ("1",), "tools": ("null", "[]"), "store": ("false",), "metadata": ('{"a":"b"}',),
+    "add_generation_prompt": ("false",), "continue_final_message": ("true",), "tool_choice": ('"auto"',),
+    "chat_template_kwargs": ('{"enable_thinking":false}', '{"self":1}', '{"loop":[]}', '{"range":0}'),
+    "input": [*MESSAGES, '"hi"', '[{"type":"reasoning"}]', '[{"type":[],"role":"user","content":"a"}]'],
+    "include": ('["message.output_text.logprobs"]',), "text": ('{"format":{"type":"text"}}',),
+    "messages": MESSAGES, "lora_name": NAMES,
+    "return_token_ids": ("true",), "request_id": ('"mine"',), "tokens": ("[]", "[5]"),
+    "return_token_strs": ("true",),
+    "bad_words": ('["a","b c"]', '["the"]'), "allowed_token_ids": ("[5,6]",),
+    "truncate_prompt_tokens": ("2", "-1"),
 }  # fmt: skip
 SAMPLING = (
     "model", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "stop", "seed", "user",
     "presence_penalty", "frequency_penalty", "logit_bias", "top_k", "min_p", "repetition_penalty",
     "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
-    "priority", "cache_salt", "zzz", "__proto__", "__class__",
+    "priority", "cache_salt", "response_format", "structured_outputs", "use_beam_search", "request_id",
+    "spaces_between_special_tokens", "bad_words", "allowed_token_ids", "truncate_prompt_tokens",
+    "return_token_ids", "return_tokens_as_token_ids", "zzz", "__proto__", "__class__",
+)  # fmt: skip
+CHAT = (
+    "tools", "tool_choice", "store", "metadata", "chat_template_kwargs", "add_generation_prompt",
+    "continue_final_message", "add_special_tokens", "echo", "prompt_logprobs", "chat_template",
+    "reasoning_effort", "service_tier",
 )  # fmt: skip
 # A route's body that is right, and the fields that are drawn.
 ROUTES = {
@@ -104,8 +120,18 @@ ROUTES = {
     ),
     "/v1/chat/completions": (
         {"model": '"storyteller"', "messages": '[{"role":"user","content":"hi"}]', "max_tokens": "2"},
-        (*SAMPLING, "messages", "max_completion_tokens", "logprobs", "top_logprobs", "response_format"),
+        (*SAMPLING, *CHAT, "messages", "max_completion_tokens", "logprobs", "top_logprobs"),
     ),
+    "/v1/responses": (
+        {"model": '"storyteller"', "input": '"hi"', "max_output_tokens": "2"},
+        (*SAMPLING, *CHAT, "input", "instructions", "max_output_tokens", "top_logprobs", "include", "text",
+         "reasoning", "previous_response_id", "background", "truncation"),
+    ),
+    "/tokenize": (
+        {"prompt": '"a"'},
+        ("model", "prompt", "messages", "add_special_tokens", "add_generation_prompt", "return_token_strs"),
+    ),
+    "/detokenize": ({"tokens": "[1,2]"}, ("model", "tokens", "zzz")),
     "/generate": ({"prompt": '"a"', "max_tokens": "2"}, ("prompt", "max_tokens", "temperature", "zzz")),
     "/v1/load_lora_adapter": ({"lora_name": '"poetry"'}, ("lora_name", "lora_path", "load_inplace")),
     "/v1/unload_lora_adapter": ({"lora_name": '"poetry"'}, ("lora_name", "lora_int_id")),

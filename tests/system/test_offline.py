@@ -22,6 +22,11 @@ from engine.models.config import ModelConfig
 from engine.wiring.compose_cache import Sizes, kv_cache_bytes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+FLAGS = {
+    "generate.py": ["--max_tokens=8", "--temperature", "0", "--top-k", "5"],
+    "chat.py": ["--max-tokens", "8", "--temperature", "0", "--chat-template-path", "template.jinja"],
+    "llm_engine.py": ["--max-num-seqs", "2", "--enforce-eager"],
+}
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 QUESTION = [{"role": "user", "content": "Tell me a story about a dog."}]
 
@@ -86,6 +91,9 @@ def test_who_has_priority_is_first(llm):
     alone._run = run
     outputs = alone.generate(["a", "b", "c"], GREEDY, priority=[5, 0, -5], use_tqdm=bar)
     assert done == [output.request_id for output in reversed(outputs)], "a lower priority is served first"
+    done.clear()
+    outputs = alone.chat([QUESTION] * 3, GREEDY, priority=[5, 0, -5], use_tqdm=bar)
+    assert done == [output.request_id for output in reversed(outputs)], "in a chat, too"
     with pytest.raises(ParameterError, match="priority has 2 entries for 1 prompts"):
         alone.generate("a", GREEDY, priority=[1, 2])
 
@@ -118,10 +126,51 @@ def test_a_template_may_be_given(llm, monkeypatch):
     knows = "{{ messages[0]['name'] }}{{ eos_token }}"
     (answer,) = llm.chat([QUESTION[0] | {"name": "Ann"}], GREEDY, chat_template=knows)
     assert answer.prompt == "Ann<|endoftext|>", "it is given all of a message, and the model's special tokens"
-    monkeypatch.setattr(ChatTemplate, "from_pretrained", lambda name: None)
+    monkeypatch.setattr(
+        ChatTemplate, "from_pretrained", lambda name, given=None: given and ChatTemplate(given)
+    )
     with pytest.raises(ParameterError, match="no chat template"):
         llm.chat(QUESTION, GREEDY)
     assert llm.chat([{"role": "x", "content": "hello"}], GREEDY, chat_template=plain)[0].finished
+
+
+THINKING = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '()' if enable_thinking is false }}"
+
+
+def test_a_chats_template_is_given_variables(llm):
+    ask = {"chat_template": THINKING, "add_generation_prompt": False}
+    for kwargs, end in ((None, ""), ({"enable_thinking": True}, ""), ({"enable_thinking": False}, "()")):
+        (answer,) = llm.chat(QUESTION, GREEDY, chat_template_kwargs=kwargs, **ask)
+        assert answer.prompt == QUESTION[0]["content"] + end
+    with pytest.raises(ParameterError, match="chat_template_kwargs has 'messages'"):
+        llm.chat(QUESTION, GREEDY, chat_template_kwargs={"messages": []})
+
+
+def test_a_message_goes_on(llm):
+    begun = [*QUESTION, {"role": "assistant", "content": "Once upon a"}]
+    (answer,) = llm.chat(begun, GREEDY, add_generation_prompt=False, continue_final_message=True)
+    prompt = ChatTemplate.from_pretrained("storyteller").render(QUESTION) + "Once upon a"
+    assert answer.prompt == prompt
+    assert texts([answer]) == texts(llm.generate(prompt, GREEDY))
+    with pytest.raises(ParameterError, match="continue_final_message=true needs add_generation_prompt=false"):
+        llm.chat(begun, GREEDY, continue_final_message=True)
+
+
+def test_an_assistants_turn_may_be_empty(llm):
+    turns = [*QUESTION, {"role": "assistant", "content": None, "tool_calls": []}, *QUESTION]
+    empty = [*QUESTION, {"role": "assistant", "content": ""}, *QUESTION]
+    assert llm.chat(turns, GREEDY)[0].prompt == llm.chat(empty, GREEDY)[0].prompt
+
+
+def test_tools_are_an_extensions_and_none_is_fine(llm):
+    assert texts(llm.chat(QUESTION, GREEDY, tools=[])) == texts(llm.chat(QUESTION, GREEDY, tools=None))
+    with pytest.raises(ParameterError, match="tools come with Extension B"):
+        llm.chat(QUESTION, GREEDY, tools=[{"type": "function"}])
+
+
+def test_a_chats_priority_is_a_number_for_each(llm):
+    with pytest.raises(ParameterError, match="priority has 1 entries for 2 prompts"):
+        llm.chat([QUESTION, QUESTION], GREEDY, priority=[1])
 
 
 @pytest.mark.parametrize(
@@ -198,10 +247,10 @@ def test_the_makers_wishes_are_the_default(monkeypatch):
     config = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 3, "eos_token_id": 0}
     config |= {"min_p": 0.1, "repetition_penalty": None}
     params = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1, max_tokens=3)
-    assert engine.decoding.params.default_params(config) == params
+    assert SamplingParams(**engine.decoding.params.recommended_params(config)) == params
     llm = LLM("storyteller-draft")
     assert llm.get_default_sampling_params() == SamplingParams()
-    monkeypatch.setattr(engine.wiring.llm, "read_json", lambda path: config)
+    monkeypatch.setattr(engine.wiring.generation_config, "read_json", lambda path: config)
     assert len(llm.generate("a")[0].outputs[0].token_ids) <= 3
     assert len(llm.chat(QUESTION)[0].outputs[0].token_ids) <= 3
     assert len([*llm.stream("a")][-1].outputs[0].token_ids) <= 3
@@ -210,8 +259,8 @@ def test_the_makers_wishes_are_the_default(monkeypatch):
 def test_an_option_that_does_not_exist_is_refused_with_the_one_that_was_meant():
     with pytest.raises(TypeError, match=r"'max_model_length': did you mean 'max_model_len'\?"):
         LLM("storyteller", max_model_length=5)
-    with pytest.raises(TypeError, match=r"'pipeline_parallel_size': .*Accepted are model, "):
-        LLM("storyteller", pipeline_parallel_size=2)
+    with pytest.raises(TypeError, match=r"has no field 'generation': Accepted are model, "):
+        LLM("storyteller", generation=2)
     with pytest.raises(
         TypeError, match=r"EngineArgs has no field 'max_num_seq': did you mean 'max_num_seqs'\?"
     ):
@@ -292,8 +341,11 @@ def test_a_script_written_for_vllm_runs_from_any_folder(name, capsys, monkeypatc
     """Each differs from one for vLLM by its import and its model alone."""
     source = (EXAMPLES / name).read_text(encoding="utf-8")
     imports = re.findall(r"^(?:from|import) (\S+)", source, re.MULTILINE)
-    assert set(imports) - {"asyncio", "pathlib"} == {"engine"}, f"{name} imports more than the engine"
+    packages = {module.partition(".")[0] for module in imports}
+    assert packages - {"asyncio", "pathlib"} == {"engine"}, f"{name} imports more than the engine"
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "template.jinja").write_text("{{ messages[-1]['content'] }}")
+    monkeypatch.setattr("sys.argv", [name, *FLAGS.get(name, ())])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     said = capsys.readouterr().out
     assert said.strip()

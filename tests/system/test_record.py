@@ -33,6 +33,8 @@ ASKED = [
     ("The sun was", {"temperature": 0, "repetition_penalty": 1.3, "min_tokens": 20}, "business"),
     ("Once upon a time, there was a dog. The dog", {"temperature": 1.0}, None),
     ("A bird", {"temperature": 0.7, "logit_bias": {300: 2.0}, "top_k": 40, "min_p": 0.02}, None),
+    ("The dog", {"temperature": 0, "bad_words": ["park", "was", "a tree"]}, None),
+    ("A bird", {"temperature": 0.7, "allowed_token_ids": list(range(300, 3000))}, None),
 ]
 
 
@@ -93,7 +95,10 @@ def test_the_run_has_all_that_a_step_may_have(run):
     assert {slot for batch in batches for slot in batch.adapters} == {-1, 0, 1}
     assert any(batch.rows.logprobs for batch in batches)
     assert any(batch.rows.prompt for batch in batches)
-    assert any(row.is_adjusted for batch in batches for row in batch.draws.rows)
+    draws = [row for batch in batches for row in batch.draws.rows]
+    assert any(row.is_adjusted for row in draws)
+    assert any(row.bad_ids for row in draws)
+    assert any(row.mask is not None for row in draws)
 
 
 def test_a_runner_that_never_saw_a_request_computes_the_same_from_the_bytes(run):

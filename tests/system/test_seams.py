@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 
 from engine import EngineArgs, SamplingParams
 from engine.core.engine_thread import EngineThread
@@ -43,7 +42,8 @@ class Grammar:
                 draw, before = batch.draws.rows[row], batch.token_ids[batch.rows.chosen[row]]
                 if name.startswith("fits"):
                     assert before != PLACEHOLDER, "the token before was needed, and is not there"
-                    draw = replace(draw, mask=np.packbits(allowed_after(before)).view(np.int32))
+                    mask = np.packbits(allowed_after(before), bitorder="little").view(np.int32)
+                    draw = replace(draw, mask=mask, is_adjusted=True)
                 rows.append(draw)
                 row += 1
         return replace(batch, draws=replace(batch.draws, rows=tuple(rows)))
@@ -53,21 +53,6 @@ class Grammar:
 
     def after_result(self, step, result):
         return result
-
-
-def masked(select):
-    """A runner's `select`, by what the masks let through."""
-
-    def choose(logits, batch):
-        values = logits.values
-        for row, draw in enumerate(batch.draws.rows):
-            if draw.mask is not None:
-                bits = torch.from_numpy(np.unpackbits(draw.mask.view(np.uint8)).astype(bool))
-                values = values.clone() if values is logits.values else values
-                values[row, ~bits[: values.shape[1]]] = -torch.inf
-        return select(logits._replace(values=values, likeliest=None), batch)
-
-    return choose
 
 
 ALWAYS = {
@@ -92,7 +77,6 @@ def told(ahead: bool, speculative: dict | None) -> dict:
         async_scheduling=ahead, speculative_config=speculative,
     )  # fmt: skip
     engine = build_engine(args)
-    engine.executor.select = masked(engine.executor.select)
     engine.capabilities.append(Grammar())
     for name in ("poetry", "business"):
         engine.adapters.load(name, read_adapter(ROOT / "adapters" / name, engine.config))

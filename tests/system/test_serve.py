@@ -108,8 +108,55 @@ def test_log_probabilities_and_echo_come_as_openais_client_expects_them(client):
     assert scored.logprobs.token_logprobs == pytest.approx(whole.logprobs.token_logprobs[:-6], abs=1e-4)
 
 
+def test_more_output_than_the_model_sees_is_refused_with_both_numbers(client):
+    """Offline it is shortened, as in vLLM."""
+    length = LLM("storyteller").config.max_positions
+    ask = {"model": "storyteller", "temperature": 0, "max_tokens": length + 1}
+    says = f"max_tokens={length + 1} is more than max_model_len={length}"
+    with pytest.raises(openai.BadRequestError, match=says) as caught:
+        client.completions.create(**ask, prompt="Once upon a time")
+    assert caught.value.param == "max_tokens"
+    with pytest.raises(openai.BadRequestError, match=says):
+        client.chat.completions.create(**ask, messages=[{"role": "user", "content": "Hi"}])
+    answer = client.completions.create(**ask | {"max_tokens": length}, prompt="Once upon a time", stop=".")
+    assert answer.choices[0].finish_reason == "stop"
+
+
 @pytest.mark.parametrize(
-    ("value", "says"), [(-1, "from 0 to 5"), (21, "from 0 to 5"), (True, "integer"), ("5", "integer")]
+    ("fields", "text"),
+    [
+        ({"allowed_token_ids": [16, 265, 267]}, ". and the the the the the the the the the the"),
+        ({"truncate_prompt_tokens": 2}, ", there was a little girl named Lily. She loved to"),
+        ({"bad_words": ["Lily", "dog"]}, ", there was a little girl named Lucy. She was three"),
+        ({"spaces_between_special_tokens": False}, ", there was a little girl named Lily. She loved to"),
+    ],
+)
+def test_what_vllm_says(client, fields, text):
+    """The answers of vLLM 0.32 with the same model. (To ["Lily", "girl"] it says " girl": it leaves out the
+    spelling behind a space if the other has another number of tokens.)
+    """
+    ask = {"model": "storyteller", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 12}
+    answer = client.completions.create(**ask, extra_body=fields)
+    assert answer.choices[0].text == text
+    assert answer.usage.prompt_tokens == (2 if "truncate_prompt_tokens" in fields else 4)
+    girl = client.completions.create(**ask, extra_body={"bad_words": ["Lily", "girl"]}).choices[0].text
+    assert "girl" not in girl
+
+
+def test_the_end_of_sequence_shows_only_if_it_is_asked_for(client):
+    ask = {"model": "storyteller", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 400}
+    shown = {}
+    for include in (False, True):
+        body = {"skip_special_tokens": False, "include_stop_str_in_output": include}
+        answer = client.completions.create(**ask, extra_body=body)
+        shown[include] = answer.choices[0].text
+        assert answer.usage.completion_tokens == 143
+    assert shown[False].endswith("to listen to her mom and dad.")
+    assert shown[True] == shown[False] + "<|endoftext|>"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [(-1, "from 0 to 20"), (21, "from 0 to 20"), (True, "integer"), ("5", "integer")]
 )
 def test_a_number_of_log_probabilities_that_is_none_is_a_400(client, value, says):
     with pytest.raises(openai.BadRequestError, match=says) as caught:

@@ -13,7 +13,8 @@ from transformers import GPT2LMHeadModel
 
 from engine import LLM, SamplingParams
 from engine.core.ahead import AheadEngine
-from engine.decoding.sampling import SamplingState, distribution
+from engine.decoding.bad_words import bad_words_of
+from engine.decoding.sampling import SamplingState, allowed_mask, distribution
 from engine.models.checkpoint import CheckpointError
 from engine.requests.listeners import Listener
 from engine.speculation.capability import Speculation
@@ -28,6 +29,8 @@ PROMPTS = ["Once upon a time", "The dog saw the cat. The dog saw the", "Lily"]
 GREEDY = SamplingParams(temperature=0, max_tokens=30)
 MODEL = {"model": "storyteller-draft", "num_speculative_tokens": 4}
 FOUR = (5, 300, 1000, 2500)  # tokens
+# "##" is [5, 5], "im#" is [300, 5], and "#imange" is [5, 300, 1000].
+RULES = {"allowed_token_ids": FOUR, "bad_words": ["##", "im#", "#imange"]}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 ALWAYS_DRAFT = {
     "step_times": {"sequences": [1], "drafts": [0, 1], "step_seconds": [[1.0, 1.0]]}
@@ -91,11 +94,13 @@ def test_what_is_wrong_is_refused_by_name(config, words):
 
 
 @pytest.mark.parametrize("config", [MODEL | {"num_speculative_tokens": 2}, NGRAM], ids=["model", "ngram"])
-def test_sampled_text_has_the_targets_distribution(tiny_gpt2, config, monkeypatch):
+@pytest.mark.parametrize("only_four", [{"logit_bias": dict.fromkeys(FOUR, 40)}, RULES], ids=["bias", "rules"])
+def test_sampled_text_has_the_targets_distribution(tiny_gpt2, config, only_four, monkeypatch):
     """Chi-squared over the first three tokens, of which all but the first may have been drafts. A bias leaves
-    four tokens to choose from. The expected shares are Hugging Face's logits under Part 5's knobs.
+    four tokens to choose from, or `allowed_token_ids` does, and bad words of two tokens forbid some of their
+    pairs. The expected shares are Hugging Face's logits under Part 5's knobs.
     """
-    knobs = {"temperature": 1.3, "top_p": 0.9, "presence_penalty": 0.5, "logit_bias": dict.fromkeys(FOUR, 40)}
+    knobs = {"temperature": 1.3, "top_p": 0.9, "presence_penalty": 0.5} | only_four
     # Nobody names a seed (that would give the plain sampler's text), and the engine's are these.
     seeds = itertools.count()
     monkeypatch.setattr("engine.core.llm_engine.new_seed", lambda params: next(seeds))
@@ -114,15 +119,23 @@ def test_sampled_text_has_the_targets_distribution(tiny_gpt2, config, monkeypatc
         texts = [text for text in share if len(text) == length]
         with torch.no_grad():
             logits = theirs(torch.tensor([[*prompt, *text] for text in texts])).logits[:, -1]
-        states = [SamplingState(params[0], prompt, text, 0) for text in texts]
+        words = bad_words_of(params[0], llm.tokenizer, llm.config.vocab_size)
+        mask = allowed_mask(params[0].allowed_token_ids)
+        states = [SamplingState(params[0], prompt, text, 0, bad_words=words, mask=mask) for text in texts]
         for text, row in zip(texts, distribution(logits, states).tolist(), strict=True):
             share |= {(*text, token): share[text] * row[token] for token in FOUR}
     counts = Counter(map(tuple, said))
+    if only_four is RULES:
+        pairs = {pair for text in counts for pair in itertools.pairwise(text)}
+        assert {(5, 1000), (300, 300), (1000, 5)} <= pairs
+        assert not {(5, 5), (300, 5)} & pairs, "words of two tokens"
+        assert counts[5, 300, 300]
+        assert not counts[5, 300, 1000], "a word of three"
     likely = {text: p * len(params) for text, p in share.items() if len(text) == 3 and p > 0}
     assert set(counts) <= set(likely), "a token outside of top-p was said"
     chi = sum((counts[text] - n) ** 2 / n for text, n in likely.items())
     freedom = len(likely) - 1
-    assert freedom > 10
+    assert freedom >= 10
     # Wilson and Hilferty: passed by chance once in 10,000 times.
     critical = freedom * (1 - 2 / (9 * freedom) + 3.72 * (2 / (9 * freedom)) ** 0.5) ** 3
     assert chi < critical, f"{chi:.0f} of at most {critical:.0f}: not the target's distribution"

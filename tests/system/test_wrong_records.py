@@ -110,6 +110,11 @@ WRONG = [  # where in a record, and what stands there
     ("batch.draws.rows.0.factors", [[1, 2]]),
     ("batch.draws.rows.0.factors.0.0", 1e308),
     ("batch.draws.rows.0.stop_ids", [HUGE]),
+    ("batch.draws.rows.0.bad_ids", [HUGE]),
+    ("batch.draws.rows.0.bad_ids", [-1]),
+    ("batch.draws.rows.0.bad_ids", None),
+    ("batch.draws.rows.0.mask", [0] * (4096 // 32 + 1)),
+    ("batch.draws.rows.0.mask", [[0]]),
     ("batch.draws", {}),
     ("batch.unheard_of", 1),
 ]

@@ -11,8 +11,8 @@ MODEL, DEADLINE = "storyteller-draft", "X-Request-Timeout"
 def before_load_schema(context, raw_schema):
     for schema in raw_schema["components"]["schemas"].values():
         fields = schema.get("properties", {})
-        if "model" in fields and ("prompt" in fields or "messages" in fields):
-            fields["model"] = {"const": MODEL}
+        if "model" in fields and {"prompt", "messages", "input"} & fields.keys():
+            fields["model"] = {"enum": [MODEL, None]}
 
 
 @schemathesis.hook

@@ -1,0 +1,225 @@
+"""The fields of OpenAI's chat API, and how they become a conversation and parameters of the engine. Part 14.
+
+Every field has its effect or is refused by name. The models have no tools, images or audio. OpenAI's fields
+for those accept only values that ask for nothing, because clients send such values by habit.
+Shapes: https://platform.openai.com/docs/api-reference/chat
+"""
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictStr,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
+from engine.server.errors import RequestError
+from engine.server.limits import (
+    MAX_MESSAGES,
+    MAX_METADATA,
+    MAX_METADATA_CHARACTERS,
+    MAX_NAME_CHARACTERS,
+    MAX_TEMPLATE_KWARGS_CHARACTERS,
+    MAX_TEXT_PARTS,
+)
+from engine.server.neutral import EXTENSION_B, neutral
+from engine.server.protocol import Fields, Integer, Name, SamplingFields, bounds
+
+# Fields that the server does not have, with the values that ask for nothing.
+Absent = Annotated[None, neutral([], otherwise="is not supported: null is accepted")]
+NoTools = Annotated[None, neutral([], otherwise=f"{EXTENSION_B}: null or [] is accepted")]
+NoToolChoice = Annotated[
+    None, neutral("none", "auto", otherwise=f'{EXTENSION_B}: null, "none" or "auto" is accepted')
+]
+ParallelToolCalls = Annotated[None, neutral(True, False, otherwise="is not true, false or null")]
+ServiceTier = Annotated[
+    None, neutral("auto", "default", otherwise='is not supported: null, "auto" or "default" is accepted')
+]
+Store = Annotated[
+    None, neutral(False, otherwise="is not supported, since answers are not kept: null or false is accepted")
+]
+Verbosity = Annotated[None, neutral("medium", otherwise='is not supported: null or "medium" is accepted')]
+
+
+def _content_kind(value: Any) -> str | None:
+    """The tag of the type that `value` (a message's content) should have; None if no type fits."""
+    return "text" if isinstance(value, str) else "parts" if isinstance(value, list) else None
+
+
+def _role(value: Any) -> Any:
+    """Return `value` unchanged. Raises PydanticCustomError for the role of a tool's answer."""
+    if value in ("tool", "function"):
+        raise PydanticCustomError("not_supported", f"a message of role {value!r} {EXTENSION_B}")
+    return value
+
+
+Role = Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_role)]
+
+
+class TextPart(Fields):
+    type: Literal["text"]
+    text: StrictStr
+
+
+TextParts = Annotated[list[TextPart], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True)]
+
+
+class Message(Fields):
+    """One message of a conversation.
+
+    Several text parts are joined by line breaks. The role `developer` is another name for `system`. Only an
+    assistant's message may have no content, which counts as an empty text. `name` is for the chat template.
+    The fields from `refusal` on exist so that a client can send an answer's message back; they must be empty.
+    """
+
+    role: Role
+    content: (
+        Annotated[
+            Annotated[StrictStr, Tag("text")] | Annotated[TextParts, Tag("parts")],
+            Discriminator(_content_kind, "content_kind", "a text or a list of text parts is accepted"),
+        ]
+        | None
+    ) = None
+    name: Name | None = None
+    refusal: Absent = None
+    annotations: Absent = None
+    audio: Absent = None
+    reasoning: Absent = None
+    reasoning_content: Absent = None
+    function_call: NoTools = None
+    tool_calls: NoTools = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise PydanticCustomError("missing_content", f"a message of role {self.role} needs a content")
+        return self
+
+    def plain(self) -> dict[str, str]:
+        """{"role": str, "content": str} and, if given, "name": str, as a chat template reads them."""
+        content = self.content or ""
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content)
+        role = "system" if self.role == "developer" else self.role
+        message = {"role": role, "content": content}
+        return message if self.name is None else message | {"name": self.name}
+
+
+def _not_too_long(value: Any) -> Any:
+    """Return `value` unchanged. Raises PydanticCustomError if `value` takes too many characters as JSON."""
+    try:
+        is_short = len(json.dumps(value)) <= MAX_TEMPLATE_KWARGS_CHARACTERS
+    except RecursionError:
+        is_short = False
+    if not is_short:
+        message = f"at most {MAX_TEMPLATE_KWARGS_CHARACTERS} characters of JSON are accepted"
+        raise PydanticCustomError("too_long", message)
+    return value
+
+
+MetadataValue = Annotated[StrictStr, Field(max_length=MAX_METADATA_CHARACTERS)]
+MetadataKey = Annotated[StrictStr, Field(max_length=MAX_NAME_CHARACTERS)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA)]
+TemplateKwargs = Annotated[dict[StrictStr, Any], BeforeValidator(_not_too_long)]
+
+
+class ChatRequest(SamplingFields):
+    """The body of POST /v1/chat/completions. A field that is null counts as not given."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    max_completion_tokens: Annotated[Integer, bounds(minimum=1)] | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: Annotated[Integer, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    reasoning_effort: Name | None = None  # a variable of the template, if the template reads it
+
+    # Names of the client's own, for its provider's records: nothing is done with them here.
+    metadata: Metadata | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None  # prompts share a cache here without it
+
+    # OpenAI's fields that this server does not have: only values that ask for nothing are accepted.
+    tools: NoTools = None
+    tool_choice: NoToolChoice = None
+    parallel_tool_calls: ParallelToolCalls = None
+    functions: NoTools = None
+    function_call: NoToolChoice = None
+    store: Store = None
+    service_tier: ServiceTier = None
+    modalities: Annotated[
+        None, neutral(["text"], otherwise='is not supported: null or ["text"] is accepted')
+    ] = None
+    audio: Absent = None
+    prediction: Absent = None
+    verbosity: Verbosity = None
+    web_search_options: Absent = None
+
+    # vLLM's fields, which OpenAI does not have.
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: StrictBool | None = None
+    add_special_tokens: StrictBool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    echo: StrictBool | None = None
+    prompt_logprobs: Annotated[Integer, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    chat_template: Annotated[
+        None, neutral(otherwise="is not accepted from a client, since a template is a program: null is")
+    ] = None
+
+    def role(self) -> str:
+        """Whose message the model writes: the assistant's, or that of the last message, if the model is not
+        given the beginning of the assistant's.
+        """
+        return "assistant" if self.add_generation_prompt in (None, True) else self.messages[-1].role
+
+    def echoed(self) -> str:
+        """With `echo`, the last message's content, if the model writes on in that role; otherwise ""."""
+        last = self.messages[-1]
+        return last.plain()["content"] if self.echo and last.role == self.role() else ""
+
+    def sampling_params(self) -> SamplingParams:
+        """As in SamplingFields. `max_tokens` is the old name of `max_completion_tokens`.
+
+        If neither is given, only the model's length limits the answer. Also raises RequestError if both are
+        given and differ; if `top_logprobs` or `prompt_logprobs` is out of range; if `top_logprobs` is given
+        without `logprobs`, and `prompt_logprobs` with `stream`.
+        """
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            message = (
+                f"max_tokens={old} contradicts max_completion_tokens={new}: the one is the other's old name"
+            )
+            raise RequestError(400, message, param="max_completion_tokens")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
+        for name in ("top_logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= MAX_LOGPROBS:
+                message = f"{name}={value}: a whole number from 0 to {MAX_LOGPROBS} is accepted"
+                raise RequestError(400, message, param=name)
+        if self.prompt_logprobs is not None and self.stream:
+            message = "prompt_logprobs needs stream=false: the chunks of a chat have no place for them"
+            raise RequestError(400, message, param="prompt_logprobs")
+        try:
+            return super().sampling_params()
+        except ParameterError as error:
+            if error.field == "max_tokens" and new is not None:
+                message = str(error).replace("max_tokens", "max_completion_tokens", 1)
+                raise ParameterError("max_completion_tokens", message) from None
+            raise
+
+    def output_bound(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is None:
+            return super().output_bound()
+        return "max_completion_tokens", self.max_completion_tokens
+
+    def _sent_params(self) -> dict[str, Any]:
+        _, max_tokens = self.output_bound()
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        given = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": self.prompt_logprobs}
+        return super()._sent_params() | given

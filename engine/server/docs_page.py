@@ -1,0 +1,153 @@
+"""GET /docs: every route and every field, as a page without scripts. Part 4.
+
+The page is written from the app's own description, /openapi.json, so that it cannot say something else. It
+loads nothing, from this host or another, and needs the API key like the routes that it describes.
+"""
+
+import hashlib
+import json
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+STYLE = """
+:root { color-scheme: light dark;
+  --paper: #f6f7f9; --card: #fff; --ink: #16202c; --soft: #566270; --line: #dfe4ea; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #0e1217; --card: #171d25; --ink: #e8edf3; --soft: #9aa6b4; --line: #2a333f; }
+}
+body { margin: 0 auto; max-width: 72rem; padding: 1rem; background: var(--paper); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+details { background: var(--card); border: 1px solid var(--line); border-radius: 8px; margin: 8px 0;
+  padding: 8px 14px; }
+summary { cursor: pointer; overflow-wrap: anywhere; }
+summary b { display: inline-block; min-width: 3.5rem; }
+h2, p { margin: 12px 0 4px; } h2 { font-size: 15px; }
+table { border-collapse: collapse; width: 100%; table-layout: fixed; }
+th, td { text-align: left; vertical-align: top; padding: 3px 12px 3px 0; border-top: 1px solid var(--line);
+  overflow-wrap: anywhere; }
+th { color: var(--soft); font-weight: 400; } th:first-child, code { font-family: ui-monospace, monospace; }
+th:first-child { width: 36%; }
+td:last-child { width: 6rem; }
+"""
+STYLE_HASH = b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+HEADERS = {
+    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{STYLE_HASH}'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+# Keywords of JSON Schema that bound a value, and how the page says them.
+BOUNDS = {
+    "minimum": "from {:g}",
+    "exclusiveMinimum": "above {:g}",
+    "maximum": "to {:g}",
+    "minLength": "at least {} characters",
+    "maxLength": "at most {} characters",
+    "minItems": "at least {} items",
+    "maxItems": "at most {} items",
+    "maxProperties": "at most {} entries",
+    "pattern": "matching {}",
+}
+MAX_DEPTH = 3  # fields of fields of fields are shown
+
+
+def docs_page(description: Mapping[str, Any]) -> str:
+    """The page for an OpenAPI description, as HTML."""
+    title = escape(f"{description['info']['title']}: routes and fields")
+    schemas = description.get("components", {}).get("schemas", {})
+    routes = "".join(
+        _route(method, path, operation, schemas)
+        for path, operations in description["paths"].items()
+        for method, operation in operations.items()
+    )
+    return (
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><main>'
+        f"<h1>{title}</h1><p>The same as JSON: <code>/openapi.json</code></p>{routes}</main></body></html>"
+    )
+
+
+def _route(method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
+    """One route: its body's fields and its answers."""
+    parts = [f"<details><summary><b>{method.upper()}</b> <code>{escape(path)}</code></summary>"]
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+    if body:
+        parts.append(_table("Body", _fields(body, schemas), "none"))
+    for status, response in operation["responses"].items():
+        if status.startswith("2"):
+            for media_type, content in response.get("content", {}).items():
+                is_stream = media_type == "text/event-stream"
+                schema = _event(content["itemSchema"]) if is_stream else content.get("schema", {})
+                heading = "Each event of a stream" if is_stream else "Answer"
+                parts.append(_table(f"{heading} ({status}, {media_type})", _fields(schema, schemas), "text"))
+    errors = [status for status in operation["responses"] if not status.startswith("2")]
+    parts.append(f"<p>Errors: {escape(', '.join(errors))}</p></details>")
+    return "".join(parts)
+
+
+def _event(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a stream's events, in the description of one item of the stream."""
+    _done, data = item["properties"]["data"]["anyOf"]
+    return data["contentSchema"]["anyOf"][0]
+
+
+def _table(heading: str, rows: Iterator[tuple[str, str, bool]], otherwise: str) -> str:
+    """A table of (field, kind, whether it is required); the paragraph `otherwise` if there are no fields."""
+    lines = [
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(kind)}</td>'
+        f"<td>{'required' if is_required else ''}</td></tr>"
+        for name, kind, is_required in rows
+    ]
+    content = f"<table>{''.join(lines)}</table>" if lines else f"<p>{otherwise}</p>"
+    return f"<h2>{escape(heading)}</h2>{content}"
+
+
+def _fields(
+    schema: Mapping[str, Any], schemas: Mapping[str, Any], prefix: str = "", depth: int = 0
+) -> Iterator[tuple[str, str, bool]]:
+    """(name, kind, whether it is required) of each field of an object, and below it those of its objects."""
+    schema = _resolved(schema, schemas)
+    required = schema.get("required", ())
+    for name, field in schema.get("properties", {}).items():
+        yield prefix + name, _kind(field, schemas), name in required
+        if depth + 1 < MAX_DEPTH:
+            for inner, dots in _objects(field, schemas):
+                yield from _fields(inner, schemas, f"{prefix}{name}{dots}.", depth + 1)
+
+
+def _objects(field: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """The objects with named fields that a field may hold, with "[]" if it holds a list of them."""
+    field = _resolved(field, schemas)
+    if "properties" in field:
+        yield field, ""
+    for choice in (*field.get("anyOf", ()), *field.get("oneOf", ())):
+        yield from _objects(choice, schemas)
+    if "items" in field:
+        for inner, dots in _objects(field["items"], schemas):
+            yield inner, "[]" + dots
+
+
+def _resolved(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+    reference = schema.get("$ref")
+    return schemas[reference.rpartition("/")[2]] if reference else schema
+
+
+def _kind(field: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
+    """What a field accepts, in words: "integer (from 0) or null"."""
+    field = _resolved(field, schemas)
+    choices = (*field.get("anyOf", ()), *field.get("oneOf", ()))
+    kinds = list(dict.fromkeys(_kind(choice, schemas) for choice in choices)) or [
+        field.get("type", "any value")
+    ]
+    if "number" in kinds and "integer" in kinds:
+        kinds.remove("integer")  # a number may be whole
+    if "enum" in field or "const" in field:
+        values = field.get("enum", [field.get("const")])
+        return " or ".join(map(json.dumps, values))
+    bounds = [text.format(field[keyword]) for keyword, text in BOUNDS.items() if keyword in field]
+    if kinds == ["array"]:
+        kinds = [f"list of {_kind(field.get('items', {}), schemas)}"]
+    return " or ".join(kinds) + (f" ({', '.join(bounds)})" if bounds else "")

@@ -1,0 +1,127 @@
+"""Counts HTTP requests for Prometheus, under the names that vLLM's server has. Part 20.
+
+The names are those of prometheus-fastapi-instrumentator, which vLLM uses: `http_requests_total`,
+`http_request_duration_seconds` and `http_request_duration_highr_seconds`. A handler is a route's template,
+such as /v1/models/{name}, and never a client's path, so the number of series is bounded by that of routes.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine.server.app import Extension
+from engine.server.backend import Backend
+from engine.telemetry.histogram import Histogram
+
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
+OTHER = "OTHER"  # any method that is not in METHODS
+NO_HANDLER = "none"  # for a path that no route has
+SECONDS = (0.1, 0.5, 1)  # by handler and method
+FINE_SECONDS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60,
+)  # fmt: skip
+
+
+class HttpMetrics:
+    """A collector of what `CountRequests` counts. Seconds are from a request's head to its answer's end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # between the server's event loop and readers
+        self._requests: Counter[tuple[str, str, str]] = Counter()  # by handler, method, status
+        self._seconds: dict[tuple[str, str], Histogram] = {}  # by handler and method
+        self._fine = Histogram(FINE_SECONDS)
+
+    def observe(self, handler: str, method: str, status: str, seconds: float) -> None:
+        """Count a request that has been answered, or was given up."""
+        method = method if method in METHODS else OTHER
+        with self._lock:
+            self._requests[handler, method, status] += 1
+            self._seconds.setdefault((handler, method), Histogram(SECONDS)).observe(seconds)
+            self._fine.observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, for the registry."""
+        counter = CounterMetricFamily(
+            "http_requests",
+            "HTTP requests by route, method and class of status.",
+            labels=("handler", "method", "status"),
+        )
+        by_route = HistogramMetricFamily(
+            "http_request_duration_seconds",
+            "Seconds to the end of the answer, by route and method.",
+            labels=("handler", "method"),
+        )
+        fine = HistogramMetricFamily(
+            "http_request_duration_highr_seconds", "Seconds to the end of the answer, in finer buckets."
+        )
+        with self._lock:
+            for labels, count in self._requests.items():
+                counter.add_metric(labels, count)
+            for keys, histogram in self._seconds.items():
+                by_route.add_metric(keys, _buckets(histogram), histogram.sum)
+            fine.add_metric((), _buckets(self._fine), self._fine.sum)
+        yield from (counter, by_route, fine)
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+    return [(bound, float(count)) for bound, count in zip(bounds, histogram.cumulative(), strict=True)]
+
+
+def http_metrics(registry: CollectorRegistry, uncounted: Collection[str]) -> Extension:
+    """An extension of `create_app` that counts requests, also those that another middleware refuses. Requests
+    for the paths `uncounted`, such as a scraper's, are not counted.
+    """
+    metrics = HttpMetrics()
+    registry.register(metrics)
+
+    def extend(app: FastAPI, _: Backend) -> None:
+        app.add_middleware(CountRequests, metrics=metrics, routes=app, uncounted=frozenset(uncounted))
+
+    return extend
+
+
+class CountRequests:
+    """Middleware that tells `metrics` of each HTTP request once it is over."""
+
+    def __init__(
+        self, app: ASGIApp, metrics: HttpMetrics, routes: FastAPI, uncounted: Collection[str]
+    ) -> None:
+        self.app, self.metrics, self.routes, self.uncounted = app, metrics, routes, uncounted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in self.uncounted:
+            return await self.app(scope, receive, send)
+        start, status = time.perf_counter(), 500  # of a route that raises before it answers
+
+        async def send_and_look(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_and_look)
+        finally:
+            seconds = time.perf_counter() - start
+            self.metrics.observe(self._handler(scope), scope["method"], f"{status // 100}xx", seconds)
+
+    def _handler(self, scope: Scope) -> str:
+        """The template of the route for this request, also if the route does not take the method."""
+        partial = NO_HANDLER
+        for route in self.routes.routes:
+            if not isinstance(route, Route):
+                continue
+            match, _ = route.matches(scope)
+            if match is Match.FULL:
+                return route.path
+            if match is Match.PARTIAL and partial == NO_HANDLER:
+                partial = route.path
+        return partial

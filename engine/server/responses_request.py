@@ -1,0 +1,206 @@
+"""The fields of OpenAI's Responses API, and how they become a chat. Part 20.
+
+Every field has its effect or is refused by name, as in chat_request.py. Nothing is stored, so a conversation
+is sent whole with each request. Shapes: https://platform.openai.com/docs/api-reference/responses/create
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictStr, Tag
+from pydantic_core import PydanticCustomError
+
+from engine.decoding.params import MAX_LOGPROBS
+from engine.server.chat_request import (
+    Absent,
+    ChatRequest,
+    Message,
+    Metadata,
+    NoToolChoice,
+    NoTools,
+    ParallelToolCalls,
+    Role,
+    ServiceTier,
+    Store,
+    TemplateKwargs,
+    Verbosity,
+)
+from engine.server.errors import RequestError
+from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
+from engine.server.neutral import EXTENSION_B, neutral
+from engine.server.protocol import Fields, Integer, Name, Number, Salt, StopOrStops, bounds
+
+LOGPROBS = "message.output_text.logprobs"  # the value of `include` that asks for log probabilities
+TOOL_ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
+# Fields of the same name and meaning in a ChatRequest.
+SAME = (
+    "temperature", "top_p", "stream", "metadata", "user", "safety_identifier", "prompt_cache_key", "top_k",
+    "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop", "ignore_eos",
+    "priority", "cache_salt", "chat_template_kwargs",
+)  # fmt: skip
+# Fields of a ChatRequest under their names here, for errors.
+NAMES_HERE = {
+    "messages": "input", "max_completion_tokens": "max_output_tokens", "reasoning_effort": "reasoning",
+}  # fmt: skip
+
+
+class InputText(Fields):
+    """A part of a message. `annotations` and `logprobs` stand in the parts of an answer that is sent back."""
+
+    type: Literal["input_text", "output_text"]
+    text: StrictStr
+    annotations: Absent = None
+    logprobs: list[Any] | None = None
+
+
+def _content_kind(value: Any) -> str | None:
+    """The tag of the type that `value` (an item's content) should have; None if no type fits."""
+    return "text" if isinstance(value, str) else "parts" if isinstance(value, list) else None
+
+
+class InputMessage(Fields):
+    """A message of the conversation. `id`, `status` and `phase` stand in answers that are sent back."""
+
+    type: Literal["message"] | None = None
+    role: Role
+    content: Annotated[
+        Annotated[StrictStr, Tag("text")]
+        | Annotated[
+            list[InputText], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True), Tag("parts")
+        ],
+        Discriminator(_content_kind, "content_kind", "a text or a list of text parts is accepted"),
+    ]
+    id: Name | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+    def text(self) -> str:
+        """The content's text. Several parts are joined by line breaks, as in a chat."""
+        content = self.content
+        return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _message(value: Any) -> Any:
+    """Return `value` unchanged. Raises PydanticCustomError for an item that is no message, by its type."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind in TOOL_ITEMS:
+        raise PydanticCustomError("not_supported", f"an item of type {kind} {EXTENSION_B}")
+    if isinstance(kind, str) and kind != "message":
+        raise PydanticCustomError("not_supported", "only items of type message are supported")
+    return value
+
+
+def _input_kind(value: Any) -> str | None:
+    """The tag of the type that `value` (the input) should have; None if no type fits."""
+    return "text" if isinstance(value, str) else "items" if isinstance(value, list) else None
+
+
+Items = Annotated[
+    list[Annotated[InputMessage, BeforeValidator(_message)]],
+    Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True),  # one more is for the instructions
+]
+
+
+class TextConfig(Fields):
+    format: Annotated[
+        None, neutral({"type": "text"}, otherwise=f'{EXTENSION_B}: null or {{"type": "text"}} is accepted')
+    ] = None
+    verbosity: Verbosity = None
+
+
+class ReasoningConfig(Fields):
+    effort: Name | None = None
+    summary: Absent = None
+    generate_summary: Absent = None
+
+
+class ResponsesRequest(Fields):
+    """The body of POST /v1/responses. A field that is null counts as not given."""
+
+    model: Name | None = None
+    input: Annotated[
+        Annotated[StrictStr, Tag("text")] | Annotated[Items, Tag("items")],
+        Discriminator(_input_kind, "input_kind", "a text or a list of messages is accepted"),
+    ]
+    instructions: StrictStr | None = None  # the system message, before all others
+    max_output_tokens: Annotated[Integer, bounds(minimum=1)] | None = None
+    temperature: Annotated[Number, bounds(minimum=0, maximum=1000)] | None = None
+    top_p: Annotated[Number, bounds(exclusiveMinimum=0, maximum=1)] | None = None
+    stream: StrictBool | None = None
+    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=1)] | None = None
+    top_logprobs: Annotated[Integer, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+
+    # Names of the client's own. They are in the answer, and nothing else is done with them.
+    metadata: Metadata | None = None
+    user: Name | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+
+    # OpenAI's fields that this server does not have: only values that ask for nothing are accepted.
+    store: Store = None
+    previous_response_id: Annotated[
+        None,
+        neutral(otherwise="names an answer, and none is kept: send the whole conversation as input"),
+    ] = None
+    conversation: Absent = None
+    background: Annotated[None, neutral(False, otherwise="is not supported: null or false is accepted")] = (
+        None
+    )
+    truncation: Annotated[
+        None, neutral("disabled", otherwise='is not supported: null or "disabled" is accepted')
+    ] = None
+    stream_options: Annotated[
+        None,
+        neutral({}, {"include_obfuscation": False}, otherwise="is not supported: events are not padded here"),
+    ] = None
+    tools: NoTools = None
+    tool_choice: NoToolChoice = None
+    parallel_tool_calls: ParallelToolCalls = None
+    max_tool_calls: Absent = None
+    prompt: Absent = None
+    service_tier: ServiceTier = None
+
+    # vLLM's fields, which OpenAI does not have here.
+    presence_penalty: Annotated[Number, bounds(minimum=-2, maximum=2)] | None = None
+    frequency_penalty: Annotated[Number, bounds(minimum=-2, maximum=2)] | None = None
+    repetition_penalty: Annotated[Number, bounds(minimum=0.01, maximum=100)] | None = None
+    top_k: Annotated[Integer, bounds(minimum=-1)] | None = None
+    min_p: Annotated[Number, bounds(minimum=0, maximum=1)] | None = None
+    seed: Annotated[Integer, bounds(minimum=-(2**63), maximum=2**63 - 1)] | None = None
+    stop: StopOrStops | None = None
+    ignore_eos: StrictBool | None = None
+    priority: Integer | None = None
+    cache_salt: Salt | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+
+    def chat(self, model: str) -> ChatRequest:
+        """The same request to `model` as a chat. Raises RequestError for `top_logprobs` without `include`."""
+        if self.top_logprobs and not self.include:
+            message = f'top_logprobs needs include=["{LOGPROBS}"]'
+            raise RequestError(400, message, param="top_logprobs")
+        messages = []
+        if self.instructions is not None:
+            messages.append(Message(role="system", content=self.instructions))
+        if isinstance(self.input, str):
+            messages.append(Message(role="user", content=self.input))
+        else:
+            messages += [Message(role=item.role, content=item.text()) for item in self.input]
+        return ChatRequest(
+            model=model,
+            messages=messages,
+            max_completion_tokens=self.max_output_tokens,
+            logprobs=bool(self.include),
+            top_logprobs=self.top_logprobs if self.include else None,
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            **{name: getattr(self, name) for name in SAME},
+        )
+
+
+def in_the_clients_words(error: RequestError) -> RequestError:
+    """The error of a chat, with the field's name in this API. Other errors are returned unchanged."""
+    name = NAMES_HERE.get(error.param or "")
+    if name is None:
+        return error
+    message = error.message.replace(f"{error.param}", name, 1)
+    return RequestError(error.status, message, name, error.code)

@@ -1,0 +1,128 @@
+"""POST /tokenize and /detokenize: text to token ids and back, with vLLM's names. Part 14.
+
+A text may have more tokens than the model sees: a client asks here what fits. One request at a time is turned
+into tokens, in a thread, so that many long texts do not slow the steps of the engine.
+Shapes: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field, StrictBool, StrictStr
+
+from engine.decoding.chat_template import ChatError, ChatTemplate, chat_prompt
+from engine.decoding.params import ParameterError
+from engine.models.config import ModelConfig
+from engine.server.app import Extension, refuse_unknown
+from engine.server.backend import Backend
+from engine.server.chat_request import Message
+from engine.server.errors import RequestError
+from engine.server.limits import MAX_BODY_BYTES, MAX_MESSAGES
+from engine.server.protocol import Fields, Name, TokenId
+from engine.server.responses import ResponseFields, openapi_responses
+from engine.text.tokenizer import Tokenizer
+
+
+class TokenizeRequest(Fields):
+    """A text (`prompt`) or a conversation (`messages`). A field that is null counts as not given."""
+
+    model: Name | None = None
+    prompt: StrictStr | None = None
+    messages: (
+        Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None
+    ) = None
+    add_special_tokens: StrictBool | None = None  # by default those that the tokenizer puts around a text
+    add_generation_prompt: StrictBool | None = None  # by default the beginning of the model's answer is added
+    return_token_strs: StrictBool | None = None
+
+
+class TokenizeResponse(ResponseFields):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None  # as the vocabulary's file spells them; null unless asked for
+
+
+class DetokenizeRequest(Fields):
+    model: Name | None = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+
+
+class DetokenizeResponse(ResponseFields):
+    prompt: str
+
+
+def tokenization_routes(
+    tokenizer: Tokenizer, config: ModelConfig, template: ChatTemplate | None
+) -> Extension:
+    """The two routes, as an extension of `create_app`. The arguments are those of `chat_routes`."""
+
+    def extend(app: FastAPI, backend: Backend) -> None:
+        lock = asyncio.Lock()
+
+        def tokenized(body: TokenizeRequest) -> JSONResponse:
+            tokens = token_ids(body, tokenizer, config, template)
+            spellings = tokenizer.spellings(tokens) if body.return_token_strs else None
+            answer = {"count": len(tokens), "max_model_len": config.max_positions}
+            return JSONResponse(answer | {"tokens": tokens, "token_strs": spellings})
+
+        def detokenized(body: DetokenizeRequest) -> JSONResponse:
+            try:
+                return JSONResponse({"prompt": tokenizer.decode(body.tokens)})
+            except ValueError as error:
+                raise RequestError(400, f"tokens: {error}", param="tokens") from None
+
+        @app.post("/tokenize", response_model=None, responses=openapi_responses(TokenizeResponse))
+        async def tokenize(body: TokenizeRequest) -> Response:
+            _check(body.model, backend)
+            async with lock:
+                return await asyncio.to_thread(tokenized, body)
+
+        @app.post("/detokenize", response_model=None, responses=openapi_responses(DetokenizeResponse))
+        async def detokenize(body: DetokenizeRequest) -> Response:
+            _check(body.model, backend)
+            async with lock:
+                return await asyncio.to_thread(detokenized, body)
+
+    return extend
+
+
+def token_ids(
+    body: TokenizeRequest, tokenizer: Tokenizer, config: ModelConfig, template: ChatTemplate | None
+) -> list[int]:
+    """The ids of the body's text or conversation. Raises RequestError for fields that contradict each other,
+    for a text that is none, and for a conversation that the template refuses.
+    """
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError(400, "one of prompt and messages is required, and not both", param="prompt")
+    try:
+        if body.messages is None:
+            assert body.prompt is not None
+            if body.add_generation_prompt is not None:
+                message = "add_generation_prompt is for messages; prompt has none"
+                raise RequestError(400, message, param="add_generation_prompt")
+            return tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+        if body.add_special_tokens:
+            message = "add_special_tokens=true is not supported for messages: the chat template writes them"
+            raise RequestError(400, message, param="add_special_tokens")
+        if template is None:
+            raise RequestError(400, "this model has no chat template: use prompt", param="messages")
+        messages = [message.plain() for message in body.messages]
+        any_length = replace(config, max_positions=MAX_BODY_BYTES)
+        return chat_prompt(
+            messages, template, tokenizer, any_length, body.add_generation_prompt is not False
+        )[1]
+    except (ChatError, ParameterError, ValueError) as error:
+        field = "prompt" if body.messages is None else "messages"
+        raise RequestError(400, f"{field}: {error}", param=field) from None
+
+
+def _check(model: str | None, backend: Backend) -> None:
+    """Raise RequestError 404 for an unknown model, and 503 if the server is down or about to be."""
+    if model is not None:
+        refuse_unknown(model, backend)
+    if not backend.health():  # which may raise the reason itself
+        raise RequestError(503, "the engine has ended", code="engine_down")

@@ -1,0 +1,1 @@
+"""vLLM's import path of its argument parser: nothing else is in it."""

@@ -1,0 +1,72 @@
+"""`LLM.get_metrics`: the engine's metrics as records, with vLLM's classes and names. Part 20."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric as Family
+
+PREFIXES = ("vllm:", "ruvon:")  # of the engine's own metrics; the others are those of the process
+
+
+@dataclass
+class Metric:
+    """A metric with one set of labels."""
+
+    name: str
+    labels: dict[str, str]
+
+
+@dataclass
+class Counter(Metric):
+    """A number that only grows."""
+
+    value: int | float
+
+
+@dataclass
+class Gauge(Metric):
+    """A number at this moment."""
+
+    value: float
+
+
+@dataclass
+class Histogram(Metric):
+    """How often a value was at most each bound. The counts include those of all smaller bounds."""
+
+    count: int
+    sum: float
+    buckets: dict[str, int]  # bound, as text -> count; the last bound is "+Inf"
+
+
+def read_metrics(registry: CollectorRegistry) -> list[Metric]:
+    """The metrics of the registry whose names begin with one of PREFIXES, in its order."""
+    families = [family for family in registry.collect() if family.name.startswith(PREFIXES)]
+    return [metric for family in families for metric in _read(family)]
+
+
+def _read(family: Family) -> Iterator[Metric]:
+    """The metrics of one family: one for each set of labels."""
+    if family.type == "histogram":
+        yield from _histograms(family)
+    for sample in family.samples:
+        if family.type == "counter" and sample.name == f"{family.name}_total":
+            value = int(sample.value) if sample.value == int(sample.value) else sample.value
+            yield Counter(family.name, dict(sample.labels), value)
+        elif family.type == "gauge":
+            yield Gauge(family.name, dict(sample.labels), sample.value)
+
+
+def _histograms(family: Family) -> Iterator[Histogram]:
+    found: dict[tuple, Histogram] = {}
+    for sample in family.samples:
+        labels = {name: value for name, value in sample.labels.items() if name != "le"}
+        histogram = found.setdefault(tuple(labels.items()), Histogram(family.name, labels, 0, 0.0, {}))
+        if sample.name.endswith("_bucket"):
+            histogram.buckets[sample.labels["le"]] = int(sample.value)
+        elif sample.name.endswith("_count"):
+            histogram.count = int(sample.value)
+        elif sample.name.endswith("_sum"):
+            histogram.sum = sample.value
+    yield from found.values()

@@ -1,0 +1,88 @@
+"""A tokenizer under Hugging Face's names: it can be called, and has the model's chat template. Part 20.
+
+Promises the ids and texts of the engine's own `Tokenizer` and `ChatTemplate`, which do not know each other.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.decoding.chat_template import ChatError, ChatTemplate, chat_prompt
+from engine.decoding.params import ParameterError
+from engine.models.config import ModelConfig
+from engine.text.tokenizer import Tokenizer
+
+
+class Encoding(dict[str, Any]):
+    """What a called tokenizer returns: `input_ids`, as a key and as an attribute. For one text they are the
+    text's ids, and for a list of texts one list each.
+    """
+
+    @property
+    def input_ids(self) -> Any:
+        return self["input_ids"]
+
+
+class ChatTokenizer:
+    """A tokenizer and a chat template, under Hugging Face's names."""
+
+    def __init__(self, tokenizer: Tokenizer, name: str | Path, config: ModelConfig) -> None:
+        """`name` is the model, or the folder, that has the chat template. `config` is the engine's: it bounds
+        a conversation.
+        """
+        self.tokenizer, self.name, self.config = tokenizer, name, config
+        self.eos_token_id, self.vocab_size = tokenizer.eos_token_id, tokenizer.vocab_size
+
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoding:
+        """The ids of a text, or of each text of a list."""
+        if isinstance(text, str):
+            return Encoding(input_ids=self.encode(text, add_special_tokens))
+        return Encoding(input_ids=[self.encode(each, add_special_tokens) for each in text])
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """As `Tokenizer.encode`."""
+        return self.tokenizer.encode(text, add_special_tokens)
+
+    def decode(self, token_ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
+        """As `Tokenizer.decode`; a single id is accepted, too."""
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        return self.tokenizer.decode(ids, skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **variables: Any,
+    ) -> str | list[int]:
+        """The conversation as the model reads it: token ids, or with `tokenize=False` the text.
+
+        The ids are those of `LLM.chat`: a message that spells a special token does not become one.
+        `variables` are the template's, such as Qwen3's `enable_thinking`. Raises ParameterError if there is
+        no template or if it refuses the conversation, and CheckpointError if the template cannot be read.
+        """
+        template = chat_template_of(self.name, chat_template)
+        options = add_generation_prompt, continue_final_message
+        try:
+            if not tokenize:
+                return template.render(conversation, *options, variables)
+            _, ids = chat_prompt(
+                conversation, template, self.tokenizer, self.config, *options, variables=variables
+            )
+        except ChatError as error:
+            raise ParameterError("messages", f"messages: {error}") from None
+        return ids
+
+
+def chat_template_of(name: str | Path, source: str | None = None) -> ChatTemplate:
+    """The template in `source`, or by default that of the model `name`. Raises ParameterError if the model
+    has no template, and CheckpointError if a template cannot be read.
+    """
+    template = ChatTemplate.from_pretrained(name, source)
+    if template is None:
+        raise ParameterError(
+            "chat_template", f"model {str(name)!r} has no chat template: give one, or generate"
+        )
+    return template

@@ -1,0 +1,90 @@
+"""vLLM's engine options that are absent here: which values are accepted, and why no others. Part 20.
+
+A script written for vLLM often names an option with the value that asks for nothing, such as
+`trust_remote_code=False`. Such a value is accepted and dropped. Any other value is refused with the reason,
+so that no option is silently without effect. Imports no torch.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
+
+Options = TypeVar("Options")
+
+
+class Neutral(NamedTuple):
+    """The values of one option that are accepted, and why another value is refused."""
+
+    values: tuple[Any, ...]  # the first is vLLM's default
+    reason: str
+
+
+ONE_DEVICE = "layers are not spread over devices; tensor_parallel_size splits each layer (Extension A)"
+HUB = "the hub's main branch is loaded; for another revision, download it and give its folder"
+SCHEMAS = "structured output and tools come with Extension B"
+NEUTRAL = {
+    "pipeline_parallel_size": Neutral((1,), ONE_DEVICE),
+    "data_parallel_size": Neutral((1,), "replicas are servers of their own: ruvon cluster (Extension A)"),
+    "enable_expert_parallel": Neutral((False,), "no model with experts runs here"),
+    "distributed_executor_backend": Neutral((None,), "ranks are always processes of this engine"),
+    "disable_custom_all_reduce": Neutral((False, True), "sums over ranks are those of torch.distributed"),
+    "trust_remote_code": Neutral((False,), "no code of a model's is run here"),
+    "model_impl": Neutral(("auto",), "the models are those of engine/models"),
+    "runner": Neutral(("auto", "generate"), "models here generate text"),
+    "convert": Neutral(("auto", "none"), "models here generate text"),
+    "task": Neutral(("auto", "generate", None), "models here generate text"),
+    "revision": Neutral((None, "main"), HUB),
+    "tokenizer_revision": Neutral((None, "main"), HUB),
+    "download_dir": Neutral((None,), "files are kept in the Hugging Face cache: set HF_HOME"),
+    "hf_overrides": Neutral((None, {}), "a model's config.json is read as it is: change a copy"),
+    "tokenizer_mode": Neutral(("auto", "hf"), "a tokenizer is read from tokenizer.json, or from vocab.json"),
+    "skip_tokenizer_init": Neutral((False,), "stop strings and texts need the tokenizer"),
+    "override_generation_config": Neutral((None, {}), "say it in SamplingParams"),
+    "limit_mm_per_prompt": Neutral((None, {}), "models here read text alone"),
+    "kv_cache_dtype": Neutral(("auto",), "keys and values have the dtype of the model"),
+    "num_gpu_blocks_override": Neutral((None,), "kv_cache_memory_bytes says how many blocks there are"),
+    "cpu_offload_gb": Neutral((0,), "weights stay on one device; quantization makes them smaller"),
+    "enable_sleep_mode": Neutral((False,), "an engine keeps its memory until the process ends"),
+    "enable_chunked_prefill": Neutral(
+        (None, True), "a prompt longer than max_num_batched_tokens is always computed in chunks"
+    ),
+    "scheduling_policy": Neutral(
+        ("fcfs", "priority"), "requests of equal priority are served in the order in which they came"
+    ),
+    "compilation_config": Neutral((None, {}), "CUDA graphs alone can be chosen, by enforce_eager"),
+    "attention_backend": Neutral((None,), "attention names it"),
+    "max_logprobs": Neutral((20,), "a request may ask for 0 to 20 log probabilities a token"),
+    "structured_outputs_config": Neutral((None, {}), SCHEMAS),
+    "reasoning_parser": Neutral((None, ""), SCHEMAS),
+    "max_cpu_loras": Neutral((None,), "max_loras says how many adapters are kept"),
+    "disable_log_stats": Neutral(
+        (True,), "no statistics are logged; LLM(disable_log_stats=False) has get_metrics, a server /metrics"
+    ),
+    "enable_log_requests": Neutral((False,), "no request is logged"),
+}
+
+
+def take_neutral_options(kind: type[Options]) -> type[Options]:
+    """Decorate a dataclass of options, so that it also takes those of NEUTRAL with an accepted value.
+
+    Any other value raises ValueError with the name, the value, what is accepted and the reason.
+    """
+    init: Callable[..., None] = kind.__init__
+
+    @wraps(init)
+    def neutral_init(self: Options, *values: Any, **named_values: Any) -> None:
+        for name in NEUTRAL.keys() & named_values.keys():
+            refuse_unless_neutral(name, named_values.pop(name))
+        init(self, *values, **named_values)
+
+    kind.__init__ = neutral_init  # type: ignore[assignment, method-assign]  # a dataclass has one
+    return kind
+
+
+def refuse_unless_neutral(name: str, value: Any) -> None:
+    """Raise ValueError if this value of an option in NEUTRAL asks for something."""
+    accepted, reason = NEUTRAL[name]
+    if not any(type(value) in (type(other), float) and value == other for other in accepted):
+        values = " and ".join(map(repr, accepted))
+        verb = "is" if len(accepted) == 1 else "are"
+        raise ValueError(f"{name}={value!r}: {values} {verb} accepted: {reason}")

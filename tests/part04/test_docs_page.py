@@ -1,0 +1,50 @@
+"""The page /docs: what /openapi.json says, for people."""
+
+import re
+from html import unescape
+
+from engine.server.app import create_app
+from engine.server.docs_page import docs_page
+from tests.part04.serving import ScriptedBackend, client_of
+
+
+def test_every_route_and_every_field_of_a_body_is_on_the_page():
+    app = create_app(ScriptedBackend())
+    page, description = docs_page(app.openapi()), app.openapi()
+    for path, operations in description["paths"].items():
+        for method in operations:
+            assert f"<b>{method.upper()}</b> <code>{path}</code>" in page
+    for name in description["components"]["schemas"]["CompletionRequest"]["properties"]:
+        assert f'<th scope="row">{name}</th>' in page
+    assert '<th scope="row">stream_options.include_usage</th><td>boolean or null</td>' in page
+    assert '<th scope="row">choices[].finish_reason</th>' in page
+    assert '<th scope="row">top_p</th><td>number (above 0, to 1) or null' in page
+    assert re.search(r"prompt</th><td>[^<]*</td><td>required", page)
+
+
+def test_what_a_description_says_is_text_and_no_markup():
+    fields = {"properties": {"<b>": {"const": "</td><script>"}}, "required": ["<b>"]}
+    body = {"content": {"application/json": {"schema": fields}}}
+    route = {"post": {"requestBody": body, "responses": {}}}
+    page = docs_page({"info": {"title": "<t>"}, "paths": {"/<i>": route}})
+    assert not re.search(r"<(script|t|i)>", page)
+    assert "</td><script>" in unescape(page)
+
+
+def test_the_page_needs_the_key_and_is_an_ordinary_page():
+    with client_of(ScriptedBackend(), api_key="k") as client:
+        assert client.get("/docs").status_code == 401
+        answer = client.get("/docs", headers={"authorization": "Bearer k"})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+
+
+def test_ping_is_health_and_version_says_which():
+    backend = ScriptedBackend()
+    with client_of(backend, api_key="k") as client:
+        assert client.get("/ping").status_code == 200
+        assert client.get("/version").status_code == 401
+        version = client.get("/version", headers={"authorization": "Bearer k"}).json()["version"]
+        assert re.match(r"\d+\.\d+|from a folder", version)
+        backend.healthy = False
+        assert client.get("/ping").status_code == 503
