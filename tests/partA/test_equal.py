@@ -25,8 +25,10 @@ SMALL = {"device": "cpu", "dtype": "float32", "max_num_batched_tokens": 32, "max
 SWAPPING = {"kv_cache_memory_bytes": 22, "swap_space": 0.1, "preemption_mode": "swap"}
 RECOMPUTING = {"kv_cache_memory_bytes": 22, "preemption_mode": "recompute"}
 ROOMY = {"kv_cache_memory_bytes": 200}
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
-DRAFT = {"model": "storyteller-draft", "num_speculative_tokens": 3}
+# With times that each engine measures for itself, the two could propose, and so preempt, unlike each other.
+TIMES = {"step_times": {"sequences": [1], "drafts": [0, 1], "step_seconds": [[1.0, 1.0]]}}  # drafts are free
+NGRAM = TIMES | {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+DRAFT = TIMES | {"model": "storyteller-draft", "num_speculative_tokens": 3}
 
 
 @dataclass

@@ -82,8 +82,7 @@ def test_a_server_is_measured_from_outside(capsys, tmp_path):
     for line in ("Request throughput (req/s):", "Mean TTFT (ms):", "P99 ITL (ms):", "Median TPOT (ms):"):
         assert line in shown
     assert backend.open == 0
-    params = {one[1] for one in backend.asked}
-    assert {(one.temperature, one.ignore_eos) for one in params} == {(0.5, True)}
+    assert {(one[1].temperature, one[1].ignore_eos) for one in backend.asked} == {(0.5, True)}
     assert refusal("bench", "serve", "--base-url", url).startswith(f"ruvon bench serve: {url}: ")
 
 
