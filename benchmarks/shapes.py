@@ -37,3 +37,20 @@ def add_tokenizer(folder: Path, vocab_size: int) -> None:
     known |= {f"<unused{i}>": i for i in range(len(known), vocab_size)}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     shutil.copy(ZOO / "storyteller" / "tokenizer_config.json", folder)
+
+
+def llama_110m(folder: Path) -> Path:
+    """A Llama of 110M parameters (12 layers of 768, 12 heads, a tied head of 32,000 tokens) with random
+    weights in fp32, saved by Hugging Face.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
+        num_key_value_heads=12, vocab_size=32000, max_position_embeddings=1024, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    add_tokenizer(folder, config.vocab_size)
+    return folder

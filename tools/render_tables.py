@@ -7,6 +7,7 @@ Two marks, both invisible in rendered Markdown. A table, with a caption naming m
     <!-- table: RESULT.NAME --> ... <!-- /table -->
 and a single figure, with an optional Python format:
     <!-- value: RESULT.figures.KEY[.KEY…] | .1f -->2.9<!-- /value -->
+A table whose measurement needs what is not here (another engine) is marked `table?`: it may lack its file.
 """
 
 import json
@@ -20,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.record import cell_text  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-TABLE = re.compile(r"(<!-- table: ([\w.\-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- table(\??): ([\w.\-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: ([\w.\-]+)(?: \| (\S+))? -->)(.*?)(<!-- /value -->)", re.DOTALL)
 
 
@@ -29,8 +30,10 @@ def result(name: str) -> dict:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def table(path: str) -> str:
+def table(path: str, may_be_absent: bool = False) -> str:
     name, key = path.split(".")
+    if may_be_absent and not (RESULTS / f"{name}.json").exists():
+        return f"*`benchmarks/results/{name}.json` has not been measured yet.*\n"
     found = result(name)
     columns, rows = found["tables"][key]["columns"], found["tables"][key]["rows"]
     right = [not any(isinstance(row[i], str) for row in rows) for i in range(len(columns))]
@@ -60,11 +63,11 @@ def render(text: str) -> str:
     Raises ValueError for a mark that is none, and would stay as it is for ever.
     """
     known = {match.start() for match in (*VALUE.finditer(text), *TABLE.finditer(text))}
-    for mark in re.finditer(r"<!-- (value|table): .*", text):
+    for mark in re.finditer(r"<!-- (value|table\??): .*", text):
         if mark.start() not in known:
             raise ValueError(f"this mark is not one: {mark[0][:120]}")
     text = re.sub(r"(?<=[^\n])\n(?=<!-- value: )", " ", text)
-    text = TABLE.sub(lambda m: m[1] + table(m[2]) + m[4], text)
+    text = TABLE.sub(lambda m: m[1] + table(m[3], m[2] == "?") + m[5], text)
     return VALUE.sub(lambda m: m[1] + value(m[2], m[3]) + m[5], text)
 
 
