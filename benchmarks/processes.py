@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 END_SECONDS = 20  # to end by itself, before it is killed
+LEFT_SECONDS = 2  # for children that outlive it; those that nobody waits for stay in the group as zombies
 
 
 class Racer:
@@ -66,7 +67,7 @@ class Racer:
             self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             pass
-        deadline = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + LEFT_SECONDS
         while self._signal(0) and time.monotonic() < deadline:  # children that outlive the process
             self.process.poll()
             time.sleep(0.1)
