@@ -13,6 +13,7 @@ compared. Then both serve (against_vllm_served.py). A busy machine is refused, u
 
 import argparse
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -204,6 +205,7 @@ def main() -> None:
     parser.add_argument("--served-rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one round of little work, and no record")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # whoever was started is ended then, too
     python = options.vllm_python.absolute()  # not resolved: a virtual environment is known by its link
     busy = busy_share()
     if not options.quick and busy > MOST_BUSY:
