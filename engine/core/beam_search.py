@@ -180,8 +180,8 @@ class BeamSearch:
         )
 
     def _step(self, searches: Sequence[Search]) -> None:
-        """Make one step, and give its scores to the beams. After a step that ran out of memory, no beam has
-        scores if the scheduler can make smaller steps. Raises RuntimeError if it cannot, or for another error.
+        """Make one step, and give its scores to the beams. A step that ran out of memory gives none, if the
+        scheduler can make smaller steps. Raises RuntimeError if it cannot, or for another error.
         """
         step = self.scheduler.schedule()
         if step is None:
@@ -225,7 +225,7 @@ class BeamSearch:
             (continuation.score, search.num_tokens, self._answer(search, continuation))
             for continuation in ended
         )
-        if not going_on or not search.answers.may_improve(going_on[0].score, search.num_tokens):
+        if not going_on or not search.answers.may_improve(going_on[0].score, num_tokens):
             going_on = []
         search.beams, forks = _next_beams(search, going_on)
         # 1. Blocks of beams that do not go on are free.

@@ -54,8 +54,8 @@ class BeamSearchParams:
         if isinstance(self.temperature, bool) or self.temperature not in (0, 1):
             raise ParameterError(
                 "temperature",
-                f"temperature={self.temperature!r}: beam search draws nothing, and adds up the model's own log "
-                "probabilities: 0 and 1 are accepted",
+                f"temperature={self.temperature!r}: beam search draws nothing, and adds up the model's own "
+                "log probabilities: 0 and 1 are accepted",
             )
         penalty = self.length_penalty
         is_number = isinstance(penalty, int | float) and not isinstance(penalty, bool)
@@ -154,7 +154,7 @@ class BestAnswers(Generic[Answer]):
     kept: list[tuple[float, Answer]] = field(default_factory=list)  # (penalized score, answer), best first
 
     def add(self, answers: Iterable[tuple[float, int, Answer]]) -> None:
-        """Keep each (score, length, answer) that is among the best. An equal one does not displace another."""
+        """Keep those (score, length, answer) that are among the best. An equal one displaces no other."""
         new = [(penalized(score, length, self.length_penalty), answer) for score, length, answer in answers]
         self.kept = sorted([*self.kept, *new], key=lambda entry: entry[0], reverse=True)[: self.width]
 
