@@ -221,10 +221,8 @@ class BeamSearch:
             width,
             lambda token_id: is_last or token_id in self.end_ids,
         )
-        search.answers.add(
-            (continuation.score, search.num_tokens, self._answer(search, continuation))
-            for continuation in ended
-        )
+        num_tokens = search.num_tokens
+        search.answers.add((each.score, num_tokens, self._answer(search, each)) for each in ended)
         if not going_on or not search.answers.may_improve(going_on[0].score, num_tokens):
             going_on = []
         search.beams, forks = _next_beams(search, going_on)
