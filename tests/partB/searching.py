@@ -1,4 +1,4 @@
-"""Beam searches to compare with, Hugging Face's and a plain one without a cache; and a watch over a search."""
+"""Beam searches to compare with, Hugging Face's and a plain one without a cache; a watch over a search."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -77,7 +77,9 @@ def tokens(continuations) -> list[tuple[int, int]]:
 
 def test_the_best_continuations_of_one_beam_are_its_likeliest_tokens():
     going_on, ended = best_continuations([0.0], [[(3, -0.5), (1, -1.5), (2, -2.5)]], 2, never)
-    assert tokens(going_on) == [(0, 3), (0, 1)], "the best of them go on, the best first"
+    assert tokens(going_on) == [(0, 3), (0, 1)], (
+        "the best of them go on, the best first: one beam may have several"
+    )
     assert ended == [], "nothing has ended"
 
 
@@ -96,6 +98,11 @@ def test_all_continuations_are_ranked_together():
     )
 
 
+def test_what_has_ended_does_not_go_on():
+    going_on, _ = best_continuations([0.0], [[(END, -0.1), (1, -0.2)]], 2, is_end)
+    assert tokens(going_on) == [(0, 1)], "an ended continuation does not go on"
+
+
 def test_an_end_starves_no_beam():
     likeliest = [[(END, -0.1), (1, -0.2), (2, -0.3)], [(END, -0.15), (3, -0.4), (1, -9.0)]]
     going_on, ended = best_continuations([0.0, 0.0], likeliest, 2, is_end)
@@ -103,11 +110,6 @@ def test_an_end_starves_no_beam():
     assert tokens(going_on) == [(0, 1), (0, 2)], (
         "as many go on as the width says, however many have ended: the next ones take their place"
     )
-
-
-def test_what_has_ended_does_not_go_on():
-    going_on, _ = best_continuations([0.0], [[(END, -0.1), (1, -0.2)]], 2, is_end)
-    assert tokens(going_on) == [(0, 1)], "an ended continuation does not go on"
 
 
 def test_an_end_counts_only_among_the_best():

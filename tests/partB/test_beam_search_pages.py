@@ -105,7 +105,7 @@ def test_the_prompts_full_blocks_are_stored_once_for_all_beams(make):
     search(engine, [LONG], BeamSearchParams(4, 10, ignore_eos=True))
     for tables, references in zip(watch.tables[1:], watch.references[1:], strict=True):
         beginnings = {tuple(table[:5]) for table in tables.values()}
-        assert len(tables) == 4 and len(beginnings) == 1, "all beams begin with the same five blocks"
+        assert (len(tables), len(beginnings)) == (4, 1), "all beams begin with the same five blocks"
         (beginning,) = beginnings
         assert [references[block] for block in beginning] == [4] * 5, "each of them has four references"
         last = [table[-1] for table in tables.values()]
@@ -119,7 +119,7 @@ def test_a_fork_copies_the_last_block_and_no_full_one(make):
     watch = watched(engine)
     search(engine, [LONG], BeamSearchParams(4, 10, ignore_eos=True))
     copies = [copy for batch in watch.batches for copy in batch.copies]
-    assert copies and all(copy.kind == "fork" and len(copy.source) == 1 for copy in copies)
+    assert {(copy.kind, len(copy.source)) for copy in copies} == {("fork", 1)}
     assert len(watch.batches[1].copies) == 3, "after the prompt, three forks: the first goes on in its blocks"
     exact = make()
     watch = watched(exact)
@@ -160,8 +160,8 @@ def test_too_wide_a_search_is_refused_with_numbers_before_anything_is_computed(m
     engine = make(num_blocks=28, seats=16)
     watch = watched(engine)
     words = (
-        "beam_width=8: 8 beams of up to 32 tokens, of which they share 20, may need 29 blocks of 4 tokens, and "
-        "the cache has 28"
+        "beam_width=8: 8 beams of up to 32 tokens, of which they share 20, may need 29 blocks of 4 tokens, "
+        "and the cache has 28"
     )
     with pytest.raises(ParameterError, match=words) as refused:
         search(engine, [[65], LONG], BeamSearchParams(8, 10))
@@ -172,7 +172,7 @@ def test_too_wide_a_search_is_refused_with_numbers_before_anything_is_computed(m
 
 
 def test_more_beams_than_seats_are_refused(make):
-    with pytest.raises(ParameterError, match="beam_width=13: .* at most max_num_seqs=12 run at once"):
+    with pytest.raises(ParameterError, match=r"beam_width=13: .* at most max_num_seqs=12 run at once"):
         BeamSearch(make(), BeamSearchParams(13, 2))
 
 

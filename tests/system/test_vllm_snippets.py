@@ -277,11 +277,6 @@ SNIPPETS = [
         "o.outputs[0].finish_reason == 'stop' and '<|endoftext|>' not in o.outputs[0].text",
     ),
     refused(
-        "`llm.beam_search(…)`",
-        "llm.beam_search([{'prompt': 'a'}], None)",
-        "has no attribute 'beam_search': beam search comes with Extension B",
-    ),
-    refused(
         "`llm.embed`, `encode`, `score`",
         "llm.embed('a')",
         "has no attribute 'embed': models here generate text, and give no vectors or scores of texts",
