@@ -1,14 +1,25 @@
-"""`SamplingParams`, at vLLM's import path. Part 20."""
+"""`SamplingParams` and `StructuredOutputsParams`, at vLLM's import path, and `BeamSearchParams` where
+Extension B is. Part 20.
+"""
 
-from typing import NoReturn
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 from engine.decoding.params import SamplingParams
+from engine.decoding.structured import StructuredOutputsParams
 
-__all__ = ["SamplingParams"]
-LATER = ("BeamSearchParams", "StructuredOutputsParams", "GuidedDecodingParams")
+__all__ = ["SamplingParams", "StructuredOutputsParams"]
+BEAM_SEARCH = f"{__package__}.decoding.beam_search"  # found by its name, since it comes after Part 20
+ABSENT = {
+    "BeamSearchParams": "beam search comes with Extension B",
+    "GuidedDecodingParams": "vLLM's newer name for it is accepted, StructuredOutputsParams",
+}
 
 
-def __getattr__(name: str) -> NoReturn:
-    if name in LATER:
-        raise ImportError(f"{name}: structured output and beam search come with Extension B")
+def __getattr__(name: str) -> Any:
+    if name == "BeamSearchParams" and find_spec(BEAM_SEARCH) is not None:
+        return import_module(BEAM_SEARCH).BeamSearchParams
+    if name in ABSENT:
+        raise ImportError(f"{name}: {ABSENT[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

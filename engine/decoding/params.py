@@ -14,6 +14,8 @@ from enum import Enum
 from functools import wraps
 from typing import Any, TypeVar
 
+from engine.decoding.structured import StructuredOutputsParams
+
 Fields = TypeVar("Fields")
 # Limits, because each new token is compared with all stops of a request. (The server's limits are lower.)
 MAX_STOPS = 16
@@ -72,8 +74,10 @@ def refuse_unknown_names(kind: type[Fields]) -> type[Fields]:
     return kind
 
 
-def _field_of_part(default: Any, part: int, brings: str) -> Any:
-    """A dataclass field that has an effect from part number `part` on. `brings` says what the part adds."""
+def _field_of_part(default: Any, part: int | str, brings: str) -> Any:
+    """A dataclass field that has an effect from part number `part` on, or from the extension of that letter
+    on. `brings` says what the part adds.
+    """
     return field(default=default, metadata={"part": part, "brings": brings})
 
 
@@ -126,7 +130,8 @@ class SamplingParams:
     output_kind: RequestOutputKind = _neutral_only(
         RequestOutputKind.CUMULATIVE, "each output here has all text and tokens so far"
     )
-    structured_outputs: Any = _neutral_only(None, "Extension B (structured output) brings it")
+    # What the text must fit, such as a JSON schema.
+    structured_outputs: StructuredOutputsParams | None = _field_of_part(None, "B", "structured output")
     extra_args: Any = _neutral_only(None, "nothing here reads it")
     logits_processors: Any = _neutral_only(
         None, "a step is a record of numbers that any process can compute, and a function is none"
@@ -198,6 +203,10 @@ class SamplingParams:
         self._check("n", int, 1, MAX_SAMPLES)
         self._check("logprobs", int, 0, MAX_LOGPROBS, optional=True)
         self._check("prompt_logprobs", int, 0, MAX_LOGPROBS, optional=True)
+        structure = self.structured_outputs
+        if structure is not None and not isinstance(structure, StructuredOutputsParams):
+            message = f"structured_outputs={structure!r}: a StructuredOutputsParams is accepted"
+            raise ParameterError("structured_outputs", message)
         if self.logit_bias is not None and not isinstance(self.logit_bias, dict):
             raise ParameterError(
                 "logit_bias", f"logit_bias={self.logit_bias!r}: a map from token id to bias is accepted"
@@ -247,7 +256,9 @@ def refuse_unsupported(params: SamplingParams, supports: frozenset[str]) -> None
         value = getattr(params, spec.name)
         has_no_effect = value == spec.default or (spec.name, value) in [("temperature", 0), ("top_k", -1)]
         if "part" in spec.metadata and spec.name not in supports and not has_no_effect:
-            brings = f"Part {spec.metadata['part']} ({spec.metadata['brings']}) brings it"
+            part = spec.metadata["part"]
+            brings = f"{'Part' if isinstance(part, int) else 'Extension'} {part}"
+            brings += f" ({spec.metadata['brings']}) brings it"
             raise ParameterError(spec.name, f"{spec.name}={value!r} is not supported here: {brings}")
 
 

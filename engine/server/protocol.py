@@ -192,7 +192,12 @@ class SamplingFields(Fields):
     return_tokens_as_token_ids: StrictBool | None = None  # in log probabilities: "token_id:5" for a text
     structured_outputs: Annotated[None, neutral(otherwise=f"{EXTENSION_B}: null is accepted")] = None
     use_beam_search: Annotated[
-        None, neutral(False, otherwise=f"{EXTENSION_B}: null or false is accepted")
+        None,
+        neutral(
+            False,
+            otherwise="beam search takes a whole engine, and a server has many users; LLM.beam_search of "
+            "Extension B does it offline: null or false is accepted",
+        ),
     ] = None
 
     def sampling_params(self) -> SamplingParams:

@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
-EXTENSIONS = {"A": "many_devices"}  # letter -> slug, as in its part.toml
+EXTENSIONS = {"A": "many_devices", "B": "structured_output"}  # letter -> slug, as in its part.toml
 
 
 def is_here(letter: str) -> bool:
@@ -20,3 +20,9 @@ def is_here(letter: str) -> bool:
 def wiring_of(letter: str) -> ModuleType:
     """The extension's module in this room. Raises ModuleNotFoundError: it is not here."""
     return import_module(f"{__package__}.{EXTENSIONS[letter]}")
+
+
+def found(name: str) -> ModuleType | None:
+    """The module `name` of this room, which an extension brings; None if it is not here."""
+    module = f"{__package__}.{name}"
+    return None if find_spec(module) is None else import_module(module)

@@ -24,6 +24,7 @@ from engine.machine.collector import rare_collections
 from engine.telemetry.metrics import EngineMetrics
 from engine.wiring.compose import build_engine, load_adapters_on_demand
 from engine.wiring.engine_args import EngineArgs
+from engine.wiring.extensions import found
 from engine.wiring.generation_config import recommended
 from engine.wiring.llm_metrics import Metric, read_metrics
 from engine.wiring.llm_progress import Progress
@@ -184,6 +185,29 @@ class LLM:
                 yield output
         finally:
             self._forget([request_id])
+
+    @rare_collections()
+    def beam_search(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        params: Any,
+        lora_request: Adapters = None,
+        use_tqdm: Bar = False,
+        concurrency_limit: int | None = None,
+    ) -> list[Any]:
+        """Search the best continuations of each prompt, as `params`, BeamSearchParams, say. Returns one
+        BeamSearchOutput per prompt, in order. At most `concurrency_limit` prompts run at once, and no more
+        than the cache has room for. The other arguments are those of `generate`. Extension B brings it.
+
+        Raises ParameterError if a field or a prompt is refused, or if the cache has no room for the beams of
+        a prompt: nothing is computed then. Raises RuntimeError if a stream is under way, or if a step fails.
+        """
+        search = found("beam_search")
+        if search is None:
+            self.__getattr__("beam_search")
+        parsed = read_prompts(prompts)
+        self._set_adapters(parsed, lora_request)
+        return search.beam_search(self.engine, parsed, params, use_tqdm, concurrency_limit)
 
     def shutdown(self) -> None:
         """End the processes of other ranks (tensor_parallel_size), if there are any, before this one ends.

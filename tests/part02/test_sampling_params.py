@@ -16,6 +16,7 @@ from engine.decoding.params import (
     refuse_unknown_tokens,
     refuse_unsupported,
 )
+from engine.decoding.structured import StructuredOutputsParams
 
 REFUSED = [
     *[("max_tokens", value) for value in (0, -1, 1.0, "5", True, math.inf)],
@@ -83,6 +84,7 @@ LATER = [
     *[("presence_penalty", -0.5, "Part 5"), ("logit_bias", {5: 1.0}, "Part 5"), ("seed", 0, "Part 5")],
     ("allowed_token_ids", [5], "Part 5"),
     *[("n", 2, "Part 5"), ("logprobs", 0, "Part 10"), ("prompt_logprobs", 5, "Part 10")],
+    ("structured_outputs", StructuredOutputsParams(choice=["yes", "no"]), "Extension B"),
 ]  # fmt: skip
 
 
@@ -157,7 +159,8 @@ def test_the_description_is_vllms_for_what_has_an_effect_here():
     shown = repr(SamplingParams(stop="x", max_tokens=3))
     assert shown.startswith("SamplingParams(n=1, presence_penalty=0.0, frequency_penalty=0.0, ")
     assert "temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=None, stop=['x'], stop_token_ids=[]" in shown
-    assert "structured_outputs" not in shown
+    assert "structured_outputs=None" in shown
+    assert "extra_args" not in shown
     assert "\n" not in shown
     assert "temperature=0," in repr(SamplingParams(temperature=0))
 

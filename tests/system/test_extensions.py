@@ -16,7 +16,7 @@ from engine import LLM, EngineArgs, SamplingParams
 from engine.cli.main import add_commands_of_extensions
 from engine.cli.options import takes_engine_args
 from engine.wiring.devices import load_one_device
-from engine.wiring.extensions import EXTENSIONS, is_here
+from engine.wiring.extensions import EXTENSIONS, found, is_here
 
 SMALL = {"model": "storyteller-draft", "device": "cpu"}
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -126,3 +126,21 @@ def test_its_executor_computes_every_step(present, more):
 
 def test_one_device_asks_no_extension(present):
     assert not isinstance(LLM(**SMALL).engine.executor, CountingExecutor)
+
+
+def test_beam_search_is_refused_where_no_extension_brings_it(monkeypatch):
+    monkeypatch.setattr("engine.wiring.llm.found", lambda name: None)
+    with pytest.raises(AttributeError, match="'beam_search': beam search comes with Extension B"):
+        LLM(**SMALL).beam_search("a", None)
+
+
+def test_beam_search_is_done_by_the_module_of_its_name(monkeypatch):
+    room = "wiring"  # written so, since an import of an extension's module may not stand here
+    name = f"engine.{room}.beam_search"
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    module.beam_search = lambda engine, prompts, params, *options: (len(prompts), params, options)
+    monkeypatch.setitem(sys.modules, name, module)
+    assert found("beam_search") is module
+    assert LLM(**SMALL).beam_search(["a", "b"], "params", concurrency_limit=2) == (2, "params", (False, 2))
+    assert found("no_such_module") is None

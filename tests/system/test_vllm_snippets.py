@@ -187,10 +187,18 @@ SNIPPETS = [
         "from engine.sampling_params import SamplingParams as theirs",
         "theirs is SamplingParams",
     ),
-    refused(
+    runs(
         "`from engine.sampling_params import StructuredOutputsParams`",
-        "from engine.sampling_params import StructuredOutputsParams",
-        "StructuredOutputsParams: structured output and beam search come with Extension B",
+        """
+        from engine.sampling_params import StructuredOutputsParams
+        asked = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
+        """,
+        "asked.structured_outputs.choice == ['yes', 'no']",
+    ),
+    refused(
+        "`from engine.sampling_params import GuidedDecodingParams`",
+        "from engine.sampling_params import GuidedDecodingParams",
+        "GuidedDecodingParams: vLLM's newer name for it is accepted, StructuredOutputsParams",
     ),
     runs(
         "`FlexibleArgumentParser`, `EngineArgs.add_cli_args(parser)`, `LLM(**vars(args))`",
@@ -253,7 +261,7 @@ SNIPPETS = [
         "params.n == 2 and copy == params and copy is not params",
     ),
     refused(
-        "`SamplingParams(structured_outputs=…)`",
+        "`SamplingParams(structured_outputs={…})`",
         "SamplingParams(structured_outputs={'choice': ['yes', 'no']})",
         "structured_outputs",
     ),
@@ -267,11 +275,6 @@ SNIPPETS = [
         "(o,) = llm.generate(messages[0]['content'], SamplingParams("
         "temperature=0, max_tokens=400, skip_special_tokens=False))",
         "o.outputs[0].finish_reason == 'stop' and '<|endoftext|>' not in o.outputs[0].text",
-    ),
-    refused(
-        "`llm.beam_search(…)`",
-        "llm.beam_search([{'prompt': 'a'}], None)",
-        "has no attribute 'beam_search': beam search comes with Extension B",
     ),
     refused(
         "`llm.embed`, `encode`, `score`",

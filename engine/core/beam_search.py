@@ -1,0 +1,310 @@
+"""Beam search on forked pages: beams share the blocks that they have in common. Extension B.
+
+`BeamSearch` makes the steps in the engine's place, with the engine's scheduler and executor. A beam is a
+`Request`. Each step computes one token of each beam and returns the log probabilities of the tokens that may
+follow. Then `best_continuations` chooses. A beam without a continuation is finished, and its blocks are free.
+A beam with one goes on in its blocks. Each further continuation is a new request whose `parent` is the beam:
+the cache has both share the full blocks, and copies the last block, which both will write. So no key is
+computed twice, and the prompt is stored once.
+
+vLLM submits each beam as a new prompt in each step, and its prefix cache finds the full blocks; the tokens
+behind them are computed again. Beam search as requests among others would let beams wait for each other while
+neighbours hold the memory, so it would need a plan for whole groups. It takes an idle engine instead, and its
+memory is checked before anything is computed. Knows no text beyond the tokenizer's.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from engine.cache.paged import PagedCache
+from engine.core.llm_engine import LLMEngine
+from engine.core.mailbox import error_text
+from engine.decoding.beam_search import (
+    BeamSearchOutput,
+    BeamSearchParams,
+    BeamSearchSequence,
+    BestAnswers,
+    Continuation,
+    best_continuations,
+    num_candidates,
+    penalized,
+)
+from engine.decoding.logprobs import TokenScores
+from engine.decoding.params import ParameterError, SamplingParams
+from engine.decoding.prompts import Prompt
+from engine.decoding.sampling import NO_TOKEN
+from engine.requests.request import Request, State
+from engine.requests.step import Step, StepResult
+from engine.scheduling.continuous import ContinuousScheduler
+
+
+@dataclass(slots=True)
+class Beam:
+    """A running sequence. `scores` of its next token are None until a step has computed them."""
+
+    request: Request
+    score: float = 0.0  # the sum of the log probabilities of the answer so far
+    logprobs: list[TokenScores] = field(default_factory=list)  # of each token of the answer so far
+    scores: TokenScores | None = None
+
+
+@dataclass(slots=True)
+class Search:
+    """The search behind one prompt."""
+
+    beams: list[Beam]  # the best first; at the start the prompt alone
+    answers: BestAnswers[BeamSearchSequence]
+    num_blocks: int  # the most blocks that the beams may hold together
+    limit: int  # an answer's most tokens
+    orig_prompt: dict[str, Any]
+    adapter: Any = None  # as the user named it
+    num_tokens: int = 0  # of each beam's answer so far
+    num_requests: int = 1  # begun so far, for their ids
+
+
+class BeamSearch:
+    """Beam searches with the same parameters, on an engine that has no other request."""
+
+    def __init__(self, engine: LLMEngine, params: BeamSearchParams) -> None:
+        """Raises ParameterError if the engine's cache has no pages, or has no room for so many beams, and
+        RuntimeError if the engine has unfinished requests.
+        """
+        scheduler, cache = engine.scheduler, engine.scheduler.cache
+        if not isinstance(cache, PagedCache) or not isinstance(scheduler, ContinuousScheduler):
+            raise ParameterError(
+                "kv_cache",
+                "beam search shares and copies pages: it needs kv_cache='paged' and continuous batching",
+            )
+        if engine.has_unfinished_requests():
+            raise RuntimeError(
+                f"beam search needs an idle engine, and {len(engine.unfinished_request_ids())} requests are "
+                "under way: read their streams to the end, or close them, first"
+            )
+        if params.beam_width > scheduler.max_num_seqs:
+            raise ParameterError(
+                "beam_width",
+                f"beam_width={params.beam_width}: each beam is a running sequence, and at most "
+                f"max_num_seqs={scheduler.max_num_seqs} run at once",
+            )
+        self.engine, self.scheduler, self.cache, self.params = engine, scheduler, cache, params
+        self.end_ids = frozenset() if params.ignore_eos else frozenset(engine.config.eos_token_ids)
+        self.num_likeliest = num_candidates(params.beam_width, len(self.end_ids))
+
+    def prepare(self, request_id: str, prompt: Prompt, text: str | None = None, **options) -> Search:
+        """Check a prompt, and return its search, which has not begun. `text` is the prompt as the answers
+        show it. `options` are those of `LLMEngine.make_requests`.
+
+        Raises ParameterError for a prompt that is refused, or if the cache cannot hold its beams at once.
+        """
+        width, engine = self.params.beam_width, self.engine
+        sampling = SamplingParams(
+            temperature=0, max_tokens=self.params.max_tokens, ignore_eos=self.params.ignore_eos
+        )
+        (request,) = engine.make_requests(request_id, prompt, sampling, **options)
+        # More than a user's request may ask for, so these are set behind the check.
+        request.params.logprobs, request.is_scored = self.num_likeliest, True
+        limit, num_prompt = request.output.limit, request.num_prompt_tokens
+        # The last token of an answer is never computed. All beams share the full blocks of the prompt.
+        num_longest = num_prompt + limit - 1
+        num_shared = num_prompt // self.cache.block_size
+        num_beams = width if limit > 1 else 1
+        num_blocks = num_shared + num_beams * (self.cache.num_blocks_for(num_longest) - num_shared)
+        if num_blocks > self.cache.num_blocks:
+            raise ParameterError(
+                "beam_width",
+                f"beam_width={width}: {num_beams} beams of up to {num_longest} tokens, of which they share "
+                f"{num_shared * self.cache.block_size}, may need {num_blocks} blocks of "
+                f"{self.cache.block_size} tokens, and the cache has {self.cache.num_blocks}; fewer beams, a "
+                f"smaller max_tokens={self.params.max_tokens}, or a larger cache is accepted",
+            )
+        orig_prompt: dict[str, Any] = {"prompt_token_ids": list(request.token_ids)}
+        if text is not None:
+            orig_prompt["prompt"] = text
+        answers = BestAnswers[BeamSearchSequence](width, self.params.length_penalty)
+        return Search([Beam(request)], answers, num_blocks, limit, orig_prompt, request.adapter)
+
+    def run(
+        self,
+        searches: Sequence[Search],
+        concurrency_limit: int | None = None,
+        on_end: Callable[[], object] = lambda: None,
+    ) -> list[BeamSearchOutput]:
+        """Run the searches, as many in the same steps as there is room for, at most `concurrency_limit`.
+        Searches with another adapter than the running ones wait. `on_end` is called when a search has ended.
+
+        Returns one output per search, in order. Raises RuntimeError if a step fails. However the call ends,
+        no request and no block is left.
+        """
+        waiting, running = deque(searches), list[Search]()
+        try:
+            for search in searches:  # an adapter that cannot be read is refused before anything is computed
+                self._adapter_key(search)
+            while waiting or running:
+                while waiting and self._has_room(running, waiting[0], concurrency_limit):
+                    search = waiting.popleft()
+                    request = search.beams[0].request
+                    request.adapter = self._adapter_key(search)
+                    running.append(search)
+                    self.scheduler.add(request)
+                self._step(running)
+                for search in running:
+                    if search.beams and all(beam.scores is not None for beam in search.beams):
+                        self._advance(search)
+                        if not search.beams:
+                            on_end()
+                running = [search for search in running if search.beams]
+        finally:
+            for request in [*self.scheduler.running, *self.scheduler.waiting]:
+                self.scheduler.finish(request)
+        return [BeamSearchOutput([answer for _, answer in search.answers.kept]) for search in searches]
+
+    def _adapter_key(self, search: Search) -> str | None:
+        """The name by which scheduler and cache know the search's adapter. Loads it if it is not loaded."""
+        adapters = self.engine.adapters
+        return None if adapters is None or search.adapter is None else adapters.key(search.adapter)
+
+    def _has_room(self, running: Sequence[Search], search: Search, limit: int | None) -> bool:
+        """Whether a search may begin beside the running ones: seats and blocks for all beams at once, so that
+        no beam ever waits for memory.
+        """
+        if not running:
+            return True
+        together = [*running, search]
+        return (
+            search.adapter == running[0].adapter
+            and (limit is None or len(together) <= limit)
+            and len(together) * self.params.beam_width <= self.scheduler.max_num_seqs
+            and sum(each.num_blocks for each in together) <= self.cache.num_blocks
+        )
+
+    def _step(self, searches: Sequence[Search]) -> None:
+        """Make one step, and give its scores to the beams. A step that ran out of memory gives none, if the
+        scheduler can make smaller steps. Raises RuntimeError if it cannot, or for another error.
+        """
+        step = self.scheduler.schedule()
+        if step is None:
+            raise RuntimeError(
+                f"beam search failed: no step has room for all beams any more; {len(self.scheduler.waiting)} "
+                f"wait, and {self.scheduler.max_num_seqs} may run at once"
+            )
+        try:
+            step.pending = self.engine.executor.submit(step.batch)
+            result = step.result()
+            scores = _scores_of(step, result)
+        except Exception as error:
+            self.scheduler.rollback(step)
+            failed = self.engine.recover(step, error)
+            if not failed:
+                return
+            for request in failed:  # its keys leave the prefix cache
+                request.error = error_text(error)
+            raise RuntimeError(f"beam search failed: {error_text(error)}") from error
+        for request in step.requests:
+            request.parent = None  # it has its blocks; without the link, ancestors can be forgotten
+        self.scheduler.update(step)
+        for search in searches:
+            for beam in search.beams:
+                beam.scores = scores.get(beam.request.id, beam.scores)
+
+    def _advance(self, search: Search) -> None:
+        """Choose the next beams of a search whose beams all have scores. A search that has ended has no beam
+        left.
+        """
+        beams, width = search.beams, self.params.beam_width
+        search.num_tokens += 1
+        is_last = search.num_tokens == search.limit
+        going_on, ended = best_continuations(
+            [beam.score for beam in beams],
+            [_likeliest(beam, self.num_likeliest) for beam in beams],
+            width,
+            lambda token_id: is_last or token_id in self.end_ids,
+        )
+        num_tokens = search.num_tokens
+        search.answers.add((each.score, num_tokens, self._answer(search, each)) for each in ended)
+        if not going_on or not search.answers.may_improve(going_on[0].score, num_tokens):
+            going_on = []
+        search.beams, forks = _next_beams(search, going_on)
+        # 1. Blocks of beams that do not go on are free.
+        kept = {id(beam.request) for beam in search.beams}
+        for beam in beams:
+            if id(beam.request) not in kept:
+                self.scheduler.finish(beam.request)
+        # 2. What is computed may be shared, so that a fork finds all of its beam's keys.
+        for beam in search.beams:
+            if beam.request.state is State.RUNNING:
+                self.cache.commit(beam.request, beam.request.num_computed_tokens)
+        # 3. The forks are admitted in the next step.
+        for request in forks:
+            self.scheduler.add(request)
+
+    def _answer(self, search: Search, continuation: Continuation) -> BeamSearchSequence:
+        """The answer that ends with this continuation."""
+        beam = search.beams[continuation.beam]
+        assert beam.scores is not None
+        tokens = [*beam.request.token_ids, continuation.token_id]
+        has_stopped = continuation.token_id in self.end_ids
+        hides_end = has_stopped and not self.params.include_stop_str_in_output
+        tokenizer = self.engine.tokenizer
+        shown = [token_id for token_id in (tokens[:-1] if hides_end else tokens) if token_id in tokenizer]
+        return BeamSearchSequence(
+            search.orig_prompt,
+            tokens,
+            [*beam.logprobs, beam.scores],
+            search.adapter,
+            continuation.score,
+            tokenizer.decode(shown),
+            "stop" if has_stopped else "length",
+            continuation.token_id if has_stopped else None,
+            penalized(continuation.score, search.num_tokens, self.params.length_penalty),
+        )
+
+
+def _scores_of(step: Step, result: StepResult) -> dict[str, TokenScores]:
+    """By request id: the scores of the next token, for each request whose known tokens are all computed."""
+    scores: dict[str, TokenScores] = {}
+    for s, (request_id, tokens) in enumerate(zip(step.batch.ids, result.tokens, strict=True)):
+        if NO_TOKEN in tokens:
+            raise ArithmeticError("the model's logits are not finite numbers")
+        for token_scores in result.logprobs[s] if result.logprobs else ():
+            assert isinstance(token_scores, TokenScores)
+            scores[request_id] = token_scores
+    return scores
+
+
+def _likeliest(beam: Beam, count: int) -> list[tuple[int, float]]:
+    assert beam.scores is not None
+    return beam.scores.top(count)
+
+
+def _next_beams(search: Search, going_on: Sequence[Continuation]) -> tuple[list[Beam], list[Request]]:
+    """The beams that go on, in order, and the requests among them that are new.
+
+    The best continuation of a beam goes on in the beam's own request, and keeps its blocks; each other one is
+    a fork of it.
+    """
+    known = [list(beam.request.token_ids) for beam in search.beams]  # before any of them grows
+    beams, forks = list[Beam](), list[Request]()
+    grown: set[int] = set()
+    for beam_index, token_id, score in going_on:
+        parent = search.beams[beam_index]
+        assert parent.scores is not None
+        request = parent.request
+        if beam_index not in grown:
+            grown.add(beam_index)
+            request.token_ids.append(token_id)
+        else:
+            request = replace(
+                request,
+                id=f"{request.request_id}/{search.num_requests}",
+                token_ids=[*known[beam_index], token_id],
+                parent=request,
+                state=State.WAITING,
+                num_computed_tokens=0,
+                num_preemptions=0,
+            )
+            search.num_requests += 1
+            forks.append(request)
+        beams.append(Beam(request, score, [*parent.logprobs, parent.scores]))
+    return beams, forks

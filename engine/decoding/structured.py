@@ -1,0 +1,138 @@
+"""What an output must fit, as a user says it: a schema, a regular expression, choices or a grammar. Part 2.
+
+Promises that each record has exactly one constraint, of the right type and of bounded size. What the
+constraint allows is not known here: Extension B compiles it, and its engine is the first that gives it an
+effect. Names and meanings are those of vLLM's `StructuredOutputsParams`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+FLAGS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+# Limits, because a constraint is compiled, and what was compiled is kept for the next request.
+MAX_SCHEMA_CHARACTERS = 1 << 17  # of a JSON schema, written as JSON
+MAX_GRAMMAR_CHARACTERS = 1 << 16
+MAX_REGEX_CHARACTERS = 1 << 13
+MAX_CHOICES = 1024
+MAX_CHOICE_CHARACTERS = 1 << 16  # of all choices together
+
+
+class StructureError(ValueError):
+    """A constraint is of the wrong type, too large, or not supported. `field` is its name."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"structured_outputs.{field}{message}")
+        self.field = field
+
+
+@dataclass(frozen=True)
+class StructuredOutputsParams:
+    """What the text of an output must fit. Exactly one of the first five fields is given.
+
+    Raises StructureError, a ValueError that names the field.
+    """
+
+    json: str | Mapping[str, Any] | None = None  # a JSON schema, or its text: the output is JSON that fits it
+    regex: str | None = None  # the whole output matches this regular expression
+    choice: Sequence[str] | None = None  # the output is one of these texts; kept as a list
+    grammar: str | None = None  # the output can be derived from this grammar, written in Lark's language
+    json_object: bool | None = None  # True: the output is any JSON object
+    disable_fallback: bool = False  # no other backend is tried here in any case
+    # Options of `json` and `json_object`:
+    disable_any_whitespace: bool = False  # no spaces and newlines between the parts of the JSON
+    disable_additional_properties: bool = False  # no properties but those that the schema names
+    whitespace_pattern: str | None = None  # a regular expression for what may stand between the parts
+    structural_tag: str | None = None  # vLLM's; refused, see `__post_init__`
+
+    def __post_init__(self) -> None:
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) != 1:
+            said = " and ".join(given) or "none"
+            raise StructureError(
+                given[0] if given else "json",
+                f": exactly one of {', '.join(CONSTRAINTS[:-1])} is accepted; given are: {said}",
+            )
+        if self.structural_tag is not None:
+            raise StructureError("structural_tag", " is not supported: grammar can say the same")
+        if self.json_object is not None and self.json_object is not True:
+            raise StructureError("json_object", f"={self.json_object!r}: true is accepted")
+        for name in FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise StructureError(name, f"={getattr(self, name)!r}: true or false is accepted")
+        self._check_text("regex", MAX_REGEX_CHARACTERS)
+        self._check_text("grammar", MAX_GRAMMAR_CHARACTERS)
+        self._check_text("whitespace_pattern", MAX_REGEX_CHARACTERS)
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _choices(self.choice))
+        if self.json is not None:
+            self.schema_text()
+        is_json = self.json is not None or self.json_object is not None
+        for name in (*FLAGS[1:], "whitespace_pattern"):
+            if getattr(self, name) and not is_json:
+                raise StructureError(name, f"={getattr(self, name)!r} needs json or json_object")
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            raise StructureError("whitespace_pattern", " has no use with disable_any_whitespace=True")
+
+    def schema_text(self) -> str:
+        """The JSON schema as JSON: that of `json`, or that of any object. The order of its properties stays.
+
+        Raises StructureError if it is no JSON schema, or too long.
+        """
+        given = {"type": "object"} if self.json is None else self.json
+        if not isinstance(given, str | Mapping):
+            raise StructureError("json", f"={given!r}: a JSON schema or its text is accepted")
+        try:
+            if isinstance(given, str):
+                if len(given) > MAX_SCHEMA_CHARACTERS:
+                    raise StructureError("json", f" has {len(given)} characters{_at_most_schema()}")
+                given = json.loads(given)
+            text = json.dumps(given, allow_nan=False, separators=(",", ":"))
+        except RecursionError:
+            raise StructureError("json", " is nested too deeply") from None
+        except StructureError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise StructureError("json", f" is no JSON schema: {error}") from None
+        if not isinstance(given, Mapping | bool):
+            raise StructureError("json", f" is {text[:100]}: a JSON schema is an object")
+        if len(text) > MAX_SCHEMA_CHARACTERS:
+            raise StructureError("json", f" has {len(text)} characters{_at_most_schema()}")
+        return text
+
+    def __repr__(self) -> str:
+        """The fields that are given."""
+        shown = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        given = ", ".join(f"{name}={value!r}" for name, value in shown.items() if value not in (None, False))
+        return f"StructuredOutputsParams({given})"
+
+    def _check_text(self, name: str, limit: int) -> None:
+        """Raises StructureError if the field is given, and is no text of 1 to `limit` characters."""
+        value = getattr(self, name)
+        if value is None:
+            return
+        if not isinstance(value, str) or not value:
+            raise StructureError(name, f"={value!r}: a text of at least one character is accepted")
+        if len(value) > limit:
+            raise StructureError(name, f" has {len(value)} characters; at most {limit} are accepted")
+
+
+def _at_most_schema() -> str:
+    return f"; at most {MAX_SCHEMA_CHARACTERS} are accepted"
+
+
+def _choices(choice: Any) -> list[str]:
+    """The choices as a new list. Raises StructureError if they are no texts, too many or too long."""
+    is_list = isinstance(choice, list | tuple)
+    if not is_list or not choice or not all(isinstance(text, str) and text for text in choice):
+        raise StructureError("choice", f"={choice!r}: a list of texts is accepted, none of them empty")
+    if len(choice) > MAX_CHOICES:
+        raise StructureError("choice", f" has {len(choice)} texts; at most {MAX_CHOICES} are accepted")
+    total = sum(map(len, choice))
+    if total > MAX_CHOICE_CHARACTERS:
+        raise StructureError(
+            "choice", f" has {total} characters in all; at most {MAX_CHOICE_CHARACTERS} are accepted"
+        )
+    return list(choice)

@@ -1,0 +1,48 @@
+"""`LLM.beam_search`: reads its arguments, and has the searches run. Extension B's wiring.
+
+No module imports this one: engine/wiring/extensions.py finds it by its name.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tqdm import tqdm
+
+from engine.core.beam_search import BeamSearch
+from engine.core.llm_engine import LLMEngine
+from engine.decoding.beam_search import BeamSearchOutput, BeamSearchParams
+from engine.decoding.params import ParameterError
+from engine.wiring.llm_progress import Progress
+from engine.wiring.llm_prompts import ParsedPrompt
+
+
+def beam_search(
+    engine: LLMEngine,
+    prompts: Sequence[ParsedPrompt],
+    params: BeamSearchParams,
+    use_tqdm: bool | Callable[..., tqdm] = False,
+    concurrency_limit: int | None = None,
+) -> list[BeamSearchOutput]:
+    """The best continuations of each prompt. Listeners and capabilities of the engine are not told of these
+    steps: metrics do not count them, and nothing is speculated.
+
+    Raises as `LLM.beam_search` says.
+    """
+    if not isinstance(params, BeamSearchParams):
+        raise ParameterError("params", f"params={params!r:.80}: BeamSearchParams are accepted")
+    is_limit = isinstance(concurrency_limit, int) and not isinstance(concurrency_limit, bool)
+    if concurrency_limit is not None and not (is_limit and concurrency_limit > 0):
+        raise ParameterError(
+            "concurrency_limit",
+            f"concurrency_limit={concurrency_limit!r}: a whole number of at least 1 is accepted, or None",
+        )
+    search = BeamSearch(engine, replace(params))  # the copy checks what was assigned since
+    searches = [
+        search.prepare(f"beam-search-{number}", prompt.prompt, prompt.text, **prompt.options)
+        for number, prompt in enumerate(prompts)
+    ]
+    progress = Progress(len(searches), use_tqdm)
+    try:
+        return search.run(searches, concurrency_limit, on_end=lambda: progress.bar.update(1))
+    finally:
+        progress.close()

@@ -1,0 +1,3 @@
+"""The trained model, and engines that must end empty: the fixtures of Part 6."""
+
+from tests.part06.conftest import passed, pytest_runtest_makereport  # noqa: F401
