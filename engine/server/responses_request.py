@@ -122,7 +122,7 @@ class TextFormat(Fields):
         for name in ("name", "schema") if self.type == "json_schema" else ():
             if name not in given:
                 raise RequestError(400, f'text.format.{name} is required with type "json_schema"', "text")
-        return ResponseFormat(type=self.type, json_schema=JsonSchema(**given) if given else None)
+        return ResponseFormat(type=self.type, json_schema=JsonSchema.model_validate(given) if given else None)
 
 
 class TextConfig(Fields):
