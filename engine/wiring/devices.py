@@ -47,6 +47,7 @@ class Rank(Protocol):
 
     sharding: Sharding
     num_on_host: int  # ranks that share the memory of this process's device
+    chooses: bool  # whether this rank chooses tokens, and so has the output layer
 
     def shard_adapter(self, adapter: Adapter) -> Adapter:
         """This rank's part of an adapter."""
@@ -56,6 +57,9 @@ class Rank(Protocol):
 
     def join(self, model: LanguageModel) -> LanguageModel:
         """Put the sums over ranks into this rank's part of a model, in place; returns the model."""
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Replace x by the sum over the ranks, and return x: for kernels in place of the model's layers."""
 
     def smallest(self, number: int) -> int:
         """The smallest of the ranks' numbers. All ranks ask."""
@@ -130,7 +134,7 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
     # 4. The model's runner, with the functions that adapters, log probabilities and speculation add.
     max_new_tokens = speculative.num_speculative_tokens + 1 if speculative else 1
     in_flight = 2 if args.async_scheduling else 1
-    runner = _runner(args, model, memory, sizes, max_new_tokens, in_flight)
+    runner = _runner(args, model, memory, sizes, max_new_tokens, in_flight, rank)
     runner.scores = [*logprobs_of(tokenizer, model.logits)]
     if slots:
         runner.before.append(slots.prepare)
@@ -306,11 +310,13 @@ def _runner(
     sizes: Sizes,
     max_new_tokens: int,
     in_flight: int,
+    rank: Rank | None = None,
 ) -> ModelRunner:
     """A runner for one model.
 
     `max_new_tokens` is the most tokens that a sequence has in a step once its prompt is computed.
     `in_flight` is the number of steps that may be submitted before the first one's result is read.
+    `rank`: None if the model is whole. All ranks record the same graphs, in the same order.
     """
     device = next(model.parameters()).device
     last_tokens = LastTokens(sizes.max_num_seqs, device)
@@ -327,10 +333,13 @@ def _runner(
     from engine.kernels.verify_attend import MOST_NEW
 
     V, max_seqs = model.config.vocab_size, sizes.max_num_seqs
+    sum_parts = rank.sum if rank else None
+    if rank and not rank.chooses:
+        V = 0
     max_blocks = -(-sizes.max_model_len // memory.block_size)  # of the longest sequence, rounded up
 
     def graphs(make_steps: Callable, max_rows: int) -> DecodeGraphs:
-        step = make_steps(model, memory, max_rows)
+        step = make_steps(model, memory, max_rows, sum_parts)
         return DecodeGraphs(
             step, last_tokens, V, max_rows, max_blocks, device.type == "cuda", max(2, in_flight)
         )
@@ -340,7 +349,7 @@ def _runner(
     if max_new_tokens > 1:
         max_rows = num_rows(max_seqs, max_new_tokens, sizes.max_num_batched_tokens)
         ways.append(GraphWay(graphs(verifying_steps, max_rows), V, max_new=MOST_NEW))
-    ways.append(EagerWay(model, memory, prompt_forward(model), last_tokens.upload))
+    ways.append(EagerWay(model, memory, prompt_forward(model, sum_parts), last_tokens.upload))
     return ModelRunner(ways, memory, last_tokens=last_tokens)
 
 

@@ -22,6 +22,7 @@ from engine.parallel.launch import RankLost, Workers
 from engine.parallel.rank import Rank
 from engine.parallel.shards import divide
 from engine.quantization.quantize import QuantizationConfig
+from engine.speculation.config import SpeculativeConfig
 from engine.wiring.devices import Devices, load_one_device, options_of, with_defaults
 from engine.wiring.engine_args import EngineArgs
 
@@ -43,8 +44,9 @@ def load_devices(args: EngineArgs) -> Devices:
 
     def options(rank: int) -> Mapping[str, Any]:
         """What a rank's process is told (engine/wiring/rank.py)."""
-        # Only rank 0 runs a draft model, and writes the recording.
-        rank_args = replace(args, device=places[rank], speculative_config=None, record=None)
+        # Only rank 0 writes the recording.
+        drafts = _without_proposer(args)
+        rank_args = replace(args, device=places[rank], speculative_config=drafts, record=None)
         return {"threads": threads, "backend": backend, "args": options_of(rank_args)}
 
     try:
@@ -68,6 +70,16 @@ def load_devices(args: EngineArgs) -> Devices:
         workers.stop()
         raise
     return replace(devices, args=replace(devices.args, device=torch.device(places[0]).type))
+
+
+def _without_proposer(args: EngineArgs) -> dict[str, Any] | None:
+    """The options of speculation for ranks 1 and up: they verify as many drafts as rank 0, and so have the
+    same graphs, but only rank 0 proposes, and has a draft model.
+    """
+    if args.speculative_config is None:
+        return None
+    most = SpeculativeConfig.from_dict(args.speculative_config).num_speculative_tokens
+    return {"method": "ngram", "num_speculative_tokens": most}
 
 
 def show_ranks(engine: LLMEngine, metrics: "EngineMetrics") -> None:
@@ -109,7 +121,7 @@ def _refuse_indivisible(args: EngineArgs) -> None:
 
 def _devices(args: EngineArgs) -> list[str]:
     """The device of each rank, such as ["cuda:0", "cuda:1"]. Raises ValueError if there are too few GPUs, if
-    `device` names one GPU, if CUDA graphs are on, or if the system is not POSIX.
+    `device` names one GPU, or if the system is not POSIX.
     """
     size = args.tensor_parallel_size
     option = f"tensor_parallel_size={size}"
@@ -122,6 +134,4 @@ def _devices(args: EngineArgs) -> list[str]:
         raise ValueError(f"device={device!r} names one GPU; with {option} cuda is accepted: the first {size}")
     if num_gpus < size:
         raise ValueError(f"{option}: there are {num_gpus} GPUs here, and each rank needs one")
-    if not args.enforce_eager:
-        raise ValueError(f"{option} runs without CUDA graphs: enforce_eager=True is accepted")
     return [f"cuda:{rank}" for rank in range(size)]
