@@ -64,15 +64,10 @@ class HttpMetrics:
         with self._lock:
             for labels, count in self._requests.items():
                 counter.add_metric(labels, count)
-            for keys, histogram in self._seconds.items():
-                by_route.add_metric(keys, _buckets(histogram), histogram.sum)
-            fine.add_metric((), _buckets(self._fine), self._fine.sum)
+            for labels, histogram in self._seconds.items():
+                by_route.add_metric(labels, histogram.prometheus_buckets(), histogram.sum)
+            fine.add_metric((), self._fine.prometheus_buckets(), self._fine.sum)
         yield from (counter, by_route, fine)
-
-
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
-    return [(bound, float(count)) for bound, count in zip(bounds, histogram.cumulative(), strict=True)]
 
 
 def http_metrics(registry: CollectorRegistry, uncounted: Collection[str]) -> Extension:
