@@ -1,4 +1,8 @@
-"""The flags of the commands that start a server, in addition to those of `EngineArgs`. Part 20's wiring."""
+"""The flags of the commands that start a server, in addition to those of `EngineArgs`. Part 20's wiring.
+
+`ServeFlags` declares each flag once, as a field: its type, its help and its default. `takes_flags` gives a
+command all flags of such a class. NEUTRAL_FLAGS has those flags of vLLM's server that are absent here.
+"""
 
 import inspect
 import os
@@ -93,9 +97,9 @@ class ServeFlags:
     ] = None
 
     def __post_init__(self) -> None:
-        for name in ("served_model_name", "lora_modules", "allowed_host"):  # a text is a sequence of texts
-            if isinstance(getattr(self, name), str):
-                raise ValueError(f"{name}={getattr(self, name)!r}: a list is accepted")
+        for name in ("served_model_name", "lora_modules", "allowed_host"):
+            if isinstance(value := getattr(self, name), str):  # would be read as a list of its letters
+                raise ValueError(f"{name}={value!r}: a list is accepted")
         if self.root_path and not re.fullmatch(r"(/[\w.~%-]+)+", self.root_path):
             raise ValueError(f"root_path={self.root_path!r}: a path such as /llm is accepted")
 
@@ -174,5 +178,6 @@ def takes_flags(parameter: str, record: type) -> Callable[[Callable], Callable]:
 
 
 def _parameter(spec: Field) -> inspect.Parameter:
+    """The parameter, given by its name only, for a field of a dataclass of flags."""
     default = inspect.Parameter.empty if spec.default is MISSING else spec.default
     return inspect.Parameter(spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=spec.type)

@@ -104,6 +104,8 @@ WRONG = [  # where in a record, and what stands there
     ("batch.draws.rows.0.temperature", float("nan")),
     ("batch.draws.rows.0.temperature", -1),
     ("batch.draws.rows.0.seed", None),
+    ("batch.draws.rows.0.names_seed", 1),
+    ("batch.draws.rows.0.is_adjusted", 1),
     ("batch.draws.rows.0.tokens.0", HUGE),
     ("batch.draws.rows.0.tokens.0", -1),
     ("batch.draws.rows.0.tokens", None),
