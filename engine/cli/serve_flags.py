@@ -97,9 +97,9 @@ class ServeFlags:
     ] = None
 
     def __post_init__(self) -> None:
-        for name in ("served_model_name", "lora_modules", "allowed_host"):
-            if isinstance(value := getattr(self, name), str):  # would be read as a list of its letters
-                raise ValueError(f"{name}={value!r}: a list is accepted")
+        for name in ("served_model_name", "lora_modules", "allowed_host"):  # a text is a sequence of texts
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name}={getattr(self, name)!r}: a list is accepted")
         if self.root_path and not re.fullmatch(r"(/[\w.~%-]+)+", self.root_path):
             raise ValueError(f"root_path={self.root_path!r}: a path such as /llm is accepted")
 

@@ -213,17 +213,18 @@ def fingerprint(args: EngineArgs) -> str:
     adapter. While it stays the same, the same request with the same seed gets the same answer, or one that
     differs by the rounding of another batch.
     """
-    determines_answers = [
+    device = str(with_defaults(args)[0].device).partition(":")[0]
+    dtype = str(args.dtype).removeprefix("torch.")
+    about: list[object] = [
         ruvon_version(),
         torch.__version__,
         public_name(args.model),
         args.load_format,
-        str(with_defaults(args)[0].device).partition(":")[0],  # cuda:0 and cuda:1 are alike
-        str(args.dtype).removeprefix("torch."),
-        args.quantization,
-        args.tensor_parallel_size,
+        device,
+        dtype,
     ]
-    return "fp_" + hashlib.sha256(repr(determines_answers).encode()).hexdigest()[:12]
+    about += [args.quantization, args.tensor_parallel_size]
+    return "fp_" + hashlib.sha256(repr(about).encode()).hexdigest()[:12]
 
 
 def _register_information(registry: CollectorRegistry, args: EngineArgs, scheduler: ElasticScheduler) -> None:
