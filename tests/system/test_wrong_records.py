@@ -88,6 +88,7 @@ WRONG = [  # where in a record, and what stands there
     ("batch.rows.counts.0", 2),
     ("batch.rows.counts.0", -1),
     ("batch.rows.logprobs.0", HUGE),
+    ("batch.rows.logprobs", []),
     ("batch.rows.prompt", [0]),
     ("batch.rows", 5),
     ("batch.adapters.0", 0),
