@@ -112,5 +112,6 @@ def _check_counts(where: str, manager: BlockManager, tables: list[list[int]]) ->
 
 
 def _must(holds: bool, message: str) -> None:
+    """Raise InvariantError with this message unless `holds` is true."""
     if not holds:
         raise InvariantError(message)
