@@ -63,6 +63,19 @@ class AnswerReader:
     def shown_calls(self) -> list[Call]:
         return self.calls[: self.max_calls]
 
+    def shown_pieces(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[Piece]:
+        """As `pieces`, without thoughts and calls that are left out."""
+        index, shown = len(self.calls) - 1, []
+        for piece in self.pieces(sample, previous):
+            index += piece.kind == "call"
+            is_beyond = self.max_calls is not None and index >= self.max_calls
+            if (piece.kind == "reasoning" and not self.is_reasoning_shown) or (
+                piece.kind in ("call", "arguments", "broken") and is_beyond
+            ):
+                continue
+            shown.append(piece)
+        return shown
+
     def finish_reason(self, sample: CompletionOutput) -> str | None:
         """The sample's. As in OpenAI's API, "tool_calls" if the model chose to call and ended by itself."""
         is_called = bool(self.calls) and not self.is_named and not self.has_broken_call
@@ -87,10 +100,8 @@ class AnswerReader:
         entries: list[dict[str, Any]] = []
         delta: dict[str, Any] = {}
         index = len(self.calls) - 1
-        for piece in self.pieces(sample, previous):
+        for piece in self.shown_pieces(sample, previous):
             index += piece.kind == "call"
-            if piece.kind in ("call", "arguments") and self.max_calls is not None and index >= self.max_calls:
-                continue
             if piece.kind == "call":
                 call = self.calls[index]
                 function = {"name": call.name, "arguments": ""}
@@ -99,6 +110,6 @@ class AnswerReader:
                 entries[-1]["function"]["arguments"] += piece.text
             elif piece.kind == "arguments":
                 entries.append({"index": index, "function": {"arguments": piece.text}})
-            elif piece.kind == "content" or (piece.kind == "reasoning" and self.is_reasoning_shown):
+            elif piece.kind != "broken":
                 delta[piece.kind] = delta.get(piece.kind, "") + piece.text
         return delta | ({"tool_calls": entries} if entries else {})

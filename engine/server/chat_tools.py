@@ -119,6 +119,16 @@ ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True
 CallId = Annotated[StrictStr, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 
 
+class AnswerItems(Protocol):
+    """An answer as the items of a response (/v1/responses)."""
+
+    def events(self, sample: CompletionOutput, previous: CompletionOutput | None) -> list[dict[str, Any]]:
+        """OpenAI's events of what `sample` has beyond `previous`, and of the end if it has finished."""
+
+    def output(self, sample: CompletionOutput) -> list[dict[str, Any]]:
+        """The items of a whole answer, which `events` may have told of or not."""
+
+
 class ChatExtension(Protocol):
     """What tools and thoughts mean in a chat: Extension B."""
 
@@ -140,6 +150,11 @@ class ChatExtension(Protocol):
     ) -> dict[str, Any]:
         """The fields of a choice that are other than without the extension: its message or delta, and its
         finish_reason. The arguments are those of `Chat.choice`.
+        """
+
+    def items(self, body: "ChatRequest", prompt_token_ids: Sequence[int]) -> AnswerItems | None:
+        """What makes items of the answer; None if the answer is one message. Raises RequestError for fields
+        of `body` that no item has a place for.
         """
 
 

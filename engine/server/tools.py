@@ -22,6 +22,7 @@ from engine.server.chat_tools import NamedTool, Tool, ToolCall, depth_of
 from engine.server.errors import RequestError
 from engine.server.limits import MAX_CALLS, MAX_JSON_DEPTH
 from engine.server.reasoning import REASONING_PARSERS, ends_in_thoughts
+from engine.server.response_items import ResponseItems
 from engine.server.tool_parsers import FORMATS, PLAIN_JSON, TOOL_PARSERS, ArgumentsParser, CallParser
 from engine.server.tool_schemas import schema_of_call, schema_of_calls
 from engine.text.tokenizer import Tokenizer
@@ -143,6 +144,15 @@ class ChatTools:
             said = reader.message(sample, body.echoed())
         message = {"role": body.role(), **said, "refusal": None}
         return {"message": message, "finish_reason": reader.finish_reason(sample)}
+
+    def items(self, body: ChatRequest, prompt_token_ids: Sequence[int]) -> ResponseItems | None:
+        """As in ChatExtension."""
+        if not body.tools and self.reasoning_parser is None:
+            return None
+        if body.logprobs:
+            message = "logprobs has no use with tools or --reasoning-parser: items have no place for them"
+            raise RequestError(400, message, param="logprobs")
+        return ResponseItems(lambda finds_calls: self.reader(body, prompt_token_ids, finds_calls))
 
     def reader(
         self, body: ChatRequest, prompt_token_ids: Sequence[int], finds_calls: bool = True
