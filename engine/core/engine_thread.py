@@ -25,6 +25,7 @@ from engine.requests.request import Request
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 SHORT_PROMPT = 1000  # characters or ids; to tokenize a prompt up to here costs less than to call a thread
+COMPILING_THREADS = 2  # of requests whose output must fit something (Extension B)
 FAIL_SECONDS = 1  # how long `fail` waits for the current step
 STOP_SECONDS = 30  # how long `stop` waits for the current step; a step that takes longer is taken to hang
 
@@ -47,6 +48,7 @@ class EngineThread:
         self._posts: WeakValueDictionary[asyncio.AbstractEventLoop, Post] = WeakValueDictionary()
         self._thread: threading.Thread | None = None
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
+        self._compiling = ThreadPoolExecutor(COMPILING_THREADS, "compile")
         engine.on_lost.append(self.fail)
 
     def start(self) -> None:
@@ -125,10 +127,13 @@ class EngineThread:
             return self.engine.make_requests(request_id, prompt, params, **options)
 
         try:
-            if len(prompt) <= SHORT_PROMPT:
+            loop = asyncio.get_running_loop()
+            if params.structured_outputs is not None:
+                samples = await loop.run_in_executor(self._compiling, make)
+            elif len(prompt) <= SHORT_PROMPT:
                 samples = make()
             else:
-                samples = await asyncio.get_running_loop().run_in_executor(self._tokenizing, make)
+                samples = await loop.run_in_executor(self._tokenizing, make)
         except ParameterError as error:
             with suppress(EngineError):
                 self._command(self.engine.listeners.tell, "on_reject", request_id, error)

@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 MAX_PRIORITY = 100
 FINISHED = State.FINISHED  # a global, since each lookup of an Enum's member takes as long as a call
 Recover = Callable[[Step, Exception], list[Request]]  # a failed step and its error -> the requests to fail
+Prepare = Callable[
+    [list[Request]], None
+]  # the samples of a request, which `make_requests` is about to return
 
 
 class Capability(Protocol):
@@ -112,11 +115,13 @@ class LLMEngine:
         adapters: Adapters | None = None,
         capabilities: Sequence[Capability] = (),
         seed: int | None = None,
+        prepare: Sequence[Prepare] = (),
     ) -> None:
         """`max_model_len` is the most tokens of a request, prompt and output together; the default is
         `config.max_positions`. `adapters` is needed if `supports` contains "adapter". `capabilities` are
         called in the order given. `seed` makes the seeds of requests that have none; by default they are
-        random. Raises ValueError if the model or the cache has no room for `max_model_len` tokens.
+        random. `prepare` may add to samples what a capability needs, in any thread, or raise ParameterError.
+        Raises ValueError if the model or the cache has no room for `max_model_len` tokens.
         """
         self.max_model_len = max_model_len or config.max_positions
         if self.max_model_len > config.max_positions or not scheduler.cache.fits(self.max_model_len):
@@ -129,6 +134,7 @@ class LLMEngine:
         self.listeners = Listeners() if listeners is None else listeners
         scheduler.listeners = self.listeners  # scheduler and engine report to the same listeners
         self.supports, self.adapters, self.capabilities = supports, adapters, list(capabilities)
+        self.prepare = tuple(prepare)
         self._submissions: dict[str, Submission] = {}  # unfinished requests, by request id
         self._seeds = None if seed is None else random.Random(seed)
         self._steps = self._empty_steps = 0
@@ -212,6 +218,8 @@ class LLMEngine:
                     parent=samples[0] if samples else None,
                 )
             )
+        for prepare in self.prepare:
+            prepare(samples)
         return samples
 
     def add_request(
@@ -462,6 +470,8 @@ def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
         for i, token_id in enumerate(result.tokens[s]):
             if token_id == NO_TOKEN:
                 forbids = ", or the request forbids all tokens" if request.sampling.is_adjusted else ""
+                if request.constraint is not None:
+                    forbids = f", or {request.constraint.why_no_token}"
                 raise ArithmeticError(f"the model's logits are not finite numbers{forbids}")
             if scores:
                 logprobs = scores[i]

@@ -7,7 +7,11 @@ parts; the comment of a later part's field names the part.
 
 import enum
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
 
 from engine.decoding.outputs import Logprobs, RequestStats, TokenLogprobs
 from engine.decoding.params import SamplingParams
@@ -22,6 +26,17 @@ class State(enum.Enum):
     WAITING = "waiting"  # in the queue: new, or preempted
     RUNNING = "running"  # holds memory in the cache
     FINISHED = "finished"  # stopped, aborted or failed
+
+
+class Constraint(Protocol):
+    """What the output of one request must fit (Extension B)."""
+
+    @property
+    def why_no_token(self) -> str:
+        """Why a row may have allowed no token, for an error message."""
+
+    def masks(self, drafts: Sequence[int]) -> list[np.ndarray]:
+        """The masks (`Draw.mask`) of the row behind the output and of that behind each draft that fits."""
 
 
 @dataclass(eq=False, slots=True)  # compared by identity: two requests are never equal
@@ -43,6 +58,7 @@ class Request:
     # The adapter's key once the request is queued, and before that the name that the user gave (Part 18).
     adapter: str | None = None
     cache_salt: str | None = None  # requests with different salts share no cached prefix (Part 12)
+    constraint: Constraint | None = None  # None: any output fits (Extension B)
     parent: "Request | None" = None  # the first of n > 1 samples, whose prompt the others may share (Part 12)
     state: State = State.WAITING
     rank: tuple[float, int] = (0.0, 0)  # the request's order in the queue: the lowest rank goes first

@@ -33,6 +33,7 @@ from engine.speculation.step_times import StepTimes
 from engine.wiring.compose_cache import plan_of
 from engine.wiring.devices import Devices, load_devices
 from engine.wiring.engine_args import EngineArgs
+from engine.wiring.extensions import BRING_CAPABILITIES, Brought, is_here, wiring_of
 from engine.wiring.generation_config import with_its_eos
 from engine.wiring.replay import about
 
@@ -82,12 +83,18 @@ def _compose(devices: Devices, recording: Recording | None, listeners: Sequence[
         )
         speculation = _speculation(devices, devices.speculative, scheduler, draft_executor, step_times)
         capabilities.append(speculation)
+    extensions: list[Brought] = [
+        wiring_of(letter).brought(devices) for letter in BRING_CAPABILITIES if is_here(letter)
+    ]
+    capabilities += [extension.capability for extension in extensions]
     # 4. The engine.
     supports = SUPPORTS | {"priority"}
     if args.kv_cache == "paged":
         supports |= {"cache_salt"}
     if slots:
         supports |= {"adapter"}
+    for extension in extensions:
+        supports |= extension.supports
     engine = engine_class(
         devices.tokenizer,
         with_its_eos(devices.config, args),
@@ -100,6 +107,7 @@ def _compose(devices: Devices, recording: Recording | None, listeners: Sequence[
         seed=args.seed,
         adapters=AdapterManager(slots, scheduler) if slots else None,
         capabilities=capabilities,
+        prepare=[extension.prepare for extension in extensions],
     )
     executor.on_lost(engine.lose)
     return engine

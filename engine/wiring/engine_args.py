@@ -116,6 +116,10 @@ class EngineArgs:
         None, REQUESTS, "Tokens in one step; default: 512, on a GPU 8192."
     )
 
+    structured_outputs_config: Mapping[str, Any] | None = _option(
+        None, REQUESTS, "Who compiles what outputs must fit: backend (auto, guidance, ruvon), and more.",
+        '{"backend": "guidance", "disable_any_whitespace": true}', extension="B",
+    )  # fmt: skip
     seed: int | None = _option(
         None,
         REQUESTS,

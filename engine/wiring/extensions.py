@@ -8,8 +8,21 @@ torch.
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from engine.core.llm_engine import Capability, Prepare
 
 EXTENSIONS = {"A": "many_devices", "B": "structured_output"}  # letter -> slug, as in its part.toml
+BRING_CAPABILITIES = ("B",)  # their module has `brought(devices)`, which returns what an engine gets of them
+
+
+class Brought(NamedTuple):
+    """What an extension brings to an engine, beside its options."""
+
+    capability: "Capability"
+    prepare: "Prepare"
+    supports: frozenset[str]  # fields of SamplingParams
 
 
 def is_here(letter: str) -> bool:

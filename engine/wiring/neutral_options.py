@@ -21,7 +21,7 @@ class Neutral(NamedTuple):
 
 ONE_DEVICE = "layers are not spread over devices; tensor_parallel_size splits each layer (Extension A)"
 HUB = "the hub's main branch is loaded; for another revision, download it and give its folder"
-SCHEMAS = "structured output and tools come with Extension B"
+REASONING = "no part of an answer is known as reasoning; that comes with Extension B"
 NEUTRAL = {
     "pipeline_parallel_size": Neutral((1,), ONE_DEVICE),
     "data_parallel_size": Neutral((1,), "replicas are servers of their own: ruvon cluster (Extension A)"),
@@ -54,8 +54,7 @@ NEUTRAL = {
     "compilation_config": Neutral((None, {}), "CUDA graphs alone can be chosen, by enforce_eager"),
     "attention_backend": Neutral((None,), "attention names it"),
     "max_logprobs": Neutral((20,), "a request may ask for 0 to 20 log probabilities a token"),
-    "structured_outputs_config": Neutral((None, {}), SCHEMAS),
-    "reasoning_parser": Neutral((None, ""), SCHEMAS),
+    "reasoning_parser": Neutral((None, ""), REASONING),
     "max_cpu_loras": Neutral((None,), "max_loras says how many adapters are kept"),
     "disable_log_stats": Neutral(
         (True,), "no statistics are logged; LLM(disable_log_stats=False) has get_metrics, a server /metrics"

@@ -30,6 +30,7 @@ ROOMS = (
     "scheduling",
     "lora",
     "speculation",
+    "structured",
     "core",
     "parallel",
     "telemetry",

@@ -1,0 +1,174 @@
+"""Structures that llguidance computes: JSON schemas, grammars and the rest. Extension B.
+
+llguidance is a library (https://github.com/guidance-ai/llguidance, the extra `structured`). It gets the
+tokens as bytes from our own tokenizer, and nothing else of it. Everything that a constraint may cost is
+bounded: its size (engine/decoding/structured.py), the work to compile it, the work of a step, and the states
+that it may need. What goes beyond is refused; if that shows in the middle of an output, that request alone
+fails.
+"""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import llguidance
+import numpy as np
+
+from engine.decoding.structured import StructuredOutputsParams
+from engine.structured.matcher import Mask, StructureFailed
+from engine.structured.vocabulary import Vocabulary
+from engine.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+MAX_MESSAGE = 300  # characters of llguidance's own words
+# Counted in llguidance's units; the comments say about how much that is.
+LIMITS = llguidance.LLParserLimits(
+    initial_lexer_fuel=500_000,  # 10 ms, once
+    step_lexer_fuel=20_000,  # up to 100 ms, in a step that then fails
+    step_max_items=20_000,  # 1 ms, in a step
+    max_lexer_states=10_000,  # 20 MB
+    max_grammar_size=200_000,
+    verbose_errors=False,  # which would have the whole grammar in them
+)
+
+
+class RefusedByGuidance(ValueError):
+    """llguidance refuses the constraint. The message is in its words."""
+
+
+class _Tokens:
+    """The tokenizer as llguidance wants it: the bytes of each token, and how text becomes tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary, eos_ids: Sequence[int]) -> None:
+        size = max(tokenizer.vocab_size, max(eos_ids) + 1)
+        self.tokens = [tokenizer.id_to_bytes.get(id, b"") for id in range(size)]
+        self.special_token_ids = sorted({*tokenizer.special_ids, *eos_ids})
+        self.eos_token_id, self.bos_token_id = eos_ids[0], None
+        self._tokenizer, self._vocabulary = tokenizer, vocabulary
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Tokens with the text's bytes: the tokenizer's own, if they are; else the longest at each place.
+
+        A SentencePiece tokenizer puts a space before a text, and any tokenizer reads a special token where
+        its name stands: what an output must say is neither.
+        """
+        data = text.encode() if isinstance(text, str) else text
+        tokens = self._vocabulary.tokens
+        try:
+            ids = self._tokenizer.encode(data.decode(), add_special_tokens=False)
+        except ValueError:  # half a character
+            ids = []
+        if b"".join(tokens.get(id, b"") for id in ids) == data and all(id in tokens for id in ids):
+            return ids
+        ids = []
+        while data:
+            ids.append(self._vocabulary.continuing(data)[-1])
+            data = data.removeprefix(tokens[ids[-1]])
+        return ids
+
+
+class Guidance:
+    """Compiles constraints for one vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary, eos_ids: Sequence[int]) -> None:
+        wrapped = llguidance.TokenizerWrapper(_Tokens(tokenizer, vocabulary, eos_ids))
+        self._tokenizer = llguidance.LLTokenizer(wrapped, eos_token=list(eos_ids))
+
+    def compile(self, grammar: str) -> "GuidanceStructure":
+        """The structure of a grammar that one of the functions below has made. Raises RefusedByGuidance."""
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        structure = GuidanceStructure(matcher, self._tokenizer.vocab_size)
+        if not matcher.is_error():
+            try:  # the first mask, which may be the first to go beyond a limit
+                if not structure.start().allowed().any() and not matcher.is_accepting():
+                    raise RefusedByGuidance("no text fits it")
+            except StructureFailed as error:
+                raise RefusedByGuidance(str(error)) from None
+        if matcher.is_error():
+            raise RefusedByGuidance(message(matcher.get_error()))
+        return structure
+
+
+class GuidanceStructure:
+    """A grammar that llguidance has compiled."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+        self._matcher, self._num_words = matcher, -(-vocab_size // 32)
+        self._lock = threading.Lock()  # a matcher is copied by one thread at a time
+
+    def start(self) -> "GuidanceMatcher":
+        with self._lock:
+            return GuidanceMatcher(self._matcher.deep_copy(), self._num_words)
+
+
+class GuidanceMatcher:
+    """A `Matcher` that is llguidance's."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, num_words: int) -> None:
+        self._matcher, self._num_words = matcher, num_words
+
+    def allowed(self) -> Mask:
+        mask = np.zeros(self._num_words, np.int32)
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._check()
+        return mask
+
+    def may_end(self) -> bool:
+        return self._matcher.is_accepting()
+
+    def advance(self, token_id: int) -> bool:
+        fits = self._matcher.try_consume_tokens([token_id]) == 1
+        self._check()
+        return fits
+
+    def rollback(self, count: int) -> None:
+        if count:
+            self._matcher.rollback(count)
+            self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise StructureFailed(message(self._matcher.get_error()))
+
+
+def json_grammar(params: StructuredOutputsParams, schema: Any) -> str:
+    """llguidance's grammar of a JSON schema, with the whitespace that `params` say."""
+    options: JsonCompileOptions = {"whitespace_flexible": not params.disable_any_whitespace}
+    if params.whitespace_pattern is not None:
+        options["whitespace_pattern"] = params.whitespace_pattern
+    if params.disable_additional_properties:
+        schema = _closed(schema)
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+
+
+def regex_grammar(pattern: str) -> str:
+    return llguidance.LLMatcher.grammar_from_regex(pattern)
+
+
+def lark_grammar(text: str) -> str:
+    return llguidance.LLMatcher.grammar_from_lark(text)
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """llguidance's grammar of a choice. Lark's strings are written as JSON's."""
+    return lark_grammar("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in choices))
+
+
+def message(error: str) -> str:
+    """The error's first lines, without what is not meant for a user."""
+    return " ".join(error.replace("<non-verbose/>", "").split())[:MAX_MESSAGE]
+
+
+def _closed(schema: Any) -> Any:
+    """The schema, with `additionalProperties: false` beside each `properties` that leaves it open."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    closed = {name: _closed(value) for name, value in schema.items()}
+    if ("properties" in closed or "patternProperties" in closed) and "additionalProperties" not in closed:
+        closed["additionalProperties"] = False
+    return closed

@@ -1,0 +1,85 @@
+"""The two sides of structured output: what is compiled once, and what follows one output. Extension B.
+
+A `Structure` is a constraint that was compiled for one vocabulary; all requests with the same constraint
+share it. A `Matcher` follows one output of it, token by token, and says which tokens may come next. Neither
+knows the token that ends an output, requests, or steps: constraint.py does. Two files of ours are
+structures (choice.py, automaton.py), and llguidance makes others (guidance.py).
+"""
+
+from collections.abc import Hashable
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+State = TypeVar("State", bound=Hashable)
+Mask = np.ndarray  # [ceil(V / 32)] in int32: bit v % 32 of number v // 32 says whether token v may come
+
+
+class StructureFailed(Exception):
+    """A matcher cannot go on, because the constraint needs more states or time than it may take."""
+
+
+class Matcher(Protocol):
+    """Where one output stands."""
+
+    def allowed(self) -> Mask:
+        """The tokens with text that may come next, in an array that the caller may change. Raises
+        StructureFailed.
+        """
+
+    def may_end(self) -> bool:
+        """Whether the output fits as it is."""
+
+    def advance(self, token_id: int) -> bool:
+        """Take one more token. Returns False, and changes nothing, if the token does not fit."""
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens."""
+
+
+class Structure(Protocol):
+    """A constraint, compiled for one vocabulary. Any thread may use it."""
+
+    def start(self) -> Matcher:
+        """A matcher of an output without tokens."""
+
+
+class Automaton(Protocol[State]):
+    """A structure whose matchers need to remember a state alone."""
+
+    @property
+    def first(self) -> State:
+        """The state of an output without tokens."""
+
+    def allowed(self, state: State) -> Mask:
+        """The tokens that may come in a state."""
+
+    def may_end(self, state: State) -> bool:
+        """Whether an output in this state fits as it is."""
+
+    def after(self, state: State, token_id: int) -> State | None:
+        """The state behind one more token; None if it does not fit."""
+
+
+class StateMatcher(Generic[State]):
+    """The matcher of an `Automaton`: the states so far, so that tokens can be taken back."""
+
+    def __init__(self, automaton: Automaton[State]) -> None:
+        self._automaton, self._states = automaton, [automaton.first]
+
+    def allowed(self) -> Mask:
+        return self._automaton.allowed(self._states[-1]).copy()
+
+    def may_end(self) -> bool:
+        return self._automaton.may_end(self._states[-1])
+
+    def advance(self, token_id: int) -> bool:
+        state = self._automaton.after(self._states[-1], token_id)
+        if state is None:
+            return False
+        self._states.append(state)
+        return True
+
+    def rollback(self, count: int) -> None:
+        if count:
+            del self._states[-count:]

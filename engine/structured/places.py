@@ -1,0 +1,66 @@
+"""Where in a JSON schema something is refused: the keyword, and the way to it. Extension B.
+
+The library that refuses says why, and not where. The place is found by asking it about parts: a schema within
+the schema that is refused for the same reason, and in the smallest of these the keyword without which it is
+not.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+MAX_TRIES = 400  # of parts that are compiled, mostly a fraction of a millisecond each
+REFERENCED = ("$defs", "definitions")  # schemas that others refer to
+BY_NAME = (
+    "properties",
+    "patternProperties",
+    "dependentSchemas",
+    *REFERENCED,
+)  # keywords with schemas by name
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+SINGLE = (
+    "items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains",
+    "propertyNames", "unevaluatedItems", "unevaluatedProperties",
+)  # fmt: skip
+Why = Callable[[Any], str | None]  # a schema -> why it is refused, or None
+
+
+def place(schema: Any, why: Why) -> str:
+    """The place of what is refused, as a JSON pointer, such as "#/properties/age/not"."""
+    reason, tries = why(schema), iter(range(MAX_TRIES))
+    referenced = {}
+    if isinstance(schema, Mapping):
+        referenced = {name: schema[name] for name in REFERENCED if name in schema}
+
+    def is_refused(part: Any) -> bool:
+        """Whether a part is refused for the same reason."""
+        if next(tries, None) is None:
+            return False
+        return why({**referenced, **part} if isinstance(part, Mapping) else part) == reason
+
+    # 1. Go down, as long as a schema within is refused by itself.
+    way, here = "#", schema
+    while inner := next(((step, part) for step, part in _within(here) if is_refused(part)), None):
+        way, here = f"{way}/{inner[0]}", inner[1]
+    # 2. There, find the keyword without which nothing is refused.
+    for name in here if isinstance(here, Mapping) else ():
+        if not is_refused({other: value for other, value in here.items() if other != name}):
+            return f"{way}/{_escaped(name)}"
+    return way
+
+
+def _within(schema: Any) -> Iterator[tuple[str, Any]]:
+    """(step, schema) for each schema within a schema: the steps of a pointer, and what lies there."""
+    if not isinstance(schema, Mapping):
+        return
+    for keyword, value in schema.items():
+        if keyword in BY_NAME and isinstance(value, Mapping):
+            yield from ((f"{keyword}/{_escaped(name)}", part) for name, part in value.items())
+        elif keyword in LISTS and isinstance(value, list):
+            yield from ((f"{keyword}/{i}", part) for i, part in enumerate(value))
+        elif keyword in SINGLE:
+            yield keyword, value
+
+
+def _escaped(name: str) -> str:
+    """A name as a step of a JSON pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")
