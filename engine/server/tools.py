@@ -73,7 +73,7 @@ class ChatTools:
         else:
             most = 1 if body.parallel_tool_calls is False else MAX_CALLS
             schema = schema_of_calls(tools, self.arguments_field, most)
-        return replace(params, structured_outputs=StructuredOutputsParams(json=schema))
+        return replace(params, structured_outputs=_must_fit(schema))
 
     def messages(self, messages: Sequence[Message], template: ChatTemplate) -> list[dict[str, Any]]:
         """As in ChatExtension: calls have their arguments as an object, as Hugging Face's templates expect.
@@ -116,7 +116,7 @@ class ChatTools:
 
     def _check_schema(self, tool: Tool, i: int) -> None:
         try:
-            self.compile(StructuredOutputsParams(json=schema_of_call(tool)))
+            self.compile(_must_fit(schema_of_call(tool)))
         except ParameterError as error:
             why = str(error).removeprefix("structured_outputs.json").lstrip(": ")
             raise RequestError(400, f"tools[{i}].function.parameters: {why}", param="tools") from None
@@ -174,6 +174,13 @@ class ChatTools:
         most = 1 if body.parallel_tool_calls is False else None
         is_shown = body.include_reasoning is not False
         return AnswerReader(parser, isinstance(choice, NamedTool), most, self.reasoning_parser, is_shown)
+
+
+def _must_fit(schema: dict[str, Any]) -> StructuredOutputsParams:
+    """A space at most between the parts of the JSON: a model that was not trained on calls may write newlines
+    for ever.
+    """
+    return StructuredOutputsParams(json=schema, whitespace_pattern=" ?")
 
 
 def choice_of(body: ChatRequest) -> Choice:
