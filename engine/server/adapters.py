@@ -31,8 +31,9 @@ from engine.models.checkpoint import CheckpointError
 from engine.server.app import Extension
 from engine.server.backend import Backend
 from engine.server.errors import RequestError
+from engine.server.fields import Fields
 from engine.server.limits import MAX_LOADS
-from engine.server.protocol import Fields, Name, SamplingFields
+from engine.server.protocol import Name, SamplingFields
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_RULE = "letters, digits, '.', '_' and '-' are accepted, 64 at most, a letter or a digit first"

@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
+from engine.decoding.params import ParameterError
 from engine.decoding.prompts import Prompt
 from engine.machine.version import ruvon_version
 from engine.server import errors, responses, sse
@@ -39,6 +40,7 @@ from engine.server.gates import (
 from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS, TURN_SECONDS
 from engine.server.protocol import Body, CompletionRequest, Completions
 from engine.server.responses import openapi_responses
+from engine.server.structured_fields import as_sent
 
 Extension = Callable[[FastAPI, Backend], None]  # adds routes or middleware to the app
 OPEN_PATHS = frozenset(["/health", "/ping"])
@@ -220,7 +222,10 @@ async def complete(
     streams: list[OutputStream] = []
     async with lock, AsyncExitStack() as admitting:  # admit all prompts or none
         for i, prompt in enumerate(prompts):
-            stream = await backend.generate(prompt, params, f"{name}-{i}", **options)
+            try:
+                stream = await backend.generate(prompt, params, f"{name}-{i}", **options)
+            except ParameterError as error:
+                raise as_sent(error, body.response_format) from None
             admitting.push_async_callback(stream.aclose)
             streams.append(stream)
             await asyncio.sleep(0)  # let other requests run between two prompts

@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
 from engine.server.chat_tools import CallId, ToolCalls, ToolChoice, Tools, short_json
 from engine.server.errors import RequestError
+from engine.server.fields import Fields
 from engine.server.limits import (
     MAX_MESSAGES,
     MAX_METADATA,
@@ -32,7 +33,7 @@ from engine.server.limits import (
     MAX_TEXT_PARTS,
 )
 from engine.server.neutral import neutral
-from engine.server.protocol import Fields, Integer, Name, SamplingFields, bounds
+from engine.server.protocol import Integer, Name, SamplingFields, bounds
 
 # Fields that the server does not have, with the values that ask for nothing.
 Absent = Annotated[None, neutral([], otherwise="is not supported: null is accepted")]

@@ -16,6 +16,7 @@ from engine.decoding.chat_template import ChatTemplate
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import SamplingParams
 from engine.server.errors import RequestError
+from engine.server.fields import Fields
 from engine.server.limits import (
     MAX_CALLS,
     MAX_JSON_DEPTH,
@@ -25,7 +26,7 @@ from engine.server.limits import (
     TOOL_NAME,
 )
 from engine.server.neutral import EXTENSION_B
-from engine.server.protocol import Fields, Name
+from engine.server.protocol import Name
 
 if TYPE_CHECKING:
     from engine.server.chat_request import ChatRequest, Message

@@ -17,7 +17,8 @@ from engine.decoding.outputs import FinishReason
 from engine.decoding.params import SamplingParams, with_recommended
 from engine.server import sse
 from engine.server.backend import Backend, OutputStream
-from engine.server.protocol import Fields, Integer, Number, bounds
+from engine.server.fields import Fields
+from engine.server.protocol import Integer, Number, bounds
 from engine.server.responses import ResponseFields, openapi_responses
 
 

@@ -6,13 +6,10 @@ support, is refused by name. Shapes: https://platform.openai.com/docs/api-refere
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     StrictBool,
@@ -20,7 +17,6 @@ from pydantic import (
     StrictInt,
     StrictStr,
     Tag,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -28,6 +24,7 @@ from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams, with_recommended
 from engine.decoding.prompts import Prompt
 from engine.server.errors import RequestError
+from engine.server.fields import Fields
 from engine.server.limits import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,
@@ -42,6 +39,7 @@ from engine.server.limits import (
     PLAIN_ID,
 )
 from engine.server.neutral import EXTENSION_B, neutral
+from engine.server.structured_fields import ResponseFormat, StructuredOutputs, structure_of
 
 TOKEN_ID = "0|[1-9][0-9]{0,9}"  # a key of `logit_bias`: no sign, no leading zeros
 
@@ -132,20 +130,6 @@ StopOrStops = Annotated[
 ]
 
 
-class Fields(BaseModel):
-    """A JSON object with these fields and no others."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _not_more_names_than_needed(cls, body: Any) -> Any:
-        """Keep at most one name more than there are fields. One of the kept names is then unknown, so the
-        body is refused, and the other names need no check.
-        """
-        return dict(islice(body.items(), len(cls.model_fields) + 1)) if isinstance(body, dict) else body
-
-
 class StreamOptions(Fields):
     include_usage: StrictBool | None = None
     continuous_usage_stats: StrictBool | None = None  # vLLM's: the usage so far in each chunk
@@ -168,9 +152,7 @@ class SamplingFields(Fields):
     logit_bias: Annotated[Biases, BeforeValidator(_not_too_many)] | None = None
     seed: Annotated[Integer, bounds(minimum=-(2**63), maximum=2**63 - 1)] | None = None
     user: Name | None = None
-    response_format: Annotated[
-        None, neutral({"type": "text"}, otherwise=f'{EXTENSION_B}: null or {{"type": "text"}} is accepted')
-    ] = None
+    response_format: ResponseFormat | None = None
 
     # vLLM's fields, which OpenAI does not have.
     top_k: Annotated[Integer, bounds(minimum=-1)] | None = None
@@ -190,7 +172,7 @@ class SamplingFields(Fields):
     request_id: RequestName | None = None  # the answer's id, unless the header X-Request-Id names one
     return_token_ids: StrictBool | None = None  # of the prompt and of each choice
     return_tokens_as_token_ids: StrictBool | None = None  # in log probabilities: "token_id:5" for a text
-    structured_outputs: Annotated[None, neutral(otherwise=f"{EXTENSION_B}: null is accepted")] = None
+    structured_outputs: StructuredOutputs | None = None
     use_beam_search: Annotated[
         None, neutral(False, otherwise=f"{EXTENSION_B}: null or false is accepted")
     ] = None
@@ -222,7 +204,8 @@ class SamplingFields(Fields):
             value = getattr(self, name)
             if value is not None:
                 params[name] = value
-        return params | {"logit_bias": self._bias()}
+        structure = structure_of(self.response_format, self.structured_outputs)
+        return params | {"logit_bias": self._bias(), "structured_outputs": structure}
 
     def _bias(self) -> dict[int, float] | None:
         """`logit_bias` with token ids as keys, which are strings in JSON; None if no bias is given.

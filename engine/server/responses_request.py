@@ -32,9 +32,11 @@ from engine.server.chat_tools import (
     ToolName,
 )
 from engine.server.errors import RequestError
+from engine.server.fields import Fields
 from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS, MAX_TOOLS
-from engine.server.neutral import EXTENSION_B, neutral
-from engine.server.protocol import Fields, Integer, Name, Number, Salt, StopOrStops, bounds
+from engine.server.neutral import neutral
+from engine.server.protocol import Integer, Name, Number, Salt, StopOrStops, bounds
+from engine.server.structured_fields import JsonSchema, ResponseFormat, SchemaName
 
 LOGPROBS = "message.output_text.logprobs"  # the value of `include` that asks for log probabilities
 # Fields of the same name and meaning in a ChatRequest.
@@ -46,7 +48,7 @@ SAME = (
 # Fields of a ChatRequest under their names here, for errors.
 NAMES_HERE = {
     "messages": "input", "logprobs": "include", "max_completion_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning",
+    "reasoning_effort": "reasoning", "response_format": "text",
 }  # fmt: skip
 
 
@@ -184,10 +186,30 @@ def _choice_kind(value: Any) -> str | None:
     return "word" if isinstance(value, str) else "function" if isinstance(value, dict) else None
 
 
+class TextFormat(Fields):
+    """A chat's `response_format`, with the schema's fields beside the type."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: SchemaName | None = None
+    description: StrictStr | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: StrictBool | None = None
+
+    def response_format(self) -> ResponseFormat:
+        """The same for a chat. Raises RequestError if a field is missing or has no use."""
+        given = {"name": self.name, "description": self.description, "schema": self.schema_}
+        given = {name: value for name, value in given.items() if value is not None}
+        if self.type != "json_schema" and (given or self.strict is not None):
+            name = next(iter(given), "strict")
+            raise RequestError(400, f'text.format.{name} needs type "json_schema"', "text")
+        for name in ("name", "schema") if self.type == "json_schema" else ():
+            if name not in given:
+                raise RequestError(400, f'text.format.{name} is required with type "json_schema"', "text")
+        return ResponseFormat(type=self.type, json_schema=JsonSchema.model_validate(given) if given else None)
+
+
 class TextConfig(Fields):
-    format: Annotated[
-        None, neutral({"type": "text"}, otherwise=f'{EXTENSION_B}: null or {{"type": "text"}} is accepted')
-    ] = None
+    format: TextFormat | None = None
     verbosity: Verbosity = None
 
 
@@ -269,7 +291,7 @@ class ResponsesRequest(Fields):
     chat_template_kwargs: TemplateKwargs | None = None
 
     def chat(self, model: str) -> ChatRequest:
-        """The same request to `model` as a chat. Raises RequestError for `top_logprobs` without `include`."""
+        """The same request to `model` as a chat. Raises RequestError for fields that do not fit."""
         if self.top_logprobs and not self.include:
             message = f'top_logprobs needs include=["{LOGPROBS}"]'
             raise RequestError(400, message, param="top_logprobs")
@@ -295,6 +317,7 @@ class ResponsesRequest(Fields):
             tools=[tool.chat_tool() for tool in self.tools] if self.tools else None,
             tool_choice=tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
+            response_format=self.text.format.response_format() if self.text and self.text.format else None,
             **{name: getattr(self, name) for name in SAME},
         )
 

@@ -27,11 +27,12 @@ from engine.server.chat import Chat, prompt_ids
 from engine.server.chat_request import ChatRequest
 from engine.server.chat_tools import AnswerItems
 from engine.server.errors import RequestError, as_request_error
-from engine.server.protocol import Fields
+from engine.server.fields import Fields
 from engine.server.responses import openapi_responses
 from engine.server.responses_answers import ResponseAnswer, ResponseEvent
 from engine.server.responses_request import ResponsesRequest, in_the_clients_words
 from engine.server.scored import num_visible_tokens, scores_of, token_json
+from engine.server.structured_fields import as_sent
 from engine.text.tokenizer import Tokenizer
 
 INCOMPLETE = {"reason": "max_output_tokens"}
@@ -60,7 +61,10 @@ def responses_route(
                         prompt_ids, chat, tokenizer, config, template, api.extension
                     )
                     items = api.extension.items(chat, ids) if api.extension else None
-                    stream = await backend.generate(ids, params, response_id, **options)
+                    try:
+                        stream = await backend.generate(ids, params, response_id, **options)
+                    except ParameterError as error:
+                        raise as_sent(error, chat.response_format) from None
                 except (RequestError, ParameterError) as error:
                     raise in_the_clients_words(as_request_error(error)) from None
                 admitted.push_async_callback(stream.aclose)
@@ -71,6 +75,12 @@ def responses_route(
                 return JSONResponse(answer.finished(output))
 
     return extend
+
+
+def _format(body: ResponsesRequest) -> dict[str, Any]:
+    """`text.format` as the client sent it."""
+    given = body.text and body.text.format
+    return given.model_dump(by_alias=True, exclude_none=True) if given else {"type": "text"}
 
 
 class _Answer:
@@ -99,7 +109,7 @@ class _Answer:
             "frequency_penalty": params.frequency_penalty,
             "top_logprobs": body.top_logprobs or 0,
             "reasoning": {"effort": chat.reasoning_effort, "summary": None},
-            "text": {"format": {"type": "text"}},
+            "text": {"format": _format(body)},
             "metadata": body.metadata or {},
             "user": body.user,
             "safety_identifier": body.safety_identifier,

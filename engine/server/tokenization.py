@@ -22,8 +22,9 @@ from engine.server.backend import Backend
 from engine.server.chat_request import Message
 from engine.server.chat_tools import ChatExtension, refuse_turns_of_tools
 from engine.server.errors import RequestError
+from engine.server.fields import Fields
 from engine.server.limits import MAX_BODY_BYTES, MAX_MESSAGES
-from engine.server.protocol import Fields, Name, TokenId
+from engine.server.protocol import Name, TokenId
 from engine.server.responses import ResponseFields, openapi_responses
 from engine.text.tokenizer import Tokenizer
 

@@ -57,7 +57,7 @@ class Structured:
         return replace(batch, draws=replace(batch.draws, rows=tuple(rows)))
 
     def must_land_first(self, step: Step) -> bool:
-        """Whether a request that must fit gets a token in the step, since that token decides the next mask."""
+        """Whether a request that must fit gets a token in the step: it decides the next mask."""
         return any(
             request.constraint and count
             for request, count in zip(step.requests, step.batch.rows.counts, strict=True)

@@ -5,17 +5,13 @@ the schema that is refused for the same reason, and in the smallest of these the
 not.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-MAX_TRIES = 400  # of parts that are compiled, mostly a fraction of a millisecond each
+MAX_CHARACTERS = 1 << 20  # of all parts that are compiled, as JSON: some seconds at most
 REFERENCED = ("$defs", "definitions")  # schemas that others refer to
-BY_NAME = (
-    "properties",
-    "patternProperties",
-    "dependentSchemas",
-    *REFERENCED,
-)  # keywords with schemas by name
+BY_NAME = ("properties", "patternProperties", "dependentSchemas", *REFERENCED)  # schemas by name
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 SINGLE = (
     "items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains",
@@ -25,17 +21,20 @@ Why = Callable[[Any], str | None]  # a schema -> why it is refused, or None
 
 
 def place(schema: Any, why: Why) -> str:
-    """The place of what is refused, as a JSON pointer, such as "#/properties/age/not"."""
-    reason, tries = why(schema), iter(range(MAX_TRIES))
+    """The place of what is refused, as a JSON pointer, such as "#/properties/age/not". If that takes too
+    long to find, a place above it.
+    """
+    reason, num_left = why(schema), MAX_CHARACTERS
     referenced = {}
     if isinstance(schema, Mapping):
         referenced = {name: schema[name] for name in REFERENCED if name in schema}
 
     def is_refused(part: Any) -> bool:
         """Whether a part is refused for the same reason."""
-        if next(tries, None) is None:
-            return False
-        return why({**referenced, **part} if isinstance(part, Mapping) else part) == reason
+        nonlocal num_left
+        alone = {**referenced, **part} if isinstance(part, Mapping) else part
+        num_left -= len(json.dumps(alone))
+        return num_left > 0 and why(alone) == reason
 
     # 1. Go down, as long as a schema within is refused by itself.
     way, here = "#", schema
@@ -43,7 +42,8 @@ def place(schema: Any, why: Why) -> str:
         way, here = f"{way}/{inner[0]}", inner[1]
     # 2. There, find the keyword without which nothing is refused.
     for name in here if isinstance(here, Mapping) else ():
-        if not is_refused({other: value for other, value in here.items() if other != name}):
+        is_cause = not is_refused({other: value for other, value in here.items() if other != name})
+        if is_cause and num_left > 0:
             return f"{way}/{_escaped(name)}"
     return way
 

@@ -1,0 +1,105 @@
+"""The fields of a body that say what an output must fit: OpenAI's and vLLM's. Part 4.
+
+Promises that each becomes a `StructuredOutputsParams`, or a RequestError that names the field as the client
+sent it. An engine that does not support it (all before Extension B) refuses it.
+Shapes: https://platform.openai.com/docs/guides/structured-outputs
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictBool, StrictStr
+
+from engine.decoding.params import ParameterError
+from engine.decoding.structured import MAX_CHOICES, StructuredOutputsParams, StructureError
+from engine.server.errors import RequestError
+from engine.server.fields import Fields
+from engine.server.neutral import neutral
+
+ENGINES_NAME = "structured_outputs"
+SchemaName = Annotated[StrictStr, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class JsonSchema(Fields):
+    """A schema with a name. With `strict` and without, the output fits the schema."""
+
+    name: SchemaName
+    description: StrictStr | None = None  # nothing here reads it
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: StrictBool | None = None
+
+
+class ResponseFormat(Fields):
+    """OpenAI's `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def structure(self) -> StructuredOutputsParams | None:
+        """What the output must fit; None for text. Raises StructureError or RequestError."""
+        if self.type == "json_schema":
+            if self.json_schema is None:
+                message = 'response_format.json_schema is required with type "json_schema"'
+                raise RequestError(400, message, "response_format")
+            return StructuredOutputsParams(json=self.json_schema.schema_)
+        if self.json_schema is not None:
+            message = 'response_format.json_schema needs type "json_schema"'
+            raise RequestError(400, message, "response_format")
+        return StructuredOutputsParams(json_object=True) if self.type == "json_object" else None
+
+
+class StructuredOutputs(Fields):
+    """vLLM's `structured_outputs`: the fields of `StructuredOutputsParams`, which checks them."""
+
+    json_: Annotated[dict[str, Any] | StrictStr | None, Field(alias="json")] = None
+    regex: StrictStr | None = None
+    choice: Annotated[list[StrictStr], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)] | None = (
+        None
+    )
+    grammar: StrictStr | None = None
+    json_object: StrictBool | None = None
+    disable_fallback: StrictBool | None = None
+    disable_any_whitespace: StrictBool | None = None
+    disable_additional_properties: StrictBool | None = None
+    whitespace_pattern: StrictStr | None = None
+    structural_tag: Annotated[None, neutral(otherwise="is not supported: grammar can say the same")] = None
+
+    def structure(self) -> StructuredOutputsParams:
+        """What the output must fit. Raises StructureError."""
+        names = {name: spec.alias or name for name, spec in type(self).model_fields.items()}
+        given = {alias: getattr(self, name) for name, alias in names.items()}
+        return StructuredOutputsParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def structure_of(
+    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
+) -> StructuredOutputsParams | None:
+    """What the output must fit; None if nothing is asked for. Raises RequestError."""
+    name = "response_format" if structured_outputs is None else ENGINES_NAME
+    try:
+        structure = response_format.structure() if response_format else None
+        if structured_outputs is None:
+            return structure
+        if structure is not None:
+            message = (
+                "response_format and structured_outputs both say what the output must fit: one is accepted"
+            )
+            raise RequestError(400, message, ENGINES_NAME)
+        return structured_outputs.structure()
+    except StructureError as error:
+        raise RequestError(400, _in_words_of(name, str(error)), name) from None
+
+
+def as_sent(error: ParameterError, response_format: ResponseFormat | None) -> ParameterError:
+    """The engine's error about a field, with the field's name as the client sent it."""
+    if error.field != ENGINES_NAME or response_format is None:
+        return error
+    return ParameterError("response_format", _in_words_of("response_format", str(error)))
+
+
+def _in_words_of(name: str, message: str) -> str:
+    """The message with the field's name in place of the engine's."""
+    if name == ENGINES_NAME:
+        return message
+    for inner in (".json_object", ".json", ""):
+        message = message.replace(f"{ENGINES_NAME}{inner}", name)
+    return message

@@ -1,0 +1,61 @@
+"""A choice by hand: which of twelve tokens may come."""
+
+import pytest
+
+from engine.structured.choice import Choice
+from tests.partB.words import ids, shown, vocabulary
+
+CHOICES = ["yes", "no", "none", "abc"]
+
+
+@pytest.fixture
+def choice() -> Choice:
+    return Choice(CHOICES, vocabulary())
+
+
+@pytest.mark.parametrize(
+    ("said", "may_come"),
+    [
+        ("", {"yes", "ye", "no", "n", "a", "ab"}),
+        ("y", set()),
+        ("ye", {"s"}),
+        ("n", {"o"}),
+        ("no", {"n"}),
+        ("yes", set()),
+        ("a", {"b"}),
+        ("x", set()),
+    ],
+)
+def test_a_token_may_come_if_it_begins_what_a_choice_has_left(choice, said, may_come):
+    assert shown(choice.allowed(said.encode())) == may_come, "a token that spans no more than what is left"
+
+
+def test_an_output_may_end_at_a_whole_choice_even_one_that_begins_another(choice):
+    ends = [text for text in ("", "n", "no", "non", "none", "yes", "abc") if choice.may_end(text.encode())]
+    assert ends == ["no", "none", "yes", "abc"]
+
+
+def test_a_matcher_follows_tokens_and_takes_them_back(choice):
+    matcher = choice.start()
+    assert not matcher.advance(ids("s")[0]), "no choice begins with it"
+    assert matcher.advance(ids("n")[0])
+    assert matcher.advance(ids("o")[0])
+    assert matcher.may_end()
+    assert shown(matcher.allowed()) == {"n"}
+    matcher.rollback(2)
+    assert not matcher.may_end()
+    assert shown(matcher.allowed()) == {"yes", "ye", "no", "n", "a", "ab"}
+    assert not matcher.advance(99), "a token that stands for no text"
+
+
+def test_a_character_may_come_in_halves():
+    choice = Choice(["é"], vocabulary())
+    assert shown(choice.allowed(b"")) == {"é", "c3"}
+    assert shown(choice.allowed(b"\xc3")) == {"a9"}
+    assert not choice.may_end(b"\xc3")
+
+
+def test_a_mask_is_the_callers_own(choice):
+    matcher = choice.start()
+    matcher.allowed()[:] = 0
+    assert shown(matcher.allowed()), "what a caller writes into a mask is in no other"
