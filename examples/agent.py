@@ -23,16 +23,15 @@ def add(a: int, b: int) -> str:
     return str(a + b)
 
 
-def tool(function, **properties) -> dict:
+def tool(f, **properties) -> dict:
     """What the model is told of a function, with a JSON schema of its arguments."""
     schema = {"type": "object", "properties": properties, "required": list(properties)}
-    about = {"name": function.__name__, "description": function.__doc__}
-    return {"type": "function", "function": about | {"parameters": schema}}
+    about = {"name": f.__name__, "description": f.__doc__, "parameters": schema}
+    return {"type": "function", "function": about}
 
 
-NUMBER = {"type": "integer", "minimum": 0, "maximum": 99}
-TOOLS = [tool(get_weather, city={"enum": ["Oslo", "Rome"]}, days=NUMBER), tool(add, a=NUMBER, b=NUMBER)]
-FUNCTIONS = {"get_weather": get_weather, "add": add}
+CITY, NUMBER = {"enum": ["Oslo", "Rome"]}, {"type": "integer", "minimum": 0, "maximum": 99}
+TOOLS = [tool(get_weather, city=CITY, days=NUMBER), tool(add, a=NUMBER, b=NUMBER)]
 
 
 def run(client: OpenAI, question: str, required: int = 0, most: int = 5) -> str:
@@ -46,7 +45,8 @@ def run(client: OpenAI, question: str, required: int = 0, most: int = 5) -> str:
         if not message.tool_calls:
             break
         for call in message.tool_calls:
-            result = FUNCTIONS[call.function.name](**json.loads(call.function.arguments))
+            function = get_weather if call.function.name == "get_weather" else add
+            result = function(**json.loads(call.function.arguments))
             print(f"{call.function.name}({call.function.arguments}) -> {result}")
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return message.content or ""

@@ -177,8 +177,8 @@ class ChatTools:
 
 
 def _must_fit(schema: dict[str, Any]) -> StructuredOutputsParams:
-    """A space at most between the parts of the JSON, and no arguments but those that a schema names, unless it
-    says what others may be: a model that was not trained on calls may write either for ever.
+    """A space at most between the parts of the JSON, and no arguments but those that a schema names, unless
+    it says what others may be: a model that was not trained on calls may write either for ever.
     """
     return StructuredOutputsParams(json=schema, whitespace_pattern=" ?", disable_additional_properties=True)
 
