@@ -3,8 +3,7 @@
     ruvon serve storyteller --enable-auto-tool-choice --tool-call-parser json
     python examples/agent.py "What is the weather in Rome?"
 
-storyteller has never seen a tool, so its first turns must be calls: their arguments fit the schemas, and are
-nonsense all the same. With Qwen3 (`--tool-call-parser hermes`): --required 0.
+storyteller has never seen a tool: its first turns must be calls, which fit the tools and are nonsense.
 """
 
 import argparse
@@ -56,6 +55,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("question")
     parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
-    parser.add_argument("--required", type=int, default=2, help="turns that must be calls")
+    parser.add_argument("--required", type=int, default=2, help="turns that must be calls; Qwen3: 0")
     args = parser.parse_args()
     print(run(OpenAI(base_url=args.base_url, api_key="-"), args.question, args.required))
