@@ -13,6 +13,9 @@ from engine.server.answer_pieces import Piece
 from engine.server.answer_reader import AnswerReader
 
 ITEM_OF = {"reasoning": "reasoning", "content": "message", "call": "function_call"}  # by a piece's kind
+TEXT_OF = {  # what an item's text is called in its events
+    "reasoning": "reasoning_text", "message": "output_text", "function_call": "function_call_arguments",
+}  # fmt: skip
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 
 
@@ -86,23 +89,17 @@ class ResponseItems:
             return events
         kind = ITEM_OF.get(piece.kind, "function_call")
         if piece.kind == "call" or not self.items or self.items[-1].kind != kind:
-            events += self._end("completed") + self._begin(
-                Item(kind, piece.text if piece.kind == "call" else "")
-            )
+            events += self._end("completed")
+            events += self._begin(Item(kind, piece.text if piece.kind == "call" else ""))
         if piece.kind != "call":
             self.items[-1].text.append(piece.text)
-            delta = self._event(
-                {"reasoning": "reasoning_text", "message": "output_text"}.get(
-                    kind, "function_call_arguments"
-                ),
-                "delta",
-            )
-            events.append(delta | {"delta": piece.text} | ({"logprobs": []} if kind == "message" else {}))
+            delta = self._event(TEXT_OF[kind], "delta") | {"delta": piece.text}
+            events.append(delta | ({"logprobs": []} if kind == "message" else {}))
         return events
 
     def _event(self, kind: str, what: str) -> dict[str, Any]:
         """An event of the last item."""
-        event = {"type": f"response.{kind}.{what}", "item_id": self.items[-1].id}
+        event: dict[str, Any] = {"type": f"response.{kind}.{what}", "item_id": self.items[-1].id}
         event["output_index"] = len(self.items) - 1
         return event if self.items[-1].kind == "function_call" else event | {"content_index": 0}
 
@@ -121,15 +118,13 @@ class ResponseItems:
         if not self.items:
             return []
         item, text = self.items[-1], "".join(self.items[-1].text)
+        done = self._event(TEXT_OF[item.kind], "done")
         if item.kind == "message":
-            events = [
-                self._event("output_text", "done") | {"text": text, "logprobs": []},
-                self._event("content_part", "done") | {"part": item.part()},
-            ]
+            part_done = self._event("content_part", "done") | {"part": item.part()}
+            events = [done | {"text": text, "logprobs": []}, part_done]
         elif item.kind == "reasoning":
-            events = [self._event("reasoning_text", "done") | {"text": text}]
+            events = [done | {"text": text}]
         else:
-            done = self._event("function_call_arguments", "done")
             events = [done | {"name": item.name, "arguments": text}]
         done = {"type": "response.output_item.done", "output_index": len(self.items) - 1}
         return [*events, done | {"item": item.json(status)}]
