@@ -131,7 +131,7 @@ def test_items_of_one_answer_are_one_turn():
 
 
 REFUSED = {
-    "another type": ({"tools": [{"type": "web_search"}]}, "tools", "function"),
+    "another type": ({"tools": [{"type": "web_search", "name": "f"}]}, "tools", "'function'"),
     "no name": ({"tools": [{"type": "function"}]}, "tools", "name"),
     "a schema": (
         {"tools": [TOOLS[0] | {"parameters": {"uniqueItems": True}}], "tool_choice": "required"},
