@@ -4,13 +4,17 @@ Shapes: https://platform.openai.com/docs/api-reference/responses-streaming
 """
 
 import uuid
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from engine.decoding.outputs import CompletionOutput
 from engine.server.answer_pieces import Piece
 from engine.server.answer_reader import AnswerReader
+from engine.server.reasoning import END
+from engine.text.tokenizer import Tokenizer
 
 ITEM_OF = {"reasoning": "reasoning", "content": "message", "call": "function_call"}  # by a piece's kind
 TEXT_OF = {  # what an item's text is called in its events
@@ -53,9 +57,9 @@ class Item:
 class ResponseItems:
     """An AnswerItems."""
 
-    def __init__(self, make_reader: Callable[[bool], AnswerReader]) -> None:
+    def __init__(self, make_reader: Callable[[bool], AnswerReader], tokenizer: Tokenizer) -> None:
         """`make_reader(finds_calls)` makes what reads the answer."""
-        self.make_reader = make_reader
+        self.make_reader, self.tokenizer = make_reader, tokenizer
         self.reader: AnswerReader | None = None  # of a stream
         self.items: list[Item] = []
 
@@ -81,6 +85,18 @@ class ResponseItems:
                 self.events(sample, None)
         last = len(self.items) - 1
         return [item.json(_status(sample) if i == last else "completed") for i, item in enumerate(self.items)]
+
+    def num_reasoning_tokens(self, sample: CompletionOutput) -> int:
+        """As in AnswerItems: the tokens up to the one that completes the mark of the thoughts' end."""
+        if not any(item.kind == "reasoning" for item in self.items):
+            return 0
+        ids = list(sample.token_ids)
+        is_over = partial(self._is_over, ids)
+        return bisect_left(range(len(ids)), True, key=is_over) + 1 if is_over(len(ids) - 1) else len(ids)
+
+    def _is_over(self, ids: list[int], last: int) -> bool:
+        """Whether the thoughts end with the token at `last` or before."""
+        return END in self.tokenizer.decode(ids[: last + 1])
 
     def _take(self, piece: Piece) -> list[dict[str, Any]]:
         """The events of one piece."""

@@ -78,7 +78,8 @@ class Says(ScriptedBackend):
         for i, piece in enumerate(self.pieces):
             text += piece
             reason = self.reason if i == len(self.pieces) - 1 else None
-            samples = [CompletionOutput(k, text, list(range(i + 1)), reason) for k in range(self.n)]
+            ids = TOKENIZER.encode(text)
+            samples = [CompletionOutput(k, text, ids, reason) for k in range(self.n)]
             yield RequestOutput(request_id, None, list(prompt), samples, finished=reason is not None)
 
 
