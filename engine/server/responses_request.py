@@ -6,8 +6,7 @@ is sent whole with each request. Shapes: https://platform.openai.com/docs/api-re
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictStr, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
 from engine.decoding.params import MAX_LOGPROBS
 from engine.server.chat_request import (
@@ -15,24 +14,28 @@ from engine.server.chat_request import (
     ChatRequest,
     Message,
     Metadata,
-    NoToolChoice,
-    NoTools,
-    ParallelToolCalls,
-    Role,
     ServiceTier,
     Store,
     TemplateKwargs,
     Verbosity,
 )
+from engine.server.chat_tools import (
+    ChoiceWord,
+    Function,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolName,
+)
 from engine.server.errors import RequestError
 from engine.server.fields import Fields
-from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
-from engine.server.neutral import EXTENSION_B, neutral
+from engine.server.limits import MAX_TOOLS
+from engine.server.neutral import neutral
 from engine.server.protocol import Integer, Name, Number, Salt, StopOrStops, bounds
+from engine.server.responses_input import Items, turns_of
 from engine.server.structured_fields import JsonSchema, ResponseFormat, SchemaName
 
 LOGPROBS = "message.output_text.logprobs"  # the value of `include` that asks for log probabilities
-TOOL_ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
 # Fields of the same name and meaning in a ChatRequest.
 SAME = (
     "temperature", "top_p", "stream", "metadata", "user", "safety_identifier", "prompt_cache_key", "top_k",
@@ -41,55 +44,9 @@ SAME = (
 )  # fmt: skip
 # Fields of a ChatRequest under their names here, for errors.
 NAMES_HERE = {
-    "messages": "input", "max_completion_tokens": "max_output_tokens", "reasoning_effort": "reasoning",
-    "response_format": "text",
+    "messages": "input", "logprobs": "include", "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning", "response_format": "text",
 }  # fmt: skip
-
-
-class InputText(Fields):
-    """A part of a message. `annotations` and `logprobs` stand in the parts of an answer that is sent back."""
-
-    type: Literal["input_text", "output_text"]
-    text: StrictStr
-    annotations: Absent = None
-    logprobs: list[Any] | None = None
-
-
-def _content_kind(value: Any) -> str | None:
-    """The tag of the type that `value` (an item's content) should have; None if no type fits."""
-    return "text" if isinstance(value, str) else "parts" if isinstance(value, list) else None
-
-
-class InputMessage(Fields):
-    """A message of the conversation. `id`, `status` and `phase` stand in answers that are sent back."""
-
-    type: Literal["message"] | None = None
-    role: Role
-    content: Annotated[
-        Annotated[StrictStr, Tag("text")]
-        | Annotated[
-            list[InputText], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True), Tag("parts")
-        ],
-        Discriminator(_content_kind, "content_kind", "a text or a list of text parts is accepted"),
-    ]
-    id: Name | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
-
-    def text(self) -> str:
-        """The content's text. Several parts are joined by line breaks, as in a chat."""
-        content = self.content
-        return content if isinstance(content, str) else "\n".join(part.text for part in content)
-
-
-def _message(value: Any) -> Any:
-    """Return `value` unchanged. Raises PydanticCustomError for an item that is no message, by its type."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind in TOOL_ITEMS:
-        raise PydanticCustomError("not_supported", f"an item of type {kind} {EXTENSION_B}")
-    if isinstance(kind, str) and kind != "message":
-        raise PydanticCustomError("not_supported", "only items of type message are supported")
-    return value
 
 
 def _input_kind(value: Any) -> str | None:
@@ -97,10 +54,23 @@ def _input_kind(value: Any) -> str | None:
     return "text" if isinstance(value, str) else "items" if isinstance(value, list) else None
 
 
-Items = Annotated[
-    list[Annotated[InputMessage, BeforeValidator(_message)]],
-    Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True),  # one more is for the instructions
-]
+class ResponseTool(Function):
+    """A function, whose fields stand beside its type here."""
+
+    type: Literal["function"]
+
+    def chat_tool(self) -> Tool:
+        given = self.model_dump(exclude_unset=True, exclude={"type"})
+        return Tool(type="function", function=Function(**given))
+
+
+class NamedResponseTool(Fields):
+    type: Literal["function"]
+    name: ToolName
+
+
+def _choice_kind(value: Any) -> str | None:
+    return "word" if isinstance(value, str) else "function" if isinstance(value, dict) else None
 
 
 class TextFormat(Fields):
@@ -154,6 +124,19 @@ class ResponsesRequest(Fields):
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
 
+    # What the model may call, as in a chat (Extension B).
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[ChoiceWord, Tag("word")] | Annotated[NamedResponseTool, Tag("function")],
+            Discriminator(
+                _choice_kind, "tool_choice_kind", '"none", "auto", "required" or a function is accepted'
+            ),
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: StrictBool | None = None
+
     # Names of the client's own. They are in the answer, and nothing else is done with them.
     metadata: Metadata | None = None
     user: Name | None = None
@@ -177,9 +160,6 @@ class ResponsesRequest(Fields):
         None,
         neutral({}, {"include_obfuscation": False}, otherwise="is not supported: events are not padded here"),
     ] = None
-    tools: NoTools = None
-    tool_choice: NoToolChoice = None
-    parallel_tool_calls: ParallelToolCalls = None
     max_tool_calls: Absent = None
     prompt: Absent = None
     service_tier: ServiceTier = None
@@ -208,7 +188,12 @@ class ResponsesRequest(Fields):
         if isinstance(self.input, str):
             messages.append(Message(role="user", content=self.input))
         else:
-            messages += [Message(role=item.role, content=item.text()) for item in self.input]
+            messages += turns_of(self.input)
+        if not messages:
+            raise RequestError(400, "input has no message", param="input")
+        tool_choice: Any = self.tool_choice
+        if isinstance(tool_choice, NamedResponseTool):
+            tool_choice = NamedTool(type="function", function=NamedFunction(name=tool_choice.name))
         return ChatRequest(
             model=model,
             messages=messages,
@@ -216,6 +201,9 @@ class ResponsesRequest(Fields):
             logprobs=bool(self.include),
             top_logprobs=self.top_logprobs if self.include else None,
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            tools=[tool.chat_tool() for tool in self.tools] if self.tools else None,
+            tool_choice=tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
             response_format=self.text.format.response_format() if self.text and self.text.format else None,
             **{name: getattr(self, name) for name in SAME},
         )
@@ -224,6 +212,8 @@ class ResponsesRequest(Fields):
 def in_the_clients_words(error: RequestError) -> RequestError:
     """The error of a chat, with the field's name in this API. Other errors are returned unchanged."""
     name = NAMES_HERE.get(error.param or "")
+    if error.param == "tools":  # a function's fields stand beside its type here
+        return RequestError(error.status, error.message.replace(".function.", ".", 1), "tools", error.code)
     if name is None:
         return error
     message = error.message.replace(f"{error.param}", name, 1)
