@@ -74,7 +74,7 @@ class MLP(llama.MLP):
     """GeGLU: down(gelu(gate(x)) · up(x)), x[T, D] -> [T, D]. `gate_up` computes gate, and then up."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x[T, D] -> [T, D]. GELU is its tanh approximation: F.gelu(gate, approximate="tanh")."""
+        """x[T, D] -> [T, D]. The GELU is its tanh approximation."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)  # [T, inner] each
         return self.down(F.gelu(gate, approximate="tanh") * up)  # [T, D]
 

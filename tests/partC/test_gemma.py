@@ -6,6 +6,7 @@ import torch
 from engine import LLM, SamplingParams
 from engine.attention.dense import causal
 from engine.models import gemma
+from engine.models.config import ModelConfig
 from engine.models.loader import load_model
 from tests.part01 import reference
 from tests.partC.models import random_ids, saved
@@ -28,11 +29,15 @@ def logits(model, ids: list[int]) -> torch.Tensor:
 
 
 def test_the_parts_are_in_their_places(tmp_path):
-    model = load_model(made("gemma", tmp_path)[0])
+    folder, _ = saved("gemma", tmp_path, head_dim=12, rms_norm_eps=0.01)
+    model = gemma.Model(ModelConfig.from_pretrained(folder))
     norms = [norm for block in model.blocks for norm in (block.norm1, block.norm2)] + [model.norm]
     assert all(isinstance(norm, gemma.RMSNorm) for norm in norms), (
         "all norms are Gemma's: two of each block, and the last"
     )
+    assert len({id(norm.weight) for norm in norms}) == 5, "each norm has a weight of its own"
+    eps = model.config.norm_eps
+    assert all(norm.eps == eps for norm in norms), "each norm has the config's epsilon"
     assert all(isinstance(block.mlp, gemma.MLP) for block in model.blocks), "each block has Gemma's MLP"
     assert isinstance(model.embed, gemma.Embedding), "the embedding is Gemma's, which scales"
     assert model.head.weight is model.embed.weight, "the output layer has the embedding's weight"

@@ -6,9 +6,9 @@ from engine.models.checkpoint import CheckpointError
 from engine.models.gemma import config_from
 
 RAW = {
-    "model_type": "gemma", "vocab_size": 300, "hidden_size": 48, "intermediate_size": 80,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1,
-    "max_position_embeddings": 64, "head_dim": 16, "hidden_act": "gelu_pytorch_tanh",
+    "model_type": "gemma", "vocab_size": 300, "hidden_size": 64, "intermediate_size": 80,
+    "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 1,
+    "max_position_embeddings": 64, "head_dim": 12, "hidden_act": "gelu_pytorch_tanh",
 }  # fmt: skip
 
 
@@ -18,8 +18,8 @@ def without(*names: str) -> dict:
 
 def test_what_the_file_says():
     config = config_from(RAW)
-    assert (config.hidden_size, config.num_heads, config.num_kv_heads) == (48, 4, 1)
-    assert config.head_dim == 16, "head_dim is what the file says: defaults do not win over it"
+    assert config.head_dim == 12, "head_dim is what the file says: defaults do not win over it"
+    assert (config.hidden_size, config.num_heads, config.num_kv_heads) == (64, 16, 1)
     assert config.raw == RAW, "`raw` is the content of config.json, unchanged"
 
 
@@ -42,7 +42,7 @@ def test_the_activation_is_gelus_approximation(settings):
     [
         ({"hidden_act": "silu"}, "hidden_act='silu' is not supported, only gelu_pytorch_tanh"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not supported"),
-        ({"num_key_value_heads": 3}, "=4 is not a multiple of num_key_value_heads=3"),
+        ({"num_key_value_heads": 3}, "=16 is not a multiple of num_key_value_heads=3"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(change, named):

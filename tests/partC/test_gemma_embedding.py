@@ -16,8 +16,9 @@ def embedding(dtype: torch.dtype = torch.float32) -> Embedding:
 @torch.inference_mode()
 def test_a_row_is_multiplied_by_the_root_of_its_length():
     embed = embedding()
+    want = embed.weight[[3, 0, 3]] * D**0.5
     got = embed(torch.tensor([3, 0, 3]))
-    torch.testing.assert_close(got, embed.weight[[3, 0, 3]] * D**0.5, msg=lambda text: f"times √D: {text}")
+    torch.testing.assert_close(got, want, msg=lambda text: f"times √D: {text}")
 
 
 @torch.inference_mode()
