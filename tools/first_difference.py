@@ -17,9 +17,8 @@ from engine.attention.interface import Attend
 from engine.models.language_model import LanguageModel
 
 TOLERANCE = 1e-4  # of fp32, for numbers up to 1; larger numbers may differ by as much more
-Outputs = list[
-    tuple[str, Tensor]
-]  # in the order of computation: the name of a part, and what it gives[T, ...]
+# In the order of computation: the name of a part, and what it gives[T, ...].
+Outputs = list[tuple[str, Tensor]]
 
 
 def first_difference(
@@ -43,7 +42,7 @@ def first_difference(
         found = theirs(token_ids[None], output_hidden_states=True)
         return [("hidden", found.hidden_states[-1]), ("logits", found.logits)]
 
-    mine = _outputs(list(ours.blocks), compute_ours)
+    mine = _outputs(list(_layers_of(ours)), compute_ours)
     want = _outputs(list(_layers_of(theirs)), compute_theirs)
     if len(mine) != len(want):
         raise ValueError(f"our layers have {len(mine)} parts in all, and Hugging Face's {len(want)}")
@@ -69,9 +68,7 @@ def _outputs(layers: list[nn.Module], compute: Callable[[], Outputs]) -> Outputs
 
     def keep(name: str, tensor: Tensor | tuple) -> None:
         tensor = tensor if isinstance(tensor, Tensor) else tensor[0]
-        outputs.append(
-            (name, tensor.float().flatten(0, -2))
-        )  # [T, ...]: theirs have an axis for one sequence
+        outputs.append((name, tensor.float().flatten(0, -2)))  # theirs has one more axis, of length 1
 
     hooks = [layers[0].register_forward_pre_hook(lambda _, given: keep("the embedding", given))]
     for number, layer in enumerate(layers):
