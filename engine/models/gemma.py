@@ -73,7 +73,7 @@ class Model(llama.Model):
     def __init__(
         self, config: LlamaConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> None:
-        """Puts this module's parts where Llama's were: norm1, norm2 and mlp of each block, and the last norm."""
+        """Put Gemma's parts where Llama's were: norm1, norm2 and mlp of each block, and the last norm."""
         super().__init__(config, device, dtype)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         norm = partial(RMSNorm, config.hidden_size, eps=config.norm_eps, **factory)
