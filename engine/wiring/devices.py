@@ -318,9 +318,11 @@ def _runner(
     `in_flight` is the number of steps that may be submitted before the first one's result is read.
     `rank`: None if the model is whole. All ranks record the same graphs, in the same order.
     """
+    if model.config.attention_extras:
+        return wiring_of("C").runner(args, model, memory, sizes, max_new_tokens, in_flight)
     device = next(model.parameters()).device
     last_tokens = LastTokens(sizes.max_num_seqs, device)
-    if not (_runs_graphs(args) and isinstance(memory, PageMemory)):
+    if not (runs_graphs(args) and isinstance(memory, PageMemory)):
         if in_flight == 1:  # the host knows every token of a step before it submits the step
             return ModelRunner([EagerWay(model, memory)], memory)
         return ModelRunner(
@@ -353,6 +355,6 @@ def _runner(
     return ModelRunner(ways, memory, last_tokens=last_tokens)
 
 
-def _runs_graphs(args: EngineArgs) -> bool:
+def runs_graphs(args: EngineArgs) -> bool:
     """Whether steps of few rows run as CUDA graphs. Graphs need the Triton kernels, which read pages."""
     return args.attention == "triton" and args.kv_cache == "paged" and not args.enforce_eager
