@@ -20,7 +20,6 @@ import torch
 
 from benchmarks.record import ROOT, record, show
 from engine import LLM, SamplingParams
-from engine.models.config import ModelConfig
 from engine.models.known_shapes import SHAPES
 from engine.parallel.executor import LeadingExecutor
 from engine.parallel.group import Group
@@ -138,7 +137,8 @@ def side(model: str, options: dict[str, Any], rounds: int) -> dict[str, Any]:
             raw = json.loads((SHAPES / "qwen3-4b" / "config.json").read_text()) | QWEN3_8B
             Path(folder, "config.json").write_text(json.dumps(raw))
         name = folder if model == "qwen3-8b" else model
-        llm, config = LLM(name, **OPTIONS | options), ModelConfig.from_pretrained(name)
+        llm = LLM(name, **OPTIONS | options)
+    config = llm.config
     executor = llm.engine.executor
     runner: Any = executor.runner if isinstance(executor, LeadingExecutor) else executor
     cache_tokens = runner.memory.num_blocks * runner.memory.block_size
