@@ -20,7 +20,6 @@ import torch
 
 from benchmarks.record import ROOT, record, show
 from engine import LLM, SamplingParams
-from engine.models.config import ModelConfig
 from engine.models.known_shapes import SHAPES
 from engine.parallel.executor import LeadingExecutor
 from engine.parallel.group import Group
@@ -138,7 +137,8 @@ def side(model: str, options: dict[str, Any], rounds: int) -> dict[str, Any]:
             raw = json.loads((SHAPES / "qwen3-4b" / "config.json").read_text()) | QWEN3_8B
             Path(folder, "config.json").write_text(json.dumps(raw))
         name = folder if model == "qwen3-8b" else model
-        llm, config = LLM(name, **OPTIONS | options), ModelConfig.from_pretrained(name)
+        llm = LLM(name, **OPTIONS | options)
+        step_ms(llm, 1, 1)  # the other rank has read the folder, too
     executor = llm.engine.executor
     runner: Any = executor.runner if isinstance(executor, LeadingExecutor) else executor
     cache_tokens = runner.memory.num_blocks * runner.memory.block_size
@@ -147,7 +147,8 @@ def side(model: str, options: dict[str, Any], rounds: int) -> dict[str, Any]:
         step_ms(llm, batch, prompt)  # warms up
         ms[f"{batch}x{prompt}"] = [step_ms(llm, batch, prompt) for _ in range(rounds)]
     print(f"{model} {options}: {ms}", file=sys.stderr, flush=True)
-    found = {"cache_tokens": cache_tokens, "layers": config.num_layers, "width": config.hidden_size, "ms": ms}
+    layers, width = llm.config.num_layers, llm.config.hidden_size
+    found = {"cache_tokens": cache_tokens, "layers": layers, "width": width, "ms": ms}
     llm.shutdown()
     return found
 
