@@ -1,0 +1,171 @@
+"""A look at a model of transformers before its weights are read: can our `attend` serve it? Extension C.
+
+A trial pass on the meta device, which takes no memory, shows what each layer hands to its attention and which
+mask it would use. So the sizes of the cache come from the model itself, and a model that does something else
+is refused before it can give a wrong token. Promises that in every surveyed model each layer attends once,
+through transformers' attention interface, to the tokens before it or to a window of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.models.checkpoint import CheckpointError
+from engine.models.config import ModelConfig
+from engine.models.transformers_attention import Step, extras_of
+
+NAME = "ruvon-survey"  # of the survey's attention function in transformers
+SUPPORTED = (
+    "supported are decoders of text in which every layer attends once, through transformers' attention "
+    "interface, to all tokens before it or to a window of them"
+)
+NUM_TOKENS = 3  # of the trial pass
+FAR = 8  # tokens past the longest sequence at which a mask is tried
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one layer handed to its attention."""
+
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    window: int | None
+
+
+class Surveyor(Step):
+    """Writes down each call of the attention in place of computing it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+
+
+def survey(body: nn.Module, num_layers: int) -> list[Call]:
+    """What each layer of `body` hands to its attention: one call for each layer, in order. `body` is a model
+    of transformers on the meta device, built with the attention NAME.
+
+    Raises CheckpointError with the reason why our `attend` cannot serve this model.
+    """
+    surveyor = Surveyor()
+    surveyor.attach(body)
+    tokens = torch.zeros(1, NUM_TOKENS, dtype=torch.long, device="meta")
+    try:
+        with torch.no_grad():
+            body(
+                input_ids=tokens,
+                position_ids=torch.arange(NUM_TOKENS, device="meta")[None],
+                # With a mask for padding, transformers does not look for sequences laid end to end, which
+                # cannot be found on the meta device.
+                attention_mask=torch.ones_like(tokens),
+                use_cache=False,
+            )
+    except CheckpointError:
+        raise
+    except Exception as error:  # of the library's own code, whatever it may raise
+        first_line, *_ = str(error).splitlines() or [""]
+        raise CheckpointError(
+            f"a trial pass failed ({type(error).__name__}: {first_line:.200}); {SUPPORTED}"
+        ) from None
+    return _checked(surveyor.calls, num_layers)
+
+
+def _checked(calls: list[Call], num_layers: int) -> list[Call]:
+    """Raises CheckpointError if the layers do not attend once each, in order, with heads of one size."""
+    layers = [call.layer for call in calls]
+    if layers != list(range(num_layers)):
+        raise CheckpointError(
+            f"of {num_layers} layers, these attend: {str(layers):.80}; {SUPPORTED}"
+        )
+    for call in calls:
+        if call.value_dim > call.head_dim:
+            raise CheckpointError(
+                f"keys have {call.head_dim} numbers a head and values {call.value_dim}: values of the same size "
+                "or smaller are supported"
+            )
+        sizes = (call.num_heads, call.num_kv_heads, call.head_dim)
+        first = (calls[0].num_heads, calls[0].num_kv_heads, calls[0].head_dim)
+        if sizes != first:
+            raise CheckpointError(
+                f"layer {call.layer} has query heads, key heads and head size {sizes}, and layer 0 {first}: "
+                "one size for all layers is supported"
+            )
+    return calls
+
+
+def survey_logits(logits: Callable[[Tensor], Tensor], config: ModelConfig) -> None:
+    """Raises CheckpointError if the model's output layer does not lead from hidden states to logits."""
+    hidden = torch.empty(NUM_TOKENS, config.hidden_size, device="meta", dtype=torch.bfloat16)
+    try:
+        with torch.no_grad():
+            shape = tuple(logits(hidden).shape)
+    except Exception as error:  # of the library's own code, whatever it may raise
+        first_line, *_ = str(error).splitlines() or [""]
+        raise CheckpointError(
+            f"the output layer cannot be tried ({type(error).__name__}: {first_line:.200}); {SUPPORTED}"
+        ) from None
+    if shape != (NUM_TOKENS, config.vocab_size):
+        raise CheckpointError(f"logits of {NUM_TOKENS} tokens have the shape {shape}; {SUPPORTED}")
+
+
+def survey_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+) -> tuple[Tensor, None]:
+    """The attention function of the trial pass: writes down what it is given. query[1, Hq, T, Dh], key and
+    value[1, Hkv, T, Dh] -> ([1, T, Hq, Dv], None), without numbers.
+    """
+    layer = getattr(module, "layer_idx", None)
+    if type(layer) is not int:
+        raise CheckpointError(f"{type(module).__name__} does not know its layer's number; {SUPPORTED}")
+    if not hasattr(attention_mask, "ruvon_window"):
+        raise CheckpointError(f"layer {layer} has a mask of its own making; {SUPPORTED}")
+    window = attention_mask.ruvon_window
+    (_, Hq, T, Dh), Hkv, Dv = query.shape, key.shape[1], value.shape[-1]
+    try:
+        extras_of(options, Dh, window)
+    except ValueError as error:
+        raise CheckpointError(f"layer {layer}: {error}; {SUPPORTED}") from None
+    module.ruvon_step.calls.append(Call(layer, Hq, Hkv, Dh, Dv, window))
+    return query.new_empty(1, T, Hq, Dv), None
+
+
+def survey_mask(*, mask_function: Callable, config: Any, device: Any = None, **options: Any) -> Tensor:
+    """The mask function of the trial pass: a mask without numbers that knows its window, as `ruvon_window`.
+
+    Raises CheckpointError if a token sees others than those before it, or than a window of them.
+    """
+    mask = torch.empty(1, 1, NUM_TOKENS, NUM_TOKENS, dtype=torch.bool, device="meta")
+    longest = getattr(config, "max_position_embeddings", None) or 1
+    mask.ruvon_window = window_of(mask_function, longest + FAR)  # type: ignore[attr-defined]
+    return mask
+
+
+def window_of(mask_function: Callable, last: int) -> int | None:
+    """How many tokens each token sees, its own among them; None if it sees all tokens up to its own.
+    `mask_function(batch, head, query position, key position)` is transformers' form of a mask; positions up
+    to `last` are tried.
+
+    Raises CheckpointError if a token sees others than those.
+    """
+    keys = torch.arange(last + 2)  # [last + 2]
+    zero = torch.zeros((), dtype=torch.long)
+
+    def seen(query: int) -> Tensor:
+        """[last + 2]: whether this query sees each key."""
+        result = mask_function(zero, zero, torch.tensor(query), keys)
+        return torch.as_tensor(result, dtype=torch.bool).expand(len(keys))
+
+    width = int(seen(last).sum())
+    for query in sorted({0, 1, width - 1, width, width + 1, last // 2, last} & set(range(last + 1))):
+        expected = (keys <= query) & (keys > query - width)
+        if not torch.equal(seen(query), expected):
+            raise CheckpointError(
+                f"the token at position {query} sees {int(seen(query).sum())} others than those before it or "
+                f"the last {width}; {SUPPORTED}"
+            )
+    return width if width <= last else None
