@@ -1,21 +1,20 @@
 """What some models' layers want of attention beside q, k and v: a window, a soft cap, sinks, another scale.
 
-These travel with the call, since they differ from layer to layer: `attend_with(attend, layer, q, k, v,
+They travel with the call, since they differ from layer to layer: `attend_with(attend, layer, q, k, v,
 extras)`. An `attend` that has them is an `ExtrasAttend`; any other refuses them by name. Promises the formula
-of `dense.py` if nothing is set. Does not know where keys and values are stored: `engine/cache/extras.py` reads
-them in pages. Extension C.
+of `dense.py` if nothing is set. Does not know where keys and values are stored: `extras_paged.py` reads them
+in pages. Extension C.
 Sources: windows: Jiang et al. 2023, https://arxiv.org/abs/2310.06825; soft caps: Gemma Team 2024,
 https://arxiv.org/abs/2408.00118; sinks: OpenAI 2025, https://arxiv.org/abs/2508.10925.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from engine.attention.interface import Attend
-
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +68,8 @@ def attend_with(
         return attend(layer, q, k, v, extras or PLAIN)
     if extras is not None and (names := extras.names()):
         raise ValueError(
-            f"layer {layer} wants {', '.join(names)}, and the attention that was handed in has no such thing; "
-            "`causal` of engine.attention.extras has it, and a paged cache with engine.cache.extras"
+            f"layer {layer} wants {', '.join(names)}, and the attention that was handed in does not have it; "
+            "`causal` of engine.attention.extras does, and so do pages (engine.cache.extras)"
         )
     return attend(layer, q, k, v)
 
@@ -125,3 +124,8 @@ def attention_with(q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras) -> 
 
 # As `causal` of dense.py, with extras: the T tokens are one whole sequence, and nothing is stored.
 causal = ExtrasAttend(lambda layer, q, k, v, extras: attention_with(q, k, v, extras))
+
+
+def with_extras(attend: Attend, extras: Sequence[AttentionExtras | None]) -> Attend:
+    """`attend`, which hands each layer its own of extras[L]. So a model's blocks need not know of them."""
+    return lambda layer, q, k, v: attend_with(attend, layer, q, k, v, extras[layer])

@@ -1,11 +1,10 @@
 """Attention with extras over keys and values that lie in pages, in PyTorch, on any device. Extension C.
 
-Promises the results of `attention_with` (extras.py) for each sequence alone, for one new token or many. With a
-window, only the keys that some query sees are read: pages that lie wholly before them may be somebody else's.
+Promises the results of `attention_with` (extras.py) for each sequence alone, for one new token or many. With
+a window, only the keys that some query sees are read: pages before them may be somebody else's.
 """
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np

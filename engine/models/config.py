@@ -39,6 +39,8 @@ class ModelConfig:
     tie_word_embeddings: bool  # the output layer shares the weight of the embedding
     dtype: str | None = None  # of the weights in the checkpoint, e.g. "float16"; None if config.json has none
     eos_token_ids: tuple[int, ...] = ()  # tokens that end a text
+    attention_extras: bool = False  # layers want more of `attend` than q, k and v say (Extension C)
+    window: int | None = None  # every layer sees only this many last tokens; None: some layer sees all
     raw: dict = field(default_factory=dict, repr=False, compare=False)  # the content of config.json
     model_impl: str = OURS  # whose code computes the model: OURS or TRANSFORMERS
 

@@ -312,9 +312,11 @@ def _runner(
     `max_new_tokens` is the most tokens that a sequence has in a step once its prompt is computed.
     `in_flight` is the number of steps that may be submitted before the first one's result is read.
     """
+    if model.config.attention_extras:
+        return wiring_of("C").runner(args, model, memory, sizes, max_new_tokens, in_flight)
     device = next(model.parameters()).device
     last_tokens = LastTokens(sizes.max_num_seqs, device)
-    if not (_runs_graphs(args) and isinstance(memory, PageMemory)):
+    if not (runs_graphs(args) and isinstance(memory, PageMemory)):
         if in_flight == 1:  # the host knows every token of a step before it submits the step
             return ModelRunner([EagerWay(model, memory)], memory)
         return ModelRunner(
@@ -344,6 +346,6 @@ def _runner(
     return ModelRunner(ways, memory, last_tokens=last_tokens)
 
 
-def _runs_graphs(args: EngineArgs) -> bool:
+def runs_graphs(args: EngineArgs) -> bool:
     """Whether steps of few rows run as CUDA graphs. Graphs need the Triton kernels, which read pages."""
     return args.attention == "triton" and args.kv_cache == "paged" and not args.enforce_eager

@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
-EXTENSIONS = {"A": "many_devices"}  # letter -> slug, as in its part.toml
+EXTENSIONS = {"A": "many_devices", "C": "any_model"}  # letter -> slug, as in its part.toml
 
 
 def is_here(letter: str) -> bool:

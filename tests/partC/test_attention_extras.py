@@ -92,8 +92,8 @@ def test_the_formula(name):
 
 def in_pages(step: list[tuple[int, int]]):
     """The step's queries, keys and values in pages anywhere, where they lie, and what each sequence has."""
-    blocks = torch.randperm(64, generator=torch.Generator().manual_seed(1)).tolist()
-    keys, values = (torch.full((64, P, Hkv, Dh), torch.nan) for _ in range(2))
+    blocks = torch.randperm(128, generator=torch.Generator().manual_seed(1)).tolist()
+    keys, values = (torch.full((128, P, Hkv, Dh), torch.nan) for _ in range(2))
     queries, tables, sequences, query_start = [], [], [], [0]
     for s, (old, new) in enumerate(step):
         q, k, v = numbers(old + new, seed=s)
@@ -108,14 +108,46 @@ def in_pages(step: list[tuple[int, int]]):
     return torch.cat(queries), keys, values, pages, tuple(query_start), sequences
 
 
+def in_triton(*given):
+    """The same in our kernel, in the interpreter on a CPU."""
+    pytest.importorskip("triton", reason="the kernel needs the package triton")
+    from engine.kernels.extras_attention import PagedExtras
+
+    return PagedExtras(*given)
+
+
+@pytest.mark.parametrize("make", [GatheredWithExtras, in_triton])
 @every_step
 @every_extra
-def test_pages_give_the_formula(name, step):
+def test_pages_give_the_formula(name, step, make):
     q, keys, values, pages, query_start, sequences = in_pages(STEPS[step])
-    plan = GatheredWithExtras(pages, query_start, keys)
+    plan = make(pages, query_start, keys)
     want = torch.cat([formula(*sequence, EXTRAS[name]) for sequence in sequences])
     for _ in range(2):  # two layers
         torch.testing.assert_close(plan(q, keys, values, EXTRAS[name]), want)
+
+
+LONG = [(0, 150), (140, 1), (100, 70)]  # tokens: several tiles of the kernel, several blocks of the window
+
+
+@pytest.mark.parametrize("make", [GatheredWithExtras, in_triton])
+@pytest.mark.parametrize("window", [None, 1, 40, 64, 100])
+def test_long_sequences(window, make):
+    extras = AttentionExtras(window=window, sinks=SINKS, softcap=3.0)
+    q, keys, values, pages, query_start, sequences = in_pages(LONG)
+    want = torch.cat([formula(*sequence, extras) for sequence in sequences])
+    torch.testing.assert_close(make(pages, query_start, keys)(q, keys, values, extras), want)
+
+
+@pytest.mark.parametrize("make", [GatheredWithExtras, in_triton])
+def test_pages_behind_the_window_are_not_read(make):
+    extras = AttentionExtras(window=6)
+    q, keys, values, pages, query_start, sequences = in_pages(STEPS["a mixed step"])
+    for table, length, new in zip(pages.tables, pages.lens, (1, 7, 3, 1), strict=True):
+        for block in table[: max(0, length - new - 6 + 1) // P]:
+            keys[block], values[block] = torch.nan, torch.nan  # given back, and somebody else's now
+    want = torch.cat([formula(*sequence, extras) for sequence in sequences])
+    torch.testing.assert_close(make(pages, query_start, keys)(q, keys, values, extras), want)
 
 
 def test_layers_of_a_step_may_want_different_things():

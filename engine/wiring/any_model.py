@@ -1,0 +1,5 @@
+"""What Extension C brings to the wiring. `engine/wiring/extensions.py` finds this module by its name."""
+
+from engine.wiring.attention_extras import runner
+
+__all__ = ["runner"]
