@@ -44,7 +44,7 @@ def generate(
         if lora is not None and not args.enable_lora:
             raise ValueError("--lora needs --enable-lora")
         adapter = LoRARequest("adapter", 1, lora) if lora is not None else None
-        one_thread_if_small(args.model)
+        one_thread_if_small(args.model, args.model_impl)
         with loading(args.model):
             llm = LLM(**vars(args))
         num_printed = 0  # characters

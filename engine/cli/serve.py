@@ -34,7 +34,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
 
     with ExitStack() as opened:
         with refusals("serve"):
-            one_thread_if_small(args.model)
+            one_thread_if_small(args.model, args.model_impl)
             key = flags.key()
             costs = CostAccounting.parse(
                 flags.price_per_hour, flags.api_price, flags.cost_log, flags.cost_weights

@@ -12,7 +12,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.attention.extras import AttentionExtras, attend_with
+from engine.attention.extras import PLAIN, AttentionExtras, attend_with
 from engine.attention.interface import Attend
 
 NAME = "ruvon"  # of our attention function in transformers
@@ -61,12 +61,19 @@ def attention(
     layer = module.layer_idx
     assert step.attend is not None, "a layer attends outside of a step"
     extras = extras_of(options, query.shape[-1], step.windows[layer])
+    if extras.scale is not None and not needs_extras(extras):
+        query, extras = query * (extras.scale * query.shape[-1] ** 0.5), PLAIN  # any `attend` divides by √Dh
     Dh, Dv = query.shape[-1], value.shape[-1]
     if Dv < Dh:
         value = F.pad(value, (0, Dh - Dv))
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))  # [T, Hq, Dh], [T, Hkv, Dh]
     out = attend_with(step.attend, layer, q, k, v, extras)  # [T, Hq, Dh]
     return out[None, :, :, :Dv], None
+
+
+def needs_extras(extras: AttentionExtras) -> bool:
+    """Whether a layer needs an `attend` that has extras. A scale alone goes into the queries."""
+    return any(name != "scale" for name in extras.names())
 
 
 def extras_of(options: dict[str, Any], head_dim: int, window: int | None) -> AttentionExtras:

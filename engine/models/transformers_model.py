@@ -67,6 +67,8 @@ def _surveyed(text: str) -> TransformersConfig:
     calls = transformers_survey.survey(decoder_of(causal), num_layers)
     vocab_size, hidden_size = causal.get_output_embeddings().weight.shape
     dtype = raw.get("dtype") or raw.get("torch_dtype")
+    windows = tuple(call.window for call in calls)
+    finite = [window for window in windows if window is not None]
     config = TransformersConfig(
         model_type=raw["model_type"],
         vocab_size=vocab_size,
@@ -83,7 +85,9 @@ def _surveyed(text: str) -> TransformersConfig:
         dtype=dtype if isinstance(dtype, str) else None,
         raw=raw,
         model_impl=TRANSFORMERS,
-        windows=tuple(call.window for call in calls),
+        windows=windows,
+        window=max(finite) if len(finite) == num_layers else None,
+        attention_extras=any(call.needs_extras for call in calls),
     )
     transformers_survey.survey_logits(Model(config, "meta", torch.bfloat16, causal).logits, config)
     return config

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from engine.models.checkpoint import CheckpointError
 from engine.models.config import ModelConfig
-from engine.models.transformers_attention import Step, extras_of
+from engine.models.transformers_attention import Step, extras_of, needs_extras
 
 NAME = "ruvon-survey"  # of the survey's attention function in transformers
 SUPPORTED = (
@@ -36,6 +36,7 @@ class Call:
     head_dim: int
     value_dim: int
     window: int | None
+    needs_extras: bool  # whether it wants more of `attend` than q, k and v say
 
 
 class Surveyor(Step):
@@ -127,10 +128,10 @@ def survey_attention(
     window = attention_mask.ruvon_window
     (_, Hq, T, Dh), Hkv, Dv = query.shape, key.shape[1], value.shape[-1]
     try:
-        extras_of(options, Dh, window)
+        extras = extras_of(options, Dh, window)
     except ValueError as error:
         raise CheckpointError(f"layer {layer}: {error}; {SUPPORTED}") from None
-    module.ruvon_step.calls.append(Call(layer, Hq, Hkv, Dh, Dv, window))
+    module.ruvon_step.calls.append(Call(layer, Hq, Hkv, Dh, Dv, window, needs_extras(extras)))
     return query.new_empty(1, T, Hq, Dv), None
 
 
@@ -141,7 +142,10 @@ def survey_mask(*, mask_function: Callable, config: Any, device: Any = None, **o
     """
     mask = torch.empty(1, 1, NUM_TOKENS, NUM_TOKENS, dtype=torch.bool, device="meta")
     longest = getattr(config, "max_position_embeddings", None) or 1
-    mask.ruvon_window = window_of(mask_function, longest + FAR)  # type: ignore[attr-defined]
+    window = window_of(mask_function, longest + FAR)
+    if window is not None and window >= longest:
+        window = None
+    mask.ruvon_window = window  # type: ignore[attr-defined]  # nobody but survey_attention reads it
     return mask
 
 
