@@ -35,7 +35,8 @@ def generate(
     from engine.decoding.params import SamplingParams
     from engine.lora.request import LoRARequest
     from engine.wiring.llm import LLM
-    from engine.wiring.loading import loading, one_thread_if_small
+    from engine.models.config import OURS
+    from engine.wiring.loading import implementation, loading, one_thread_if_small
 
     with refusals("generate"):
         params = SamplingParams(
@@ -55,3 +56,5 @@ def generate(
     print(flush=True)
     completion = output.outputs[0]
     print(f"{len(completion.token_ids)} tokens, finish_reason {completion.finish_reason}", file=sys.stderr)
+    if llm.config.model_impl != OURS:
+        print(f"model: {implementation(llm.config)}", file=sys.stderr)

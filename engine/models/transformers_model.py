@@ -143,8 +143,11 @@ class Model(LanguageModel):
         _put(causal, body, Given())
         _put(causal, self.head, Through(self))
         self.__dict__["outer"] = causal  # no module of this model: its two parts are
-        for name, linear in [(name, module) for name, module in body.named_modules() if type(module) is nn.Linear]:
-            body.set_submodule(name, Flat(linear))
+        for name, module in list(body.named_modules()):
+            if type(module) is nn.Linear:
+                body.set_submodule(name, Flat(module))
+            elif isinstance(module, nn.Linear):  # a router that also chooses experts: no plain layer replaces it
+                del module.in_features, module.out_features  # by these, `replace_linears` knows a layer
         self.body = body
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -254,10 +257,13 @@ def load_weights(
     device: torch.device,
     tensors: list[tuple[Path, str, Tensor]],
 ) -> Model:
-    """The model, filled with the tensors of a checkpoint. Raises CheckpointError, which names a tensor, if
-    one is missing, has no place or the wrong shape, or holds a number that is not finite.
+    """The model, filled with the tensors of a checkpoint, and tried. Raises CheckpointError, which names a
+    tensor, if one is missing, has no place or the wrong shape, or holds a number that is not finite; and if
+    sequences in one step change each other.
     """
     causal = fill(library_config(config.raw), dtype, tensors, folder).to(device)
     for name, parameter in causal.named_parameters():
         refuse_not_finite(str(folder), name, parameter)
-    return Model(config, device, dtype, causal)
+    model = Model(config, device, dtype, causal)
+    transformers_survey.refuse_leaks(model)
+    return model

@@ -3,7 +3,8 @@
 A trial pass on the meta device, which takes no memory, shows what each layer hands to its attention and which
 mask it would use. So the sizes of the cache come from the model itself, and a model that does something else
 is refused before it can give a wrong token. Promises that in every surveyed model each layer attends once,
-through transformers' attention interface, to the tokens before it or to a window of them.
+through transformers' attention interface, to the tokens before it or to a window of them; and, by a second
+trial with the weights, that sequences in one step do not change each other.
 """
 
 from collections.abc import Callable
@@ -13,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.attention.extras import AttentionExtras, ExtrasAttend, attention_with
 from engine.models.checkpoint import CheckpointError
 from engine.models.config import ModelConfig
+from engine.models.language_model import LanguageModel
 from engine.models.transformers_attention import Step, extras_of, needs_extras
 
 NAME = "ruvon-survey"  # of the survey's attention function in transformers
@@ -23,6 +26,7 @@ SUPPORTED = (
     "interface, to all tokens before it or to a window of them"
 )
 NUM_TOKENS = 3  # of the trial pass
+LEAK = 0.02  # of the largest number: more is no rounding, in 16 bits either
 FAR = 8  # tokens past the longest sequence at which a mask is tried
 
 
@@ -112,6 +116,32 @@ def survey_logits(logits: Callable[[Tensor], Tensor], config: ModelConfig) -> No
         ) from None
     if shape != (NUM_TOKENS, config.vocab_size):
         raise CheckpointError(f"logits of {NUM_TOKENS} tokens have the shape {shape}; {SUPPORTED}")
+
+
+@torch.no_grad()
+def refuse_leaks(model: LanguageModel) -> None:
+    """Raises CheckpointError if tokens of one sequence reach another that lies behind it, in a model with its
+    weights: then they do so elsewhere than in `attend`, as in a convolution over tokens.
+    """
+    n = NUM_TOKENS
+    device = next(model.parameters()).device
+    positions = torch.arange(n, device=device).repeat(2)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras) -> Tensor:
+        """Two sequences of n tokens, each of which sees itself."""
+        halves = (slice(0, n), slice(n, 2 * n))
+        return torch.cat([attention_with(q[half], k[half], v[half], extras) for half in halves])
+
+    behind = []  # hidden states [n, D] of the second sequence, behind two different ones
+    for first in (range(n), range(n, 2 * n)):
+        ids = torch.tensor([*first, *range(n)], device=device) % model.config.vocab_size
+        behind.append(model(ids, positions, ExtrasAttend(attend))[n:].float())
+    difference, largest = float((behind[0] - behind[1]).abs().max()), float(behind[0].abs().max())
+    if difference > LEAK * largest:
+        raise CheckpointError(
+            f"tokens of a sequence change those of another that shares a step with it, by {difference:.2g} of "
+            f"{largest:.2g}; {SUPPORTED}"
+        )
 
 
 def survey_attention(

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from engine.models.checkpoint import embedded_models
-from engine.models.config import AUTO, ModelConfig
+from engine.models.config import AUTO, OURS, ModelConfig
 
 SMALL_HIDDEN_SIZE = 512  # up to this hidden size, a model runs faster on one thread than on two
 
@@ -44,3 +44,9 @@ def one_thread_if_small(model: str | Path, model_impl: str = AUTO) -> None:
         import torch  # imported here, so that an error in the model's name comes before this slow import
 
         torch.set_num_threads(1)
+
+
+def implementation(config: ModelConfig) -> str:
+    """Whose code computes this model, for a reader, such as "mixtral by transformers, without CUDA graphs"."""
+    how = ", without CUDA graphs" if config.model_impl != OURS else ""
+    return f"{config.model_type} by {config.model_impl}{how}"
