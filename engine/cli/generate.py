@@ -34,8 +34,8 @@ def generate(
     from engine.client.untrusted import for_stdout
     from engine.decoding.params import SamplingParams
     from engine.lora.request import LoRARequest
-    from engine.wiring.llm import LLM
     from engine.models.config import OURS
+    from engine.wiring.llm import LLM
     from engine.wiring.loading import implementation, loading, one_thread_if_small
 
     with refusals("generate"):

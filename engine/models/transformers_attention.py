@@ -51,9 +51,9 @@ class Step:
 def attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **options: Any
 ) -> tuple[Tensor, None]:
-    """query[1, Hq, T, Dh], key[1, Hkv, T, Dh], value[1, Hkv, T, Dv] -> ([1, T, Hq, Dv], None). The None stands
-    for the weights of the attention, which nobody asks for. Values smaller than keys (DeepSeek's) are stored
-    with zeros behind them, since keys and values have one size in our caches.
+    """query[1, Hq, T, Dh], key[1, Hkv, T, Dh], value[1, Hkv, T, Dv] -> ([1, T, Hq, Dv], None). The None
+    stands for the weights of the attention, which nobody asks for. Values smaller than keys (DeepSeek's) are
+    stored with zeros behind them, since keys and values have one size in our caches.
 
     Raises ValueError, which names the argument, for one that is not supported.
     """

@@ -1,4 +1,4 @@
-"""Classes of the installed library transformers for a config.json: what is refused, built and filled. Extension C.
+"""Classes of the installed library transformers for a config.json: refused, built, and filled. Extension C.
 
 Promises that nothing is downloaded and no code of a checkpoint's is run: `model_type` chooses a class of the
 library, and entries of config.json that name code, kernels or files have no effect. The library is imported
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.models.checkpoint import CheckpointError
+from engine.models.config import architectures
 from engine.models.transformers_attention import NAME, attention
 from engine.models.transformers_survey import NAME as SURVEY_NAME
 from engine.models.transformers_survey import SUPPORTED, survey_attention, survey_mask
@@ -40,11 +41,13 @@ def library_config(raw: dict) -> Any:
         from transformers import CONFIG_MAPPING
     except ModuleNotFoundError:
         raise CheckpointError(
-            f"model_type {model_type!r} has no file in engine/models; with the package transformers it may run "
-            "(pip install 'ruvon[transformers]')"
+            f"model_type {model_type!r} is not supported; supported: {', '.join(architectures())}; more with the "
+            "package transformers (pip install 'ruvon[transformers]')"
         ) from None
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
-        own_code = "; the code that comes with a checkpoint (auto_map) is never run" if "auto_map" in raw else ""
+        own_code = (
+            "; the code that comes with a checkpoint (auto_map) is never run" if "auto_map" in raw else ""
+        )
         raise CheckpointError(
             f"model_type {model_type!r:.80} is known neither to engine/models nor to transformers "
             f"{version('transformers')}{own_code}; {SUPPORTED}"
@@ -65,7 +68,9 @@ def _refuse(config: Any, model_type: str) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError(f"model_type {model_type!r} has an encoder beside its decoder; {SUPPORTED}")
     if parts := sorted(config.sub_configs):
-        raise CheckpointError(f"model_type {model_type!r} is made of several models ({', '.join(parts)}); {SUPPORTED}")
+        raise CheckpointError(
+            f"model_type {model_type!r} is made of several models ({', '.join(parts)}); {SUPPORTED}"
+        )
     causal_class = _causal_class(config)
     if causal_class is None:
         raise CheckpointError(f"model_type {model_type!r} generates no text in transformers; {SUPPORTED}")
@@ -78,8 +83,8 @@ def _refuse(config: Any, model_type: str) -> None:
         raise CheckpointError(f"layer_types has {', '.join(map(repr, kinds))}; {SUPPORTED}")
     if getattr(config, "num_kv_shared_layers", 0):
         raise CheckpointError(
-            f"num_kv_shared_layers={config.num_kv_shared_layers}: layers that read other layers' keys are not "
-            f"supported; {SUPPORTED}"
+            f"num_kv_shared_layers={config.num_kv_shared_layers}: layers that read other layers' keys; "
+            f"{SUPPORTED}"
         )
 
 
@@ -97,7 +102,9 @@ def build(config: Any, device: torch.device | str, dtype: torch.dtype, attention
     _register()
     with quiet(), no_init_weights(), torch.device(device):
         try:
-            causal = _causal_class(config)._from_config(config, dtype=dtype, attn_implementation=attention_name)
+            causal = _causal_class(config)._from_config(
+                config, dtype=dtype, attn_implementation=attention_name
+            )
         except Exception as error:  # of the library's own code, whatever it may raise
             first_line, *_ = str(error).splitlines() or [""]
             raise CheckpointError(
@@ -124,10 +131,13 @@ def fill(config: Any, dtype: torch.dtype, tensors: list[tuple[Path, str, Tensor]
                 dtype=dtype,
                 attn_implementation=NAME,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # to name them, below
             )
         except Exception as error:  # of the library's own code, whatever it may raise
             first_line, *_ = str(error).splitlines() or [""]
-            raise CheckpointError(f"{folder}: transformers cannot read the weights: {first_line:.300}") from None
+            raise CheckpointError(
+                f"{folder}: transformers cannot read the weights: {first_line:.300}"
+            ) from None
     _refuse_findings(found, {name: file for file, name, _ in tensors}, folder)
     with torch.no_grad():
         for parameter in causal.parameters():  # else the file's own pages would be the weights
@@ -137,16 +147,16 @@ def fill(config: Any, dtype: torch.dtype, tensors: list[tuple[Path, str, Tensor]
 
 def _refuse_findings(found: dict[str, Any], files: dict[str, Path], folder: Path) -> None:
     """Raises CheckpointError if the library's report of a load has anything to say."""
+    for name, shape, needed in sorted(found["mismatched_keys"]):
+        raise CheckpointError(
+            f"{folder}: tensor {name!r} has shape {tuple(shape)}, the model needs {tuple(needed)}"
+        )
     if missing := sorted(found["missing_keys"]):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise CheckpointError(f"{folder}: missing tensor {', '.join(map(repr, missing[:3]))}{more}")
     if unexpected := sorted(found["unexpected_keys"]):
         file = files.get(unexpected[0], folder)
         raise CheckpointError(f"{file}: tensor {unexpected[0]!r} has no place in this model")
-    for name, shape, needed in sorted(found["mismatched_keys"]):
-        raise CheckpointError(
-            f"{folder}: tensor {name!r} has shape {tuple(shape)}, the model needs {tuple(needed)}"
-        )
     if errors := found.get("error_msgs"):
         raise CheckpointError(f"{folder}: transformers cannot read the weights: {str(errors)[:300]}")
 
@@ -155,7 +165,9 @@ def decoder_of(causal: Any) -> nn.Module:
     """The part of the library's model that computes hidden states from token ids."""
     decoder = causal.get_decoder()
     if decoder is None or decoder is causal:
-        raise CheckpointError(f"{type(causal).__name__} is not made of a decoder and an output layer; {SUPPORTED}")
+        raise CheckpointError(
+            f"{type(causal).__name__} is not made of a decoder and an output layer; {SUPPORTED}"
+        )
     return decoder
 
 

@@ -146,7 +146,7 @@ class Model(LanguageModel):
         for name, module in list(body.named_modules()):
             if type(module) is nn.Linear:
                 body.set_submodule(name, Flat(module))
-            elif isinstance(module, nn.Linear):  # a router that also chooses experts: no plain layer replaces it
+            elif isinstance(module, nn.Linear):  # a router that also chooses: no plain layer replaces it
                 del module.in_features, module.out_features  # by these, `replace_linears` knows a layer
         self.body = body
 

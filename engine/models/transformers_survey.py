@@ -84,14 +84,12 @@ def _checked(calls: list[Call], num_layers: int) -> list[Call]:
     """Raises CheckpointError if the layers do not attend once each, in order, with heads of one size."""
     layers = [call.layer for call in calls]
     if layers != list(range(num_layers)):
-        raise CheckpointError(
-            f"of {num_layers} layers, these attend: {str(layers):.80}; {SUPPORTED}"
-        )
+        raise CheckpointError(f"of {num_layers} layers, these attend: {layers!s:.80}; {SUPPORTED}")
     for call in calls:
         if call.value_dim > call.head_dim:
             raise CheckpointError(
-                f"keys have {call.head_dim} numbers a head and values {call.value_dim}: values of the same size "
-                "or smaller are supported"
+                f"keys have {call.head_dim} numbers a head and values {call.value_dim}: values of the same "
+                "size or smaller are supported"
             )
         sizes = (call.num_heads, call.num_kv_heads, call.head_dim)
         first = (calls[0].num_heads, calls[0].num_kv_heads, calls[0].head_dim)
@@ -139,8 +137,8 @@ def refuse_leaks(model: LanguageModel) -> None:
     difference, largest = float((behind[0] - behind[1]).abs().max()), float(behind[0].abs().max())
     if difference > LEAK * largest:
         raise CheckpointError(
-            f"tokens of a sequence change those of another that shares a step with it, by {difference:.2g} of "
-            f"{largest:.2g}; {SUPPORTED}"
+            "tokens of a sequence change those of another that shares a step with it, by "
+            f"{difference:.2g} of {largest:.2g}; {SUPPORTED}"
         )
 
 

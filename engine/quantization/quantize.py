@@ -101,15 +101,19 @@ def _refuse_other_matrices(model: nn.Module, method: str) -> None:
     """Raises ValueError if a matrix of weights is neither a linear layer's nor a table's: it would stay as it
     is, though it may be most of the model (experts whose weights lie in one tensor).
     """
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            continue
-        for leaf, parameter in module.named_parameters(recurse=False):
-            if parameter.dim() > 1:
-                raise ValueError(
-                    f"quantization={method!r}: {name}.{leaf} of shape {tuple(parameter.shape)} is no linear "
-                    f"layer's weight; models of linear layers and embeddings alone are quantized"
-                )
+    others = {
+        f"{name}.{leaf}": parameter
+        for name, module in model.named_modules()
+        if not isinstance(module, nn.Linear | nn.Embedding)
+        for leaf, parameter in module.named_parameters(recurse=False)
+        if parameter.dim() > 1
+    }
+    if others:
+        largest = max(others, key=lambda name: others[name].numel())
+        raise ValueError(
+            f"quantization={method!r}: {largest} of shape {tuple(others[largest].shape)} is no linear "
+            "layer's weight; models of linear layers and embeddings alone are quantized"
+        )
 
 
 def quantization_of(model: nn.Module) -> QuantizationConfig | None:

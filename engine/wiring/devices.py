@@ -110,9 +110,7 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
         shard_adapter = rank.shard_adapter if rank else None
         slots = AdapterSlots(args.max_loras, args.max_lora_rank, sizes.max_num_batched_tokens, shard_adapter)
     # 2. The model, and the draft model if there is one.
-    model = _load(
-        args, sizes, args.model, args.dtype, args.quantization, slots, rank, args.model_impl
-    )
+    model = _load(args, sizes, args.model, args.dtype, args.quantization, slots, rank, args.model_impl)
     if model.config.model_impl != OURS:  # library code may wait for the device, which no graph can hold
         args = replace(args, enforce_eager=True)
     max_positions = model.config.max_positions

@@ -47,6 +47,6 @@ def one_thread_if_small(model: str | Path, model_impl: str = AUTO) -> None:
 
 
 def implementation(config: ModelConfig) -> str:
-    """Whose code computes this model, for a reader, such as "mixtral by transformers, without CUDA graphs"."""
+    """Whose code computes this model, such as "mixtral by transformers, without CUDA graphs"."""
     how = ", without CUDA graphs" if config.model_impl != OURS else ""
     return f"{config.model_type} by {config.model_impl}{how}"

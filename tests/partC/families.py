@@ -103,7 +103,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "Falcon (attention of its own)": ("falcon", {}, "cannot be built"),
     "GPT-J (attention of its own)": ("gptj", {}, "cannot be built"),
     "DiffLlama (attends twice)": ("diffllama", {}, "these attend: [0, 0, 1, 1]"),
-    "a model that nobody knows": ("no_such_model", {}, "is known neither to engine/models nor to transformers"),
+    "a model that nobody knows": (
+        "no_such_model",
+        {},
+        "is known neither to engine/models nor to transformers",
+    ),
 }
 
 
@@ -118,7 +122,7 @@ def make(name: str, folder: Path, seed: int | None = None) -> Any:
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**SMALL | settings)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 1:  # biases, gains and sinks begin as zeros or ones, which would hide a mistake
+            if parameter.dim() == 1:  # biases, gains and sinks begin as zeros or ones: that hides mistakes
                 parameter.add_(0.1 * torch.randn(parameter.shape))
     return save(model, folder)
 

@@ -1,4 +1,4 @@
-"""Hugging Face's modelling code on our pages: each family gives Hugging Face's tokens, or is refused by name."""
+"""Hugging Face's modelling code on our pages: each family gives its tokens, or is refused by name."""
 
 import pytest
 import torch
