@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engine.attention.interface import Attend
 from engine.kernels import prompt_rows
-from engine.kernels.llama_attend import blocks_of, gains_of
+from engine.kernels.llama_attend import blocks_of, gains_of, qkv_product
 from engine.kernels.llama_rows import (
     LlamaRows,
     add_norm,
@@ -54,7 +54,7 @@ class LlamaPrompts:
         embed_norm[(T,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
         for layer, block in enumerate(self.blocks):
             attention, mlp = block.attention, block.mlp
-            qkv = torch.mm(normed, attention.qkv.weight.t())
+            qkv = qkv_product(attention, normed)
             rotate_and_store(config, qkv, q, k, v, slots, cos, sin, gains_of(attention))
             attended = attend(layer, q, k, v)  # [T, Hq, Dh]
             product = torch.mm(attended.flatten(1), attention.proj.weight.t())

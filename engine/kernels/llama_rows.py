@@ -19,7 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from engine.kernels.llama_attend import Gains, attend_rows, attend_rows_fits, blocks_of, gains_of
+from engine.kernels.llama_attend import (
+    Gains,
+    attend_rows,
+    attend_rows_fits,
+    blocks_of,
+    gains_of,
+    qkv_product,
+)
 from engine.kernels.paged_attention import num_splits, paged_attention
 from engine.kernels.single_row import has_plain_linears
 from engine.models.llama import Attention, LlamaConfig
@@ -62,14 +69,17 @@ class LlamaRows:
 
     @staticmethod
     def fits(model: nn.Module) -> TypeGuard[Llama]:
-        """Whether this class computes the model: Llama or Qwen3 without biases, with a head width that is a
-        power of two, and with linear layers that are not quantized, wrapped or packed.
+        """Whether this class computes the model: Llama or Qwen3 without biases but those of queries, keys and
+        values, with a head width that is a power of two, and with linear layers that are not quantized,
+        wrapped or packed.
         """
-        if not isinstance(model, Llama) or model.config.attention_bias or model.config.mlp_bias:
+        if not isinstance(model, Llama) or model.config.activation != "silu" or model.config.mlp_bias:
             return False
         Dh = model.config.head_dim
         power_of_two = Dh == triton.next_power_of_2(Dh) >= MIN_HEAD_DIM
-        return power_of_two and has_plain_linears(model, model.config.num_layers)
+        if not power_of_two or not has_plain_linears(model, model.config.num_layers):
+            return False
+        return all(block.attention.proj.bias is None for block in blocks_of(model))
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
@@ -102,7 +112,7 @@ class LlamaRows:
     ) -> Tensor:  # fmt: skip
         """normed[S, D] -> attention's result [S, Hq, Dh]. Stores the new keys and values in their slots."""
         config, S = self.config, len(normed)
-        qkv = torch.mm(normed, attention.qkv.weight.t(), out=self.qkv[:S])
+        qkv = qkv_product(attention, normed, self.qkv[:S])
         gains = gains_of(attention)
         if attend_rows_fits(config, S, qkv.device) and not self.stores_first:
             return attend_rows(config, qkv, cos, sin, gains, keys, values, slots, tables, lens)

@@ -41,8 +41,8 @@ def library_config(raw: dict) -> Any:
         from transformers import CONFIG_MAPPING
     except ModuleNotFoundError:
         raise CheckpointError(
-            f"model_type {model_type!r} is not supported; supported: {', '.join(architectures())}; more with the "
-            "package transformers (pip install 'ruvon[transformers]')"
+            f"model_type {model_type!r} is not supported; supported: {', '.join(architectures())}; more with "
+            "the package transformers (pip install 'ruvon[transformers]')"
         ) from None
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         own_code = (

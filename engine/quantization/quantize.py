@@ -54,7 +54,9 @@ class QuantizationConfig:
         if not isinstance(raw, dict) or raw.get("quant_method") != QUANT_METHOD:
             quant_method = raw.get("quant_method") if isinstance(raw, dict) else raw
             raise CheckpointError(
-                f"quantization_config: quant_method={quant_method!r} is not supported, only {QUANT_METHOD!r}"
+                f"quantization_config: quant_method={quant_method!r} is not supported, only "
+                f"{QUANT_METHOD!r}; take the model's checkpoint in full precision, and "
+                "quantization='int4' or 'int8'"
             )
         fields = {name: value for name, value in raw.items() if name != "quant_method"}
         if unknown := sorted(set(fields) - {"method", "group_size"}):

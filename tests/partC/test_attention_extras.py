@@ -13,7 +13,6 @@ from engine.attention.extras import (
     attend_with,
     attention_with,
     causal,
-    visible,
 )
 from engine.attention.extras_paged import GatheredWithExtras
 from engine.attention.paged import Pages
@@ -71,14 +70,6 @@ def numbers(tokens: int, seed: int = 0):
     q = torch.randn(tokens, Hq, Dh, generator=generator)
     k, v = (torch.randn(tokens, Hkv, Dh, generator=generator) for _ in range(2))
     return q, k, v
-
-
-def test_a_query_sees_the_last_keys_of_its_window_its_own_among_them():
-    positions = torch.arange(6)
-    seen = visible(positions[3:, None], positions, 3)
-    want = torch.tensor([[0, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0], [0, 0, 0, 1, 1, 1]]).bool()
-    assert torch.equal(seen, want), "with a window of 3, position 5 sees 3, 4 and 5"
-    assert torch.equal(visible(positions[:, None], positions, None), torch.ones(6, 6).tril().bool())
 
 
 @every_extra
