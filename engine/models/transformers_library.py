@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.models.checkpoint import CheckpointError
-from engine.models.config import architectures
 from engine.models.transformers_attention import NAME, attention
 from engine.models.transformers_survey import NAME as SURVEY_NAME
-from engine.models.transformers_survey import SUPPORTED, survey_attention, survey_mask
+from engine.models.transformers_survey import survey_attention, survey_mask
 
 # Entries of config.json that would name code to run, kernels to download, or outputs that nobody reads.
 IGNORED = (
@@ -41,17 +40,13 @@ def library_config(raw: dict) -> Any:
         from transformers import CONFIG_MAPPING
     except ModuleNotFoundError:
         raise CheckpointError(
-            f"model_type {model_type!r} is not supported; supported: {', '.join(architectures())}; more with "
-            "the package transformers (pip install 'ruvon[transformers]')"
+            "the package transformers is missing: pip install 'ruvon[transformers]'"
         ) from None
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         own_code = (
             "; the code that comes with a checkpoint (auto_map) is never run" if "auto_map" in raw else ""
         )
-        raise CheckpointError(
-            f"model_type {model_type!r:.80} is known neither to engine/models nor to transformers "
-            f"{version('transformers')}{own_code}; {SUPPORTED}"
-        )
+        raise CheckpointError(f"transformers {version('transformers')} does not know it{own_code}")
     entries = {name: value for name, value in raw.items() if name not in IGNORED}
     with quiet():
         try:
@@ -59,32 +54,26 @@ def library_config(raw: dict) -> Any:
         except Exception as error:  # the library raises many kinds for a value that it refuses
             first_line, *_ = str(error).splitlines() or [""]
             raise CheckpointError(f"transformers refuses this model: {first_line:.200}") from None
-    _refuse(config, model_type)
+    _refuse(config)
     return config
 
 
-def _refuse(config: Any, model_type: str) -> None:
+def _refuse(config: Any) -> None:
     """Raises CheckpointError if the model is no decoder of text, or keeps more than keys and values."""
     if getattr(config, "is_encoder_decoder", False):
-        raise CheckpointError(f"model_type {model_type!r} has an encoder beside its decoder; {SUPPORTED}")
+        raise CheckpointError("it has an encoder beside its decoder")
     if parts := sorted(config.sub_configs):
-        raise CheckpointError(
-            f"model_type {model_type!r} is made of several models ({', '.join(parts)}); {SUPPORTED}"
-        )
+        raise CheckpointError(f"it is made of several models ({', '.join(parts)})")
     causal_class = _causal_class(config)
     if causal_class is None:
-        raise CheckpointError(f"model_type {model_type!r} generates no text in transformers; {SUPPORTED}")
+        raise CheckpointError("it generates no text in transformers")
     if getattr(causal_class, "_is_stateful", False):
-        raise CheckpointError(
-            f"model_type {model_type!r} keeps a state beside keys and values (state-space or linear "
-            f"attention); {SUPPORTED}"
-        )
+        raise CheckpointError("it keeps a state beside keys and values (state-space or linear attention)")
     if kinds := sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES):
-        raise CheckpointError(f"layer_types has {', '.join(map(repr, kinds))}; {SUPPORTED}")
+        raise CheckpointError(f"layer_types has {', '.join(map(repr, kinds))}")
     if getattr(config, "num_kv_shared_layers", 0):
         raise CheckpointError(
-            f"num_kv_shared_layers={config.num_kv_shared_layers}: layers that read other layers' keys; "
-            f"{SUPPORTED}"
+            f"num_kv_shared_layers={config.num_kv_shared_layers}: layers that read other layers' keys"
         )
 
 
@@ -106,10 +95,12 @@ def build(config: Any, device: torch.device | str, dtype: torch.dtype, attention
                 config, dtype=dtype, attn_implementation=attention_name
             )
         except Exception as error:  # of the library's own code, whatever it may raise
+            if isinstance(error, KeyError) and error.args == (attention_name,):
+                raise CheckpointError("its attention is chosen from a list of its own") from None
             first_line, *_ = str(error).splitlines() or [""]
+            name = _causal_class(config).__name__
             raise CheckpointError(
-                f"{_causal_class(config).__name__} cannot be built ({type(error).__name__}: "
-                f"{first_line:.200}); {SUPPORTED}"
+                f"{name} cannot be built: {type(error).__name__}: {first_line:.200}"
             ) from None
     causal.tie_weights()
     return causal.eval().requires_grad_(False)
@@ -165,9 +156,7 @@ def decoder_of(causal: Any) -> nn.Module:
     """The part of the library's model that computes hidden states from token ids."""
     decoder = causal.get_decoder()
     if decoder is None or decoder is causal:
-        raise CheckpointError(
-            f"{type(causal).__name__} is not made of a decoder and an output layer; {SUPPORTED}"
-        )
+        raise CheckpointError(f"{type(causal).__name__} is not made of a decoder and an output layer")
     return decoder
 
 

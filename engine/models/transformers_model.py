@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from engine.attention.interface import Attend
 from engine.models import transformers_survey
 from engine.models.checkpoint import CheckpointError
-from engine.models.config import TRANSFORMERS, ModelConfig
+from engine.models.config import TRANSFORMERS, ModelConfig, architectures
 from engine.models.language_model import LanguageModel
 from engine.models.transformers_attention import Step
 from engine.models.transformers_library import build, decoder_of, fill, library_config
@@ -37,6 +37,12 @@ ACTIVATION_NAMES = ("hidden_act", "hidden_activation", "activation_function")
 BY_LENGTH = ("dynamic", "longrope")
 
 
+SUPPORTED = (
+    "with the package transformers every decoder of text in which each layer attends once, through its "
+    "attention interface, to all tokens before or to a window of them"
+)
+
+
 @dataclass(frozen=True)
 class TransformersConfig(ModelConfig):
     """A ModelConfig with what the survey found."""
@@ -49,9 +55,15 @@ def config_from(raw: dict) -> TransformersConfig:
     pass of the model shows.
 
     Raises CheckpointError if transformers is not installed or does not know the model, or with the reason why
-    it cannot run here.
+    it cannot run here, and what is supported.
     """
-    return _surveyed(json.dumps(raw))
+    try:
+        return _surveyed(json.dumps(raw))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"model_type {raw['model_type']!r:.80} ({error}) is not supported; supported: "
+            f"{', '.join(architectures())}, and {SUPPORTED}"
+        ) from None
 
 
 @lru_cache(maxsize=8)  # a command reads the same config.json several times

@@ -21,10 +21,6 @@ from engine.models.language_model import LanguageModel
 from engine.models.transformers_attention import Step, extras_of, needs_extras
 
 NAME = "ruvon-survey"  # of the survey's attention function in transformers
-SUPPORTED = (
-    "supported are decoders of text in which every layer attends once, through transformers' attention "
-    "interface, to all tokens before it or to a window of them"
-)
 NUM_TOKENS = 3  # of the trial pass
 LEAK = 0.02  # of the largest number: more is no rounding, in 16 bits either
 FAR = 8  # tokens past the longest sequence at which a mask is tried
@@ -74,9 +70,7 @@ def survey(body: nn.Module, num_layers: int) -> list[Call]:
         raise
     except Exception as error:  # of the library's own code, whatever it may raise
         first_line, *_ = str(error).splitlines() or [""]
-        raise CheckpointError(
-            f"a trial pass failed ({type(error).__name__}: {first_line:.200}); {SUPPORTED}"
-        ) from None
+        raise CheckpointError(f"a trial pass failed ({type(error).__name__}: {first_line:.200})") from None
     return _checked(surveyor.calls, num_layers)
 
 
@@ -84,7 +78,7 @@ def _checked(calls: list[Call], num_layers: int) -> list[Call]:
     """Raises CheckpointError if the layers do not attend once each, in order, with heads of one size."""
     layers = [call.layer for call in calls]
     if layers != list(range(num_layers)):
-        raise CheckpointError(f"of {num_layers} layers, these attend: {layers!s:.80}; {SUPPORTED}")
+        raise CheckpointError(f"of {num_layers} layers, these attend: {layers!s:.80}")
     for call in calls:
         if call.value_dim > call.head_dim:
             raise CheckpointError(
@@ -110,10 +104,10 @@ def survey_logits(logits: Callable[[Tensor], Tensor], config: ModelConfig) -> No
     except Exception as error:  # of the library's own code, whatever it may raise
         first_line, *_ = str(error).splitlines() or [""]
         raise CheckpointError(
-            f"the output layer cannot be tried ({type(error).__name__}: {first_line:.200}); {SUPPORTED}"
+            f"the output layer cannot be tried ({type(error).__name__}: {first_line:.200})"
         ) from None
     if shape != (NUM_TOKENS, config.vocab_size):
-        raise CheckpointError(f"logits of {NUM_TOKENS} tokens have the shape {shape}; {SUPPORTED}")
+        raise CheckpointError(f"logits of {NUM_TOKENS} tokens have the shape {shape}")
 
 
 @torch.no_grad()
@@ -138,7 +132,7 @@ def refuse_leaks(model: LanguageModel) -> None:
     if difference > LEAK * largest:
         raise CheckpointError(
             "tokens of a sequence change those of another that shares a step with it, by "
-            f"{difference:.2g} of {largest:.2g}; {SUPPORTED}"
+            f"{difference:.2g} of {largest:.2g}"
         )
 
 
@@ -150,15 +144,15 @@ def survey_attention(
     """
     layer = getattr(module, "layer_idx", None)
     if type(layer) is not int:
-        raise CheckpointError(f"{type(module).__name__} does not know its layer's number; {SUPPORTED}")
+        raise CheckpointError(f"{type(module).__name__} does not know its layer's number")
     if not hasattr(attention_mask, "ruvon_window"):
-        raise CheckpointError(f"layer {layer} has a mask of its own making; {SUPPORTED}")
+        raise CheckpointError(f"layer {layer} has a mask of its own making")
     window = attention_mask.ruvon_window
     (_, Hq, T, Dh), Hkv, Dv = query.shape, key.shape[1], value.shape[-1]
     try:
         extras = extras_of(options, Dh, window)
     except ValueError as error:
-        raise CheckpointError(f"layer {layer}: {error}; {SUPPORTED}") from None
+        raise CheckpointError(f"layer {layer}: {error}") from None
     module.ruvon_step.calls.append(Call(layer, Hq, Hkv, Dh, Dv, window, needs_extras(extras)))
     return query.new_empty(1, T, Hq, Dv), None
 
@@ -197,7 +191,7 @@ def window_of(mask_function: Callable, last: int) -> int | None:
         expected = (keys <= query) & (keys > query - width)
         if not torch.equal(seen(query), expected):
             raise CheckpointError(
-                f"the token at position {query} sees {int(seen(query).sum())} others than those before it or "
-                f"the last {width}; {SUPPORTED}"
+                f"the token at position {query} sees {int(seen(query).sum())} of {last + 2} tokens, and those are "
+                "not the ones before it or a window of them"
             )
     return width if width <= last else None

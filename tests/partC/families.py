@@ -89,7 +89,7 @@ SEEDS = {
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "T5 (an encoder beside the decoder)": ("t5", {}, "has an encoder beside its decoder"),
     "Whisper (speech)": ("whisper", {}, "has an encoder beside its decoder"),
-    "BERT (an encoder)": ("bert", {}, "sees"),
+    "BERT (an encoder)": ("bert", {}, "not the ones before it or a window of them"),
     "CLIP (images)": ("clip", {}, "made of several models"),
     "Gemma 3 with images": ("gemma3", {}, "made of several models (text_config, vision_config)"),
     "Mamba (state-space)": ("mamba", {}, "keeps a state beside keys and values"),
@@ -100,13 +100,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "Gemma 3n, text (shared keys)": ("gemma3n_text", {}, "num_kv_shared_layers=15"),
     "BLOOM (ALiBi)": ("bloom", {}, "of 2 layers, these attend: []"),
     "MPT (ALiBi)": ("mpt", {}, "made of several models (attn_config)"),
-    "Falcon (attention of its own)": ("falcon", {}, "cannot be built"),
-    "GPT-J (attention of its own)": ("gptj", {}, "cannot be built"),
+    "Falcon (attention of its own)": ("falcon", {}, "its attention is chosen from a list of its own"),
+    "GPT-J (attention of its own)": ("gptj", {}, "its attention is chosen from a list of its own"),
     "DiffLlama (attends twice)": ("diffllama", {}, "these attend: [0, 0, 1, 1]"),
     "a model that nobody knows": (
         "no_such_model",
         {},
-        "is known neither to engine/models nor to transformers",
+        "does not know it",
     ),
 }
 

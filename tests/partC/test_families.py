@@ -53,7 +53,8 @@ def test_a_family_is_refused_in_a_line_that_says_what_is_supported(name):
         config_from(refused_config(name))
     message = str(refusal.value)
     assert REFUSED[name][2] in message
-    assert "; supported are decoders of text" in message
+    assert ") is not supported; supported: " in message
+    assert "with the package transformers every decoder of text in which" in message
     assert "\n" not in message
 
 
