@@ -191,7 +191,7 @@ def window_of(mask_function: Callable, last: int) -> int | None:
         expected = (keys <= query) & (keys > query - width)
         if not torch.equal(seen(query), expected):
             raise CheckpointError(
-                f"the token at position {query} sees {int(seen(query).sum())} of {last + 2} tokens, and those are "
-                "not the ones before it or a window of them"
+                f"the token at position {query} sees {int(seen(query).sum())} of {last + 2} tokens, and "
+                "these are not the ones before it or a window of them"
             )
     return width if width <= last else None
