@@ -88,12 +88,12 @@ class GatheredWithExtras:
     def _singles(self, sequences: np.ndarray, first: np.ndarray) -> _Singles:
         counts = self.pages.lens[sequences] - first[sequences]  # [N]: keys that each row sees
         column = np.broadcast_to(np.arange(counts.max()), (len(counts), counts.max()))  # [N, longest]
-        seen = column < counts[:, None]
-        positions = first[sequences][:, None] + np.where(seen, column, 0)
-        places = self.pages.places(sequences[:, None], positions)
-        rows = np.array(self.query_start)[sequences]
-        on_the_device = on_device(self.device, rows, places.ravel(), seen.ravel())
-        return _Singles(*on_the_device[:2], on_the_device[2].bool().view(len(counts), 1, 1, -1))
+        is_key = column < counts[:, None]  # [N, longest]
+        positions = first[sequences][:, None] + np.where(is_key, column, 0)
+        key_places = self.pages.places(sequences[:, None], positions)
+        row_numbers = np.array(self.query_start)[sequences]  # [N]
+        rows, places, seen = on_device(self.device, row_numbers, key_places.ravel(), is_key.ravel())
+        return _Singles(rows, places, seen.bool().view(len(counts), 1, 1, -1))
 
 
 def _attend_singles(

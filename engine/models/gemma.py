@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.models import llama, weights
+from engine.models import llama
 from engine.models.checkpoint import CheckpointError
 from engine.models.llama import PREFIX, REDUNDANT, LlamaConfig, places
 
@@ -58,18 +58,6 @@ class RMSNorm(llama.RMSNorm):
         return torch.rms_norm(x.float(), self.normalized_shape, gains, self.eps).type_as(x)
 
 
-class Embedding(weights.Embedding):
-    """Token ids to vectors that are √D times as long as the weight's rows."""
-
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """token_ids[T] -> [T, D]: the row of weight[V, D] for each id, times √D.
-
-        √D is rounded to the weight's dtype first. The weight itself does not change: the output layer has it.
-        """
-        scale = torch.tensor(self.embedding_dim**0.5, dtype=self.weight.dtype)
-        return torch.embedding(self.weight, token_ids) * scale.item()
-
-
 class MLP(llama.MLP):
     """GeGLU: down(gelu(gate(x)) · up(x)), x[T, D] -> [T, D]. `gate_up` computes gate, and then up."""
 
@@ -80,21 +68,25 @@ class MLP(llama.MLP):
 
 
 class Model(llama.Model):
-    """Llama's model with Gemma's parts in their places."""
+    """Llama's model with Gemma's parts in their places, and scaled embeddings."""
 
     def __init__(
         self, config: LlamaConfig, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> None:
-        """Puts this module's parts where Llama's were: the norms norm1 and norm2 and the mlp of each block,
-        the last norm, and the embedding. The output layer stays Llama's, and has the embedding's weight
-        if config.tie_word_embeddings.
-        """
+        """Put Gemma's parts where Llama's were: norm1, norm2 and mlp of each block, and the last norm."""
         super().__init__(config, device, dtype)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         norm = partial(RMSNorm, config.hidden_size, eps=config.norm_eps, **factory)
         for block in self.blocks:
             block.norm1, block.norm2, block.mlp = norm(), norm(), MLP(config, **factory)
         self.norm = norm()
-        embed = Embedding(config.vocab_size, config.hidden_size, device="meta")  # a large one: not twice
-        embed.weight = self.embed.weight
-        self.embed = embed
+
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        """token_ids[T] -> [T, D]: what goes into the first block, self.embed's row of each id times √D.
+
+        √D is rounded to the dtype of the rows first. The embedding's weight does not change: the output layer
+        has the same.
+        """
+        rows = self.embed(token_ids)  # [T, D]
+        scale = torch.tensor(self.config.hidden_size**0.5, dtype=rows.dtype)
+        return rows * scale.item()

@@ -4,6 +4,8 @@ Extension C.
 Promises Hugging Face's numbers. Source: Qwen2 Technical Report 2024, https://arxiv.org/abs/2407.10671.
 """
 
+from typing import cast
+
 import torch
 
 from engine.models import llama, windowed
@@ -32,8 +34,8 @@ class Model(windowed.Model):
 
     def __init__(self, config, device="cpu", dtype=torch.float32) -> None:
         super().__init__(config, device, dtype)
-        for block in self.blocks:
-            block.attention.proj.bias = None
+        for block in cast(list[llama.Block], list(self.blocks)):
+            block.attention.proj.bias = None  # type: ignore[assignment]  # removes it (weights.Module)
 
 
 def places(config: WindowedConfig) -> dict[str, Place]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.attention.dense import causal
-from engine.models import gemma
+from engine.models import gemma, llama
 from engine.models.loader import load_model
 from tests.part01 import reference
 from tests.partC.models import random_model, saved
@@ -25,14 +25,14 @@ def test_a_checkpoint_is_equal(family, settings, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"Embedding": gemma.weights.Embedding}, "the embedding by"),
-        ({"RMSNorm": gemma.llama.RMSNorm}, "layer 0: norm1 by"),
-        ({"MLP": gemma.llama.MLP}, "layer 0: mlp by"),
+        ("Model.embedded", "the embedding by"),
+        ("RMSNorm.forward", "layer 0: norm1 by"),
+        ("MLP.forward", "layer 0: mlp by"),
     ],
 )
 def test_a_part_that_is_still_llamas_is_named(wrong, named, tmp_path, monkeypatch):
-    for name, part in wrong.items():
-        monkeypatch.setattr(gemma, name, part)
+    cls, _, method = wrong.partition(".")
+    monkeypatch.setattr(getattr(gemma, cls), method, getattr(getattr(llama, cls), method))
     folder, theirs = saved("gemma", tmp_path, seed=1, head_dim=12)
     where = first_difference(load_model(folder), theirs, torch.arange(20), causal)
     assert where is not None

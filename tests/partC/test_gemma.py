@@ -8,6 +8,7 @@ from engine.attention.dense import causal
 from engine.models import gemma
 from engine.models.config import ModelConfig
 from engine.models.loader import load_model
+from engine.quantization.quantize import quantize
 from tests.part01 import reference
 from tests.partC.models import random_ids, saved
 
@@ -39,7 +40,6 @@ def test_the_parts_are_in_their_places(tmp_path):
     eps = model.config.norm_eps
     assert all(norm.eps == eps for norm in norms), "each norm has the config's epsilon"
     assert all(isinstance(block.mlp, gemma.MLP) for block in model.blocks), "each block has Gemma's MLP"
-    assert isinstance(model.embed, gemma.Embedding), "the embedding is Gemma's, which scales"
     assert model.head.weight is model.embed.weight, "the output layer has the embedding's weight"
 
 
@@ -75,3 +75,12 @@ def test_llamas_kernels_are_not_taken_for_it(tmp_path):
     from engine.kernels.llama_rows import LlamaRows
 
     assert not LlamaRows.fits(load_model(made("wide heads", tmp_path)[0]))
+
+
+@torch.inference_mode()
+def test_quantized_embeddings_are_scaled_too(tmp_path):
+    model = load_model(made("gemma", tmp_path)[0])
+    ids = torch.tensor([1, 200])
+    want = model.embedded(ids)
+    got = quantize(model, "int8").embedded(ids)
+    torch.testing.assert_close(got, want, rtol=0, atol=0.01 * float(want.abs().max()))
