@@ -142,6 +142,14 @@ def test_steps_may_run_ahead(granite):
     assert tokens(LLM(granite[0], async_scheduling=True, **SMALL)) == tokens(LLM(granite[0], **SMALL))
 
 
+@pytest.mark.parametrize("draft", ["n-grams", "a model"])
+def test_drafts_change_no_token(granite, draft):
+    folder, _ = granite
+    proposer = {"method": "ngram"} if draft == "n-grams" else {"model": str(folder)}
+    config = proposer | {"num_speculative_tokens": 3}
+    assert tokens(LLM(folder, speculative_config=config, **SMALL)) == tokens(LLM(folder, **SMALL))
+
+
 def test_noise_in_its_shape_runs_without_weights(granite, tmp_path):
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((granite[0] / name).read_bytes())
