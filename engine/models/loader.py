@@ -150,6 +150,11 @@ def _load_codes(
 
     `dtype` is for tensors that are no codes (norms, biases).
     """
+    if config.model_impl != OURS:
+        raise CheckpointError(
+            f"{folder}: this checkpoint is quantized, and {config.model_type} is computed by "
+            f"{config.model_impl}; a plain checkpoint can be quantized at load (quantization='int8')"
+        )
     _refuse_missing_layers(folder, config, tensors)
     if restore is None:
         raise CheckpointError(

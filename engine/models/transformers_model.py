@@ -277,5 +277,8 @@ def load_weights(
     for name, parameter in causal.named_parameters():
         refuse_not_finite(str(folder), name, parameter)
     model = Model(config, device, dtype, causal)
-    transformers_survey.refuse_leaks(model)
+    try:
+        transformers_survey.refuse_leaks(model)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
     return model

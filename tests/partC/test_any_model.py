@@ -1,6 +1,7 @@
 """What works with Hugging Face's code as with ours, what is refused, and whose code never runs."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from engine.models import loader
 from engine.models.checkpoint import CheckpointError
 from engine.models.config import ModelConfig, architecture, architectures
 from engine.models.loader import load_model
+from engine.models.transformers_model import config_from
 from engine.wiring.extensions import EXTENSIONS
 from engine.wiring.loading import implementation
 from tests.partC.families import make
@@ -206,7 +208,9 @@ def test_a_quantized_checkpoint_is_refused(granite, tmp_path):
     for path in granite[0].iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     change_config(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(CheckpointError, match="quantiz"):
+    with pytest.raises(
+        CheckpointError, match="is quantized, and granite is computed by transformers; a plain"
+    ):
         LLM(tmp_path, **SMALL)
 
 
@@ -243,6 +247,14 @@ def test_without_the_extension_the_option_is_refused_by_name(monkeypatch):
     assert EngineArgs().model_impl == "auto"
     with pytest.raises(ValueError, match="model_impl='transformers': comes with Extension C"):
         EngineArgs(model_impl="transformers")
+
+
+def test_without_the_library_the_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(
+        CheckpointError, match=r"package transformers is missing: pip install.*supported: .*gpt2"
+    ):
+        config_from({"model_type": "granite", "num_hidden_layers": 3})
 
 
 def test_another_value_of_the_option_is_refused():
