@@ -23,6 +23,7 @@ from engine.models.transformers_attention import Step, extras_of, needs_extras
 NAME = "ruvon-survey"  # of the survey's attention function in transformers
 NUM_TOKENS = 3  # of the trial pass
 LEAK = 0.02  # of the largest number: more is no rounding, in 16 bits either
+NEAR = 64  # positions on each side of an edge of a mask at which it is tried
 FAR = 8  # tokens past the longest sequence at which a mask is tried
 
 
@@ -178,20 +179,28 @@ def window_of(mask_function: Callable, last: int) -> int | None:
 
     Raises CheckpointError if a token sees others than those.
     """
-    keys = torch.arange(last + 2)  # [last + 2]
-    zero = torch.zeros((), dtype=torch.long)
 
-    def seen(query: int) -> Tensor:
-        """[last + 2]: whether this query sees each key."""
+    def seen(query: int, keys: Tensor) -> Tensor:
+        """[K]: whether this query sees each of keys[K]."""
+        zero = torch.zeros((), dtype=torch.long)
         result = mask_function(zero, zero, torch.tensor(query), keys)
         return torch.as_tensor(result, dtype=torch.bool).expand(len(keys))
 
-    width = int(seen(last).sum())
-    for query in sorted({0, 1, width - 1, width, width + 1, last // 2, last} & set(range(last + 1))):
-        expected = (keys <= query) & (keys > query - width)
-        if not torch.equal(seen(query), expected):
+    # 1. The first key that the last query sees, if it sees all behind it: by halving.
+    low, high = 0, last
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if seen(last, torch.tensor([middle])) else (middle + 1, high)
+    width = last - low + 1
+    # 2. Whether the mask is this window: for queries and keys near every edge, and some between.
+    for query in sorted({0, 1, width - 1, min(width, last), min(width + 1, last), last // 2, last}):
+        edges = torch.tensor([0, query - width, query, last]).clamp(min=0)
+        near = (edges[:, None] + torch.arange(-NEAR, NEAR)).flatten()
+        keys = torch.cat((near, torch.linspace(0, last, NEAR).long())).clamp(0, last + 1).unique()  # [K]
+        wrong = seen(query, keys) != (keys <= query) & (keys > query - width)
+        if wrong.any():
             raise CheckpointError(
-                f"the token at position {query} sees {int(seen(query).sum())} of {last + 2} tokens, and "
-                "these are not the ones before it or a window of them"
+                f"position {query} sees other positions than those before it or a window of them, as to "
+                f"position {int(keys[wrong][0])}"
             )
     return width if width <= last else None

@@ -89,7 +89,7 @@ SEEDS = {
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "T5 (an encoder beside the decoder)": ("t5", {}, "has an encoder beside its decoder"),
     "Whisper (speech)": ("whisper", {}, "has an encoder beside its decoder"),
-    "BERT (an encoder)": ("bert", {}, "not the ones before it or a window of them"),
+    "BERT (an encoder)": ("bert", {}, "sees other positions than those before it or a window of them"),
     "CLIP (images)": ("clip", {}, "made of several models"),
     "Gemma 3 with images": ("gemma3", {}, "made of several models (text_config, vision_config)"),
     "Mamba (state-space)": ("mamba", {}, "keeps a state beside keys and values"),

@@ -15,6 +15,7 @@ MASKS = {
     "causal": (lambda b, h, q, k: k <= q, None),
     "a window": (lambda b, h, q, k: (k <= q) & (k > q - 5), 5),
     "a window of itself": (lambda b, h, q, k: k == q, 1),
+    "a wide window": (lambda b, h, q, k: (k <= q) & (k > q - 30), 30),
     "a window past the last token": (lambda b, h, q, k: (k <= q) & (k > q - 99), None),
 }
 ODD_MASKS = {
@@ -32,9 +33,14 @@ def test_the_window_is_read_from_a_mask(name):
     assert window_of(mask, LAST) == window
 
 
+def test_a_mask_of_a_billion_positions_takes_no_memory():
+    assert window_of(MASKS["a window"][0], 10**9) == 5
+    assert window_of(MASKS["causal"][0], 10**9) is None
+
+
 @pytest.mark.parametrize("name", ODD_MASKS)
 def test_a_mask_of_another_kind_is_refused(name):
-    with pytest.raises(CheckpointError, match=r"the token at position \d+ sees \d+ of 42 tokens"):
+    with pytest.raises(CheckpointError, match=r"position \d+ sees other positions than those before it"):
         window_of(ODD_MASKS[name], LAST)
 
 
