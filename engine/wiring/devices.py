@@ -26,7 +26,7 @@ from engine.lora.adapter import Adapter
 from engine.lora.slots import AdapterSlots
 from engine.machine.huge_pages import huge_pages
 from engine.models.checkpoint import CheckpointError, resolve
-from engine.models.config import ModelConfig
+from engine.models.config import AUTO, OURS, ModelConfig
 from engine.models.language_model import LanguageModel
 from engine.models.loader import Sharding, load_model
 from engine.quantization.checkpoint import restore
@@ -114,7 +114,9 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
         shard_adapter = rank.shard_adapter if rank else None
         slots = AdapterSlots(args.max_loras, args.max_lora_rank, sizes.max_num_batched_tokens, shard_adapter)
     # 2. The model, and the draft model if there is one.
-    model = _load(args, sizes, args.model, args.dtype, args.quantization, slots, rank)
+    model = _load(args, sizes, args.model, args.dtype, args.quantization, slots, rank, args.model_impl)
+    if model.config.model_impl != OURS:  # library code may wait for the device, which no graph can hold
+        args = replace(args, enforce_eager=True)
     max_positions = model.config.max_positions
     sizes = replace(sizes, max_model_len=sizes.max_model_len or max_positions)
     if sizes.max_model_len > max_positions:
@@ -142,7 +144,9 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
     if speculative:
         runner.select = RejectionSampler(draft_probs, runner.select)
     executor: Executor = rank.executor(runner, slots) if rank else runner
-    config = ModelConfig.from_pretrained(args.model) if rank else model.config  # of the whole model
+    config = model.config  # of the whole model
+    if rank:
+        config = ModelConfig.from_pretrained(args.model, args.model_impl)
     if draft is None:
         return Devices(args, tokenizer, config, sizes, memory, runner, executor, slots, speculative)
     # 5. The draft model's runner. In a pass the draft model reads the tokens since its last pass: two tokens
@@ -240,6 +244,7 @@ def _load(
     quantization: str | None = None,
     slots: AdapterSlots | None = None,
     rank: Rank | None = None,
+    model_impl: str = AUTO,
 ) -> LanguageModel:
     """The model, ready to run. On a CPU its weights lie on huge pages. Raises CheckpointError or ValueError
     as `load_devices` does.
@@ -256,6 +261,7 @@ def _load(
             transform=transform,
             restore_quantized=restore,
             sharding=rank.sharding if rank else None,
+            model_impl=model_impl,
         )
 
 
