@@ -25,6 +25,7 @@ from engine.models.config import ModelConfig, architecture  # noqa: E402
 from engine.models.known_shapes import SHAPES, known_shapes  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
 from engine.models.rope import rope_from, rotate  # noqa: E402
+from engine.speculation.capability import Speculation  # noqa: E402
 from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import title, yes  # noqa: E402
 from tools.compare_models import compare  # noqa: E402
@@ -119,7 +120,7 @@ def under(console: Console, family: str, folder: Path) -> dict[str, bool]:
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
         same[name] = [output.outputs[0].token_ids for output in outputs] == alone
         known = sum(output.num_cached_tokens or 0 for output in outputs)
-        tallies = [capability.tally for capability in llm.engine.capabilities]  # who proposes is the only one
+        tallies = [each.tally for each in llm.engine.capabilities if isinstance(each, Speculation)]
         drafts = "".join(f"{tally.accepted} of {tally.proposed}" for tally in tallies)
         table.add_row(name, f"{known}" if known else "", drafts, f"[bold]{yes(same[name])}[/]")
     console.print(table)

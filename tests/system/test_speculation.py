@@ -46,7 +46,7 @@ SOME = {
 
 
 def speculation_of(llm: LLM) -> Speculation:
-    (speculation,) = llm.engine.capabilities
+    speculation, *_ = llm.engine.capabilities
     return speculation
 
 
@@ -236,7 +236,7 @@ def test_what_was_measured_leaves_no_trace(config, kv_cache, ahead):
     )
     engine = build_engine(args, [recorded := Recorded()])
     assert time.thread_time() - start < 20, "it is bounded in time"
-    (speculation,) = engine.capabilities
+    speculation, *_ = engine.capabilities
     table = speculation.lengths.times
     assert StepTimes.from_dict(json.loads(json.dumps(table.as_dict()))) == table, (
         "it is shown as plain numbers"
