@@ -26,6 +26,7 @@ from engine.models.known_shapes import SHAPES, known_shapes  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
 from engine.models.rope import rope_from, rotate  # noqa: E402
 from engine.speculation.capability import Speculation  # noqa: E402
+from engine.speculation.measuring import ALWAYS_DRAFT  # noqa: E402
 from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import title, yes  # noqa: E402
 from tools.compare_models import compare  # noqa: E402
@@ -44,7 +45,14 @@ SETTINGS = {
     "prompts in chunks of 8": {"block_size": 4, "max_num_batched_tokens": 8, "enable_prefix_caching": False},
     "beginnings computed once": {"block_size": 4, "max_num_batched_tokens": 32},
     "with n-grams as drafts": {"speculative_config": NGRAM},
-    "with a twin's drafts": {"speculative_config": {"model": DRAFT, "num_speculative_tokens": 4}},
+    # A twin takes as long as the model itself, so it would never propose if its times were measured.
+    "with a twin's drafts": {
+        "speculative_config": {
+            "model": DRAFT,
+            "num_speculative_tokens": 4,
+            "step_times": ALWAYS_DRAFT.as_dict(),
+        }
+    },
 }
 
 
