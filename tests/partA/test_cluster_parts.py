@@ -229,7 +229,7 @@ def test_the_manifests_serve_config_is_one_that_ray_accepts(parts, machines, mon
     module, name = application.import_path.split(":")
     assert (module, getattr(parts, name)) == (parts.__name__, parts.build)
     machines["GPU"] = 0.0
-    monkeypatch.setattr(parts.ModelConfig, "from_pretrained", lambda model: None)  # no download here
+    monkeypatch.setattr(parts.ModelConfig, "from_pretrained", lambda *_: None)  # no download here
     app = parts.build(application.args)
     (workers,) = spec["rayClusterConfig"]["workerGroupSpecs"]
     limits = workers["template"]["spec"]["containers"][0]["resources"]["limits"]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
 from engine import LLM, EngineArgs, SamplingParams
 from engine.cli.serving import Service
@@ -116,6 +117,7 @@ submit, number = ModelRunner.submit, count()
 
 def out_of_memory(runner, batch):
     if next(number) == 3:
+        print("a library says:", torch.get_num_threads(), "threads", flush=True)
         raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
     return submit(runner, batch)
 
@@ -123,10 +125,12 @@ ModelRunner.submit = out_of_memory
 """
 
 
-def test_another_rank_without_memory_in_a_step_ends_all(change_rank, capfd):
+def test_another_rank_without_memory_in_a_step_ends_all(change_rank, capfd, monkeypatch):
     """It says why, and ends; rank 0, which waits for its sum, says who has ended."""
     change_rank(OUT_OF_MEMORY)
-    llm = LLM("storyteller", **TWO)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 6)
+        llm = LLM("storyteller", **TWO)
     worker = llm.engine.executor.workers.workers[0].process
     stream = llm.stream("Once", SamplingParams(temperature=0, max_tokens=100, ignore_eos=True))
     next(stream)
@@ -136,7 +140,9 @@ def test_another_rank_without_memory_in_a_step_ends_all(change_rank, capfd):
         llm.generate("Once", use_tqdm=False)
     llm.shutdown()
     assert worker.returncode == 1
-    assert "rank 1: OutOfMemoryError: Tried to allocate 2.00 GiB" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "rank 1: OutOfMemoryError: Tried to allocate 2.00 GiB" in said
+    assert "a library says: 3 threads" in said, "of 6 threads each rank has half; nobody reads its output"
 
 
 def test_ranks_without_work_stay(change_rank, monkeypatch):
@@ -218,6 +224,18 @@ def test_served_and_killed_while_idle(tmp_path):
                 break
             time.sleep(0.02)
         assert process.wait(DEADLINE) == 1
+
+
+def test_a_rank_ends_with_the_pipe_that_rank_0_holds():
+    """Whatever it does: here it waits for its options, and would in a sum."""
+    read_end, life = os.pipe()
+    command = [sys.executable, "-m", "engine.wiring.rank", str(read_end)]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stdin=-1, stdout=-1, pass_fds=[read_end]
+    ) as rank:
+        os.close(read_end)
+        os.close(life)
+        assert rank.wait(DEADLINE) == 1
 
 
 def test_rank_0_gone_leaves_no_worker_behind(tmp_path):
