@@ -15,7 +15,10 @@ from engine.parallel.orders import STEP, STOP, step_bytes, step_from, write_orde
 from engine.parallel.rank import Rank
 from tests.partA.test_orders import NUMBERS
 
-BATCH = step_from(np.array(NUMBERS, dtype=np.int64))
+
+@pytest.fixture
+def batch():
+    return step_from(np.array(NUMBERS, dtype=np.int64))
 
 
 class Workers:
@@ -55,11 +58,11 @@ class Runner:
         return SimpleNamespace(is_done=self.log.clear, result=lambda: self.log.append("read"))
 
 
-def test_a_step_is_told_with_its_way_and_then_begun_and_watched():
+def test_a_step_is_told_with_its_way_and_then_begun_and_watched(batch):
     """The others compute it while rank 0 does; and no wait for the device is without a limit."""
     workers = Workers()
     runner = Runner(workers.log)
-    step = LeadingExecutor(runner, workers, None).submit(BATCH)
+    step = LeadingExecutor(runner, workers, None).submit(batch)
     numbers = [*NUMBERS[:5], 0, 1, *NUMBERS[7:]]  # sequences are numbered from 0 on
     assert workers.log == [("told", STEP, step_bytes(1, np.array(numbers))), "submitted"]
     workers.log.clear()
@@ -69,7 +72,7 @@ def test_a_step_is_told_with_its_way_and_then_begun_and_watched():
 
 
 @pytest.mark.parametrize("where", ["submit", "result"])
-def test_what_fails_behind_an_order_is_a_rank_lost(where):
+def test_what_fails_behind_an_order_is_a_rank_lost(batch, where):
     """Out of memory on the device, say: the others wait in this step's sums."""
     workers = Workers()
     runner = Runner(workers.log)
@@ -80,9 +83,9 @@ def test_what_fails_behind_an_order_is_a_rank_lost(where):
     if where == "submit":
         runner.submit = fail
         with pytest.raises(RankLost, match="no memory"):
-            LeadingExecutor(runner, workers, None).submit(BATCH)
+            LeadingExecutor(runner, workers, None).submit(batch)
         return
-    step = LeadingExecutor(runner, workers, None).submit(BATCH)
+    step = LeadingExecutor(runner, workers, None).submit(batch)
     step.step.result = fail
     with pytest.raises(RankLost, match="no memory"):
         step.result()
@@ -108,14 +111,14 @@ def test_tokens_of_a_step_with_drafts_are_not_sent():
     assert len(sent) == 1
 
 
-def test_another_rank_computes_each_step_by_the_way_it_is_told():
+def test_another_rank_computes_each_step_by_the_way_it_is_told(batch):
     orders, seen = io.BytesIO(), []
     for way in (1, 0, 1):
         write_order(orders, STEP, step_bytes(way, np.array(NUMBERS)))
     write_order(orders, STOP)
     orders.seek(0)
     way = ToldWay([lambda batch: seen.append("first"), lambda batch: seen.append("second")])
-    assert way.fits(BATCH), "rank 0 has decided"
+    assert way.fits(batch), "rank 0 has decided"
     follow(SimpleNamespace(ways=[way], submit=way), None, orders)
     assert seen == ["second", "first", "second"]
 

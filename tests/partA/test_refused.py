@@ -2,6 +2,7 @@
 with.
 """
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from benchmarks.part20_models import random_model
 from engine import LLM, EngineArgs
 from engine.models.checkpoint import CheckpointError
 from engine.models.loader import load_model
-from engine.parallel.launch import Workers
+from engine.parallel.launch import RankLost, Workers
 from engine.parallel.shards import Shards
 from engine.wiring import compose, many_devices
 from tests.part01 import reference
@@ -140,3 +141,50 @@ def test_only_rank_0_writes_the_recording(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="tensor_parallel_size=2: a process cannot be started: no processes"):
         LLM("storyteller", **TWO, record=str(tmp_path / "record"))
     assert told == [None]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "words"),
+    [
+        (CheckpointError("no such file"), CheckpointError, "^no such file"),
+        (KeyboardInterrupt("by hand"), KeyboardInterrupt, "^by hand"),
+        (RuntimeError("connection reset"), ValueError, "^tensor_parallel_size=2: rank 1 has ended"),
+    ],
+)
+def test_a_start_that_fails_ends_the_ranks(error, raised, words, monkeypatch):
+    """What fails in a sum is another rank's end, and that is told."""
+    stopped = []
+
+    class Started:
+        store = "ranks"
+
+        def __init__(self, size, options):
+            assert size == 2
+
+        def wait_until_ready(self):
+            pass
+
+        @contextmanager
+        def together(self):
+            try:
+                yield
+            except Exception as error:
+                raise RankLost("rank 1 has ended") from error
+
+        def at_end(self, callback):
+            callback()
+
+        def stop(self):
+            stopped.append("ranks")
+
+    def load(args, rank):
+        raise error
+
+    group = SimpleNamespace(rank=0, size=2, device=torch.device("cpu"), smallest=None, sum=None)
+    group.close = lambda: stopped.append("group")
+    monkeypatch.setattr(many_devices, "Workers", Started)
+    monkeypatch.setattr(many_devices, "Group", lambda *_: group)
+    monkeypatch.setattr(many_devices, "load_one_device", load)
+    with pytest.raises(raised, match=words):
+        many_devices.load_devices(EngineArgs(**TWO))
+    assert stopped == ["group", "ranks"], "the group is left at the ranks' end"
