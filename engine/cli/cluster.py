@@ -1,192 +1,49 @@
 """`ruvon cluster`: the app of `ruvon serve` in several processes, behind Ray Serve's proxy. Extension A.
 
 A request's way: Ray's proxy (one on each machine that has a replica) reads it, its router chooses a replica,
-and the replica's app answers through Ray; chunks of a stream pass as they come. Each replica is a process
-with an engine of its own, and knows nothing of the others, but that /metrics asks them all.
+and the replica's app (replica.py) answers through Ray; chunks of a stream pass as they come.
 
 Promises that Ray replaces a replica whose process has died or whose engine has ended or hangs; that Ctrl-C
 and SIGTERM refuse new requests, let those under way end as `ruvon serve` does, and leave no process of Ray's
-that was started here. A stream whose replica dies ends with an error, and is not resumed.
+that was started here.
 
-The only file that imports Ray: extra `cluster`. engine/cli/many_devices.py has the flags.
+Imports Ray: extra `cluster`. engine/cli/many_devices.py has the flags.
 """
 
-import gc
 import logging
 import os
 import queue
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import ray
-from fastapi import Response
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
 from ray import serve
 from ray.serve.exceptions import RayServeException
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
 
 from engine.cli.many_devices import ClusterFlags
+from engine.cli.replica import ANSWER_SECONDS, Replica
 from engine.cli.serve import listen
 from engine.cli.serve_flags import ServeFlags
-from engine.cli.serving import Service, allowed_hosts
-from engine.machine.collector import NEW_OBJECTS
 from engine.models.config import ModelConfig
-from engine.server.errors import RequestError
-from engine.server.limits import MAX_REQUESTS, SHUTDOWN_SECONDS, SWITCH_SECONDS
+from engine.server.limits import MAX_REQUESTS, SHUTDOWN_SECONDS
 from engine.server.shutdown import LAST_EVENT_SECONDS
-from engine.server.telemetry_routes import METRICS_TYPE
 from engine.telemetry.cost_accounting import CostAccounting
-from engine.telemetry.history import DATA_PATH
 from engine.wiring.engine_args import EngineArgs
-from engine.wiring.loading import one_thread_if_small, public_name
+from engine.wiring.loading import public_name
 
 NAME = "ruvon"  # of the application and its deployment
 OBJECT_STORE_BYTES = 2**27  # of shared memory, of which answers need next to nothing; Ray's default is 30%
 HEALTH_SECONDS = 1  # between two questions whether a replica is well; three bad answers, and it is replaced
 SILENT_SECONDS = 10  # without an answer: a bad one
-ANSWER_SECONDS = 5  # for a replica to answer a question of ours
 QUIET = {"log_level": "WARNING", "enable_access_log": False}  # Ray writes a line for each request
 POLL_SECONDS = 0.2  # between two looks of this command at what it waits for
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"  # by the header x-session-id
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Signals = queue.SimpleQueue[int]  # that have come and were not dealt with
 SEATS = {True: 256, False: 16}  # on a GPU, or not: the default of max_num_seqs
-
-
-class Replica:
-    """One engine and its app: what Ray runs in a process of its own, R times."""
-
-    def __init__(self, args: EngineArgs, flags: ServeFlags, folder: str) -> None:
-        """`folder`: the command's, to which relative paths belong. Raises CheckpointError or ValueError."""
-        if Path(folder).is_dir():  # another machine may not have it
-            os.chdir(folder)
-        name = serve.get_replica_context().replica_tag
-        args = replace(args, record=own_file(args.record, name))
-        log = own_file(flags.cost_log, name)
-        one_thread_if_small(args.model, args.model_impl)
-        self.costs = CostAccounting.parse(flags.price_per_hour, flags.api_price, log, flags.cost_weights)
-        self.service = Service.of(args, flags)
-        hosts = allowed_hosts(flags.host, flags.allowed_host or ())
-        app = self.service.app(hosts, flags.key(), flags.allow_priority, self.costs, flags.root_path)
-        # In front of the app's own routes, which tell of one engine, and behind its gates.
-        app.router.routes.insert(0, Route("/metrics", self.scrape))
-        app.router.routes.insert(0, Route(DATA_PATH, self.data))
-        self._app = app
-        self._is_closing = False
-        # As `ruvon serve` has its process (engine/server/run.py says why).
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(NEW_OBJECTS)
-        sys.setswitchinterval(SWITCH_SECONDS)
-
-    def __serve_build_asgi_app__(self) -> Starlette:
-        """Ray's name for it. Ray also opens the app's lifespan, which starts the engine's thread."""
-        return self._app
-
-    def __del__(self) -> None:
-        """Ray calls it when the replica has no request any more and its app has ended."""
-        if self.costs:
-            self.costs.end()
-
-    async def check_health(self) -> None:
-        """Ray asks every HEALTH_SECONDS. Raises RuntimeError: the engine has ended, or hangs."""
-        try:
-            if not self._is_closing:
-                self.service.backend.health()
-        except RequestError as error:
-            raise RuntimeError(str(error)) from None
-
-    # What all replicas are asked at once (`broadcast`), by one of them or by the command.
-
-    async def metrics(self) -> tuple[int, list[Metric]]:
-        """(this replica's rank, what its /metrics would tell)."""
-        return self.rank(), list(self.service.metrics.registry.collect())
-
-    async def snapshot(self) -> tuple[int, dict]:
-        """(this replica's rank, what its dashboard shows)."""
-        return self.rank(), self.service.metrics.snapshot()
-
-    async def begin_shutdown(self, seconds: float) -> None:
-        """Refuse new requests; the server ends in `seconds`."""
-        self._is_closing = True
-        self.service.backend.begin_shutdown(seconds)
-
-    async def is_idle(self) -> bool:
-        return self.service.backend.idle
-
-    async def end_all(self) -> None:
-        """End the requests under way with what they have."""
-        self.service.backend.end_all()
-
-    def rank(self) -> int:
-        """This replica's number, from 0. It may change when others come and go."""
-        return serve.get_replica_context().rank.rank
-
-    async def _ask_all(self, method: str) -> dict[int, Any]:
-        """By rank, what each replica answers; one that has just died is left out. Raises RequestError: one
-        does not answer.
-        """
-        me = serve.get_replica_context()
-        handle = serve.get_deployment_handle(me.deployment, me.app_name)
-        response = handle.broadcast(method)
-        try:
-            answers = await response.results_async(timeout_s=ANSWER_SECONDS, return_exceptions=True)
-        except TimeoutError:
-            raise RequestError(503, f"a replica has not answered in {ANSWER_SECONDS} s") from None
-        return dict(answer for answer in answers if not isinstance(answer, BaseException))
-
-    async def scrape(self, request: Request) -> Response:
-        """All replicas' metrics in one text."""
-        text = generate_latest(gathered(await self._ask_all("metrics")))
-        return Response(text, media_type=METRICS_TYPE)
-
-    async def data(self, request: Request) -> Response:
-        """The dashboard's numbers: always the first replica's, or the page would jump from one to another."""
-        snapshots = await self._ask_all("snapshot")
-        first = min(snapshots)
-        name = f"{snapshots[first]['model_name']}, replica {first} of {len(snapshots)}"
-        return JSONResponse(snapshots[first] | {"model_name": name}, headers={"Cache-Control": "no-store"})
-
-
-def own_file(path: Any, replica: str) -> Any:
-    """The path with a replica's name in it, since two would write into one file: costs.csv, costs-abc.csv."""
-    return None if path is None else str(Path(path).with_stem(f"{Path(path).stem}-{replica}"))
-
-
-class _Collected:
-    """A collector of what was collected elsewhere, as prometheus_client wants one."""
-
-    def __init__(self, metrics: list[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> list[Metric]:
-        return self._metrics
-
-
-def gathered(metrics_by_rank: Mapping[int, list[Metric]]) -> CollectorRegistry:
-    """Each metric once, with the samples of all replicas: the label `engine`, as vLLM has it, is the rank."""
-    metrics: dict[str, Metric] = {}
-    for rank, collected in sorted(metrics_by_rank.items()):
-        for metric in collected:
-            whole = metrics.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
-            for sample in metric.samples:
-                labels = sample.labels | {"engine": str(rank)}
-                whole.add_sample(sample.name, labels, sample.value, sample.timestamp, sample.exemplar)
-    answered = GaugeMetricFamily(
-        "ruvon:replicas", "Replicas that answered this scrape.", len(metrics_by_rank)
-    )
-    registry = CollectorRegistry()
-    registry.register(_Collected([*metrics.values(), answered]))
-    return registry
 
 
 def application(args: EngineArgs, flags: ServeFlags, scale: ClusterFlags) -> Any:

@@ -1,7 +1,7 @@
 """The command `ruvon cluster` and its flags, and what `ruvon doctor` says of several devices. Extension A.
 
 Promises that a wrong flag, or a port in use, is refused in one line before Ray is started. The replicas
-themselves are in engine/cli/cluster.py. Imports no torch at the top, since `ruvon --help` reads this file.
+themselves are in engine/cli/replica.py. Imports no torch at the top, since `ruvon --help` reads this file.
 """
 
 import sys

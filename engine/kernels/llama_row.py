@@ -32,8 +32,25 @@ TILES = {
     "down": Tile(rows=2, warps=2, resident=None),
     "head": Tile(rows=4, warps=4, resident=None),
 }
+MOST_HELD = 128  # weights of a tile for each thread; of many more, the compiler moves some to slow memory
+MOST_WARPS = 8  # of a program; with more, a thread has too few registers
 ATTEND_TILE = {"TOKENS": 64, "num_warps": 4}  # old tokens that a program reads at a time
 MAX_SPLITS = 16  # the most programs among which the sequence is split, for each key head
+
+
+def tile_of(name: str, K: int) -> Tile:
+    """The tile for a layer with K inputs: of `TILES`, with more warps, and then with fewer rows, where a
+    thread would hold more than MOST_HELD weights.
+    """
+    tile, matrices = TILES[name], 2 if name == "gate_up" else 1
+    while tile.rows * matrices * K > MOST_HELD * 32 * tile.warps:
+        if tile.warps < MOST_WARPS:
+            tile = tile._replace(warps=2 * tile.warps)
+        elif tile.rows > 1:
+            tile = tile._replace(rows=tile.rows // 2)
+        else:
+            break
+    return tile
 
 
 class LlamaRow:
@@ -96,7 +113,8 @@ class LlamaRow:
         return self.logits
 
     def _norm_linear(self, name: str, norm: nn.RMSNorm, linear: nn.Linear, out: Tensor) -> None:
-        N, K, tile = out.numel(), linear.in_features, TILES[name]
+        N, K = out.numel(), linear.in_features
+        tile = tile_of(name, K)
         _norm_linear[(tile.programs(N, self.multiprocessors),)](
             self.x, linear.weight, linear.bias, norm.weight, out, self.config.norm_eps, N=N, K=K,
             PADDED=triton.next_power_of_2(K), GATED=name == "gate_up", BIAS=linear.bias is not None,
@@ -104,7 +122,8 @@ class LlamaRow:
         )  # fmt: skip
 
     def _linear_add(self, name: str, a: Tensor, linear: nn.Linear) -> None:
-        (N, K), tile = linear.weight.shape, TILES[name]
+        N, K = linear.weight.shape
+        tile = tile_of(name, K)
         _linear_add[(tile.programs(N, self.multiprocessors),)](
             a, linear.weight, self.x, N=N, K=K, PADDED=triton.next_power_of_2(K),
             **tile.options(N, self.multiprocessors, self.pdl),

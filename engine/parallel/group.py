@@ -77,7 +77,7 @@ class Group:
         """The maximum over the ranks of each number of x, as a new tensor. For loading, where a rank may come
         minutes later: waits for up to START_SECONDS.
         """
-        on_host = x.cpu()
+        on_host = x.to("cpu", copy=True)
         dist.all_reduce(on_host, dist.ReduceOp.MAX, group=self._host)
         return on_host.to(x.device)
 

@@ -12,6 +12,7 @@ from tests.part13.test_many_rows import TOLERANCE, Step
 from tests.part13.test_paged_attention import DEVICE
 from tests.part20.test_llama_rows import MODELS, made
 
+TILES = llama_row.TILES
 NARROW = [name for name, (_, settings) in MODELS.items() if settings["head_dim"] < MIN_HEAD_DIM]
 
 
@@ -41,3 +42,17 @@ def test_logits_and_stored_keys_are_the_models(model, length, runs):
             assert torch.allclose(got, logits, atol=TOLERANCE), "the chain's logits are the model's"
             assert not chain.arrived.any(), "after each run the counts of parts are back at 0"
     assert torch.allclose(memory, stored, atol=1e-5), "the new token's key and value lie in its slot"
+
+
+def test_a_wide_layer_has_more_threads_and_then_fewer_rows(monkeypatch):
+    """A thread holds weights of its tile in registers, of which it has 255."""
+    monkeypatch.setattr(llama_row, "TILES", TILES)
+    assert llama_row.tile_of("gate_up", 1024) == TILES["gate_up"], "Qwen3-0.6B: as it was tuned"
+    assert llama_row.tile_of("gate_up", 4096)[:2] == (4, 8), "4 rows of gate and of up: 8 warps in place of 4"
+    assert llama_row.tile_of("qkv", 5120)[:2] == (4, 8), "more than 8 warps have fewer registers each"
+    assert llama_row.tile_of("down", 10**6)[:2] == (1, 8), "a row is not divided"
+    for name in TILES:
+        for K in (2048, 2560, 8192, 12288):
+            tile = llama_row.tile_of(name, K)
+            matrices = 2 if name == "gate_up" else 1
+            assert tile.rows * matrices * K <= llama_row.MOST_HELD * 32 * tile.warps

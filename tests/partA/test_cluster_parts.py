@@ -48,6 +48,14 @@ def parts():
     return engine.cli.cluster
 
 
+@pytest.fixture
+def replica(parts):
+    """The module of one replica."""
+    import engine.cli.replica
+
+    return engine.cli.replica
+
+
 @pytest.mark.parametrize(
     ("cores", "replicas", "share"),
     [
@@ -124,7 +132,7 @@ def test_what_no_replica_could_do_is_refused(parts, args, flags, says):
         parts.check(EngineArgs(**args), ServeFlags(**flags))
 
 
-def test_metrics_of_all_replicas_are_one_text(parts):
+def test_metrics_of_all_replicas_are_one_text(replica):
     def collected(tokens: int) -> list:
         registry = CollectorRegistry()
         Counter("vllm:tokens", "Tokens.", ["model_name", "engine"], registry=registry).labels("m", "0").inc(
@@ -133,7 +141,7 @@ def test_metrics_of_all_replicas_are_one_text(parts):
         Gauge("memory", "Bytes.", registry=registry).set(10 * tokens)
         return list(registry.collect())
 
-    text = generate_latest(parts.gathered({1: collected(2), 0: collected(1)})).decode()
+    text = generate_latest(replica.gathered({1: collected(2), 0: collected(1)})).decode()
     assert text.count("# HELP vllm:tokens_total Tokens.") == 1
     assert (
         'vllm:tokens_total{engine="0",model_name="m"} 1.0\nvllm:tokens_total{engine="1",model_name="m"} 2.0'
@@ -143,9 +151,9 @@ def test_metrics_of_all_replicas_are_one_text(parts):
     assert "ruvon:replicas 2.0" in text
 
 
-def test_two_replicas_do_not_write_into_one_file(parts):
-    assert parts.own_file("logs/costs.csv", "abc") == "logs/costs-abc.csv"
-    assert parts.own_file(None, "abc") is None
+def test_two_replicas_do_not_write_into_one_file(replica):
+    assert replica.own_file("logs/costs.csv", "abc") == "logs/costs-abc.csv"
+    assert replica.own_file(None, "abc") is None
 
 
 # The fields of KubeRay's RayService that the manifest uses, and their kinds, by KubeRay's own types
@@ -229,7 +237,7 @@ def test_the_manifests_serve_config_is_one_that_ray_accepts(parts, machines, mon
     module, name = application.import_path.split(":")
     assert (module, getattr(parts, name)) == (parts.__name__, parts.build)
     machines["GPU"] = 0.0
-    monkeypatch.setattr(parts.ModelConfig, "from_pretrained", lambda model: None)  # no download here
+    monkeypatch.setattr(parts.ModelConfig, "from_pretrained", lambda *_: None)  # no download here
     app = parts.build(application.args)
     (workers,) = spec["rayClusterConfig"]["workerGroupSpecs"]
     limits = workers["template"]["spec"]["containers"][0]["resources"]["limits"]

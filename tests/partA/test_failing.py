@@ -1,19 +1,24 @@
 """A rank that is lost, in a step and between two, offline and served; and rank 0 gone."""
 
+import asyncio
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
-from engine import LLM, SamplingParams
+from engine import LLM, EngineArgs, SamplingParams
+from engine.cli.serving import Service
+from engine.parallel import group, launch
 from engine.parallel.launch import RankLost
 from tests.system.ready import Popen
 
@@ -22,6 +27,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF
 LONG = {"model": "storyteller", "prompt": "Once", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 pytestmark = pytest.mark.usefixtures("orders_are_read")
 DEADLINE = 60  # seconds for what comes at once on a machine that is not busy
+TWO = {"device": "cpu", "tensor_parallel_size": 2, "max_model_len": 256}
 
 
 def workers_of(pid: int) -> list[int]:
@@ -62,8 +68,21 @@ def server(tmp_path: Path):
         process.wait()
 
 
+@pytest.fixture
+def change_rank(tmp_path, monkeypatch):
+    """Have the other ranks run some code first."""
+
+    def change(code: str) -> None:
+        then = "import sys\nfrom engine.wiring.rank import main\nmain(int(sys.argv[1]))\n"
+        (tmp_path / "changed_rank.py").write_text(code + then)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setattr(launch, "WORKER", "changed_rank")
+
+    return change
+
+
 def test_a_rank_that_is_killed_ends_every_call_in_words():
-    llm = LLM("storyteller", device="cpu", tensor_parallel_size=2, max_model_len=256)
+    llm = LLM("storyteller", **TWO)
     stream = llm.stream("Once", SamplingParams(temperature=0, max_tokens=100, ignore_eos=True))
     next(stream)
     (worker,) = workers_of(os.getpid())
@@ -77,7 +96,7 @@ def test_a_rank_that_is_killed_ends_every_call_in_words():
 
 def test_what_fails_on_rank_0_after_the_others_were_told_ends_the_engine(monkeypatch):
     """Out of memory, say. The other ranks wait for its sums: no request can be spared."""
-    llm = LLM("storyteller", device="cpu", tensor_parallel_size=2, max_model_len=256)
+    llm = LLM("storyteller", **TWO)
     (worker,) = workers_of(os.getpid())
 
     def fail(logits, batch):
@@ -88,6 +107,83 @@ def test_what_fails_on_rank_0_after_the_others_were_told_ends_the_engine(monkeyp
         llm.generate("Once", use_tqdm=False)
     llm.shutdown()
     assert not is_running(worker)
+
+
+OUT_OF_MEMORY = """
+from itertools import count
+import torch
+from engine.execution.runner import ModelRunner
+submit, number = ModelRunner.submit, count()
+
+def out_of_memory(runner, batch):
+    if next(number) == 3:
+        print("a library says:", torch.get_num_threads(), "threads", flush=True)
+        raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+    return submit(runner, batch)
+
+ModelRunner.submit = out_of_memory
+"""
+
+
+def test_another_rank_without_memory_in_a_step_ends_all(change_rank, capfd, monkeypatch):
+    """It says why, and ends; rank 0, which waits for its sum, says who has ended."""
+    change_rank(OUT_OF_MEMORY)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 6)
+        llm = LLM("storyteller", **TWO)
+    worker = llm.engine.executor.workers.workers[0].process
+    stream = llm.stream("Once", SamplingParams(temperature=0, max_tokens=100, ignore_eos=True))
+    next(stream)
+    with pytest.raises(RankLost, match=rf"rank 1 \(process {worker.pid}\) has ended: exit code 1"):
+        list(stream)
+    with pytest.raises(RankLost, match="rank 1"):
+        llm.generate("Once", use_tqdm=False)
+    llm.shutdown()
+    assert worker.returncode == 1
+    said = capfd.readouterr().err
+    assert "rank 1: OutOfMemoryError: Tried to allocate 2.00 GiB" in said
+    assert "a library says: 3 threads" in said, "of 6 threads each rank has half; nobody reads its output"
+
+
+def test_ranks_without_work_stay(change_rank, monkeypatch):
+    """An order comes through a pipe, which waits for ever; only what waits in a sum has a limit. It is 4 s
+    here, and nothing is asked for 6.
+    """
+    change_rank("from engine.parallel import group\ngroup.SUM_SECONDS = 4\n")
+    monkeypatch.setattr(group, "SUM_SECONDS", 4)
+    llm = LLM("storyteller", **TWO)
+    params = SamplingParams(temperature=0, max_tokens=5)
+    first = llm.generate("Once", params, use_tqdm=False)[0].outputs[0].token_ids
+    time.sleep(6)
+    assert llm.generate("Once", params, use_tqdm=False)[0].outputs[0].token_ids == first
+    llm.shutdown()
+
+
+def test_health_says_it_with_the_news():
+    """No time is asked for here: as soon as the engine has been told, and nobody asks in between."""
+    service, told = Service(EngineArgs(**TWO)), threading.Event()
+    app = service.app([], None, False, None)
+
+    def status() -> tuple[int, str]:
+        async def ask():
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://here"
+            ) as client:
+                return await client.get("/health")
+
+        answer = asyncio.run(ask())
+        return answer.status_code, answer.text
+
+    service.engine.on_lost.append(lambda error: told.set())  # the engine's thread is told before
+    service.engine_thread.start()
+    assert status()[0] == 200
+    (worker,) = workers_of(os.getpid())
+    os.kill(worker, signal.SIGKILL)
+    assert told.wait(DEADLINE), "the engine is not told of the end of a rank"
+    code, text = status()
+    assert code == 503, text
+    service.engine_thread.stop()
+    service.engine.shutdown()
 
 
 def test_served_and_killed_in_a_step(tmp_path):
@@ -128,6 +224,18 @@ def test_served_and_killed_while_idle(tmp_path):
                 break
             time.sleep(0.02)
         assert process.wait(DEADLINE) == 1
+
+
+def test_a_rank_ends_with_the_pipe_that_rank_0_holds():
+    """Whatever it does: here it waits for its options, and would in a sum."""
+    read_end, life = os.pipe()
+    command = [sys.executable, "-m", "engine.wiring.rank", str(read_end)]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stdin=-1, stdout=-1, pass_fds=[read_end]
+    ) as rank:
+        os.close(read_end)
+        os.close(life)
+        assert rank.wait(DEADLINE) == 1
 
 
 def test_rank_0_gone_leaves_no_worker_behind(tmp_path):

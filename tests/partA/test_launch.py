@@ -121,6 +121,26 @@ def test_a_rank_that_ends_is_told_once_and_then_always(start):
     assert open_files() == before
 
 
+def test_nobody_looks_again_and_again_whether_a_rank_is_there(start):
+    """The system tells of its end, at once: the threads that wait for this sleep until then."""
+    before = set(threading.enumerate())
+    workers = start()
+    workers.wait_until_ready()
+    watching = [thread.native_id for thread in set(threading.enumerate()) - before]
+    assert len(watching) == 2, "a thread for each rank"
+
+    def awakenings() -> list[str]:
+        files = [Path(f"/proc/self/task/{thread}/status").read_text() for thread in watching]
+        return [line for file in files for line in file.splitlines() if line.startswith("voluntary_ctxt")]
+
+    def sleep_on() -> bool:
+        first = awakenings()
+        time.sleep(2)
+        return awakenings() == first
+
+    wait_until(sleep_on)
+
+
 def test_a_failure_here_waits_for_the_news_of_the_rank_that_caused_it(start, monkeypatch):
     monkeypatch.setattr(launch, "CAUSE_SECONDS", 60)
     begin = time.monotonic()

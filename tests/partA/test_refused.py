@@ -1,16 +1,20 @@
-"""What cannot be had with several ranks is refused in a line, before a process is started."""
+"""What cannot be had with several ranks is refused in a line, before a process is started; what others start
+with.
+"""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks.part20_models import random_model
 from engine import LLM, EngineArgs
 from engine.models.checkpoint import CheckpointError
 from engine.models.loader import load_model
-from engine.parallel.launch import Workers
+from engine.parallel.launch import RankLost, Workers
 from engine.parallel.shards import Shards
-from engine.wiring import compose
+from engine.wiring import compose, many_devices
 from tests.part01 import reference
 from tests.system.ready import ruvon
 
@@ -94,3 +98,93 @@ def test_on_the_command_line():
     assert done.returncode == 1
     assert "does not divide num_heads=4" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "places", "backend"),
+    [("cpu", ["cpu"] * 3, "gloo"), ("cuda", ["cuda:0", "cuda:1", "cuda:2"], "nccl")],
+)
+def test_what_another_rank_is_told(device, places, backend, monkeypatch):
+    """Its device and its share of the threads. It writes no recording, and proposes no drafts: it verifies
+    as many as rank 0 does, and needs no draft model for that.
+    """
+    told = []
+
+    class Told(RuntimeError):
+        """Ends the start: there is nothing to compute with."""
+
+    def start(_, size, options):
+        told.extend(options(rank) for rank in range(1, size))
+        raise Told
+
+    monkeypatch.setattr(Workers, "__init__", start)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(many_devices, "divide", lambda config, size: config)
+    drafts = {"model": "storyteller-draft", "num_speculative_tokens": 3}
+    with pytest.raises(Told):
+        LLM("storyteller", device=device, tensor_parallel_size=3, speculative_config=drafts)
+    assert [options["args"]["device"] for options in told] == places[1:]
+    for options in told:
+        assert (options["threads"], options["backend"]) == (2, backend)
+        assert options["args"]["speculative_config"] == {"method": "ngram", "num_speculative_tokens": 3}
+
+
+def test_only_rank_0_writes_the_recording(monkeypatch, tmp_path):
+    told = []
+
+    def start(_, size, options):
+        told.append(options(1)["args"]["record"])
+        raise OSError("no processes are left")
+
+    monkeypatch.setattr(Workers, "__init__", start)
+    with pytest.raises(ValueError, match="tensor_parallel_size=2: a process cannot be started: no processes"):
+        LLM("storyteller", **TWO, record=str(tmp_path / "record"))
+    assert told == [None]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "words"),
+    [
+        (CheckpointError("no such file"), CheckpointError, "^no such file"),
+        (KeyboardInterrupt("by hand"), KeyboardInterrupt, "^by hand"),
+        (RuntimeError("connection reset"), ValueError, "^tensor_parallel_size=2: rank 1 has ended"),
+    ],
+)
+def test_a_start_that_fails_ends_the_ranks(error, raised, words, monkeypatch):
+    """What fails in a sum is another rank's end, and that is told."""
+    stopped = []
+
+    class Started:
+        store = "ranks"
+
+        def __init__(self, size, options):
+            assert size == 2
+
+        def wait_until_ready(self):
+            pass
+
+        @contextmanager
+        def together(self):
+            try:
+                yield
+            except Exception as error:
+                raise RankLost("rank 1 has ended") from error
+
+        def at_end(self, callback):
+            callback()
+
+        def stop(self):
+            stopped.append("ranks")
+
+    def load(args, rank):
+        raise error
+
+    group = SimpleNamespace(rank=0, size=2, device=torch.device("cpu"), smallest=None, sum=None)
+    group.close = lambda: stopped.append("group")
+    monkeypatch.setattr(many_devices, "Workers", Started)
+    monkeypatch.setattr(many_devices, "Group", lambda *_: group)
+    monkeypatch.setattr(many_devices, "load_one_device", load)
+    with pytest.raises(raised, match=words):
+        many_devices.load_devices(EngineArgs(**TWO))
+    assert stopped == ["group", "ranks"], "the group is left at the ranks' end"

@@ -13,3 +13,9 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path):
         "embed_norm", "add_norm", "_rotate_and_store", "_silu_mul", "_attend", "_merge",
         "_embed_row", "_norm_linear", "_linear_add", "_attend_row", "_attend_rows",
     }  # fmt: skip
+
+
+def test_no_thread_of_a_wide_model_has_more_numbers_than_registers(tmp_path):
+    """The assembler moves what is left over to memory: a step of Qwen3-8B would read that, too."""
+    told = compiled("tests.part20.spilled", tmp_path)
+    assert told == {"qkv:0", "proj:0", "gate_up:0", "down:0", "head:0"}, "bytes that a thread keeps in memory"
