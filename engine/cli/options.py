@@ -149,17 +149,19 @@ def takes_neutral_flags(
     reach the command. Another value ends the command with exit status 1 and the reason.
 
     `name` is the command's. `table` has the accepted values of each flag, the first of them vLLM's default,
-    and the reason why no others are. The help does not show these flags.
+    and the reason why no others are. The help does not show these flags. A flag that the command has itself
+    is the command's.
     """
 
     def decorate(command: Callable) -> Callable:
         signature = inspect.signature(command)
+        neutral = {flag: values for flag, values in table.items() if flag not in signature.parameters}
 
         @wraps(command)
         def from_flags(**flag_values: Any) -> None:
             with refusals(name):
-                for flag in table:
-                    _refuse_unless_neutral(flag, flag_values.pop(flag, None), *table[flag])
+                for flag in neutral:
+                    _refuse_unless_neutral(flag, flag_values.pop(flag, None), *neutral[flag])
             command(**flag_values)
 
         hidden = [
@@ -169,7 +171,7 @@ def takes_neutral_flags(
                 default=None,
                 annotation=Annotated[bool | None if _is_switch(values) else str | None, _HIDDEN],
             )
-            for flag, (values, _) in table.items()
+            for flag, (values, _) in neutral.items()
         ]
         parameters = [*signature.parameters.values(), *hidden]
         from_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

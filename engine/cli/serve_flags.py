@@ -13,10 +13,12 @@ import typer
 
 from engine.cli.options import refusals, whole_number
 from engine.wiring.engine_args import ADAPTERS
+from engine.wiring.extensions import EXTENSIONS, is_here
 
 LAST_PORT = 65535
 ACCESS = "Who may ask, and where"  # headings in the help
 LIMITS = "How much is taken on"
+TOOLS = "Tools and thoughts"
 COSTS = "What it costs"
 
 
@@ -78,6 +80,25 @@ class ServeFlags:
         Path | None,
         flag(ADAPTERS, "Clients may load and unload adapters in this folder, by name; default: none."),
     ] = None
+    enable_auto_tool_choice: Annotated[
+        bool,
+        flag(
+            TOOLS,
+            "The model may choose to call a request's tools; needs --tool-call-parser.",
+            "--enable-auto-tool-choice",
+            hidden=not is_here("B"),
+        ),
+    ] = False
+    tool_call_parser: Annotated[
+        str | None,
+        flag(TOOLS, "How the model writes calls: hermes, llama3_json or json.", hidden=not is_here("B")),
+    ] = None
+    reasoning_parser: Annotated[
+        str | None,
+        flag(
+            TOOLS, "How the model writes thoughts: qwen3; default: they are content.", hidden=not is_here("B")
+        ),
+    ] = None
     price_per_hour: Annotated[
         str | None, flag(COSTS, "Dollars for an hour of the device; answers then say what they cost.")
     ] = None
@@ -96,6 +117,12 @@ class ServeFlags:
         for name in ("served_model_name", "lora_modules", "allowed_host"):  # a text is a sequence of texts
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"{name}={getattr(self, name)!r}: a list is accepted")
+        for name in ("enable_auto_tool_choice", "tool_call_parser", "reasoning_parser"):
+            if getattr(self, name) and not is_here("B"):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r}: comes with Extension B ({EXTENSIONS['B']}), whose "
+                    "files are not here"
+                )
         if self.root_path and not re.fullmatch(r"(/[\w.~%-]+)+", self.root_path):
             raise ValueError(f"root_path={self.root_path!r}: a path such as /llm is accepted")
 
@@ -111,15 +138,13 @@ class ServeFlags:
         return key
 
 
-TOOLS = "tools come with Extension B"
 NOT_LOGGED = "no request and no answer is logged"
 PROXY = "a proxy in front of the server does this; --root-path and --allowed-host name where it shows it"
 # vLLM's flags of a server that this one does not have: the values that are accepted, since they ask for
 # nothing, or for what is always done; and why no others.
 NEUTRAL_FLAGS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "enable_auto_tool_choice": ((False,), TOOLS),
-    "tool_call_parser": ((None,), TOOLS),
-    "tool_parser_plugin": ((None, ""), TOOLS),
+    "tool_parser_plugin": ((None, ""), "no code is run that a flag names"),
+    "reasoning_parser_plugin": ((None, ""), "no code is run that a flag names"),
     "enable_request_id_headers": ((False, True), "each answer has X-Request-Id"),
     "enable_prompt_tokens_details": ((False, True), "each answer's usage says it"),
     "enable_force_include_usage": ((False,), "a stream's usage is asked for by stream_options.include_usage"),

@@ -7,8 +7,10 @@ import hashlib
 import reprlib
 from collections.abc import Collection, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from types import ModuleType
+from typing import Any, NamedTuple, Self
 
 import torch
 from fastapi import FastAPI
@@ -50,13 +52,29 @@ from engine.telemetry.speculation import SpeculationMetrics
 from engine.wiring.compose import build_engine
 from engine.wiring.devices import with_defaults
 from engine.wiring.engine_args import EngineArgs
-from engine.wiring.extensions import wiring_of
+from engine.wiring.extensions import EXTENSIONS, is_here, wiring_of
 from engine.wiring.generation_config import recommended
 from engine.wiring.loading import public_name
 
 # As in vLLM, requests of load balancers and scrapers are not counted, and here not the dashboard's either.
 UNCOUNTED_PATHS = OPEN_PATHS | {"/health", "/ping", "/version"}
 LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
+
+
+class ToolFlags(NamedTuple):
+    """The flags of `ruvon serve` for tools and thoughts, which come with Extension B."""
+
+    tool_call_parser: str | None = None
+    enable_auto_tool_choice: bool = False
+    reasoning_parser: str | None = None
+
+
+NO_TOOLS = ToolFlags()
+
+
+def server_module(letter: str) -> ModuleType:
+    """What the extension brings to the server: a module named by the slug in engine/server/."""
+    return import_module(f"engine.server.{EXTENSIONS[letter]}")
 
 
 class Service:
@@ -72,6 +90,7 @@ class Service:
         lora_modules: Sequence[str] = (),
         lora_dir: Path | None = None,
         chat_template: str | None = None,
+        tools: ToolFlags = NO_TOOLS,
     ) -> None:
         """Load the model, and its adapters.
 
@@ -80,7 +99,8 @@ class Service:
         `queue_limits`.
         `request_timeout` is in seconds, and None means no bound. `lora_modules` are adapters that are loaded
         at the start, each as name=folder. `lora_dir` is a folder with further adapters that clients may load.
-        `chat_template`, a file or its text, replaces the model's own template.
+        `chat_template`, a file or its text, replaces the model's own template. `tools` are Extension B's
+        flags.
 
         Raises CheckpointError if a model or an adapter cannot be loaded, ValueError if a value is refused.
         """
@@ -93,7 +113,9 @@ class Service:
             if not (name.isprintable() and 0 < len(name.strip()) <= MAX_NAME_CHARACTERS):
                 message = f"1 to {MAX_NAME_CHARACTERS} printable characters are accepted"
                 raise ValueError(f"served_model_name={reprlib.repr(name)}: {message}")
-        self.args, self.lora_dir = args, lora_dir
+        self.args, self.lora_dir, self.tools = args, lora_dir, tools
+        if is_here("B"):
+            server_module("B").check_flags(*tools)
         template = template_text(chat_template) if chat_template else None
         self.template = ChatTemplate.from_pretrained(args.tokenizer or args.model, template)
         self.engine = build_engine(args)
@@ -134,6 +156,7 @@ class Service:
             flags.lora_modules or (),
             flags.lora_dir,
             flags.chat_template,
+            ToolFlags(flags.tool_call_parser, flags.enable_auto_tool_choice, flags.reasoning_parser),
         )
 
     def app(
@@ -163,6 +186,8 @@ class Service:
         defaults = recommended(self.args)
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
+        if is_here("B"):
+            chats.extension = server_module("B").chat_extension(engine, *self.tools)
         for api in (completions, chats):
             api.max_model_len = engine.max_model_len
             api.recommended, api.fingerprint = defaults, fingerprint(self.args)
@@ -179,7 +204,7 @@ class Service:
             telemetry_routes(metrics),
             http_metrics(metrics.registry, UNCOUNTED_PATHS),
             chat_routes(engine.tokenizer, engine.config, self.template, chats),
-            tokenization_routes(engine.tokenizer, engine.config, self.template),
+            tokenization_routes(engine.tokenizer, engine.config, self.template, chats.extension),
             responses_route(engine.tokenizer, engine.config, self.template, chats),
             partial(generate_route, recommended=defaults),
             chat_page,

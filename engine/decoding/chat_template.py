@@ -8,7 +8,7 @@ Document: https://huggingface.co/docs/transformers/chat_templating
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -29,10 +29,12 @@ from engine.text.tokenizer import Tokenizer
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 MAX_TEMPLATE_CHARACTERS = 1_000_000
 GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # Unicode noncharacters, which no text should have
-# Variables of a template that `chat_prompt` has arguments for, or that come with Extension B (tools).
+# Variables of a template that `chat_prompt` has arguments for.
 OWN_VARIABLES = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 )
+# Fields of a message in whose texts special tokens are guarded, wherever in the field they stand.
+GUARDED_FIELDS = ("role", "content", "tool_calls", "reasoning", "reasoning_content")
 # Errors that a template may raise beside Jinja's own errors.
 FAILURES = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
@@ -131,21 +133,23 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The text of `messages`, which are dicts with "role" and "content".
 
         With `add_generation_prompt`, the text ends with the beginning of the model's answer. With
         `continue_final_message`, the text ends with the content of the last message, so that the model writes
         on in that message. `variables` are further variables of the template, such as Qwen3's
-        `enable_thinking`; a template ignores variables that it does not read. A template may ask for tools
-        and documents; both are None by default. Raises ChatError if the template refuses the messages, fails,
+        `enable_thinking`; a template ignores variables that it does not read. `tools` are the functions that
+        the model may call, as JSON, for templates that tell of them. A template may ask for documents, which
+        are None by default. Raises ChatError if the template refuses the messages, fails,
         leaves out the message to continue, or exceeds the sandbox's limits.
         """
         messages = list(messages)
         mark = uuid4().hex  # to find the end of the last message in the text: no content has it
         if continue_final_message:
             messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{mark} "}
-        values = {"tools": None, "documents": None, **self.special_tokens, **(variables or {})}
+        values = {"documents": None, **self.special_tokens, **(variables or {}), "tools": tools or None}
         values |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
             text = render(self._template, values)
@@ -172,13 +176,14 @@ def chat_prompt(
     add_special_tokens: bool = False,
     variables: Mapping[str, Any] | None = None,
     truncate: int | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[str, list[int]]:
     """Return (text, token ids) of a conversation, as the model reads it.
 
     `add_generation_prompt`, `continue_final_message` and `variables` are as in `ChatTemplate.render`. Only
-    the template writes special tokens: special tokens in contents are encoded as ordinary text, other parts
-    of messages and `variables` may not have any, and the tokenizer adds those that it puts around every text
-    only with `add_special_tokens`. `truncate` is as in `prompt_token_ids`.
+    the template writes special tokens: special tokens in `tools` and in GUARDED_FIELDS of messages are
+    encoded as ordinary text, other fields and `variables` may not have any, and the tokenizer adds those that
+    it puts around every text only with `add_special_tokens`. `truncate` is as in `prompt_token_ids`.
 
     Raises ChatError as `ChatTemplate.render` does, and ParameterError as `prompt_token_ids` does, for
     `add_generation_prompt` and `continue_final_message` together, and for `variables` (by the name of
@@ -197,17 +202,35 @@ def chat_prompt(
             f"chat_template_kwargs has {own[0]!r}, which is no variable to be set there",
         )
     special_tokens = [token.content for token in tokenizer.added.values() if token.special]
-    # What is not a content reaches the template without guards, so it may not spell a special token.
-    others = [{k: v for k, v in message.items() if k not in ("role", "content")} for message in messages]
+    # What is not guarded reaches the template as it is, so it may not spell a special token.
+    others = [{k: v for k, v in message.items() if k not in GUARDED_FIELDS} for message in messages]
     written = json.dumps([variables, others], ensure_ascii=False, default=str)
-    (*messages, unguarded), guard = guarded([*messages, {"content": written}], special_tokens)
-    if unguarded["content"] != written:
+    inner = [{k: v for k, v in message.items() if k in GUARDED_FIELDS[2:]} for message in messages]
+    texts: list[str] = []  # in calls, thoughts and tools
+    _with_texts([inner, tools], lambda text: texts.append(text) or text)
+    contents = [{"content": text} for text in [written, *texts]]
+    together, guard = guarded([*messages, *contents], special_tokens)
+    if together[len(messages)]["content"] != written:
         raise ChatError("only a content may spell a special token, and no other field or template variable")
-    text = template.render(messages, add_generation_prompt, continue_final_message, variables)
+    rest = iter(together[len(messages) + 1 :])
+    inner, tools = _with_texts([inner, tools], lambda _: next(rest)["content"])
+    messages = [message | more for message, more in zip(together[: len(messages)], inner, strict=True)]
+    text = template.render(messages, add_generation_prompt, continue_final_message, variables, tools)
     ids = prompt_token_ids(
         text, tokenizer, config, add_special_tokens=add_special_tokens, guard=guard, truncate=truncate
     )
     return text.replace(guard, ""), ids
+
+
+def _with_texts(value: Any, change: Callable[[str], Any]) -> Any:
+    """A copy of JSON data, with `change(text)` in the place of each text, names of fields among them."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(name): _with_texts(inner, change) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_texts(inner, change) for inner in value]
+    return value
 
 
 class _Generation(Extension):

@@ -13,7 +13,7 @@ from typing import Any
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 FLAGS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 # Limits, because a constraint is compiled, and what was compiled is kept for the next request.
-MAX_SCHEMA_CHARACTERS = 1 << 17  # of a JSON schema, written as JSON
+MAX_SCHEMA_CHARACTERS = 1 << 16  # of a JSON schema, written as JSON
 MAX_GRAMMAR_CHARACTERS = 1 << 16
 MAX_REGEX_CHARACTERS = 1 << 13
 MAX_CHOICES = 1024

@@ -6,20 +6,22 @@ Shapes: https://platform.openai.com/docs/api-reference/chat
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from engine.decoding.chat_template import ChatError, ChatTemplate, chat_prompt
 from engine.decoding.outputs import CompletionOutput, RequestOutput
-from engine.decoding.params import ParameterError
+from engine.decoding.params import ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
 from engine.models.config import ModelConfig
 from engine.server.app import Extension, complete
 from engine.server.backend import Backend
 from engine.server.chat_request import ChatRequest
 from engine.server.chat_responses import ChatChunk, ChatResponse
+from engine.server.chat_tools import ChatExtension, refuse_tools
 from engine.server.errors import RequestError
 from engine.server.protocol import Completions
 from engine.server.responses import openapi_responses
@@ -36,6 +38,15 @@ class Chat(Completions[ChatRequest]):
     def __init__(self, tokenizer: Tokenizer, allow_priority: bool = False) -> None:
         super().__init__(allow_priority)
         self.tokenizer = tokenizer
+        self.extension: ChatExtension | None = None  # gives tools and thoughts their effect (Extension B)
+
+    def params(self, body: ChatRequest) -> SamplingParams:
+        """As in Completions. Without an extension, a body that needs one is refused."""
+        params = super().params(body)
+        if self.extension is None:
+            refuse_tools(body)
+            return params
+        return self.extension.params(body, params)
 
     def opening(self, body: ChatRequest) -> list[dict]:
         """A first chunk per sample with the role and what is echoed, sent before the first token.
@@ -88,6 +99,19 @@ class Chat(Completions[ChatRequest]):
         name = "delta" if body.stream else "message"
         return {name: message, "logprobs": logprobs, "finish_reason": sample.finish_reason}
 
+    def more_of_choice(
+        self,
+        body: ChatRequest,
+        output: RequestOutput,
+        sample: CompletionOutput,
+        previous: CompletionOutput | None,
+    ) -> dict:
+        """As in Completions, and what the extension puts in the place of fields of `choice`."""
+        fields = super().more_of_choice(body, output, sample, previous)
+        if self.extension is not None:
+            fields |= self.extension.choice_fields(body, output, sample, previous)
+        return fields
+
 
 def chat_routes(
     tokenizer: Tokenizer,
@@ -111,7 +135,10 @@ def chat_routes(
         async def chat_completions(body: ChatRequest, request: Request) -> Response:
             async def prompts() -> list[Prompt]:
                 # In a thread, because a long conversation takes long to render and to tokenize.
-                return [await asyncio.to_thread(prompt_ids, body, tokenizer, config, template)]
+                ids = await asyncio.to_thread(
+                    prompt_ids, body, tokenizer, config, template, chat_api.extension
+                )
+                return [ids]
 
             return await complete(backend, request, body, prompts, chat_api)
 
@@ -119,10 +146,14 @@ def chat_routes(
 
 
 def prompt_ids(
-    body: ChatRequest, tokenizer: Tokenizer, config: ModelConfig, template: ChatTemplate | None
+    body: ChatRequest,
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    template: ChatTemplate | None,
+    extension: ChatExtension | None = None,
 ) -> list[int]:
     """The conversation's token ids. Raises RequestError if there is no template or the template fails, and
-    ParameterError for fields that contradict each other.
+    ParameterError for fields that contradict each other. `extension` writes the turns of tools.
     """
     if template is None:
         message = f"model {body.model!r} has no chat template: use /v1/completions"
@@ -137,9 +168,12 @@ def prompt_ids(
                 'null or "none" is accepted'
             )
             raise RequestError(400, message, param="reasoning_effort")
+    messages: Sequence[Mapping[str, Any]] = [message.plain() for message in body.messages]
+    if extension is not None:
+        messages = extension.messages(body.messages, template)
     try:
         _, ids = chat_prompt(
-            [message.plain() for message in body.messages],
+            messages,
             template,
             tokenizer,
             config,
@@ -148,6 +182,7 @@ def prompt_ids(
             add_special_tokens=bool(body.add_special_tokens),
             variables=variables,
             truncate=body.truncate_prompt_tokens,
+            tools=extension.tools(body) if extension else None,
         )
         return ids
     except ChatError as error:

@@ -1,17 +1,18 @@
 """The fields of OpenAI's chat API, and how they become a conversation and parameters of the engine. Part 14.
 
-Every field has its effect or is refused by name. The models have no tools, images or audio. OpenAI's fields
-for those accept only values that ask for nothing, because clients send such values by habit.
+Every field has its effect or is refused by name. The models have no images or audio. OpenAI's fields for
+those accept only values that ask for nothing, because clients send such values by habit. The shapes of tools
+are in chat_tools.py: their values are refused unless Extension B is here.
 Shapes: https://platform.openai.com/docs/api-reference/chat
 """
 
-import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
+    PrivateAttr,
     StrictBool,
     StrictStr,
     Tag,
@@ -20,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
+from engine.server.chat_tools import CallId, ToolCalls, ToolChoice, Tools, short_json
 from engine.server.errors import RequestError
 from engine.server.fields import Fields
 from engine.server.limits import (
@@ -30,16 +32,16 @@ from engine.server.limits import (
     MAX_TEMPLATE_KWARGS_CHARACTERS,
     MAX_TEXT_PARTS,
 )
-from engine.server.neutral import EXTENSION_B, neutral
+from engine.server.neutral import neutral
 from engine.server.protocol import Integer, Name, SamplingFields, bounds
 
 # Fields that the server does not have, with the values that ask for nothing.
 Absent = Annotated[None, neutral([], otherwise="is not supported: null is accepted")]
-NoTools = Annotated[None, neutral([], otherwise=f"{EXTENSION_B}: null or [] is accepted")]
-NoToolChoice = Annotated[
-    None, neutral("none", "auto", otherwise=f'{EXTENSION_B}: null, "none" or "auto" is accepted')
+NoFunctions = Annotated[None, neutral([], otherwise="is the old name of tools: null or [] is accepted")]
+NoFunctionCall = Annotated[
+    None,
+    neutral("none", "auto", otherwise='is the old name of tool_choice: null, "none" or "auto" is accepted'),
 ]
-ParallelToolCalls = Annotated[None, neutral(True, False, otherwise="is not true, false or null")]
 ServiceTier = Annotated[
     None, neutral("auto", "default", otherwise='is not supported: null, "auto" or "default" is accepted')
 ]
@@ -55,13 +57,19 @@ def _content_kind(value: Any) -> str | None:
 
 
 def _role(value: Any) -> Any:
-    """Return `value` unchanged. Raises PydanticCustomError for the role of a tool's answer."""
-    if value in ("tool", "function"):
-        raise PydanticCustomError("not_supported", f"a message of role {value!r} {EXTENSION_B}")
+    """Return `value` unchanged. Raises PydanticCustomError for the old role of a function's answer."""
+    if value == "function":
+        message = "a message of role 'function' is not supported: 'tool' is its newer name"
+        raise PydanticCustomError("not_supported", message)
     return value
 
 
-Role = Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_role)]
+def _none_if_empty(value: Any) -> Any:
+    """None for [], which some clients send for a message without calls. Other values are unchanged."""
+    return None if value == [] else value
+
+
+Role = Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_role)]
 
 
 class TextPart(Fields):
@@ -77,7 +85,9 @@ class Message(Fields):
 
     Several text parts are joined by line breaks. The role `developer` is another name for `system`. Only an
     assistant's message may have no content, which counts as an empty text. `name` is for the chat template.
-    The fields from `refusal` on exist so that a client can send an answer's message back; they must be empty.
+    An assistant's message may have `tool_calls` and thoughts, and each call is answered by a message of role
+    `tool` with the call's id: both come with Extension B. The fields from `refusal` on exist so that a client
+    can send an answer's message back; they must be empty.
     """
 
     role: Role
@@ -89,18 +99,24 @@ class Message(Fields):
         | None
     ) = None
     name: Name | None = None
+    tool_calls: Annotated[ToolCalls | None, BeforeValidator(_none_if_empty)] = None
+    tool_call_id: CallId | None = None
+    reasoning: Annotated[StrictStr | None, BeforeValidator(_none_if_empty)] = None
+    reasoning_content: Annotated[StrictStr | None, BeforeValidator(_none_if_empty)] = None  # its older name
     refusal: Absent = None
     annotations: Absent = None
     audio: Absent = None
-    reasoning: Absent = None
-    reasoning_content: Absent = None
-    function_call: NoTools = None
-    tool_calls: NoTools = None
+    function_call: NoFunctions = None
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
         if self.content is None and self.role != "assistant":
             raise PydanticCustomError("missing_content", f"a message of role {self.role} needs a content")
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("wrong_role", f"a message of role {self.role} has no tool_calls")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            message = "a message of role tool needs a tool_call_id, and no other message has one"
+            raise PydanticCustomError("wrong_role", message)
         return self
 
     def plain(self) -> dict[str, str]:
@@ -113,22 +129,10 @@ class Message(Fields):
         return message if self.name is None else message | {"name": self.name}
 
 
-def _not_too_long(value: Any) -> Any:
-    """Return `value` unchanged. Raises PydanticCustomError if `value` takes too many characters as JSON."""
-    try:
-        is_short = len(json.dumps(value)) <= MAX_TEMPLATE_KWARGS_CHARACTERS
-    except RecursionError:
-        is_short = False
-    if not is_short:
-        message = f"at most {MAX_TEMPLATE_KWARGS_CHARACTERS} characters of JSON are accepted"
-        raise PydanticCustomError("too_long", message)
-    return value
-
-
 MetadataValue = Annotated[StrictStr, Field(max_length=MAX_METADATA_CHARACTERS)]
 MetadataKey = Annotated[StrictStr, Field(max_length=MAX_NAME_CHARACTERS)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA)]
-TemplateKwargs = Annotated[dict[StrictStr, Any], BeforeValidator(_not_too_long)]
+TemplateKwargs = Annotated[dict[StrictStr, Any], short_json(MAX_TEMPLATE_KWARGS_CHARACTERS)]
 
 
 class ChatRequest(SamplingFields):
@@ -145,12 +149,14 @@ class ChatRequest(SamplingFields):
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None  # prompts share a cache here without it
 
+    # What the model may call, whether it must, and whether it may call several at once (Extension B).
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: StrictBool | None = None
+
     # OpenAI's fields that this server does not have: only values that ask for nothing are accepted.
-    tools: NoTools = None
-    tool_choice: NoToolChoice = None
-    parallel_tool_calls: ParallelToolCalls = None
-    functions: NoTools = None
-    function_call: NoToolChoice = None
+    functions: NoFunctions = None
+    function_call: NoFunctionCall = None
     store: Store = None
     service_tier: ServiceTier = None
     modalities: Annotated[
@@ -167,10 +173,14 @@ class ChatRequest(SamplingFields):
     add_special_tokens: StrictBool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     echo: StrictBool | None = None
+    include_reasoning: StrictBool | None = None  # false: thoughts are left out of the answer (Extension B)
     prompt_logprobs: Annotated[Integer, bounds(minimum=0, maximum=MAX_LOGPROBS)] | None = None
     chat_template: Annotated[
         None, neutral(otherwise="is not accepted from a client, since a template is a program: null is")
     ] = None
+
+    # What a ChatExtension has read so far of a streamed answer's samples, by their indices.
+    _readers: dict[int, Any] = PrivateAttr(default_factory=dict)
 
     def role(self) -> str:
         """Whose message the model writes: the assistant's, or that of the last message, if the model is not

@@ -21,20 +21,37 @@ class ChatLogprobs(ResponseFields):
     refusal: None
 
 
-Role = Literal["system", "developer", "user", "assistant"]  # the assistant's, unless the client says other
+Role = Literal[
+    "system", "developer", "user", "assistant", "tool"
+]  # the assistant's, unless the client says other
+
+
+class AnswerFunction(ResponseFields):
+    name: str
+    arguments: str  # JSON, unless the answer was cut off
+
+
+class AnswerCall(ResponseFields):
+    id: str
+    type: Literal["function"]
+    function: AnswerFunction
 
 
 class ChatMessage(ResponseFields):
+    """`content` is null only beside calls or thoughts, which come with Extension B."""
+
     role: Role
-    content: str
+    content: str | None
     refusal: None
+    reasoning: str | None = None
+    tool_calls: list[AnswerCall] | None = None
 
 
 class ChatChoice(ResponseFields):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | Literal["tool_calls"] | None
     stop_reason: int | str | None
     token_ids: list[int] | None = None
 
@@ -51,18 +68,34 @@ class ChatResponse(ResponseFields):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None  # only if the body asks for them
 
 
+class DeltaFunction(ResponseFields):
+    name: str | None = None
+    arguments: str
+
+
+class DeltaCall(ResponseFields):
+    """The new part of a call. Only the first has an id, a type and a name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: DeltaFunction
+
+
 class DeltaMessage(ResponseFields):
     """The new part of a message. Only the first delta of a sample has a role."""
 
     role: Role | None = None
-    content: str
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[DeltaCall] | None = None
 
 
 class ChatChunkChoice(ResponseFields):
     index: int
     delta: DeltaMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | Literal["tool_calls"] | None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 

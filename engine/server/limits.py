@@ -23,6 +23,11 @@ MAX_TEXT_PARTS = 128  # in one message
 MAX_METADATA = 16  # entries of a chat's metadata
 MAX_METADATA_CHARACTERS = 512  # of a value there
 MAX_TEMPLATE_KWARGS_CHARACTERS = 2**14  # of a chat template's variables, as JSON
+MAX_TOOLS = 128  # of one request (Part 14)
+MAX_TOOL_CHARACTERS = 2**15  # of a tool's JSON schema, and of its description
+MAX_CALLS = 128  # in one message of a conversation
+MAX_JSON_DEPTH = 64  # levels of nesting of a tool's schema, and of the arguments of a call
+TOOL_NAME = "^[A-Za-z0-9_-]{1,64}$"  # OpenAI's names of functions
 MAX_PRIORITY = 2  # from -2 to 2; clients may choose only if the operator allows it
 MAX_MESSAGE_CHARACTERS = 500  # of an error message, which may quote a long value
 

@@ -23,6 +23,28 @@ class OutputMessage(ResponseFields):
     content: list[OutputText]
 
 
+class OutputCall(ResponseFields):
+    id: str
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str  # JSON, unless the answer was cut off
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputReasoningText(ResponseFields):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(ResponseFields):
+    id: str
+    type: Literal["reasoning"]
+    summary: list[Any]
+    content: list[OutputReasoningText]
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
 class InputDetails(ResponseFields):
     cached_tokens: int
     cache_write_tokens: int
@@ -63,7 +85,7 @@ class ResponseAnswer(ResponseFields):
     created_at: int
     completed_at: int | None = None  # only if the status is completed
     model: str
-    output: list[OutputMessage]
+    output: list[OutputMessage | OutputCall | OutputReasoning]
     usage: ResponseUsage | None
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
@@ -86,8 +108,8 @@ class ResponseAnswer(ResponseFields):
     background: Literal[False]
     truncation: Literal["disabled"]
     tools: list[Any]
-    tool_choice: Literal["auto"]
-    parallel_tool_calls: Literal[True]
+    tool_choice: str | dict[str, str]
+    parallel_tool_calls: bool
     max_tool_calls: None
     service_tier: Literal["default"]
 

@@ -4,10 +4,10 @@ Every field has its effect or is refused by name, as in chat_request.py. Nothing
 is sent whole with each request. Shapes: https://platform.openai.com/docs/api-reference/responses/create
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictStr, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, Field, StrictBool, StrictStr, Tag
 
 from engine.decoding.params import MAX_LOGPROBS
 from engine.server.chat_request import (
@@ -15,24 +15,30 @@ from engine.server.chat_request import (
     ChatRequest,
     Message,
     Metadata,
-    NoToolChoice,
-    NoTools,
-    ParallelToolCalls,
-    Role,
     ServiceTier,
     Store,
     TemplateKwargs,
     Verbosity,
 )
+from engine.server.chat_tools import (
+    CalledFunction,
+    CallId,
+    ChoiceWord,
+    Function,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolCall,
+    ToolName,
+)
 from engine.server.errors import RequestError
 from engine.server.fields import Fields
-from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS
-from engine.server.neutral import EXTENSION_B, neutral
+from engine.server.limits import MAX_MESSAGES, MAX_TEXT_PARTS, MAX_TOOLS
+from engine.server.neutral import neutral
 from engine.server.protocol import Integer, Name, Number, Salt, StopOrStops, bounds
 from engine.server.structured_fields import JsonSchema, ResponseFormat, SchemaName
 
 LOGPROBS = "message.output_text.logprobs"  # the value of `include` that asks for log probabilities
-TOOL_ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
 # Fields of the same name and meaning in a ChatRequest.
 SAME = (
     "temperature", "top_p", "stream", "metadata", "user", "safety_identifier", "prompt_cache_key", "top_k",
@@ -41,8 +47,8 @@ SAME = (
 )  # fmt: skip
 # Fields of a ChatRequest under their names here, for errors.
 NAMES_HERE = {
-    "messages": "input", "max_completion_tokens": "max_output_tokens", "reasoning_effort": "reasoning",
-    "response_format": "text",
+    "messages": "input", "logprobs": "include", "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning", "response_format": "text",
 }  # fmt: skip
 
 
@@ -64,7 +70,7 @@ class InputMessage(Fields):
     """A message of the conversation. `id`, `status` and `phase` stand in answers that are sent back."""
 
     type: Literal["message"] | None = None
-    role: Role
+    role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         Annotated[StrictStr, Tag("text")]
         | Annotated[
@@ -82,14 +88,62 @@ class InputMessage(Fields):
         return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-def _message(value: Any) -> Any:
-    """Return `value` unchanged. Raises PydanticCustomError for an item that is no message, by its type."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind in TOOL_ITEMS:
-        raise PydanticCustomError("not_supported", f"an item of type {kind} {EXTENSION_B}")
-    if isinstance(kind, str) and kind != "message":
-        raise PydanticCustomError("not_supported", "only items of type message are supported")
-    return value
+class FunctionCall(Fields):
+    """A call that an earlier answer had. `id` and `status` stand in answers that are sent back."""
+
+    type: Literal["function_call"]
+    call_id: CallId
+    name: ToolName
+    arguments: StrictStr
+    id: Name | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class FunctionCallOutput(Fields):
+    """What a tool has answered to a call."""
+
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: Annotated[
+        Annotated[StrictStr, Tag("text")]
+        | Annotated[
+            list[InputText], Field(min_length=1, max_length=MAX_TEXT_PARTS, fail_fast=True), Tag("parts")
+        ],
+        Discriminator(_content_kind, "output_kind", "a text or a list of text parts is accepted"),
+    ]
+    id: Name | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+    def text(self) -> str:
+        return self.output if isinstance(self.output, str) else "\n".join(part.text for part in self.output)
+
+
+class ReasoningText(Fields):
+    type: Literal["reasoning_text"]
+    text: StrictStr
+
+
+class ReasoningItem(Fields):
+    """Thoughts that an earlier answer had. No summaries are made of them here."""
+
+    type: Literal["reasoning"]
+    id: Name | None = None
+    summary: Annotated[None, neutral([], otherwise="is not supported: null or [] is accepted")] = None
+    content: Annotated[list[ReasoningText], Field(max_length=MAX_TEXT_PARTS, fail_fast=True)] | None = None
+    encrypted_content: Absent = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+Item = InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem
+ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def _item_kind(value: Any) -> str | None:
+    """The tag of the type that `value` (an item of the input) should have; None if no type fits."""
+    if not isinstance(value, dict):
+        return getattr(value, "type", None) or "message"
+    kind = value.get("type")
+    return "message" if kind is None else kind if kind in ITEM_TYPES else None
 
 
 def _input_kind(value: Any) -> str | None:
@@ -98,9 +152,38 @@ def _input_kind(value: Any) -> str | None:
 
 
 Items = Annotated[
-    list[Annotated[InputMessage, BeforeValidator(_message)]],
+    list[
+        Annotated[
+            Annotated[InputMessage, Tag("message")]
+            | Annotated[FunctionCall, Tag("function_call")]
+            | Annotated[FunctionCallOutput, Tag("function_call_output")]
+            | Annotated[ReasoningItem, Tag("reasoning")],
+            Discriminator(
+                _item_kind, "not_supported", f"only items of type {', '.join(ITEM_TYPES)} are supported"
+            ),
+        ]
+    ],
     Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True),  # one more is for the instructions
 ]
+
+
+class ResponseTool(Function):
+    """A function, whose fields stand beside its type here."""
+
+    type: Literal["function"]
+
+    def chat_tool(self) -> Tool:
+        given = self.model_dump(exclude_unset=True, exclude={"type"})
+        return Tool(type="function", function=Function(**given))
+
+
+class NamedResponseTool(Fields):
+    type: Literal["function"]
+    name: ToolName
+
+
+def _choice_kind(value: Any) -> str | None:
+    return "word" if isinstance(value, str) else "function" if isinstance(value, dict) else None
 
 
 class TextFormat(Fields):
@@ -154,6 +237,19 @@ class ResponsesRequest(Fields):
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
 
+    # What the model may call, as in a chat (Extension B).
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[ChoiceWord, Tag("word")] | Annotated[NamedResponseTool, Tag("function")],
+            Discriminator(
+                _choice_kind, "tool_choice_kind", '"none", "auto", "required" or a function is accepted'
+            ),
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: StrictBool | None = None
+
     # Names of the client's own. They are in the answer, and nothing else is done with them.
     metadata: Metadata | None = None
     user: Name | None = None
@@ -177,9 +273,6 @@ class ResponsesRequest(Fields):
         None,
         neutral({}, {"include_obfuscation": False}, otherwise="is not supported: events are not padded here"),
     ] = None
-    tools: NoTools = None
-    tool_choice: NoToolChoice = None
-    parallel_tool_calls: ParallelToolCalls = None
     max_tool_calls: Absent = None
     prompt: Absent = None
     service_tier: ServiceTier = None
@@ -208,7 +301,12 @@ class ResponsesRequest(Fields):
         if isinstance(self.input, str):
             messages.append(Message(role="user", content=self.input))
         else:
-            messages += [Message(role=item.role, content=item.text()) for item in self.input]
+            messages += turns_of(self.input)
+        if not messages:
+            raise RequestError(400, "input has no message", param="input")
+        tool_choice: Any = self.tool_choice
+        if isinstance(tool_choice, NamedResponseTool):
+            tool_choice = NamedTool(type="function", function=NamedFunction(name=tool_choice.name))
         return ChatRequest(
             model=model,
             messages=messages,
@@ -216,14 +314,56 @@ class ResponsesRequest(Fields):
             logprobs=bool(self.include),
             top_logprobs=self.top_logprobs if self.include else None,
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            tools=[tool.chat_tool() for tool in self.tools] if self.tools else None,
+            tool_choice=tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
             response_format=self.text.format.response_format() if self.text and self.text.format else None,
             **{name: getattr(self, name) for name in SAME},
         )
 
 
+def turns_of(items: Sequence[Item]) -> list[Message]:
+    """The messages of a chat. Thoughts, a message and calls that follow each other are one turn of the
+    assistant, as they were one answer.
+    """
+    turns: list[dict[str, Any]] = []
+    answer: dict[str, Any] = {}  # the assistant's turn that is being gathered, which is the last of `turns`
+
+    def of_answer(field: str) -> dict[str, Any]:
+        """The turn to put `field` into: a new one, if the last turn has it or is another's."""
+        nonlocal answer
+        is_open = bool(turns) and turns[-1] is answer and field not in answer and "tool_calls" not in answer
+        if not is_open:
+            answer = {"role": "assistant"}
+            turns.append(answer)
+        return answer
+
+    for item in items:
+        match item:
+            case InputMessage(role="assistant"):
+                of_answer("content")["content"] = item.text()
+            case InputMessage():
+                turns.append({"role": item.role, "content": item.text()})
+            case ReasoningItem():
+                if thoughts := "".join(part.text for part in item.content or ()):
+                    of_answer("reasoning")["reasoning"] = thoughts
+            case FunctionCall():
+                called = CalledFunction(name=item.name, arguments=item.arguments)
+                call = ToolCall(id=item.call_id, function=called)
+                if turns and turns[-1] is answer:
+                    answer.setdefault("tool_calls", []).append(call)
+                else:
+                    of_answer("tool_calls")["tool_calls"] = [call]
+            case FunctionCallOutput():
+                turns.append({"role": "tool", "content": item.text(), "tool_call_id": item.call_id})
+    return [Message(**turn) for turn in turns]
+
+
 def in_the_clients_words(error: RequestError) -> RequestError:
     """The error of a chat, with the field's name in this API. Other errors are returned unchanged."""
     name = NAMES_HERE.get(error.param or "")
+    if error.param == "tools":  # a function's fields stand beside its type here
+        return RequestError(error.status, error.message.replace(".function.", ".", 1), "tools", error.code)
     if name is None:
         return error
     message = error.message.replace(f"{error.param}", name, 1)

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API for text, without a store: POST /v1/responses. Part 20.
+"""OpenAI's Responses API for text and calls of functions, without a store: POST /v1/responses. Part 20.
 
 Promises OpenAI's objects and OpenAI's order of events. A response is a chat (Part 14) in another shape: its
 conversation, parameters and prompt are those of the chat that `ResponsesRequest.chat` gives. No answer is
@@ -25,7 +25,9 @@ from engine.server.app import Extension, last_outputs, refuse_unknown
 from engine.server.backend import Backend, OutputStream
 from engine.server.chat import Chat, prompt_ids
 from engine.server.chat_request import ChatRequest
+from engine.server.chat_tools import AnswerItems
 from engine.server.errors import RequestError, as_request_error
+from engine.server.fields import Fields
 from engine.server.responses import openapi_responses
 from engine.server.responses_answers import ResponseAnswer, ResponseEvent
 from engine.server.responses_request import ResponsesRequest, in_the_clients_words
@@ -55,7 +57,10 @@ def responses_route(
                     chat = body.chat(api.first_name.get(model, model))
                     params, options = api.params(chat), api.options(chat)
                     # In a thread, because a long conversation takes long to render and to tokenize.
-                    ids = await asyncio.to_thread(prompt_ids, chat, tokenizer, config, template)
+                    ids = await asyncio.to_thread(
+                        prompt_ids, chat, tokenizer, config, template, api.extension
+                    )
+                    items = api.extension.items(chat, ids) if api.extension else None
                     try:
                         stream = await backend.generate(ids, params, response_id, **options)
                     except ParameterError as error:
@@ -63,7 +68,7 @@ def responses_route(
                 except (RequestError, ParameterError) as error:
                     raise in_the_clients_words(as_request_error(error)) from None
                 admitted.push_async_callback(stream.aclose)
-                answer = _Answer(response_id, body, chat, params, api)
+                answer = _Answer(response_id, body, chat, params, api, items)
                 if body.stream:
                     return sse.EventStream(_events(answer, stream), admitted.pop_all())
                 (output,) = await last_outputs(request, [stream])
@@ -79,13 +84,19 @@ def _format(body: ResponsesRequest) -> dict[str, Any]:
 
 
 class _Answer:
-    """The JSON of one answer. Its only output is one message with one part of text."""
+    """The JSON of one answer. Its output is one message with one part of text, or what `items` makes."""
 
     def __init__(
-        self, response_id: str, body: ResponsesRequest, chat: ChatRequest, params: SamplingParams, api: Chat
+        self,
+        response_id: str,
+        body: ResponsesRequest,
+        chat: ChatRequest,
+        params: SamplingParams,
+        api: Chat,
+        items: AnswerItems | None = None,
     ) -> None:
         self.id, self.message_id = response_id, f"msg_{uuid.uuid4().hex}"
-        self.chat, self.api = chat, api
+        self.chat, self.api, self.items = chat, api, items
         self.settings = {
             "object": "response",
             "created_at": int(time.time()),
@@ -108,18 +119,20 @@ class _Answer:
             "prompt": None,
             "background": False,
             "truncation": "disabled",
-            "tools": [],
-            "tool_choice": "auto",
-            "parallel_tool_calls": True,
+            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "tool_choice": body.tool_choice.model_dump()
+            if isinstance(body.tool_choice, Fields)
+            else body.tool_choice or "auto",
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "max_tool_calls": None,
             "service_tier": "default",
         }
 
     def response(self, status: str, output: RequestOutput | None = None, **more: Any) -> dict:
-        """The response object, with the message and the usage of `output`, if there is one."""
-        message = [self.message(output.outputs[0])] if output else []
+        """The response object, with the items and the usage of `output`, if there is one."""
+        items = self.output_items(output.outputs[0]) if output else []
         usage = self.usage(output) if output else None
-        changing = {"output": message, "usage": usage, "error": None, "incomplete_details": None, **more}
+        changing = {"output": items, "usage": usage, "error": None, "incomplete_details": None, **more}
         return {"id": self.id, "status": status, **self.settings, **changing}
 
     def finished(self, output: RequestOutput) -> dict:
@@ -136,6 +149,9 @@ class _Answer:
         """The response object of an answer that failed after its first event."""
         said = {"code": "server_error", "message": error.message}
         return self.response("failed", output, error=said)
+
+    def output_items(self, sample: CompletionOutput) -> list[dict]:
+        return self.items.output(sample) if self.items else [self.message(sample)]
 
     def message(self, sample: CompletionOutput) -> dict:
         """The answer's message: {"id", "type", "role", "status", "content": [one part]}."""
@@ -193,10 +209,22 @@ async def _event_bodies(answer: _Answer, stream: OutputStream) -> AsyncGenerator
     yield {"type": "response.created", "response": answer.response("in_progress")}
     yield {"type": "response.in_progress", "response": answer.response("in_progress")}
     message = {"output_index": 0}
+    previous: CompletionOutput | None = None
+    if answer.items:
+        try:
+            async for output in stream:
+                for event in answer.items.events(output.outputs[0], previous):
+                    yield event
+                previous = output.outputs[0]
+        except Exception as error:
+            yield {"type": "response.failed", "response": answer.failed(as_request_error(error))}
+            return
+        response = answer.finished(output)
+        yield {"type": f"response.{response['status']}", "response": response}
+        return
     part = {"item_id": answer.message_id, "output_index": 0, "content_index": 0}
     yield {"type": "response.output_item.added", **message, "item": answer.item("in_progress", [])}
     yield {"type": "response.content_part.added", **part, "part": answer.part()}
-    previous: CompletionOutput | None = None
     try:
         async for output in stream:
             sample = output.outputs[0]

@@ -6,8 +6,9 @@ Shapes: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 """
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
@@ -19,6 +20,7 @@ from engine.models.config import ModelConfig
 from engine.server.app import Extension, refuse_unknown
 from engine.server.backend import Backend
 from engine.server.chat_request import Message
+from engine.server.chat_tools import ChatExtension, refuse_turns_of_tools
 from engine.server.errors import RequestError
 from engine.server.fields import Fields
 from engine.server.limits import MAX_BODY_BYTES, MAX_MESSAGES
@@ -57,15 +59,20 @@ class DetokenizeResponse(ResponseFields):
 
 
 def tokenization_routes(
-    tokenizer: Tokenizer, config: ModelConfig, template: ChatTemplate | None
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    template: ChatTemplate | None,
+    chat_extension: ChatExtension | None = None,
 ) -> Extension:
-    """The two routes, as an extension of `create_app`. The arguments are those of `chat_routes`."""
+    """The two routes, as an extension of `create_app`. The arguments are those of `chat_routes`.
+    `chat_extension` writes the turns of tools.
+    """
 
     def extend(app: FastAPI, backend: Backend) -> None:
         lock = asyncio.Lock()
 
         def tokenized(body: TokenizeRequest) -> JSONResponse:
-            tokens = token_ids(body, tokenizer, config, template)
+            tokens = token_ids(body, tokenizer, config, template, chat_extension)
             spellings = tokenizer.spellings(tokens) if body.return_token_strs else None
             answer = {"count": len(tokens), "max_model_len": config.max_positions}
             return JSONResponse(answer | {"tokens": tokens, "token_strs": spellings})
@@ -92,7 +99,11 @@ def tokenization_routes(
 
 
 def token_ids(
-    body: TokenizeRequest, tokenizer: Tokenizer, config: ModelConfig, template: ChatTemplate | None
+    body: TokenizeRequest,
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    template: ChatTemplate | None,
+    chat_extension: ChatExtension | None = None,
 ) -> list[int]:
     """The ids of the body's text or conversation. Raises RequestError for fields that contradict each other,
     for a text that is none, and for a conversation that the template refuses.
@@ -111,7 +122,11 @@ def token_ids(
             raise RequestError(400, message, param="add_special_tokens")
         if template is None:
             raise RequestError(400, "this model has no chat template: use prompt", param="messages")
-        messages = [message.plain() for message in body.messages]
+        messages: Sequence[Mapping[str, Any]] = [message.plain() for message in body.messages]
+        if chat_extension is None:
+            refuse_turns_of_tools(body.messages)
+        else:
+            messages = chat_extension.messages(body.messages, template)
         any_length = replace(config, max_positions=MAX_BODY_BYTES)
         return chat_prompt(
             messages, template, tokenizer, any_length, body.add_generation_prompt is not False

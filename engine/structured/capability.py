@@ -28,7 +28,7 @@ class Structured:
         """`compile` may be called in any thread, and raises ParameterError. `eos_ids` are the tokens that end
         an output.
         """
-        self._compile, self._eos_ids = compile, tuple(eos_ids)
+        self.compile, self._eos_ids = compile, tuple(eos_ids)
 
     def prepare(self, samples: list[Request]) -> None:
         """Give the samples of one request their constraints. Raises ParameterError if it is refused."""
@@ -38,7 +38,7 @@ class Structured:
         if not self._eos_ids:
             message = "structured_outputs needs a token that ends an output, and this model has none"
             raise ParameterError("structured_outputs", message)
-        structure = self._compile(params)
+        structure = self.compile(params)
         for request in samples:
             request.constraint = Constraint(structure, self._eos_ids, request.output.token_ids)
 

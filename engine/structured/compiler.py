@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from engine.structured.automaton import TokenAutomaton
 from engine.structured.choice import Choice
 from engine.structured.matcher import Structure, StructureFailed
 from engine.structured.regex import RegexError, parse
+from engine.structured.stack import call_deep
 from engine.structured.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from engine.structured.guidance import Guidance
 
 BACKENDS = ("auto", "guidance", "ruvon")
+MAX_PROPERTIES = 1000  # of one object in a schema
 KEPT = 64  # structures that are kept for the next request
 NAME = "structured_outputs"
 
@@ -96,7 +98,10 @@ class Compiler:
                 return self._kept[key]
         with self._making:
             _ = self._vocabulary, self._has_guidance and self._guidance
-        structure = self._by_guidance(params) if self._has_guidance else self._by_ourselves(params)
+        if self._has_guidance:
+            structure = call_deep(partial(self._by_guidance, params))
+        else:
+            structure = self._by_ourselves(params)
         with self._lock:
             self._kept[key] = structure
             if len(self._kept) > KEPT:
@@ -162,11 +167,33 @@ class Compiler:
             return None
 
         schema = json.loads(params.schema_text())
+        _refuse_many_properties(schema)
         try:
             return self._guidance.compile(guidance.json_grammar(params, schema))
+        except RecursionError:
+            raise _refused("json", " is nested too deeply") from None
         except (guidance.RefusedByGuidance, ValueError) as error:
             field = "json" if params.json is not None else "json_object"
             raise _refused(field, f": {error} at {places.place(schema, why)}") from None
+
+
+def _refuse_many_properties(schema: Any) -> None:
+    """Raises ParameterError if one object has more than MAX_PROPERTIES: the time to compile it grows with
+    their square.
+    """
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            for name in ("properties", "required"):
+                count = len(value) if isinstance(value := part.get(name), dict | list) else 0
+                if count > MAX_PROPERTIES:
+                    raise _refused(
+                        "json", f": {name} has {count} names; at most {MAX_PROPERTIES} are accepted"
+                    )
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
 
 
 INSTALL = "pip install 'ruvon[structured]'"

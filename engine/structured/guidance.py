@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_MESSAGE = 300  # characters of llguidance's own words
 # Counted in llguidance's units; the comments say about how much that is.
 LIMITS = llguidance.LLParserLimits(
-    initial_lexer_fuel=500_000,  # 10 ms, once
+    initial_lexer_fuel=100_000,  # 2 ms, once; and of all that one output may need
     step_lexer_fuel=20_000,  # up to 100 ms, in a step that then fails
     step_max_items=20_000,  # 1 ms, in a step
     max_lexer_states=10_000,  # 20 MB
@@ -82,9 +82,11 @@ class Guidance:
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         structure = GuidanceStructure(matcher, self._tokenizer.vocab_size)
         if not matcher.is_error():
-            try:  # the first mask, which may be the first to go beyond a limit
-                if not structure.start().allowed().any() and not matcher.is_accepting():
-                    raise RefusedByGuidance("no text fits it")
+            try:  # two masks: what goes beyond a limit mostly does so in one of them
+                trial = structure.start()
+                first = np.unpackbits(trial.allowed().view(np.uint8), bitorder="little").argmax()
+                if trial.advance(int(first)):
+                    trial.allowed()
             except StructureFailed as error:
                 raise RefusedByGuidance(str(error)) from None
         if matcher.is_error():
@@ -135,13 +137,18 @@ class GuidanceMatcher:
 
 
 def json_grammar(params: StructuredOutputsParams, schema: Any) -> str:
-    """llguidance's grammar of a JSON schema, with the whitespace that `params` say."""
+    """llguidance's grammar of a JSON schema, with the whitespace that `params` say. Raises
+    RefusedByGuidance.
+    """
+    if schema is False:
+        raise RefusedByGuidance("nothing fits the schema false")
     options: JsonCompileOptions = {"whitespace_flexible": not params.disable_any_whitespace}
     if params.whitespace_pattern is not None:
         options["whitespace_pattern"] = params.whitespace_pattern
     if params.disable_additional_properties:
         schema = _closed(schema)
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    text = "{}" if schema is True else json.dumps(schema)
+    return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)
 
 
 def regex_grammar(pattern: str) -> str:

@@ -41,7 +41,8 @@ def place(schema: Any, why: Why) -> str:
     while inner := next(((step, part) for step, part in _within(here) if is_refused(part)), None):
         way, here = f"{way}/{inner[0]}", inner[1]
     # 2. There, find the keyword without which nothing is refused.
-    for name in here if isinstance(here, Mapping) else ():
+    names = here if isinstance(here, Mapping) else ()
+    for name in sorted(names, key=lambda name: name not in (reason or "")):  # those that it names first
         is_cause = not is_refused({other: value for other, value in here.items() if other != name})
         if is_cause and num_left > 0:
             return f"{way}/{_escaped(name)}"

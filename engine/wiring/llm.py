@@ -24,7 +24,7 @@ from engine.machine.collector import rare_collections
 from engine.telemetry.metrics import EngineMetrics
 from engine.wiring.compose import build_engine, load_adapters_on_demand
 from engine.wiring.engine_args import EngineArgs
-from engine.wiring.extensions import found
+from engine.wiring.extensions import found, is_here
 from engine.wiring.generation_config import recommended
 from engine.wiring.llm_metrics import Metric, read_metrics
 from engine.wiring.llm_progress import Progress
@@ -127,14 +127,16 @@ class LLM:
         `chat_template_kwargs` are further variables of the template, such as Qwen3's `enable_thinking`. With
         `add_generation_prompt` the prompt ends with the marker that begins the assistant's turn. With
         `continue_final_message` (and without `add_generation_prompt`) the model writes on in the last
-        message. `tools` come with Extension B: None or [] is accepted. The other arguments are those of
-        `generate`.
+        message. `tools` are JSON objects as in OpenAI's chat API, for a template that tells of tools; they
+        come with Extension B. The other arguments are those of `generate`.
 
         Raises ParameterError if a field is refused, if the template refuses a conversation, or if there is no
         template; CheckpointError if a template or an adapter cannot be read; RuntimeError if a step fails.
         """
-        if tools:
+        if tools and not is_here("B"):
             raise ParameterError("tools", "tools come with Extension B: None or [] is accepted")
+        if not all(isinstance(tool, Mapping) for tool in tools or ()):
+            raise ParameterError("tools", "tools: a list of JSON objects is accepted, one for each tool")
         template = chat_template_of(self.args.tokenizer or self.args.model, chat_template)
         parsed = []
         conversations = read_conversations(messages)
@@ -151,6 +153,7 @@ class LLM:
                     continue_final_message,
                     variables=chat_template_kwargs,
                     truncate=truncate,
+                    tools=tools,
                 )
             except ChatError as error:
                 raise ParameterError("messages", f"messages: {error}") from None

@@ -3,6 +3,7 @@
 Only the form of a prompt is checked here. The engine checks whether the prompt fits the model.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypedDict, TypeGuard
@@ -85,7 +86,7 @@ def per_prompt(name: str, value: Any, num_prompts: int, kind: type) -> list:
     return entries
 
 
-def read_conversations(messages: object) -> list[list[dict[str, str]]]:
+def read_conversations(messages: object) -> list[list[dict[str, Any]]]:
     """Read one conversation, which is a list of Messages, or a list of conversations. Returns a list of
     conversations in which every message's content is text. Raises ParameterError if the form is another, or
     if a conversation is empty.
@@ -109,9 +110,10 @@ def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _message(message: object) -> dict[str, str]:
-    """The message, with its text parts joined by line breaks. An assistant's message without a content has
-    an empty text. Raises ParameterError if `message` is not a mapping with a role and a content.
+def _message(message: object) -> dict[str, Any]:
+    """The message, with its text parts joined by line breaks, and the arguments of its calls as objects, as
+    templates expect. An assistant's message without a content has an empty text. Raises ParameterError if
+    `message` is not a mapping with a role and a content, or if the arguments of a call are no JSON.
     """
     if isinstance(message, Mapping):
         role, content = message.get("role"), message.get("content")
@@ -120,11 +122,26 @@ def _message(message: object) -> dict[str, str]:
         if isinstance(content, list) and content and all(_is_text(part) for part in content):
             content = "\n".join(part["text"] for part in content)
         if isinstance(role, str) and isinstance(content, str):
-            return {**message, "content": content}
+            calls = message.get("tool_calls")
+            more = {"tool_calls": [_call(call) for call in calls]} if isinstance(calls, list) else {}
+            return {**message, "content": content, **more}
     raise ParameterError(
         "messages",
         f"messages: {message!r}: a role, and a content of text or of text parts, are accepted",
     )
+
+
+def _call(call: Any) -> Any:
+    """A call of an assistant's message with its arguments as an object, if they are a text."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(arguments, str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(arguments or "{}")}}
+    except ValueError:
+        message = f"messages: the arguments of a call, {arguments!r:.80}, are not JSON"
+        raise ParameterError("messages", message) from None
 
 
 def _is_text(part: Any) -> bool:

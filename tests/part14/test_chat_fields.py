@@ -84,16 +84,40 @@ def test_a_value_of_another_kind_is_no_neutral_value(client, name, value):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("tools", [{"type": "function"}]), ("tool_choice", "required"), ("functions", [{}]),
+    [("tools", [{"type": "function", "function": {"name": "f"}}]), ("tool_choice", "required"),
+     ("tool_choice", {"type": "function", "function": {"name": "f"}}), ("include_reasoning", False),
      ("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"}),
      ("use_beam_search", True),
-     ("messages", [{"role": "tool", "content": "x"}]),
-     ("messages", [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}])],
+     ("messages", [{"role": "tool", "content": "x", "tool_call_id": "1"}]),
+     ("messages", [{"role": "assistant", "content": "x", "reasoning": "y"}]),
+     ("messages", [{"role": "assistant", "tool_calls": [
+         {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}])],
 )  # fmt: skip
 def test_what_an_extension_brings_is_refused_with_its_name(client, name, value):
     error = refused(client, **{name: value})
     assert error["param"] == name
     assert "Extension B" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [("tools", [{"type": "function"}], "tools.0.function is required"),
+     ("tools", [{"type": "web_search"}], "Input should be 'function'"),
+     ("tools", [{"type": "function", "function": {"name": "a b"}}], "match pattern"),
+     ("tools", [{"type": "function", "function": {"name": "f", "parameters": []}}], "valid dictionary"),
+     ("tool_choice", {"type": "function"}, "function is required"), ("tool_choice", 3, '"required"'),
+     ("functions", [{}], "is the old name of tools"),
+     ("function_call", "f", "is the old name of tool_choice"),
+     ("messages", [{"role": "tool", "content": "x"}], "needs a tool_call_id"),
+     ("messages", [{"role": "user", "content": "x", "tool_call_id": "1"}], "no other message has one"),
+     ("messages", [{"role": "function", "content": "x"}], "'tool' is its newer name"),
+     ("messages", [{"role": "user", "content": "x", "tool_calls": [
+         {"id": "1", "function": {"name": "f", "arguments": "{}"}}]}], "role user has no tool_calls")],
+)  # fmt: skip
+def test_a_tool_of_another_shape_is_refused_by_name(client, name, value, words):
+    error = refused(client, **{name: value})
+    assert error["param"] == name
+    assert words in error["message"]
 
 
 def test_an_assistants_turn_may_be_empty_and_nobody_elses(client):

@@ -43,12 +43,12 @@ def test_the_most_likely_tokens_up_to_the_bound():
         params(logprobs=True, top_logprobs=MAX_LOGPROBS + 1)
 
 
-@pytest.mark.parametrize("field", ["refusal", "annotations", "audio", "function_call", "tool_calls"])
+@pytest.mark.parametrize("field", ["refusal", "annotations", "audio", "function_call"])
 def test_what_answers_say_beside_the_text_comes_back_as_nothing_only(field):
     for nothing in (None, []):
         ChatRequest(model="m", messages=[HI | {field: nothing}])
     for something in ({}, "", 0, [{}]):
-        words = "comes with Extension B" if "call" in field else "is not supported: null is accepted"
+        words = "is the old name of tools" if "call" in field else "is not supported: null is accepted"
         with pytest.raises(ValidationError, match=f"{field} {words}"):
             ChatRequest(model="m", messages=[HI | {field: something}])
 

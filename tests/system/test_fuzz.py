@@ -78,18 +78,40 @@ MESSAGES = [
         '["hi"]',
         '[{"role":"user"}]',
         '[{"role":"user","content":"a","tool_calls":[1]}]',
+        '[{"role":"user","content":"a"},{"role":"tool","content":"x","tool_call_id":"c"}]',
+        '[{"role":"tool","content":"x","tool_call_id":"%s"}]' % ("c" * 300),
+        *(
+            '[{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":'
+            f'{{"name":"f","arguments":{arguments}}}}}]}}]'
+            for arguments in ('"{}"', '"{"', '"[1]"', '""', "{}", '"{\\"a\\":\\"<|user|>\\"}"', TEMPLATE)
+        ),
     ),
 ]
 NAMES = tuple(map(json.dumps, (
     "..", ".", "../poetry", "a/../poetry", "poetry/", "/etc", "poetry\0", "", "storyteller", "-a", "poetry@1",
     "a" * 65, "POETRY", "poetry ", "\u200bpoetry", "%2e%2e", "poe\ntry",
 )))  # fmt: skip
+TOOLS = (
+    "null", "[]", '[{"type":"function","function":{"name":"f"}}]',
+    *(f'[{{"type":"function","function":{{"name":"f","parameters":{schema}}}}}]' for schema in (
+        '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}', '{"type":"array"}', "{}",
+        '{"properties":{"a":{"$ref":"#"}}}', '{"$ref":"file:///etc/passwd"}', '{"$ref":"#/nowhere"}',
+        '{"type":[]}', '{"properties":{"a":{"pattern":"(a*)*b"}}}', '{"enum":[]}', "[]", '{"not":{}}',
+    )),
+    '[{"type":"function","name":"f"}]', json.dumps([{"type": "function", "function": {"name": "f"}}] * 2),
+)  # fmt: skip
+TOOL_CHOICES = (
+    '"auto"', '"none"', '"required"', '{"type":"function","function":{"name":"f"}}',
+    '{"type":"function","function":{"name":"g"}}', '{"type":"function","name":"f"}',
+)  # fmt: skip
 RIGHT = {
     "n": ("1", "2", "3"), "temperature": ("0", "1", "2"), "stop": ('"a"', '["a","b"]'), "stream": ("true",),
     "logprobs": ("0", "2", "true"), "top_logprobs": ("0", "3"), "echo": ("true",), "seed": ("1",),
     "logit_bias": ('{"5":3}',), "prompt": ('["a","b"]', "[1,2]", "[[1],[2]]"), "max_tokens": ("0", "1"),
-    "prompt_logprobs": ("1",), "tools": ("null", "[]"), "store": ("false",), "metadata": ('{"a":"b"}',),
-    "add_generation_prompt": ("false",), "continue_final_message": ("true",), "tool_choice": ('"auto"',),
+    "prompt_logprobs": ("1",), "tools": TOOLS, "parallel_tool_calls": ("true", "false"),
+    "store": ("false",), "metadata": ('{"a":"b"}',),
+    "add_generation_prompt": ("false",), "continue_final_message": ("true",), "tool_choice": TOOL_CHOICES,
+    "include_reasoning": ("true", "false"),
     "chat_template_kwargs": ('{"enable_thinking":false}', '{"self":1}', '{"loop":[]}', '{"range":0}'),
     "input": [*MESSAGES, '"hi"', '[{"type":"reasoning"}]', '[{"type":[],"role":"user","content":"a"}]'],
     "include": ('["message.output_text.logprobs"]',), "text": ('{"format":{"type":"text"}}',),
@@ -110,7 +132,7 @@ SAMPLING = (
 CHAT = (
     "tools", "tool_choice", "store", "metadata", "chat_template_kwargs", "add_generation_prompt",
     "continue_final_message", "add_special_tokens", "echo", "prompt_logprobs", "chat_template",
-    "reasoning_effort", "service_tier",
+    "reasoning_effort", "service_tier", "parallel_tool_calls", "include_reasoning",
 )  # fmt: skip
 # A route's body that is right, and the fields that are drawn.
 ROUTES = {
@@ -125,6 +147,7 @@ ROUTES = {
     "/v1/responses": (
         {"model": '"storyteller"', "input": '"hi"', "max_output_tokens": "2"},
         (*SAMPLING, *CHAT, "input", "instructions", "max_output_tokens", "top_logprobs", "include", "text",
+         "tools", "tool_choice", "parallel_tool_calls",
          "reasoning", "previous_response_id", "background", "truncation"),
     ),
     "/tokenize": (

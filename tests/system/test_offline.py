@@ -20,6 +20,7 @@ from engine.decoding.chat_template import ChatTemplate
 from engine.decoding.params import ParameterError
 from engine.models.config import ModelConfig
 from engine.wiring.compose_cache import Sizes, kv_cache_bytes
+from engine.wiring.extensions import EXTENSIONS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FLAGS = {
@@ -162,8 +163,9 @@ def test_an_assistants_turn_may_be_empty(llm):
     assert llm.chat(turns, GREEDY)[0].prompt == llm.chat(empty, GREEDY)[0].prompt
 
 
-def test_tools_are_an_extensions_and_none_is_fine(llm):
+def test_tools_are_an_extensions_and_none_is_fine(llm, monkeypatch):
     assert texts(llm.chat(QUESTION, GREEDY, tools=[])) == texts(llm.chat(QUESTION, GREEDY, tools=None))
+    monkeypatch.setitem(EXTENSIONS, "B", "no_such_extension")
     with pytest.raises(ParameterError, match="tools come with Extension B"):
         llm.chat(QUESTION, GREEDY, tools=[{"type": "function"}])
 

@@ -184,14 +184,17 @@ def test_values_that_ask_for_nothing(client):
 
 
 CALL = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
+RESULT = {"type": "function_call_output", "call_id": "c", "output": "x"}
 REFUSED = {
     "no input": ({"input": []}, "input", "at least 1 item"),
     "a number": ({"input": 3}, "input", "a text or a list of messages"),
     "an image": (
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "'input_text'"
     ),
-    "a tool's answer": ({"input": [CALL | {"type": "function_call_output"}]}, "input", "Extension B"),
-    "a thought": ({"input": [{"type": "reasoning", "summary": []}]}, "input", "only items of type message"),
+    "a call": ({"input": [CALL]}, "input", "Extension B"),
+    "a tool's answer": ({"input": [RESULT]}, "input", "Extension B"),
+    "another item": ({"input": [{"type": "web_search_call"}]}, "input", "only items of type message"),
+    "a thought alone": ({"input": [{"type": "reasoning", "summary": []}]}, "input", "no message"),
     "too long": ({"input": "dog " * 5000}, "input", "tokens"),
     "too many items": ({"input": [{"role": "user", "content": "x"}] * 2048}, "input", "at most 2047"),
     "tools": ({"tools": [{"type": "function", "name": "f"}]}, "tools", "Extension B"),

@@ -1,4 +1,4 @@
-// One answer on the page: its words or its tokens, and what it took.
+// One answer on the page: its thoughts, its words or its tokens, its calls of tools, and what it took.
 
 const SENTENCES = /^[^]*(?:[.!?…]["'”’)]*(?=\s)|[。！？\n])/; // what is complete of a text
 
@@ -19,7 +19,9 @@ export class Answer {
     this.words = this.root.querySelector(".text");
     this.text = this.words.appendChild(document.createTextNode(""));
     this.took = this.root.querySelector(".took");
+    [this.thoughts, this.list] = [".thoughts", ".calls"].map((part) => this.root.querySelector(part));
     this.content = "";
+    this.calls = []; // of tools, as a message has them
     this.drawn = this.spoken = 0; // characters of it
     this.entries = []; // tokens to be drawn
     this.decoder = new TextDecoder(); // a character may be made of several tokens
@@ -31,10 +33,16 @@ export class Answer {
     this.tokens = chunk.usage?.completion_tokens ?? this.tokens;
     for (const choice of chunk.choices) {
       this.reason = choice.finish_reason ?? this.reason;
-      if (choice.delta.content) {
+      const { content, reasoning, tool_calls: calls } = choice.delta;
+      if (content || reasoning || calls) {
         this.last = performance.now() - this.start;
         this.first ??= this.last;
-        this.content += choice.delta.content;
+      }
+      this.content += content ?? "";
+      if (reasoning) this.thoughts.append(reasoning);
+      for (const { index, function: part, ...first } of calls ?? []) {
+        this.calls[index] ??= { ...first, function: { name: part.name, arguments: "" } };
+        this.calls[index].function.arguments += part.arguments;
       }
       this.entries.push(...(choice.logprobs?.content ?? []));
     }
@@ -49,6 +57,9 @@ export class Answer {
     }
     if (!this.scored) this.text.appendData(this.content.slice(this.drawn));
     this.drawn = this.content.length;
+    this.thoughts.hidden = !this.thoughts.textContent;
+    this.list.hidden = !this.calls.length;
+    this.list.replaceChildren(...this.calls.map(({ function: made }) => element("li", "call", `${made.name}(${made.arguments})`)));
     if (this.first !== null) this.took.textContent = this.measures().join(" · ");
   }
 
@@ -74,7 +85,7 @@ export class Answer {
     this.root.classList.remove("running");
     this.root.removeAttribute("aria-busy");
     this.took.classList.toggle("failed", failed);
-    const ending = problem || (this.content ? [] : "no words");
+    const ending = problem || (this.content || this.calls.length ? [] : "no words");
     this.took.textContent = failed ? problem : this.measures().concat(ending).join(" · ");
   }
 }

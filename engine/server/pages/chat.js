@@ -34,8 +34,18 @@ function wishes() {
   for (const name of ["temperature", "top_p", "max_completion_tokens", "seed"]) {
     if (knobs[name].value !== "") wishes[name] = Number(knobs[name].value);
   }
+  const tools = knobs.tools.value.trim();
+  if (tools) Object.assign(wishes, { tools: parsed(tools) }, knobs.must.checked && { tool_choice: "required" });
   if (knobs.tokens.checked) Object.assign(wishes, { logprobs: true, top_logprobs: 5 });
   return wishes;
+}
+
+function parsed(tools) {
+  try {
+    return JSON.parse(tools);
+  } catch (error) {
+    throw new Error(`Settings, tools: no JSON: ${error.message}`);
+  }
 }
 
 class Conversation {
@@ -110,7 +120,8 @@ class Conversation {
     question.querySelector(".text").textContent = text;
     for (const old of this.root.querySelectorAll(".again")) old.remove();
     this.list.append(question);
-    this.answer({ role: "user", content: text });
+    const calls = this.turns.at(-1)?.tool_calls; // if the model has called, this is what its tools answer
+    this.answer(calls?.map(({ id }) => ({ role: "tool", tool_call_id: id, content: text })) ?? [{ role: "user", content: text }]);
   }
 
   toEnd() {
@@ -123,11 +134,10 @@ class Conversation {
   }
 
   // What was stopped stays, as far as it came.
-  async answer(question) {
+  async answer(questions) {
     const system = knobs.system.value.trim();
-    const messages = [...(system ? [{ role: "system", content: system }] : []), ...this.turns, question];
-    const wanted = wishes();
-    const answer = new Answer(wanted.logprobs);
+    const messages = [...(system ? [{ role: "system", content: system }] : []), ...this.turns, ...questions];
+    const answer = new Answer(knobs.tokens.checked);
     this.list.append(answer.root);
     this.follow = true;
     this.toEnd();
@@ -141,6 +151,7 @@ class Conversation {
       this.speak(answer.sentences(false));
     };
     try {
+      const wanted = wishes();
       if (!model) await findModel();
       for await (const chunk of chat({ model, messages, ...wanted }, key(), this.stopping.signal)) {
         answer.take(chunk);
@@ -156,17 +167,20 @@ class Conversation {
     this.speak([answer.sentences(true), problem].join(" ").trim());
     this.stopping = null;
     this.send.textContent = "Send";
-    if (problem && problem !== "stopped") this.offer(answer, question);
-    else if (answer.content || !problem) this.turns.push(question, { role: "assistant", content: answer.content });
+    if (problem && problem !== "stopped") this.offer(answer, questions);
+    else if (answer.content || !problem) {
+      const calls = !problem && answer.calls.length && { tool_calls: answer.calls }; // what was stopped may be no call
+      this.turns.push(...questions, { role: "assistant", content: answer.content, ...calls });
+    }
     this.toEnd();
   }
 
-  offer(answer, question) {
+  offer(answer, questions) {
     const again = element("button", "again", "Try again");
     again.type = "button";
     again.addEventListener("click", () => {
       answer.root.remove();
-      this.answer(question);
+      this.answer(questions);
       this.toComposer();
     });
     answer.root.append(again);

@@ -1,0 +1,36 @@
+"""What Extension B brings to the server: tools and thoughts in chats, by the flags of vLLM's `serve`.
+Extension B.
+
+No module imports this one: engine/cli/serving.py finds it by its name.
+"""
+
+from engine.core.llm_engine import LLMEngine
+from engine.server.reasoning import REASONING_PARSERS
+from engine.server.tool_parsers import TOOL_PARSERS
+from engine.server.tools import ChatTools
+from engine.structured.capability import Structured
+
+
+def check_flags(
+    tool_call_parser: str | None, enable_auto_tool_choice: bool, reasoning_parser: str | None
+) -> None:
+    """Raise ValueError for a parser that is none, and for a choice without a parser."""
+    for name, value, parsers in (
+        ("tool_call_parser", tool_call_parser, TOOL_PARSERS),
+        ("reasoning_parser", reasoning_parser, REASONING_PARSERS),
+    ):
+        if value is not None and value not in parsers:
+            raise ValueError(f"{name}={value!r}: accepted are {', '.join(parsers)}")
+    if enable_auto_tool_choice and tool_call_parser is None:
+        raise ValueError("enable_auto_tool_choice=True needs tool_call_parser; it is None")
+
+
+def chat_extension(
+    engine: LLMEngine,
+    tool_call_parser: str | None,
+    enable_auto_tool_choice: bool,
+    reasoning_parser: str | None,
+) -> ChatTools:
+    """The ChatExtension for a server of this engine. The other arguments are the flags'."""
+    (compile,) = (item.compile for item in engine.capabilities if isinstance(item, Structured))
+    return ChatTools(engine.tokenizer, compile, tool_call_parser, enable_auto_tool_choice, reasoning_parser)

@@ -1,0 +1,52 @@
+"""JSON schemas of calls, made of the schemas of tools. Extension B.
+
+Promises that a text that fits has arguments that fit their tool's schema, wherever that schema refers to
+itself. Does not know whether a schema can be obeyed.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.server.chat_tools import Tool
+
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def schema_of_call(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments. A tool without parameters has none."""
+    parameters = tool.function.parameters
+    return {"type": "object", **parameters} if parameters else NO_ARGUMENTS
+
+
+def schema_of_calls(tools: Sequence[Tool], arguments_field: str, max_calls: int) -> dict[str, Any]:
+    """The schema of a list of 1 to `max_calls` calls, each {"name": …, `arguments_field`: {…}}."""
+    definitions = {
+        f"tool{i}": _moved(schema_of_call(tool), f"#/$defs/tool{i}") for i, tool in enumerate(tools)
+    }
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.function.name},
+                arguments_field: {"$ref": f"#/$defs/tool{i}"},
+            },
+            "required": ["name", arguments_field],
+            "additionalProperties": False,
+        }
+        for i, tool in enumerate(tools)
+    ]
+    items = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return {"type": "array", "minItems": 1, "maxItems": max_calls, "items": items, "$defs": definitions}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema that stands at `place` of a larger one: its references to itself begin there."""
+    if isinstance(schema, list):
+        return [_moved(inner, place) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {name: _moved(inner, place) for name, inner in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved
