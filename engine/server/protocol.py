@@ -38,7 +38,7 @@ from engine.server.limits import (
     MAX_STOPS,
     PLAIN_ID,
 )
-from engine.server.neutral import EXTENSION_B, neutral
+from engine.server.neutral import neutral
 from engine.server.structured_fields import ResponseFormat, StructuredOutputs, structure_of
 
 TOKEN_ID = "0|[1-9][0-9]{0,9}"  # a key of `logit_bias`: no sign, no leading zeros
