@@ -11,6 +11,8 @@ import numpy as np
 
 from engine.structured.matcher import Mask, Matcher, Structure, StructureFailed
 
+NOTHING = np.zeros(1, np.int32)  # a mask that allows no token
+
 
 class Constraint:
     """The constraint of one request. Only the thread that steps uses it."""
@@ -47,7 +49,7 @@ class Constraint:
             self._take_back(matcher, num_taken)
         except StructureFailed as error:
             self._error = f"structured_outputs: {error}"
-        return [np.zeros(0, np.int32)] if self._error else masks
+        return [NOTHING] if self._error else masks
 
     def _caught_up(self) -> Matcher:
         """The matcher, behind all tokens of the output. Raises StructureFailed if one of them does not fit,
@@ -80,7 +82,7 @@ class Constraint:
     def _mask(self, matcher: Matcher) -> Mask:
         """The tokens that may come next, those that end the output included."""
         may_end = bool(self._num_ends) or matcher.may_end()
-        allowed = np.zeros(0, np.int32) if self._num_ends else matcher.allowed()
+        allowed = NOTHING.copy() if self._num_ends else matcher.allowed()
         num_words = max(self._eos_ids) // 32 + 1
         if len(allowed) < num_words:
             allowed = np.concatenate([allowed, np.zeros(num_words - len(allowed), np.int32)])

@@ -33,12 +33,12 @@ def fits(**constraint) -> StructuredOutputsParams:
     return StructuredOutputsParams(**constraint)
 
 
-CHOICE = [" yes", " no", " a dog"]
+CHOICE = ["yes", "no", " a cat", " a dog"]
 LARK = """start: (" b" | " c") " a" " dog"?"""
 ASKED = {
     "three": (
-        {"structured_outputs": fits(choice=CHOICE), "n": 3, "temperature": 0.9, "seed": 5},
-        " yes| no| a dog",
+        {"structured_outputs": fits(choice=CHOICE), "n": 4, "temperature": 1.5, "seed": 3},
+        "yes|no| a cat| a dog",
     ),
     "greedy": ({"structured_outputs": fits(regex=STORY), "temperature": 0, "logprobs": 2}, STORY),
     "schema": (

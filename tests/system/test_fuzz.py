@@ -120,6 +120,13 @@ RIGHT = {
     "return_token_strs": ("true",),
     "bad_words": ('["a","b c"]', '["the"]'), "allowed_token_ids": ("[5,6]",),
     "truncate_prompt_tokens": ("2", "-1"),
+    "response_format": (
+        '{"type":"json_object"}', '{"type":"json_schema","json_schema":{"name":"a","schema":{"enum":[1]}}}',
+        '{"type":"json_schema","json_schema":{"name":"a","schema":{"$ref":"#"}}}',
+    ),
+    "structured_outputs": (
+        '{"choice":["a","b"]}', '{"regex":"(a|b)*"}', '{"json":{}}', '{"grammar":"start: x"}',
+    ),
 }  # fmt: skip
 SAMPLING = (
     "model", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "stop", "seed", "user",
