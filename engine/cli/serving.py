@@ -7,9 +7,7 @@ import hashlib
 import reprlib
 from collections.abc import Collection, Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -34,6 +32,7 @@ from engine.server.chat import Chat, chat_routes
 from engine.server.chat_page import OPEN_PATHS as CHAT_PATHS
 from engine.server.chat_page import chat_page
 from engine.server.deadline import deadlines
+from engine.server.extensions import module_of
 from engine.server.generate import generate_route
 from engine.server.http_metrics import http_metrics
 from engine.server.limits import MAX_NAME_CHARACTERS, MAX_REQUESTS
@@ -70,11 +69,6 @@ class ToolFlags(NamedTuple):
 
 
 NO_TOOLS = ToolFlags()
-
-
-def server_module(letter: str) -> ModuleType:
-    """What the extension brings to the server: a module named by the slug in engine/server/."""
-    return import_module(f"engine.server.{EXTENSIONS[letter]}")
 
 
 class Service:
@@ -115,7 +109,7 @@ class Service:
                 raise ValueError(f"served_model_name={reprlib.repr(name)}: {message}")
         self.args, self.lora_dir, self.tools = args, lora_dir, tools
         if is_here("B"):
-            server_module("B").check_flags(*tools)
+            module_of(EXTENSIONS["B"]).check_flags(*tools)
         template = template_text(chat_template) if chat_template else None
         self.template = ChatTemplate.from_pretrained(args.tokenizer or args.model, template)
         self.engine = build_engine(args)
@@ -187,7 +181,7 @@ class Service:
         completions = ScoredCompletions(engine.tokenizer, allow_priority)
         chats = Chat(engine.tokenizer, allow_priority)
         if is_here("B"):
-            chats.extension = server_module("B").chat_extension(engine, *self.tools)
+            chats.extension = module_of(EXTENSIONS["B"]).chat_extension(engine, *self.tools)
         for api in (completions, chats):
             api.max_model_len = engine.max_model_len
             api.recommended, api.fingerprint = defaults, fingerprint(self.args)

@@ -206,8 +206,7 @@ def chat_prompt(
     others = [{k: v for k, v in message.items() if k not in GUARDED_FIELDS} for message in messages]
     written = json.dumps([variables, others], ensure_ascii=False, default=str)
     inner = [{k: v for k, v in message.items() if k in GUARDED_FIELDS[2:]} for message in messages]
-    texts: list[str] = []  # in calls, thoughts and tools
-    _with_texts([inner, tools], lambda text: texts.append(text) or text)
+    texts = _texts([inner, tools])  # in calls, thoughts and tools
     contents = [{"content": text} for text in [written, *texts]]
     together, guard = guarded([*messages, *contents], special_tokens)
     if together[len(messages)]["content"] != written:
@@ -220,6 +219,18 @@ def chat_prompt(
         text, tokenizer, config, add_special_tokens=add_special_tokens, guard=guard, truncate=truncate
     )
     return text.replace(guard, ""), ids
+
+
+def _texts(value: Any) -> list[str]:
+    """The texts in JSON data, in the order in which `_with_texts` changes them."""
+    texts: list[str] = []
+
+    def take(text: str) -> str:
+        texts.append(text)
+        return text
+
+    _with_texts(value, take)
+    return texts
 
 
 def _with_texts(value: Any, change: Callable[[str], Any]) -> Any:

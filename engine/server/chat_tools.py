@@ -129,6 +129,9 @@ class AnswerItems(Protocol):
     def output(self, sample: CompletionOutput) -> list[dict[str, Any]]:
         """The items of a whole answer, which `events` may have told of or not."""
 
+    def num_reasoning_tokens(self, sample: CompletionOutput) -> int:
+        """How many tokens of a whole answer are thoughts, with their marks."""
+
 
 class ChatExtension(Protocol):
     """What tools and thoughts mean in a chat: Extension B."""

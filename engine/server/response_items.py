@@ -4,15 +4,22 @@ Shapes: https://platform.openai.com/docs/api-reference/responses-streaming
 """
 
 import uuid
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from engine.decoding.outputs import CompletionOutput
 from engine.server.answer_pieces import Piece
 from engine.server.answer_reader import AnswerReader
+from engine.server.reasoning import END
+from engine.text.tokenizer import Tokenizer
 
 ITEM_OF = {"reasoning": "reasoning", "content": "message", "call": "function_call"}  # by a piece's kind
+TEXT_OF = {  # what an item's text is called in its events
+    "reasoning": "reasoning_text", "message": "output_text", "function_call": "function_call_arguments",
+}  # fmt: skip
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 
 
@@ -50,9 +57,9 @@ class Item:
 class ResponseItems:
     """An AnswerItems."""
 
-    def __init__(self, make_reader: Callable[[bool], AnswerReader]) -> None:
+    def __init__(self, make_reader: Callable[[bool], AnswerReader], tokenizer: Tokenizer) -> None:
         """`make_reader(finds_calls)` makes what reads the answer."""
-        self.make_reader = make_reader
+        self.make_reader, self.tokenizer = make_reader, tokenizer
         self.reader: AnswerReader | None = None  # of a stream
         self.items: list[Item] = []
 
@@ -79,6 +86,18 @@ class ResponseItems:
         last = len(self.items) - 1
         return [item.json(_status(sample) if i == last else "completed") for i, item in enumerate(self.items)]
 
+    def num_reasoning_tokens(self, sample: CompletionOutput) -> int:
+        """As in AnswerItems: the tokens up to the one that completes the mark of the thoughts' end."""
+        if not any(item.kind == "reasoning" for item in self.items):
+            return 0
+        ids = list(sample.token_ids)
+        is_over = partial(self._is_over, ids)
+        return bisect_left(range(len(ids)), True, key=is_over) + 1 if is_over(len(ids) - 1) else len(ids)
+
+    def _is_over(self, ids: list[int], last: int) -> bool:
+        """Whether the thoughts end with the token at `last` or before."""
+        return END in self.tokenizer.decode(ids[: last + 1])
+
     def _take(self, piece: Piece) -> list[dict[str, Any]]:
         """The events of one piece."""
         events: list[dict[str, Any]] = []
@@ -86,23 +105,17 @@ class ResponseItems:
             return events
         kind = ITEM_OF.get(piece.kind, "function_call")
         if piece.kind == "call" or not self.items or self.items[-1].kind != kind:
-            events += self._end("completed") + self._begin(
-                Item(kind, piece.text if piece.kind == "call" else "")
-            )
+            events += self._end("completed")
+            events += self._begin(Item(kind, piece.text if piece.kind == "call" else ""))
         if piece.kind != "call":
             self.items[-1].text.append(piece.text)
-            delta = self._event(
-                {"reasoning": "reasoning_text", "message": "output_text"}.get(
-                    kind, "function_call_arguments"
-                ),
-                "delta",
-            )
-            events.append(delta | {"delta": piece.text} | ({"logprobs": []} if kind == "message" else {}))
+            delta = self._event(TEXT_OF[kind], "delta") | {"delta": piece.text}
+            events.append(delta | ({"logprobs": []} if kind == "message" else {}))
         return events
 
     def _event(self, kind: str, what: str) -> dict[str, Any]:
         """An event of the last item."""
-        event = {"type": f"response.{kind}.{what}", "item_id": self.items[-1].id}
+        event: dict[str, Any] = {"type": f"response.{kind}.{what}", "item_id": self.items[-1].id}
         event["output_index"] = len(self.items) - 1
         return event if self.items[-1].kind == "function_call" else event | {"content_index": 0}
 
@@ -121,15 +134,13 @@ class ResponseItems:
         if not self.items:
             return []
         item, text = self.items[-1], "".join(self.items[-1].text)
+        done = self._event(TEXT_OF[item.kind], "done")
         if item.kind == "message":
-            events = [
-                self._event("output_text", "done") | {"text": text, "logprobs": []},
-                self._event("content_part", "done") | {"part": item.part()},
-            ]
+            part_done = self._event("content_part", "done") | {"part": item.part()}
+            events = [done | {"text": text, "logprobs": []}, part_done]
         elif item.kind == "reasoning":
-            events = [self._event("reasoning_text", "done") | {"text": text}]
+            events = [done | {"text": text}]
         else:
-            done = self._event("function_call_arguments", "done")
             events = [done | {"name": item.name, "arguments": text}]
         done = {"type": "response.output_item.done", "output_index": len(self.items) - 1}
         return [*events, done | {"item": item.json(status)}]

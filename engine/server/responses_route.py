@@ -184,7 +184,9 @@ class _Answer:
             # A cache is filled at no price, so no tokens are counted for writing it.
             "input_tokens_details": {"cached_tokens": output.num_cached_tokens or 0, "cache_write_tokens": 0},
             "output_tokens": num_output,
-            "output_tokens_details": {"reasoning_tokens": 0},  # thoughts are part of the text here
+            "output_tokens_details": {
+                "reasoning_tokens": self.items.num_reasoning_tokens(output.outputs[0]) if self.items else 0
+            },
             "total_tokens": num_input + num_output,
         }
         for more in self.api.more_usage:

@@ -8,6 +8,7 @@ around calls. Takes the same time for each character. Does not know whether argu
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 from engine.server.answer_pieces import Gathered, Parser, Piece
 from engine.server.json_scan import SPACE, CallText
@@ -191,5 +192,5 @@ class ArgumentsParser:
 
 FORMATS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON, "json": PLAIN_JSON}
 TOOL_PARSERS: dict[str, Callable[[Collection[str]], Parser]] = {
-    name: lambda names, format=format: CallParser(names, format) for name, format in FORMATS.items()
+    name: partial(CallParser, format=format) for name, format in FORMATS.items()
 }

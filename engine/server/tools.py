@@ -152,7 +152,9 @@ class ChatTools:
         if body.logprobs:
             message = "logprobs has no use with tools or --reasoning-parser: items have no place for them"
             raise RequestError(400, message, param="logprobs")
-        return ResponseItems(lambda finds_calls: self.reader(body, prompt_token_ids, finds_calls))
+        return ResponseItems(
+            lambda finds_calls: self.reader(body, prompt_token_ids, finds_calls), self.tokenizer
+        )
 
     def reader(
         self, body: ChatRequest, prompt_token_ids: Sequence[int], finds_calls: bool = True

@@ -134,9 +134,9 @@ def _message(message: object) -> dict[str, Any]:
 def _call(call: Any) -> Any:
     """A call of an assistant's message with its arguments as an object, if they are a text."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if not isinstance(arguments, str):
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
+    arguments = function["arguments"]
     try:
         return {**call, "function": {**function, "arguments": json.loads(arguments or "{}")}}
     except ValueError:

@@ -21,7 +21,7 @@ class Neutral(NamedTuple):
 
 ONE_DEVICE = "layers are not spread over devices; tensor_parallel_size splits each layer (Extension A)"
 HUB = "the hub's main branch is loaded; for another revision, download it and give its folder"
-REASONING = "no part of an answer is known as reasoning; that comes with Extension B"
+REASONING = "outputs are whole texts; ruvon serve has --reasoning-parser (Extension B)"
 NEUTRAL = {
     "pipeline_parallel_size": Neutral((1,), ONE_DEVICE),
     "data_parallel_size": Neutral((1,), "replicas are servers of their own: ruvon cluster (Extension A)"),

@@ -9,6 +9,7 @@ from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import ParameterError
 from engine.server.app import create_app
 from engine.server.chat import Chat, chat_routes
+from engine.server.chat_page import chat_page
 from engine.server.responses_route import responses_route
 from engine.server.tokenization import tokenization_routes
 from engine.server.tools import ChatTools
@@ -77,7 +78,8 @@ class Says(ScriptedBackend):
         for i, piece in enumerate(self.pieces):
             text += piece
             reason = self.reason if i == len(self.pieces) - 1 else None
-            samples = [CompletionOutput(k, text, list(range(i + 1)), reason) for k in range(self.n)]
+            ids = TOKENIZER.encode(text)
+            samples = [CompletionOutput(k, text, ids, reason) for k in range(self.n)]
             yield RequestOutput(request_id, None, list(prompt), samples, finished=reason is not None)
 
 
@@ -89,6 +91,7 @@ def saying(backend: ScriptedBackend, template: ChatTemplate = TEMPLATE, **flags)
         chat_routes(TOKENIZER, LONG, template, chat),
         responses_route(TOKENIZER, LONG, template, chat),
         tokenization_routes(TOKENIZER, LONG, template, chat.extension),
+        chat_page,
     ]
     with serve(create_app(backend, extensions)) as url:
         yield url

@@ -22,7 +22,6 @@ CLIENTS = {  # script: (the package that it needs, what it must have printed)
     ),
     "with_litellm.py": ("litellm", ["call: add {", "streamed: add {", "schema: {"]),
     "with_llamaindex.py": ("llama_index", ["structured: a=", "call: add {"]),
-    "with_lm_eval.py": ("lm_eval", ["perplexity"]),
 }  # fmt: skip
 PYTHON = os.environ.get("RUVON_CLIENTS_PYTHON", sys.executable)
 FLAGS = ["--enable-auto-tool-choice", "--tool-call-parser", "json"]

@@ -35,6 +35,9 @@ def test_an_answer_is_thoughts_a_message_and_calls():
     assert first.call_id != second.call_id
     assert (answer.status, answer.tool_choice) == ("completed", "auto")
     assert answer.tools[0].name == "get_weather"
+    assert answer.usage.output_tokens_details.reasoning_tokens == len("<think>Hm.</think>"), (
+        "bytes are tokens"
+    )
     TypeAdapter(Response).validate_python(answer.model_dump(exclude_unset=True, warnings=False))
 
 
@@ -131,7 +134,7 @@ def test_items_of_one_answer_are_one_turn():
 
 
 REFUSED = {
-    "another type": ({"tools": [{"type": "web_search"}]}, "tools", "function"),
+    "another type": ({"tools": [{"type": "web_search", "name": "f"}]}, "tools", "'function'"),
     "no name": ({"tools": [{"type": "function"}]}, "tools", "name"),
     "a schema": (
         {"tools": [TOOLS[0] | {"parameters": {"uniqueItems": True}}], "tool_choice": "required"},
