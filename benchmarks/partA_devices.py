@@ -6,11 +6,11 @@
 sums: microseconds of a sum of [T, D]. orders (CPU): microseconds until another process has read a step's
 numbers, by a pipe and by gloo's broadcast, and has answered with a sum of one number; that sum alone stands
 beside. steps: milliseconds of a step in which all sequences decode, and of a prompt, sides taking turns in
-one run. held: what each rank has of weights, of keys and values, and (CPU) of the machine's memory.
+one run. held: what each rank has of weights, of keys and values, and of the machine's memory. On two GPUs
+partA_gpus.py measures, and says what.
 """
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -24,10 +24,10 @@ from typing import IO, Any
 import numpy as np
 import torch
 
+from benchmarks import partA_gpus
 from benchmarks.record import RESULTS, ROOT, record, show
-from engine import LLM, SamplingParams
+from engine import LLM
 from engine.models.config import ModelConfig, architecture
-from engine.models.known_shapes import SHAPES
 from engine.parallel.executor import LeadingExecutor
 from engine.parallel.group import Group
 from engine.parallel.orders import STEP, STOP, read_orders, write_order
@@ -36,8 +36,6 @@ from engine.telemetry.ranks import resident_bytes
 
 TOKENS = (1, 64, 512)
 ROUNDS = 5
-# Where Qwen3-8B's config.json differs from 4B's.
-QWEN3_8B = {"hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False}
 
 
 def main() -> None:
@@ -45,39 +43,35 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    on_gpus = torch.cuda.device_count() >= 2
+    if torch.cuda.device_count() >= 2:
+        partA_gpus.measure(partA_gpus.__doc__.splitlines()[0], options.tiny, options.out)
+        return
     torch.set_num_threads(1)
     repeats = 20 if options.tiny else 1000
-    tables = {"sums": sums(on_gpus, repeats)}
-    if not on_gpus:
-        tables["orders"] = orders(repeats)
-    with tempfile.TemporaryDirectory() as folder:
-        tables["steps"], tables["held"] = steps(on_gpus, options.tiny, Path(folder))
+    tables = {"sums": sums(repeats), "orders": orders(repeats)}
+    tables["steps"], tables["held"] = steps(options.tiny)
     figures = {
         "sum_us": {f"{row[0]}x{row[1]}": row[2] for row in tables["sums"]["rows"]},
         "speed": {f"{row[0]}, {row[1]}": row[-1] for row in tables["steps"]["rows"] if row[2] == "two ranks"},
     }
     workload = {"tokens": TOKENS, "rounds": ROUNDS, "repeats": repeats, "tiny": options.tiny}
-    name = "partA_devices_gpu" if on_gpus else "partA_devices"
-    path = record(name, __doc__.splitlines()[0], workload, figures, tables, folder=options.out)
+    path = record("partA_devices", __doc__.splitlines()[0], workload, figures, tables, folder=options.out)
     show(path, tables)
 
 
-def sums(on_gpus: bool, repeats: int) -> dict:
+def sums(repeats: int) -> dict:
     """Of each size, the median and the quartiles over rounds."""
     rows = []
-    for width in (256, 768) if not on_gpus else (1024, 2560, 4096):
-        for tokens in (*TOKENS, 8192) if on_gpus else TOKENS:
-            rounds = sorted(
-                1e6 * sum_seconds(tokens, width, repeats, "cuda" if on_gpus else "cpu") for _ in range(ROUNDS)
-            )
+    for width in (256, 768):
+        for tokens in TOKENS:
+            rounds = sorted(1e6 * sum_seconds(tokens, width, repeats) for _ in range(ROUNDS))
             rows.append([tokens, width, statistics.median(rounds), rounds[1], rounds[-2]])
     return {"columns": ["T", "D", "µs a sum", "lower quartile", "upper quartile"], "rows": rows}
 
 
-def sum_seconds(tokens: int, width: int, rounds: int, device: str = "cpu") -> float:
+def sum_seconds(tokens: int, width: int, rounds: int) -> float:
     """The mean time of a sum of [tokens, width] over two ranks, one right behind the other."""
-    with two_ranks(device, tokens, width, rounds) as (group, _):
+    with two_ranks(tokens, width, rounds) as (group, _):
         return _summed(group, tokens, width, rounds)
 
 
@@ -86,7 +80,7 @@ def orders(repeats: int) -> dict:
     rows = []
     for num_bytes in (192, 4096, 65536):
         found: dict[str, list[float]] = {"pipe": [], "broadcast": [], "answer": []}
-        with two_ranks("cpu", num_bytes, 0, ROUNDS * repeats) as (group, pipe):
+        with two_ranks(num_bytes, 0, ROUNDS * repeats) as (group, pipe):
             payload, one = bytes(num_bytes), torch.zeros(1)
             numbers = torch.zeros(num_bytes // 8, dtype=torch.int64)
             for _ in range(ROUNDS):
@@ -107,17 +101,17 @@ def orders(repeats: int) -> dict:
 
 
 @contextmanager
-def two_ranks(device: str, *numbers: int) -> Iterator[tuple[Group, IO[bytes]]]:
+def two_ranks(*numbers: int) -> Iterator[tuple[Group, IO[bytes]]]:
     """Another process as rank 1, which does what `follow` does with `numbers`: (the group, a pipe to it)."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [device, f"{folder}/ranks", *map(str, numbers)]
+        arguments = [f"{folder}/ranks", *map(str, numbers)]
         process = subprocess.Popen(
             [sys.executable, "-c", "from benchmarks.partA_devices import follow; follow()", *arguments],
             cwd=ROOT,
             stdin=subprocess.PIPE,
         )
         assert process.stdin is not None
-        group = _group(0, device, f"{folder}/ranks")
+        group = _group(0, f"{folder}/ranks")
         try:
             yield group, process.stdin
         finally:
@@ -127,9 +121,9 @@ def two_ranks(device: str, *numbers: int) -> Iterator[tuple[Group, IO[bytes]]]:
 
 def follow() -> None:
     """Rank 1: the same sums as rank 0; with a width of 0, the same orders and answers."""
-    device, store, *numbers = sys.argv[1:]
+    store, *numbers = sys.argv[1:]
     torch.set_num_threads(1)
-    group = _group(1, device, store)
+    group = _group(1, store)
     tokens, width, rounds = map(int, numbers)
     if width:
         _summed(group, tokens, width, rounds)
@@ -147,44 +141,29 @@ def follow() -> None:
                 group.sum(one)
 
 
-def _group(rank: int, device: str, store: str) -> Group:
-    place, backend = (f"cuda:{rank}", "nccl") if device == "cuda" else ("cpu", "gloo")
-    return Group(rank, 2, store, torch.device(place), backend)
+def _group(rank: int, store: str) -> Group:
+    return Group(rank, 2, store, torch.device("cpu"), "gloo")
 
 
 def _summed(group: Group, tokens: int, width: int, rounds: int) -> float:
-    dtype = torch.bfloat16 if group.device.type == "cuda" else torch.float32
-    x = torch.zeros(tokens, width, dtype=dtype, device=group.device)
+    x = torch.zeros(tokens, width)
     seconds = 0.0
     for count in (max(1, rounds // 10), rounds):  # the first warms up
         start = time.perf_counter()
         for _ in range(count):
             group.sum(x)
-        if group.device.type == "cuda":
-            torch.cuda.synchronize(group.device)
         seconds = (time.perf_counter() - start) / count
     return seconds
 
 
-def steps(on_gpus: bool, tiny: bool, folder: Path) -> tuple[dict, dict]:
+def steps(tiny: bool) -> tuple[dict, dict]:
     """Tables of whole steps, and of what a rank holds."""
-    common: dict[str, Any]
-    sides: dict[str, dict[str, Any]]
-    if on_gpus:
-        models = {name: name for name in ("qwen3-0.6b", "qwen3-4b")} | {"qwen3-8b": str(qwen3_8b(folder))}
-        common = {"device": "cuda", "dtype": "bfloat16", "load_format": "dummy", "max_model_len": 8448}
-        common |= {"tokenizer": "storyteller", "enforce_eager": True, "enable_prefix_caching": False}
-        common |= {"kv_cache_memory_bytes": 2**32}
-        work = [(1, 64), (64, 64), (1, 8192)]
-        sides = {"one GPU": {}, "one GPU, graphs": {"enforce_eager": False}}
-        sides |= {"two ranks": {"tensor_parallel_size": 2}}
-    else:
-        models = {"storyteller": "storyteller", "GPT-2 124M's shape": "gpt2"}
-        common = {"device": "cpu", "dtype": "float32", "max_model_len": 512, "enable_prefix_caching": False}
-        common |= {"kv_cache_memory_bytes": 2**28}
-        work = [(1, 32), (8, 32), (1, 400)]
-        sides = {"one process, 1 thread": {}, "one process, 2 threads": {}}
-        sides |= {"two ranks": {"tensor_parallel_size": 2}}
+    models = {"storyteller": "storyteller", "GPT-2 124M's shape": "gpt2"}
+    common: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 512}
+    common |= {"enable_prefix_caching": False, "kv_cache_memory_bytes": 2**28}
+    work = [(1, 32), (8, 32), (1, 400)]
+    sides: dict[str, dict[str, Any]] = {"one process, 1 thread": {}, "one process, 2 threads": {}}
+    sides |= {"two ranks": {"tensor_parallel_size": 2}}
     if tiny:
         models = dict(list(models.items())[:1])
     rows, held = [], []
@@ -199,7 +178,7 @@ def steps(on_gpus: bool, tiny: bool, folder: Path) -> tuple[dict, dict]:
             for _ in range(1 + (1 if tiny else ROUNDS)):
                 for side, llm in engines.items():
                     torch.set_num_threads(2 if side.endswith("2 threads") else 1)
-                    found[side].append(step_ms(llm, batch, prompt, on_gpus))
+                    found[side].append(partA_gpus.step_ms(llm, batch, prompt))
             kind = f"prompt of {prompt}" if prompt > 64 else f"decode, {batch} at once"
             base = statistics.median(found[next(iter(sides))][1:])  # the first of each warms up
             for side, values in found.items():
@@ -212,25 +191,6 @@ def steps(on_gpus: bool, tiny: bool, folder: Path) -> tuple[dict, dict]:
     columns = ["model", "step", "side", "ms a step", "lower quartile", "upper quartile", "times as fast"]
     columns_held = ["model", "side", "weights, MB", "KB of keys and values a token", "rank 1's process, MB"]
     return {"columns": columns, "rows": rows}, {"columns": columns_held, "rows": held}
-
-
-def step_ms(llm: LLM, batch: int, prompt: int, on_gpus: bool) -> float:
-    """Milliseconds: of a decode step in which all take part, or of a prompt's only step with its token."""
-    output = 1 if prompt > 64 else 32
-    ids = [
-        {"prompt_token_ids": [(17 * i + 31 * row) % 4000 + 5 for i in range(prompt)]} for row in range(batch)
-    ]
-
-    def seconds(max_tokens: int) -> float:
-        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-        start = time.perf_counter()
-        llm.generate(ids, params, use_tqdm=False)
-        return time.perf_counter() - start
-
-    if output == 1:
-        return 1e3 * seconds(1)
-    short, long = seconds(2), seconds(2 + output)
-    return 1e3 * (long - short) / output
 
 
 def what_is_held(llm: LLM) -> tuple[float, float, float | None]:
@@ -247,13 +207,6 @@ def what_is_held(llm: LLM) -> tuple[float, float, float | None]:
         assert isinstance(executor, LeadingExecutor)  # of several ranks
         process = resident_bytes(executor.workers.workers[0].process.pid)
     return weights / 1e6, config.kv_bytes_per_token(num_bytes) / 1e3, process and process / 1e6
-
-
-def qwen3_8b(folder: Path) -> Path:
-    """A folder with the shape's config.json."""
-    raw = json.loads((SHAPES / "qwen3-4b" / "config.json").read_text()) | QWEN3_8B
-    (folder / "config.json").write_text(json.dumps(raw))
-    return folder
 
 
 if __name__ == "__main__":

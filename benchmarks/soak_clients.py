@@ -32,7 +32,7 @@ def _json(body: object) -> bytes:
 
 MALFORMED: list[tuple[bytes, int]] = [  # body of a completion, the answer's status
     (b"", 400), (b"{", 400), (b"[]", 400), (b"\xff\xfe", 400), (b"[" * 5000, 400), (b'"x"', 400),
-    (_json(ASK), 400),  # no model
+    (_json({"model": "MODEL"}), 400),  # no prompt
     *((_json({"model": "MODEL"} | ASK | wrong), 400) for wrong in (
         {"prompt": ""}, {"prompt": []}, {"prompt": [[]] * 1000}, {"prompt": [10**9]}, {"prompt": {"a": 1}},
         {"max_tokens": -1}, {"max_tokens": "4"}, {"temperature": -1}, {"n": 0},

@@ -5,7 +5,8 @@
 CHECKPOINT is an embedded name, a folder or a hub id. Per dtype: the largest difference between our logits and
 Hugging Face's, beside that between Hugging Face's own two ways to attend (eager and SDPA); how many rows have
 the same five likeliest tokens, in order (and of their two ways), and the same likeliest one; and how many
-greedy tokens are the same until the first that is not. The rows are those of random token ids, and greedy
+greedy tokens are the same until the first that is not. If fp32 differs, a line names the first layer, and the
+part of it, that does. The rows are those of random token ids, and greedy
 tokens follow their first eight. In half precision rounding decides close races: nothing need be equal there.
 """
 
@@ -18,9 +19,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.record import OUT, record, show
 from engine.attention.dense import causal
+from engine.attention.interface import Attend
 from engine.models.checkpoint import CheckpointError, resolve
 from engine.models.config import ModelConfig
 from engine.models.loader import load_model
+from engine.wiring.extensions import wiring_of
+from tools.first_difference import first_difference
 
 DTYPES = ("float32", "bfloat16", "float16")
 BOUND = 2.3e-5  # in fp32, where Hugging Face's two ways differ by less; else twice their difference
@@ -28,11 +32,16 @@ PROMPT = 8
 COLUMNS = ["dtype", "difference", "HF's own", "allowed", "top 5", "HF's own", "top 1", "greedy"]
 
 
+def attend_of(model) -> Attend:
+    """What our model attends with, without a memory."""
+    return wiring_of("C").causal if model.config.attention_extras else causal
+
+
 @torch.inference_mode()
 def our_logits(model, token_ids: Tensor) -> Tensor:
     """token_ids[T] -> [T, V]"""
     positions = torch.arange(len(token_ids), device=token_ids.device)
-    return model.logits(model(token_ids, positions, causal)).float()
+    return model.logits(model(token_ids, positions, attend_of(model))).float()
 
 
 @torch.inference_mode()
@@ -72,10 +81,16 @@ def compare(checkpoint: str, dtype: str, device: str, tokens: int) -> dict:
     same, own = top5[0] == top5[1], top5[2] == top5[1]
     told, want = greedy(ours, ids[:PROMPT], tokens // 4), their_greedy(theirs, ids[:PROMPT], tokens // 4)
     agreed = next((i for i, (a, b) in enumerate(zip(told, want, strict=True)) if a != b), len(want))
+    difference = float((mine - sdpa).abs().max())
+    allowed = (BOUND if spread < BOUND else 2 * spread) if dtype == "float32" else None
+    where = None
+    if allowed is not None and difference > allowed:
+        where = first_difference(ours, theirs, ids, attend_of(ours))
     return {
-        "max_difference": float((mine - sdpa).abs().max()),
+        "max_difference": difference,
         "hf_eager_to_sdpa": spread,
-        "allowed": (BOUND if spread < BOUND else 2 * spread) if dtype == "float32" else None,
+        "allowed": allowed,
+        "first_difference": where,
         "same_top5": float(same.all(1).float().mean()),
         "hf_same_top5": float(own.all(1).float().mean()),
         "same_top1": float(same[:, 0].float().mean()),
@@ -125,6 +140,9 @@ def main(arguments: list[str] | None = None) -> int:
     name = f"compare_{Path(options.checkpoint).name}"
     path = record(name, "Are the numbers Hugging Face's?", workload, found, tables, folder=options.out)
     show(path, tables)
+    for figures in found.values():
+        if figures["first_difference"]:
+            print(f"The first that differs: {figures['first_difference']}")
     return 0 if all(is_equal(one) for dtype, one in found.items() if dtype == "float32") else 1
 
 

@@ -7,8 +7,9 @@ import matplotlib.pyplot as plt
 from drawing import bare, save
 
 from engine.cache.single import CachedForward
+from engine.decoding.noise import exponential_noise
 from engine.decoding.params import SamplingParams
-from engine.decoding.sampling import SamplingState, distribution, draw, exponential_noise
+from engine.decoding.sampling import SamplingState, distribution, draw
 from engine.models.loader import load_model
 from engine.text.tokenizer import Tokenizer
 

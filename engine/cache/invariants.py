@@ -30,7 +30,8 @@ class Invariants:
         """
         block_tables = {seq_id: allocation.table for seq_id, allocation in self.cache.allocations.items()}
         tables = {seq_id: table.blocks.tolist() for seq_id, table in block_tables.items()}
-        _check_counts("the cache", self.cache.blocks, list(tables.values()))
+        held = {seq_id: allocation.held for seq_id, allocation in self.cache.allocations.items()}
+        _check_counts("the cache", self.cache.blocks, list(held.values()))
         swap = self.cache.swap
         _check_counts("the swap space", swap.blocks, [swapped.blocks for swapped in swap.sequences.values()])
         for seq_id, table in tables.items():
@@ -40,7 +41,8 @@ class Invariants:
                     table[: len(before)] == before,
                     f"{seq_id}'s table was {before}, now {table}: tables only grow",
                 )
-            _must(len(set(table)) == len(table), f"a block stands twice in {seq_id}'s table {table}")
+            blocks = held[seq_id]
+            _must(len(set(blocks)) == len(blocks), f"a block stands twice in {seq_id}'s table {table}")
             _must(seq_id not in swap, f"{seq_id} is here and in the swap space")
             self._check_allocation(seq_id, table)
         self._before = {seq_id: (block_tables[seq_id], table) for seq_id, table in tables.items()}
@@ -51,7 +53,8 @@ class Invariants:
         """Check that a block that several sequences share is full of committed tokens in this sequence."""
         num_committed, P = self.cache.allocations[seq_id].num_committed, self.cache.block_size
         _must(num_committed <= len(table) * P, f"{seq_id} has {num_committed} tokens in {len(table)} blocks")
-        for i, block in enumerate(table):
+        num_given_back = self.cache.allocations[seq_id].num_given_back
+        for i, block in enumerate(table[num_given_back:], num_given_back):
             if self.cache.blocks.references[block] > 1:
                 _must(
                     (i + 1) * P <= num_committed, f"block {block} is shared, and {seq_id} has not filled it"
@@ -112,5 +115,6 @@ def _check_counts(where: str, manager: BlockManager, tables: list[list[int]]) ->
 
 
 def _must(holds: bool, message: str) -> None:
+    """Raise InvariantError with this message unless `holds` is true."""
     if not holds:
         raise InvariantError(message)

@@ -61,7 +61,7 @@ class PageMemory:
         self._decode, self._prefill, self._store = decode, prefill, store
         self._kernels_read_pages = self.memory.is_cuda or prefill is not None
         self._contiguous = ContiguousPages(self.memory, kernel)
-        self._num_copies = 0  # made so far
+        self._num_copies = 0  # copies that are made; the plan numbers them from 0
 
     def plan(self, **options) -> PagedCache:
         """A new plan of these blocks, in which all are free. `options` are those of `PagedCache`."""
@@ -69,7 +69,9 @@ class PageMemory:
         return PagedCache(self.num_blocks, self.block_size, self.num_swap_blocks, **options)
 
     def apply(self, copies: Sequence[Copy]) -> None:
-        """Make a step's copies, in order. Copies that were made already, in a failed step, are left out."""
+        """Make a step's copies, in order. A step that is repeated after a failure brings its copies again;
+        those that were made are left out.
+        """
         for copy in copies:
             if copy.number >= self._num_copies:
                 self.move(copy)
@@ -113,10 +115,11 @@ class PageMemory:
         if by_row.any():
             row_pages = Pages(pages.tables[sequence[row_mask]], positions[row_mask] + 1, self.block_size)
             plan = self._decode(row_pages, self._num_heads, self.keys[0])
-            rows = self._rows(row_mask)
+            rows = self._index(row_mask)
             groups.append((rows, lambda layer, q, k, v: plan(q, self.keys[layer], self.values[layer])))
         if not by_row.all():
-            groups.append((self._rows(~row_mask), self._several(pages.select(~by_row), num_new[~by_row])))
+            attend_others = self._attend_sequences(pages.select(~by_row), num_new[~by_row])
+            groups.append((self._index(~row_mask), attend_others))
         attend_groups = combined_attend(groups)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -125,16 +128,16 @@ class PageMemory:
 
         return attend
 
-    def _rows(self, mask: np.ndarray) -> slice | Tensor:
-        """The rows of a step for which mask[T] is true: a slice if the rows are neighbours, since indexing
-        with a slice copies nothing; otherwise their indices, on the device.
+    def _index(self, mask: np.ndarray) -> slice | Tensor:
+        """What selects the rows of a step for which mask[T] is true: a slice if the rows are neighbours,
+        since indexing with a slice copies nothing; otherwise their indices, on the device.
         """
         rows = np.flatnonzero(mask)
         if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
             return slice(int(rows[0]), int(rows[-1]) + 1)
         return on_device(self.memory.device, rows)[0]
 
-    def _several(self, pages: Pages, num_new: np.ndarray) -> Attend:
+    def _attend_sequences(self, pages: Pages, num_new: np.ndarray) -> Attend:
         """Attention of S sequences, each with several new tokens: num_new[S]."""
         query_start = (0, *np.cumsum(num_new).tolist())
         if (num_new == pages.lens).all():  # prompts computed from their start, which see new keys only

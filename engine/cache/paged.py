@@ -36,6 +36,14 @@ class Allocation:
     # cache as computed by the draft model.
     draft_progress: DraftProgress = field(default_factory=lambda: DraftProgress(0))
     num_draft_blocks: int = 0
+    # Blocks before the first token that a layer still sees are given back. The table keeps their numbers, so
+    # that token i still lies in its block i // P, but these blocks may be anybody's.
+    num_given_back: int = 0
+
+    @property
+    def held(self) -> list[int]:
+        """The sequence's blocks, without those that it has given back."""
+        return self.table.blocks[self.num_given_back :].tolist()
 
 
 class PagedCache:
@@ -48,10 +56,12 @@ class PagedCache:
         num_swap_blocks: int = 0,
         enable_prefix_caching: bool = True,
         preemption_mode: PreemptionMode | None = None,
+        window: int | None = None,
     ) -> None:
         """`preemption_mode`: "recompute" never swaps, "swap" swaps whenever there is room, and None swaps
-        sequences with at least SWAP_FROM computed tokens if there is room. Raises ValueError for another
-        mode, and for "swap" without swap blocks.
+        sequences with at least SWAP_FROM computed tokens if there is room. `window`: no layer sees more
+        than this many last tokens, so the blocks before them are given back (Extension C); None: a layer sees
+        all. Raises ValueError for another mode, and for "swap" without swap blocks.
         """
         if preemption_mode not in (None, "recompute", "swap"):
             raise ValueError(f"{preemption_mode=}: accepted are 'recompute', 'swap' and None")
@@ -68,6 +78,7 @@ class PagedCache:
         self._copies: list[Copy] = []  # planned since the last step
         self._num_copies = 0
         self._enable_prefix_caching, self._mode = enable_prefix_caching, preemption_mode
+        self._window = window
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """The number of blocks that `num_tokens` tokens need."""
@@ -118,7 +129,7 @@ class PagedCache:
         if seq.wants_every_row:
             return [], 0, []
         parent = self.allocations.get(seq.parent.id) if seq.parent is not None else None
-        if seq.parent is not None and parent is not None:
+        if seq.parent is not None and parent is not None and not parent.num_given_back:
             # Count the equal first tokens of both. The last token must be computed, for its logits.
             pairs = zip(seq.parent.token_ids, seq.token_ids, strict=False)
             num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -170,8 +181,16 @@ class PagedCache:
         """
         allocation, P = self.allocations[seq.id], self.block_size
         allocation.num_committed = num_tokens
-        if not self._enable_prefix_caching:
-            return
+        if self._enable_prefix_caching:
+            self._share(seq, allocation, num_tokens)
+        if self._window is not None:  # the next query has position num_tokens, and sees its own key, too
+            unseen = max(0, num_tokens + 1 - self._window) // P
+            self.blocks.free(allocation.table.blocks[allocation.num_given_back : unseen].tolist())
+            allocation.num_given_back = max(allocation.num_given_back, unseen)
+
+    def _share(self, seq: CachedSequence, allocation: Allocation, num_tokens: int) -> None:
+        """`commit`'s work for the prefix cache."""
+        P = self.block_size
         if num_tokens >= (len(allocation.chain) + 1) * P:  # a block has become full
             for i in range(len(allocation.chain), num_tokens // P):
                 parent = allocation.chain[-1] if allocation.chain else root(seq.adapter, seq.cache_salt)
@@ -202,6 +221,7 @@ class PagedCache:
         num_committed = self.allocations[seq.id].num_committed
         min_tokens = SWAP_FROM if self._mode is None else 1
         may_swap = self._mode != "recompute" and not seq.wants_every_row
+        may_swap = may_swap and not self.allocations[seq.id].num_given_back  # these are there no more
         if may_swap and num_committed >= min_tokens:
             table = self.allocations[seq.id].table
             blocks = table.blocks[: self.num_blocks_for(num_committed)].tolist()
@@ -218,7 +238,7 @@ class PagedCache:
         """
         self.swap.drop(seq.id)
         if seq.error is not None and seq.id in self.allocations:
-            for block in self.allocations[seq.id].table.blocks.tolist():
+            for block in self.allocations[seq.id].held:
                 self.prefixes.forget(block)
         self._free(seq)
 
@@ -226,7 +246,7 @@ class PagedCache:
         allocation = self.allocations.pop(seq.id, None)
         self.draft_progress.pop(seq.id, None)
         if allocation is not None:
-            self.blocks.free(allocation.table.blocks.tolist())
+            self.blocks.free(allocation.held)
 
     def reset_prefix_cache(self) -> bool:
         """Forget what the blocks hold, so that no later sequence shares it. Returns False, and changes

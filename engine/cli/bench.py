@@ -119,7 +119,7 @@ def _load(args: EngineArgs, input_len: int, output_len: int, n: int):
     from engine.wiring.llm import LLM
     from engine.wiring.loading import loading, one_thread_if_small
 
-    one_thread_if_small(args.model)
+    one_thread_if_small(args.model, args.model_impl)
     with loading(args.model):
         llm = LLM(**vars(args))
     if input_len + output_len > llm.engine.max_model_len:

@@ -11,8 +11,7 @@ import math
 import os
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
+from engine.cli.bench_report import METRIC_NAMES, in_vllms_names, lines, peaks
 from engine.cli.options import check_folder, refusals, takes_neutral_flags, with_hint
 from engine.load.client import Endpoint, RequestRecord
 from engine.load.plan import Job, text
@@ -58,12 +58,7 @@ NEUTRAL_FLAGS: dict[str, tuple[tuple[Any, ...], str]] = {
     "lora_modules": ((None,), "--served-model-name names one adapter"),
     "insecure": ((False,), "a certificate is always checked"),
 }
-METRIC_NAMES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)"}
-METRIC_NAMES |= {"itl": "Inter-token Latency", "e2el": "End-to-end Latency"}
 TRIES = 10  # to make a prompt of a given number of tokens
-WIDTH = 50  # characters in a line of the printed report, as in vLLM's
-# vLLM's name of a metric -> its key in the figures of engine/load/report.py
-FIGURE_NAMES = {name: f"{name}_seconds" for name in METRIC_NAMES} | {"e2el": "e2e_seconds"}
 BACKENDS = {"openai": "completions", "openai-chat": "chat"}  # vLLM's name -> `Endpoint.api`
 
 
@@ -204,97 +199,6 @@ def bench_serve(
         print(f"written to {path}", file=sys.stderr)
     if not result["completed"]:
         sys.exit(f"ruvon bench serve: no request was answered: {result['outcomes']}")
-
-
-def in_vllms_names(measured: dict[str, Any], metrics: list[str], percentiles: list[float]) -> dict[str, Any]:
-    """The figures under the names of vLLM's benchmark. `measured` is a result of `figures` in
-    engine/load/report.py, with these percentiles and the 50th.
-
-    The latencies of `metrics` are in milliseconds, and 0 if no request was answered; the duration is in
-    seconds.
-    """
-    seconds = measured["seconds"]
-    num_tokens = measured["prompt_tokens"] + measured["output_tokens"]
-    outcomes = {"ok": measured["answered"]} if measured["answered"] else {}
-    outcomes |= measured["refused"] | measured["failed"]
-    result = {
-        "duration": seconds,
-        "completed": measured["answered"],
-        "failed": measured["sent"] - measured["answered"],
-        "outcomes": dict(sorted(outcomes.items())),
-        "total_input_tokens": measured["prompt_tokens"],
-        "total_output_tokens": measured["output_tokens"],
-        "request_throughput": measured["answers_per_second"],
-        "request_goodput": measured["goodput"]["answers_per_second"] if "goodput" in measured else None,
-        "output_throughput": measured["output_tokens_per_second"],
-        "total_token_throughput": num_tokens / seconds if seconds else 0.0,
-    }
-    for name in metrics:
-        spread = measured[FIGURE_NAMES[name]]  # in seconds; None if no request was answered
-        statistics = {"mean": "mean", "median": "p50", "std": "std"}  # vLLM's name -> the key in the spread
-        statistics |= {f"p{percent:g}": f"p{percent:g}" for percent in percentiles}
-        for statistic, key in statistics.items():
-            result[f"{statistic}_{name}_ms"] = 1e3 * spread[key] if spread else 0.0
-    return result
-
-
-def peaks(records: Sequence[RequestRecord]) -> tuple[float, int]:
-    """(the most pieces of text that came in a second, the most requests that were under way at once).
-
-    As in vLLM, both are of whole answers alone, seconds are counted from when the first of them was sent, and
-    a request is under way from when it was sent to its last text. A server that sends several tokens in a
-    piece has more tokens than pieces.
-    """
-    answered = [record for record in records if record.ok]
-    if not answered:
-        return 0.0, 0
-    start = min(record.sent for record in answered)
-    pieces: Counter[int] = Counter()  # by second
-    changes = []  # (time, 1 for a request that begins, -1 for one that ends)
-    for record in answered:
-        if record.first is not None:
-            times = accumulate(record.gaps, initial=record.first)
-            pieces.update(int(moment - start) for moment in times)
-        changes += [(record.sent, 1), (record.end if record.last is None else record.last, -1)]
-    under_way = accumulate(change for _, change in sorted(changes))  # at one time, ends come first
-    return float(max(pieces.values(), default=0)), max(under_way)
-
-
-def lines(result: dict[str, Any], metrics: list[str], percentiles: list[float]) -> list[str]:
-    """The lines that vLLM's benchmark prints. `result` comes from `in_vllms_names`, with request_rate,
-    max_concurrency and the two of `peaks` added.
-    """
-    rate = result["request_rate"]
-    printed = [" Serving Benchmark Result ".center(WIDTH, "=")]
-    rows = [
-        ("Successful requests:", result["completed"]),
-        ("Failed requests:", result["failed"]),
-        ("Maximum request concurrency:", result["max_concurrency"]),
-        ("Request rate configured (RPS):", rate if rate != "inf" else None),
-        ("Benchmark duration (s):", result["duration"]),
-        ("Total input tokens:", result["total_input_tokens"]),
-        ("Total generated tokens:", result["total_output_tokens"]),
-        ("Request throughput (req/s):", result["request_throughput"]),
-        ("Request goodput (req/s):", result["request_goodput"]),
-        ("Output token throughput (tok/s):", result["output_throughput"]),
-        ("Peak output token throughput (tok/s):", result["max_output_tokens_per_s"]),
-        ("Peak concurrent requests:", float(result["max_concurrent_requests"])),  # vLLM prints it as 3.00
-        ("Total token throughput (tok/s):", result["total_token_throughput"]),
-    ]
-    printed += [_row(name, value) for name, value in rows if value is not None]
-    for name in metrics:
-        printed.append(METRIC_NAMES[name].center(WIDTH, "-"))
-        for statistic in ("Mean", "Median", *(f"P{percent:g}" for percent in percentiles)):
-            value = result[f"{statistic.lower()}_{name}_ms"]
-            printed.append(_row(f"{statistic} {name.upper()} (ms):", value))
-    not_answered = [f"{outcome}: {count}" for outcome, count in result["outcomes"].items() if outcome != "ok"]
-    if not_answered:
-        printed.append(f"Not answered: {', '.join(not_answered)}")
-    return [*printed, "=" * WIDTH]
-
-
-def _row(name: str, value: float | str) -> str:
-    return f"{name:<40} {value:<10.2f}" if isinstance(value, float) else f"{name:<40} {value:<10}"
 
 
 def _lengths(

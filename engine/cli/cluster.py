@@ -72,7 +72,7 @@ class Replica:
         name = serve.get_replica_context().replica_tag
         args = replace(args, record=own_file(args.record, name))
         log = own_file(flags.cost_log, name)
-        one_thread_if_small(args.model)
+        one_thread_if_small(args.model, args.model_impl)
         self.costs = CostAccounting.parse(flags.price_per_hour, flags.api_price, log, flags.cost_weights)
         self.service = Service.of(args, flags)
         hosts = allowed_hosts(flags.host, flags.allowed_host or ())
@@ -238,7 +238,7 @@ def check(args: EngineArgs, flags: ServeFlags) -> None:
         raise ValueError(f"device={str(args.device)!r}: Ray chooses each replica's GPUs; cuda is accepted")
     flags.key()
     CostAccounting.parse(flags.price_per_hour, flags.api_price, None, flags.cost_weights)
-    ModelConfig.from_pretrained(args.model)
+    ModelConfig.from_pretrained(args.model, args.model_impl)
 
 
 def share_of_cores(cores: list[int], replicas: int) -> int:

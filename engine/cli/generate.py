@@ -34,8 +34,9 @@ def generate(
     from engine.client.untrusted import for_stdout
     from engine.decoding.params import SamplingParams
     from engine.lora.request import LoRARequest
+    from engine.models.config import OURS
     from engine.wiring.llm import LLM
-    from engine.wiring.loading import loading, one_thread_if_small
+    from engine.wiring.loading import implementation, loading, one_thread_if_small
 
     with refusals("generate"):
         params = SamplingParams(
@@ -44,7 +45,7 @@ def generate(
         if lora is not None and not args.enable_lora:
             raise ValueError("--lora needs --enable-lora")
         adapter = LoRARequest("adapter", 1, lora) if lora is not None else None
-        one_thread_if_small(args.model)
+        one_thread_if_small(args.model, args.model_impl)
         with loading(args.model):
             llm = LLM(**vars(args))
         num_printed = 0  # characters
@@ -55,3 +56,5 @@ def generate(
     print(flush=True)
     completion = output.outputs[0]
     print(f"{len(completion.token_ids)} tokens, finish_reason {completion.finish_reason}", file=sys.stderr)
+    if llm.config.model_impl != OURS:
+        print(f"model: {implementation(llm.config)}", file=sys.stderr)

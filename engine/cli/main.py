@@ -79,7 +79,7 @@ def demo(
         from engine.wiring.loading import one_thread_if_small
 
         with refusals("demo"):
-            one_thread_if_small(args.model)
+            one_thread_if_small(args.model, args.model_impl)
             tell_story(args if args.max_num_seqs else replace(args, max_num_seqs=1), max_tokens)
         return
     from engine.demo.show import show_crowd

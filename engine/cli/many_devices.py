@@ -1,6 +1,7 @@
-"""`ruvon cluster`: its flags. What runs in Ray: engine/cli/cluster.py. Extension A.
+"""The command `ruvon cluster` and its flags, and what `ruvon doctor` says of several devices. Extension A.
 
-Promises that what is wrong with a flag, the port among them, is said in a line before Ray is started.
+Promises that a wrong flag, or a port in use, is refused in one line before Ray is started. The replicas
+themselves are in engine/cli/cluster.py. Imports no torch at the top, since `ruvon --help` reads this file.
 """
 
 import sys
@@ -15,7 +16,7 @@ from engine.models.checkpoint import embedded_models
 from engine.models.config import ModelConfig
 from engine.wiring.engine_args import EngineArgs
 
-REPLICAS = "How many replicas"  # a topic of the help
+REPLICAS = "How many replicas"  # a heading in the help
 
 
 @dataclass(frozen=True)
@@ -84,18 +85,18 @@ def cluster(args: EngineArgs, flags: ServeFlags, cluster_flags: ClusterFlags) ->
 
 
 def findings() -> Iterator[tuple[str, bool, str]]:
-    """For `ruvon doctor`: (what, whether it is to be had, how)."""
-    import torch  # here: --help comes at once
+    """The lines of `ruvon doctor`: (what it is, whether this machine has it, how to use or to get it)."""
+    import torch  # imported here, since the import takes a second
 
     from engine.parallel.shards import accepted_sizes
 
-    cuts = []
+    sizes_by_model = []
     for name in embedded_models():
         sizes = accepted_sizes(ModelConfig.from_pretrained(name))
-        cuts.append(f"{name} on {', '.join(map(str, sizes))}")
+        sizes_by_model.append(f"{name} on {', '.join(map(str, sizes))}")
     num_gpus = torch.cuda.device_count()
     where = f"{num_gpus} GPUs here" if num_gpus > 1 else "here on the CPU, a process for each"
-    yield "several devices", True, f"--tensor-parallel-size: {'; '.join(cuts)}; {where}"
+    yield "several devices", True, f"--tensor-parallel-size: {'; '.join(sizes_by_model)}; {where}"
     has_ray = find_spec("ray") is not None
     use = "ruvon cluster" if has_ray else "ruvon cluster: ray is missing; pip install 'ruvon[cluster]'"
     yield "extra cluster", has_ray, use

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.models.checkpoint import CheckpointError, embedded_models, resolve
-from engine.models.config import ModelConfig, architectures
+from engine.models.config import OURS, ModelConfig, architectures
 from engine.models.known_shapes import known_shapes
 
 
@@ -64,7 +64,7 @@ def _row(name: str) -> list[str]:
     config = ModelConfig.from_pretrained(folder)
     files = [*folder.glob("*.safetensors")]
     return [
-        config.model_type,
+        config.model_type if config.model_impl == OURS else f"{config.model_type} ({config.model_impl})",
         f"{sum(map(_num_parameters, files)):,}" if files else "–",
         f"{config.num_layers}",
         f"{config.hidden_size:,}",

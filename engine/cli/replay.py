@@ -27,7 +27,8 @@ def replay(
     difference: Compared | None = None  # the first step that differs
     with refusals("replay"):
         try:
-            one_thread_if_small(model or args_of(file).model)
+            args = args_of(file)
+            one_thread_if_small(model or args.model, args.model_impl)
             for compared in run(file, model):
                 num_steps += 1
                 num_tokens += sum(map(len, compared.tokens_now or ()))

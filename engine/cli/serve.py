@@ -30,11 +30,11 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
         sys.exit(f"ruvon serve: {error.name} is not installed; pip install 'ruvon[server]'")
     from engine.machine.collector import rare_collections
     from engine.wiring.generation_config import described
-    from engine.wiring.loading import loading, one_thread_if_small
+    from engine.wiring.loading import implementation, loading, one_thread_if_small
 
     with ExitStack() as opened:
         with refusals("serve"):
-            one_thread_if_small(args.model)
+            one_thread_if_small(args.model, args.model_impl)
             key = flags.key()
             costs = CostAccounting.parse(
                 flags.price_per_hour, flags.api_price, flags.cost_log, flags.cost_weights
@@ -48,6 +48,7 @@ def serve(args: EngineArgs, flags: ServeFlags) -> None:
             hosts = allowed_hosts(flags.host, flags.allowed_host or ())
             app = service.app(hosts, key, flags.allow_priority, costs, flags.root_path)
             print(defaults, file=sys.stderr)
+            print(f"model: {implementation(service.engine.config)}", file=sys.stderr)
         seconds = SHUTDOWN_SECONDS if flags.shutdown_timeout is None else flags.shutdown_timeout
         if costs:
             opened.callback(costs.end)

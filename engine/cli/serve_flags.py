@@ -1,4 +1,8 @@
-"""The flags of the commands that start a server, in addition to those of `EngineArgs`. Part 20's wiring."""
+"""The flags of the commands that start a server, in addition to those of `EngineArgs`. Part 20's wiring.
+
+`ServeFlags` declares each flag once, as a field: its type, its help and its default. `takes_flags` gives a
+command all flags of such a class. NEUTRAL_FLAGS has those flags of vLLM's server that are absent here.
+"""
 
 import inspect
 import os
@@ -199,5 +203,6 @@ def takes_flags(parameter: str, record: type) -> Callable[[Callable], Callable]:
 
 
 def _parameter(spec: Field) -> inspect.Parameter:
+    """The parameter, given by its name only, for a field of a dataclass of flags."""
     default = inspect.Parameter.empty if spec.default is MISSING else spec.default
     return inspect.Parameter(spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=spec.type)

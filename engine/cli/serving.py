@@ -242,7 +242,7 @@ def fingerprint(args: EngineArgs) -> str:
         device,
         dtype,
     ]
-    about += [args.quantization, args.tensor_parallel_size]
+    about += [args.quantization, args.tensor_parallel_size, args.model_impl]
     return "fp_" + hashlib.sha256(repr(about).encode()).hexdigest()[:12]
 
 

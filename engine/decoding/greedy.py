@@ -1,8 +1,8 @@
 """The loop every language model runs: predict, choose, append, repeat.
 
-Promises the tokens of Hugging Face's `generate(do_sample=False)`. Does not know how logits are computed: the
-caller hands in `forward`, which computes everything anew here, and uses a cache from Part 3 on. Knows only
-one way to choose a token, the maximum: a caller may hand in another `choose` (Part 5). Part 2.
+Promises the tokens of Hugging Face's `generate(do_sample=False)`. Does not know how logits are computed: that
+is the caller's `forward`. `FullForward` computes the whole sequence for each token, and Part 3 has one with a
+cache. By default the likeliest token is chosen; Part 5 hands in another `choose`. Part 2.
 """
 
 import time

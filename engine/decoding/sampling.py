@@ -13,8 +13,7 @@ import secrets
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from engine.decoding.bad_words import BadWords
 from engine.decoding.greedy import Choose
+from engine.decoding.noise import exponential_noise
 from engine.decoding.params import SamplingParams
 from engine.decoding.penalties import Changes
 
@@ -43,8 +43,6 @@ SUPPORTS = frozenset(
 NO_TOKEN = -1  # the result for a row in which no token can be chosen, because its largest logit is not finite
 NO_CHANGES = np.empty(0, np.int64), np.empty((0, 3), np.float32)  # tokens[C] and factors[C, 3] with C = 0
 COLDEST = 1e-6  # the lowest temperature above 0: dividing by less would overflow fp32, and changes no choice
-INT32_OFFSET = 2**31  # maps a signed number of 32 bits to 0 to 2**32 - 1 by addition
-CACHE_NUMBERS = 2**15  # how many numbers of noise are computed at a time, so that a core's cache holds them
 
 
 class Limits(NamedTuple):
@@ -349,71 +347,6 @@ def draw(probs: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tenso
     if speed.device.type == "cpu":  # NumPy finds the largest number several times faster
         return torch.from_numpy(speed.numpy().argmax(-1))
     return speed.argmax(-1)
-
-
-def exponential_noise(seeds: Sequence[int], positions: Sequence[int], V: int, device: torch.device) -> Tensor:
-    """[R, V] in fp32, all above 0: exponential random numbers of mean 1, for seeds[R] and positions[R].
-
-    Each number is a function of its row's seed and position and of its token id. There is no generator with a
-    state, and all devices give the same numbers up to rounding.
-    """
-    keys = np.array([_key(seed, i) for seed, i in zip(seeds, positions, strict=True)], dtype=np.uint64)  # [R]
-    halves = keys.view(np.int32).reshape(-1, 2)  # [R, 2]
-    if device.type != "cpu":
-        first, second = _to(device, halves).T[:, :, None]  # [R, 1] each
-        hashes = _hash32(_hashes_of_ids(V, device), first, second).double()  # [R, V]
-        return -((hashes + (INT32_OFFSET + 0.5)) / 2**32).log().float()
-    noise = np.empty((len(keys), V), dtype=np.float32)
-    id_hashes = _hashes_of_ids(V, device).numpy()  # [V]
-    count = max(1, CACHE_NUMBERS // V)  # rows computed at a time
-    for start in range(0, len(keys), count):
-        rows = slice(start, start + count)
-        hashes = _hash32(id_hashes, halves[rows, :1], halves[rows, 1:])  # [count, V]
-        numbers = hashes + (INT32_OFFSET + 0.5)  # [count, V] in double
-        numbers /= 2**32  # between 0 and 1, both excluded
-        np.negative(np.log(numbers, out=numbers), out=noise[rows], casting="same_kind")
-    return torch.from_numpy(noise)
-
-
-@lru_cache(maxsize=8)
-def _hashes_of_ids(V: int, device: torch.device) -> Tensor:
-    """[V] in int32: a hash of each token id, so that neighbouring ids get unrelated noise."""
-    return _hash32(torch.arange(V, dtype=torch.int32, device=device), 0, 0)
-
-
-def _hash32(x: Any, first: Any, second: Any) -> Any:
-    """Hash x with a key of 64 bits, given as two halves `first` and `second`.
-
-    The steps are the two multiplications of lowbias32, each with a shift after it (Wellons 2018,
-    https://nullprogram.com/blog/2018/07/31/). One half of the key is mixed in before each multiplication. All
-    arguments are arrays or tensors in int32, which overflow in the same way on a CPU and a GPU.
-    """
-    x = x ^ first
-    x *= 0x21F0AAAD
-    x ^= x >> 15 & 0x1FFFF  # the mask makes the shift of a signed number unsigned
-    x += second
-    x *= 0x735A2D97
-    x ^= x >> 15 & 0x1FFFF
-    return x
-
-
-def uniform(seed: int, position: int) -> float:
-    """A random number in [0, 1), a function of `seed` and `position`. `draw` uses other numbers."""
-    return (_key(seed, position) >> 11) / (1 << 53)
-
-
-def _key(seed: int, position: int) -> int:
-    """64 random bits, a function of `seed` and `position`: SplitMix64 (Steele et al. 2014) as a hash."""
-    mask = (1 << 64) - 1
-    return _mix((_mix(seed & mask) + (position + 1) * 0x9E3779B97F4A7C15) & mask)
-
-
-def _mix(z: int) -> int:
-    """The last step of SplitMix64, which mixes the 64 bits of z."""
-    mask = (1 << 64) - 1
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)
 
 
 def sampler(params: SamplingParams, prompt_ids: Sequence[int], index: int = 0) -> Choose:

@@ -101,9 +101,9 @@ class DecodeGraphs:
         self, step_of: StepOf, last: LastTokens, vocab_size: int, max_rows: int, width: int, capture: bool,
         in_flight: int = 2,
     ) -> None:  # fmt: skip
-        """`width` is the number of blocks of the longest possible sequence. `capture` records graphs, which
-        needs a GPU. `in_flight` is the number of calls that may be submitted before the device begins the
-        first.
+        """`vocab_size` is 0 if the step gives no logits: then none is chosen (Extension A). `width` is the
+        number of blocks of the longest possible sequence. `capture` records graphs, which needs a GPU.
+        `in_flight` is the number of calls that may be submitted before the device begins the first.
         """
         device = last.chosen.device
         self.likeliest = torch.zeros(max_rows, dtype=torch.long, device=device)  # [max_rows]: the last call's
@@ -115,7 +115,7 @@ class DecodeGraphs:
         self._host_index = 0
         self._device_numbers = torch.zeros(numbers, dtype=torch.int32, device=device)
         self._token_ids = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self._greedy = Greedy(vocab_size, max_rows, device)
+        self._greedy = Greedy(vocab_size, max_rows, device) if vocab_size else None
         self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}  # by size: replay, and its logits
         if capture:
             self._capture()
@@ -164,7 +164,8 @@ class DecodeGraphs:
         fetch(inputs.token_ids, inputs.sources, self._last.chosen, token_ids)
         step = self.step_of(size)
         logits = step(token_ids, inputs.positions, inputs.slots, inputs.tables, inputs.lens)
-        self._greedy(logits, self.likeliest)
+        if self._greedy is not None:
+            self._greedy(logits, self.likeliest)
         return logits
 
     @torch.inference_mode()
@@ -179,7 +180,8 @@ class DecodeGraphs:
                 self._run(size)  # compiles the kernels, which cannot be done while they are recorded
             stream.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
+            # thread_local: NCCL's thread may ask the device about earlier sums in the meantime (Extension A).
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 logits = self._run(size)
             self._graphs[size] = graph.replay, logits
 

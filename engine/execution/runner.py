@@ -146,8 +146,12 @@ class ModelRunner:
         self.ways, self.memory, self.before = list(ways), memory, list(before)
         self.select, self.scores, self.last_tokens = select, list(scores), last_tokens
 
+    def way_number(self, batch: Batch) -> int:
+        """The number of the way that computes this step: the first that fits."""
+        return next(number for number, way in enumerate(self.ways) if way.fits(batch))
+
     @torch.inference_mode()
-    def submit(self, batch: Batch) -> Pending:
+    def submit(self, batch: Batch) -> "SubmittedStep":
         """Queue all work of a step on the device. Raises any exception on the way, such as
         torch.OutOfMemoryError, and ValueError if the step has copies and this runner has no memory.
         """
@@ -159,7 +163,7 @@ class ModelRunner:
         for prepare in self.before:
             prepare(batch)
         # 2. The pass of the model, and the choice of tokens.
-        logits = next(way for way in self.ways if way.fits(batch))(batch)
+        logits = self.ways[self.way_number(batch)](batch)
         token_ids = self.select(logits, batch)  # [R]
         if self.last_tokens is not None:
             self.last_tokens.remember(batch, token_ids)
@@ -182,6 +186,10 @@ class SubmittedStep:
         self.batch, self.scores = batch, scores
         self._tensors = [token_ids, *(tensor for _, tensors in scores for tensor in tensors)]
         self._host_copy = HostCopy(_pack(self._tensors) if scores else token_ids)
+
+    def is_done(self) -> bool:
+        """Whether `result` would not wait for the device. Raises any error of the device."""
+        return self._host_copy.has_arrived()
 
     def result(self) -> StepResult:
         """Wait for the device, and return the chosen tokens by sequence, with scores. Raises any error of the
@@ -223,6 +231,10 @@ class HostCopy:
             self._arrived.record()
         else:
             self._host = tensor.clone()  # the next step may write the tensor itself
+
+    def has_arrived(self) -> bool:
+        """Whether `read` would not wait."""
+        return self._arrived is None or self._arrived.query()
 
     def read(self) -> np.ndarray:
         """Wait for the copy, and return the tensor's numbers."""

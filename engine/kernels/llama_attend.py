@@ -69,6 +69,14 @@ def gains_of(attention: Attention) -> Gains:
     return (None if q_norm is None else q_norm.weight), (None if k_norm is None else k_norm.weight)
 
 
+def qkv_product(attention: Attention, normed: Tensor, out: Tensor | None = None) -> Tensor:
+    """normed[S, D] -> queries, keys and values [S, (Hq + 2 Hkv) · Dh], in `out` if it is given."""
+    qkv = attention.qkv
+    if qkv.bias is None:
+        return torch.mm(normed, qkv.weight.t(), out=out)
+    return torch.addmm(qkv.bias, normed, qkv.weight.t(), out=out)
+
+
 @triton.jit
 def _norm_and_rotate(heads, gain, cos, sin, mask, eps, HALF: tl.constexpr, NORM: tl.constexpr):
     """Norm (if NORM) and rotate R heads -> their first and second halves, [R, HALF] each.

@@ -13,30 +13,39 @@ from torch import Tensor, nn
 
 from engine.attention.interface import Attend
 from engine.kernels import prompt_rows
-from engine.kernels.llama_attend import blocks_of, gains_of
+from engine.kernels.llama_attend import blocks_of, gains_of, qkv_product
 from engine.kernels.llama_rows import (
     LlamaRows,
+    SumParts,
     add_norm,
     embed_norm,
     norm_weights,
     rotate_and_store,
     silu_mul,
+    unchanged,
+    weights_of,
 )
 from engine.models.llama import Model as Llama
 
 
-def prompt_forward(model: nn.Module) -> Callable[[Tensor, Tensor, Attend], Tensor]:
-    """As `prompt_forward` of prompt_rows.py, with `LlamaPrompts` for Llama and Qwen3 on a GPU."""
-    if LlamaRows.fits(model) and model.embed.weight.is_cuda:
-        return LlamaPrompts(model)
+def prompt_forward(
+    model: nn.Module, sum_parts: SumParts | None = None
+) -> Callable[[Tensor, Tensor, Attend], Tensor]:
+    """As `prompt_forward` of prompt_rows.py, with `LlamaPrompts` for Llama and Qwen3 on a GPU. `sum_parts`:
+    None if the model is whole.
+    """
+    if LlamaRows.fits(model, is_part=sum_parts is not None) and model.embed.weight.is_cuda:
+        return LlamaPrompts(model, sum_parts)
     return prompt_rows.prompt_forward(model)
 
 
 class LlamaPrompts:
     """The forward pass of the tokens of a step's prompts, for a model for which `LlamaRows.fits` is true."""
 
-    def __init__(self, model: Llama) -> None:
+    def __init__(self, model: Llama, sum_parts: SumParts | None = None) -> None:
+        """`sum_parts`: None if the model is whole."""
         self.model, self.blocks, self.norms = model, blocks_of(model), norm_weights(model)
+        (self.summed, _), self.sum_parts = weights_of(model), sum_parts or unchanged
         self.frequencies = model.get_buffer("frequencies")
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -54,12 +63,13 @@ class LlamaPrompts:
         embed_norm[(T,)](token_ids, model.embed.weight, x, norms[0], normed, eps, **shape)
         for layer, block in enumerate(self.blocks):
             attention, mlp = block.attention, block.mlp
-            qkv = torch.mm(normed, attention.qkv.weight.t())
+            qkv = qkv_product(attention, normed)
             rotate_and_store(config, qkv, q, k, v, slots, cos, sin, gains_of(attention))
             attended = attend(layer, q, k, v)  # [T, Hq, Dh]
-            product = torch.mm(attended.flatten(1), attention.proj.weight.t())
+            proj, down = self.summed[layer]
+            product = self.sum_parts(torch.mm(attended.flatten(1), proj.t()))
             add_norm[(T,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
             gate_up = torch.mm(normed, mlp.gate_up.weight.t())
-            product = torch.mm(silu_mul(gate_up, inner), mlp.down.weight.t())
+            product = self.sum_parts(torch.mm(silu_mul(gate_up, inner), down.t()))
             add_norm[(T,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
         return normed

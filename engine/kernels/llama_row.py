@@ -98,8 +98,8 @@ class LlamaRow:
     def _norm_linear(self, name: str, norm: nn.RMSNorm, linear: nn.Linear, out: Tensor) -> None:
         N, K, tile = out.numel(), linear.in_features, TILES[name]
         _norm_linear[(tile.programs(N, self.multiprocessors),)](
-            self.x, linear.weight, norm.weight, out, self.config.norm_eps, N=N, K=K,
-            PADDED=triton.next_power_of_2(K), GATED=name == "gate_up",
+            self.x, linear.weight, linear.bias, norm.weight, out, self.config.norm_eps, N=N, K=K,
+            PADDED=triton.next_power_of_2(K), GATED=name == "gate_up", BIAS=linear.bias is not None,
             **tile.options(N, self.multiprocessors, self.pdl),
         )  # fmt: skip
 
@@ -139,12 +139,12 @@ def _embed_row(
 
 @triton.jit
 def _norm_linear(
-    x, weight, gain, out, eps,
+    x, weight, bias, gain, out, eps,
     N: tl.constexpr, K: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, PROGRAMS: tl.constexpr,
-    GATED: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[N] = norm(x[K]) · weight[N, K]ᵀ. The norm needs no pass of its own: W·(g·x/s) = (W·(g·x))/s, where
-    g is the norm's gain[K], and s is the root mean square of x.
+    """out[N] = norm(x[K]) · weight[N, K]ᵀ, plus bias[N] (if BIAS). The norm needs no pass of its own:
+    W·(g·x/s) = (W·(g·x))/s, where g is the norm's gain[K], and s is the root mean square of x.
 
     GATED: weight[2 N, K] has the N rows of the gate and then the N rows of up, and out = silu(gate) · up.
     """
@@ -175,6 +175,8 @@ def _norm_linear(
         if GATED:
             up_sum = tl.sum(up.to(tl.float32) * a[None, :], 1) * rstd
             y = y * tl.sigmoid(y) * up_sum
+        if BIAS:
+            y += tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
         tl.store(out + row, y.to(out.dtype.element_ty), mask=row < N)
         if PROGRAMS * ROWS < N:
             w, up = next_w, next_up

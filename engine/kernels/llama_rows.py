@@ -9,25 +9,38 @@ between the products:
 - `_silu_mul`: silu(gate) · up.
 
 With many rows `attend_rows` (llama_attend.py) takes the place of the second and the third kernel.
+
+The model may be a rank's part of one that several devices share (Extension A). Then the products of `proj`
+and `down` are terms of a sum over the ranks, and the caller gives the function that sums them.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard, cast
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from engine.kernels.llama_attend import Gains, attend_rows, attend_rows_fits, blocks_of, gains_of
+from engine.kernels.llama_attend import (
+    Gains,
+    attend_rows,
+    attend_rows_fits,
+    blocks_of,
+    gains_of,
+    qkv_product,
+)
 from engine.kernels.paged_attention import num_splits, paged_attention
 from engine.kernels.single_row import has_plain_linears
+from engine.layers.replace import linear_names
 from engine.models.llama import Attention, LlamaConfig
 from engine.models.llama import Model as Llama
 
 MIN_HEAD_DIM = 16
 COLS = 1024  # numbers of the MLP's inner layer that a program of `_silu_mul` computes
 HEADS = 8  # heads of a token that a program of `_rotate_and_store` computes
+SumParts = Callable[[Tensor], Tensor]  # replaces a rank's term, of any shape, by the sum over the ranks
 
 
 class LlamaRows:
@@ -37,44 +50,56 @@ class LlamaRows:
 
     def __init__(
         self, model: Llama, keys: list[Tensor], values: list[Tensor], max_rows: int,
-        stores_first: bool = False,
+        stores_first: bool = False, sum_parts: SumParts | None = None,
     ) -> None:  # fmt: skip
         """`model`: a model for which `fits` is true. `keys` and `values`: one tensor [B, P, Hkv, Dh] for each
         layer. `max_rows`: the most rows of a step.
 
         `stores_first`: whether the keys and values of all rows are stored before any row attends. Must be
         True if a step may have several rows of one sequence, since a row must see the keys of earlier rows.
+
+        `sum_parts`: None if the model is whole.
         """
-        self.stores_first = stores_first
+        self.stores_first, self.sum_parts = stores_first, sum_parts or unchanged
         config = self.config = model.config
         device, dtype = model.embed.weight.device, model.embed.weight.dtype
         D, inner, Dh = config.hidden_size, config.intermediate_size, config.head_dim
         empty = partial(torch.empty, device=device, dtype=dtype)
         self.model, self.keys, self.values = model, keys, values
         self.blocks, self.frequencies = blocks_of(model), model.get_buffer("frequencies")
-        self.norms = norm_weights(model)
+        self.norms, (self.summed, self.head) = norm_weights(model), weights_of(model)
         self.x = torch.empty(max_rows, D, device=device)
         self.normed, self.product = empty(max_rows, D), empty(max_rows, D)
         self.qkv = empty(max_rows, (config.num_heads + 2 * config.num_kv_heads) * Dh)
         self.q = empty(max_rows, config.num_heads, Dh)
         self.gate_up, self.inner = empty(max_rows, 2 * inner), empty(max_rows, inner)
-        self.logits = empty(max_rows, config.vocab_size)
+        self.logits = empty(max_rows, len(self.head))
 
     @staticmethod
-    def fits(model: nn.Module) -> TypeGuard[Llama]:
-        """Whether this class computes the model: Llama or Qwen3 without biases, with a head width that is a
-        power of two, and with linear layers that are not quantized, wrapped or packed.
+    def fits(model: nn.Module, is_part: bool = False) -> TypeGuard[Llama]:
+        """Whether this class computes the model: Llama or Qwen3 without biases but those of queries, keys and
+        values, with a head width that is a power of two, and with linear layers that are not quantized,
+        wrapped or packed.
+
+        `is_part`: the model is a rank's part. Its layers may be inside of a sum and have no bias at all, and
+        it may have no head.
         """
-        if not isinstance(model, Llama) or model.config.attention_bias or model.config.mlp_bias:
+        if not isinstance(model, Llama) or model.config.activation != "silu" or model.config.mlp_bias:
             return False
         Dh = model.config.head_dim
         power_of_two = Dh == triton.next_power_of_2(Dh) >= MIN_HEAD_DIM
-        return power_of_two and has_plain_linears(model, model.config.num_layers)
+        if is_part:
+            linears = _linears_of(model)
+            is_plain = all(isinstance(linear, nn.Linear) and linear.bias is None for linear in linears)
+            return power_of_two and is_plain and len(linears) >= 4 * model.config.num_layers
+        if not power_of_two or not has_plain_linears(model, model.config.num_layers):
+            return False
+        return all(block.attention.proj.bias is None for block in blocks_of(model))
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lens: Tensor
     ) -> Tensor:
-        """token_ids, positions, slots, lens[S], tables[S, W] -> logits[S, V].
+        """token_ids, positions, slots, lens[S], tables[S, W] -> logits[S, V], or [S, 0] without a head.
 
         `lens` counts the new token, too. A row with slot -1 stores nothing. A row of length 0 is padding, and
         its logits may be anything.
@@ -89,12 +114,13 @@ class LlamaRows:
         for layer, block in enumerate(self.blocks):
             pages = self.keys[layer], self.values[layer], slots, tables, lens
             attended = self._attend(normed, block.attention, cos, sin, *pages)  # [S, Hq, Dh]
-            torch.mm(attended.view(S, -1), block.attention.proj.weight.t(), out=product)
+            proj, down = self.summed[layer]
+            self.sum_parts(torch.mm(attended.view(S, -1), proj.t(), out=product))
             add_norm[(S,)](x, product, norms[2 * layer + 1], normed, eps, **shape)
             gate_up = torch.mm(normed, block.mlp.gate_up.weight.t(), out=self.gate_up[:S])
-            torch.mm(silu_mul(gate_up, self.inner[:S]), block.mlp.down.weight.t(), out=product)
+            self.sum_parts(torch.mm(silu_mul(gate_up, self.inner[:S]), down.t(), out=product))
             add_norm[(S,)](x, product, norms[2 * layer + 2], normed, eps, **shape)
-        return torch.mm(normed, model.head.weight.t(), out=self.logits[:S])
+        return torch.mm(normed, self.head.t(), out=self.logits[:S])
 
     def _attend(
         self, normed: Tensor, attention: Attention, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor,
@@ -102,13 +128,38 @@ class LlamaRows:
     ) -> Tensor:  # fmt: skip
         """normed[S, D] -> attention's result [S, Hq, Dh]. Stores the new keys and values in their slots."""
         config, S = self.config, len(normed)
-        qkv = torch.mm(normed, attention.qkv.weight.t(), out=self.qkv[:S])
+        qkv = qkv_product(attention, normed, self.qkv[:S])
         gains = gains_of(attention)
         if attend_rows_fits(config, S, qkv.device) and not self.stores_first:
             return attend_rows(config, qkv, cos, sin, gains, keys, values, slots, tables, lens)
         q = self.q[:S]
         rotate_and_store(config, qkv, q, keys, values, slots, cos, sin, gains)
         return paged_attention(q, keys, values, tables, lens, num_splits(S, config.num_kv_heads, q.device))
+
+
+class SummedWeights(NamedTuple):
+    """The weights of a block behind whose products a sum over the ranks may stand."""
+
+    proj: Tensor  # [D, Hq · Dh]
+    down: Tensor  # [D, inner]
+
+
+def weights_of(model: Llama) -> tuple[list[SummedWeights], Tensor]:
+    """Each block's `SummedWeights`, and the weight of the head[V, D]; [0, D] if the model has none."""
+    weights = [linear.weight for linear in _linears_of(model)]
+    end = 4 * model.config.num_layers  # qkv, proj, gate_up and down of each block, then the head
+    blocks = [SummedWeights(weights[start + 1], weights[start + 3]) for start in range(0, end, 4)]
+    return blocks, weights[end] if len(weights) > end else model.embed.weight[:0]
+
+
+def unchanged(product: Tensor) -> Tensor:
+    """The `SumParts` of a model that is whole."""
+    return product
+
+
+def _linears_of(model: nn.Module) -> list[nn.Linear]:
+    """The linear layers in the order of the forward pass, also those inside of a wrapper."""
+    return [cast(nn.Linear, model.get_submodule(name)) for name in linear_names(model)]
 
 
 def norm_weights(model: Llama) -> list[Tensor]:

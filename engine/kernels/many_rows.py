@@ -12,6 +12,7 @@ The output layer's weights are copied and padded to a multiple of 128 rows. GPT-
 this odd number the product takes several times as long.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -50,7 +51,7 @@ class ManyRows:
         empty = partial(torch.empty, device=device, dtype=dtype)
         self.model, self.keys, self.values = model, keys, values
         self.blocks = blocks_of(model)
-        self.norms = [norm for block in self.blocks for norm in (block.norm1, block.norm2)] + [model.norm]
+        self.norms = norms_of(model)
         self.attend: AttendRows = AppendAttend(config.num_heads, config.head_dim, device)
         self.pdl = has_pdl(device)
         head = model.head.weight
@@ -107,6 +108,11 @@ class ManyRows:
             self.x, product, linear.bias, norm.weight, norm.bias, self.normed, self.config.norm_eps, S * D,
             SPLITS=splits, **shape,
         )  # fmt: skip
+
+
+def norms_of(model: GPT2) -> Sequence[nn.LayerNorm]:
+    """The model's norms in the order of the forward pass: two of each block, and the last norm."""
+    return [norm for block in blocks_of(model) for norm in (block.norm1, block.norm2)] + [model.norm]
 
 
 def linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:

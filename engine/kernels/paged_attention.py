@@ -114,8 +114,8 @@ def _attend(
     GROUP: tl.constexpr = HQ // HKV
     g, d = tl.arange(0, PADDED), tl.arange(0, DH_PADDED)
     row = sequence * HQ + head * GROUP + g  # [PADDED]
-    mine = (g < GROUP)[:, None] & (d < DH)[None, :]  # [PADDED, DH_PADDED]
-    queries = tl.load(q + row[:, None] * DH + d[None, :], mask=mine, other=0.0)
+    query_mask = (g < GROUP)[:, None] & (d < DH)[None, :]  # [PADDED, DH_PADDED]
+    queries = tl.load(q + row[:, None] * DH + d[None, :], mask=query_mask, other=0.0)
     # 3. The running softmax over the part's tokens.
     maximum = tl.full([PADDED], -float("inf"), tl.float32)
     total = tl.zeros([PADDED], tl.float32)
@@ -133,20 +133,20 @@ def _attend(
         # b. Scores and the new maximum. Shrink the sums so far, and add the tile.
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [PADDED, TOKENS]
         scores = tl.where(valid[None, :], scores, -float("inf"))
-        new = tl.maximum(maximum, tl.max(scores, 1))
-        shrink = tl.exp(maximum - new)
-        weights = tl.exp(scores - new[:, None])  # [PADDED, TOKENS]
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+        shrink = tl.exp(maximum - new_maximum)
+        weights = tl.exp(scores - new_maximum[:, None])  # [PADDED, TOKENS]
         total = total * shrink + tl.sum(weights, 1)
         weighted = weighted * shrink[:, None]
         weighted = tl.dot(weights.to(v.dtype), v, weighted, input_precision="ieee")
-        maximum = new
+        maximum = new_maximum
     # 4. With one part the mean is the result. With several parts, store what `_merge` needs.
     if SPLITS == 1:
         mean = weighted / total[:, None]
-        tl.store(out + row[:, None] * DH + d[None, :], mean.to(out.dtype.element_ty), mask=mine)
+        tl.store(out + row[:, None] * DH + d[None, :], mean.to(out.dtype.element_ty), mask=query_mask)
     else:
         index = row * SPLITS + part  # [PADDED]
-        tl.store(parts + index[:, None] * DH + d[None, :], weighted, mask=mine)
+        tl.store(parts + index[:, None] * DH + d[None, :], weighted, mask=query_mask)
         tl.store(maxima + index, maximum, mask=g < GROUP)
         tl.store(totals + index, total, mask=g < GROUP)
 

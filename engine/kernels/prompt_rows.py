@@ -14,7 +14,7 @@ import triton
 from torch import Tensor, nn
 
 from engine.attention.interface import Attend
-from engine.kernels.many_rows import add_norm, embed_norm, linear_gelu
+from engine.kernels.many_rows import add_norm, embed_norm, linear_gelu, norms_of
 from engine.kernels.single_row import SingleRow, blocks_of
 from engine.models.gpt2 import Model as GPT2
 
@@ -34,10 +34,14 @@ class PromptRows:
 
     def __init__(self, model: GPT2) -> None:
         self.model, self.blocks = model, blocks_of(model)
-        self.norms = [norm for block in self.blocks for norm in (block.norm1, block.norm2)] + [model.norm]
+        self.norms = norms_of(model)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """token_ids[T], positions[T] -> hidden[T, D] after the last norm, for the model's `logits`."""
+        """token_ids[T], positions[T] -> hidden[T, D] after the last norm, for the model's `logits`.
+
+        `x` is the residual, in fp32. Each kernel that adds to `x` also writes `normed`, the input of the next
+        product.
+        """
         model, config, T = self.model, self.model.config, len(token_ids)
         D, heads, eps = config.hidden_size, (3, config.num_heads, config.head_dim), config.norm_eps
         shape = {"D": D, "PADDED": triton.next_power_of_2(D), "PDL": False, "num_warps": 8}

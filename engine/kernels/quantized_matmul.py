@@ -77,9 +77,9 @@ def _int8_row(
         code = tl.load(codes + start, mask=(row < N)[:, None] & inside[None, :], other=0)
         number = tl.load(x + start + k, mask=inside, other=0.0).to(tl.float32)
         total += code.to(tl.float32) * number[None, :]
-    s = tl.load(scale + row, mask=row < N, other=0.0)
-    b = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
-    tl.store(out + row, (tl.sum(total, 1) * s + b).to(out.dtype.element_ty), mask=row < N)
+    scales = tl.load(scale + row, mask=row < N, other=0.0)
+    biases = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
+    tl.store(out + row, (tl.sum(total, 1) * scales + biases).to(out.dtype.element_ty), mask=row < N)
 
 
 @triton.jit
@@ -111,11 +111,11 @@ def _int4_row(
         sums += tl.sum((pair >> 4).to(tl.float32) * odd[None, :, :], 2)  # [ROWS, GROUPS]
         index = row[:, None].to(tl.int64) * NUM_GROUPS + start + g[None, :]  # [ROWS, GROUPS]
         valid = (row < N)[:, None] & (start + g < NUM_GROUPS)[None, :]
-        s = tl.load(scale + index, mask=valid, other=0.0).to(tl.float32)
-        group_low = tl.load(low + index, mask=valid, other=0.0).to(tl.float32)
-        total += sums * s + tl.sum(even + odd, 1)[None, :] * group_low
-    b = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
-    tl.store(out + row, (tl.sum(total, 1) + b).to(out.dtype.element_ty), mask=row < N)
+        scales = tl.load(scale + index, mask=valid, other=0.0).to(tl.float32)
+        lows = tl.load(low + index, mask=valid, other=0.0).to(tl.float32)
+        total += sums * scales + tl.sum(even + odd, 1)[None, :] * lows
+    biases = tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
+    tl.store(out + row, (tl.sum(total, 1) + biases).to(out.dtype.element_ty), mask=row < N)
 
 
 @triton.jit
@@ -129,7 +129,7 @@ def _int8_tile(
     total = tl.zeros([ROWS, COLS], tl.float32)
     for start in range(0, K, INNER):
         inside = start + k < K
-        a = tl.load(
+        x_tile = tl.load(
             x + t[:, None] * K + start + k[None, :], mask=(t < T)[:, None] & inside[None, :], other=0.0
         )
         code = tl.load(
@@ -137,10 +137,10 @@ def _int8_tile(
             mask=(col < N)[None, :] & inside[:, None],
             other=0,
         )
-        total = tl.dot(a, code.to(a.dtype), total, input_precision="ieee")
-    s = tl.load(scale + col, mask=col < N, other=0.0)
-    b = tl.load(bias + col, mask=col < N, other=0.0).to(tl.float32)
-    y = (total * s[None, :] + b[None, :]).to(out.dtype.element_ty)
+        total = tl.dot(x_tile, code.to(x_tile.dtype), total, input_precision="ieee")
+    scales = tl.load(scale + col, mask=col < N, other=0.0)
+    biases = tl.load(bias + col, mask=col < N, other=0.0).to(tl.float32)
+    y = (total * scales[None, :] + biases[None, :]).to(out.dtype.element_ty)
     tl.store(out + t[:, None] * N + col[None, :], y, mask=(t < T)[:, None] & (col < N)[None, :])
 
 
@@ -172,11 +172,11 @@ def _int4_tile(
         sums = tl.dot(even, (pair & 15).to(even.dtype), input_precision="ieee")
         sums = tl.dot(odd, (pair >> 4).to(even.dtype), sums, input_precision="ieee")  # [ROWS, COLS]
         index = col.to(tl.int64) * NUM_GROUPS + group  # [COLS]
-        s = tl.load(scale + index, mask=col < N, other=0.0).to(tl.float32)
-        group_low = tl.load(low + index, mask=col < N, other=0.0).to(tl.float32)
-        total += sums * s[None, :]
+        scales = tl.load(scale + index, mask=col < N, other=0.0).to(tl.float32)
+        lows = tl.load(low + index, mask=col < N, other=0.0).to(tl.float32)
+        total += sums * scales[None, :]
         x_sum = tl.sum(even.to(tl.float32), 1) + tl.sum(odd.to(tl.float32), 1)  # [ROWS]: the group's sum of x
-        total += x_sum[:, None] * group_low[None, :]
-    b = tl.load(bias + col, mask=col < N, other=0.0).to(tl.float32)
-    y = (total + b[None, :]).to(out.dtype.element_ty)
+        total += x_sum[:, None] * lows[None, :]
+    biases = tl.load(bias + col, mask=col < N, other=0.0).to(tl.float32)
+    y = (total + biases[None, :]).to(out.dtype.element_ty)
     tl.store(out + t[:, None] * N + col[None, :], y, mask=(t < T)[:, None] & (col < N)[None, :])

@@ -23,6 +23,8 @@ from engine.models.config import ModelConfig
 from engine.models.gpt2 import Block
 from engine.models.gpt2 import Model as GPT2
 
+NAME_DOTS = 3  # of a block's layer, as in "blocks.0.mlp.down"; a layer inside a wrapper has more
+
 
 class Tile(NamedTuple):
     """How the rows of a weight matrix are divided among programs."""
@@ -282,8 +284,11 @@ def has_plain_linears(model: nn.Module, num_layers: int) -> bool:
     """Whether all linear layers (four in each block, and the head) are nn.Linear: not quantized, wrapped or
     packed. `num_layers`: the number of blocks.
     """
-    linears = [model.get_submodule(name) for name in linear_names(model)]
-    return len(linears) == 4 * num_layers + 1 and all(isinstance(linear, nn.Linear) for linear in linears)
+    names = linear_names(model)
+    linears = [model.get_submodule(name) for name in names]
+    is_wrapped = any(name.count(".") > NAME_DOTS for name in names)
+    plain = not is_wrapped and all(isinstance(linear, nn.Linear) for linear in linears)
+    return plain and len(linears) == 4 * num_layers + 1
 
 
 def blocks_of(model: GPT2) -> list[Block]:

@@ -63,7 +63,7 @@ def targets_of(config: ModelConfig) -> dict[str, Target]:
     The output layer is left out. The record of rows (rows.py) counts all rows of a step, and the output layer
     computes only the rows that need logits.
     """
-    family = architecture(config.model_type)
+    family = architecture(config.model_type, config.model_impl)
     model = family.Model(config, device="meta")
     parameters = dict(model.named_parameters(remove_duplicate=False))
     targets = {}
@@ -102,7 +102,7 @@ def read_adapter(
         has_pickle = (folder / "adapter_model.bin").exists()
         hint = "; adapter_model.bin may hold code: save it as safetensors" if has_pickle else ""
         raise CheckpointError(f"{file}: no such file{hint}")
-    targets, prefix = targets_of(config), architecture(config.model_type).PREFIX
+    targets, prefix = targets_of(config), architecture(config.model_type, config.model_impl).PREFIX
     paths = [lead + name for name in targets for lead in ("", prefix)]  # some files' names have the prefix
     adapted = _adapted_modules(file, settings, paths)
     try:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 ZOO = Path(__file__).parents[1] / "zoo"
 MAX_FILE_BYTES = 1 << 28  # of a file of settings or a vocabulary; the largest known one has 40 million bytes
+GGUF = ".gguf"
+NO_GGUF = "the format GGUF is not read; take the model's folder with config.json and safetensors"
 SMALL_FILES = ["*.json", "*.txt", "*.jinja"]  # all files but the weights: settings, vocabularies, templates
 
 
@@ -35,6 +37,8 @@ def resolve(name: str | Path, weights: bool = False) -> Path:
     """
     if str(name) in embedded_models():
         return ZOO / str(name)
+    if str(name).lower().endswith(GGUF):
+        raise CheckpointError(f"{name}: {NO_GGUF}")
     folder = Path(os.path.expanduser(name))  # Path.expanduser would raise an error for "~nobody/x"
     try:
         if folder.is_dir():
@@ -48,9 +52,12 @@ def resolve(name: str | Path, weights: bool = False) -> Path:
 
 
 def _readable(folder: Path) -> Path:
-    """Return `folder`. Raises CheckpointError if this user may not read it."""
+    """Return `folder`. Raises CheckpointError if this user may not read it, or if all it has is GGUF."""
     if not os.access(folder, os.R_OK | os.X_OK):
         raise CheckpointError(f"{folder}: not readable by this user")
+    gguf = sorted(folder.glob(f"*{GGUF}"))
+    if gguf and not (folder / "config.json").exists():
+        raise CheckpointError(f"{gguf[0]}: {NO_GGUF}")
     return folder
 
 

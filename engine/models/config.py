@@ -13,6 +13,8 @@ from types import ModuleType
 
 from engine.models.checkpoint import CheckpointError, read_json, resolve
 
+OURS, TRANSFORMERS, AUTO = "ruvon", "transformers", "auto"  # implementations of a model
+ANY_MODEL = "transformers_model"  # the module here that runs a model_type without a file (Extension C)
 MAX_SIZE = 2**31 - 1  # the largest value of an integer field; no machine could hold a larger model
 
 
@@ -37,7 +39,10 @@ class ModelConfig:
     tie_word_embeddings: bool  # the output layer shares the weight of the embedding
     dtype: str | None = None  # of the weights in the checkpoint, e.g. "float16"; None if config.json has none
     eos_token_ids: tuple[int, ...] = ()  # tokens that end a text
+    attention_extras: bool = False  # layers want more of `attend` than q, k and v say (Extension C)
+    window: int | None = None  # every layer sees only this many last tokens; None: some layer sees all
     raw: dict = field(default_factory=dict, repr=False, compare=False)  # the content of config.json
+    model_impl: str = OURS  # whose code computes the model: OURS or TRANSFORMERS
 
     @property
     def max_model_len(self) -> int:
@@ -45,8 +50,9 @@ class ModelConfig:
         return self.max_positions
 
     @classmethod
-    def from_pretrained(cls, name: str | Path) -> "ModelConfig":
-        """Read the configuration of an embedded model, a folder or a hub id (see `resolve`).
+    def from_pretrained(cls, name: str | Path, model_impl: str = AUTO) -> "ModelConfig":
+        """Read the configuration of an embedded model, a folder or a hub id (see `resolve`). `model_impl` is
+        as in `architecture`.
 
         Raises CheckpointError if there is no such model, if a file is not JSON, if the architecture or a
         setting is not supported, or if a number is missing or out of range.
@@ -57,7 +63,7 @@ class ModelConfig:
         if "model_type" not in raw:
             raise CheckpointError(f"{path}: has no 'model_type'")
         try:
-            config = architecture(raw["model_type"]).config_from(raw)
+            config = architecture(raw["model_type"], model_impl).config_from(raw)
             config._check_numbers()
         except KeyError as error:
             raise CheckpointError(f"{path}: has no {error}") from None
@@ -85,12 +91,19 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_value
 
 
-def architecture(model_type: str) -> ModuleType:
-    """The module `engine.models.<model_type>`. It has Model, config_from, places, PREFIX and REDUNDANT.
+def architecture(model_type: str, model_impl: str = AUTO) -> ModuleType:
+    """The module that computes models of this type: it has Model, config_from, places, PREFIX and REDUNDANT.
 
-    Raises CheckpointError, which lists the supported model types, if there is no such architecture.
+    It is `engine.models.<model_type>`, if there is one and `model_impl` is not TRANSFORMERS. Otherwise it is
+    the module ANY_MODEL, if this tree has it and `model_impl` is not OURS.
+
+    Raises CheckpointError, which lists the supported model types, if there is neither.
     """
-    module = _architecture(model_type) if str(model_type).isidentifier() else None
+    module = None
+    if model_impl != TRANSFORMERS and str(model_type).isidentifier() and model_type != ANY_MODEL:
+        module = _architecture(model_type)
+    if module is None and model_impl != OURS:
+        module = _architecture(ANY_MODEL)
     if module is None:
         supported = ", ".join(architectures())
         raise CheckpointError(f"model_type {model_type!r} is not supported; supported: {supported}")
@@ -98,9 +111,9 @@ def architecture(model_type: str) -> ModuleType:
 
 
 def architectures() -> list[str]:
-    """Every supported `model_type`, sorted."""
+    """Every `model_type` with a module of its own, sorted."""
     names = sorted(module.name for module in iter_modules([str(Path(__file__).parent)]))
-    return [name for name in names if _architecture(name)]
+    return [name for name in names if name != ANY_MODEL and _architecture(name)]
 
 
 def _architecture(name: str) -> ModuleType | None:

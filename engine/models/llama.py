@@ -185,7 +185,7 @@ class Model(LanguageModel):
         config.max_positions.
         """
         try:
-            x = self.embed(token_ids)  # [T, D]
+            x = self.embedded(token_ids)  # [T, D]
         except IndexError:
             raise ValueError(
                 f"token id {int(token_ids.max())} is out of range: this model has token ids 0 to "
@@ -195,6 +195,10 @@ class Model(LanguageModel):
         for block in self.blocks:
             x = block(x, angles, attend)
         return self.norm(x)
+
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        """token_ids[T] -> [T, D]: what goes into the first block."""
+        return self.embed(token_ids)
 
 
 def places(config: LlamaConfig) -> dict[str, Place]:

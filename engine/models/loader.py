@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from engine.machine.host_memory import available_memory
 from engine.models.checkpoint import CheckpointError, read_json, resolve
-from engine.models.config import ModelConfig, architecture
+from engine.models.config import AUTO, OURS, ModelConfig, architecture
 from engine.models.language_model import LanguageModel
 from engine.models.weights import Filler, Place, refuse_not_finite
 
@@ -50,6 +50,7 @@ def load_model(
     transform: Callable[[LanguageModel], LanguageModel] | None = None,
     restore_quantized: RestoreQuantized | None = None,
     sharding: Sharding | None = None,
+    model_impl: str = AUTO,
 ) -> LanguageModel:
     """Build the model `name`, an embedded name, a folder or a hub id, and fill it, ready for inference.
 
@@ -59,7 +60,8 @@ def load_model(
     measurements of speed without a download. `transform` changes the filled model: it packs weights (Part 3),
     quantizes (Part 17) or adds adapters (Part 18). `restore_quantized` reads a quantized checkpoint: Part
     17's `restore`. With `sharding` only this device's part of the model is built, and only that part is read
-    from the files (Extension A). The sizes in the model's `config` are then those of the part.
+    from the files (Extension A). The sizes in the model's `config` are then those of the part. `model_impl`
+    says whose code computes the model, as in `architecture`.
 
     Raises CheckpointError for a file or a tensor, and ValueError for an argument.
     """
@@ -70,7 +72,7 @@ def load_model(
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device={str(device)!r} cannot be used: {str(error).splitlines()[0]}") from None
     folder = resolve(name, weights=load_format != "dummy")
-    config = ModelConfig.from_pretrained(folder)
+    config = ModelConfig.from_pretrained(folder, model_impl)
     if sharding is not None:
         config = sharding.config(config)
     weight_dtype, is_quantized = _torch_dtype(dtype, config, device), config.raw.get(CODES) is not None
@@ -106,11 +108,13 @@ def _load_weights(
     sharding: Sharding | None,
 ) -> LanguageModel:
     """The model, filled with the weights `tensors`. Their numbers are read only after all shapes fit."""
-    family = architecture(config.model_type)
+    family = architecture(config.model_type, config.model_impl)
     # 1. Check that the sizes in config.json fit this machine's memory and the tensors. A skeleton on the meta
     #    device takes no memory.
     _refuse_missing_layers(folder, config, tensors)
     _refuse_too_large(folder, config, dtype.itemsize * _num_weights(folder, config), device)
+    if config.model_impl != OURS:  # then the library puts them into their places
+        return family.load_weights(folder, config, dtype, device, tensors)
     places, used = family.places(config), []
     skeleton = Filler(family.Model(config, device="meta", dtype=dtype), places)
 
@@ -146,6 +150,11 @@ def _load_codes(
 
     `dtype` is for tensors that are no codes (norms, biases).
     """
+    if config.model_impl != OURS:
+        raise CheckpointError(
+            f"{folder}: this checkpoint is quantized, and {config.model_type} is computed by "
+            f"{config.model_impl}; a plain checkpoint can be quantized at load (quantization='int8')"
+        )
     _refuse_missing_layers(folder, config, tensors)
     if restore is None:
         raise CheckpointError(
@@ -155,7 +164,7 @@ def _load_codes(
     fewest_bytes = _num_weights(folder, config) // 2  # a weight takes at least four bits
     num_bytes = max(fewest_bytes, sum(tensor.nbytes for _, _, tensor in tensors))
     _refuse_too_large(folder, config, num_bytes, device)
-    skeleton = architecture(config.model_type).Model(config, device="meta", dtype=dtype)
+    skeleton = architecture(config.model_type, config.model_impl).Model(config, device="meta", dtype=dtype)
     return restore(skeleton, config.raw[CODES], _check_finite(tensors), folder, device)
 
 
@@ -172,14 +181,17 @@ def _refuse_missing_layers(folder: Path, config: ModelConfig, tensors: list[Name
 
 
 def _num_weights(folder: Path, config: ModelConfig) -> int:
-    """The number of weights of the model, counted on a model of one layer on the meta device, which takes no
-    memory.
+    """The number of weights of the model, counted on the meta device, which takes no memory: of a model of
+    ours, on one layer.
 
     Raises CheckpointError if the sizes in config.json are too large for torch.
     """
+    family = architecture(config.model_type, config.model_impl)
+    if config.model_impl != OURS:
+        return family.num_weights(config)
     one_layer_config = dataclasses.replace(config, num_layers=1)
     try:
-        model = architecture(config.model_type).Model(one_layer_config, device="meta")
+        model = family.Model(one_layer_config, device="meta")
     except RuntimeError as error:  # the product of two sizes overflows torch's 64 bits
         raise CheckpointError(f"{folder / 'config.json'}: {str(error).splitlines()[0]}") from None
     per_layer = sum(parameter.numel() for parameter in model.blocks.parameters())
@@ -208,7 +220,7 @@ def _refuse_too_large(folder: Path, config: ModelConfig, num_bytes: int, device:
 def _build(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LanguageModel:
     """Allocate the model, without filling it. Raises CheckpointError if there is not enough memory."""
     try:
-        return architecture(config.model_type).Model(config, device=device, dtype=dtype)
+        return architecture(config.model_type, config.model_impl).Model(config, device=device, dtype=dtype)
     except (RuntimeError, MemoryError) as error:
         reason, *_ = str(error).splitlines() or [""]
         raise CheckpointError(f"{folder}: no memory for this model's weights on {device}: {reason}") from None

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.runner import LastTokens, Logits, ModelRunner
+from engine.execution.runner import LastTokens, Logits, ModelRunner, SubmittedStep, Way
 from engine.lora.adapter import Adapter
 from engine.lora.slots import AdapterSlots
-from engine.parallel.group import Group
+from engine.parallel.group import SUM_SECONDS, Group
 from engine.parallel.launch import Workers
 from engine.parallel.orders import (
     ADAPTER,
@@ -24,8 +23,10 @@ from engine.parallel.orders import (
     adapter_bytes,
     adapter_from,
     read_orders,
+    step_bytes,
     step_from,
     step_numbers,
+    step_of,
 )
 from engine.requests.batch import Batch
 from engine.requests.step import Pending, StepResult
@@ -51,8 +52,8 @@ class LeadingExecutor:
     def submit(self, batch: Batch) -> Pending:
         """Start the step on all ranks, as `ModelRunner.submit` does on one. Raises RankLost."""
         numbers = step_numbers(batch, self._sequences.of(batch.ids))
-        self.workers.tell(STEP, numbers.tobytes())
         with self.workers.together():
+            self.workers.tell(STEP, step_bytes(self.runner.way_number(batch), numbers))
             return LedStep(self.runner.submit(batch), self.workers)
 
     def on_lost(self, callback: Callable[[BaseException], None]) -> None:
@@ -60,7 +61,8 @@ class LeadingExecutor:
         self.workers.on_lost(callback)
 
     def shutdown(self) -> None:
-        """End the other ranks."""
+        """End the other ranks. Graphs with sums inside are freed first: NCCL does not end before them."""
+        self.runner.ways.clear()
         self.workers.stop()
 
     def _assign(self, slot: int, adapter: Adapter) -> None:
@@ -71,13 +73,16 @@ class LeadingExecutor:
 class LedStep:
     """A `Pending` step that all ranks compute."""
 
-    pending: Pending
+    step: SubmittedStep
     workers: Workers
 
     def result(self) -> StepResult:
-        """Wait for the result of rank 0's runner. Raises RankLost."""
+        """Wait for the result of rank 0's runner. Raises RankLost, also if the device still waits in a sum
+        for a rank that has ended or does not answer: nothing on the device can end such a wait.
+        """
         with self.workers.together():
-            return self.pending.result()
+            self.workers.wait_for(self.step.is_done, SUM_SECONDS)
+            return self.step.result()
 
 
 class SharedTokens:
@@ -98,14 +103,34 @@ def choose_nothing(logits: Logits, batch: Batch) -> Tensor:
     return torch.zeros(len(batch.rows.chosen), dtype=torch.long, device=logits.values.device)
 
 
+class ToldWay:
+    """The only `Way` of a rank that is told by which of its ways it computes a step.
+
+    Ways make sums of different sizes: a graph also sums its rows of padding. So no rank but rank 0 decides,
+    which alone knows all of a step.
+    """
+
+    def __init__(self, ways: list[Way]) -> None:
+        self.ways, self.number = ways, 0
+
+    def fits(self, batch: Batch) -> bool:
+        return True
+
+    def __call__(self, batch: Batch) -> Logits:
+        return self.ways[self.number](batch)
+
+
 def follow(runner: ModelRunner, slots: AdapterSlots | None, orders: IO[bytes]) -> None:
     """The loop of ranks 1 and up: carry out each order until the order to stop, or until rank 0 has ended.
 
     `slots`: this rank's adapter slots, or None without adapters. Raises any exception of a step.
     """
+    (way,) = runner.ways
+    assert isinstance(way, ToldWay)  # `Rank.executor` has made it so
     for kind, payload in read_orders(orders):
         if kind == STEP:
-            runner.submit(step_from(np.frombuffer(bytearray(payload), dtype=np.int64)))
+            way.number, numbers = step_of(payload)
+            runner.submit(step_from(numbers))
         else:
             assert slots is not None  # rank 0 sends adapters only if all ranks have slots
             slots.hold(*adapter_from(payload))

@@ -7,6 +7,7 @@ through a file.
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,7 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 START_SECONDS = 600  # the longest wait until all ranks have started and loaded their parts
-SUM_SECONDS = 60  # the longest wait in a sum; a rank that has not joined by then counts as lost
+# The longest wait in a sum; a rank that has not joined by then counts as lost. Where NCCL sums, the executor
+# watches the time: NCCL would end the process without a word, and does not watch the sums inside of graphs.
+SUM_SECONDS = 60
+
+CLOSE_SECONDS = 10  # the longest wait until the group is left
 
 
 class Group:
@@ -58,7 +63,8 @@ class Group:
                 timeout=timedelta(seconds=START_SECONDS),
             )
             # Sums in steps are on the device. Numbers at load are on the host, go by gloo, and may take long.
-            self._sums = dist.new_group(backend=backend, timeout=timedelta(seconds=SUM_SECONDS))
+            limit = SUM_SECONDS if backend == "gloo" else START_SECONDS
+            self._sums = dist.new_group(backend=backend, timeout=timedelta(seconds=limit))
             self._host = dist.new_group(backend="gloo", timeout=timedelta(seconds=START_SECONDS))
             self.sum(torch.zeros(1, device=device))  # the first sum makes the connections, on loopback
 
@@ -89,7 +95,10 @@ class Group:
     def close(self) -> None:
         """Leave the group, without a wait for the other ranks."""
         if dist.is_initialized():
-            dist.destroy_process_group()
+            # NCCL waits for sums on the device, and one whose rank has ended never returns.
+            leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
+            leaving.start()
+            leaving.join(CLOSE_SECONDS)
         self._sums = self._host = None  # closes their connections
 
 

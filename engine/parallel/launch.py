@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -113,6 +114,16 @@ class Workers:
         except Exception as error:
             self._ended.wait(CAUSE_SECONDS)  # if another rank has ended, report its end as the cause
             raise self._lose(f"rank 0 cannot go on: {error_text(error)}") from error
+
+    def wait_for(self, is_done: Callable[[], bool], seconds: float) -> None:
+        """Wait until `is_done()`. Raises RuntimeError if a rank is lost meanwhile, or after `seconds`."""
+        end = time.monotonic() + seconds
+        while not is_done():
+            if self._lost:
+                raise RuntimeError(self._lost)
+            if time.monotonic() > end:
+                raise RuntimeError(f"a step has not ended in {seconds} s: a rank does not answer")
+            time.sleep(0)  # other threads may run
 
     def on_lost(self, callback: Callable[[RankLost], None]) -> None:
         """Have `callback` called, in any thread, when a rank is lost: now, if a rank is lost already."""

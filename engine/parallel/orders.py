@@ -111,6 +111,17 @@ def step_from(numbers: np.ndarray) -> Batch:
     )
 
 
+def step_bytes(way: int, numbers: np.ndarray) -> bytes:
+    """The payload of a step's order: the number of the way that computes it, then `step_numbers`."""
+    return np.concatenate([[way], numbers]).astype(np.int64).tobytes()
+
+
+def step_of(payload: bytes) -> tuple[int, np.ndarray]:
+    """Read what `step_bytes` wrote: the number of the way, and the numbers for `step_from`."""
+    way, *_ = numbers = np.frombuffer(bytearray(payload), dtype=np.int64)
+    return int(way), numbers[1:]
+
+
 def adapter_bytes(slot: int, adapter: Adapter) -> bytes:
     """Write a whole adapter, and the number of its slot, as a safetensors file."""
     tensors = {"slot": torch.tensor(slot), "rank": torch.tensor(adapter.rank)}

@@ -6,7 +6,7 @@ from engine.execution.runner import Executor, ModelRunner
 from engine.lora.slots import AdapterSlots
 from engine.models.language_model import LanguageModel
 from engine.models.loader import Sharding
-from engine.parallel.executor import LeadingExecutor, SharedTokens, choose_nothing
+from engine.parallel.executor import LeadingExecutor, SharedTokens, ToldWay, choose_nothing
 from engine.parallel.group import Group
 from engine.parallel.launch import Workers
 from engine.parallel.shards import Shards
@@ -23,7 +23,8 @@ class Rank:
         self.sharding: Sharding = shards
         self.shard_adapter = shards.adapter
         self.row_max = partial(row_max, group)
-        self.smallest = group.smallest
+        self.smallest, self.sum = group.smallest, group.sum
+        self.chooses = group.rank == 0
         self.num_on_host = 1 if group.device.type == "cuda" else group.size
 
     def join(self, model: LanguageModel) -> LanguageModel:
@@ -39,4 +40,5 @@ class Rank:
         if self.workers is not None:
             return LeadingExecutor(runner, self.workers, slots)
         runner.select, runner.scores = choose_nothing, []
+        runner.ways = [ToldWay(runner.ways)]
         return runner

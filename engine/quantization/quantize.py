@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from engine.layers.replace import AnyModel, replace_linears
 from engine.models.checkpoint import CheckpointError
 from engine.models.config import ModelConfig
+from engine.models.weights import Embedding
 from engine.quantization.codes import GROUP_SIZES
 from engine.quantization.layers import LINEARS, Int8Embedding, Int8Linear, QuantizedLinear
 
@@ -53,7 +54,9 @@ class QuantizationConfig:
         if not isinstance(raw, dict) or raw.get("quant_method") != QUANT_METHOD:
             quant_method = raw.get("quant_method") if isinstance(raw, dict) else raw
             raise CheckpointError(
-                f"quantization_config: quant_method={quant_method!r} is not supported, only {QUANT_METHOD!r}"
+                f"quantization_config: quant_method={quant_method!r} is not supported, only "
+                f"{QUANT_METHOD!r}; take the model's checkpoint in full precision, and "
+                "quantization='int4' or 'int8'"
             )
         fields = {name: value for name, value in raw.items() if name != "quant_method"}
         if unknown := sorted(set(fields) - {"method", "group_size"}):
@@ -92,7 +95,27 @@ def quantize(
                 "the same or None is accepted"
             )
         return model
+    _refuse_other_matrices(model, method)
     return _replace(model, config, fill=True, row_max=row_max)
+
+
+def _refuse_other_matrices(model: nn.Module, method: str) -> None:
+    """Raises ValueError if a matrix of weights is neither a linear layer's nor a table's: it would stay as it
+    is, though it may be most of the model (experts whose weights lie in one tensor).
+    """
+    others = {
+        f"{name}.{leaf}": parameter
+        for name, module in model.named_modules()
+        if not isinstance(module, nn.Linear | nn.Embedding)
+        for leaf, parameter in module.named_parameters(recurse=False)
+        if parameter.dim() > 1
+    }
+    if others:
+        largest = max(others, key=lambda name: others[name].numel())
+        raise ValueError(
+            f"quantization={method!r}: {largest} of shape {tuple(others[largest].shape)} is no linear "
+            "layer's weight; models of linear layers and embeddings alone are quantized"
+        )
 
 
 def quantization_of(model: nn.Module) -> QuantizationConfig | None:
@@ -165,7 +188,7 @@ def _replace(
         return layer
 
     replace_linears(model, make)
-    tables = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
+    tables = [(name, module) for name, module in model.named_modules() if isinstance(module, Embedding)]
     for name, table in tables:
         embedding = Int8Embedding(table.num_embeddings, table.embedding_dim, table.weight.device, dtype)
         if fill:

@@ -252,27 +252,15 @@ class Admission:
 
     def _error(self, code: str, sequences: int = 0, tokens: int = 0) -> RequestError:
         """The error with this code. `sequences` and `tokens` are the amounts that had no room."""
-        limits = self.capacity.limits
         match code:
-            case "queue_full" | "queue_timeout":
-                if code == "queue_full":
-                    status, why = 429, f"the queue is full: {self.capacity.sequences} sequences are in it"
-                else:
-                    status = 503
-                    why = "this request's time was over before its first token: the queue is long"
-                wait = max(MIN_RETRY_SECONDS, self.capacity.retry_after(sequences, tokens))
-                # Rounded down: a client that comes back too late leaves a seat empty (see `retry_after`).
-                seconds = max(1, math.floor(wait))
-                headers = {"retry-after-ms": str(math.floor(1000 * wait))}
-                return RequestError(status, f"{why}; try again in {seconds} s", None, code, seconds, headers)
+            case "queue_full":
+                why = f"the queue is full: {self.capacity.sequences} sequences are in it"
+                return self._come_back(429, code, why, self.capacity.retry_after(sequences, tokens))
+            case "queue_timeout":
+                why = "this request's time was over before its first token: the queue is long"
+                return self._come_back(503, code, why, self.capacity.retry_after(sequences, tokens))
             case "request_too_large":
-                if sequences > limits.max_num_queued_reqs:
-                    size, limit, param = f"{sequences} sequences", limits.max_num_queued_reqs, "n"
-                else:
-                    size = f"{tokens} tokens with its answers"
-                    limit, param = limits.max_num_queued_tokens, "max_tokens"
-                message = f"this request comes to {size}: the whole queue has room for {limit}"
-                return RequestError(400, message, param, code)
+                return self._too_large(sequences, tokens)
             case "shutting_down":
                 seconds_left = max(0.0, (self._closes_at or 0.0) - asyncio.get_running_loop().time())
                 headers = {"Connection": "close"}
@@ -284,3 +272,24 @@ class Admission:
                 message = f"the engine has been silent for {silent} s: its last step has not come back"
                 return RequestError(503, message, code=code)
         return RequestError(503, "the engine has ended", code="engine_down")
+
+    def _come_back(self, status: int, code: str, why: str, wait: float) -> RequestError:
+        """The error of a request that may come again in `wait` seconds, with both headers that say so.
+
+        Both are rounded down: a client that comes back too late leaves a seat empty (see `retry_after`).
+        """
+        wait = max(MIN_RETRY_SECONDS, wait)
+        seconds = max(1, math.floor(wait))
+        headers = {"retry-after-ms": str(math.floor(1000 * wait))}
+        return RequestError(status, f"{why}; try again in {seconds} s", None, code, seconds, headers)
+
+    def _too_large(self, sequences: int, tokens: int) -> RequestError:
+        """The error of a request for which an empty queue has no room. It names the limit that is too low."""
+        limits = self.capacity.limits
+        if sequences > limits.max_num_queued_reqs:
+            size, limit, param = f"{sequences} sequences", limits.max_num_queued_reqs, "n"
+        else:
+            size = f"{tokens} tokens with its answers"
+            limit, param = limits.max_num_queued_tokens, "max_tokens"
+        message = f"this request comes to {size}: the whole queue has room for {limit}"
+        return RequestError(400, message, param, "request_too_large")

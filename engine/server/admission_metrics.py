@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from engine.scheduling.elastic import ElasticScheduler
 from engine.server.admission import Admission
-from engine.telemetry.metrics import ENGINE, LABEL_NAMES
+from engine.telemetry.metric_names import ENGINE, LABEL_NAMES
 
 
 class AdmissionMetrics:

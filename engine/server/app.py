@@ -5,10 +5,9 @@ client leaves. Knows nothing of models or scheduling. Later parts add routes thr
 """
 
 import asyncio
-import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -16,12 +15,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from engine.decoding.outputs import CompletionOutput, RequestOutput
+from engine.decoding.outputs import RequestOutput
 from engine.decoding.params import ParameterError
 from engine.decoding.prompts import Prompt
 from engine.machine.version import ruvon_version
 from engine.server import errors, responses, sse
 from engine.server.backend import Backend, OutputStream
+from engine.server.completion_answer import stream_chunks, whole_response
 from engine.server.docs_page import HEADERS as docs_headers
 from engine.server.docs_page import docs_page
 from engine.server.errors import RequestError, as_request_error, request_id
@@ -35,9 +35,8 @@ from engine.server.gates import (
     UnderPath,
     chosen_id,
     host_names,
-    yield_to_others,
 )
-from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS, TURN_SECONDS
+from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS
 from engine.server.protocol import Body, CompletionRequest, Completions
 from engine.server.responses import openapi_responses
 from engine.server.structured_fields import as_sent
@@ -234,9 +233,11 @@ async def complete(
     async with admitted:
         if body.stream:
             begun = [RequestOutput(name, None, [] if isinstance(p, str) else p, [], False) for p in prompts]
-            return sse.stream(_chunks(envelope, streams, begun, params.n, body, api), admitted.pop_all())
+            return sse.stream(
+                stream_chunks(envelope, streams, begun, params.n, body, api), admitted.pop_all()
+            )
         outputs = await last_outputs(request, streams)
-    return await _whole_response(envelope, outputs, params.n, body, api)
+    return await whole_response(envelope, outputs, params.n, body, api)
 
 
 async def last_outputs(request: Request, streams: list[OutputStream]) -> list[RequestOutput]:
@@ -248,30 +249,6 @@ async def last_outputs(request: Request, streams: list[OutputStream]) -> list[Re
         raise as_request_error(error) from error
 
 
-async def _whole_response(
-    envelope: dict, outputs: list[RequestOutput], n: int, body: Body, api: Completions[Body]
-) -> Response:
-    """One JSON object with the choices of all prompts, `n` of each prompt.
-
-    The JSON is written choice by choice, because a choice with a prompt's log probabilities takes long to
-    write: between two choices, other requests' outputs are sent.
-    """
-    choices = []
-    for i, output in enumerate(outputs):
-        for sample in output.outputs:
-            choice = {"index": i * n + sample.index} | api.choice(body, output, sample)
-            choice |= api.more_of_choice(body, output, sample, None)
-            choices.append(_json(choice))
-            await yield_to_others()
-    envelope |= api.answer_fields(body, outputs)
-    if body.return_token_ids and not api.prompt_ids_in_choice:
-        envelope |= {"prompt_token_ids": list(outputs[0].prompt_token_ids)}
-    opening = _json(envelope).removesuffix(b"}")
-    usage = _json(api.usage(body, outputs))
-    content = b'%b,"choices":[%b],"usage":%b}' % (opening, b",".join(choices), usage)
-    return Response(content, media_type="application/json")
-
-
 def refuse_unknown(name: str, backend: Backend) -> None:
     """Raise RequestError 404 if the backend has no model of this name."""
     if name not in backend.models():
@@ -279,11 +256,6 @@ def refuse_unknown(name: str, backend: Backend) -> None:
         raise RequestError(
             404, f"model {name!r} does not exist; here are: {names}", "model", "model_not_found"
         )
-
-
-def _json(data: dict) -> bytes:
-    """`data` as JSON without spaces, in UTF-8. Raises ValueError for NaN and infinity."""
-    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 async def _gather(streams: list[OutputStream]) -> list[RequestOutput]:
@@ -329,89 +301,3 @@ async def _unless_client_leaves(
         task.cancel()
         hangup.cancel()
         await asyncio.gather(task, hangup, return_exceptions=True)
-
-
-async def _chunks(
-    envelope: dict,
-    streams: list[OutputStream],
-    begun: list[RequestOutput],
-    n: int,
-    body: Body,
-    api: Completions[Body],
-) -> AsyncGenerator[dict, None]:
-    """OpenAI's chunks, in the order in which outputs arrive. Each chunk has what is new in one choice.
-
-    `begun` has an output without tokens for each stream. The last chunk has the usage, if the body asks for
-    it. Raises the error of the first stream that fails.
-    """
-    arriving: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(maxsize=len(streams))
-    sent: list[dict[int, CompletionOutput]] = [{} for _ in streams]  # sample index -> sample as last sent
-    latest = list(begun)
-    first: dict = {}  # fields of the first chunk
-    if body.return_token_ids and not api.prompt_ids_in_choice:
-        first = {"prompt_token_ids": list(begun[0].prompt_token_ids)}
-
-    async def forward(i: int, stream: OutputStream) -> None:
-        try:
-            async for output in stream:
-                await arriving.put((i, output))
-        except Exception as error:
-            await arriving.put((i, error))
-
-    clock = asyncio.get_running_loop().time
-    tasks = [asyncio.create_task(forward(i, stream)) for i, stream in enumerate(streams)]
-    include_usage = bool(body.stream_options and body.stream_options.include_usage)
-
-    def usage() -> dict:
-        """The field `usage` of the next chunk: null, or what was used so far. {} if it is not asked for."""
-        if not include_usage:
-            return {}
-        so_far = body.stream_options and body.stream_options.continuous_usage_stats
-        return {"usage": api.usage(body, latest) if so_far else None}
-
-    try:
-        for choice in api.opening(body):
-            yield envelope | {"choices": [choice]} | usage() | first
-            first = {}
-        while not all(output.finished for output in latest):
-            i, output = await arriving.get()
-            turn_start = clock()
-            if isinstance(output, Exception):
-                raise output
-            latest[i] = output
-            for sample, previous in _unsent(output, sent[i]):
-                choice = {"index": i * n + sample.index} | api.choice(body, output, sample, previous)
-                choice |= api.more_of_choice(body, output, sample, previous)
-                yield envelope | {"choices": [choice]} | usage()
-                if clock() - turn_start > TURN_SECONDS:  # log probabilities of a prompt make a choice long
-                    await yield_to_others()
-                    turn_start = clock()
-        if include_usage:
-            yield envelope | {"choices": [], "usage": api.usage(body, latest)}
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _unsent(
-    output: RequestOutput, sent: dict[int, CompletionOutput]
-) -> list[tuple[CompletionOutput, CompletionOutput | None]]:
-    """(sample, previous) for each sample of `output` that has new text or has just finished.
-
-    `sent` maps a sample's index to the sample as it was last sent to the client; `_unsent` updates `sent`.
-    `previous` is that earlier sample, or None if nothing of the sample has been sent.
-    """
-    unsent = []
-    for sample in output.outputs:
-        previous = sent.get(sample.index)
-        if previous is None:
-            is_new = bool(sample.text or sample.finish_reason)
-        elif previous.finish_reason:
-            is_new = False
-        else:
-            is_new = bool(len(sample.text) > len(previous.text) or sample.finish_reason)
-        if is_new:
-            sent[sample.index] = sample
-            unsent.append((sample, previous))
-    return unsent

@@ -23,8 +23,9 @@ from engine.telemetry.histogram import Histogram
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 OTHER = "OTHER"  # any method that is not in METHODS
 NO_HANDLER = "none"  # for a path that no route has
-SECONDS = (0.1, 0.5, 1)  # by handler and method
-FINE_SECONDS = (
+# The upper bounds of the buckets, in seconds: by handler and method, and of all requests together.
+BUCKETS = (0.1, 0.5, 1)
+FINE_BUCKETS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60,
 )  # fmt: skip
 
@@ -36,14 +37,14 @@ class HttpMetrics:
         self._lock = threading.Lock()  # between the server's event loop and readers
         self._requests: Counter[tuple[str, str, str]] = Counter()  # by handler, method, status
         self._seconds: dict[tuple[str, str], Histogram] = {}  # by handler and method
-        self._fine = Histogram(FINE_SECONDS)
+        self._fine = Histogram(FINE_BUCKETS)
 
     def observe(self, handler: str, method: str, status: str, seconds: float) -> None:
         """Count a request that has been answered, or was given up."""
         method = method if method in METHODS else OTHER
         with self._lock:
             self._requests[handler, method, status] += 1
-            self._seconds.setdefault((handler, method), Histogram(SECONDS)).observe(seconds)
+            self._seconds.setdefault((handler, method), Histogram(BUCKETS)).observe(seconds)
             self._fine.observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
@@ -64,15 +65,10 @@ class HttpMetrics:
         with self._lock:
             for labels, count in self._requests.items():
                 counter.add_metric(labels, count)
-            for keys, histogram in self._seconds.items():
-                by_route.add_metric(keys, _buckets(histogram), histogram.sum)
-            fine.add_metric((), _buckets(self._fine), self._fine.sum)
+            for (handler, method), histogram in self._seconds.items():
+                by_route.add_metric((handler, method), histogram.prometheus_buckets(), histogram.sum)
+            fine.add_metric((), self._fine.prometheus_buckets(), self._fine.sum)
         yield from (counter, by_route, fine)
-
-
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
-    return [(bound, float(count)) for bound, count in zip(bounds, histogram.cumulative(), strict=True)]
 
 
 def http_metrics(registry: CollectorRegistry, uncounted: Collection[str]) -> Extension:
@@ -83,45 +79,51 @@ def http_metrics(registry: CollectorRegistry, uncounted: Collection[str]) -> Ext
     registry.register(metrics)
 
     def extend(app: FastAPI, _: Backend) -> None:
-        app.add_middleware(CountRequests, metrics=metrics, routes=app, uncounted=frozenset(uncounted))
+        app.add_middleware(CountRequests, metrics=metrics, server=app, uncounted=frozenset(uncounted))
 
     return extend
 
 
 class CountRequests:
-    """Middleware that tells `metrics` of each HTTP request once it is over."""
+    """Middleware that counts each HTTP request in `metrics` once the request is over."""
 
     def __init__(
-        self, app: ASGIApp, metrics: HttpMetrics, routes: FastAPI, uncounted: Collection[str]
+        self, app: ASGIApp, metrics: HttpMetrics, server: FastAPI, uncounted: Collection[str]
     ) -> None:
-        self.app, self.metrics, self.routes, self.uncounted = app, metrics, routes, uncounted
+        """`app`: the next middleware. `server`: the whole app, which has the routes, also those that are
+        added later. `uncounted`: paths whose requests are not counted.
+        """
+        self.app, self.metrics, self.server, self.uncounted = app, metrics, server, uncounted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self.uncounted:
             return await self.app(scope, receive, send)
-        start, status = time.perf_counter(), 500  # of a route that raises before it answers
+        start = time.perf_counter()
+        status = 500  # the answer's status, if the route raises before it answers
 
-        async def send_and_look(message: Message) -> None:
+        async def send_noting_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self.app(scope, receive, send_and_look)
+            await self.app(scope, receive, send_noting_status)
         finally:
             seconds = time.perf_counter() - start
             self.metrics.observe(self._handler(scope), scope["method"], f"{status // 100}xx", seconds)
 
     def _handler(self, scope: Scope) -> str:
-        """The template of the route for this request, also if the route does not take the method."""
-        partial = NO_HANDLER
-        for route in self.routes.routes:
+        """The template of the route for this request, such as /v1/models/{name}, or NO_HANDLER. A route that
+        takes the path, but not the method, counts if no other route takes both.
+        """
+        path_alone = NO_HANDLER
+        for route in self.server.routes:
             if not isinstance(route, Route):
                 continue
             match, _ = route.matches(scope)
             if match is Match.FULL:
                 return route.path
-            if match is Match.PARTIAL and partial == NO_HANDLER:
-                partial = route.path
-        return partial
+            if match is Match.PARTIAL and path_alone == NO_HANDLER:
+                path_alone = route.path
+        return path_alone

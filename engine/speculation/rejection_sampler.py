@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.decoding.sampling import NO_TOKEN, Draw, adjust, distribution, draw, uniform
+from engine.decoding.noise import uniform
+from engine.decoding.sampling import NO_TOKEN, Draw, adjust, distribution, draw
 from engine.execution.runner import Logits, Select, choose
 from engine.requests.batch import Batch
 from engine.speculation.config import MAX_DRAFTS

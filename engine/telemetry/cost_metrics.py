@@ -9,7 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from engine.telemetry.bill import PAID_KINDS, Bill, money
 from engine.telemetry.cost import CostMeter
-from engine.telemetry.metrics import ENGINE, LABEL_NAMES, EngineMetrics
+from engine.telemetry.metric_names import ENGINE, LABEL_NAMES
+from engine.telemetry.metrics import EngineMetrics
 
 KIND_TITLES = {
     "cached": "prompt tokens from the cache",

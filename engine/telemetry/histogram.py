@@ -32,6 +32,11 @@ class Histogram:
         """[bounds + 1]: how many observations are at most each bound, and, last, how many there are."""
         return list(accumulate(self.counts))
 
+    def prometheus_buckets(self) -> list[tuple[str, float]]:
+        """(upper bound, number of observations up to it) of each bucket, as Prometheus' client takes them."""
+        upper_bounds = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        return list(zip(upper_bounds, self.cumulative(), strict=True))
+
 
 def quantile(q: float, bounds: Sequence[float], cumulative: Sequence[int]) -> float | None:
     """The value that a share `q` of the observations does not exceed, estimated from a histogram.

@@ -13,7 +13,7 @@ from engine.cache.paged import PagedCache
 from engine.cache.slots import SlotCache
 from engine.requests.request import Request
 from engine.scheduling.scheduler import Scheduler
-from engine.telemetry.metrics import ENGINE
+from engine.telemetry.metric_names import ENGINE
 
 
 class CacheInfo:

@@ -5,9 +5,8 @@ all times are differences of one monotonic clock, and that no state is global: e
 registry. The engine's thread updates counters and histograms; gauges are read when the registry is read.
 Knows no HTTP: the routes are in engine/server/telemetry_routes.py.
 
-Names, labels, buckets, and the moments at which metrics are counted are those of vLLM's V1 engine. Source:
-vllm/v1/metrics/loggers.py and stats.py, https://github.com/vllm-project/vllm. A metric that vLLM does not
-have has a name that begins with `ruvon:`.
+Metrics are counted at the same moments as in vLLM's V1 engine. Source: vllm/v1/metrics/stats.py,
+https://github.com/vllm-project/vllm. Names, labels and buckets are in metric_names.py.
 """
 
 import threading
@@ -26,79 +25,17 @@ from engine.requests.listeners import Listener, StepRecord
 from engine.requests.request import Request
 from engine.telemetry.histogram import Histogram
 from engine.telemetry.history import History, Point
-
-LABEL_NAMES = ("model_name", "engine")
-ENGINE = "0"  # the value of the label `engine`: vLLM numbers its replicas; a server here has one
-
-COUNTERS = {
-    "vllm:prompt_tokens": "Prompt tokens, counted with the first output token.",
-    "vllm:generation_tokens": "Output tokens.",
-    "vllm:num_preemptions": "Running requests whose memory was taken for others.",
-    "vllm:prompt_tokens_cached": "Prompt tokens that the cache had (Part 12), counted with the first output.",
-    "vllm:prefix_cache_queries": "Prompt tokens looked up in the cache when their request first ran.",
-    "vllm:prefix_cache_hits": "Prompt tokens whose keys and values the cache had (Part 12).",
-    "ruvon:steps": "Steps of the engine.",
-    "ruvon:failed_steps": "Steps that ended with an error, so that their work was for nothing.",
-    "ruvon:step_sequences": "Requests in all steps together; divided by the steps: the batch size.",
-    "ruvon:step_tokens": "Tokens computed in all steps together, prompts and outputs.",
-}
-SUCCESS_REASONS = ("stop", "length")
-EARLY_REASONS = ("abort", "error", "reject")  # vLLM leaves such requests out of its request metrics
-# vLLM's reasons, in vllm:request_success from the start. Nothing here ends for repetition.
-FINISHED_REASONS = (*SUCCESS_REASONS, "abort", "error", "repetition")
-
-# The upper bounds of the histograms' buckets, in seconds; those of TOKENS_PER_STEP in tokens.
-FIRST_TOKEN = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
-    640, 2560,
-)  # fmt: skip
-BETWEEN_TOKENS = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
-)  # fmt: skip
-LATENCY = (
-    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
-)  # fmt: skip
-TOKENS_PER_STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
-STEP = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # not from vLLM
-
-TTFT, TPOT = "vllm:time_to_first_token_seconds", "vllm:request_time_per_output_token_seconds"
-
-
-def one_two_five(maximum: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50, … up to `maximum`: vLLM's bucket bounds for counts up to the model's length."""
-    bounds, power = [], 1
-    while power <= maximum:
-        bounds += [factor * power for factor in (1, 2, 5) if factor * power <= maximum]
-        power *= 10
-    return tuple(bounds)
-
-
-def histograms(max_model_len: int) -> dict[str, tuple[str, tuple[float, ...]]]:
-    """name -> (documentation, upper bounds of the buckets). `max_model_len` is in tokens."""
-    lengths = one_two_five(max_model_len)
-    return {
-        "vllm:iteration_tokens_total": (
-            "Output tokens of a step, and prompts whose first output token is among them.",
-            TOKENS_PER_STEP,
-        ),
-        TTFT: ("Seconds from arrival to the first output token.", FIRST_TOKEN),
-        "vllm:inter_token_latency_seconds": ("Seconds between a request's output tokens.", BETWEEN_TOKENS),
-        TPOT: ("Mean seconds between a finished request's output tokens.", BETWEEN_TOKENS),
-        "vllm:e2e_request_latency_seconds": ("Seconds from arrival to the last output token.", LATENCY),
-        "vllm:request_queue_time_seconds": ("Seconds from arrival to the request's first step.", LATENCY),
-        "vllm:request_prefill_time_seconds": ("Seconds from first step to first output token.", LATENCY),
-        "vllm:request_decode_time_seconds": ("Seconds from the first output token to the last.", LATENCY),
-        "vllm:request_inference_time_seconds": ("Seconds from first step to last output token.", LATENCY),
-        "vllm:request_prompt_tokens": ("Prompt tokens of a finished request.", lengths),
-        "vllm:request_generation_tokens": ("Output tokens of a finished request.", lengths),
-        "vllm:request_max_num_generation_tokens": ("Output tokens of the longest of n samples.", lengths),
-        "vllm:request_params_max_tokens": ("Most output tokens that a finished request could have.", lengths),
-        "vllm:request_params_n": ("n of a request, once for all its samples.", (1, 2, 5, 10, 20)),
-        "vllm:request_prefill_kv_computed_tokens": ("Prompt tokens that the cache did not have.", lengths),
-        "vllm:request_num_preemptions": ("How often a finished request was preempted.", PREEMPTIONS),
-        "ruvon:step_seconds": ("Seconds that a step took.", STEP),
-    }
+from engine.telemetry.metric_names import (
+    COUNTERS,
+    EARLY_REASONS,
+    ENGINE,
+    FINISHED_REASONS,
+    LABEL_NAMES,
+    SUCCESS_REASONS,
+    TPOT,
+    TTFT,
+    histograms,
+)
 
 
 @dataclass(frozen=True)
@@ -324,7 +261,7 @@ class EngineMetrics(Listener):
             counters = dict(self.counters)
             succeeded, ended_early = dict(self.succeeded), dict(self.ended_early)
             from_executor = dict(self.from_executor)
-            observed = {name: (h.bounds, h.cumulative(), h.sum) for name, h in self.histograms.items()}
+            observed = {name: (h.prometheus_buckets(), h.sum) for name, h in self.histograms.items()}
         label_values = (self.model_name, ENGINE)
         for name, count in counters.items():
             counter = CounterMetricFamily(name, COUNTERS[name], labels=LABEL_NAMES)
@@ -344,11 +281,10 @@ class EngineMetrics(Listener):
             for label_value, amount in amounts.items():
                 counter.add_metric((*label_values, label_value), amount)
             yield counter
-        for name, (bounds, cumulative, total) in observed.items():
+        for name, (buckets, total) in observed.items():
             documentation, _ = self._histogram_specs[name]
             histogram = HistogramMetricFamily(name, documentation, labels=LABEL_NAMES)
-            upper_bounds = [*(str(float(bound)) for bound in bounds), "+Inf"]
-            histogram.add_metric(label_values, list(zip(upper_bounds, cumulative, strict=True)), total)
+            histogram.add_metric(label_values, buckets, total)
             yield histogram
         for name, documentation, value in self._gauges():
             gauge = GaugeMetricFamily(name, documentation, labels=LABEL_NAMES)

@@ -11,7 +11,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from engine.machine.host_memory import host_memory
 from engine.parallel.launch import Workers
-from engine.telemetry.metrics import ENGINE, LABEL_NAMES, EngineMetrics
+from engine.telemetry.metric_names import ENGINE, LABEL_NAMES
+from engine.telemetry.metrics import EngineMetrics
 
 COLOUR = "#4c8dd6"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

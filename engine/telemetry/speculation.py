@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from engine.speculation.capability import Tally
-from engine.telemetry.metrics import ENGINE, LABEL_NAMES
+from engine.telemetry.metric_names import ENGINE, LABEL_NAMES
 
 
 class SpeculationMetrics:

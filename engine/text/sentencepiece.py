@@ -59,7 +59,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._byte_to_id = byte_token_ids(vocab, [f"<0x{byte:02X}>" for byte in range(256)])
         self._merges = merge_table(vocab, merges)
         spellings = vocab | {token.content: token.id for token in self.added.values()}
-        self.id_to_bytes = {id: _spelled(token) for token, id in spellings.items()}
+        self.id_to_bytes = {id: _bytes_of(token) for token, id in spellings.items()}
         self._max_token_bytes = max(len(token.encode()) for token in spellings)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
@@ -108,7 +108,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self.merge(ids)
 
 
-def _spelled(token: str) -> bytes:
+def _bytes_of(token: str) -> bytes:
     """The bytes that a token stands for: one byte for "<0xE2>", else its characters with spaces for "▁"."""
     byte = BYTE.fullmatch(token)
     return bytes.fromhex(byte[1]) if byte else token.replace(SPACE, " ").encode()
@@ -132,7 +132,7 @@ def from_tokenizer_json(raw: dict) -> dict[str, Any]:
         "added_tokens": added,
         "prepend": prepend,
         "split": split,
-        "strip": _strips(raw.get("decoder")),
+        "strip": _strips_first_space(raw.get("decoder")),
         "ignore_merges": model.get("ignore_merges", False),
         "affixes": affixes(raw.get("post_processor")),
     }
@@ -163,7 +163,7 @@ def _spaces(normalizer: dict | None, pre_tokenizer: dict | None) -> tuple[Prepen
     )
 
 
-def _strips(decoder: dict | None) -> bool:
+def _strips_first_space(decoder: dict | None) -> bool:
     """Whether the decoder removes the first space of a text. Raises ValueError for any other decoder."""
     steps = steps_of(decoder, "decoders")
     replace = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}

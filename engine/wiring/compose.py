@@ -68,7 +68,7 @@ def _compose(devices: Devices, recording: Recording | None, listeners: Sequence[
             slots.on_assign.append(lambda slot, adapter: recording.adapter(slot, adapter.folder))
     # 2. The scheduler, with a plan of the model's memory for keys and values.
     scheduler = ElasticScheduler(
-        plan_of(args, devices.memory),
+        plan_of(args, devices.memory, None if devices.draft_config else devices.config.window),
         sizes.max_num_seqs,
         sizes.max_num_batched_tokens,
         adapter_slots=slots,

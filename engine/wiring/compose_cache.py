@@ -111,14 +111,16 @@ def make_memory(
     return _allocate(make, args, available)
 
 
-def plan_of(args: EngineArgs, memory: Memory) -> KVCacheManager:
+def plan_of(args: EngineArgs, memory: Memory, window: int | None = None) -> KVCacheManager:
     """A new plan for this memory, in which all blocks or slots are free. The plan records which blocks, or
-    which slot, each request has.
+    which slot, each request has. `window`: no layer sees more than this many last tokens.
     """
     if isinstance(memory, SlotMemory):
         return memory.plan()
     return memory.plan(
-        enable_prefix_caching=args.enable_prefix_caching is not False, preemption_mode=args.preemption_mode
+        enable_prefix_caching=args.enable_prefix_caching is not False,
+        preemption_mode=args.preemption_mode,
+        window=window,
     )
 
 

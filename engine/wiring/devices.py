@@ -26,7 +26,7 @@ from engine.lora.adapter import Adapter
 from engine.lora.slots import AdapterSlots
 from engine.machine.huge_pages import huge_pages
 from engine.models.checkpoint import CheckpointError, resolve
-from engine.models.config import ModelConfig
+from engine.models.config import AUTO, OURS, ModelConfig
 from engine.models.language_model import LanguageModel
 from engine.models.loader import Sharding, load_model
 from engine.quantization.checkpoint import restore
@@ -47,6 +47,7 @@ class Rank(Protocol):
 
     sharding: Sharding
     num_on_host: int  # ranks that share the memory of this process's device
+    chooses: bool  # whether this rank chooses tokens, and so has the output layer
 
     def shard_adapter(self, adapter: Adapter) -> Adapter:
         """This rank's part of an adapter."""
@@ -56,6 +57,9 @@ class Rank(Protocol):
 
     def join(self, model: LanguageModel) -> LanguageModel:
         """Put the sums over ranks into this rank's part of a model, in place; returns the model."""
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Replace x by the sum over the ranks, and return x: for kernels in place of the model's layers."""
 
     def smallest(self, number: int) -> int:
         """The smallest of the ranks' numbers. All ranks ask."""
@@ -110,7 +114,9 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
         shard_adapter = rank.shard_adapter if rank else None
         slots = AdapterSlots(args.max_loras, args.max_lora_rank, sizes.max_num_batched_tokens, shard_adapter)
     # 2. The model, and the draft model if there is one.
-    model = _load(args, sizes, args.model, args.dtype, args.quantization, slots, rank)
+    model = _load(args, sizes, args.model, args.dtype, args.quantization, slots, rank, args.model_impl)
+    if model.config.model_impl != OURS:  # library code may wait for the device, which no graph can hold
+        args = replace(args, enforce_eager=True)
     max_positions = model.config.max_positions
     sizes = replace(sizes, max_model_len=sizes.max_model_len or max_positions)
     if sizes.max_model_len > max_positions:
@@ -130,7 +136,7 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
     # 4. The model's runner, with the functions that adapters, log probabilities and speculation add.
     max_new_tokens = speculative.num_speculative_tokens + 1 if speculative else 1
     in_flight = 2 if args.async_scheduling else 1
-    runner = _runner(args, model, memory, sizes, max_new_tokens, in_flight)
+    runner = _runner(args, model, memory, sizes, max_new_tokens, in_flight, rank)
     runner.scores = [*logprobs_of(tokenizer, model.logits)]
     if slots:
         runner.before.append(slots.prepare)
@@ -138,7 +144,9 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
     if speculative:
         runner.select = RejectionSampler(draft_probs, runner.select)
     executor: Executor = rank.executor(runner, slots) if rank else runner
-    config = ModelConfig.from_pretrained(args.model) if rank else model.config  # of the whole model
+    config = model.config  # of the whole model
+    if rank:
+        config = ModelConfig.from_pretrained(args.model, args.model_impl)
     if draft is None:
         return Devices(args, tokenizer, config, sizes, memory, runner, executor, slots, speculative)
     # 5. The draft model's runner. In a pass the draft model reads the tokens since its last pass: two tokens
@@ -236,6 +244,7 @@ def _load(
     quantization: str | None = None,
     slots: AdapterSlots | None = None,
     rank: Rank | None = None,
+    model_impl: str = AUTO,
 ) -> LanguageModel:
     """The model, ready to run. On a CPU its weights lie on huge pages. Raises CheckpointError or ValueError
     as `load_devices` does.
@@ -252,6 +261,7 @@ def _load(
             transform=transform,
             restore_quantized=restore,
             sharding=rank.sharding if rank else None,
+            model_impl=model_impl,
         )
 
 
@@ -306,15 +316,19 @@ def _runner(
     sizes: Sizes,
     max_new_tokens: int,
     in_flight: int,
+    rank: Rank | None = None,
 ) -> ModelRunner:
     """A runner for one model.
 
     `max_new_tokens` is the most tokens that a sequence has in a step once its prompt is computed.
     `in_flight` is the number of steps that may be submitted before the first one's result is read.
+    `rank`: None if the model is whole. All ranks record the same graphs, in the same order.
     """
+    if model.config.attention_extras:
+        return wiring_of("C").runner(args, model, memory, sizes, max_new_tokens, in_flight)
     device = next(model.parameters()).device
     last_tokens = LastTokens(sizes.max_num_seqs, device)
-    if not (_runs_graphs(args) and isinstance(memory, PageMemory)):
+    if not (runs_graphs(args) and isinstance(memory, PageMemory)):
         if in_flight == 1:  # the host knows every token of a step before it submits the step
             return ModelRunner([EagerWay(model, memory)], memory)
         return ModelRunner(
@@ -327,10 +341,13 @@ def _runner(
     from engine.kernels.verify_attend import MOST_NEW
 
     V, max_seqs = model.config.vocab_size, sizes.max_num_seqs
+    sum_parts = rank.sum if rank else None
+    if rank and not rank.chooses:
+        V = 0
     max_blocks = -(-sizes.max_model_len // memory.block_size)  # of the longest sequence, rounded up
 
     def graphs(make_steps: Callable, max_rows: int) -> DecodeGraphs:
-        step = make_steps(model, memory, max_rows)
+        step = make_steps(model, memory, max_rows, sum_parts)
         return DecodeGraphs(
             step, last_tokens, V, max_rows, max_blocks, device.type == "cuda", max(2, in_flight)
         )
@@ -340,10 +357,10 @@ def _runner(
     if max_new_tokens > 1:
         max_rows = num_rows(max_seqs, max_new_tokens, sizes.max_num_batched_tokens)
         ways.append(GraphWay(graphs(verifying_steps, max_rows), V, max_new=MOST_NEW))
-    ways.append(EagerWay(model, memory, prompt_forward(model), last_tokens.upload))
+    ways.append(EagerWay(model, memory, prompt_forward(model, sum_parts), last_tokens.upload))
     return ModelRunner(ways, memory, last_tokens=last_tokens)
 
 
-def _runs_graphs(args: EngineArgs) -> bool:
+def runs_graphs(args: EngineArgs) -> bool:
     """Whether steps of few rows run as CUDA graphs. Graphs need the Triton kernels, which read pages."""
     return args.attention == "triton" and args.kv_cache == "paged" and not args.enforce_eager

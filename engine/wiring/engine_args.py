@@ -94,6 +94,12 @@ class EngineArgs:
         "auto, safetensors, pt, or dummy: random weights (qwen3-0.6b and others as well).",
         completions=("auto", "safetensors", "pt", "dummy"),
     )
+    model_impl: Literal["auto", "ruvon", "transformers"] = _option(
+        "auto",
+        MODEL,
+        "whose code computes the model: auto is ruvon's where it has a file, else Hugging Face's, eager.",
+        extension="C",
+    )
     quantization: Literal["int8", "int4", "int8_dynamic"] | None = _option(
         None, MODEL, "weights as whole numbers; int8_dynamic: activations, too; default: as the model is."
     )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from engine.core.llm_engine import Capability, Prepare
 
-EXTENSIONS = {"A": "many_devices", "B": "structured_output"}  # letter -> slug, as in its part.toml
+# letter -> slug, as in its part.toml
+EXTENSIONS = {"A": "many_devices", "B": "structured_output", "C": "any_model"}
 BRING_CAPABILITIES = ("B",)  # their module has `brought(devices)`, which returns what an engine gets of them
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from engine.models.checkpoint import embedded_models
-from engine.models.config import ModelConfig
+from engine.models.config import AUTO, OURS, ModelConfig
 
 SMALL_HIDDEN_SIZE = 512  # up to this hidden size, a model runs faster on one thread than on two
 
@@ -34,13 +34,19 @@ def loading(model: str | Path) -> Iterator[None]:
         yield
 
 
-def one_thread_if_small(model: str | Path) -> None:
+def one_thread_if_small(model: str | Path, model_impl: str = AUTO) -> None:
     """Make PyTorch compute on one thread if the model's hidden size is at most SMALL_HIDDEN_SIZE. The
     benchmarks part03_kv_cache and one_request show that such a model is slower on two threads.
 
     Raises CheckpointError if the model cannot be found.
     """
-    if ModelConfig.from_pretrained(model).hidden_size <= SMALL_HIDDEN_SIZE:
+    if ModelConfig.from_pretrained(model, model_impl).hidden_size <= SMALL_HIDDEN_SIZE:
         import torch  # imported here, so that an error in the model's name comes before this slow import
 
         torch.set_num_threads(1)
+
+
+def implementation(config: ModelConfig) -> str:
+    """Whose code computes this model, such as "mixtral by transformers, without CUDA graphs"."""
+    how = ", without CUDA graphs" if config.model_impl != OURS else ""
+    return f"{config.model_type} by {config.model_impl}{how}"

@@ -14,7 +14,7 @@ import torch
 from engine.core.llm_engine import LLMEngine
 from engine.execution.recording import RecordedExecutor
 from engine.models.checkpoint import CheckpointError
-from engine.models.config import ModelConfig
+from engine.models.config import OURS, ModelConfig, architectures
 from engine.models.loader import CODES
 from engine.parallel.executor import LeadingExecutor
 from engine.parallel.group import Group
@@ -22,6 +22,7 @@ from engine.parallel.launch import RankLost, Workers
 from engine.parallel.rank import Rank
 from engine.parallel.shards import divide
 from engine.quantization.quantize import QuantizationConfig
+from engine.speculation.config import SpeculativeConfig
 from engine.wiring.devices import Devices, load_one_device, options_of, with_defaults
 from engine.wiring.engine_args import EngineArgs
 
@@ -43,8 +44,9 @@ def load_devices(args: EngineArgs) -> Devices:
 
     def options(rank: int) -> Mapping[str, Any]:
         """What a rank's process is told (engine/wiring/rank.py)."""
-        # Only rank 0 runs a draft model, and writes the recording.
-        rank_args = replace(args, device=places[rank], speculative_config=None, record=None)
+        # Only rank 0 writes the recording.
+        drafts = _without_proposer(args)
+        rank_args = replace(args, device=places[rank], speculative_config=drafts, record=None)
         return {"threads": threads, "backend": backend, "args": options_of(rank_args)}
 
     try:
@@ -70,6 +72,16 @@ def load_devices(args: EngineArgs) -> Devices:
     return replace(devices, args=replace(devices.args, device=torch.device(places[0]).type))
 
 
+def _without_proposer(args: EngineArgs) -> dict[str, Any] | None:
+    """The options of speculation for ranks 1 and up: they verify as many drafts as rank 0, and so have the
+    same graphs, but only rank 0 proposes, and has a draft model.
+    """
+    if args.speculative_config is None:
+        return None
+    most = SpeculativeConfig.from_dict(args.speculative_config).num_speculative_tokens
+    return {"method": "ngram", "num_speculative_tokens": most}
+
+
 def show_ranks(engine: LLMEngine, metrics: "EngineMetrics") -> None:
     """Add the metrics of each rank to `metrics`. `engine` runs on several ranks."""
     from engine.telemetry.ranks import RankMetrics  # here: prometheus_client is optional
@@ -85,7 +97,12 @@ def _refuse_indivisible(args: EngineArgs) -> None:
     """Raise CheckpointError or ValueError, naming the field, if the model cannot be divided as `args` say."""
     size = args.tensor_parallel_size
     option = f"tensor_parallel_size={size}"
-    config = ModelConfig.from_pretrained(args.model)
+    config = ModelConfig.from_pretrained(args.model, args.model_impl)
+    if config.model_impl != OURS:
+        raise ValueError(
+            f"{option}: {config.model_type} is computed by {config.model_impl}, on one device only; "
+            f"{', '.join(architectures())} are divided"
+        )
     part = divide(config, size)
     if CODES in config.raw:
         raise CheckpointError(
@@ -109,7 +126,7 @@ def _refuse_indivisible(args: EngineArgs) -> None:
 
 def _devices(args: EngineArgs) -> list[str]:
     """The device of each rank, such as ["cuda:0", "cuda:1"]. Raises ValueError if there are too few GPUs, if
-    `device` names one GPU, if CUDA graphs are on, or if the system is not POSIX.
+    `device` names one GPU, or if the system is not POSIX.
     """
     size = args.tensor_parallel_size
     option = f"tensor_parallel_size={size}"
@@ -122,6 +139,4 @@ def _devices(args: EngineArgs) -> list[str]:
         raise ValueError(f"device={device!r} names one GPU; with {option} cuda is accepted: the first {size}")
     if num_gpus < size:
         raise ValueError(f"{option}: there are {num_gpus} GPUs here, and each rank needs one")
-    if not args.enforce_eager:
-        raise ValueError(f"{option} runs without CUDA graphs: enforce_eager=True is accepted")
     return [f"cuda:{rank}" for rank in range(size)]

@@ -29,7 +29,6 @@ NEUTRAL = {
     "distributed_executor_backend": Neutral((None,), "ranks are always processes of this engine"),
     "disable_custom_all_reduce": Neutral((False, True), "sums over ranks are those of torch.distributed"),
     "trust_remote_code": Neutral((False,), "no code of a model's is run here"),
-    "model_impl": Neutral(("auto",), "the models are those of engine/models"),
     "runner": Neutral(("auto", "generate"), "models here generate text"),
     "convert": Neutral(("auto", "none"), "models here generate text"),
     "task": Neutral(("auto", "generate", None), "models here generate text"),

@@ -32,7 +32,8 @@ from engine.server.app import create_app  # noqa: E402
 from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes  # noqa: E402
 from engine.telemetry.histogram import quantile  # noqa: E402
 from engine.telemetry.history import percentile  # noqa: E402
-from engine.telemetry.metrics import TTFT, EngineMetrics  # noqa: E402
+from engine.telemetry.metric_names import TTFT  # noqa: E402
+from engine.telemetry.metrics import EngineMetrics  # noqa: E402
 from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import HOST, asked_to_serve, served, title, yes  # noqa: E402
 

@@ -25,6 +25,8 @@ from engine.models.config import ModelConfig, architecture  # noqa: E402
 from engine.models.known_shapes import SHAPES, known_shapes  # noqa: E402
 from engine.models.loader import load_model  # noqa: E402
 from engine.models.rope import rope_from, rotate  # noqa: E402
+from engine.speculation.capability import Speculation  # noqa: E402
+from engine.speculation.measuring import ALWAYS_DRAFT  # noqa: E402
 from engine.text.tokenizer import Tokenizer  # noqa: E402
 from parts.stage import title, yes  # noqa: E402
 from tools.compare_models import compare  # noqa: E402
@@ -43,7 +45,14 @@ SETTINGS = {
     "prompts in chunks of 8": {"block_size": 4, "max_num_batched_tokens": 8, "enable_prefix_caching": False},
     "beginnings computed once": {"block_size": 4, "max_num_batched_tokens": 32},
     "with n-grams as drafts": {"speculative_config": NGRAM},
-    "with a twin's drafts": {"speculative_config": {"model": DRAFT, "num_speculative_tokens": 4}},
+    # A twin takes as long as the model itself, so it would never propose if its times were measured.
+    "with a twin's drafts": {
+        "speculative_config": {
+            "model": DRAFT,
+            "num_speculative_tokens": 4,
+            "step_times": ALWAYS_DRAFT.as_dict(),
+        }
+    },
 }
 
 
@@ -119,7 +128,7 @@ def under(console: Console, family: str, folder: Path) -> dict[str, bool]:
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
         same[name] = [output.outputs[0].token_ids for output in outputs] == alone
         known = sum(output.num_cached_tokens or 0 for output in outputs)
-        tallies = [capability.tally for capability in llm.engine.capabilities]  # who proposes is the only one
+        tallies = [each.tally for each in llm.engine.capabilities if isinstance(each, Speculation)]
         drafts = "".join(f"{tally.accepted} of {tally.proposed}" for tally in tallies)
         table.add_row(name, f"{known}" if known else "", drafts, f"[bold]{yes(same[name])}[/]")
     console.print(table)

@@ -13,7 +13,7 @@ import pytest
 from fastapi import Request
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
-from engine.server import app as server_app
+from engine.server import completion_answer
 from engine.server.app import create_app
 from engine.server.gates import LOOP_TURNS, BodyLimit
 from engine.server.limits import LARGE_BODY_BYTES, MAX_BYTES_AHEAD, MAX_CHUNKS
@@ -161,7 +161,7 @@ def test_between_two_large_bodies_others_have_their_turn():
 @pytest.mark.parametrize(("seconds", "least"), [(-1.0, LOOP_TURNS), (DEADLINE, 0)])
 def test_between_long_pieces_of_a_stream_others_have_their_turn(monkeypatch, seconds, least):
     """An echo with log probabilities, n=128 times, as a stream: others waited for seconds."""
-    monkeypatch.setattr(server_app, "TURN_SECONDS", seconds)
+    monkeypatch.setattr(completion_answer, "TURN_SECONDS", seconds)
     rounds, came = 0, []
 
     async def outputs():
@@ -177,7 +177,7 @@ def test_between_long_pieces_of_a_stream_others_have_their_turn(monkeypatch, sec
     async def run():
         counting = asyncio.create_task(count())
         body = CompletionRequest(**ASK, n=4, stream=True)
-        async for _ in server_app._chunks({}, [outputs()], [BEGUN], 4, body, Completions()):
+        async for _ in completion_answer.stream_chunks({}, [outputs()], [BEGUN], 4, body, Completions()):
             came.append(rounds)
         counting.cancel()
 

@@ -12,7 +12,8 @@ import pytest
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import ParameterError
 from engine.server import sse
-from engine.server.app import _chunks, _unsent, create_app
+from engine.server.app import create_app
+from engine.server.completion_answer import _unsent, stream_chunks
 from engine.server.errors import RequestError
 from engine.server.protocol import CompletionRequest, Completions
 from tests.part04.serving import (
@@ -259,7 +260,7 @@ def test_a_stream_is_read_no_faster_than_its_client_reads():
             yield RequestOutput("r", "go", [7], [sample], finished=False)
 
     async def run():
-        chunks = _chunks({}, [outputs()], [BEGUN], 1, CompletionRequest(**ASK), Completions())
+        chunks = stream_chunks({}, [outputs()], [BEGUN], 1, CompletionRequest(**ASK), Completions())
         await anext(chunks)
         for _ in range(10):
             await asyncio.sleep(0)
@@ -283,7 +284,7 @@ def test_when_the_chunks_are_closed_nobody_reads_the_streams_any_more():
             over.append(True)
 
     async def run():
-        chunks = _chunks({}, [outputs()], [BEGUN], 1, CompletionRequest(**ASK), Completions())
+        chunks = stream_chunks({}, [outputs()], [BEGUN], 1, CompletionRequest(**ASK), Completions())
         await anext(chunks)
         await asyncio.sleep(0)
         await chunks.aclose()

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.decoding.sampling import CACHE_NUMBERS, draw, exponential_noise, uniform
+from engine.decoding.noise import CACHE_NUMBERS, exponential_noise, uniform
+from engine.decoding.sampling import draw
 from tests.part05 import reference
 from tests.part05.dice import CRITICAL, N, chi_squared
 
@@ -81,7 +82,7 @@ def test_the_smallest_and_the_largest_hash_give_noise_that_is_finite_and_above_z
     """Noise 0 would be a division by zero: a token of probability 0 would be drawn."""
     exponential_noise([0], [0], 2, CPU)  # the ids' hashes are remembered
     ends = np.array([[-(2**31), 2**31 - 1]], dtype=np.int32)
-    monkeypatch.setattr("engine.decoding.sampling._hash32", lambda *_: ends)
+    monkeypatch.setattr("engine.decoding.noise._hash32", lambda *_: ends)
     least, most = exponential_noise([0], [0], 2, CPU)[0].tolist()[::-1]
     assert 0 < least < 1e-9
     assert 20 < most < 30
@@ -89,7 +90,7 @@ def test_the_smallest_and_the_largest_hash_give_noise_that_is_finite_and_above_z
 
 @pytest.mark.parametrize("shift", [0, 32], ids=["low", "high"])
 def test_either_half_of_a_key_decides(monkeypatch, shift):
-    monkeypatch.setattr("engine.decoding.sampling._key", lambda seed, position: seed << shift)
+    monkeypatch.setattr("engine.decoding.noise._key", lambda seed, position: seed << shift)
     first, second = exponential_noise([1, 2], [0, 0], 100, CPU)
     assert not first.isclose(second).any()
 

@@ -139,6 +139,13 @@ def test_stopping_does_not_wait_for_a_step_that_hangs_and_its_reader_is_told(
     assert last.outputs[0].token_ids == told_alone("hello", GREEDY).token_ids
 
 
+def test_a_call_that_was_answered_is_not_there_any_more_when_the_engine_ends(engine):
+    assert asyncio.run(engine.between_steps(lambda: "done")) == "done"
+    assert not engine._between_steps, "nobody waits for it: the end has nothing to tell"
+    engine.stop()
+    assert not engine._thread or not engine._thread.is_alive()
+
+
 def test_who_waits_for_a_turn_between_two_steps_is_told_of_the_end(engine, gate, monkeypatch, caplog):
     monkeypatch.setattr("engine.core.engine_thread.STOP_SECONDS", 0.1)
 

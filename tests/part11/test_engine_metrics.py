@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.decoding.params import ParameterError, SamplingParams
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.telemetry.metrics import EngineMetrics, one_two_five
+from engine.telemetry.metric_names import one_two_five
+from engine.telemetry.metrics import EngineMetrics
 from tests.part06.fakes import BlockCache, FakeForward, Recorder, run_to_end
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

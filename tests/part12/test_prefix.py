@@ -83,6 +83,14 @@ def test_what_is_forgotten_is_not_found_and_what_comes_behind_it_neither(cache):
     assert len(cache) == 2
 
 
+def test_what_a_draft_model_computed_is_forgotten_with_its_block(cache):
+    cache.mark_draft_computed([7, 8, 9])
+    assert cache.num_draft_computed([7, 8, 9]) == 3
+    cache.forget(8)
+    remember(cache, [1, 2, 30, 40], [7, 8])
+    assert cache.num_draft_computed([7, 8]) == 1, "block 8 has other tokens, which no draft model has read"
+
+
 def test_a_block_whose_beginning_was_computed_anew_is_found_again(cache):
     """Block 8 is lost; block 9, behind it, is still there when another block takes 8's place."""
     cache.forget(8)

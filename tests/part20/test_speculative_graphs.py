@@ -44,7 +44,7 @@ def test_speculation_in_graphs_changes_no_token(family, tmp_path, monkeypatch):
         "step_times": ALWAYS_DRAFT,
     }
     llm = LLM(save(theirs, tmp_path / "target", tokenizer=True), speculative_config=config, **OPTIONS)
-    (speculation,) = llm.engine.capabilities
+    speculation, *_ = llm.engine.capabilities
     for runner in (llm.engine.executor, speculation.proposer.runner):
         plain, drafts, _ = runner.ways
         assert isinstance(plain, GraphWay)

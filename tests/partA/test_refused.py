@@ -72,9 +72,6 @@ def test_fewer_gpus_than_ranks(monkeypatch):
         ValueError, match="tensor_parallel_size=2: there are 1 GPUs here, and each rank needs one"
     ):
         LLM("storyteller", tensor_parallel_size=2, device="cuda")
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    with pytest.raises(ValueError, match="without CUDA graphs: enforce_eager=True"):
-        LLM("storyteller", tensor_parallel_size=2, device="cuda")
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "two"])

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine import LLM
-from engine.cli import bench, bench_serve
+from engine.cli import bench, bench_report, bench_serve
 from engine.load.client import RequestRecord
 from engine.load.report import Limits, figures
 from engine.server.app import create_app
@@ -129,7 +129,7 @@ def test_known_times_in_known_numbers_out():
     records.append(RequestRecord(0.0, 0.0, "ok", 0.2, 0.2, 2.0, prompt_tokens=10, tokens=1))
     records.append(RequestRecord(0.0, 0.0, "broken off", end=8.0, prompt_tokens=10, tokens=3))
     measured = figures(records, 0.0, [], Limits(ttft=0.2), [50, 99])
-    found = bench_serve.in_vllms_names(measured, ["ttft", "tpot", "itl"], [99])
+    found = bench_report.in_vllms_names(measured, ["ttft", "tpot", "itl"], [99])
     assert (found["completed"], found["failed"]) == (4, 1)
     assert found["outcomes"] == {"broken off": 1, "ok": 4}
     assert found["mean_ttft_ms"] == found["median_ttft_ms"] == pytest.approx(200)
@@ -141,7 +141,7 @@ def test_known_times_in_known_numbers_out():
     assert found["std_tpot_ms"] == pytest.approx(0, abs=1e-6)
     found |= {"max_concurrency": None, "request_rate": "inf"}
     found |= {"max_output_tokens_per_s": 9.0, "max_concurrent_requests": 4}
-    shown = bench_serve.lines(found, ["ttft"], [99])
+    shown = bench_report.lines(found, ["ttft"], [99])
     assert all(len(line) >= 50 for line in shown if line[0] in "=-")
     assert "Not answered: broken off: 1" in shown
     assert f"{'Output token throughput (tok/s):':<40} {2.0:<10.2f}" in shown
@@ -193,10 +193,10 @@ def test_peaks_are_counted_as_vllm_counts_them():
         answered(11.5, 11.625),  # at 1.125, where it ends
         RequestRecord(10.0, 10.0, "broken off", 10.1, 12.0, 12.0, gaps=[0.001] * 50),
     ]
-    assert bench_serve.peaks(records) == (6.0, 3)
-    assert bench_serve.peaks(records[-1:]) == (0.0, 0)
+    assert bench_report.peaks(records) == (6.0, 3)
+    assert bench_report.peaks(records[-1:]) == (0.0, 0)
     without_text = RequestRecord(1.0, 1.0, "ok", end=2.0)
-    assert bench_serve.peaks([without_text]) == (0.0, 1)
+    assert bench_report.peaks([without_text]) == (0.0, 1)
 
 
 def test_the_result_has_vllms_keys_and_lines(capsys, tmp_path):

@@ -70,7 +70,7 @@ def run():
     engine = build_engine(replace(ARGS, kv_cache_memory_bytes=22 * per_block))
     log: list = []
     engine.executor = Noted(engine.executor, "model", log)
-    (speculation,) = engine.capabilities
+    speculation, *_ = engine.capabilities
     speculation.proposer.runner = Noted(speculation.proposer.runner, "draft", log)
     for name, folder in ADAPTERS.items():
         engine.adapters.load(name, read_adapter(folder, engine.config))

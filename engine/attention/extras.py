@@ -1,0 +1,131 @@
+"""What some models' layers want of attention beside q, k and v: a window, a soft cap, sinks, another scale.
+
+They travel with the call, since they differ from layer to layer: `attend_with(attend, layer, q, k, v,
+extras)`. An `attend` that has them is an `ExtrasAttend`; any other refuses them by name. Promises the formula
+of `dense.py` if nothing is set. Does not know where keys and values are stored: `extras_paged.py` reads them
+in pages. Extension C.
+Sources: windows: Jiang et al. 2023, https://arxiv.org/abs/2310.06825; soft caps: Gemma Team 2024,
+https://arxiv.org/abs/2408.00118; sinks: OpenAI 2025, https://arxiv.org/abs/2508.10925.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from engine.attention.interface import Attend
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionExtras:
+    """What one layer wants. A field that is None changes nothing. Raises ValueError for a number that means
+    nothing.
+    """
+
+    scale: float | None = None  # the factor of q·k; None is 1/√Dh
+    window: int | None = None  # a query sees the last `window` keys, its own among them
+    softcap: float | None = None  # a score s becomes softcap · tanh(s / softcap), before the mask
+    sinks: Tensor | None = None  # [Hq]: by query head, the score of a key more, whose value is 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("scale", "a number above 0"), ("softcap", "a number above 0")):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value!r}: {least} is accepted")
+        if self.window is not None and not (type(self.window) is int and self.window > 0):
+            raise ValueError(f"window={self.window!r}: a whole number from 1 on is accepted")
+
+    def names(self) -> list[str]:
+        """The fields that are set, in the order of the class."""
+        return [spec.name for spec in fields(self) if getattr(self, spec.name) is not None]
+
+
+PLAIN = AttentionExtras()
+
+
+class ExtrasAttend:
+    """An `Attend` (interface.py) that also takes extras, as a fifth argument."""
+
+    def __init__(self, attend: Callable[[int, Tensor, Tensor, Tensor, AttentionExtras], Tensor]) -> None:
+        self._attend = attend
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras = PLAIN
+    ) -> Tensor:
+        """q[T, Hq, Dh], k[T, Hkv, Dh], v[T, Hkv, Dh] -> [T, Hq, Dh]."""
+        return self._attend(layer, q, k, v, extras)
+
+
+def attend_with(
+    attend: Attend, layer: int, q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras | None
+) -> Tensor:
+    """`attend(layer, q, k, v)` with the layer's extras. q[T, Hq, Dh], k and v[T, Hkv, Dh] -> [T, Hq, Dh].
+
+    Raises ValueError, which names the fields, if `attend` has no extras and `extras` sets some.
+    """
+    if isinstance(attend, ExtrasAttend):
+        return attend(layer, q, k, v, extras or PLAIN)
+    if extras is not None and (names := extras.names()):
+        raise ValueError(
+            f"layer {layer} wants {', '.join(names)}, and the attention that was handed in does not have it; "
+            "`causal` of engine.attention.extras does, and so do pages (engine.cache.extras)"
+        )
+    return attend(layer, q, k, v)
+
+
+def visible(query: Tensor, key: Tensor, window: int | None) -> Tensor:
+    """Whether a query sees a key, from the positions of both, whose shapes are broadcast.
+
+    query[Tq, 1], key[Tk] -> [Tq, Tk]. No query sees a later key. With a window, it sees the last `window`
+    keys, its own among them: with 3, position 5 sees 3, 4 and 5.
+    """
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)
+
+
+def first_visible(position: int, window: int | None) -> int:
+    """The first position that a query at `position` sees."""
+    return 0 if window is None else max(0, position - window + 1)
+
+
+def weights_of(scores: Tensor, seen: Tensor, extras: AttentionExtras) -> Tensor:
+    """scores[..., Hq, Tq, Tk], which are scaled, and what each query sees[..., Tq, Tk] -> weights of the same
+    shape as the scores, in fp32.
+
+    The weights of a row sum to 1, or to less if there is a sink, which takes its share and adds nothing.
+    """
+    scores = scores.float()
+    if extras.softcap is not None:
+        scores = extras.softcap * torch.tanh(scores / extras.softcap)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if extras.sinks is None:
+        return scores.softmax(-1)
+    sinks = extras.sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)  # [..., Hq, Tq, 1]
+    return torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+
+
+def attention_with(q: Tensor, k: Tensor, v: Tensor, extras: AttentionExtras) -> Tensor:
+    """Attention of one sequence's last Tq tokens over its last Tk ≥ Tq tokens, exactly as the formula.
+
+    q[Tq, Hq, Dh], k[Tk, Hkv, Dh], v[Tk, Hkv, Dh] -> [Tq, Hq, Dh]. With a window, keys before the first that a
+    query sees may be left out.
+    """
+    (Tq, Hq, Dh), (Tk, Hkv, _) = q.shape, k.shape
+    scale = Dh**-0.5 if extras.scale is None else extras.scale
+    queries = (q * scale).view(Tq, Hkv, Hq // Hkv, Dh).permute(1, 2, 0, 3)  # [Hkv, G, Tq, Dh]
+    scores = queries @ k.permute(1, 2, 0)[:, None]  # [Hkv, G, Tq, Tk]
+    positions = torch.arange(Tk, device=q.device)
+    seen = visible(positions[Tk - Tq :, None], positions, extras.window)  # [Tq, Tk]
+    weights = weights_of(scores.view(Hq, Tq, Tk), seen, extras).to(v.dtype)  # [Hq, Tq, Tk]
+    out = weights.view(Hkv, -1, Tk) @ v.transpose(0, 1)  # [Hkv, G · Tq, Dh]
+    return out.view(Hq, Tq, Dh).transpose(0, 1)  # [Tq, Hq, Dh]
+
+
+# As `causal` of dense.py, with extras: the T tokens are one whole sequence, and nothing is stored.
+causal = ExtrasAttend(lambda layer, q, k, v, extras: attention_with(q, k, v, extras))
+
+
+def with_extras(attend: Attend, extras: Sequence[AttentionExtras | None]) -> Attend:
+    """`attend`, which hands each layer its own of extras[L]. So a model's blocks need not know of them."""
+    return lambda layer, q, k, v: attend_with(attend, layer, q, k, v, extras[layer])

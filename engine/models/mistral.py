@@ -1,0 +1,21 @@
+"""Mistral: Llama, with a sliding window in every layer if config.json has one. Extension C.
+
+Promises Hugging Face's numbers. Source: Jiang et al. 2023, https://arxiv.org/abs/2310.06825.
+"""
+
+from engine.models import llama
+from engine.models.llama import PREFIX, REDUNDANT, places
+from engine.models.windowed import Model, WindowedConfig, with_windows
+
+__all__ = ["PREFIX", "REDUNDANT", "Model", "config_from", "places"]
+
+# Defaults of Hugging Face's MistralConfig, for fields that config.json leaves out; and it has no biases.
+DEFAULTS = {"num_key_value_heads": 8, "sliding_window": 4096}
+NO_BIASES = {"attention_bias": False, "mlp_bias": False}
+
+
+def config_from(raw: dict) -> WindowedConfig:
+    """Translate Mistral's config.json, given as `raw`. Raises CheckpointError as `llama.config_from` does."""
+    settings = DEFAULTS | raw | NO_BIASES
+    config = llama.config_from(settings)
+    return with_windows(config, [settings["sliding_window"]] * config.num_layers)

@@ -1,0 +1,188 @@
+"""Classes of the installed library transformers for a config.json: refused, built, and filled. Extension C.
+
+Promises that nothing is downloaded and no code of a checkpoint's is run: `model_type` chooses a class of the
+library, and entries of config.json that name code, kernels or files have no effect. The library is imported
+in functions, because it is optional and slow to import.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.models.checkpoint import CheckpointError
+from engine.models.transformers_attention import NAME, attention
+from engine.models.transformers_survey import NAME as SURVEY_NAME
+from engine.models.transformers_survey import survey_attention, survey_mask
+
+# Entries of config.json that would name code to run, kernels to download, or outputs that nobody reads.
+IGNORED = (
+    "auto_map", "attn_implementation", "_attn_implementation", "experts_implementation",
+    "_experts_implementation", "fusion_config", "distributed_config", "transformers_weights", "use_kernels",
+    "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "use_return_dict",
+)  # fmt: skip
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+def library_config(raw: dict) -> Any:
+    """The library's configuration object for a config.json.
+
+    Raises CheckpointError if the library is not installed, does not know this model_type, refuses a value, or
+    has no decoder of text for it.
+    """
+    model_type = raw["model_type"]
+    try:
+        from transformers import CONFIG_MAPPING
+    except ModuleNotFoundError:
+        raise CheckpointError(
+            "the package transformers is missing: pip install 'ruvon[transformers]'"
+        ) from None
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        own_code = (
+            "; the code that comes with a checkpoint (auto_map) is never run" if "auto_map" in raw else ""
+        )
+        raise CheckpointError(f"transformers {version('transformers')} does not know it{own_code}")
+    entries = {name: value for name, value in raw.items() if name not in IGNORED}
+    with quiet():
+        try:
+            config = CONFIG_MAPPING[model_type].from_dict(entries)
+        except Exception as error:  # the library raises many kinds for a value that it refuses
+            first_line, *_ = str(error).splitlines() or [""]
+            raise CheckpointError(f"transformers refuses this model: {first_line:.200}") from None
+    _refuse(config)
+    return config
+
+
+def _refuse(config: Any) -> None:
+    """Raises CheckpointError if the model is no decoder of text, or keeps more than keys and values."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise CheckpointError("it has an encoder beside its decoder")
+    if parts := sorted(config.sub_configs):
+        raise CheckpointError(f"it is made of several models ({', '.join(parts)})")
+    causal_class = _causal_class(config)
+    if causal_class is None:
+        raise CheckpointError("it generates no text in transformers")
+    if getattr(causal_class, "_is_stateful", False):
+        raise CheckpointError("it keeps a state beside keys and values (state-space or linear attention)")
+    if kinds := sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES):
+        raise CheckpointError(f"layer_types has {', '.join(map(repr, kinds))}")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise CheckpointError(
+            f"num_kv_shared_layers={config.num_kv_shared_layers}: layers that read other layers' keys"
+        )
+
+
+def _causal_class(config: Any) -> Any:
+    """The library's class for text generation with this configuration, or None."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+
+
+def build(config: Any, device: torch.device | str, dtype: torch.dtype, attention_name: str = NAME) -> Any:
+    """The library's model, without values in its weights. Raises CheckpointError if it cannot be built."""
+    from transformers.initialization import no_init_weights
+
+    _register()
+    with quiet(), no_init_weights(), torch.device(device):
+        try:
+            causal = _causal_class(config)._from_config(
+                config, dtype=dtype, attn_implementation=attention_name
+            )
+        except Exception as error:  # of the library's own code, whatever it may raise
+            if isinstance(error, KeyError) and error.args == (attention_name,):
+                raise CheckpointError("its attention is chosen from a list of its own") from None
+            first_line, *_ = str(error).splitlines() or [""]
+            name = _causal_class(config).__name__
+            raise CheckpointError(
+                f"{name} cannot be built: {type(error).__name__}: {first_line:.200}"
+            ) from None
+    causal.tie_weights()
+    return causal.eval().requires_grad_(False)
+
+
+def fill(config: Any, dtype: torch.dtype, tensors: list[tuple[Path, str, Tensor]], folder: Path) -> Any:
+    """The library's model on the CPU, filled with the tensors of a checkpoint, which the library puts into
+    their places, renamed and joined as it wants them.
+
+    Raises CheckpointError, which names a tensor, if one is missing, has no place or the wrong shape.
+    """
+    _register()
+    with quiet():
+        try:
+            causal, found = _causal_class(config).from_pretrained(
+                None,
+                config=config,
+                state_dict={name: tensor for _, name, tensor in tensors},
+                dtype=dtype,
+                attn_implementation=NAME,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # to name them, below
+            )
+        except Exception as error:  # of the library's own code, whatever it may raise
+            first_line, *_ = str(error).splitlines() or [""]
+            raise CheckpointError(
+                f"{folder}: transformers cannot read the weights: {first_line:.300}"
+            ) from None
+    _refuse_findings(found, {name: file for file, name, _ in tensors}, folder)
+    with torch.no_grad():
+        for parameter in causal.parameters():  # else the file's own pages would be the weights
+            parameter.data = parameter.data.clone()
+    return causal.eval().requires_grad_(False)
+
+
+def _refuse_findings(found: dict[str, Any], files: dict[str, Path], folder: Path) -> None:
+    """Raises CheckpointError if the library's report of a load has anything to say."""
+    for name, shape, needed in sorted(found["mismatched_keys"]):
+        raise CheckpointError(
+            f"{folder}: tensor {name!r} has shape {tuple(shape)}, the model needs {tuple(needed)}"
+        )
+    if missing := sorted(found["missing_keys"]):
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise CheckpointError(f"{folder}: missing tensor {', '.join(map(repr, missing[:3]))}{more}")
+    if unexpected := sorted(found["unexpected_keys"]):
+        file = files.get(unexpected[0], folder)
+        raise CheckpointError(f"{file}: tensor {unexpected[0]!r} has no place in this model")
+    if errors := found.get("error_msgs"):
+        raise CheckpointError(f"{folder}: transformers cannot read the weights: {str(errors)[:300]}")
+
+
+def decoder_of(causal: Any) -> nn.Module:
+    """The part of the library's model that computes hidden states from token ids."""
+    decoder = causal.get_decoder()
+    if decoder is None or decoder is causal:
+        raise CheckpointError(f"{type(causal).__name__} is not made of a decoder and an output layer")
+    return decoder
+
+
+def _register() -> None:
+    """Tell the library our attention functions by name. Its own stay as they are."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention)
+    AttentionInterface.register(SURVEY_NAME, survey_attention)
+    AttentionMaskInterface.register(SURVEY_NAME, survey_mask)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the library's warnings and progress bars from the terminal inside the block: what matters in them
+    is raised as an error.
+    """
+    from transformers.utils import logging as library_logging
+
+    level, has_bar = library_logging.get_verbosity(), library_logging.is_progress_bar_enabled()
+    library_logging.set_verbosity(logging.CRITICAL)
+    if has_bar:
+        library_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library_logging.set_verbosity(level)
+        if has_bar:
+            library_logging.enable_progress_bar()

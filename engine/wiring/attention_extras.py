@@ -1,0 +1,59 @@
+"""A runner for a model whose layers want more of attention than q, k and v (`ModelConfig.attention_extras`).
+Extension C's wiring.
+"""
+
+from engine.cache.extras import ExtrasMemory
+from engine.cache.memory import PageMemory
+from engine.execution.last_tokens import LastTokens
+from engine.execution.runner import EagerWay, ModelRunner
+from engine.models.language_model import LanguageModel
+from engine.wiring.compose_cache import Memory, Sizes
+from engine.wiring.devices import runs_graphs
+from engine.wiring.engine_args import EngineArgs
+
+
+def runner(
+    args: EngineArgs,
+    model: LanguageModel,
+    memory: Memory,
+    sizes: Sizes,
+    max_new_tokens: int,
+    in_flight: int,
+) -> ModelRunner:
+    """As `_runner` of devices.py, with an `attend` that has extras. Raises ValueError for slots."""
+    if not isinstance(memory, PageMemory):
+        raise ValueError(
+            f"kv_cache={args.kv_cache!r}: the attention of this model ({model.config.model_type}) has a "
+            "window, a soft cap, sinks or a scale of its own, which only kv_cache='paged' computes"
+        )
+    device = next(model.parameters()).device
+    last_tokens = LastTokens(sizes.max_num_seqs, device)
+    if args.attention != "triton":
+        attended = ExtrasMemory(memory)
+        if in_flight == 1:  # the host knows every token of a step before it submits the step
+            return ModelRunner([EagerWay(model, attended)], memory)
+        eager = EagerWay(model, attended, upload=last_tokens.upload)
+        return ModelRunner([eager], memory, last_tokens=last_tokens)
+    from engine.kernels.extras_attention import PagedExtras  # imported here because triton is optional
+    from engine.kernels.store_kv import store_kv
+
+    eager = EagerWay(model, ExtrasMemory(memory, PagedExtras, store_kv), upload=last_tokens.upload)
+    if not runs_graphs(args):
+        return ModelRunner([eager], memory, last_tokens=last_tokens)
+    from engine.execution.extras_step import ExtrasStep
+    from engine.execution.graphs import DecodeGraphs, GraphWay
+    from engine.execution.verifying import num_rows
+    from engine.kernels.verify_attend import MOST_NEW
+
+    # All rows are stored before any row attends, so a sequence may have several of them (Part 16).
+    step = ExtrasStep(model, list(memory.keys), list(memory.values))
+    max_rows = sizes.max_num_seqs
+    if max_new_tokens > 1:
+        max_rows = num_rows(max_rows, max_new_tokens, sizes.max_num_batched_tokens)
+    max_blocks = -(-sizes.max_model_len // memory.block_size)  # of the longest sequence, rounded up
+    V = model.config.vocab_size
+    graphs = DecodeGraphs(
+        lambda rows: step, last_tokens, V, max_rows, max_blocks, device.type == "cuda", max(2, in_flight)
+    )
+    way = GraphWay(graphs, V, max_new=MOST_NEW if max_new_tokens > 1 else 1)
+    return ModelRunner([way, eager], memory, last_tokens=last_tokens)

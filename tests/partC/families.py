@@ -1,0 +1,152 @@
+"""Families of models that Hugging Face's code computes on our pages: equal, or refused by name. The table of
+the article is made of this: `python -m tests.partC.families`.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.models.checkpoint import ZOO
+
+# Sizes that most configurations know by these names. Large random weights, so that logits lie far apart.
+SMALL = {
+    "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "initializer_range": 0.2, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.5] * 8, "long_factor": [9.0] * 8,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+LATENT = {
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16,
+    "num_key_value_heads": 4, "n_routed_experts": 4, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+# What the reader knows it as -> (model_type, settings beside SMALL).
+EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("llama", {}),
+    "Llama 3.1's rotary scaling": ("llama", {"rope_parameters": LLAMA3}),
+    "Llama, YaRN": ("llama", {"rope_parameters": YARN}),
+    "Qwen2, Qwen2.5": ("qwen2", {"tie_word_embeddings": True}),
+    "Qwen3": ("qwen3", {"head_dim": 16}),
+    "Qwen3-MoE": ("qwen3_moe", {"head_dim": 16, "num_experts": 4, "mlp_only_layers": [1], **EXPERTS}),
+    "Mistral": ("mistral", {"sliding_window": None}),
+    "Mistral, sliding window": ("mistral", {"sliding_window": 8}),
+    "Mixtral": ("mixtral", {"num_local_experts": 4}),
+    "Gemma": ("gemma", {"head_dim": 16}),
+    "Gemma 2": ("gemma2", {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24}),
+    "Gemma 3, text": ("gemma3_text", {"head_dim": 16, "query_pre_attn_scalar": 24, **MIXED}),
+    "Phi-3": ("phi3", {}),
+    "Phi-3, long": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}),
+    "Phi": ("phi", {}),
+    "OLMo 2": ("olmo2", {}),
+    "OLMo 3": ("olmo3", MIXED),
+    "SmolLM3": ("smollm3", {}),
+    "GPT-NeoX, Pythia": ("gpt_neox", {}),
+    "GPT-2": ("gpt2", {}),
+    "OPT": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "OPT, projected embeddings": (
+        "opt", {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
+    ),
+    "Granite": (
+        "granite",
+        {
+            "attention_multiplier": 0.1, "embedding_multiplier": 2.0, "residual_multiplier": 0.5,
+            "logits_scaling": 4.0,
+        },
+    ),
+    "StarCoder (one key head)": ("gpt_bigcode", {}),
+    "StarCoder 2": ("starcoder2", {}),
+    "gpt-oss": ("gpt_oss", {"head_dim": 16, "num_local_experts": 4, **MIXED}),
+    "Cohere": ("cohere", {"logit_scale": 0.25}),
+    "Cohere 2": ("cohere2", {"logit_scale": 0.25, **MIXED}),
+    "StableLM": ("stablelm", {}),
+    "GLM 4": ("glm4", {"head_dim": 16}),
+    "Nemotron": ("nemotron", {"head_dim": 16}),
+    "OLMoE": ("olmoe", {"num_experts": 4, **EXPERTS}),
+    "Phi-3.5-MoE": ("phimoe", {"num_local_experts": 4}),
+    "DeepSeek-V3": ("deepseek_v3", {"n_group": 2, "topk_group": 1, **LATENT, **EXPERTS}),
+}  # fmt: skip
+# Seeds of random weights with which the likeliest token is clear, where seed 0 has a near tie.
+SEEDS = {
+    "Llama 3.1's rotary scaling": 3, "Qwen3-MoE": 1, "GPT-NeoX, Pythia": 3, "Granite": 4, "StarCoder 2": 2,
+    "gpt-oss": 2, "Cohere": 5, "Cohere 2": 1, "GLM 4": 1, "OLMoE": 1, "Phi-3.5-MoE": 1,
+}  # fmt: skip
+# What the reader knows it as -> (model_type, settings, words of the refusal).
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "T5 (an encoder beside the decoder)": ("t5", {}, "has an encoder beside its decoder"),
+    "Whisper (speech)": ("whisper", {}, "has an encoder beside its decoder"),
+    "BERT (an encoder)": ("bert", {}, "sees other positions than those before it or a window of them"),
+    "CLIP (images)": ("clip", {}, "made of several models"),
+    "Gemma 3 with images": ("gemma3", {}, "made of several models (text_config, vision_config)"),
+    "Mamba (state-space)": ("mamba", {}, "keeps a state beside keys and values"),
+    "Jamba (hybrid)": ("jamba", {}, "keeps a state beside keys and values"),
+    "Qwen3-Next (linear attention)": ("qwen3_next", {}, "keeps a state beside keys and values"),
+    "MiniMax (linear attention)": ("minimax", {}, "layer_types has 'linear_attention'"),
+    "Llama 4, text (chunked attention)": ("llama4_text", {}, "layer_types has 'chunked_attention'"),
+    "Gemma 3n, text (shared keys)": ("gemma3n_text", {}, "num_kv_shared_layers=15"),
+    "BLOOM (ALiBi)": ("bloom", {}, "of 2 layers, these attend: []"),
+    "MPT (ALiBi)": ("mpt", {}, "made of several models (attn_config)"),
+    "Falcon (attention of its own)": ("falcon", {}, "its attention is chosen from a list of its own"),
+    "GPT-J (attention of its own)": ("gptj", {}, "its attention is chosen from a list of its own"),
+    "DiffLlama (attends twice)": ("diffllama", {}, "these attend: [0, 0, 1, 1]"),
+    "a model that nobody knows": (
+        "no_such_model",
+        {},
+        "does not know it",
+    ),
+}
+
+
+def make(name: str, folder: Path, seed: int | None = None) -> Any:
+    """A tiny random model of the family `name`, saved in `folder` with the embedded model's tokenizer.
+    Returns Hugging Face's object of it.
+    """
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    model_type, settings = EQUAL[name]
+    torch.manual_seed(SEEDS.get(name, 0) if seed is None else seed)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**SMALL | settings)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # biases, gains and sinks begin as zeros or ones: that hides mistakes
+                parameter.add_(0.1 * torch.randn(parameter.shape))
+    return save(model, folder)
+
+
+def save(model: Any, folder: Path) -> Any:
+    """Save one of Hugging Face's models with the embedded model's tokenizer. Returns the model."""
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(ZOO / "storyteller" / name, folder)
+    return model
+
+
+def refused_config(name: str) -> dict[str, Any]:
+    """The config.json of a family in REFUSED."""
+    model_type, settings, _ = REFUSED[name]
+    return {"model_type": model_type, "num_hidden_layers": 2} | settings
+
+
+def table(equal: Mapping[str, Any] = EQUAL, refused: Mapping[str, Any] = REFUSED) -> str:
+    """The families as a table in Markdown."""
+    rows = [f"| {name} | `{kind}` | equal |" for name, (kind, _) in equal.items()]
+    rows += [f"| {name} | `{kind}` | refused: {words} |" for name, (kind, _, words) in refused.items()]
+    return "\n".join(["| family | `model_type` | Hugging Face's code on our pages |", "|---|---|---|", *rows])
+
+
+if __name__ == "__main__":
+    print(table())
