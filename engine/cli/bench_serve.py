@@ -45,7 +45,7 @@ NEUTRAL_FLAGS: dict[str, tuple[tuple[Any, ...], str]] = {
     "presence_penalty": ((0, 0.0), FIELD),
     "repetition_penalty": ((1, 1.0), FIELD),
     "logprobs": ((None,), FIELD),
-    "use_beam_search": ((False,), "beam search comes with Extension B"),
+    "use_beam_search": ((False,), "a server has no beam search: LLM.beam_search has"),
     "ramp_up_strategy": ((None,), "requests come at one rate: --request-rate, --burstiness"),
     "ready_check_timeout_sec": ((0,), "a server that does not answer is named at once"),
     "profile": ((False,), "a server here has no profiler"),

@@ -58,7 +58,7 @@ class TokenAutomaton:
     def __init__(self, expression: Expression, vocabulary: Vocabulary) -> None:
         self.bytes, self.vocabulary = ByteAutomaton(expression), vocabulary
         self._masks: dict[int, Mask] = {}  # by state
-        self._lock = threading.Lock()  # requests share the states, and threads compile and step
+        self._lock = threading.RLock()  # requests share the states, and threads compile and step
 
     def start(self) -> StateMatcher[int]:
         return StateMatcher(self)
@@ -83,12 +83,16 @@ class TokenAutomaton:
         """The tokens all of whose bytes fit, one by one. Computed once for a state."""
         with self._lock:
             if state not in self._masks:
-                self._masks[state] = self.vocabulary.mask(self._fitting(state))
+                self._masks[state] = self.vocabulary.mask(self.fitting(state))
             return self._masks[state]
 
-    def _fitting(self, state: int) -> list[int]:
-        """The tokens that may come. Tokens that begin with the same bytes are tried together: where one byte
-        does not fit, none of the tokens behind it in the tree does.
+    def fitting(self, state: int) -> list[int]:
+        """The tokens that may come in a state, in any order: those whose bytes all fit, one by one, each in
+        the state behind the byte before. A token need not complete a match, and two may have the same bytes.
+
+        `vocabulary.root` is the tree of all tokens, `bytes.after` the step over one byte. Tokens that begin
+        with the same bytes are tried together, each byte once: where one does not fit, none of the tokens
+        behind it in the tree does.
         """
         fitting: list[int] = []
         places: list[tuple[TrieNode, int]] = [(self.vocabulary.root, state)]

@@ -27,7 +27,13 @@ class Choice:
         return [choice[len(said) :] for choice in self.choices if choice.startswith(said)]
 
     def allowed(self, said: bytes) -> Mask:
-        """The tokens that are a beginning of what some choice has left."""
+        """The tokens that may come behind `said`, as a mask: all those that are a beginning of what some
+        choice has left, or all of it. A token that goes on past the end of the choice is none of them. Where
+        nothing is left, no token may come: constraint.py allows the one that ends an output.
+
+        `Vocabulary.continuing` knows the tokens that are a beginning of some bytes, `Vocabulary.mask` makes a
+        mask of token ids.
+        """
         may_come = [id for rest in self.left(said) for id in self.vocabulary.continuing(rest)]
         return self.vocabulary.mask(may_come)
 

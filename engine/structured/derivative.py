@@ -99,7 +99,14 @@ def matches_empty(expression: Expression) -> bool:
 
 
 def derivative(expression: Expression, byte: int) -> Expression:
-    """What may follow `byte` in a text that matches `expression`; NOTHING if no such text begins with it."""
+    """What may follow `byte` in a text that matches `expression`; NOTHING if no such text begins with it.
+
+    The byte uses up a set that has it. Each option goes on for itself. In a chain, the byte belongs to the
+    first item, and the items behind it follow; or, if all items before it may be empty, to a later one. A
+    repetition is left with what the byte leaves of one round, and behind that with one round less: `least`
+    and `most` are one less, but `least` never below 0 and a `most` of None as it is. `chain`, `either` and
+    `repeat` keep the results in their simple form.
+    """
     match expression:
         case Bytes(bits):
             return EMPTY if bits >> byte & 1 else NOTHING

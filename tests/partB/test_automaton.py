@@ -9,7 +9,7 @@ import pytest
 from engine.decoding.sampling import allowed_by
 from engine.structured import automaton
 from engine.structured.automaton import ByteAutomaton, TokenAutomaton
-from engine.structured.derivative import EMPTY, NOTHING, derivative, matches_empty
+from engine.structured.derivative import matches_empty
 from engine.structured.matcher import StructureFailed
 from engine.structured.regex import RegexError, parse
 from engine.structured.utf8 import characters, others
@@ -41,15 +41,6 @@ def fits(states: ByteAutomaton, text: str) -> bool:
         if state is None:
             return False
     return states.may_end(state)
-
-
-def test_a_derivative_is_what_may_follow():
-    assert derivative(parse("ab|ac"), ord("a")) == parse("[bc]"), "b or c is left"
-    assert derivative(parse("ab"), ord("b")) == NOTHING, "no text of it begins with b"
-    assert derivative(parse("a?b"), ord("b")) == EMPTY, "what may be empty is stepped over"
-    assert derivative(parse("(ab)*"), ord("a")) == parse("b(ab)*")
-    assert derivative(parse("a{2,3}"), ord("a")) == parse("a{1,2}")
-    assert derivative(parse("(a|b)*a"), ord("a")) == parse("(a|b)*a|"), "the last a, or one before it"
 
 
 def test_the_empty_text_matches_what_may_be_left_out():

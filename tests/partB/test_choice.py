@@ -13,21 +13,27 @@ def choice() -> Choice:
     return Choice(CHOICES, vocabulary())
 
 
+def test_a_token_that_goes_on_past_the_end_of_a_choice_may_not_come():
+    assert shown(Choice(["a"], vocabulary()).allowed(b"")) == {"a"}, (
+        "no token goes on past what a choice has left: `ab` says more than `a`"
+    )
+
+
 @pytest.mark.parametrize(
-    ("said", "may_come"),
+    ("said", "may_come", "rule"),
     [
-        ("", {"yes", "ye", "no", "n", "a", "ab"}),
-        ("y", set()),
-        ("ye", {"s"}),
-        ("n", {"o"}),
-        ("no", {"n"}),
-        ("yes", set()),
-        ("a", {"b"}),
-        ("x", set()),
+        ("ye", {"s"}, "a token begins what is left behind what was said, and not the whole choice"),
+        ("y", set(), "a token that begins what is left: `es` begins with none of the twelve"),
+        ("a", {"b"}, "a token may be a part of what is left, it need not be all of it"),
+        ("", {"yes", "ye", "no", "n", "a", "ab"}, "each beginning of every choice, short or long"),
+        ("n", {"o"}, "no token goes on past what a choice has left, and both choices have an o left"),
+        ("no", {"n"}, "where one choice is complete, a longer one may still go on"),
+        ("yes", set(), "where nothing is left, no token may come"),
+        ("x", set(), "no choice begins so: no token may come"),
     ],
-)
-def test_a_token_may_come_if_it_begins_what_a_choice_has_left(choice, said, may_come):
-    assert shown(choice.allowed(said.encode())) == may_come, "a token that spans no more than what is left"
+)  # fmt: skip
+def test_a_token_may_come_if_it_begins_what_a_choice_has_left(choice, said, may_come, rule):
+    assert shown(choice.allowed(said.encode())) == may_come, rule
 
 
 def test_an_output_may_end_at_a_whole_choice_even_one_that_begins_another(choice):

@@ -1,0 +1,88 @@
+"""Which tokens fit in a state of an automaton over bytes, by hand: a table of bytes and twelve tokens."""
+
+import pytest
+
+from engine.structured.automaton import TokenAutomaton
+from engine.structured.derivative import NOTHING
+from engine.structured.vocabulary import Vocabulary
+from tests.partB.words import WORDS, ids, vocabulary
+
+# (ab)+c: by state, what each byte leads to. State 3 is the end.
+STATES = [{"a": 1}, {"b": 2}, {"a": 1, "c": 3}, {}]
+
+
+class Table:
+    """In place of a `ByteAutomaton`: STATES, and the bytes that were asked about."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, str]] = []
+
+    def after(self, state: int, byte: int) -> int | None:
+        self.asked.append((state, chr(byte)))
+        return STATES[state].get(chr(byte))
+
+    def may_end(self, state: int) -> bool:
+        return state == 3
+
+
+def automaton(words: Vocabulary | None = None) -> TokenAutomaton:
+    tokens = TokenAutomaton(NOTHING, words or vocabulary())
+    tokens.bytes = Table()
+    return tokens
+
+
+@pytest.fixture
+def tokens() -> TokenAutomaton:
+    return automaton()
+
+
+def words(token_ids: list[int]) -> list[str]:
+    return sorted(WORDS[i] if i < len(WORDS) else "half of é" for i in token_ids)
+
+
+def test_a_token_of_one_byte_fits_where_its_byte_does(tokens):
+    found = words(tokens.fitting(2))
+    assert "c" in found, "a token need not begin at the first state: state 2 is asked about, where c fits"
+    assert "b" not in found, "b does not fit in state 2"
+
+
+def test_a_token_of_several_bytes_fits_if_each_does_in_the_state_behind_the_one_before(tokens):
+    assert words(tokens.fitting(0)) == ["a", "ab"], (
+        "a leads to state 1, where b fits: so `a` and `ab`, the longer token, too, and none that begins with "
+        "another byte"
+    )
+
+
+def test_a_token_may_span_the_end_of_one_round_and_the_beginning_of_the_next(tokens):
+    assert words(tokens.fitting(1)) == ["b", "ba"], "ba goes from state 1 through state 2 to state 1"
+
+
+def test_one_byte_that_does_not_fit_rules_a_token_out():
+    tokens = automaton(Vocabulary({0: b"abc", 1: b"abb", 2: b"xabc", 3: b"axbc"}))
+    assert tokens.fitting(0) == [0], "one byte that does not fit, wherever it stands, rules the token out"
+
+
+def test_nothing_fits_at_the_end(tokens):
+    assert tokens.fitting(3) == []
+
+
+def test_two_tokens_may_have_the_same_bytes():
+    tokens = automaton(Vocabulary({0: b"ab", 1: b"b", 2: b"ab"}))
+    assert sorted(tokens.fitting(0)) == [0, 2], "two tokens may have the same bytes: both fit"
+
+
+def test_tokens_with_the_same_beginning_are_tried_together(tokens):
+    tokens.fitting(0)
+    asked = tokens.bytes.asked
+    assert len(asked) == len(set(asked)) == 10, (
+        "each byte is tried once for all tokens that begin so: nine first bytes, and behind the a, which "
+        f"fits, the b of ab; {len(asked)} were tried"
+    )
+
+
+def test_a_mask_has_what_fits_and_is_computed_once_for_a_state(tokens):
+    first = tokens.allowed(0)
+    assert int(first[0]) == sum(1 << i for i in ids("a", "ab"))
+    count = len(tokens.bytes.asked)
+    assert tokens.allowed(0) is first, "the mask of a state is kept"
+    assert len(tokens.bytes.asked) == count
