@@ -58,9 +58,12 @@ def main() -> None:
     for block in range(MOST // P):
         ax.text(left(block) + P * CELL / 2, 0.85, f"table[{block}]", ha="center", color=GREY)
     y = -0.95 * len(COUNTS) + 0.1
-    for x, colour, text in (
-        (0, SEEN, "the next token's query sees it"), (5.2, HELD, "held, and seen no more"), (9.2, GONE, "given back"),
-    ):  # fmt: skip
+    legend = (
+        (SEEN, "the next token's query sees it"),
+        (HELD, "held, and seen no more"),
+        (GONE, "given back"),
+    )
+    for x, (colour, text) in zip((0, 5.2, 9.2), legend, strict=True):
         ax.add_patch(Rectangle((x, y), 0.4, 0.4, facecolor=colour, edgecolor="#94a3b8", lw=0.8))
         ax.text(x + 0.55, y + 0.2, text, va="center", color=GREY, fontsize=9)
     ax.add_patch(Rectangle((11.6, y), 0.4, 0.4, facecolor="none", edgecolor="#b91c1c", lw=1.8))

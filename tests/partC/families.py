@@ -1,25 +1,18 @@
 """Families of models that Hugging Face's code computes on our pages: equal, or refused by name.
 
-python -m tests.partC.families                  # the tables of the article
-python -m tests.partC.families Gemma FOLDER     # a tiny random model of that family in FOLDER
+    python -m tests.partC.families                  # the tables of the article
+    python -m tests.partC.families Gemma FOLDER     # a tiny random model of that family in FOLDER
+
+Settings are beside those of `tiny` (benchmarks/partC_models.py).
 """
 
 import argparse
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+from benchmarks.partC_models import tiny
 
-from engine.models.checkpoint import ZOO
-
-# Sizes that most configurations know by these names. Large random weights, so that logits lie far apart.
-SMALL = {
-    "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
-    "initializer_range": 0.2, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
-}  # fmt: skip
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
@@ -38,7 +31,7 @@ LATENT = {
     "num_key_value_heads": 4, "n_routed_experts": 4, "first_k_dense_replace": 1,
 }  # fmt: skip
 
-# What the reader knows it as -> (model_type, settings beside SMALL).
+# What the reader knows it as -> (model_type, settings beside those of `tiny`).
 EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("llama", {}),
     "Llama 3.1's rotary scaling": ("llama", {"rope_parameters": LLAMA3}),
@@ -83,8 +76,8 @@ EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
     "Phi-3.5-MoE": ("phimoe", {"num_local_experts": 4}),
     "DeepSeek-V3": ("deepseek_v3", {"n_group": 2, "topk_group": 1, **LATENT, **EXPERTS}),
 }  # fmt: skip
-# What a layer or the model does otherwise than Llama, which has RMSNorm before attention and before the MLP, keys
-# and queries turned by position, and a SiLU gate.
+# What each does otherwise than Llama, which has RMSNorm before attention and MLP, keys and queries that are
+# turned by position, and a SiLU gate.
 CHANGES = {
     "Llama": "the measure of this column",
     "Llama 3.1's rotary scaling": "slow pairs turn slower still",
@@ -96,7 +89,7 @@ CHANGES = {
     "Mistral, sliding window": "a window in every layer",
     "Mixtral": "experts",
     "Gemma": "norms by 1 + weight, embeddings times √D, a GELU gate",
-    "Gemma 2": "Gemma's; norms behind attention and MLP, too; a window in every second layer; a scale; soft caps",
+    "Gemma 2": "Gemma's; norms behind attention and MLP; a window in every second layer; a scale; caps",
     "Gemma 3, text": "Gemma's; norms as Gemma 2, and of queries and keys; windows in most layers; a scale",
     "Phi-3": "one matrix for q, k, v, one for gate and up",
     "Phi-3, long": "Phi-3's; pairs turn slower, each by a factor of its own",
@@ -119,7 +112,7 @@ CHANGES = {
     "Nemotron": "LayerNorm by 1 + weight; a squared ReLU, no gate; a part of each head is turned",
     "OLMoE": "experts; norms of queries and keys",
     "Phi-3.5-MoE": "LayerNorm; experts; biases",
-    "DeepSeek-V3": "keys and values made from one narrow row; values shorter than keys; experts, some for all",
+    "DeepSeek-V3": "keys and values from one narrow row; values shorter than keys; experts",
 }
 # Seeds of random weights with which the likeliest token is clear, where seed 0 has a near tie.
 SEEDS = {
@@ -153,27 +146,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def make(name: str, folder: Path, seed: int | None = None) -> Any:
-    """A tiny random model of the family `name`, saved in `folder` with the embedded model's tokenizer.
-    Returns Hugging Face's object of it.
-    """
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-
+    """A tiny random model of the family `name`, saved in `folder`. Returns Hugging Face's object of it."""
     model_type, settings = EQUAL[name]
-    torch.manual_seed(SEEDS.get(name, 0) if seed is None else seed)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**SMALL | settings)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:  # biases, gains and sinks begin as zeros or ones: that hides mistakes
-                parameter.add_(0.1 * torch.randn(parameter.shape))
-    return save(model, folder)
-
-
-def save(model: Any, folder: Path) -> Any:
-    """Save one of Hugging Face's models with the embedded model's tokenizer. Returns the model."""
-    model.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(ZOO / "storyteller" / name, folder)
-    return model
+    return tiny(model_type, folder, SEEDS.get(name, 0) if seed is None else seed, **settings)
 
 
 def refused_config(name: str) -> dict[str, Any]:
