@@ -1,22 +1,18 @@
-"""Families of models that Hugging Face's code computes on our pages: equal, or refused by name. The table of
-the article is made of this: `python -m tests.partC.families`.
+"""Families of models that Hugging Face's code computes on our pages: equal, or refused by name.
+
+    python -m tests.partC.families                  # the tables of the article
+    python -m tests.partC.families Gemma FOLDER     # a tiny random model of that family in FOLDER
+
+Settings are beside those of `tiny` (benchmarks/partC_models.py).
 """
 
-import shutil
+import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+from benchmarks.partC_models import tiny
 
-from engine.models.checkpoint import ZOO
-
-# Sizes that most configurations know by these names. Large random weights, so that logits lie far apart.
-SMALL = {
-    "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
-    "initializer_range": 0.2, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
-}  # fmt: skip
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
@@ -35,7 +31,7 @@ LATENT = {
     "num_key_value_heads": 4, "n_routed_experts": 4, "first_k_dense_replace": 1,
 }  # fmt: skip
 
-# What the reader knows it as -> (model_type, settings beside SMALL).
+# What the reader knows it as -> (model_type, settings beside those of `tiny`).
 EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("llama", {}),
     "Llama 3.1's rotary scaling": ("llama", {"rope_parameters": LLAMA3}),
@@ -80,6 +76,44 @@ EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
     "Phi-3.5-MoE": ("phimoe", {"num_local_experts": 4}),
     "DeepSeek-V3": ("deepseek_v3", {"n_group": 2, "topk_group": 1, **LATENT, **EXPERTS}),
 }  # fmt: skip
+# What each does otherwise than Llama, which has RMSNorm before attention and MLP, keys and queries that are
+# turned by position, and a SiLU gate.
+CHANGES = {
+    "Llama": "the measure of this column",
+    "Llama 3.1's rotary scaling": "slow pairs turn slower still",
+    "Llama, YaRN": "pairs turn slower by a ramp; scores are scaled",
+    "Qwen2, Qwen2.5": "biases of queries, keys, values",
+    "Qwen3": "a norm of each head's query and key",
+    "Qwen3-MoE": "Qwen3's; experts",
+    "Mistral": "nothing",
+    "Mistral, sliding window": "a window in every layer",
+    "Mixtral": "experts",
+    "Gemma": "norms by 1 + weight, embeddings times √D, a GELU gate",
+    "Gemma 2": "Gemma's; norms behind attention and MLP; a window in every second layer; a scale; caps",
+    "Gemma 3, text": "Gemma's; norms as Gemma 2, and of queries and keys; windows in most layers; a scale",
+    "Phi-3": "one matrix for q, k, v, one for gate and up",
+    "Phi-3, long": "Phi-3's; pairs turn slower, each by a factor of its own",
+    "Phi": "LayerNorm; attention and MLP side by side; a part of each head is turned; biases; no gate",
+    "OLMo 2": "norms behind attention and MLP, and of all queries and keys",
+    "OLMo 3": "OLMo 2's; windows in most layers",
+    "SmolLM3": "no turn in every fourth layer",
+    "GPT-NeoX, Pythia": "LayerNorm; attention and MLP side by side; a part of each head is turned; no gate",
+    "GPT-2": "LayerNorm; positions are added, not turned; no gate",
+    "OPT": "LayerNorm; positions are added, from 2 on; a ReLU MLP",
+    "OPT, projected embeddings": "OPT's; embeddings narrower than D; norms behind",
+    "Granite": "multipliers of embeddings, scores, residuals, logits",
+    "StarCoder (one key head)": "GPT-2's; one key head for all query heads",
+    "StarCoder 2": "LayerNorm; biases; no gate; a window if the file says so",
+    "gpt-oss": "sinks; a window in every second layer; experts; biases",
+    "Cohere": "one LayerNorm for attention and MLP side by side; logits are scaled",
+    "Cohere 2": "Cohere's; a window, and a turn only where there is one",
+    "StableLM": "LayerNorm; a part of each head is turned",
+    "GLM 4": "norms behind attention and MLP, too; a part of each head is turned",
+    "Nemotron": "LayerNorm by 1 + weight; a squared ReLU, no gate; a part of each head is turned",
+    "OLMoE": "experts; norms of queries and keys",
+    "Phi-3.5-MoE": "LayerNorm; experts; biases",
+    "DeepSeek-V3": "keys and values from one narrow row; values shorter than keys; experts",
+}
 # Seeds of random weights with which the likeliest token is clear, where seed 0 has a near tie.
 SEEDS = {
     "Llama 3.1's rotary scaling": 3, "Qwen3-MoE": 1, "GPT-NeoX, Pythia": 3, "Granite": 4, "StarCoder 2": 2,
@@ -112,27 +146,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def make(name: str, folder: Path, seed: int | None = None) -> Any:
-    """A tiny random model of the family `name`, saved in `folder` with the embedded model's tokenizer.
-    Returns Hugging Face's object of it.
-    """
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-
+    """A tiny random model of the family `name`, saved in `folder`. Returns Hugging Face's object of it."""
     model_type, settings = EQUAL[name]
-    torch.manual_seed(SEEDS.get(name, 0) if seed is None else seed)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**SMALL | settings)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:  # biases, gains and sinks begin as zeros or ones: that hides mistakes
-                parameter.add_(0.1 * torch.randn(parameter.shape))
-    return save(model, folder)
-
-
-def save(model: Any, folder: Path) -> Any:
-    """Save one of Hugging Face's models with the embedded model's tokenizer. Returns the model."""
-    model.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(ZOO / "storyteller" / name, folder)
-    return model
+    return tiny(model_type, folder, SEEDS.get(name, 0) if seed is None else seed, **settings)
 
 
 def refused_config(name: str) -> dict[str, Any]:
@@ -142,11 +158,27 @@ def refused_config(name: str) -> dict[str, Any]:
 
 
 def table(equal: Mapping[str, Any] = EQUAL, refused: Mapping[str, Any] = REFUSED) -> str:
-    """The families as a table in Markdown."""
-    rows = [f"| {name} | `{kind}` | equal |" for name, (kind, _) in equal.items()]
-    rows += [f"| {name} | `{kind}` | refused: {words} |" for name, (kind, _, words) in refused.items()]
-    return "\n".join(["| family | `model_type` | Hugging Face's code on our pages |", "|---|---|---|", *rows])
+    """The families as two tables in Markdown."""
+    rows = [f"| {name} | `{kind}` | {CHANGES[name]} |" for name, (kind, _) in equal.items()]
+    no = [f"| {name} | `{kind}` | {words} |" for name, (kind, _, words) in refused.items()]
+    lines = ["| equal to Hugging Face's | `model_type` | otherwise than Llama |", "|---|---|---|", *rows, ""]
+    return "\n".join([*lines, "| refused | `model_type` | in these words |", "|---|---|---|", *no])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("family", nargs="?", choices=EQUAL, metavar="FAMILY", help="as in the table")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, metavar="FOLDER", help="where its model is to be made"
+    )
+    options = parser.parse_args()
+    if options.family and options.folder is None:
+        parser.error("FOLDER is missing")
+    if options.family:
+        make(options.family, options.folder)
+    else:
+        print(table())
 
 
 if __name__ == "__main__":
-    print(table())
+    main()
