@@ -410,7 +410,7 @@ class LLMEngine:
         """
         submission = self._submissions[request_id]
         completions: list[CompletionOutput] = []
-        finished, error = True, None
+        finished, error, error_field = True, None, None
         for request in submission.samples:
             output = request.output
             reason = output.finish_reason
@@ -425,7 +425,7 @@ class LLMEngine:
             completions.append(completion)
             if not reason:
                 finished = False
-            error = error or request.error
+            error, error_field = error or request.error, error_field or request.error_field
         if finished:
             del self._submissions[request_id]
         first = submission.samples[0]
@@ -443,6 +443,7 @@ class LLMEngine:
             error,
             first.stats,
             submission.adapter,
+            error_field,
         )
 
 
@@ -469,9 +470,9 @@ def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
         scores = result.logprobs[s] if result.logprobs else None  # None or empty if the request asks for none
         for i, token_id in enumerate(result.tokens[s]):
             if token_id == NO_TOKEN:
-                forbids = ", or the request forbids all tokens" if request.sampling.is_adjusted else ""
                 if request.constraint is not None:
-                    forbids = f", or {request.constraint.why_no_token}"
+                    raise ParameterError("structured_outputs", request.constraint.why_no_token)
+                forbids = ", or the request forbids all tokens" if request.sampling.is_adjusted else ""
                 raise ArithmeticError(f"the model's logits are not finite numbers{forbids}")
             if scores:
                 logprobs = scores[i]
@@ -480,6 +481,10 @@ def _confirm(request: Request, s: int, result: StepResult, now: float) -> bool:
                 request.cumulative_logprob = (request.cumulative_logprob or 0.0) + logprobs[token_id].logprob
             if request.confirm(token_id, now):
                 return True
+    except ParameterError as error:
+        request.error, request.error_field = str(error), error.field
+        request.output.finish_reason = "error"
+        return True
     except Exception as error:
         logger.exception("request %s failed", request.id)
         request.error = error_text(error)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 
 from engine.decoding.outputs import RequestOutput
+from engine.decoding.params import ParameterError
 
 
 class EngineError(RuntimeError):
@@ -90,7 +91,8 @@ class Reader:
     async def __anext__(self) -> RequestOutput:
         """Wait for an unread output, and return the latest.
 
-        Raises EngineError if the request failed, and any exception that was put in place of an output.
+        Raises ParameterError if the request failed by a field of its own, EngineError if it failed otherwise,
+        and any exception that was put in place of an output.
         """
         if self._ended:
             raise StopAsyncIteration
@@ -104,6 +106,8 @@ class Reader:
             output, mailbox.unread = mailbox.unread, None
             if isinstance(output, Exception):
                 raise output
+            if output.error and output.error_field:
+                raise ParameterError(output.error_field, output.error)
             if output.error:
                 raise EngineError(output.error)
         except BaseException:

@@ -140,6 +140,7 @@ class RequestOutput:
     error: str | None = None  # why the request failed; its finish reason is then "error" (Part 6)
     stats: RequestStats | None = None
     lora_request: Any = None  # the adapter as the user named it (Part 18)
+    error_field: str | None = None  # the user's field that made it fail, if one did
 
     @property
     def metrics(self) -> RequestStats | None:
@@ -153,4 +154,4 @@ class RequestOutput:
         return getattr(self.outputs[0], name)
 
     def __repr__(self) -> str:
-        return short_repr(self, "stats")
+        return short_repr(self, "stats", "error_field")

@@ -6,6 +6,7 @@ effect. Names and meanings are those of vLLM's `StructuredOutputsParams`.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -18,6 +19,9 @@ MAX_GRAMMAR_CHARACTERS = 1 << 16
 MAX_REGEX_CHARACTERS = 1 << 13
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARACTERS = 1 << 16  # of all choices together
+
+
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class StructureError(ValueError):
@@ -100,6 +104,7 @@ class StructuredOutputsParams:
             raise StructureError("json", f" is {text[:100]}: a JSON schema is an object")
         if len(text) > MAX_SCHEMA_CHARACTERS:
             raise StructureError("json", f" has {len(text)} characters{_at_most_schema()}")
+        _check_characters("json", json.dumps(given, ensure_ascii=False))
         return text
 
     def __repr__(self) -> str:
@@ -117,10 +122,17 @@ class StructuredOutputsParams:
             raise StructureError(name, f"={value!r}: a text of at least one character is accepted")
         if len(value) > limit:
             raise StructureError(name, f" has {len(value)} characters; at most {limit} are accepted")
+        _check_characters(name, value)
 
 
 def _at_most_schema() -> str:
     return f"; at most {MAX_SCHEMA_CHARACTERS} are accepted"
+
+
+def _check_characters(name: str, text: str) -> None:
+    """Raises StructureError for a lone surrogate: half a character, which no output can have."""
+    if found := SURROGATE.search(text):
+        raise StructureError(name, f" has a lone surrogate U+{ord(found[0]):04X}: not a character")
 
 
 def _choices(choice: Any) -> list[str]:
@@ -135,4 +147,5 @@ def _choices(choice: Any) -> list[str]:
         raise StructureError(
             "choice", f" has {total} characters in all; at most {MAX_CHOICE_CHARACTERS} are accepted"
         )
+    _check_characters("choice", "".join(choice))
     return list(choice)

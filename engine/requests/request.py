@@ -74,6 +74,7 @@ class Request:
     cumulative_logprob: float | None = None  # the sum over the output tokens
     prompt_logprobs: Logprobs = field(default_factory=list)  # of each token of the prompt
     error: str | None = None  # why the request failed, or None
+    error_field: str | None = None  # the user's field that made it fail, if one did
     is_scored: bool = field(init=False)  # whether log probabilities of output or prompt are requested
 
     def __post_init__(self) -> None:

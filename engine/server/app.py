@@ -37,7 +37,7 @@ from engine.server.gates import (
     host_names,
 )
 from engine.server.limits import MAX_BODY_BYTES, MAX_REQUESTS
-from engine.server.protocol import Body, CompletionRequest, Completions
+from engine.server.protocol import Body, CompletionRequest, Completions, SamplingFields
 from engine.server.responses import openapi_responses
 from engine.server.structured_fields import as_sent
 
@@ -224,7 +224,7 @@ async def complete(
             try:
                 stream = await backend.generate(prompt, params, f"{name}-{i}", **options)
             except ParameterError as error:
-                raise as_sent(error, body.response_format) from None
+                raise as_sent(error, body) from None
             admitting.push_async_callback(stream.aclose)
             streams.append(stream)
             await asyncio.sleep(0)  # let other requests run between two prompts
@@ -236,17 +236,19 @@ async def complete(
             return sse.stream(
                 stream_chunks(envelope, streams, begun, params.n, body, api), admitted.pop_all()
             )
-        outputs = await last_outputs(request, streams)
+        outputs = await last_outputs(request, streams, body)
     return await whole_response(envelope, outputs, params.n, body, api)
 
 
-async def last_outputs(request: Request, streams: list[OutputStream]) -> list[RequestOutput]:
+async def last_outputs(
+    request: Request, streams: list[OutputStream], body: SamplingFields
+) -> list[RequestOutput]:
     """The last output of each stream. Raises RequestError if a stream fails, or if the client leaves."""
     try:
         return await _unless_client_leaves(request, _gather(streams))
     except Exception as error:
         # Converted here: an exception of an unknown type that leaves the route closes the connection.
-        raise as_request_error(error) from error
+        raise as_request_error(as_sent(error, body)) from error
 
 
 def refuse_unknown(name: str, backend: Backend) -> None:

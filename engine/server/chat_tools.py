@@ -40,8 +40,12 @@ def short_json(limit: int, max_depth: int | None = None) -> BeforeValidator:
     def check(value: Any) -> Any:
         try:
             is_short = len(json.dumps(value)) <= limit
+            json.dumps(value, ensure_ascii=False).encode() if is_short else None
         except RecursionError:
             is_short = False
+        except UnicodeEncodeError:
+            message = "a text has a lone surrogate, which is not a character"
+            raise PydanticCustomError("surrogate", message) from None
         if not is_short:
             raise PydanticCustomError("too_long", f"at most {limit} characters of JSON are accepted")
         if max_depth is not None and depth_of(value) > max_depth:

@@ -15,6 +15,7 @@ from engine.server.backend import OutputStream
 from engine.server.gates import yield_to_others
 from engine.server.limits import TURN_SECONDS
 from engine.server.protocol import Body, Completions
+from engine.server.structured_fields import as_sent
 
 
 async def whole_response(
@@ -87,7 +88,7 @@ async def stream_chunks(
             i, output = await arriving.get()
             turn_start = clock()
             if isinstance(output, Exception):
-                raise output
+                raise as_sent(output, body)
             latest[i] = output
             for sample, previous in _unsent(output, sent[i]):
                 choice = {"index": i * n + sample.index} | api.choice(body, output, sample, previous)

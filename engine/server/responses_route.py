@@ -64,14 +64,17 @@ def responses_route(
                     try:
                         stream = await backend.generate(ids, params, response_id, **options)
                     except ParameterError as error:
-                        raise as_sent(error, chat.response_format) from None
+                        raise as_sent(error, chat) from None
                 except (RequestError, ParameterError) as error:
                     raise in_the_clients_words(as_request_error(error)) from None
                 admitted.push_async_callback(stream.aclose)
                 answer = _Answer(response_id, body, chat, params, api, items)
                 if body.stream:
                     return sse.EventStream(_events(answer, stream), admitted.pop_all())
-                (output,) = await last_outputs(request, [stream])
+                try:
+                    (output,) = await last_outputs(request, [stream], chat)
+                except RequestError as error:
+                    raise in_the_clients_words(error) from None
                 return JSONResponse(answer.finished(output))
 
     return extend
@@ -145,9 +148,10 @@ class _Answer:
             case reason:  # the server has ended the request, such as at its own end
                 return self.failed(RequestError(503, f"the answer ended early: {reason}"), output)
 
-    def failed(self, error: RequestError, output: RequestOutput | None = None) -> dict:
+    def failed(self, error: Exception, output: RequestOutput | None = None) -> dict:
         """The response object of an answer that failed after its first event."""
-        said = {"code": "server_error", "message": error.message}
+        told = in_the_clients_words(as_request_error(as_sent(error, self.chat)))
+        said = {"code": "server_error" if told.status >= 500 else "invalid_prompt", "message": told.message}
         return self.response("failed", output, error=said)
 
     def output_items(self, sample: CompletionOutput) -> list[dict]:
@@ -219,7 +223,7 @@ async def _event_bodies(answer: _Answer, stream: OutputStream) -> AsyncGenerator
                     yield event
                 previous = output.outputs[0]
         except Exception as error:
-            yield {"type": "response.failed", "response": answer.failed(as_request_error(error))}
+            yield {"type": "response.failed", "response": answer.failed(error)}
             return
         response = answer.finished(output)
         yield {"type": f"response.{response['status']}", "response": response}
@@ -236,7 +240,7 @@ async def _event_bodies(answer: _Answer, stream: OutputStream) -> AsyncGenerator
                 yield {"type": "response.output_text.delta", **part, "delta": delta, "logprobs": logprobs}
             previous = sample
     except Exception as error:
-        yield {"type": "response.failed", "response": answer.failed(as_request_error(error))}
+        yield {"type": "response.failed", "response": answer.failed(error)}
         return
     text, logprobs = sample.text, answer.logprobs(sample)
     yield {"type": "response.output_text.done", **part, "text": text, "logprobs": logprobs}

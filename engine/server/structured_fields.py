@@ -5,7 +5,7 @@ sent it. An engine that does not support it (all before Extension B) refuses it.
 Shapes: https://platform.openai.com/docs/guides/structured-outputs
 """
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictStr
 
@@ -14,6 +14,9 @@ from engine.decoding.structured import MAX_CHOICES, StructuredOutputsParams, Str
 from engine.server.errors import RequestError
 from engine.server.fields import Fields
 from engine.server.neutral import neutral
+
+if TYPE_CHECKING:
+    from engine.server.protocol import SamplingFields
 
 ENGINES_NAME = "structured_outputs"
 SchemaName = Annotated[StrictStr, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
@@ -89,11 +92,15 @@ def structure_of(
         raise RequestError(400, _in_words_of(name, str(error)), name) from None
 
 
-def as_sent(error: ParameterError, response_format: ResponseFormat | None) -> ParameterError:
-    """The engine's error about a field, with the field's name as the client sent it."""
-    if error.field != ENGINES_NAME or response_format is None:
+def as_sent(error: Exception, body: "SamplingFields") -> Exception:
+    """The engine's error about what the output must fit, with the field's name as the client sent it. Other
+    errors are returned unchanged. A constraint that no field of the body says is that of a required call.
+    """
+    is_ours = isinstance(error, ParameterError) and error.field == ENGINES_NAME
+    if not is_ours or body.structured_outputs is not None:
         return error
-    return ParameterError("response_format", _in_words_of("response_format", str(error)))
+    name = "tools" if body.response_format is None else "response_format"
+    return ParameterError(name, _in_words_of(name, str(error)))
 
 
 def _in_words_of(name: str, message: str) -> str:

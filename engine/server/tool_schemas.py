@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.server.chat_tools import Tool
+from engine.structured.places import changed
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -39,14 +40,13 @@ def schema_of_calls(tools: Sequence[Tool], arguments_field: str, max_calls: int)
     return {"type": "array", "minItems": 1, "maxItems": max_calls, "items": items, "$defs": definitions}
 
 
-def _moved(schema: Any, place: str) -> Any:
+def _moved(schema: dict[str, Any], place: str) -> Any:
     """A schema that stands at `place` of a larger one: its references to itself begin there."""
-    if isinstance(schema, list):
-        return [_moved(inner, place) for inner in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {name: _moved(inner, place) for name, inner in schema.items()}
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = place + reference[1:]
-    return moved
+
+    def move(part: dict[str, Any]) -> dict[str, Any]:
+        reference = part.get("$ref")
+        is_within = isinstance(reference, str) and reference.startswith("#")
+        return part | {"$ref": f"{place}{reference[1:]}"} if is_within else part
+
+    # A schema with a name of its own would take references for those within itself.
+    return changed({name: value for name, value in schema.items() if name not in ("$id", "$schema")}, move)

@@ -14,7 +14,7 @@ from typing import Any
 from engine.decoding.chat_template import ChatTemplate
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import ParameterError, SamplingParams
-from engine.decoding.structured import StructuredOutputsParams
+from engine.decoding.structured import StructuredOutputsParams, StructureError
 from engine.server.answer_pieces import Parser, PlainText
 from engine.server.answer_reader import AnswerReader
 from engine.server.chat_request import ChatRequest, Message
@@ -73,7 +73,12 @@ class ChatTools:
         else:
             most = 1 if body.parallel_tool_calls is False else MAX_CALLS
             schema = schema_of_calls(tools, self.arguments_field, most)
-        return replace(params, structured_outputs=_must_fit(schema))
+        try:
+            return replace(params, structured_outputs=_must_fit(schema))
+        except StructureError as error:
+            why = str(error).removeprefix("structured_outputs.json").strip()
+            message = f"tools: the schema of a required call {why}"
+            raise RequestError(400, message, param="tools") from None
 
     def messages(self, messages: Sequence[Message], template: ChatTemplate) -> list[dict[str, Any]]:
         """As in ChatExtension: calls have their arguments as an object, as Hugging Face's templates expect.

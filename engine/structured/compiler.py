@@ -18,6 +18,7 @@ from engine.decoding.structured import StructuredOutputsParams
 from engine.structured import places
 from engine.structured.automaton import TokenAutomaton
 from engine.structured.choice import Choice
+from engine.structured.costs import why_costly
 from engine.structured.matcher import Structure, StructureFailed
 from engine.structured.regex import RegexError, parse
 from engine.structured.stack import call_deep
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from engine.structured.guidance import Guidance
 
 BACKENDS = ("auto", "guidance", "ruvon")
-MAX_PROPERTIES = 1000  # of one object in a schema
 KEPT = 64  # structures that are kept for the next request
 NAME = "structured_outputs"
 
@@ -167,33 +167,17 @@ class Compiler:
             return None
 
         schema = json.loads(params.schema_text())
-        _refuse_many_properties(schema)
         try:
+            if why_not := why_costly(schema):
+                raise _refused("json", f": {why_not}")
             return self._guidance.compile(guidance.json_grammar(params, schema))
         except RecursionError:
             raise _refused("json", " is nested too deeply") from None
+        except ParameterError:
+            raise
         except (guidance.RefusedByGuidance, ValueError) as error:
             field = "json" if params.json is not None else "json_object"
             raise _refused(field, f": {error} at {places.place(schema, why)}") from None
-
-
-def _refuse_many_properties(schema: Any) -> None:
-    """Raises ParameterError if one object has more than MAX_PROPERTIES: the time to compile it grows with
-    their square.
-    """
-    parts = [schema]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            for name in ("properties", "required"):
-                count = len(value) if isinstance(value := part.get(name), dict | list) else 0
-                if count > MAX_PROPERTIES:
-                    raise _refused(
-                        "json", f": {name} has {count} names; at most {MAX_PROPERTIES} are accepted"
-                    )
-            parts += part.values()
-        elif isinstance(part, list):
-            parts += part
 
 
 INSTALL = "pip install 'ruvon[structured]'"

@@ -9,7 +9,7 @@ fails.
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import llguidance
@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.decoding.structured import StructuredOutputsParams
 from engine.structured.matcher import Mask, StructureFailed
+from engine.structured.places import changed
 from engine.structured.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_MESSAGE = 300  # characters of llguidance's own words
+NO_TEXT = "no text fits"
 # Counted in llguidance's units; the comments say about how much that is.
 LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=100_000,  # 2 ms, once; and of all that one output may need
@@ -75,6 +77,7 @@ class Guidance:
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary, eos_ids: Sequence[int]) -> None:
         wrapped = llguidance.TokenizerWrapper(_Tokens(tokenizer, vocabulary, eos_ids))
+        self._eos_ids = set(eos_ids)
         self._tokenizer = llguidance.LLTokenizer(wrapped, eos_token=list(eos_ids))
 
     def compile(self, grammar: str) -> "GuidanceStructure":
@@ -84,8 +87,11 @@ class Guidance:
         if not matcher.is_error():
             try:  # two masks: what goes beyond a limit mostly does so in one of them
                 trial = structure.start()
-                first = np.unpackbits(trial.allowed().view(np.uint8), bitorder="little").argmax()
-                if trial.advance(int(first)):
+                bits = np.unpackbits(trial.allowed().view(np.uint8), bitorder="little")
+                may_come = set(np.flatnonzero(bits).tolist()) - self._eos_ids
+                if not may_come and not trial.may_end():
+                    raise RefusedByGuidance(NO_TEXT)
+                if may_come and trial.advance(min(may_come)):
                     trial.allowed()
             except StructureFailed as error:
                 raise RefusedByGuidance(str(error)) from None
@@ -146,7 +152,7 @@ def json_grammar(params: StructuredOutputsParams, schema: Any) -> str:
     if params.whitespace_pattern is not None:
         options["whitespace_pattern"] = params.whitespace_pattern
     if params.disable_additional_properties:
-        schema = _closed(schema)
+        schema = changed(schema, _closed)
     text = "{}" if schema is True else json.dumps(schema)
     return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)
 
@@ -161,21 +167,18 @@ def lark_grammar(text: str) -> str:
 
 def choice_grammar(choices: Sequence[str]) -> str:
     """llguidance's grammar of a choice. Lark's strings are written as JSON's."""
-    return lark_grammar("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in choices))
+    texts = (json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in choices)
+    return lark_grammar("start: " + " | ".join(texts))
 
 
 def message(error: str) -> str:
     """The error's first lines, without what is not meant for a user."""
-    return " ".join(error.replace("<non-verbose/>", "").split())[:MAX_MESSAGE]
+    words = " ".join(error.replace("<non-verbose/>", "").split())[:MAX_MESSAGE]
+    return NO_TEXT if words == "NoExtensionBias" else words
 
 
-def _closed(schema: Any) -> Any:
-    """The schema, with `additionalProperties: false` beside each `properties` that leaves it open."""
-    if isinstance(schema, list):
-        return [_closed(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    closed = {name: _closed(value) for name, value in schema.items()}
-    if ("properties" in closed or "patternProperties" in closed) and "additionalProperties" not in closed:
-        closed["additionalProperties"] = False
-    return closed
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema, with `additionalProperties: false` if it names properties and leaves it open."""
+    if ("properties" in schema or "patternProperties" in schema) and "additionalProperties" not in schema:
+        return schema | {"additionalProperties": False}
+    return schema

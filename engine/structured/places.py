@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+DATA = ("const", "enum", "default", "examples")  # keywords whose values are no schemas
 MAX_CHARACTERS = 1 << 20  # of all parts that are compiled, as JSON: some seconds at most
 REFERENCED = ("$defs", "definitions")  # schemas that others refer to
 BY_NAME = ("properties", "patternProperties", "dependentSchemas", *REFERENCED)  # schemas by name
@@ -60,6 +61,21 @@ def _within(schema: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"{keyword}/{i}", part) for i, part in enumerate(value))
         elif keyword in SINGLE:
             yield keyword, value
+
+
+def changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A copy of a schema, with what `change` makes of it and of each schema within. Data stays as it is."""
+    if isinstance(schema, list):
+        return [changed(part, change) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    copy = {}
+    for keyword, value in schema.items():
+        if keyword in BY_NAME and isinstance(value, Mapping):
+            copy[keyword] = {name: changed(part, change) for name, part in value.items()}
+        else:
+            copy[keyword] = value if keyword in DATA else changed(value, change)
+    return change(copy)
 
 
 def _escaped(name: str) -> str:
