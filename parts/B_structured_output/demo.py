@@ -80,7 +80,7 @@ class Watched:
 
     def __post_init__(self) -> None:
         self.executor = self.llm.engine.executor
-        self.llm.engine.executor = self  # type: ignore[assignment]  # `submit` is all that is called
+        self.llm.engine.executor = self
 
     def submit(self, batch: Batch):
         self.batches.append(batch)
