@@ -159,6 +159,29 @@ def test_a_rank_that_ends_at_its_start(start, code):
         workers.wait_until_ready()
 
 
+def test_a_rank_that_has_ended_before_its_options_are_sent(start, monkeypatch):
+    """Nobody reads them, which is no error of its own."""
+    start_one = launch._start
+
+    def end_at_once(rank, life):
+        worker = start_one(rank, life)
+        worker.process.kill()
+        worker.process.wait()
+        return worker
+
+    monkeypatch.setattr(launch, "_start", end_at_once)
+    with pytest.raises(RankLost, match="rank 1 has ended at its start: signal 9"):
+        start(2).wait_until_ready()
+
+
+def test_a_rank_has_a_standard_error_where_this_process_has_none(start, monkeypatch):
+    """Else the first file that it opens would be its standard error, and get what a library says."""
+    monkeypatch.setattr(sys, "__stderr__", None)
+    workers = start(2)
+    workers.wait_until_ready()
+    assert os.readlink(f"/proc/{workers.workers[0].process.pid}/fd/2") == os.devnull
+
+
 def test_a_process_that_cannot_be_started_leaves_none(start, monkeypatch):
     before, started, start_one = open_files(), [], launch._start
 
