@@ -7,9 +7,12 @@ import json
 import pytest
 
 from engine.decoding.structured import StructuredOutputsParams, StructureError
+from engine.server.answer_pieces import PlainText
 from engine.server.chat_tools import Tool
+from engine.server.reasoning import ThinkParser
 from engine.server.tool_schemas import schema_of_calls
 from engine.structured.costs import why_costly
+from engine.structured.regex import RegexError, parse
 from tests.partB.test_grammar import fits, refusal, structure
 from tests.partB.test_over_http import CHAT, PROMPT, post, refused, url  # noqa: F401  # a fixture
 
@@ -122,3 +125,14 @@ def test_a_response_tells_of_it_in_its_own_words(url):  # noqa: F811
     last = post(url, "/v1/responses", **body, stream=True).text.strip().split("\n")[-1]
     failed = json.loads(last.removeprefix("data: "))["response"]
     assert failed["error"]["code"] == "invalid_prompt"
+
+
+def test_a_number_beyond_the_last_character_is_refused():
+    assert parse("\\U0010ffff")
+    with pytest.raises(RegexError, match="8 hexadecimal digits of a character"):
+        parse("\\U00110000")
+
+
+def test_thoughts_without_a_character_are_no_piece():
+    pieces = ThinkParser(PlainText()).feed("<think></think>yes")
+    assert [piece.kind for piece in pieces] == ["content"]
