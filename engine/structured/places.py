@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 DATA = ("const", "enum", "default", "examples")  # keywords whose values are no schemas
-MAX_CHARACTERS = 1 << 20  # of all parts that are compiled, as JSON: some seconds at most
+MAX_CHARACTERS = 1 << 18  # of all parts that are compiled, as JSON: a second at most
 REFERENCED = ("$defs", "definitions")  # schemas that others refer to
 BY_NAME = ("properties", "patternProperties", "dependentSchemas", *REFERENCED)  # schemas by name
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
