@@ -172,7 +172,8 @@ def show_window(console: Console, folder: Path) -> dict[str, Any]:
     console.print(
         f"\nTexts of {', '.join(map(str, lengths))} tokens, a window of {WINDOW} in both layers. Of "
         f"the cache's {room} blocks of 4 tokens, at most [bold]{max(held)}[/] were held at once; without "
-        f"the window these texts would need {without}.\nAs Hugging Face, which kept every key: [bold]{yes(same)}[/]"
+        f"the window these texts would need {without}.\n"
+        f"As Hugging Face, which kept every key: [bold]{yes(same)}[/]"
     )
     return {"tokens": lengths, "most_held": max(held), "blocks": room, "without": without, "same": same}
 
