@@ -50,7 +50,12 @@ def why_costly(schema: Any) -> str | None:
 def _schemas(schema: Any) -> list[dict[str, Any]]:
     """The schema and all schemas within it."""
     found: list[dict[str, Any]] = []
-    changed(schema, lambda part: found.append(part) or part)
+
+    def note(part: dict[str, Any]) -> dict[str, Any]:
+        found.append(part)
+        return part
+
+    changed(schema, note)
     return found
 
 
