@@ -45,8 +45,9 @@ def _moved(schema: dict[str, Any], place: str) -> Any:
 
     def move(part: dict[str, Any]) -> dict[str, Any]:
         reference = part.get("$ref")
-        is_within = isinstance(reference, str) and reference.startswith("#")
-        return part | {"$ref": f"{place}{reference[1:]}"} if is_within else part
+        if isinstance(reference, str) and reference.startswith("#"):
+            return part | {"$ref": f"{place}{reference[1:]}"}
+        return part
 
     # A schema with a name of its own would take references for those within itself.
     return changed({name: value for name, value in schema.items() if name not in ("$id", "$schema")}, move)

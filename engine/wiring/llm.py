@@ -45,7 +45,6 @@ Bar = bool | Callable[..., tqdm]
 NO_VECTORS = "models here generate text, and give no vectors or scores of texts"
 MEMORY_STAYS = "an engine keeps its memory until the process ends"
 ABSENT = {  # vLLM's methods that LLM does not have, and why
-    "beam_search": "beam search comes with Extension B",
     "embed": NO_VECTORS,
     "encode": NO_VECTORS,
     "classify": NO_VECTORS,
@@ -207,7 +206,9 @@ class LLM:
         """
         search = found("beam_search")
         if search is None:
-            self.__getattr__("beam_search")
+            raise AttributeError(
+                "'LLM' object has no attribute 'beam_search': beam search comes with Extension B"
+            )
         parsed = read_prompts(prompts)
         self._set_adapters(parsed, lora_request)
         return search.beam_search(self.engine, parsed, params, use_tqdm, concurrency_limit)

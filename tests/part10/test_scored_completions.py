@@ -11,7 +11,7 @@ from engine.core.engine_thread import EngineThread
 from engine.decoding.logprobs import TokenScores
 from engine.decoding.outputs import CompletionOutput, RequestOutput
 from engine.decoding.params import SamplingParams
-from engine.server import app
+from engine.server import completion_answer
 from engine.server.app import create_app
 from engine.server.protocol import CompletionRequest
 from engine.server.scored import ScoredCompletions
@@ -216,8 +216,8 @@ def test_several_prompts_are_each_scored(client):
 
 def test_a_long_answer_is_written_choice_by_choice(client, monkeypatch):
     """128 prompts of 1,000 tokens in one piece would keep every other stream waiting."""
-    pieces, whole = [], app._json
-    monkeypatch.setattr(app, "_json", lambda data: pieces.append(data) or whole(data))
+    pieces, whole = [], completion_answer._json
+    monkeypatch.setattr(completion_answer, "_json", lambda data: pieces.append(data) or whole(data))
     ask = ASK | {"prompt": ["one", "two"], "n": 2, "temperature": 1, "echo": True, "logprobs": 1}
     answer = client.completions.create(**ask)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]

@@ -338,7 +338,8 @@ def test_a_share_of_a_gpu_that_others_have_taken_leaves_nothing(monkeypatch):
         assert kv_cache_bytes(args, [config], Sizes(1, 64, 64), parameter) == left
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+# agent.py is a client of the server: tests/partB/test_clients.py runs it.
+@pytest.mark.parametrize("name", sorted({path.name for path in EXAMPLES.glob("*.py")} - {"agent.py"}))
 def test_a_script_written_for_vllm_runs_from_any_folder(name, capsys, monkeypatch, tmp_path):
     """Each differs from one for vLLM by its import and its model alone."""
     source = (EXAMPLES / name).read_text(encoding="utf-8")
