@@ -25,6 +25,8 @@ def why_costly(schema: Any) -> str | None:
     """Why a schema is refused before a library sees it: the keyword and what is accepted. None: it is not."""
     multiple, total = 1, 0
     for part in _schemas(schema):
+        if "x-guidance" in part:  # it may say that keywords which are not known are passed over
+            return "x-guidance is llguidance's own, and is not accepted"
         for name in ("properties", "required"):
             count = len(value) if isinstance(value := part.get(name), dict | list) else 0
             if count > MAX_PROPERTIES:

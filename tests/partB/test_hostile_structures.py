@@ -19,6 +19,7 @@ from tests.partB.test_over_http import CHAT, PROMPT, post, refused, url  # noqa:
 PRIMES = (9973, 9967, 9949)
 LATE = {"type": "string", "pattern": "(.*a.{20,30}){10}"}  # llguidance finds out in the middle of an output
 COSTLY = {
+    "options of the library's": ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"),
     "a large multiple": ({"multipleOf": 99991}, "multipleOf=99991"),
     "multiples at once": ({"anyOf": [{"multipleOf": p} for p in PRIMES]}, "multipleOf=9967"),
     "many multiples": ({"properties": {f"p{i}": {"multipleOf": 97} for i in range(104)}}, "multipleOf=97"),
