@@ -32,9 +32,10 @@ ACTIVATIONS = ("gelu_pytorch_tanh", "gelu")  # one function: the first releases 
 def config_from(raw: dict) -> LlamaConfig:
     """Translate Gemma's config.json, given as `raw`, to a LlamaConfig whose activation is ACTIVATIONS[0].
 
-    What `raw` leaves out is as in DEFAULTS. `llama.config_from` translates the rest; it accepts only
-    hidden_act="silu". Raises CheckpointError as it does, for a `hidden_act` that is not in ACTIVATIONS, and
-    for `use_bidirectional_attention`.
+    What `raw` leaves out is as in DEFAULTS, and its `hidden_act` as ACTIVATIONS[0]. `llama.config_from`
+    translates the rest; it accepts only hidden_act="silu". The result's `raw` is the one given, unchanged.
+    Raises CheckpointError as it does, for a `hidden_act` that is not in ACTIVATIONS, and for a true
+    `use_bidirectional_attention`. Each message names the field and its value, as in hidden_act='silu'.
     """
     activation = raw.get("hidden_act") or ACTIVATIONS[0]
     if activation not in ACTIVATIONS:

@@ -40,11 +40,12 @@ def test_the_activation_is_gelus_approximation(settings):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"hidden_act": "silu"}, "hidden_act='silu' is not supported, only gelu_pytorch_tanh"),
-        ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not supported"),
+        ({"hidden_act": "silu"}, "hidden_act='silu'"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         ({"num_key_value_heads": 3}, "=16 is not a multiple of num_key_value_heads=3"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(change, named):
-    with pytest.raises(CheckpointError, match=named):
+    with pytest.raises(CheckpointError) as refused:
         config_from(RAW | change)
+    assert named in str(refused.value), "the message names the field and its value"
