@@ -28,7 +28,9 @@ def test_a_window_shows_the_last_keys():
 
 
 def test_at_the_start_there_are_fewer_keys_than_the_window_shows():
-    assert seen(0, 4, 3) == [[0], [0, 1], [0, 1, 2], [1, 2, 3]]
+    assert seen(0, 4, 3) == [[0], [0, 1], [0, 1, 2], [1, 2, 3]], (
+        "with a window of 3, positions 0 and 1 see all keys up to their own, and no key before 0"
+    )
 
 
 def test_with_a_window_of_one_a_query_sees_itself():
@@ -38,4 +40,6 @@ def test_with_a_window_of_one_a_query_sees_itself():
 def test_positions_need_not_begin_at_zero():
     """As in a chunk behind a window, whose first keys are left out."""
     mask = visible(torch.tensor([[101], [102]]), torch.tensor([99, 100, 101, 102]), 2)
-    assert mask.tolist() == [[False, True, True, False], [False, False, True, True]]
+    assert mask.tolist() == [[False, True, True, False], [False, False, True, True]], (
+        "positions are compared, and not places in the tensors: with a window of 2, 101 sees 100 and 101"
+    )
