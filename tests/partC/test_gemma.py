@@ -6,8 +6,9 @@ import torch
 from engine import LLM, SamplingParams
 from engine.attention.dense import causal
 from engine.models import gemma
-from engine.models.config import ModelConfig
+from engine.models.llama import LlamaConfig
 from engine.models.loader import load_model
+from engine.models.rope import Rope
 from engine.quantization.quantize import quantize
 from tests.part01 import reference
 from tests.partC.models import random_ids, saved
@@ -29,9 +30,13 @@ def logits(model, ids: list[int]) -> torch.Tensor:
     return model.logits(model(torch.tensor(ids), torch.arange(len(ids)), causal))
 
 
-def test_the_parts_are_in_their_places(tmp_path):
-    folder, _ = saved("gemma", tmp_path, head_dim=12, rms_norm_eps=0.01)
-    model = gemma.Model(ModelConfig.from_pretrained(folder))
+def test_the_parts_are_in_their_places():
+    config = LlamaConfig(
+        model_type="gemma", vocab_size=64, hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1,
+        head_dim=12, intermediate_size=48, max_positions=64, norm_eps=0.01, activation="gelu_pytorch_tanh",
+        tie_word_embeddings=True, dtype=None, raw={}, rope=Rope((1.0,) * 6),
+    )  # fmt: skip
+    model = gemma.Model(config)
     norms = [norm for block in model.blocks for norm in (block.norm1, block.norm2)] + [model.norm]
     assert all(isinstance(norm, gemma.RMSNorm) for norm in norms), (
         "all norms are Gemma's: two of each block, and the last"
