@@ -34,7 +34,7 @@ OWN_VARIABLES = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 )
 # Fields of a message in whose texts special tokens are guarded, wherever in the field they stand.
-GUARDED_FIELDS = ("role", "content", "tool_calls", "reasoning", "reasoning_content")
+GUARDED_FIELDS = ("content", "tool_calls", "reasoning", "reasoning_content")
 # Errors that a template may raise beside Jinja's own errors.
 FAILURES = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
@@ -202,18 +202,24 @@ def chat_prompt(
             f"chat_template_kwargs has {own[0]!r}, which is no variable to be set there",
         )
     special_tokens = [token.content for token in tokenizer.added.values() if token.special]
-    # What is not guarded reaches the template as it is, so it may not spell a special token.
-    others = [{k: v for k, v in message.items() if k not in GUARDED_FIELDS} for message in messages]
-    written = json.dumps([variables, others], ensure_ascii=False, default=str)
-    inner = [{k: v for k, v in message.items() if k in GUARDED_FIELDS[2:]} for message in messages]
-    texts = _texts([inner, tools])  # in calls, thoughts and tools
-    contents = [{"content": text} for text in [written, *texts]]
-    together, guard = guarded([*messages, *contents], special_tokens)
-    if together[len(messages)]["content"] != written:
+    # One guard serves all texts, so `guarded` gets each of them as a content: those of the messages, those of
+    # the other guarded fields and of the tools, and, as JSON, whatever may not spell a special token at all.
+    guarded_fields = [
+        {name: value for name, value in message.items() if name in GUARDED_FIELDS and name != "content"}
+        for message in messages
+    ]
+    other_fields = [
+        {name: value for name, value in message.items() if name not in GUARDED_FIELDS} for message in messages
+    ]
+    unguarded = json.dumps([variables, other_fields], ensure_ascii=False, default=str)
+    texts = [unguarded, *_texts([guarded_fields, tools])]
+    results, guard = guarded([*messages, *({"content": text} for text in texts)], special_tokens)
+    guarded_texts = iter(result["content"] for result in results[len(messages) :])
+    if next(guarded_texts) != unguarded:
         raise ChatError("only a content may spell a special token, and no other field or template variable")
-    rest = iter(together[len(messages) + 1 :])
-    inner, tools = _with_texts([inner, tools], lambda _: next(rest)["content"])
-    messages = [message | more for message, more in zip(together[: len(messages)], inner, strict=True)]
+    guarded_fields, tools = _with_texts([guarded_fields, tools], lambda _: next(guarded_texts))
+    pairs = zip(results[: len(messages)], guarded_fields, strict=True)
+    messages = [message | fields for message, fields in pairs]
     text = template.render(messages, add_generation_prompt, continue_final_message, variables, tools)
     ids = prompt_token_ids(
         text, tokenizer, config, add_special_tokens=add_special_tokens, guard=guard, truncate=truncate

@@ -26,6 +26,7 @@ def test_all_of_a_message_and_the_variables_reach_the_template():
         (HI, {"a": "<end>"}),
         (HI, {"a": {"deep": ["x", {"<end>": 1}]}}),
         ([HI[0] | {"name": "<end>"}], {}),
+        ([HI[0] | {"role": "<end>"}], {}),
     ],
 )
 def test_only_a_content_may_spell_a_special_token(given, variables):
