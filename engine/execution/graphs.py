@@ -101,8 +101,8 @@ class DecodeGraphs:
         self, step_of: StepOf, last: LastTokens, vocab_size: int, max_rows: int, width: int, capture: bool,
         in_flight: int = 2,
     ) -> None:  # fmt: skip
-        """`vocab_size` is 0 if the step gives no logits: then none is chosen (Extension A). `width` is the
-        number of blocks of the longest possible sequence. `capture` records graphs, which needs a GPU.
+        """`vocab_size` is 0 if the step gives no logits: `likeliest` is not set then (Extension A). `width` is
+        the number of blocks of the longest possible sequence. `capture` records graphs, which needs a GPU.
         `in_flight` is the number of calls that may be submitted before the device begins the first.
         """
         device = last.chosen.device
@@ -122,8 +122,8 @@ class DecodeGraphs:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Returns logits[T, at least V], a row for each new token, and sets `likeliest`[:T] to each row's
-        likeliest token. The next call overwrites both. If the step attends before it stores, each sequence
-        may have one new token only.
+        likeliest token. The next call overwrites both. A sequence may have several new tokens only if the
+        step stores the keys of all of them before any row attends.
         """
         T = batch.num_tokens
         size = next(size for size in self.sizes if size >= T)
@@ -190,8 +190,8 @@ class GraphWay:
     """A `Way` that computes a step by a graph, if the step has few rows and scores no prompt."""
 
     def __init__(self, graphs: DecodeGraphs, vocab_size: int, max_new: int = 1) -> None:
-        """`max_new` is the most new tokens that a sequence may have. More than 1 is allowed only if the rows
-        of `graphs` see one another (Part 16).
+        """`max_new` is the most new tokens that a sequence may have. More than 1 needs a step
+        that stores the keys of all new tokens before any row attends (Part 16).
         """
         self.graphs, self._V, self._max_new = graphs, vocab_size, max_new
 

@@ -90,8 +90,8 @@ def load_new_token(
 ):
     """The new token's query, key and value, [DH] each, rounded to `dtype` as if they had been stored.
 
-    DH is a power of two (`SingleRow.supports`). So all numbers of tl.arange(0, DH) lie inside the head, and
-    the kernels of this file need no mask for them.
+    DH must be a power of two, which `SingleRow.fits` checks. So tl.arange(0, DH) never leaves the head, and
+    the kernels of this file load and store a head without a mask.
     """
     D: tl.constexpr = H * DH
     d = tl.arange(0, DH)

@@ -8,7 +8,7 @@ so a prefix cache hardly ever helps.
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
@@ -115,5 +115,6 @@ def replay(path: Path, context: int, seconds: float, random: Random, rate: float
 
 
 def _to_seconds(stamp: str) -> float:
-    """An ISO 8601 time as seconds since 1970. Only six decimals are kept, because Python reads no more."""
-    return datetime.fromisoformat(stamp[:26]).timestamp()
+    """An ISO 8601 time, taken as UTC, as seconds since 1970. Decimals after the sixth are dropped."""
+    # Only differences count, so a zone at the end is ignored. Local time would jump when clocks change.
+    return datetime.fromisoformat(stamp[:26]).replace(tzinfo=UTC).timestamp()

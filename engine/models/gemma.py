@@ -32,10 +32,11 @@ ACTIVATIONS = ("gelu_pytorch_tanh", "gelu")  # one function: the first releases 
 def config_from(raw: dict) -> LlamaConfig:
     """Translate Gemma's config.json, given as `raw`, to a LlamaConfig whose activation is ACTIVATIONS[0].
 
-    What `raw` leaves out is as in DEFAULTS, and its `hidden_act` as ACTIVATIONS[0]. `llama.config_from`
-    translates the rest; it accepts only hidden_act="silu". The result's `raw` is the one given, unchanged.
-    Raises CheckpointError as it does, for a `hidden_act` that is not in ACTIVATIONS, and for a true
-    `use_bidirectional_attention`. Each message names the field and its value, as in hidden_act='silu'.
+    Fields that are missing have the values in DEFAULTS; a missing `hidden_act` is ACTIVATIONS[0].
+    `llama.config_from` translates the rest; it accepts only hidden_act="silu". The result's `raw` is the one
+    given, unchanged. Raises CheckpointError, which names the field and its value, as in hidden_act='silu', if
+    `hidden_act` is not in ACTIVATIONS, if `use_bidirectional_attention` is true, or if `llama.config_from`
+    refuses a field.
     """
     activation = raw.get("hidden_act") or ACTIVATIONS[0]
     if activation not in ACTIVATIONS:
@@ -47,7 +48,7 @@ def config_from(raw: dict) -> LlamaConfig:
 
 
 class RMSNorm(llama.RMSNorm):
-    """Llama's norm, with gains that are stored as what they are more than 1."""
+    """Llama's norm with the gain 1 + weight: a checkpoint stores by how much a gain exceeds 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x[..., D] -> the same shape and dtype.
