@@ -101,8 +101,8 @@ class DecodeGraphs:
         self, step_of: StepOf, last: LastTokens, vocab_size: int, max_rows: int, width: int, capture: bool,
         in_flight: int = 2,
     ) -> None:  # fmt: skip
-        """`vocab_size` is 0 if the step gives no logits: `likeliest` is not set then (Extension A). `width` is
-        the number of blocks of the longest possible sequence. `capture` records graphs, which needs a GPU.
+        """`vocab_size` is 0 if the step gives no logits: `likeliest` is not set then (Extension A). `width`
+        is the number of blocks of the longest possible sequence. `capture` records graphs, which needs a GPU.
         `in_flight` is the number of calls that may be submitted before the device begins the first.
         """
         device = last.chosen.device

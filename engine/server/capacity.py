@@ -112,7 +112,7 @@ class Capacity:
         2. How many sequences may leave before a seat could be empty: half of the sequences that wait for a
            seat (admitted, beyond `seats`). A client that comes too early is refused again, which costs
            nothing; a client that comes too late leaves a seat empty.
-        3. The larger of 1 and 2, divided by `pace`, and at most MAX_RETRY_SECONDS. It is 0 if no pace is known.
+        3. The larger of 1 and 2, divided by `pace`, and at most MAX_RETRY_SECONDS. 0 if no pace is known.
         """
         limits = self.limits
         missing_sequences = self.sequences + sequences - limits.max_num_queued_reqs
