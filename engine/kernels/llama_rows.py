@@ -91,7 +91,8 @@ class LlamaRows:
         if is_part:
             linears = _linears_of(model)
             is_plain = all(isinstance(linear, nn.Linear) and linear.bias is None for linear in linears)
-            return power_of_two and is_plain and len(linears) >= 4 * model.config.num_layers
+            has_head = model.head(model.embed.weight[:1]).numel() > 0
+            return power_of_two and is_plain and len(linears) == 4 * model.config.num_layers + has_head
         if not power_of_two or not has_plain_linears(model, model.config.num_layers):
             return False
         return all(block.attention.proj.bias is None for block in blocks_of(model))

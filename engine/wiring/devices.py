@@ -293,6 +293,8 @@ def _transformed(
         model = slots.wrap(model)
     if rank is not None:
         model = rank.join(model)
+    if runs_graphs(args):  # whose kernels read plain weights
+        return pack_quantized(model)
     return pack_quantized(pack_linears(model, rows=sizes.max_num_seqs))
 
 

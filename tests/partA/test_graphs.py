@@ -2,6 +2,7 @@
 model's own pass.
 """
 
+import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,6 +21,7 @@ from engine.execution.steps import steps, verifying_steps
 from engine.kernels.llama_prompts import LlamaPrompts
 from engine.kernels.llama_rows import LlamaRows
 from engine.kernels.single_row import SingleRow
+from engine.layers.packed_linear import Transposed
 from engine.models.loader import load_model
 from engine.parallel.shards import Shards
 from engine.parallel.sums import sum_over_ranks
@@ -155,6 +157,10 @@ def test_kernels_that_know_no_sum_do_not_take_a_part(models, tmp_path):
     _, (part, _) = models
     assert LlamaRows.fits(part, is_part=True)
     assert not LlamaRows.fits(part)
+    for packed in ("blocks.1.mlp.down.inner", "head"):  # a copy of the layer as pack_linears leaves it
+        changed = copy.deepcopy(part)
+        changed.set_submodule(packed, Transposed(changed.get_submodule(packed)))
+        assert not LlamaRows.fits(changed, is_part=True)
     gpt2 = reference.save(reference.random_gpt2(n_embd=64, n_head=4), tmp_path / "gpt2")
     whole, cut = (load_model(gpt2, "cpu", "float32", sharding=s) for s in (None, Shards(0, 2)))
     assert SingleRow.fits(whole)
