@@ -38,7 +38,9 @@ def main() -> None:
         found |= {"parameters": model.num_parameters()}
         figures[name] = found
         millions = round(found["parameters"] / 1e6, 2)
-        bits, both, ended = (found[key] for key in ("bits_per_character", "contain_both", "end_by_themselves"))
+        bits, both, ended = (
+            found[key] for key in ("bits_per_character", "contain_both", "end_by_themselves")
+        )
         rows.append([name, millions, bits, both, ended])
         print(dict(zip(COLUMNS, rows[-1], strict=True)), flush=True)
     record(

@@ -1,5 +1,5 @@
-"""A Llama that speaks, and three with a mistake that fails nowhere; two models of other families beside Hugging
-Face, and under everything that nineteen parts have brought.
+"""A Llama that speaks, and three with a mistake that fails nowhere; two other models beside Hugging Face, and
+under everything that nineteen parts have brought.
 
 python -m parts run 20
 """
