@@ -66,6 +66,6 @@ class Spans:
 
 # Attention of S sequences of different lengths in one call:
 # out[T, Hq, Dh] = kernel(q[T, Hq, Dh], k[K, Hkv, Dh], v[K, Hkv, Dh], spans).
-# The queries of a sequence are those of its *last* tokens. Each query sees the keys of its own sequence, up to
-# the key of its own token.
+# The queries of a sequence are those of its *last* tokens. Each query sees the keys of its own sequence, up
+# to the key of its own token.
 VarlenKernel = Callable[[Tensor, Tensor, Tensor, Spans], Tensor]

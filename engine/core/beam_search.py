@@ -124,9 +124,7 @@ class BeamSearch:
         if text is not None:
             orig_prompt["prompt"] = text
         answers = BestAnswers[BeamSearchSequence](width, self.params.length_penalty)
-        return Search(
-            [Beam(request)], answers, num_blocks, max_answer_tokens, orig_prompt, request.adapter
-        )
+        return Search([Beam(request)], answers, num_blocks, max_answer_tokens, orig_prompt, request.adapter)
 
     def run(
         self,

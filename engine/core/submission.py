@@ -65,9 +65,7 @@ def _completion(index: int, request: Request) -> CompletionOutput:
     """The output of one sample so far."""
     output, reason = request.output, request.output.finish_reason
     copied: Callable[[list], Sequence] = list if reason else Snapshot  # a finished list is copied
-    completion = CompletionOutput(
-        index, output.visible, copied(output.token_ids), reason, output.stop_reason
-    )
+    completion = CompletionOutput(index, output.visible, copied(output.token_ids), reason, output.stop_reason)
     if request.logprobs:
         completion.cumulative_logprob = request.cumulative_logprob
         completion.logprobs = copied(request.logprobs)
@@ -75,9 +73,7 @@ def _completion(index: int, request: Request) -> CompletionOutput:
     return completion
 
 
-def refuse_options(
-    supports: frozenset[str], priority: int, adapter: Any, cache_salt: str | None
-) -> None:
+def refuse_options(supports: frozenset[str], priority: int, adapter: Any, cache_salt: str | None) -> None:
     """Raise ParameterError for an option that is set and not in `supports`, or for a priority that is not
     from -MAX_PRIORITY to MAX_PRIORITY.
     """

@@ -153,9 +153,7 @@ def generate(
     for step in decode_steps(forward, tokenizer, config, token_ids, params):
         stats.token_times.append(step.time)
     output = step.output
-    completion = CompletionOutput(
-        0, output.text, output.token_ids, output.finish_reason, output.stop_reason
-    )
+    completion = CompletionOutput(0, output.text, output.token_ids, output.finish_reason, output.stop_reason)
     text = prompt if isinstance(prompt, str) else None
     return RequestOutput(request_id, text, token_ids, [completion], finished=True, stats=stats)
 

@@ -81,8 +81,8 @@ def _model_vocab_size(folder: Path) -> int | None:
 
 
 def _check_ids(arguments: dict[str, Any], vocab_size: int | None) -> None:
-    """Raises ValueError, which names the token or the field, if an id in `arguments`, those of `Tokenizer`, is
-    not a whole number of at least 0, or if the id of an affix is not below `vocab_size`.
+    """Raises ValueError, which names the token or the field, if an id is not a whole number of at least 0, or
+    if the id of an affix is not below `vocab_size`. `arguments` are those of `Tokenizer`.
 
     Every prompt has the affixes, so the model must have their ids. The ids of other tokens may be larger,
     because a tokenizer's vocabulary may be larger than the model's.
