@@ -36,7 +36,9 @@ class Constraint(Protocol):
         """Why a row may have allowed no token, for an error message."""
 
     def masks(self, drafts: Sequence[int]) -> list[np.ndarray]:
-        """The masks (`Draw.mask`) of the row behind the output and of that behind each draft that fits."""
+        """The masks (`Draw.mask`) for the token after the output, and for the token after each draft, up to
+        the first draft that does not fit.
+        """
 
 
 @dataclass(eq=False, slots=True)  # compared by identity: two requests are never equal

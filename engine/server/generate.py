@@ -14,7 +14,8 @@ from fastapi import FastAPI
 from pydantic import StrictStr
 
 from engine.decoding.outputs import FinishReason
-from engine.decoding.params import SamplingParams, with_recommended
+from engine.decoding.params import SamplingParams
+from engine.decoding.recommended import with_recommended
 from engine.server import sse
 from engine.server.backend import Backend, OutputStream
 from engine.server.fields import Fields

@@ -21,8 +21,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from engine.decoding.outputs import CompletionOutput, RequestOutput
-from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams, with_recommended
+from engine.decoding.params import MAX_LOGPROBS, ParameterError, SamplingParams
 from engine.decoding.prompts import Prompt
+from engine.decoding.recommended import with_recommended
 from engine.server.errors import RequestError
 from engine.server.fields import Fields
 from engine.server.limits import (

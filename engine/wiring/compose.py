@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from engine.core.ahead import AheadEngine
-from engine.core.llm_engine import Capability, LLMEngine
+from engine.core.interfaces import Capability
+from engine.core.llm_engine import LLMEngine
 from engine.decoding.logprobs import SUPPORTS
 from engine.execution.recording import RecordedExecutor, Recording
 from engine.execution.runner import Executor

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from engine.core.llm_engine import Capability, Prepare
+    from engine.core.interfaces import Capability, Prepare
 
 # letter -> slug, as in its part.toml
 EXTENSIONS = {"A": "many_devices", "B": "structured_output", "C": "any_model"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.decoding.params import recommended_params
+from engine.decoding.recommended import recommended_params
 from engine.models.checkpoint import read_json, resolve
 from engine.models.config import ModelConfig, eos_token_ids
 from engine.wiring.engine_args import MODELS_OWN, VLLMS_OWN, EngineArgs
