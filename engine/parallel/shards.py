@@ -107,12 +107,12 @@ class Shards:
         outputs, B[out, r] is cut.
         """
         layers = {
-            name: tuple(self._factors(name, factors) for factors in parts)
+            name: tuple(self._shard_factors(name, factors) for factors in parts)
             for name, parts in adapter.layers.items()
         }
         return replace(adapter, layers=layers)
 
-    def _factors(self, layer: str, factors: Factors) -> Factors:
+    def _shard_factors(self, layer: str, factors: Factors) -> Factors:
         if layer.endswith(CUT_BY_INPUTS):
             return replace(factors, A=cut(factors.A, 1, self.rank, self.size))
         rows = factors.rows

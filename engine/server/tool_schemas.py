@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.server.chat_tools import Tool
-from engine.structured.places import changed
+from engine.structured.places import map_schemas
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -50,4 +50,5 @@ def _moved(schema: dict[str, Any], place: str) -> Any:
         return part
 
     # A schema with a name of its own would take references for those within itself.
-    return changed({name: value for name, value in schema.items() if name not in ("$id", "$schema")}, move)
+    without_ids = {name: value for name, value in schema.items() if name not in ("$id", "$schema")}
+    return map_schemas(without_ids, move)

@@ -1,8 +1,9 @@
-"""Structured output as a capability of the engine: masks for requests that must fit. Extension B.
+"""Structured output as a capability of the engine: masks for requests whose output must fit. Extension B.
 
-A mask is one field of a row's `Draw`, and Part 5 applies it. So the record stays whole, whatever computes it:
-drafts, adapters, ranks and other requests of the batch need nothing of this. A step whose tokens decide the
-next masks lands first. What was matched is kept with the request, follows its output alone, and needs nothing
+A mask is a field of a row's `Draw`, and Part 5 applies it when the row's token is chosen. So drafts,
+adapters, several ranks and other requests of the batch need no code for masks. A step that gives such a
+request a token lands before the next step is scheduled, since its token decides the next mask. How far an
+output has come is kept in its request's `Constraint`, which reads the output alone. So nothing is to be done
 when a request is preempted or a step fails.
 """
 
@@ -20,19 +21,21 @@ from engine.structured.matcher import Structure
 
 
 class Structured:
-    """A `Capability` of the engine. Its `prepare` belongs into the engine's `prepare`."""
+    """A `Capability` of the engine, which must also get the method `prepare`, as `LLMEngine(prepare=)`."""
 
     def __init__(
         self, compile: Callable[[StructuredOutputsParams], Structure], eos_ids: Sequence[int]
     ) -> None:
-        """`compile` may be called in any thread, and raises ParameterError. `eos_ids` are the tokens that end
-        an output.
+        """`compile` raises ParameterError for a constraint that is refused, and may be called in any thread.
+        `eos_ids` are the tokens that end an output.
         """
         self.compile, self._eos_ids = compile, tuple(eos_ids)
 
     def prepare(self, samples: list[Request]) -> None:
-        """Give the samples of one request their constraints. Raises ParameterError if it is refused."""
-        params = samples[0].params.structured_outputs
+        """Give each of the n samples of one prompt its `Constraint`, if its parameters have one. Any thread
+        may call this. Raises ParameterError if the constraint is refused.
+        """
+        params = samples[0].params.structured_outputs  # the same for all samples
         if params is None:
             return
         if not self._eos_ids:
@@ -43,24 +46,26 @@ class Structured:
             request.constraint = Constraint(structure, self._eos_ids, request.output.token_ids)
 
     def before_submit(self, step: Step) -> Batch:
-        """The record with a mask in each row of a request that must fit, and the other rows as they are."""
+        """The record with a mask in each row of a request that has a constraint, and the other rows as they
+        are.
+        """
         batch = step.batch
         if not any(request.constraint for request in step.requests):
             return batch
         rows = list(batch.draws.rows)
-        row = 0
-        for request, count, drafts in zip(step.requests, batch.rows.counts, drafts_of(batch), strict=True):
-            if request.constraint and count:
-                for i, mask in enumerate(request.constraint.masks(drafts), start=row):
-                    rows[i] = replace(rows[i], mask=both(mask, rows[i].mask), is_adjusted=True)
-            row += count
+        first_row = 0  # of the request
+        for request, num_rows, drafts in zip(step.requests, batch.rows.counts, drafts_of(batch), strict=True):
+            if request.constraint and num_rows:
+                for row, mask in enumerate(request.constraint.masks(drafts), start=first_row):
+                    rows[row] = replace(rows[row], mask=both(mask, rows[row].mask), is_adjusted=True)
+            first_row += num_rows
         return replace(batch, draws=replace(batch.draws, rows=tuple(rows)))
 
     def must_land_first(self, step: Step) -> bool:
-        """Whether a request that must fit gets a token in the step: it decides the next mask."""
+        """Whether the step gives a token to a request that has a constraint."""
         return any(
-            request.constraint and count
-            for request, count in zip(step.requests, step.batch.rows.counts, strict=True)
+            request.constraint and num_rows
+            for request, num_rows in zip(step.requests, step.batch.rows.counts, strict=True)
         )
 
     def after_result(self, step: Step, result: StepResult) -> StepResult:

@@ -53,19 +53,27 @@ class Rank(Protocol):
         """This rank's part of an adapter."""
 
     def row_max(self, name: str, weight: torch.Tensor) -> torch.Tensor | None:
-        """For `quantize`."""
+        """The largest magnitude in each row of a layer over all ranks; None if the rows are whole (`RowMax`
+        in engine/quantization/quantize.py).
+        """
 
     def join(self, model: LanguageModel) -> LanguageModel:
         """Put the sums over ranks into this rank's part of a model, in place; returns the model."""
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Replace x by the sum over the ranks, and return x: for kernels in place of the model's layers."""
+    def all_reduce_sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Replace x, of any shape, by the sum over the ranks, and return x: for kernels in place of the
+        model's layers. Raises RuntimeError if another rank has ended or does not join in time.
+        """
 
-    def smallest(self, number: int) -> int:
-        """The smallest of the ranks' numbers. All ranks ask."""
+    def all_reduce_min(self, number: int) -> int:
+        """The minimum of `number` over the ranks, which must all call this. Raises RuntimeError as
+        `all_reduce_sum` does.
+        """
 
     def executor(self, runner: ModelRunner, slots: AdapterSlots | None) -> Executor:
-        """Has all ranks compute, or what rank 0 tells. `runner`: this rank's."""
+        """The executor of this rank: on rank 0, one that has all ranks compute each step; on another rank,
+        one that computes the steps that rank 0 sends. `runner` and `slots`: this rank's.
+        """
 
 
 @dataclass(frozen=True)
@@ -130,7 +138,7 @@ def load_one_device(args: EngineArgs, rank: Rank | None = None) -> Devices:
     parameter = next(model.parameters())  # the memory takes this parameter's device and dtype
     num_bytes = kv_cache_bytes(args, configs, sizes, parameter, rank.num_on_host if rank else 1)
     if rank:
-        num_bytes = rank.smallest(num_bytes)
+        num_bytes = rank.all_reduce_min(num_bytes)
     args = replace(args, kv_cache_memory_bytes=max(1, num_bytes), gpu_memory_utilization=None)
     memory = make_memory(args, model.config, sizes, parameter, configs)
     # 4. The model's runner, with the functions that adapters, log probabilities and speculation add.
@@ -343,7 +351,7 @@ def _runner(
     from engine.kernels.verify_attend import MOST_NEW
 
     V, max_seqs = model.config.vocab_size, sizes.max_num_seqs
-    sum_parts = rank.sum if rank else None
+    sum_parts = rank.all_reduce_sum if rank else None
     if rank and not rank.chooses:
         V = 0
     max_blocks = -(-sizes.max_model_len // memory.block_size)  # of the longest sequence, rounded up

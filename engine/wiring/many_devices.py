@@ -55,13 +55,13 @@ def load_devices(args: EngineArgs) -> Devices:
         raise ValueError(f"tensor_parallel_size={size}: a process cannot be started: {error}") from error
     try:
         workers.wait_until_ready()
-        with workers.together():
+        with workers.raising_rank_lost():
             group = Group(0, size, workers.store, torch.device(places[0]), backend)
-        workers.at_end(group.close)
+        workers.on_stop(group.close)
         try:
             devices = load_one_device(replace(args, device=places[0]), Rank(group, workers))
         except RuntimeError:  # of a sum, perhaps: then another rank's end is the cause
-            with workers.together():
+            with workers.raising_rank_lost():
                 raise
     except RankLost as error:
         workers.stop()

@@ -165,13 +165,13 @@ def test_a_start_that_fails_ends_the_ranks(error, raised, words, monkeypatch):
             pass
 
         @contextmanager
-        def together(self):
+        def raising_rank_lost(self):
             try:
                 yield
             except Exception as error:
                 raise RankLost("rank 1 has ended") from error
 
-        def at_end(self, callback):
+        def on_stop(self, callback):
             callback()
 
         def stop(self):
@@ -180,7 +180,9 @@ def test_a_start_that_fails_ends_the_ranks(error, raised, words, monkeypatch):
     def load(args, rank):
         raise error
 
-    group = SimpleNamespace(rank=0, size=2, device=torch.device("cpu"), smallest=None, sum=None)
+    group = SimpleNamespace(
+        rank=0, size=2, device=torch.device("cpu"), all_reduce_min=None, all_reduce_sum=None
+    )
     group.close = lambda: stopped.append("group")
     monkeypatch.setattr(many_devices, "Workers", Started)
     monkeypatch.setattr(many_devices, "Group", lambda *_: group)
