@@ -31,9 +31,10 @@ from engine.models.checkpoint import CheckpointError
 from engine.server.app import Extension
 from engine.server.backend import Backend
 from engine.server.errors import RequestError
+from engine.server.field_types import Name
 from engine.server.fields import Fields
 from engine.server.limits import MAX_LOADS
-from engine.server.protocol import Name, SamplingFields
+from engine.server.protocol import SamplingFields
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_RULE = "letters, digits, '.', '_' and '-' are accepted, 64 at most, a letter or a digit first"
@@ -185,6 +186,7 @@ def _refuse_if_down(backend: Backend) -> None:
 
 
 def _refusal(error: ValueError | EngineError) -> RequestError:
+    """The RequestError for an adapter that is refused, or for an engine that has ended."""
     if isinstance(error, EngineError):
         return RequestError(503, str(error), code="engine_down")
     code = error.code if isinstance(error, AdapterError) else None

@@ -1,5 +1,4 @@
-"""What Extension B brings to the server: tools and thoughts in chats, by the flags of vLLM's `serve`.
-Extension B.
+"""Adds tools and thoughts to a server's chats, as the flags of vLLM's `serve` ask for them. Extension B.
 
 No module imports this one: engine/cli/serving.py finds it by its name.
 """
@@ -14,7 +13,9 @@ from engine.structured.capability import Structured
 def check_flags(
     tool_call_parser: str | None, enable_auto_tool_choice: bool, reasoning_parser: str | None
 ) -> None:
-    """Raise ValueError for a parser that is none, and for a choice without a parser."""
+    """Raise ValueError for the name of a parser that does not exist, and for `enable_auto_tool_choice`
+    without a `tool_call_parser`.
+    """
     for name, value, parsers in (
         ("tool_call_parser", tool_call_parser, TOOL_PARSERS),
         ("reasoning_parser", reasoning_parser, REASONING_PARSERS),

@@ -34,8 +34,8 @@ from engine.speculation.step_times import StepTimes
 from engine.wiring.compose_cache import plan_of
 from engine.wiring.devices import Devices, load_devices
 from engine.wiring.engine_args import EngineArgs
-from engine.wiring.extensions import BRING_CAPABILITIES, Brought, is_here, wiring_of
-from engine.wiring.generation_config import with_its_eos
+from engine.wiring.extensions import BRING_CAPABILITIES, Contribution, is_here, wiring_of
+from engine.wiring.generation_config import with_eos_tokens
 from engine.wiring.replay import about
 
 
@@ -84,8 +84,8 @@ def _compose(devices: Devices, recording: Recording | None, listeners: Sequence[
         )
         speculation = _speculation(devices, devices.speculative, scheduler, draft_executor, step_times)
         capabilities.append(speculation)
-    extensions: list[Brought] = [
-        wiring_of(letter).brought(devices) for letter in BRING_CAPABILITIES if is_here(letter)
+    extensions: list[Contribution] = [
+        wiring_of(letter).contribution(devices) for letter in BRING_CAPABILITIES if is_here(letter)
     ]
     capabilities += [extension.capability for extension in extensions]
     # 4. The engine.
@@ -98,7 +98,7 @@ def _compose(devices: Devices, recording: Recording | None, listeners: Sequence[
         supports |= extension.supports
     engine = engine_class(
         devices.tokenizer,
-        with_its_eos(devices.config, args),
+        with_eos_tokens(devices.config, args),
         scheduler,
         executor,
         Listeners(listeners),

@@ -19,7 +19,8 @@ from engine.execution.runner import Executor, ModelRunner
 from engine.lora.adapter import read_adapter
 from engine.machine.version import ruvon_version
 from engine.models.checkpoint import CheckpointError
-from engine.wiring.devices import Devices, load_devices, options_of
+from engine.wiring.defaults import options_of
+from engine.wiring.devices import Devices, load_devices
 from engine.wiring.engine_args import EngineArgs
 
 MAX_ABOUT = 2**20  # characters that are read of a recording's first line
@@ -67,7 +68,7 @@ def replay(path: str | Path, model: str | None = None) -> Iterator[Compared]:
 
     # 3. The steps, line by line.
     with open(path, encoding="utf-8", errors="replace") as file:
-        file.readline(MAX_ABOUT)  # the first line, which `args_of` has read
+        file.readline(MAX_ABOUT)  # skip the first line, which `args_of` has read
         yield from run_again(file, runners, write_adapter)
 
 
