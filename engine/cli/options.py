@@ -174,6 +174,7 @@ def takes_neutral_flags(
             for flag, (values, _) in neutral.items()
         ]
         parameters = [*signature.parameters.values(), *hidden]
+        # As above: mypy does not know that a function's signature can be set.
         from_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         from_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return from_flags

@@ -236,7 +236,7 @@ class Flat(Module):
     @property
     def weight(self) -> Tensor:
         """Some code of the library asks for its dtype or device."""
-        return self.linear.weight  # type: ignore[return-value]
+        return self.linear.weight  # type: ignore[return-value]  # any linear layer has one
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
