@@ -16,9 +16,7 @@ REQUESTS = {  # how a row begins -> the requests of its test
     "a crowd on drafts": A_CROWD,
     "the same in int8": A_CROWD,
     "one adapter's name": f"{adapters.SWAPPED_ASKS}, and {adapters.SWAPPED_ASKS}",
-    "twenty who load": (
-        f"{adapters.ADMINS * adapters.CHANGES} and {adapters.ASKERS * adapters.ASKS}, twice"
-    ),
+    "twenty who load": f"{adapters.ADMINS * adapters.CHANGES} and {adapters.ASKERS * adapters.ASKS}, twice",
     "a hundred users": f"{2 * (storm.USERS + storm.LEAVERS)}",
     "clients of every kind": f"{soak.CLIENTS * soak.VISITS} visits",
 }
