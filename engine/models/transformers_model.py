@@ -251,7 +251,7 @@ class FlatLinear(Module):
     @property
     def weight(self) -> Tensor:
         """The layer's weight: some code of the library reads its dtype or device."""
-        return self.linear.weight  # type: ignore[return-value]
+        return self.linear.weight  # type: ignore[return-value]  # any linear layer has one
 
     def forward(self, x: Tensor) -> Tensor:
         """x[..., in] -> [..., out]"""

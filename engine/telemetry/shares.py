@@ -22,7 +22,8 @@ def share_out(total: int, weights: Sequence[int]) -> list[int]:
 
     The parts add up to `total`. Each part differs from its exact share by less than 1. A weight of 0 gets 0.
 
-    Raises ValueError if `total` or a weight is below 0, or if `total` is above 0 and no weight is.
+    Raises ValueError, whose message says total=… with the value, if `total` or a weight is below 0, or if
+    `total` is above 0 and no weight is.
     """
     if total < 0 or min(weights, default=0) < 0:
         raise ValueError(f"{total=}, {min(weights, default=0)=}: neither may be below 0")

@@ -52,6 +52,9 @@ NEUTRAL = {
     ),
     "compilation_config": Neutral((None, {}), "CUDA graphs alone can be chosen, by enforce_eager"),
     "attention_backend": Neutral((None,), "attention names it"),
+    "logits_processors": Neutral(
+        (None, []), "a step is a record of numbers that any process can compute, and a function is none"
+    ),
     "max_logprobs": Neutral((20,), "a request may ask for 0 to 20 log probabilities a token"),
     "reasoning_parser": Neutral((None, ""), REASONING),
     "max_cpu_loras": Neutral((None,), "max_loras says how many adapters are kept"),
