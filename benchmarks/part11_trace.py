@@ -111,7 +111,8 @@ def main() -> None:
     ]
     tables = {"cost": {"columns": ["what", "ms", "share of a step"], "rows": rows}}
     workload = {
-        "model": MODEL, "sequences": args.sequences, "tokens": TOKENS, "rounds": args.rounds, "window": WINDOW,
+        "model": MODEL, "sequences": args.sequences, "tokens": TOKENS, "rounds": args.rounds,
+        "window": WINDOW,
     }  # fmt: skip
     show(record("part11_trace", __doc__.splitlines()[0], workload, figures, tables), tables)
     print(f"{figures['bytes_per_token']:.0f} bytes of the file for an output token")

@@ -63,7 +63,5 @@ def _shares(step: dict[str, Any]) -> str:
 
 def _batch(step: dict[str, Any], num_preemptions: int) -> str:
     fill = "" if step["fill"] is None else f", {step['fill']:.1%} of the budget"
-    return (
-        f"in a step, on average: {step['mean_sequences']:.1f} requests, {step['mean_tokens']:.1f} tokens{fill}; "
-        f"preemptions: {num_preemptions:,}"
-    )
+    size = f"{step['mean_sequences']:.1f} requests, {step['mean_tokens']:.1f} tokens{fill}"
+    return f"in a step, on average: {size}; preemptions: {num_preemptions:,}"

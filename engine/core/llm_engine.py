@@ -282,8 +282,8 @@ class LLMEngine:
             callback(error)
 
     def shutdown(self) -> None:
-        """Tell those in `on_shutdown`, and end the processes and threads that compute for this engine. No step
-        may follow.
+        """Call those in `on_shutdown`, and end the processes and threads that compute for this engine. No
+        step may follow.
         """
         for callback in self.on_shutdown:
             callback()

@@ -44,9 +44,7 @@ class OpenRequest:
 class Spans(Listener):
     """Makes a span of each request when it ends. The engine's thread calls the `on_…` methods."""
 
-    def __init__(
-        self, processor: SpanProcessor, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, processor: SpanProcessor, clock: Callable[[], float] = time.perf_counter) -> None:
         """`processor` gets the spans. `clock` returns seconds, and must be that of `Request.stats`."""
         named = "OTEL_SERVICE_NAME" in os.environ or "service.name" in os.environ.get(
             "OTEL_RESOURCE_ATTRIBUTES", ""
@@ -127,8 +125,8 @@ def attributes(
 
 
 def open_spans(endpoint: str) -> Spans:
-    """Spans that go to the collector at `endpoint`, the URL to which OTLP is sent over HTTP. Raises ValueError
-    for what is no such URL.
+    """Spans that go to the collector at `endpoint`, a URL to which OTLP is sent over HTTP. Raises ValueError
+    for what is none.
     """
     given = f"otlp_traces_endpoint={endpoint!r}"
     protocol = os.environ.get(PROTOCOL, "http/protobuf")

@@ -208,9 +208,7 @@ class Trace(Listener):
         if values != last_values:
             when = max(when, last)
             self._counters[name] = when, values
-            events.append(
-                f'{{"ph":"C","pid":{ENGINE},"ts":{when},"name":"{name}","args":{{{values}}}}}'
-            )
+            events.append(f'{{"ph":"C","pid":{ENGINE},"ts":{when},"name":"{name}","args":{{{values}}}}}')
 
     def on_finish(self, request: Request) -> None:
         row = self._rows.pop(request.id, None)

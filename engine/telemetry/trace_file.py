@@ -60,8 +60,7 @@ class TraceFile:
         self._ending.set()
 
     def close(self) -> None:
-        """End the file, and wait until it is written. Does nothing in a fork of the process that opened it.
-        """
+        """End the file, and wait until it is written. In a fork of the process that opened it, do nothing."""
         if os.getpid() != self._process_id:
             return
         self.end()

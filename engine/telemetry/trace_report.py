@@ -64,14 +64,14 @@ class TraceContent:
 def read_trace(path: str | Path) -> TraceContent:
     """Read the file. Raises ValueError if it cannot be read, or if it is no trace."""
     content = TraceContent()
-    number = 1  # of the line
     try:
         for number, event in _events(path):
-            _take(event, content)
+            try:
+                _take(event, content)
+            except (KeyError, TypeError, AttributeError):
+                raise ValueError(f"line {number} is no event of a trace") from None
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from None
-    except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"{path}: no trace: line {number} is no event of a trace") from None
     except ValueError as error:
         raise ValueError(f"{path}: no trace: {error}") from None
     if not content.last and not content.requests:

@@ -10,7 +10,7 @@ import pytest
 
 from engine.decoding.params import SamplingParams
 from engine.scheduling.continuous import ContinuousScheduler
-from engine.telemetry.trace import DEVICE, LAND, SCHEDULE, Trace, open_trace
+from engine.telemetry.trace import DEVICE, SCHEDULE, Trace, open_trace
 from engine.telemetry.trace_file import TraceFile
 from tests.part06.fakes import BlockCache, FakeForward, Recorder, run_to_end
 from tests.part11.traces import counted, lives, names, num_output_tokens, read_cut_off, read_strictly, steps
@@ -88,7 +88,9 @@ def test_a_steps_three_slices_are_its_record(traced):
         seconds = record.schedule_seconds, record.execute_seconds
         assert tracks[SCHEDULE]["dur"] == pytest.approx(seconds[0] * 1e6, abs=2)
         assert tracks[DEVICE]["dur"] == pytest.approx(seconds[1] * 1e6, abs=2)
-        assert sum(t["dur"] for t in tracks.values()) == pytest.approx((record.end - record.start) * 1e6, abs=3)
+        assert sum(t["dur"] for t in tracks.values()) == pytest.approx(
+            (record.end - record.start) * 1e6, abs=3
+        )
         assert tracks[DEVICE]["args"] == {
             "step": record.number,
             "tokens": sum(record.tokens_computed),

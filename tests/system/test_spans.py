@@ -71,7 +71,9 @@ def test_a_request_has_a_span_with_vllms_names(exported):
     assert values["gen_ai.request.max_tokens"] == values["gen_ai.usage.completion_tokens"] == 7
     assert values["gen_ai.usage.prompt_tokens"] == len(output.prompt_token_ids)
     assert values["gen_ai.response.finish_reasons"] == ("length",)
-    latency = {name.removeprefix("gen_ai.latency."): value for name, value in values.items() if "latency" in name}
+    latency = {
+        name.removeprefix("gen_ai.latency."): value for name, value in values.items() if "latency" in name
+    }
     assert latency["time_to_first_token"] == pytest.approx(output.stats.time_to_first_token)
     assert latency["time_in_queue"] + latency["time_in_model_prefill"] == pytest.approx(
         latency["time_to_first_token"]
@@ -197,7 +199,9 @@ def test_spans_reach_a_collector_over_http_when_the_engine_is_shut_down():
 )
 def test_what_is_no_address_is_refused_before_a_model_is_loaded(endpoint):
     message = refusal("serve", "no-such-model", "--port", "0", "--otlp-traces-endpoint", endpoint)
-    assert message.startswith(f"ruvon serve: otlp_traces_endpoint={endpoint!r}: an address is accepted such as")
+    assert message.startswith(
+        f"ruvon serve: otlp_traces_endpoint={endpoint!r}: an address is accepted such as"
+    )
 
 
 def test_another_protocol_than_http_is_refused(monkeypatch):

@@ -54,6 +54,7 @@ def crowd(url: str) -> dict[str, int]:
     """Ask for a mix: a long prompt, streams, samples, and somebody who leaves. The id of each answer that was
     read to its end, and how many tokens it has.
     """
+
     def complete(fields: dict) -> tuple[str, int]:
         answer = httpx.post(f"{url}/v1/completions", json=ASK | fields, timeout=DEADLINE, trust_env=False)
         return answer.json()["id"], answer.json()["usage"]["completion_tokens"]
@@ -76,7 +77,7 @@ def crowd(url: str) -> dict[str, int]:
         asked.append(pool.submit(complete, {"prompt": LONG, "max_tokens": 8}))
         asked.append(pool.submit(complete, {"prompt": "Once", "max_tokens": 10, "n": 2, "seed": 1}))
         asked.append(pool.submit(stream, 3))
-        return {name: num_tokens for name, num_tokens in (future.result() for future in asked)}
+        return dict(future.result() for future in asked)
 
 
 def test_a_servers_trace_is_whole_after_sigterm_and_the_command_says_what_is_in_it(tmp_path, capsys):
@@ -107,7 +108,13 @@ def test_a_servers_trace_is_whole_after_sigterm_and_the_command_says_what_is_in_
     assert found["step"]["count"] == len(steps(events))
     assert 0 < found["step"]["fill"] <= 1
     shown = said(capsys, "trace", str(file))
-    for words in ("time to first token", "time between tokens", "wait in the queue", "time of a step", "budget"):
+    for words in (
+        "time to first token",
+        "time between tokens",
+        "wait in the queue",
+        "time of a step",
+        "budget",
+    ):
         assert words in shown
 
 
@@ -215,7 +222,9 @@ def test_an_engine_that_is_stopped_beside_its_readers_closes_its_trace(tmp_path)
     assert names(lives(read_strictly(file))["a/0"]) == ["waiting", "prefill", "decode", "decode"]
 
 
-@pytest.mark.parametrize(("text", "says"), [("{}", "no trace"), (None, "No such file"), ("[\nx\ny\n", "line 2")])
+@pytest.mark.parametrize(
+    ("text", "says"), [("{}", "no trace"), (None, "No such file"), ("[\nx\ny\n", "line 2")]
+)
 def test_what_is_no_trace_is_said_in_one_line(text, says, tmp_path):
     file = tmp_path / "file"
     if text is not None:
