@@ -198,7 +198,7 @@ def test_spans_reach_a_collector_over_http_when_the_engine_is_shut_down():
     "endpoint", ["grpc://localhost:4317", "localhost:4318", "", "http://", "http://x:99999", "http://[x"]
 )
 def test_what_is_no_address_is_refused_before_a_model_is_loaded(endpoint):
-    message = refusal("serve", "no-such-model", "--port", "0", "--otlp-traces-endpoint", endpoint)
+    message = refusal("serve", "storyteller-draft", "--port", "0", "--otlp-traces-endpoint", endpoint)
     assert message.startswith(
         f"ruvon serve: otlp_traces_endpoint={endpoint!r}: an address is accepted such as"
     )
@@ -216,7 +216,7 @@ def test_without_the_extra_the_option_is_refused_with_the_line_that_installs_it(
     monkeypatch.delitem(sys.modules, "engine.telemetry.spans")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    message = refusal("serve", "no-such-model", "--port", "0", "--otlp-traces-endpoint", "http://x")
+    message = refusal("serve", "storyteller-draft", "--port", "0", "--otlp-traces-endpoint", "http://x")
     assert message.startswith("ruvon serve: otlp_traces_endpoint='http://x': opentelemetry.")
     assert message.endswith("is not installed; pip install 'ruvon[otel]'")
 

@@ -189,13 +189,13 @@ def test_a_trace_that_cannot_be_written_is_refused_before_a_model_is_loaded(wher
     with pytest.raises(ValueError, match="trace=") as refused:
         LLM("no-such-model", trace=tmp_path / where)
     assert "\n" not in str(refused.value)
-    said_by_serve = refusal("serve", "no-such-model", "--port", "0", "--trace", str(tmp_path / where))
+    said_by_serve = refusal("serve", "storyteller-draft", "--port", "0", "--trace", str(tmp_path / where))
     assert re.fullmatch(r"ruvon serve: trace='.*': [\w ]+", said_by_serve)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
 def test_a_full_disk_is_said_at_once():
-    assert "No space left" in refusal("serve", "no-such-model", "--port", "0", "--trace", "/dev/full")
+    assert "No space left" in refusal("serve", "storyteller-draft", "--port", "0", "--trace", "/dev/full")
 
 
 def test_a_model_that_cannot_be_loaded_leaves_no_thread(tmp_path):
