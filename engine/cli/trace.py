@@ -13,20 +13,19 @@ def trace(
     file: Annotated[Path, typer.Argument(help="A file that --trace wrote, whole or cut off.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Say what a trace shows: five figures that tell where the time went.
+    """Say what a trace shows, in five figures: where did the time go?
 
     1. Time to first token: what a user waits before anything moves.
 
-    2. Time between tokens: how evenly the text runs; a high p95 means that long prompts share its steps.
+    2. Time between tokens: how evenly a text runs. If p95 is high, look for long prompts in its steps.
 
     3. Wait in the queue: the part of the first that more seats or more memory would save.
 
-    4. Time of a step: how much of it the device has, and how much the host has to schedule and to land.
+    4. Time of a step: how much of it the device has, and how much the host has.
 
-    5. Fill of a step, against its budget of tokens; and preemptions, which compute tokens twice.
+    5. Fill of a step: requests, and tokens against the budget. Preempted requests are computed twice.
 
-    The file itself shows each step and each request: open it at https://ui.perfetto.dev, or at
-    chrome://tracing.
+    The file has each step and each request: open it at https://ui.perfetto.dev or chrome://tracing.
     """
     from rich.console import Console
 

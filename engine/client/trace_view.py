@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -24,7 +24,7 @@ def trace_view(figures: dict[str, Any]) -> Group:
         table.add_row(label, *_spread(figures[name], unit))
     step = figures["step"]
     table.add_row("time of a step", *_spread(step, "steps"))
-    lines = [Text(_heading(figures)), Text(), table]
+    lines: list[RenderableType] = [Text(_heading(figures)), Text(), table]
     if step is not None:
         lines += [Text(), Text(_shares(step)), Text(_batch(step, figures["preemptions"]))]
     if figures["counted"]:

@@ -14,8 +14,8 @@ construction, by one clock. The file has
 - counters: requests that run and wait, the blocks of the cache, the tokens of a step against its budget, and
   what the engine's capabilities count, such as drafts (Part 16).
 
-A "decode" without arguments has computed one token and brought one: it is most of a trace, about 70 bytes for
-an output token; a step adds about 500. Texts are in no trace, the ids of requests are. At the size bound of
+A "decode" without arguments has computed one token and brought one. It takes about 70 bytes of the file, and
+a step about 500 more, whatever its size. Texts are in no trace, the ids of requests are. At the size bound of
 its file the trace ends, with an event that says so.
 """
 
