@@ -48,7 +48,7 @@ class Replica:
         if Path(folder).is_dir():  # another machine may not have it
             os.chdir(folder)
         name = serve.get_replica_context().replica_tag
-        args = replace(args, record=own_file(args.record, name))
+        args = replace(args, record=own_file(args.record, name), trace=own_file(args.trace, name))
         log = own_file(flags.cost_log, name)
         one_thread_if_small(args.model, args.model_impl)
         self.costs = CostAccounting.parse(flags.price_per_hour, flags.api_price, log, flags.cost_weights)

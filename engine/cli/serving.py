@@ -41,6 +41,7 @@ from engine.server.run import max_connections
 from engine.server.scored import ScoredCompletions
 from engine.server.telemetry_routes import OPEN_PATHS, telemetry_routes
 from engine.server.tokenization import tokenization_routes
+from engine.server.trace_context import TracedBackend, trace_context
 from engine.server.usage_cost import usage_cost
 from engine.server.watch import StepWatch
 from engine.speculation.capability import Speculation
@@ -132,8 +133,9 @@ class Service:
                 adapters.load(adapter, adapter_engine.read(adapter, folder))
         else:
             self.engine_thread = EngineThread(self.engine, self.name, aliases)
+        is_traced = args.otlp_traces_endpoint is not None
         self.backend = Admission(
-            self.engine_thread,
+            TracedBackend(self.engine_thread) if is_traced else self.engine_thread,
             Capacity(limits, scheduler.max_num_seqs),
             request_timeout,
             StepWatch(self.engine),
@@ -204,6 +206,8 @@ class Service:
             partial(generate_route, recommended=defaults),
             chat_page,
         ]
+        if self.args.otlp_traces_endpoint is not None:
+            extensions.append(trace_context)
         if adapter_engine and self.lora_dir:
             extensions.append(adapter_routes(adapter_engine, self.lora_dir))
         return create_app(

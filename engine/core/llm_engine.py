@@ -9,7 +9,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -89,6 +89,7 @@ class LLMEngine:
         self._process_id = os.getpid()
         # Functions to call, in any thread, when no step can be computed any more.
         self.on_lost: list[Callable[[BaseException], None]] = []
+        self.on_shutdown: list[Callable[[], None]] = []  # called by `shutdown`
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineOptions) -> "LLMEngine":
@@ -109,11 +110,13 @@ class LLMEngine:
         priority: int = 0,
         adapter: Any = None,
         cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> list[Request]:
         """Check a request, and return its `params.n` samples, which are not queued. Any thread may call this.
 
         `priority` is from -MAX_PRIORITY to MAX_PRIORITY, and the lowest goes first. `adapter` is a value that
-        `Adapters.key` accepts; `add` checks that the adapter exists.
+        `Adapters.key` accepts; `add` checks that the adapter exists. `trace_headers` are for listeners that
+        trace requests beyond this process.
 
         The samples have a copy of `params`, which the caller may change afterwards.
 
@@ -135,6 +138,7 @@ class LLMEngine:
             priority=priority,
             adapter=adapter,
             cache_salt=cache_salt,
+            trace_headers=trace_headers,
         )
         for prepare in self.prepare:
             prepare(samples)
@@ -196,7 +200,11 @@ class LLMEngine:
             callback(error)
 
     def shutdown(self) -> None:
-        """End the processes and threads that compute for this engine. No step may follow."""
+        """Call those in `on_shutdown`, and end the processes and threads that compute for this engine. No
+        step may follow.
+        """
+        for callback in self.on_shutdown:
+            callback()
         self.executor.shutdown()
 
     def has_unfinished_requests(self) -> bool:

@@ -7,7 +7,7 @@ parts; the comment of a later part's field names the part.
 
 import enum
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,6 +60,7 @@ class Request:
     # The adapter's key once the request is queued, and before that the name that the user gave (Part 18).
     adapter: str | None = None
     cache_salt: str | None = None  # requests with different salts share no cached prefix (Part 12)
+    trace_headers: Mapping[str, str] | None = None  # W3C's trace context, of which the request is a part
     constraint: Constraint | None = None  # None: any output fits (Extension B)
     parent: "Request | None" = None  # the first of n > 1 samples, whose prompt the others may share (Part 12)
     state: State = State.WAITING

@@ -7,6 +7,7 @@ and adapters.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from engine.wiring.engine_args import EngineArgs
 from engine.wiring.extensions import BRING_CAPABILITIES, Contribution, is_here, wiring_of
 from engine.wiring.generation_config import with_eos_tokens
 from engine.wiring.replay import about
+from engine.wiring.watchers import Watchers
 
 
 def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEngine:
@@ -46,15 +48,19 @@ def build_engine(args: EngineArgs, listeners: Sequence[Listener] = ()) -> LLMEng
     cannot be met on this machine.
     """
     recording = _open_recording(args.record) if args.record is not None else None
-    devices = load_devices(args)
-    try:
-        return _compose(devices, recording, listeners)
-    except BaseException:
-        devices.executor.shutdown()
-        raise
+    watchers = Watchers(args)
+    with ExitStack() as opened:  # is closed if anything fails from here on
+        opened.callback(watchers.close)
+        devices = load_devices(args)
+        opened.callback(devices.executor.shutdown)
+        engine = _compose(devices, recording, listeners, watchers)
+        opened.pop_all()
+    return engine
 
 
-def _compose(devices: Devices, recording: Recording | None, listeners: Sequence[Listener]) -> LLMEngine:
+def _compose(
+    devices: Devices, recording: Recording | None, listeners: Sequence[Listener], watchers: Watchers
+) -> LLMEngine:
     """The engine, made of the loaded models. Raises ValueError if an option cannot be met."""
     args, slots, sizes = devices.args, devices.slots, devices.sizes
     # 1. Executors of the model and of the draft model, each wrapped in a recorder if the steps are recorded.
@@ -101,7 +107,7 @@ def _compose(devices: Devices, recording: Recording | None, listeners: Sequence[
         with_eos_tokens(devices.config, args),
         scheduler,
         executor,
-        Listeners(listeners),
+        Listeners([*listeners, *watchers.listeners(args, scheduler)]),
         recover=scheduler.recover,
         supports=supports,
         max_model_len=sizes.max_model_len,
@@ -111,6 +117,7 @@ def _compose(devices: Devices, recording: Recording | None, listeners: Sequence[
         prepare=[extension.prepare for extension in extensions],
     )
     executor.on_lost(engine.lose)
+    engine.on_shutdown.append(watchers.close)
     return engine
 
 

@@ -45,9 +45,9 @@ def load_devices(args: EngineArgs) -> Devices:
 
     def options(rank: int) -> Mapping[str, Any]:
         """What a rank's process is told (engine/wiring/rank.py)."""
-        # Only rank 0 writes the recording.
+        # Only rank 0 writes the recording and the trace.
         drafts = _without_proposer(args)
-        rank_args = replace(args, device=places[rank], speculative_config=drafts, record=None)
+        rank_args = replace(args, device=places[rank], speculative_config=drafts, record=None, trace=None)
         return {"threads": threads, "backend": backend, "args": options_of(rank_args)}
 
     try:

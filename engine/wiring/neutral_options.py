@@ -61,6 +61,7 @@ NEUTRAL = {
     "disable_log_stats": Neutral(
         (True,), "no statistics are logged; LLM(disable_log_stats=False) has get_metrics, a server /metrics"
     ),
+    "collect_detailed_traces": Neutral((None,), "spans are of requests; trace has each step"),
     "enable_log_requests": Neutral((False,), "no request is logged"),
 }
 

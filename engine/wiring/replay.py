@@ -24,14 +24,15 @@ from engine.wiring.devices import Devices, load_devices
 from engine.wiring.engine_args import EngineArgs
 
 MAX_ABOUT = 2**20  # characters that are read of a recording's first line
+WATCHING = {"record", "trace", "otlp_traces_endpoint"}  # options that steps do not depend on
 
 
 def about(args: EngineArgs) -> dict[str, Any]:
     """The first line of a recording: the options as JSON values, and the versions of ruvon and PyTorch.
     `args` must have its defaults filled in, as `Devices.args` has.
     """
-    # Steps do not depend on the two: another machine need not have these paths.
-    left_out = ("record", "generation_config")
+    # Steps do not depend on them: another machine need not have these paths.
+    left_out = WATCHING | {"generation_config"}
     values = {name: value for name, value in options_of(args).items() if name not in left_out}
     return {"ruvon": ruvon_version(), "torch": torch.__version__, "args": values}
 
@@ -110,7 +111,7 @@ def args_of(path: str | Path) -> EngineArgs:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             recorded_args = json.loads(file.readline(MAX_ABOUT))["about"]["args"]
-        names = {spec.name for spec in fields(EngineArgs)} - {"record"}
+        names = {spec.name for spec in fields(EngineArgs)} - WATCHING
         values = {name: value for name, value in recorded_args.items() if name in names}
         Path(values["model"])  # raises KeyError or TypeError, caught below, if the model is not a path
     except OSError as error:
