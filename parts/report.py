@@ -70,7 +70,8 @@ class Report:
             "title": self.part.title,
             "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "exercises": [self._exercise(exercise) for exercise in self.part.exercises],
-            "tests": self._counts(*files) | {"complete": files <= self._files(), "exit_code": int(exitstatus)},
+            "tests": self._counts(*files)
+            | {"complete": files <= self._files(), "exit_code": int(exitstatus)},
             **hashes(ROOT, self.part),
             "engine_is_this_folders": ours,
             "versions": _versions(),

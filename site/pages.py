@@ -1,4 +1,4 @@
-"""For Sphinx: what each page gets beside its text. Its neighbours on the road, a description, a link to edit it.
+"""For Sphinx: what each page gets beside its text: neighbours on the road, a description, a link to edit it.
 
 Where the site and the repository are is known to whoever publishes: RUVON_SITE (https://owner.github.io/ruvon/),
 and GitHub's own GITHUB_SERVER_URL and GITHUB_REPOSITORY. Without them, pages have no such links.
@@ -29,7 +29,9 @@ def add(app, page: str, template: str, context: dict, doctree) -> None:
         context[way] = {"link": context["pathto"](name), "title": escape(title)} if name else None
     about = description(doctree) if doctree else ""
     title = doctree.next_node(nodes.title) if doctree else None
-    context["metatags"] = context.get("metatags", "") + tags(page, title.astext() if title else "ruvon", about)
+    context["metatags"] = context.get("metatags", "") + tags(
+        page, title.astext() if title else "ruvon", about
+    )
     if link := edit_link(page):
         words = "In the repository" if page.startswith("source/") else "Edit this page"
         context["body"] = context.get("body", "") + f'<p class="edit-page"><a href="{link}">{words}</a></p>'
@@ -60,7 +62,11 @@ def description(doctree) -> str:
 
 def tags(page: str, title: str, about: str) -> str:
     """What search engines and previews of links read."""
-    said = {"og:title": title, "og:site_name": "ruvon", "og:type": "website" if page == "index" else "article"}
+    said = {
+        "og:title": title,
+        "og:site_name": "ruvon",
+        "og:type": "website" if page == "index" else "article",
+    }
     if about:
         said["og:description"] = about
     if SITE:

@@ -2,8 +2,8 @@
 
     python tools/build_site.py [FOLDER]       # default: out/site; a warning is an error
 
-Sphinx reads Markdown and notebooks as they are. What this adds: a front page, the road as its navigation, an API
-reference, and a page for each file that an article links to, so that code is a click away, not a download.
+Sphinx reads Markdown and notebooks as they are. What this adds: a front page, the road as its navigation, an
+API reference, and a page for each file that an article links to: code is a click away, and no download.
 Where the site will be is in RUVON_SITE, for links that must be whole (site/pages.py).
 """
 

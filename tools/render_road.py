@@ -80,7 +80,10 @@ def hours(parts: list[Part]) -> str:
 
 def table_of_parts(parts: list[Part], page: str) -> str:
     """A row per part: its topic, what one can do after it, how long and how hard it is, what it builds on."""
-    rows = ["| part | topic | after it | minutes | exercises | needs |", "| ---: | --- | --- | ---: | --- | --- |"]
+    rows = [
+        "| part | topic | after it | minutes | exercises | needs |",
+        "| ---: | --- | --- | ---: | --- | --- |",
+    ]
     for part in parts:
         article, notebook = (
             _link(target, page) for target in (f"articles/{part.name}.md", f"notebooks/{part.name}.ipynb")
@@ -160,7 +163,9 @@ def main() -> int:
             if "--check" not in sys.argv:
                 (ROOT / page).write_text(after, encoding="utf-8")
     for page in stale:
-        print(f"{page}: {'out of date: python tools/render_road.py' if '--check' in sys.argv else 'rendered'}")
+        print(
+            f"{page}: {'out of date: python tools/render_road.py' if '--check' in sys.argv else 'rendered'}"
+        )
     return 1 if stale and "--check" in sys.argv else 0
 
 

@@ -16,12 +16,13 @@ orphan: true
 ---
 # This page is not here
 
-<p>Perhaps it has moved: the <a href="search.html">search</a> finds it, or the <a href="index.html">front page</a> leads to it.</p>
+<p>Perhaps it has moved: the <a href="search.html">search</a> finds it,
+or the <a href="index.html">front page</a> leads to it.</p>
 """
 
 
 def section(text: str, heading: str) -> str:
-    """What stands below a heading of README, up to the next one. Raises ValueError: it has no such heading."""
+    """What stands below a heading of README, up to the next one. Raises ValueError without the heading."""
     found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", text, re.M | re.S)
     if not found:
         raise ValueError(f"README.md has no heading {heading!r}")

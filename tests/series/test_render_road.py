@@ -24,7 +24,9 @@ def test_a_row_has_topic_capability_minutes_stars_and_needs(repo):
     rows = table_of_parts(load_parts(repo)[:2], "README.md").splitlines()
     two = "[Two](articles/02_two.md), [notebook](notebooks/02_two.ipynb)"
     assert rows[3] == f"| 2 | {two} | Counts to two. | 10 | ★★ | 1 |"
-    assert "](02_two.md), [notebook](../notebooks/" in table_of_parts(load_parts(repo)[:2], "articles/course.md")
+    assert "](02_two.md), [notebook](../notebooks/" in table_of_parts(
+        load_parts(repo)[:2], "articles/course.md"
+    )
 
 
 def test_parts_that_a_part_needs_are_shortened_to_runs():
@@ -39,7 +41,7 @@ def test_hours_are_the_sum_of_minutes_to_the_nearest_half(tiny):
 
 @pytest.mark.parametrize("text", ["1-40", "21", "1, Z"])
 def test_a_part_that_is_not_here_is_refused(text):
-    with pytest.raises(ValueError, match="accepted|no part"):
+    with pytest.raises(ValueError, match=r"accepted|no part"):
         chosen(text, LANDED)
 
 

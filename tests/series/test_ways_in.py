@@ -1,4 +1,4 @@
-"""What surrounds the repository says what the repository says: hooks, container, forms, releases, versions."""
+"""What surrounds the repository says what it says: hooks, container, forms, releases, versions."""
 
 import json
 import re

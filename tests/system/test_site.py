@@ -123,7 +123,13 @@ def test_the_reference_has_every_method_field_route_and_metric(site):
     text = (site / "api.html").read_text()
     methods = [f"LLM.{name}" for name in vars(LLM) if not name.startswith("_")]
     named = [spec.name for kind in (EngineArgs, SamplingParams) for spec in fields(kind)]
-    routes = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/v1/load_lora_adapter")
+    routes = (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/tokenize",
+        "/v1/load_lora_adapter",
+    )
     metrics = (*COUNTERS, "vllm:spec_decode_num_drafts", "vllm:lora_requests_info", "ruvon:cost_dollars")
     assert [name for name in (*methods, *named, *routes, *metrics) if name not in text] == []
 
@@ -146,7 +152,9 @@ def test_figures_follow_the_dark_and_terminals_are_dark_already(site, browser): 
         page.goto(f"{site.as_uri()}/readme.html")
         for picture, expected in (("20_rise", turned), ("14_terminal", "none")):
             shown = page.locator(f"article img[src*='{picture}']").first
-            assert shown.evaluate("image => getComputedStyle(image).filter") == expected, f"{picture}, {scheme}"
+            assert shown.evaluate("image => getComputedStyle(image).filter") == expected, (
+                f"{picture}, {scheme}"
+            )
         page.close()
 
 
