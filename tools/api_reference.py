@@ -24,7 +24,7 @@ HEAD = """\
 # API
 
 Made from the code's own words: docstrings, the help of options, the description that a server gives of its
-routes, and its metrics. Names and meanings are vLLM's and OpenAI's; what one does with them is said elsewhere:
+routes, and its metrics. Names and meanings are vLLM's and OpenAI's; what one does with them:
 [Use it](articles/use.md).
 """
 PRICE = ("2.50", "0.10,1.00,4.00", None, None)  # so that a server's metrics of costs are there, too
