@@ -62,7 +62,7 @@ def _method(shown: str, function: Any, is_property: bool = False) -> list[str]:
     text = str(signature.replace(parameters=given))
     if len(shown + text) > 100 and given:
         text = "(\n    " + ",\n    ".join(_shown(given)) + ",\n)" + _returns(signature)
-    text = text.replace("engine.decoding.params.", "").replace("engine.decoding.outputs.", "")
+    text = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z]|tqdm\b)", "", text)  # names without their modules
     return [f"```python\n{shown}{'' if is_property else text}\n```", "", inspect.getdoc(function) or "", ""]
 
 
