@@ -203,7 +203,9 @@ def tell(
 def export(model, tokenizer: Tokenizer, folder: Path) -> None:
     """The standard Hugging Face files, weights in fp16."""
     folder.mkdir(parents=True, exist_ok=True)
-    model.config.resid_pdrop = model.config.embd_pdrop = model.config.attn_pdrop = 0.0
+    for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):  # GPT-2's: nobody is to train it further by chance
+        if hasattr(model.config, name):
+            setattr(model.config, name, 0.0)
     model.half().save_pretrained(folder)
     model.float()
     (folder / "model.safetensors").chmod(0o644)

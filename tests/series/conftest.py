@@ -18,6 +18,11 @@ from tests.series.tiny import FILES, write
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The trees first: one takes minutes, and a worker that met it last would end alone."""
+    items.sort(key=lambda item: item.path.name != "test_trees.py")
+
+
 @pytest.fixture(scope="session")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny repository with the real tool in it, committed once."""

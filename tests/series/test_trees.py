@@ -18,9 +18,10 @@ from tests.series.tiny import contents
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = load_parts(ROOT)
 LANDED = [part for part in PARTS if part.landed]
+LONGEST_FIRST = LANDED[::-1]  # a later part has more tests, and each takes longer
 DATA = {"RUVON_DATA": str(ROOT.parent / "shared" / "data")}
 DATA |= {key: value for key, value in os.environ.items() if key in ("RUVON_DATA", "RUVON_REQUIRE_DATA")}
-each_part = pytest.mark.parametrize("part", LANDED, ids=lambda part: part.name)
+each_part = pytest.mark.parametrize("part", LONGEST_FIRST, ids=lambda part: part.name)
 
 
 @pytest.mark.timeout(1800)
