@@ -18,6 +18,7 @@ serve: $(VENV)/.demo
 # known mistake, and sees that a start tree waits for its exercises. tests/system is for what no part owns.
 test: $(VENV)/.dev lint
 	$(RUN) tools/render_tables.py --check
+	$(RUN) tools/render_road.py --check
 	$(RUN) tools/draw_rooms.py --check
 	$(RUN) -m pytest tests/series tests/system -q $(WORKERS) --dist worksteal
 	$(RUN) -m pytest -p nbval -p tests.system.kernels --nbval notebooks -q $(WORKERS) --dist loadfile

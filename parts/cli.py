@@ -22,7 +22,8 @@ from rich.table import Table
 from parts import tree
 from parts.manifest import PARTS_PLANNED, Exercise, Number, Part, SeriesError, find_part, load_parts
 from parts.mistakes import judge_part
-from parts.stubs import is_stub
+from parts.report import hashes
+from parts.stubs import is_written
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -96,7 +97,13 @@ def lab() -> None:
 
 
 @app.command("test", context_settings=HAND_ON)
-def run_tests(number: PartNumber, arguments: Rest = None) -> None:
+def run_tests(
+    number: PartNumber,
+    report: Annotated[
+        Path | None, typer.Option(help="Write what came out to this JSON file; runs every file.")
+    ] = None,
+    arguments: Rest = None,
+) -> None:
     """Run a part's tests; what follows `--` goes to pytest, and a file among it is run alone."""
     with _refusals():
         part = find_part(load_parts(ROOT), number)
@@ -109,7 +116,16 @@ def run_tests(number: PartNumber, arguments: Rest = None) -> None:
             console.print(f"  {exercise.where}", markup=False)
     arguments = arguments or []
     tests = [] if _names_a_file(arguments) else [part.tests]
-    _hand_over(["-m", "pytest", *tests, *arguments], cwd=ROOT)
+    _hand_over(["-m", "pytest", *tests, *_for_a_report(part, report), *arguments], cwd=ROOT)
+
+
+@app.command("hash")
+def show_hashes(number: PartNumber) -> None:
+    """What a report says of engine/ and of a part's tests, of this folder and without running anything."""
+    with _refusals():
+        part = find_part(load_parts(ROOT), number)
+    for name, value in hashes(ROOT, part).items():
+        print(name, value)
 
 
 @app.command()
@@ -179,9 +195,23 @@ def _names_a_file(arguments: list[str]) -> bool:
     )
 
 
+def _for_a_report(part: Part, report: Path | None) -> list[str]:
+    """The options of pytest by which parts/report.py writes the file `report`."""
+    if report is None:
+        return []
+    target = report.resolve()
+    if target.is_dir() or not target.parent.is_dir():
+        with _refusals():
+            raise SeriesError(f"--report {report}: accepted is a file in a folder that is there")
+    target.unlink(missing_ok=True)  # if the run ends early, an old report must not pass for its own
+    cut = tree.read_cut(ROOT)
+    every_file = ["--all"] if cut and not cut.solved else []
+    return ["-p", "parts.report", f"--report-part={part.number}", f"--report-file={target}", *every_file]
+
+
 def _unwritten(part: Part) -> list[Exercise]:
     """The exercises that are still as `start` left them."""
-    return [e for e in part.exercises if is_stub((ROOT / e.path).read_text(encoding="utf-8"), e.name, e.path)]
+    return [e for e in part.exercises if not is_written(ROOT, e.path, e.name)]
 
 
 def _hand_over(arguments: list[str], cwd: Path | None) -> None:

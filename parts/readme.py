@@ -87,6 +87,7 @@ python -m parts test {n}                  # this part's tests
 python -m parts test {n} -- FILE          # those of one file, which takes seconds
 python -m parts test {n} -- -k NAME       # only those whose name contains NAME
 python -m parts test {n} --all            # every file, also after one that fails
+python -m parts test {n} --report r.json  # every file, and what came out as a file, for whoever grades it
 python -m parts run {n}                   # the demo, once the tests are green
 ```
 

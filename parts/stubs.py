@@ -8,6 +8,7 @@ import ast
 import json
 import re
 import textwrap
+from pathlib import Path
 
 from parts.manifest import SeriesError
 
@@ -35,6 +36,17 @@ def is_stub(source: str, name: str, path: str) -> bool:
         case ast.Raise(exc=ast.Call(func=ast.Name("NotImplementedError"), args=[ast.Constant(str(message))])):
             return re.match(r"(Part \d+|Extension [A-Z]): ", message) is not None
     return False
+
+
+def is_written(root: Path, path: str, name: str) -> bool:
+    """Whether the function in the file `path` of the tree is no longer as `stub` left it.
+
+    A file that is gone, is no Python or lacks the function for now counts as written: it is not as it was.
+    """
+    try:
+        return not is_stub((root / path).read_text(encoding="utf-8"), name, path)
+    except (SeriesError, SyntaxError, OSError):
+        return True
 
 
 def find_function(source: str, name: str, path: str) -> ast.FunctionDef | ast.AsyncFunctionDef:

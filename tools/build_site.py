@@ -2,11 +2,13 @@
 
     python tools/build_site.py [FOLDER]       # default: out/site; a warning is an error
 
-Sphinx reads Markdown and notebooks as they are. What this adds: a front page (the README), the road as its
-navigation, and a page for each file that an article links to, so that code is a click away, not a download.
+Sphinx reads Markdown and notebooks as they are. What this adds: a front page, the road as its navigation, an
+API reference, and a page for each file that an article links to: code is a click away, and no download.
+Where the site will be is in RUVON_SITE, for links that must be whole (site/pages.py).
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,14 +16,22 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from parts.manifest import TAG, Part, load_parts  # noqa: E402
+from tools.site_pages import NOT_FOUND, landing  # noqa: E402
 
 LINK = re.compile(r"(\]\()([^)\s:#]+)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"^(```+).*?^\1\s*$", re.DOTALL | re.MULTILINE)
-GLOSSARY = "articles/glossary.md"
+BESIDE = (  # the articles beside the road, in the order of the navigation
+    "articles/use.md",
+    "articles/glossary.md",
+    "articles/course.md",
+    "articles/differs_from_vllm.md",
+)
+README = "readme.md"  # README's page; the first page is a shorter one
 LANGUAGES = {
     ".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml", ".html": "html", ".js": "javascript",
     ".css": "css", ".sh": "bash",
@@ -33,18 +43,25 @@ class Stage:
 
     def __init__(self, folder: Path, parts: list[Part]) -> None:
         self.folder, self.parts = folder, parts
-        self.pages = {f"{kind}/{part.name}.{end}" for part in parts for kind, end in KINDS.items()} | {
-            GLOSSARY
-        }
+        self.pages = {f"{kind}/{part.name}.{end}" for part in parts for kind, end in KINDS.items()}
+        self.pages |= set(BESIDE)
         self.sources: set[str] = set()
 
     def build(self) -> None:
-        for name in ("conf.py", "search.js"):
+        from tools.api_reference import page as api_reference  # imports torch and the engine
+
+        for name in ("conf.py", "pages.py", "search.js", "favicon.svg"):
             shutil.copy(ROOT / "site" / name, self._at(name))
-        shutil.copy(ROOT / "site" / "ruvon.css", self._at("_static/ruvon.css"))
+        for name in ("ruvon.css", "card.png"):
+            shutil.copy(ROOT / "site" / name, self._at(f"_static/{name}"))
         shutil.copytree(ROOT / "articles" / "figures", self.folder / "articles" / "figures")
-        self._at("index.md").write_text(self._front())
-        shutil.copy(ROOT / GLOSSARY, self._at(GLOSSARY))
+        readme = (ROOT / "README.md").read_text()
+        self._at("index.md").write_text(self._front(readme))
+        self._at(README).write_text(self._linked(readme, "README.md"))
+        self._at("api.md").write_text(api_reference())
+        self._at("404.md").write_text(NOT_FOUND)
+        for path in BESIDE:
+            self._at(path).write_text(self._linked((ROOT / path).read_text(), path))
         for part in self.parts:
             self._at(f"articles/{part.name}.md").write_text(self._article(part))
             self._at(f"notebooks/{part.name}.ipynb").write_text(self._notebook(part))
@@ -55,12 +72,11 @@ class Stage:
         (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
         return self.folder / path
 
-    def _front(self) -> str:
-        road = "\n".join(f"{part.number}. {part.title} <articles/{part.name}>" for part in self.parts)
-        text = self._linked((ROOT / "README.md").read_text(), "README.md")
-        road = f"```{{toctree}}\n:hidden:\n:caption: The road\n\n{road}\n```\n"
-        more = "```{toctree}\n:hidden:\n:caption: Beside it\n\narticles/glossary\n```\n"
-        return f"{text}\n\n{road}\n{more}"
+    def _front(self, readme: str) -> str:
+        text = self._linked(landing(readme, self.parts), "README.md")
+        road = [f"{part.number}. {part.title} <articles/{part.name}>" for part in self.parts]
+        beside = [path.removesuffix(".md") for path in (*BESIDE, "api.md", README)]
+        return text + _navigation("The road", road) + _navigation("Beside it", beside)
 
     def _article(self, part: Part) -> str:
         path = f"articles/{part.name}.md"
@@ -88,7 +104,7 @@ class Stage:
         if path in self.pages or path.startswith("articles/figures/"):
             return link[0]
         if path == "README.md":
-            path = "index.md"
+            path = README
         elif re.match(rf"(articles|notebooks)/{TAG}_", path):
             return link[0]  # Sphinx says that it is not there
         else:
@@ -98,6 +114,11 @@ class Stage:
 
 
 KINDS = {"articles": "md", "notebooks": "ipynb"}
+
+
+def _navigation(caption: str, entries: list[str]) -> str:
+    lines = "\n".join(entries)
+    return f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{lines}\n```\n"
 
 
 def _outside_fences(text: str, change: Callable[[str], str]) -> str:
@@ -141,7 +162,17 @@ def main(folder: Path) -> None:
             "-d",
             f"{stage}/.trees",
         ]
-        sys.exit(subprocess.call([*command, stage, folder]))
+        status = subprocess.call([*command, stage, folder])
+    if status == 0:
+        whole_links(folder / "404.html", os.environ.get("RUVON_SITE", ""))
+    sys.exit(status)
+
+
+def whole_links(page: Path, site: str) -> None:
+    """Let the page find its style from wherever it is shown: GitHub shows 404.html at any path."""
+    if site:
+        base = f'<base href="{urlsplit(site).path.rstrip("/")}/">'
+        page.write_text(page.read_text().replace("<head>", f"<head>{base}", 1))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ test_checks.py wants more of articles and notebooks: that what they link to is i
 
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -67,3 +68,19 @@ def test_a_dead_link_and_a_dead_anchor_are_found():
         "01_tokenizer_and_forward.md#nowhere,",
         "#nowhere,",
     ]
+
+
+ROAD = [part for part in load_parts(ROOT) if part.landed]
+
+
+@pytest.mark.parametrize(("part", "following"), list(pairwise(ROAD)), ids=lambda part: part.name)
+def test_an_article_ends_with_a_link_to_the_next_part(part, following):
+    end = _prose(ROOT, f"articles/{part.name}.md").rpartition("\n---\n")[2]
+    assert f"]({following.name}.md)" in end, "below its last line an article leads on"
+
+
+@pytest.mark.parametrize("part", ROAD, ids=lambda part: part.name)
+def test_an_articles_table_of_exercises_has_the_stars_of_the_manifest(part):
+    text = _prose(ROOT, f"articles/{part.name}.md")
+    for exercise in part.exercises:
+        assert f"| `{exercise.name}`{exercise.stars}" in text, f"{exercise.name}{exercise.stars}"

@@ -4,25 +4,38 @@ import importlib.util
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from engine import LLM, EngineArgs, SamplingParams
+from engine.telemetry.metric_names import COUNTERS
 from parts.manifest import load_parts
+from tests.system.test_accessibility import VIEWS, findings
 from tests.system.tools import browser, needed  # noqa: F401
+from tools.build_site import whole_links
+from tools.site_pages import landing, section
 
 ROOT = Path(__file__).resolve().parents[2]
 LANDED = [part for part in load_parts(ROOT) if part.landed]
 LOADS = {"script": "src", "img": "src", "iframe": "src", "link": "href"}
 
 
+# Pages of each kind, as a reader sees them.
+SHOWN = ("index", "readme", "articles/08_continuous_batching", "articles/course", "api", "404", "search")
+
+
 class Page(HTMLParser):
-    """What a page loads from other hosts, how many answers it folds, and where its links to files lead."""
+    """What a page loads from other hosts, how many answers it folds, where its links to files lead, its
+    pictures without words, and what it says of itself.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.foreign, self.answers, self.links = [], 0, []
+        self.ways, self.wordless, self.meta = {}, [], {}
         self.feed(path.read_text())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -33,6 +46,11 @@ class Page(HTMLParser):
             self.foreign.append(at)
         if tag == "a" and "href" in found:
             self.links.append(found["href"])
+            self.ways[found.get("class")] = found["href"]
+        if tag == "img" and not found.get("alt"):
+            self.wordless.append(at)
+        if tag == "meta":
+            self.meta[found.get("property") or found.get("name")] = found.get("content")
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +97,112 @@ def test_a_search_finds_what_explains_before_the_code(site, browser):  # noqa: F
     assert not all(code)
     assert code == sorted(code), "the code that has the words comes after the texts that explain them"
     page.close()
+
+
+@pytest.mark.timeout(900)
+def test_an_article_leads_to_the_next_one_and_back(site):
+    names = [part.name for part in LANDED]
+    for before, name, after in zip([None, *names], names, [*names[1:], None], strict=False):
+        ways = Page(site / f"articles/{name}.html").ways
+        assert ways.get("prev-page") == (before and f"{before}.html"), f"{name}: the way back"
+        assert ways.get("next-page") == (after and f"{after}.html"), f"{name}: the way on"
+        assert Page(site / f"notebooks/{name}.html").ways["prev-page"] == f"../articles/{name}.html"
+
+
+@pytest.mark.timeout(900)
+def test_every_page_of_the_road_describes_itself_and_its_pictures(site):
+    for path in [site / "index.html", *(site / "articles").glob("*.html")]:
+        page = Page(path)
+        assert page.wordless == [], f"{path.name}: a picture without words"
+        assert 60 <= len(page.meta.get("description", "")) <= 203, f"{path.name}: a sentence or two"
+        assert page.meta["og:title"]
+
+
+@pytest.mark.timeout(900)
+def test_the_reference_has_every_method_field_route_and_metric(site):
+    text = (site / "api.html").read_text()
+    methods = [f"LLM.{name}" for name in vars(LLM) if not name.startswith("_")]
+    named = [spec.name for kind in (EngineArgs, SamplingParams) for spec in fields(kind)]
+    routes = (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/tokenize",
+        "/v1/load_lora_adapter",
+    )
+    metrics = (*COUNTERS, "vllm:spec_decode_num_drafts", "vllm:lora_requests_info", "ruvon:cost_dollars")
+    assert [name for name in (*methods, *named, *routes, *metrics) if name not in text] == []
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_page_is_for_everyone_and_as_wide_as_its_window(site, browser, name, view):  # noqa: F811
+    page = browser.new_page(**VIEWS[view])
+    page.goto(f"{site.as_uri()}/{name}.html")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it has to be pushed sideways"
+    assert findings(page) == []
+    page.close()
+
+
+@pytest.mark.timeout(900)
+def test_figures_follow_the_dark_and_terminals_are_dark_already(site, browser):  # noqa: F811
+    for scheme, turned in (("light", "none"), ("dark", "invert(0.92) hue-rotate(180deg)")):
+        page = browser.new_page(color_scheme=scheme)
+        page.goto(f"{site.as_uri()}/readme.html")
+        for picture, expected in (("20_rise", turned), ("14_terminal", "none")):
+            shown = page.locator(f"article img[src*='{picture}']").first
+            assert shown.evaluate("image => getComputedStyle(image).filter") == expected, (
+                f"{picture}, {scheme}"
+            )
+        page.close()
+
+
+def test_the_first_page_is_readmes_first_sentence_and_paths_with_a_card_for_each_part():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = landing(readme, LANDED)
+    assert section(readme, "ruvon").partition("\n")[0] in text
+    assert text.count('<a class="card"') == len(LANDED)
+    assert len(re.sub(r"<[^>]+>|\(.*?\)", " ", text).split()) < 1200, "it is short; README is not"
+    with pytest.raises(ValueError, match="no heading 'No such'"):
+        section(readme, "No such")
+
+
+def test_the_page_for_what_is_not_there_finds_its_style_from_anywhere(tmp_path):
+    page = tmp_path / "404.html"
+    page.write_text("<html><head><title>404</title></head></html>")
+    whole_links(page, "https://owner.example/ruvon/")
+    assert '<head><base href="/ruvon/">' in page.read_text()
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """site/pages.py, where the site and the repository have addresses."""
+    monkeypatch.setenv("RUVON_SITE", "https://owner.example/ruvon/")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/ruvon")
+    monkeypatch.delenv("GITHUB_SERVER_URL", raising=False)
+    needed("docutils", importlib.util.find_spec("docutils"), "pip install 'ruvon[site]'")
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "site" / "pages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("page", "link"),
+    [
+        ("articles/03_kv_cache", "edit/main/articles/03_kv_cache.md"),
+        ("notebooks/03_kv_cache", "edit/main/notebooks/03_kv_cache.ipynb"),
+        ("source/engine/core/ahead.py", "blob/main/engine/core/ahead.py"),
+        ("readme", "edit/main/README.md"),
+        ("search", ""),
+    ],
+)
+def test_a_page_leads_to_the_file_that_has_its_text(published, page, link):
+    assert published.edit_link(page) == (link and f"https://github.com/owner/ruvon/{link}")
+
+
+def test_a_preview_has_a_picture_where_the_site_has_an_address(published):
+    tags = published.tags("index", 'a "title"', "what it is")
+    assert 'property="og:image" content="https://owner.example/ruvon/_static/card.png"' in tags
+    assert 'content="a &quot;title&quot;"' in tags
