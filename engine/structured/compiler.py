@@ -1,7 +1,8 @@
 """Compiles what a user asks for, by the backend that can, and keeps it for the next who asks. Extension B.
 
 Promises a structure, or a ParameterError that names the constraint's field, and of a JSON schema the keyword
-and its place. Any thread may compile: a thread that does keeps no other waiting, and a step none at all.
+and its place. Any thread may compile, and several do at the same time: who serves many clients lets one
+compile after the other (engine/core/one_at_a_time.py).
 """
 
 import json
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from engine.decoding.params import ParameterError
@@ -19,7 +21,7 @@ from engine.structured import places
 from engine.structured.automaton import TokenAutomaton
 from engine.structured.choice import Choice
 from engine.structured.costs import why_costly
-from engine.structured.matcher import Structure, StructureFailed
+from engine.structured.matcher import Begun, Structure, StructureFailed
 from engine.structured.regex import RegexError, parse
 from engine.structured.stack import call_deep
 from engine.structured.vocabulary import Vocabulary
@@ -88,38 +90,69 @@ class Compiler:
 
     def compile(self, params: StructuredOutputsParams) -> Structure:
         """The structure of a constraint. Raises ParameterError, field `structured_outputs`."""
+        key = self.key(params)
+        structure = self._known(key)
+        if structure is None:
+            structure = self._made(self._with_config(params))
+            with self._lock:
+                self._kept[key] = structure
+                if len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
+        return structure
+
+    def key(self, params: StructuredOutputsParams) -> str:
+        """What constraints have in common that have the same structure."""
         params = self._with_config(params)
-        key = (
-            repr(params) if params.json is None else f"{params.schema_text()} {replace(params, json='{}')!r}"
-        )
+        if params.json is None:
+            return repr(params)
+        return f"{params.schema_text()} {replace(params, json='{}')!r}"
+
+    def knows(self, key: str) -> bool:
+        """Whether the structure of constraints with this key is kept: `compile` has nothing to do."""
+        return self._known(key) is not None
+
+    def _known(self, key: str) -> Structure | None:
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
-                return self._kept[key]
+            return self._kept.get(key)
+
+    def _made(self, params: StructuredOutputsParams) -> Structure:
+        """A new structure."""
+        if params.prefix is not None:
+            return self._behind(params.prefix, self.compile(replace(params, prefix=None)))
         with self._making:
             _ = self._vocabulary, self._has_guidance and self._guidance
         if self._has_guidance:
-            structure = call_deep(partial(self._by_guidance, params))
-        else:
-            structure = self._by_ourselves(params)
-        with self._lock:
-            self._kept[key] = structure
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        return structure
+            return call_deep(partial(self._by_guidance, params))
+        return self._by_ourselves(params)
+
+    def _behind(self, prefix: str, structure: Structure) -> Structure:
+        """The structure of what may follow a text in outputs of `structure`. Whatever tokens the text is read
+        as, the same bytes lead to the same place. Raises ParameterError if no output begins with the text.
+        """
+        matcher, data = structure.start(), prefix.encode()
+        beginning = "the beginning that the output continues"
+        try:
+            token_ids = self._vocabulary.longest_tokens(data)
+            fitting = list(takewhile(matcher.advance, token_ids))
+        except (StructureFailed, ValueError) as error:
+            raise ParameterError(NAME, f"{NAME}: {beginning}: {error}") from None
+        if len(fitting) < len(token_ids):
+            num_bytes = sum(len(self._vocabulary.tokens[token_id]) for token_id in fitting)
+            rest = data[num_bytes:].decode(errors="replace")[:40]
+            raise ParameterError(NAME, f"{NAME}: {beginning} does not fit from {rest!r} on")
+        return Begun(matcher)
 
     def _with_config(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
         """`params`, with what the engine's options say for all requests."""
-        if params.json is None and params.json_object is None:
-            return params
-        config = self._config
-        return replace(
-            params,
-            disable_any_whitespace=params.whitespace_pattern is None
-            and (params.disable_any_whitespace or config.disable_any_whitespace),
-            disable_additional_properties=params.disable_additional_properties
-            or config.disable_additional_properties,
-        )
+        flags: dict[str, bool] = {}
+        if params.json is not None or params.json_object is not None:
+            if self._config.disable_any_whitespace and params.whitespace_pattern is None:
+                flags["disable_any_whitespace"] = True
+            if self._config.disable_additional_properties:
+                flags["disable_additional_properties"] = True
+        return replace(params, **flags) if flags else params
 
     def _by_ourselves(self, params: StructuredOutputsParams) -> Structure:
         """A choice or a regular expression, compiled by our own code."""

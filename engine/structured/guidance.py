@@ -8,7 +8,6 @@ fails.
 """
 
 import json
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import llguidance
 import numpy as np
 
 from engine.decoding.structured import StructuredOutputsParams
-from engine.structured.matcher import Mask, StructureFailed
+from engine.structured.matcher import Begun, Mask, StructureFailed
 from engine.structured.places import changed
 from engine.structured.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
@@ -51,25 +50,17 @@ class _Tokens:
         self.eos_token_id, self.bos_token_id = eos_ids[0], None
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
 
-    def __call__(self, text: str | bytes) -> list[int]:
-        """Tokens with the text's bytes: the tokenizer's own, if they are; else the longest at each place.
+    def __call__(self, data: bytes) -> list[int]:
+        """Tokens with a text's bytes: the tokenizer's own, if they are; else the longest at each place.
 
         A SentencePiece tokenizer puts a space before a text, and any tokenizer reads a special token where
         its name stands: what an output must say is neither.
         """
-        data = text.encode() if isinstance(text, str) else text
         tokens = self._vocabulary.tokens
-        try:
-            ids = self._tokenizer.encode(data.decode(), add_special_tokens=False)
-        except ValueError:  # half a character
-            ids = []
+        ids = self._tokenizer.encode(data.decode(), add_special_tokens=False)
         if b"".join(tokens.get(id, b"") for id in ids) == data and all(id in tokens for id in ids):
             return ids
-        ids = []
-        while data:
-            ids.append(self._vocabulary.continuing(data)[-1])
-            data = data.removeprefix(tokens[ids[-1]])
-        return ids
+        return self._vocabulary.longest_tokens(data)
 
 
 class Guidance:
@@ -80,10 +71,10 @@ class Guidance:
         self._eos_ids = set(eos_ids)
         self._tokenizer = llguidance.LLTokenizer(wrapped, eos_token=list(eos_ids))
 
-    def compile(self, grammar: str) -> "GuidanceStructure":
+    def compile(self, grammar: str) -> Begun:
         """The structure of a grammar that one of the functions below has made. Raises RefusedByGuidance."""
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
-        structure = GuidanceStructure(matcher, self._tokenizer.vocab_size)
+        structure = Begun(GuidanceMatcher(matcher, -(-self._tokenizer.vocab_size // 32)))
         if not matcher.is_error():
             try:  # two masks: what goes beyond a limit mostly does so in one of them
                 trial = structure.start()
@@ -98,18 +89,6 @@ class Guidance:
         if matcher.is_error():
             raise RefusedByGuidance(message(matcher.get_error()))
         return structure
-
-
-class GuidanceStructure:
-    """A grammar that llguidance has compiled."""
-
-    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
-        self._matcher, self._num_words = matcher, -(-vocab_size // 32)
-        self._lock = threading.Lock()  # a matcher is copied by one thread at a time
-
-    def start(self) -> "GuidanceMatcher":
-        with self._lock:
-            return GuidanceMatcher(self._matcher.deep_copy(), self._num_words)
 
 
 class GuidanceMatcher:
@@ -136,6 +115,9 @@ class GuidanceMatcher:
         if count:
             self._matcher.rollback(count)
             self._check()
+
+    def copy(self) -> "GuidanceMatcher":
+        return GuidanceMatcher(self._matcher.deep_copy(), self._num_words)
 
     def _check(self) -> None:
         if self._matcher.is_error():

@@ -6,7 +6,8 @@ knows the token that ends an output, requests, or steps: constraint.py does. Two
 structures (choice.py, automaton.py), and llguidance makes others (guidance.py).
 """
 
-from collections.abc import Hashable
+import threading
+from collections.abc import Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -36,12 +37,28 @@ class Matcher(Protocol):
     def rollback(self, count: int) -> None:
         """Take back the last `count` tokens."""
 
+    def copy(self) -> "Matcher":
+        """Another matcher at the same place. Tokens so far cannot be taken back from it."""
+
 
 class Structure(Protocol):
     """A constraint, compiled for one vocabulary. Any thread may use it."""
 
     def start(self) -> Matcher:
         """A matcher of an output without tokens."""
+
+
+class Begun:
+    """A structure whose outputs begin where a matcher stands."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        """`matcher` is not used elsewhere from now on."""
+        self._matcher = matcher
+        self._lock = threading.Lock()  # a matcher is copied by one thread at a time
+
+    def start(self) -> Matcher:
+        with self._lock:
+            return self._matcher.copy()
 
 
 class Automaton(Protocol[State]):
@@ -64,8 +81,8 @@ class Automaton(Protocol[State]):
 class StateMatcher(Generic[State]):
     """The matcher of an `Automaton`: the states so far, so that tokens can be taken back."""
 
-    def __init__(self, automaton: Automaton[State]) -> None:
-        self._automaton, self._states = automaton, [automaton.first]
+    def __init__(self, automaton: Automaton[State], states: Sequence[State] = ()) -> None:
+        self._automaton, self._states = automaton, list(states) or [automaton.first]
 
     def allowed(self) -> Mask:
         return self._automaton.allowed(self._states[-1]).copy()
@@ -83,3 +100,6 @@ class StateMatcher(Generic[State]):
     def rollback(self, count: int) -> None:
         if count:
             del self._states[-count:]
+
+    def copy(self) -> "StateMatcher[State]":
+        return StateMatcher(self._automaton, self._states[-1:])

@@ -64,3 +64,15 @@ class Vocabulary:
         """The tokens that are a beginning of `data`."""
         lengths = range(1, min(len(data), self.longest) + 1)
         return [token_id for length in lengths for token_id in self.ids.get(data[:length], ())]
+
+    def longest_tokens(self, data: bytes) -> list[int]:
+        """Tokens with these bytes, the longest at each place. Raises ValueError where no token begins."""
+        token_ids: list[int] = []
+        place = 0
+        while place < len(data):
+            may_come = self.continuing(data[place : place + self.longest])
+            if not may_come:
+                raise ValueError(f"no token begins with the byte {data[place]:#04x}")
+            token_ids.append(may_come[-1])
+            place += len(self.tokens[may_come[-1]])
+        return token_ids
