@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from engine.core.mailbox import error_text
+from engine.core.one_at_a_time import Work
 from engine.decoding.bad_words import bad_words_of
 from engine.decoding.outputs import CompletionOutput, FinishReason, Logprobs, RequestOutput, Snapshot
 from engine.decoding.params import ParameterError, SamplingParams, refuse_unknown_tokens, refuse_unsupported
@@ -35,9 +36,18 @@ logger = logging.getLogger(__name__)
 MAX_PRIORITY = 100
 FINISHED = State.FINISHED  # a global, since each lookup of an Enum's member takes as long as a call
 Recover = Callable[[Step, Exception], list[Request]]  # a failed step and its error -> the requests to fail
-Prepare = Callable[
-    [list[Request]], None
-]  # the samples of a request, which `make_requests` is about to return
+
+
+class Preparation(Protocol):
+    """What a capability does with a request before it is queued. Any thread may call its methods."""
+
+    def work_before(self, params: SamplingParams) -> Work | None:
+        """What may take longer than a step, and `prepare` need not do if it is done before; None: nothing."""
+
+    def prepare(self, samples: list[Request]) -> None:
+        """Add what the capability needs to the samples that `make_requests` is about to return. Raises
+        ParameterError if the request is refused.
+        """
 
 
 class Capability(Protocol):
@@ -115,13 +125,12 @@ class LLMEngine:
         adapters: Adapters | None = None,
         capabilities: Sequence[Capability] = (),
         seed: int | None = None,
-        prepare: Sequence[Prepare] = (),
+        preparations: Sequence[Preparation] = (),
     ) -> None:
         """`max_model_len` is the most tokens of a request, prompt and output together; the default is
         `config.max_positions`. `adapters` is needed if `supports` contains "adapter". `capabilities` are
         called in the order given. `seed` makes the seeds of requests that have none; by default they are
-        random. `prepare` may add to samples what a capability needs, in any thread, or raise ParameterError.
-        Raises ValueError if the model or the cache has no room for `max_model_len` tokens.
+        random. Raises ValueError if the model or the cache has no room for `max_model_len` tokens.
         """
         self.max_model_len = max_model_len or config.max_positions
         if self.max_model_len > config.max_positions or not scheduler.cache.fits(self.max_model_len):
@@ -134,7 +143,7 @@ class LLMEngine:
         self.listeners = Listeners() if listeners is None else listeners
         scheduler.listeners = self.listeners  # scheduler and engine report to the same listeners
         self.supports, self.adapters, self.capabilities = supports, adapters, list(capabilities)
-        self.prepare = tuple(prepare)
+        self.preparations = tuple(preparations)
         self._submissions: dict[str, Submission] = {}  # unfinished requests, by request id
         self._seeds = None if seed is None else random.Random(seed)
         self._steps = self._empty_steps = 0
@@ -218,9 +227,14 @@ class LLMEngine:
                     parent=samples[0] if samples else None,
                 )
             )
-        for prepare in self.prepare:
-            prepare(samples)
+        for preparation in self.preparations:
+            preparation.prepare(samples)
         return samples
+
+    def work_before(self, params: SamplingParams) -> list[Work]:
+        """What may take longer than a step, and `make_requests` need not do if it is done before."""
+        works = (preparation.work_before(params) for preparation in self.preparations)
+        return [work for work in works if work is not None]
 
     def add_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options

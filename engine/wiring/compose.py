@@ -107,7 +107,7 @@ def _compose(devices: Devices, recording: Recording | None, listeners: Sequence[
         seed=args.seed,
         adapters=AdapterManager(slots, scheduler) if slots else None,
         capabilities=capabilities,
-        prepare=[extension.prepare for extension in extensions],
+        preparations=[extension.preparation for extension in extensions],
     )
     executor.on_lost(engine.lose)
     return engine

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from engine.core.llm_engine import Capability, Prepare
+    from engine.core.llm_engine import Capability, Preparation
 
 # letter -> slug, as in its part.toml
 EXTENSIONS = {"A": "many_devices", "B": "structured_output", "C": "any_model"}
@@ -22,7 +22,7 @@ class Brought(NamedTuple):
     """What an extension brings to an engine, beside its options."""
 
     capability: "Capability"
-    prepare: "Prepare"
+    preparation: "Preparation"
     supports: frozenset[str]  # fields of SamplingParams
 
 

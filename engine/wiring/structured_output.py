@@ -14,5 +14,5 @@ def brought(devices: Devices) -> Brought:
     """The capability for an engine of these devices. Raises ValueError for a wrong option."""
     config = StructuredOutputsConfig.from_dict(devices.args.structured_outputs_config or {})
     eos_ids = with_its_eos(devices.config, devices.args).eos_token_ids
-    structured = Structured(Compiler(devices.tokenizer, eos_ids, config).compile, eos_ids)
-    return Brought(structured, structured.prepare, frozenset({"structured_outputs"}))
+    structured = Structured(Compiler(devices.tokenizer, eos_ids, config), eos_ids)
+    return Brought(structured, structured, frozenset({"structured_outputs"}))
