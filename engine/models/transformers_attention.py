@@ -41,11 +41,14 @@ class Step:
         self.attend: Attend | None = None
         self.windows = windows  # [L]: how many tokens a layer sees; None: all
 
-    def attach(self, body: nn.Module) -> None:
-        """Let every module of `body` that knows its layer's number find this object."""
-        for module in body.modules():
-            if hasattr(module, "layer_idx"):
-                module.ruvon_step = self  # type: ignore[assignment]  # nn.Module declares tensors and modules
+
+def attach(body: nn.Module, step: Any) -> None:
+    """Let every module of `body` that knows its layer's number find `step`, as `ruvon_step`: a Step, or what
+    the survey has in its place.
+    """
+    for module in body.modules():
+        if hasattr(module, "layer_idx"):
+            module.ruvon_step = step
 
 
 def attention(

@@ -20,7 +20,7 @@ from engine.models import transformers_survey
 from engine.models.checkpoint import CheckpointError
 from engine.models.config import TRANSFORMERS, ModelConfig, architectures
 from engine.models.language_model import LanguageModel
-from engine.models.transformers_attention import Step
+from engine.models.transformers_attention import Step, attach
 from engine.models.transformers_library import build, decoder_of, fill, library_config
 from engine.models.weights import Module, Place, refuse_not_finite
 
@@ -150,7 +150,7 @@ class Model(LanguageModel):
         self.config = config
         body, self.head = decoder_of(causal), causal.get_output_embeddings()
         self.step = Step(config.windows)
-        self.step.attach(body)
+        attach(body, self.step)
         # What is left of the library's model leads from hidden states to logits: caps and scales are applied.
         _put(causal, body, Given())
         _put(causal, self.head, Through(self))

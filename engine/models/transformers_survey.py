@@ -18,7 +18,7 @@ from engine.attention.extras import AttentionExtras, ExtrasAttend, attention_wit
 from engine.models.checkpoint import CheckpointError
 from engine.models.config import ModelConfig
 from engine.models.language_model import LanguageModel
-from engine.models.transformers_attention import Step, extras_of, needs_extras
+from engine.models.transformers_attention import attach, extras_of, needs_extras
 
 NAME = "ruvon-survey"  # of the survey's attention function in transformers
 NUM_TOKENS = 3  # of the trial pass
@@ -40,22 +40,14 @@ class Call:
     needs_extras: bool  # whether it wants more of `attend` than q, k and v say
 
 
-class Surveyor(Step):
-    """Writes down each call of the attention in place of computing it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[Call] = []
-
-
 def survey(body: nn.Module, num_layers: int) -> list[Call]:
     """What each layer of `body` hands to its attention: one call for each layer, in order. `body` is a model
     of transformers on the meta device, built with the attention NAME.
 
     Raises CheckpointError with the reason why our `attend` cannot serve this model.
     """
-    surveyor = Surveyor()
-    surveyor.attach(body)
+    calls: list[Call] = []  # to which `survey_attention` adds
+    attach(body, calls)
     tokens = torch.zeros(1, NUM_TOKENS, dtype=torch.long, device="meta")
     try:
         with torch.no_grad():
@@ -72,7 +64,7 @@ def survey(body: nn.Module, num_layers: int) -> list[Call]:
     except Exception as error:  # of the library's own code, whatever it may raise
         first_line, *_ = str(error).splitlines() or [""]
         raise CheckpointError(f"a trial pass failed ({type(error).__name__}: {first_line:.200})") from None
-    return _checked(surveyor.calls, num_layers)
+    return _checked(calls, num_layers)
 
 
 def _checked(calls: list[Call], num_layers: int) -> list[Call]:
@@ -154,7 +146,7 @@ def survey_attention(
         extras = extras_of(options, Dh, window)
     except ValueError as error:
         raise CheckpointError(f"layer {layer}: {error}") from None
-    module.ruvon_step.calls.append(Call(layer, Hq, Hkv, Dh, Dv, window, needs_extras(extras)))
+    module.ruvon_step.append(Call(layer, Hq, Hkv, Dh, Dv, window, needs_extras(extras)))
     return query.new_empty(1, T, Hq, Dv), None
 
 
